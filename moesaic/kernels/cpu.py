@@ -1,0 +1,117 @@
+"""What is fastest on a CPU with library calls. `bench/forward.py` holds the measurements behind each choice."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from moesaic.kernels.reference import ACTIVATIONS, gated, rotate, visible_TM
+
+__all__ = ["attention", "experts", "gated", "linear", "rms_norm", "rotate"]
+
+# One row runs at memory speed (a matrix-vector product); the matrix-matrix path starts four times slower and only
+# catches up at five rows, so a few rows are cheaper one at a time.
+FEW_ROWS = 4
+
+
+def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    if 1 < x_TI.shape[0] <= FEW_ROWS and not torch.is_grad_enabled():
+        return torch.cat([F.linear(row_1I, weight_OI, bias_O) for row_1I in x_TI.split(1)])
+    return F.linear(x_TI, weight_OI, bias_O)
+
+
+def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x_TD, weight_D.shape, weight_D, eps)
+
+
+def attention(
+    q_THC: Tensor,
+    k_MNC: Tensor,
+    v_MNX: Tensor,
+    scale: float,
+    window: int | None = None,
+    keep_TM: Tensor | None = None,
+) -> Tensor:
+    new, heads, size = q_THC.shape
+    total, kv_heads, value_size = v_MNX.shape
+    group = heads // kv_heads
+    if window is not None and window < total and new == 1:
+        k_MNC, v_MNX = k_MNC[-window:], v_MNX[-window:]
+        keep_TM = keep_TM if keep_TM is None else keep_TM[:, -window:]
+        window = None
+    if value_size < size:  # the fused kernel wants keys and values of one size
+        v_MNX = F.pad(v_MNX, (0, size - value_size))
+    k_N1MC, v_N1MX = k_MNC.transpose(0, 1).unsqueeze(1), v_MNX.transpose(0, 1).unsqueeze(1)
+    if new == 1:
+        # Query heads that share a key head become the rows of one product: the cache is read once, and not copied.
+        q_N1GC = q_THC.view(kv_heads, 1, group, size)
+        out_N1GX = F.scaled_dot_product_attention(q_N1GC, k_N1MC, v_N1MX, attn_mask=keep_TM, scale=scale)
+        return out_N1GX.reshape(1, heads, -1)[..., :value_size]
+    causal = new == total and keep_TM is None and (window is None or window >= total)
+    seen_TM = None
+    if not causal:
+        seen_TM = visible_TM(new, total, window, q_THC.device)
+        seen_TM = seen_TM if keep_TM is None else seen_TM & keep_TM
+    out_NGTX = F.scaled_dot_product_attention(
+        q_THC.view(new, kv_heads, group, size).permute(1, 2, 0, 3),
+        k_N1MC.expand(-1, group, -1, -1),
+        v_N1MX.expand(-1, group, -1, -1),
+        attn_mask=seen_TM,
+        is_causal=causal,
+        scale=scale,
+    )
+    return out_NGTX.permute(2, 0, 1, 3).reshape(new, heads, -1)[..., :value_size]
+
+
+def experts(
+    x_TD: Tensor,
+    routes_TK: Tensor,
+    weights_TK: Tensor,
+    gate_up_EGD: Tensor,
+    down_EDF: Tensor,
+    activation: str,
+) -> Tensor:
+    tokens, per_token = routes_TK.shape
+    if tokens <= FEW_ROWS and not torch.is_grad_enabled():
+        return _few_tokens(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF, activation)
+    flat_A = routes_TK.reshape(-1)  # an assignment A is a token and one of its experts
+    order_A = flat_A.argsort(stable=True)
+    counts_E = torch.bincount(flat_A, minlength=gate_up_EGD.shape[0])
+    hidden_AG = _grouped(x_TD[order_A // per_token], gate_up_EGD, counts_E)
+    y_AD = _grouped(gated(hidden_AG, activation), down_EDF, counts_E)
+    back_A = torch.empty_like(order_A).scatter_(0, order_A, torch.arange(len(order_A)))
+    y_TKD = y_AD[back_A].view(tokens, per_token, -1)
+    return torch.bmm(weights_TK.to(y_TKD.dtype).unsqueeze(1), y_TKD).squeeze(1)
+
+
+def _grouped(x_AI: Tensor, weight_EOI: Tensor, counts_E: Tensor) -> Tensor:
+    """Rows sorted by expert, each run of them through its expert's matrix."""
+    inputs, outputs = weight_EOI.shape[-1], weight_EOI.shape[-2]
+    if inputs * x_AI.itemsize % 16 == 0 and outputs * x_AI.itemsize % 16 == 0:  # what the library's kernel asks for
+        return F.grouped_mm(x_AI, weight_EOI.transpose(-2, -1), offs=counts_E.cumsum(0).to(torch.int32))
+    runs = x_AI.split(counts_E.tolist())
+    return torch.cat([F.linear(run, weight_EOI[expert]) for expert, run in enumerate(runs)])
+
+
+def _few_tokens(
+    x_TD: Tensor,
+    routes_TK: Tensor,
+    weights_TK: Tensor,
+    gate_up_EGD: Tensor,
+    down_EDF: Tensor,
+    activation: str,
+) -> Tensor:
+    """Matrix-vector products at memory speed, with the routing weight folded into the small hidden vector."""
+    hidden_size = down_EDF.shape[-1]
+    out_TD = torch.empty_like(x_TD)
+    for token, routes in enumerate(routes_TK.tolist()):
+        x_D = x_TD[token]
+        hidden_KG = torch.stack([torch.mv(gate_up_EGD[expert], x_D) for expert in routes])
+        hidden_KF = ACTIVATIONS[activation](hidden_KG[:, :hidden_size]) * hidden_KG[:, hidden_size:]
+        hidden_KF *= weights_TK[token].to(x_TD.dtype)[:, None]
+        out_D = out_TD[token]
+        torch.mv(down_EDF[routes[0]], hidden_KF[0], out=out_D)
+        for choice, expert in enumerate(routes[1:], 1):
+            out_D.addmv_(down_EDF[expert], hidden_KF[choice])
+    return out_TD

@@ -1,0 +1,81 @@
+"""Plain PyTorch: the meaning of every operation, written to be read and to be compared with."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+ACTIVATIONS = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    return F.linear(x_TI, weight_OI, bias_O)
+
+
+def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    wide_TD = x_TD.float()
+    wide_TD = wide_TD * torch.rsqrt(wide_TD.pow(2).mean(-1, keepdim=True) + eps)
+    return weight_D * wide_TD.to(x_TD.dtype)
+
+
+def rotate(x_THC: Tensor, cos_TR: Tensor, sin_TR: Tensor, interleaved: bool) -> Tensor:
+    size = 2 * cos_TR.shape[-1]
+    turning, still = x_THC[..., :size], x_THC[..., size:]
+    a, b = (turning[..., 0::2], turning[..., 1::2]) if interleaved else turning.chunk(2, dim=-1)
+    cos, sin = cos_TR[:, None].to(x_THC.dtype), sin_TR[:, None].to(x_THC.dtype)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, still], dim=-1)
+
+
+def visible_TM(new: int, total: int, window: int | None, device: torch.device) -> Tensor:
+    """Which of a sequence's tokens each of its last `new` tokens may see."""
+    query_T1 = torch.arange(total - new, total, device=device)[:, None]
+    key_M = torch.arange(total, device=device)
+    seen_TM = key_M <= query_T1
+    return seen_TM if window is None else seen_TM & (key_M > query_T1 - window)
+
+
+def attention(
+    q_THC: Tensor,
+    k_MNC: Tensor,
+    v_MNX: Tensor,
+    scale: float,
+    window: int | None = None,
+    keep_TM: Tensor | None = None,
+) -> Tensor:
+    group = q_THC.shape[1] // k_MNC.shape[1]
+    k_MHC, v_MHX = k_MNC.repeat_interleave(group, dim=1), v_MNX.repeat_interleave(group, dim=1)
+    seen_TM = visible_TM(q_THC.shape[0], k_MNC.shape[0], window, q_THC.device)
+    if keep_TM is not None:
+        seen_TM = seen_TM & keep_TM
+    scores_HTM = torch.einsum("thc,mhc->htm", q_THC, k_MHC) * scale
+    weights_HTM = scores_HTM.masked_fill(~seen_TM, float("-inf")).softmax(-1, dtype=torch.float32)
+    return torch.einsum("htm,mhx->thx", weights_HTM.to(v_MHX.dtype), v_MHX)
+
+
+def gated(gate_up_TG: Tensor, activation: str) -> Tensor:
+    gate_TF, up_TF = gate_up_TG.chunk(2, dim=-1)
+    return ACTIVATIONS[activation](gate_TF) * up_TF
+
+
+def experts(
+    x_TD: Tensor,
+    routes_TK: Tensor,
+    weights_TK: Tensor,
+    gate_up_EGD: Tensor,
+    down_EDF: Tensor,
+    activation: str,
+) -> Tensor:
+    out_TD = torch.zeros_like(x_TD)
+    for expert in range(gate_up_EGD.shape[0]):
+        token, choice = (routes_TK == expert).nonzero(as_tuple=True)
+        if len(token):
+            hidden = gated(F.linear(x_TD[token], gate_up_EGD[expert]), activation)
+            y = F.linear(hidden, down_EDF[expert]) * weights_TK[token, choice, None]
+            out_TD = out_TD.index_add(0, token, y.to(x_TD.dtype))
+    return out_TD

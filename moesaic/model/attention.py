@@ -1,0 +1,198 @@
+"""Attention over a flat batch: grouped-query, and DeepSeek's multi-head latent attention with GLM-5's sparse indexer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from moesaic.kernels import Kernels
+from moesaic.model.config import GroupedQuery, Indexer, Latent, Layer, ModelConfig
+from moesaic.model.flow import Flow
+from moesaic.model.layout import Span
+from moesaic.model.linear import Linear, Norm
+from moesaic.model.rope import softmax_scale
+
+
+def make_attention(config: ModelConfig, layer: Layer, number: int) -> GroupedQueryAttention | LatentAttention:
+    if isinstance(config.attention, GroupedQuery):
+        return GroupedQueryAttention(config, config.attention, layer, number)
+    return LatentAttention(config, config.attention, layer, number)
+
+
+class GroupedQueryAttention(nn.Module):
+    def __init__(self, config: ModelConfig, attention: GroupedQuery, layer: Layer, number: int) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.size = attention.heads, attention.kv_heads, attention.head_size
+        self.window, self.number, self.interleaved = layer.window, number, config.rope.interleaved
+        self.scale = self.size**-0.5
+        self.qkv = Linear(config.hidden, (self.heads + 2 * self.kv_heads) * self.size, attention.qkv_bias)
+        self.out = Linear(self.heads * self.size, config.hidden, attention.out_bias)
+        self.q_norm = Norm(self.size, config.norm_eps) if attention.qk_norm else None
+        self.k_norm = Norm(self.size, config.norm_eps) if attention.qk_norm else None
+
+    def cache_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"keys": (self.kv_heads, self.size), "values": (self.kv_heads, self.size)}
+
+    def forward(self, x_TD: Tensor, flow: Flow) -> Tensor:
+        ops, layout = flow.ops, flow.layout
+        qkv_TXC = self.qkv(x_TD, ops).unflatten(-1, (-1, self.size))
+        turning = self.heads + self.kv_heads
+        qk_TXC, v_TNC = qkv_TXC[:, :turning], qkv_TXC[:, turning:]
+        if self.q_norm is not None and self.k_norm is not None:
+            q_THC, k_TNC = qk_TXC.split([self.heads, self.kv_heads], dim=1)
+            qk_TXC = torch.cat([self.q_norm(q_THC, ops), self.k_norm(k_TNC, ops)], dim=1)
+        qk_TXC = ops.rotate(qk_TXC, flow.cos_TR, flow.sin_TR, self.interleaved)
+        q_THC, k_TNC = qk_TXC.split([self.heads, self.kv_heads], dim=1)
+
+        slabs = flow.cache_layer(self.number)
+        if slabs is not None:
+            layout.write(slabs["keys"], k_TNC)
+            layout.write(slabs["values"], v_TNC)
+        pieces = []
+        for span, q in layout.per_sequence(q_THC):
+            if slabs is None or not span.cached:
+                k, v = k_TNC[span.start : span.stop], v_TNC[span.start : span.stop]
+            else:
+                k, v = layout.read(slabs["keys"], span).to(q), layout.read(slabs["values"], span).to(q)
+            pieces.append(ops.attention(q, k, v, self.scale, self.window))
+        out_THC = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        return self.out(out_THC.flatten(1), ops)
+
+
+class LatentAttention(nn.Module):
+    def __init__(self, config: ModelConfig, attention: Latent, layer: Layer, number: int) -> None:
+        super().__init__()
+        self.shape, self.number, self.interleaved = attention, number, config.rope.interleaved
+        self.scale = softmax_scale(config.rope, attention.key_size)
+        queries = attention.heads * attention.key_size
+        self.q_down = Linear(config.hidden, attention.q_rank, attention.bias) if attention.q_rank else None
+        # The latent norms have an epsilon of their own in every published model.
+        self.q_norm = Norm(attention.q_rank, 1e-6) if attention.q_rank else None
+        self.q_up = Linear(attention.q_rank or config.hidden, queries)
+        self.kv_down = Linear(config.hidden, attention.kv_rank + attention.rope_size, attention.bias)
+        self.kv_norm = Norm(attention.kv_rank, 1e-6)
+        self.kv_up = Linear(attention.kv_rank, attention.heads * (attention.plain_size + attention.value_size))
+        self.out = Linear(attention.heads * attention.value_size, config.hidden, attention.bias)
+        self.index_kind = layer.index
+        self.indexer = (
+            LightningIndexer(config, attention, attention.indexer)
+            if attention.indexer and layer.index == "full"
+            else None
+        )
+
+    def cache_shapes(self) -> dict[str, tuple[int, ...]]:
+        shapes: dict[str, tuple[int, ...]] = {"latent": (self.shape.kv_rank + self.shape.rope_size,)}
+        return shapes | ({"index": (self.indexer.size,)} if self.indexer is not None else {})
+
+    def forward(self, x_TD: Tensor, flow: Flow) -> Tensor:
+        ops, layout, shape = flow.ops, flow.layout, self.shape
+        query_input = x_TD
+        if self.q_down is not None and self.q_norm is not None:
+            query_input = self.q_norm(self.q_down(x_TD, ops), ops)
+        q_THC = self.q_up(query_input, ops).unflatten(-1, (shape.heads, shape.key_size))
+        plain_THC, turning_THC = q_THC.split([shape.plain_size, shape.rope_size], dim=-1)
+        turning_THC = ops.rotate(turning_THC, flow.cos_TR, flow.sin_TR, self.interleaved)
+        q_THC = torch.cat([plain_THC, turning_THC], dim=-1)
+
+        latent_T, key_T = self.kv_down(x_TD, ops).split([shape.kv_rank, shape.rope_size], dim=-1)
+        key_T1C = ops.rotate(key_T.unsqueeze(1), flow.cos_TR, flow.sin_TR, self.interleaved)
+        latent_TX = torch.cat([self.kv_norm(latent_T, ops), key_T1C.squeeze(1)], dim=-1)
+
+        slabs = flow.cache_layer(self.number)
+        if slabs is not None:
+            layout.write(slabs["latent"], latent_TX)
+        if self.indexer is not None:
+            flow.selected = self.indexer(x_TD, query_input, flow, slabs)
+        selected = flow.selected if self.index_kind else None
+
+        pieces = []
+        for span, q in layout.per_sequence(q_THC):
+            in_cache = slabs is not None and span.cached > 0
+            if slabs is not None and in_cache:
+                latent_MX = layout.read(slabs["latent"], span).to(q)
+            else:
+                latent_MX = latent_TX[span.start : span.stop]
+            keep_TM = selected[span.number] if selected is not None else None
+            if keep_TM is not None and span.new == 1:  # one query: drop what it will not look at
+                chosen = keep_TM[0].nonzero().squeeze(1)
+                latent_MX, keep_TM = latent_MX[chosen], None
+            attend = self._absorbed if in_cache and self._absorbing_pays(span) else self._expanded
+            pieces.append(attend(q, latent_MX, keep_TM, ops))
+        out_THX = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        return self.out(out_THX.flatten(1), ops)
+
+    def _absorbing_pays(self, span: Span) -> bool:
+        """Attention in latent space costs more per query-key pair, but spares expanding every cached latent."""
+        shape = self.shape
+        per_pair = 2 * shape.kv_rank + shape.rope_size - shape.key_size - shape.value_size
+        return span.new * per_pair < shape.kv_rank * (shape.plain_size + shape.value_size)
+
+    def _expanded(self, q_THC: Tensor, latent_MX: Tensor, keep_TM: Tensor | None, ops: Kernels) -> Tensor:
+        shape = self.shape
+        latent_M, key_M = latent_MX.split([shape.kv_rank, shape.rope_size], dim=-1)
+        kv_MHX = self.kv_up(latent_M, ops).unflatten(-1, (shape.heads, -1))
+        plain_MHC, v_MHX = kv_MHX.split([shape.plain_size, shape.value_size], dim=-1)
+        k_MHC = torch.cat([plain_MHC, key_M.unsqueeze(1).expand(-1, shape.heads, -1)], dim=-1)
+        return ops.attention(q_THC, k_MHC, v_MHX, self.scale, keep_TM=keep_TM)
+
+    def _absorbed(self, q_THC: Tensor, latent_MX: Tensor, keep_TM: Tensor | None, ops: Kernels) -> Tensor:
+        """Fold the key projection into the query and the value projection into the output: all heads share one key."""
+        shape = self.shape
+        up_HXK = self.kv_up.weight.unflatten(0, (shape.heads, -1))
+        plain_THC, turning_THC = q_THC.split([shape.plain_size, shape.rope_size], dim=-1)
+        folded_THK = torch.bmm(plain_THC.transpose(0, 1), up_HXK[:, : shape.plain_size]).transpose(0, 1)
+        q_THX = torch.cat([folded_THK, turning_THC], dim=-1)
+        keys_M1X = latent_MX.unsqueeze(1)
+        # The latent is key and value at once; its rotary part rides along as a value nobody reads.
+        out_THK = ops.attention(q_THX, keys_M1X, keys_M1X, self.scale, keep_TM=keep_TM)[..., : shape.kv_rank]
+        return torch.bmm(out_THK.transpose(0, 1), up_HXK[:, shape.plain_size :].transpose(1, 2)).transpose(0, 1)
+
+
+class LightningIndexer(nn.Module):
+    """DSA (DeepSeek-V3.2, GLM-5): score all earlier tokens with a few light heads, attend to the best `topk` only.
+
+    A choice of tokens has no gradient, so nothing here does.
+    """
+
+    def __init__(self, config: ModelConfig, attention: Latent, indexer: Indexer) -> None:
+        super().__init__()
+        self.heads, self.size, self.topk = indexer.heads, indexer.head_size, indexer.topk
+        self.interleaved = config.rope.interleaved
+        assert attention.q_rank is not None
+        self.queries = Linear(attention.q_rank, self.heads * self.size)
+        self.keys = Linear(config.hidden, self.size)
+        self.key_norm = nn.LayerNorm(self.size, eps=1e-6)
+        self.head_weights = Linear(config.hidden, self.heads)
+
+    @torch.no_grad()
+    def forward(
+        self, x_TD: Tensor, query_TQ: Tensor, flow: Flow, slabs: dict[str, Tensor] | None
+    ) -> list[Tensor | None]:
+        ops, layout = flow.ops, flow.layout
+        k_TC = self.key_norm(self.keys(x_TD, ops))
+        k_TC = ops.rotate(k_TC.unsqueeze(1), flow.cos_TR, flow.sin_TR, self.interleaved).squeeze(1)
+        if slabs is not None:
+            layout.write(slabs["index"], k_TC)
+        if all(span.total <= self.topk for span in layout.spans):
+            return [None] * len(layout.spans)
+        q_THC = self.queries(query_TQ, ops).unflatten(-1, (self.heads, self.size))
+        q_THC = ops.rotate(q_THC, flow.cos_TR, flow.sin_TR, self.interleaved).float()
+        weights_TH = self.head_weights(x_TD, ops).float() * self.heads**-0.5
+        selected: list[Tensor | None] = []
+        for span in layout.spans:
+            rows = slice(span.start, span.stop)
+            if span.total <= self.topk or not span.new:
+                selected.append(None)
+                continue
+            cached = slabs is not None and span.cached > 0
+            k_MC = layout.read(slabs["index"], span) if slabs is not None and cached else k_TC[rows]
+            selected.append(self._select(q_THC[rows], k_MC.float(), weights_TH[rows]))
+        return selected
+
+    def _select(self, q_THC: Tensor, k_MC: Tensor, weights_TH: Tensor) -> Tensor:
+        new, total = q_THC.shape[0], k_MC.shape[0]
+        scores_THM = torch.relu(torch.matmul(q_THC, k_MC.T) * self.size**-0.5)
+        scores_TM = torch.matmul(weights_TH.unsqueeze(1), scores_THM).squeeze(1)
+        future_TM = torch.arange(total, device=k_MC.device) > torch.arange(total - new, total, device=k_MC.device)[:, None]
+        best_TK = scores_TM.masked_fill(future_TM, float("-inf")).topk(min(self.topk, total), dim=-1).indices
+        return torch.zeros_like(future_TM).scatter(1, best_TK, True) & ~future_TM

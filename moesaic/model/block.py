@@ -1,0 +1,51 @@
+"""One layer: attention and feed-forward, each behind a norm and added to the stream; and the multi-token-prediction
+layer, which reads the stream together with the next token."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from moesaic.model.attention import make_attention
+from moesaic.model.config import Layer, ModelConfig
+from moesaic.model.experts import make_feed_forward
+from moesaic.model.flow import Flow
+from moesaic.model.linear import Linear, Norm
+
+
+class Block(nn.Module):
+    def __init__(self, config: ModelConfig, layer: Layer, number: int) -> None:
+        super().__init__()
+        self.attention_norm = Norm(config.hidden, config.norm_eps)
+        self.attention = make_attention(config, layer, number)
+        self.ffn_norm = Norm(config.hidden, config.norm_eps)
+        self.ffn = make_feed_forward(config, layer.ffn, number)
+        self.attention_post_norm = Norm(config.hidden, config.norm_eps) if config.post_norms else None
+        self.ffn_post_norm = Norm(config.hidden, config.norm_eps) if config.post_norms else None
+
+    def forward(self, x_TD: Tensor, flow: Flow) -> Tensor:
+        y_TD = self.attention(self.attention_norm(x_TD, flow.ops), flow)
+        if self.attention_post_norm is not None:
+            y_TD = self.attention_post_norm(y_TD, flow.ops)
+        x_TD = x_TD + y_TD
+        y_TD = self.ffn(self.ffn_norm(x_TD, flow.ops), flow)
+        if self.ffn_post_norm is not None:
+            y_TD = self.ffn_post_norm(y_TD, flow.ops)
+        return x_TD + y_TD
+
+
+class PredictionBlock(nn.Module):
+    """Multi-token prediction (DeepSeek-V3, GLM-4.5): from the hidden state before a token and that token, the hidden
+    state that predicts the one after it."""
+
+    def __init__(self, config: ModelConfig, layer: Layer, number: int) -> None:
+        super().__init__()
+        self.token_norm = Norm(config.hidden, config.norm_eps)
+        self.hidden_norm = Norm(config.hidden, config.norm_eps)
+        self.join = Linear(2 * config.hidden, config.hidden)
+        self.block = Block(config, layer, number)
+        self.norm = Norm(config.hidden, config.norm_eps)
+
+    def forward(self, hidden_TD: Tensor, next_TD: Tensor, flow: Flow) -> Tensor:
+        joined = torch.cat([self.token_norm(next_TD, flow.ops), self.hidden_norm(hidden_TD, flow.ops)], dim=-1)
+        return self.norm(self.block(self.join(joined, flow.ops), flow), flow.ops)

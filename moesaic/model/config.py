@@ -1,0 +1,229 @@
+"""What a model is, as frozen data: every family is one `ModelConfig`, every layer one `Layer`.
+
+Whatever differs from layer to layer (dense first layers, DeepSpeed-MoE's pyramid, sliding windows, shared indexers) is
+a field of that layer, so no code asks "which family is this?" or "is this an early layer?".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from moesaic.errors import UserError
+
+RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3"]
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary positions: which part of a head turns, how fast, and how the context was stretched."""
+
+    size: int  # how many of a head's dimensions turn
+    theta: float = 10_000.0
+    kind: RopeKind = "default"
+    interleaved: bool = False  # pairs are neighbours (x0, x1) instead of halves (x0, x_{R/2})
+    factor: float = 1.0
+    original_context: int | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+
+
+@dataclass(frozen=True)
+class GroupedQuery:
+    """Attention in which `heads` query heads share `kv_heads` key/value heads."""
+
+    heads: int
+    kv_heads: int
+    head_size: int
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: bool = False
+
+
+@dataclass(frozen=True)
+class Indexer:
+    """DSA's lightning indexer: a light scorer that picks the `topk` tokens a query may attend to."""
+
+    heads: int
+    head_size: int
+    topk: int
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Multi-head latent attention: keys and values are kept as one latent vector per token and a shared rotary key."""
+
+    heads: int
+    kv_rank: int
+    plain_size: int  # query/key dimensions that carry no position
+    rope_size: int
+    value_size: int
+    q_rank: int | None = None
+    bias: bool = False
+    indexer: Indexer | None = None
+
+    @property
+    def key_size(self) -> int:
+        return self.plain_size + self.rope_size
+
+
+@dataclass(frozen=True)
+class Dense:
+    hidden: int
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture layer. `correction` is the aux-loss-free balance bias; `residual` weighs the shared expert against the
+    routed ones by a learned coefficient (DeepSpeed-MoE's residual expert)."""
+
+    count: int
+    per_token: int
+    hidden: int
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    normalize: bool = True
+    scale: float = 1.0
+    correction: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    shared_hidden: int = 0
+    residual: bool = False
+
+
+@dataclass(frozen=True)
+class Layer:
+    ffn: Dense | Experts
+    window: int | None = None
+    index: Literal["full", "shared"] | None = None  # DSA: own top-k selection, or that of the last full layer
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    family: str
+    vocab: int
+    hidden: int
+    attention: GroupedQuery | Latent
+    rope: Rope
+    layers: tuple[Layer, ...]
+    mtp: tuple[Layer, ...] = ()
+    context: int = 2048
+    norm_eps: float = 1e-6
+    post_norms: bool = False  # a second norm after attention and after the feed-forward (GLM-4)
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
+    tied: bool = False
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    init_std: float = 0.02
+    bos: int | None = None
+    eos: tuple[int, ...] = ()
+    pad: int | None = None
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def has_experts(self) -> bool:
+        return any(isinstance(layer.ffn, Experts) for layer in self.layers)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def check(config: ModelConfig) -> None:
+    """Refuse a configuration no model can have; whoever read it from a file adds the file's name."""
+
+    def require(ok: bool, key: str, problem: str) -> None:
+        if not ok:
+            raise UserError(key, problem, "Correct the configuration.")
+
+    def positive(value: int, key: str) -> None:
+        require(isinstance(value, int) and 0 < value < 2**31, key, f"must be a positive whole number, not {value!r}")
+
+    for key in ("vocab", "hidden", "context"):
+        positive(getattr(config, key), key)
+    require(0 < len(config.layers) <= 10_000, "layers", f"{len(config.layers)} layers")
+    require(config.norm_eps > 0, "norm_eps", f"must be above zero, not {config.norm_eps}")
+
+    attention, rope = config.attention, config.rope
+    positive(attention.heads, "attention heads")
+    if isinstance(attention, GroupedQuery):
+        positive(attention.kv_heads, "key/value heads")
+        positive(attention.head_size, "head size")
+        require(
+            attention.heads % attention.kv_heads == 0,
+            "key/value heads",
+            f"{attention.heads} query heads do not divide into {attention.kv_heads} key/value heads",
+        )
+        turning = attention.head_size
+    else:
+        for key in ("kv_rank", "plain_size", "rope_size", "value_size"):
+            positive(getattr(attention, key), key)
+        if attention.q_rank is not None:
+            positive(attention.q_rank, "q_rank")
+        if attention.indexer:
+            for key in ("heads", "head_size", "topk"):
+                positive(getattr(attention.indexer, key), f"indexer {key}")
+            require(attention.q_rank is not None, "q_rank", "the indexer reads the query latent, so q_rank is needed")
+            require(
+                attention.indexer.head_size >= attention.rope_size, "indexer head_size", "smaller than its rotary part"
+            )
+        turning = attention.rope_size
+    require(
+        0 < rope.size <= turning and rope.size % 2 == 0,
+        "rotary size",
+        f"must be even and at most {turning}, not {rope.size}",
+    )
+    require(rope.theta > 0, "rope theta", f"must be above zero, not {rope.theta}")
+    require(rope.factor > 0, "rope factor", f"must be above zero, not {rope.factor}")
+    require(rope.kind != "dynamic" or rope.size > 2, "rotary size", "dynamic scaling needs more than two dimensions")
+    require(
+        rope.kind != "llama3" or rope.high_freq_factor != rope.low_freq_factor,
+        "rope high_freq_factor",
+        "must differ from low_freq_factor",
+    )
+
+    for number, layer in enumerate(config.layers + config.mtp):
+        ffn, here = layer.ffn, f"layer {number}"
+        positive(ffn.hidden, f"{here} feed-forward hidden size")
+        if layer.window is not None:
+            positive(layer.window, f"{here} window")
+        if isinstance(ffn, Experts):
+            positive(ffn.count, f"{here} experts")
+            require(
+                0 < ffn.per_token <= ffn.count, f"{here} experts per token", f"{ffn.per_token} of {ffn.count} experts"
+            )
+            require(
+                ffn.groups > 0 and ffn.count % ffn.groups == 0,
+                f"{here} expert groups",
+                f"{ffn.count} experts do not divide into {ffn.groups} groups",
+            )
+            require(
+                0 < ffn.top_groups <= ffn.groups, f"{here} top groups", f"{ffn.top_groups} of {ffn.groups} groups"
+            )
+            per_group = ffn.count // ffn.groups
+            require(
+                ffn.per_token <= per_group * ffn.top_groups,
+                f"{here} experts per token",
+                f"{ffn.per_token} do not fit in {ffn.top_groups} groups of {per_group}",
+            )
+            require(
+                ffn.score == "softmax" or per_group >= 2 or ffn.groups == 1,
+                f"{here} expert groups",
+                "a group is scored by its two best experts, so it needs at least two",
+            )
+            require(ffn.shared_hidden >= 0, f"{here} shared expert", "negative size")
+            require(not ffn.residual or ffn.shared_hidden > 0, f"{here} residual expert", "needs a shared expert")
+        require(
+            layer.index is None or (isinstance(attention, Latent) and attention.indexer is not None),
+            f"{here} indexer",
+            "the attention has no indexer",
+        )
+    if isinstance(attention, Latent) and attention.indexer:
+        require(config.layers[0].index == "full", "layer 0 indexer", "the first layer must select its own tokens")

@@ -1,0 +1,51 @@
+"""The feed-forward half of a layer: one dense gated network, or a mixture of experts with an optional shared one."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from moesaic.model.config import Dense, Experts, ModelConfig
+from moesaic.model.flow import Flow
+from moesaic.model.linear import Linear
+from moesaic.model.router import Router
+
+
+def make_feed_forward(config: ModelConfig, ffn: Dense | Experts, number: int) -> DenseFeedForward | MixtureFeedForward:
+    if isinstance(ffn, Dense):
+        return DenseFeedForward(config, ffn)
+    return MixtureFeedForward(config, ffn, number)
+
+
+class DenseFeedForward(nn.Module):
+    def __init__(self, config: ModelConfig, dense: Dense) -> None:
+        super().__init__()
+        self.activation = config.activation
+        self.gate_up = Linear(config.hidden, 2 * dense.hidden, dense.bias)
+        self.down = Linear(dense.hidden, config.hidden, dense.bias)
+
+    def forward(self, x_TD: Tensor, flow: Flow) -> Tensor:
+        return self.down(flow.ops.gated(self.gate_up(x_TD, flow.ops), self.activation), flow.ops)
+
+
+class MixtureFeedForward(nn.Module):
+    def __init__(self, config: ModelConfig, experts: Experts, number: int) -> None:
+        super().__init__()
+        self.activation = config.activation
+        self.router = Router(config.hidden, experts, number)
+        self.gate_up_EGD = nn.Parameter(torch.empty(experts.count, 2 * experts.hidden, config.hidden))
+        self.down_EDF = nn.Parameter(torch.empty(experts.count, config.hidden, experts.hidden))
+        self.shared = DenseFeedForward(config, Dense(experts.shared_hidden)) if experts.shared_hidden else None
+        self.residual = Linear(config.hidden, 2, bias=True) if experts.residual else None
+
+    def forward(self, x_TD: Tensor, flow: Flow) -> Tensor:
+        routes_TK, weights_TK = self.router(x_TD, flow.routing)
+        out_TD = flow.ops.experts(x_TD, routes_TK, weights_TK, self.gate_up_EGD, self.down_EDF, self.activation)
+        if self.shared is None:
+            return out_TD
+        shared_TD = self.shared(x_TD, flow)
+        if self.residual is None:
+            return out_TD + shared_TD
+        # DeepSpeed-MoE: the expert corrects the dense network, by a learned share per token.
+        share_T2 = self.residual(x_TD, flow.ops).softmax(-1)
+        return shared_TD * share_T2[:, :1] + out_TD * share_T2[:, 1:]

@@ -1,0 +1,51 @@
+"""GLM-4: dense, half of each head turns (neighbouring pairs), a second norm after each half of a layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moesaic.model.config import Dense, GroupedQuery, Layer, ModelConfig
+from moesaic.model.families.keys import Keys, write_every, write_rope
+from moesaic.model.families.places import Names, Place, places
+
+ARCHITECTURE = "Glm4ForCausalLM"
+
+
+def read(keys: Keys) -> ModelConfig:
+    heads = keys.integer("num_attention_heads")
+    head_size = keys.integer("head_dim", default=128)
+    context = keys.integer("max_position_embeddings", default=131072)
+    return ModelConfig(
+        family="glm4",
+        attention=GroupedQuery(
+            heads,
+            keys.integer("num_key_value_heads", default=2),
+            head_size,
+            qkv_bias=keys.flag("attention_bias", default=True),
+        ),
+        rope=keys.rope(head_size, context=context, share=0.5, interleaved=True),
+        layers=(Layer(Dense(keys.integer("intermediate_size"))),) * keys.layer_count(),
+        context=context,
+        norm_eps=keys.number("rms_norm_eps", default=1.5625e-7),
+        post_norms=True,
+        **keys.every(),
+    )
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    attention = config.attention
+    if not isinstance(attention, GroupedQuery):
+        return {}
+    return {
+        **write_every(config),
+        **write_rope(config.rope, attention.head_size, partial=True),
+        "intermediate_size": config.layers[0].ffn.hidden,
+        "num_attention_heads": attention.heads,
+        "num_key_value_heads": attention.kv_heads,
+        "head_dim": attention.head_size,
+        "attention_bias": attention.qkv_bias,
+    }
+
+
+def layouts(config: ModelConfig) -> list[list[Place]]:
+    return [places(config, Names(fused_dense=True))]

@@ -1,0 +1,55 @@
+"""GLM-4.5: sigmoid router with a balance bias, a shared expert, dense first layers, half of each head turns, MTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moesaic.model.config import Dense, GroupedQuery, ModelConfig
+from moesaic.model.families.keys import Keys, write_every, write_rope
+from moesaic.model.families.places import Names, Place, places
+from moesaic.model.families.sigmoid import read_layers, write_layers
+
+ARCHITECTURE = "Glm4MoeForCausalLM"
+
+
+def read(keys: Keys) -> ModelConfig:
+    heads = keys.integer("num_attention_heads")
+    head_size = keys.maybe_integer("head_dim") or keys.integer("hidden_size") // max(heads, 1)
+    context = keys.integer("max_position_embeddings", default=131072)
+    layers, mtp = read_layers(keys, dense_first=1, groups=1, top_groups=1, scale=1.0)
+    return ModelConfig(
+        family="glm4_moe",
+        attention=GroupedQuery(
+            heads,
+            keys.integer("num_key_value_heads", default=8),
+            head_size,
+            qkv_bias=keys.flag("attention_bias", default=False),
+            qk_norm=keys.flag("use_qk_norm", default=False),
+        ),
+        rope=keys.rope(head_size, context=context, share=0.5),
+        layers=layers,
+        mtp=mtp,
+        context=context,
+        norm_eps=keys.number("rms_norm_eps", default=1e-5),
+        **keys.every(),
+    )
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    attention = config.attention
+    if not isinstance(attention, GroupedQuery) or isinstance(config.layers[-1].ffn, Dense):
+        return {}
+    return {
+        **write_every(config),
+        **write_rope(config.rope, attention.head_size, partial=True),
+        **write_layers(config),
+        "num_attention_heads": attention.heads,
+        "num_key_value_heads": attention.kv_heads,
+        "head_dim": attention.head_size,
+        "attention_bias": attention.qkv_bias,
+        "use_qk_norm": attention.qk_norm,
+    }
+
+
+def layouts(config: ModelConfig) -> list[list[Place]]:
+    return [places(config, Names()), places(config, Names(fused_experts=True))]

@@ -1,0 +1,48 @@
+"""Llama and its many kin (SmolLM2 among them): dense, grouped-query."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moesaic.model.config import Dense, GroupedQuery, Layer, ModelConfig
+from moesaic.model.families.keys import Keys, write_every, write_rope
+from moesaic.model.families.places import Names, Place, places
+
+ARCHITECTURE = "LlamaForCausalLM"
+
+
+def read(keys: Keys) -> ModelConfig:
+    heads = keys.integer("num_attention_heads")
+    head_size = keys.maybe_integer("head_dim") or keys.integer("hidden_size") // max(heads, 1)
+    bias = keys.flag("attention_bias", default=False)
+    context = keys.integer("max_position_embeddings", default=2048)
+    ffn = Dense(keys.integer("intermediate_size"), keys.flag("mlp_bias", default=False))
+    return ModelConfig(
+        family="llama",
+        attention=GroupedQuery(heads, keys.integer("num_key_value_heads", default=heads), head_size, bias, bias),
+        rope=keys.rope(head_size, context=context),
+        layers=(Layer(ffn),) * keys.layer_count(),
+        context=context,
+        norm_eps=keys.number("rms_norm_eps", default=1e-6),
+        **keys.every(),
+    )
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    attention, ffn = config.attention, config.layers[0].ffn
+    if not isinstance(attention, GroupedQuery) or not isinstance(ffn, Dense):
+        return {}
+    return {
+        **write_every(config),
+        **write_rope(config.rope, attention.head_size),
+        "intermediate_size": ffn.hidden,
+        "num_attention_heads": attention.heads,
+        "num_key_value_heads": attention.kv_heads,
+        "head_dim": attention.head_size,
+        "attention_bias": attention.qkv_bias,
+        "mlp_bias": ffn.bias,
+    }
+
+
+def layouts(config: ModelConfig) -> list[list[Place]]:
+    return [places(config, Names())]

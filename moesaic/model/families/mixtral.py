@@ -1,0 +1,56 @@
+"""Mixtral: softmax router with normalised weights, every layer a mixture, experts named w1 (gate), w3 (up), w2 (down)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moesaic.model.config import Experts, GroupedQuery, Layer, ModelConfig
+from moesaic.model.families.keys import Keys, write_every, write_rope
+from moesaic.model.families.places import Names, Place, places
+
+ARCHITECTURE = "MixtralForCausalLM"
+
+
+def read(keys: Keys) -> ModelConfig:
+    heads = keys.integer("num_attention_heads")
+    head_size = keys.maybe_integer("head_dim") or keys.integer("hidden_size") // max(heads, 1)
+    context = keys.integer("max_position_embeddings", default=131072)
+    experts = Experts(
+        count=keys.integer("num_local_experts", "num_experts", default=8),
+        per_token=keys.integer("num_experts_per_tok", default=2),
+        hidden=keys.integer("intermediate_size"),
+    )
+    return ModelConfig(
+        family="mixtral",
+        attention=GroupedQuery(heads, keys.integer("num_key_value_heads", default=heads), head_size),
+        rope=keys.rope(head_size, context=context),
+        layers=(Layer(experts, keys.maybe_integer("sliding_window")),) * keys.layer_count(),
+        context=context,
+        norm_eps=keys.number("rms_norm_eps", default=1e-5),
+        **keys.every(),
+    )
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    attention, experts = config.attention, config.layers[0].ffn
+    if not isinstance(attention, GroupedQuery) or not isinstance(experts, Experts):
+        return {}
+    return {
+        **write_every(config),
+        **write_rope(config.rope, attention.head_size),
+        "intermediate_size": experts.hidden,
+        "num_attention_heads": attention.heads,
+        "num_key_value_heads": attention.kv_heads,
+        "head_dim": attention.head_size,
+        "sliding_window": config.layers[0].window,
+        "num_local_experts": experts.count,
+        "num_experts_per_tok": experts.per_token,
+    }
+
+
+def layouts(config: ModelConfig) -> list[list[Place]]:
+    return [
+        places(config, Names(mixture="block_sparse_moe", gate="w1", up="w3", down="w2")),
+        places(config, Names(mixture="mlp", fused_experts=True)),
+        places(config, Names(mixture="block_sparse_moe", fused_experts=True)),
+    ]

@@ -1,0 +1,149 @@
+"""Where a checkpoint's tensors live in the model: the one description that reading, writing and checking share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from moesaic.model.config import Dense, Experts, GroupedQuery, Latent, Layer, ModelConfig
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tensor on disk (`name`, `shape`) is `part` of a parameter of the model; no part means all of it."""
+
+    name: str
+    shape: tuple[int, ...]
+    parameter: str
+    part: tuple[int | slice, ...] = ()
+    # A second copy of a shared matrix: checked if it is there, not missed if it is not, and written for those who
+    # expect it.
+    copy: bool = False
+
+
+@dataclass(frozen=True)
+class Names:
+    """How a family spells the parts of its feed-forward layers."""
+
+    mixture: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    fused_dense: bool = False  # gate and up are one matrix in dense layers
+    fused_experts: bool = False  # all experts are one tensor
+
+
+def places(config: ModelConfig, names: Names) -> list[Place]:
+    """The naming nearly all families share; `names` holds what differs."""
+    size = (config.vocab, config.hidden)
+    found = [Place("model.embed_tokens.weight", size, "embed")]
+    for number, layer in enumerate(config.layers):
+        found += _block(config, layer, f"model.layers.{number}", f"layers.{number}", names)
+    found.append(Place("model.norm.weight", (config.hidden,), "norm.weight"))
+    found.append(Place("lm_head.weight", size, "embed" if config.tied else "head", copy=config.tied))
+    for number, layer in enumerate(config.mtp):
+        there, here = f"model.layers.{len(config.layers) + number}", f"mtp.{number}"
+        found += [
+            Place(f"{there}.enorm.weight", (config.hidden,), f"{here}.token_norm.weight"),
+            Place(f"{there}.hnorm.weight", (config.hidden,), f"{here}.hidden_norm.weight"),
+            Place(f"{there}.eh_proj.weight", (config.hidden, 2 * config.hidden), f"{here}.join.weight"),
+            Place(f"{there}.shared_head.norm.weight", (config.hidden,), f"{here}.norm.weight"),
+            Place(f"{there}.embed_tokens.weight", size, "embed", copy=True),
+            Place(f"{there}.shared_head.head.weight", size, "embed" if config.tied else "head", copy=True),
+        ]
+        found += _block(config, layer, there, f"{here}.block", names)
+    return found
+
+
+def _block(config: ModelConfig, layer: Layer, there: str, here: str, names: Names) -> Iterator[Place]:
+    hidden = (config.hidden,)
+    yield Place(f"{there}.input_layernorm.weight", hidden, f"{here}.attention_norm.weight")
+    yield Place(f"{there}.post_attention_layernorm.weight", hidden, f"{here}.ffn_norm.weight")
+    if config.post_norms:
+        yield Place(f"{there}.post_self_attn_layernorm.weight", hidden, f"{here}.attention_post_norm.weight")
+        yield Place(f"{there}.post_mlp_layernorm.weight", hidden, f"{here}.ffn_post_norm.weight")
+    attention = config.attention
+    if isinstance(attention, GroupedQuery):
+        yield from _grouped_query(config.hidden, attention, f"{there}.self_attn", f"{here}.attention")
+    else:
+        yield from _latent(config.hidden, attention, layer, f"{there}.self_attn", f"{here}.attention")
+    if isinstance(layer.ffn, Dense):
+        yield from _dense(config.hidden, layer.ffn, f"{there}.mlp", f"{here}.ffn", names)
+    else:
+        yield from _experts(config.hidden, layer.ffn, f"{there}.{names.mixture}", f"{here}.ffn", names)
+
+
+def _matrix(there: str, here: str, shape: tuple[int, int], bias: bool, part: slice | None = None) -> Iterator[Place]:
+    rows = () if part is None else (part,)
+    yield Place(f"{there}.weight", shape, f"{here}.weight", rows)
+    if bias:
+        yield Place(f"{there}.bias", shape[:1], f"{here}.bias", rows)
+
+
+def _grouped_query(hidden: int, shape: GroupedQuery, there: str, here: str) -> Iterator[Place]:
+    start = 0
+    for name, heads in (("q_proj", shape.heads), ("k_proj", shape.kv_heads), ("v_proj", shape.kv_heads)):
+        rows = heads * shape.head_size
+        yield from _matrix(
+            f"{there}.{name}", f"{here}.qkv", (rows, hidden), shape.qkv_bias, slice(start, start + rows)
+        )
+        start += rows
+    yield from _matrix(f"{there}.o_proj", f"{here}.out", (hidden, shape.heads * shape.head_size), shape.out_bias)
+    if shape.qk_norm:
+        yield Place(f"{there}.q_norm.weight", (shape.head_size,), f"{here}.q_norm.weight")
+        yield Place(f"{there}.k_norm.weight", (shape.head_size,), f"{here}.k_norm.weight")
+
+
+def _latent(hidden: int, shape: Latent, layer: Layer, there: str, here: str) -> Iterator[Place]:
+    queries = shape.heads * shape.key_size
+    if shape.q_rank:
+        yield from _matrix(f"{there}.q_a_proj", f"{here}.q_down", (shape.q_rank, hidden), shape.bias)
+        yield Place(f"{there}.q_a_layernorm.weight", (shape.q_rank,), f"{here}.q_norm.weight")
+        yield from _matrix(f"{there}.q_b_proj", f"{here}.q_up", (queries, shape.q_rank), False)
+    else:
+        yield from _matrix(f"{there}.q_proj", f"{here}.q_up", (queries, hidden), False)
+    latent = shape.kv_rank + shape.rope_size
+    yield from _matrix(f"{there}.kv_a_proj_with_mqa", f"{here}.kv_down", (latent, hidden), shape.bias)
+    yield Place(f"{there}.kv_a_layernorm.weight", (shape.kv_rank,), f"{here}.kv_norm.weight")
+    expanded = shape.heads * (shape.plain_size + shape.value_size)
+    yield from _matrix(f"{there}.kv_b_proj", f"{here}.kv_up", (expanded, shape.kv_rank), False)
+    yield from _matrix(f"{there}.o_proj", f"{here}.out", (hidden, shape.heads * shape.value_size), shape.bias)
+    indexer = shape.indexer
+    if indexer and layer.index == "full":
+        there, here = f"{there}.indexer", f"{here}.indexer"
+        assert shape.q_rank is not None
+        queries = indexer.heads * indexer.head_size
+        yield Place(f"{there}.wq_b.weight", (queries, shape.q_rank), f"{here}.queries.weight")
+        yield Place(f"{there}.wk.weight", (indexer.head_size, hidden), f"{here}.keys.weight")
+        yield Place(f"{there}.k_norm.weight", (indexer.head_size,), f"{here}.key_norm.weight")
+        yield Place(f"{there}.k_norm.bias", (indexer.head_size,), f"{here}.key_norm.bias")
+        yield Place(f"{there}.weights_proj.weight", (indexer.heads, hidden), f"{here}.head_weights.weight")
+
+
+def _dense(hidden: int, shape: Dense, there: str, here: str, names: Names) -> Iterator[Place]:
+    width = shape.hidden
+    if names.fused_dense:
+        yield from _matrix(f"{there}.gate_up_proj", f"{here}.gate_up", (2 * width, hidden), shape.bias)
+    else:
+        yield from _matrix(f"{there}.gate_proj", f"{here}.gate_up", (width, hidden), shape.bias, slice(0, width))
+        yield from _matrix(f"{there}.up_proj", f"{here}.gate_up", (width, hidden), shape.bias, slice(width, 2 * width))
+    yield from _matrix(f"{there}.down_proj", f"{here}.down", (hidden, width), shape.bias)
+
+
+def _experts(hidden: int, shape: Experts, there: str, here: str, names: Names) -> Iterator[Place]:
+    width = shape.hidden
+    yield Place(f"{there}.gate.weight", (shape.count, hidden), f"{here}.router.weight")
+    if shape.correction:
+        yield Place(f"{there}.gate.e_score_correction_bias", (shape.count,), f"{here}.router.correction")
+    gate_up, down = f"{here}.gate_up_EGD", f"{here}.down_EDF"
+    if names.fused_experts:
+        yield Place(f"{there}.experts.gate_up_proj", (shape.count, 2 * width, hidden), gate_up)
+        yield Place(f"{there}.experts.down_proj", (shape.count, hidden, width), down)
+    else:
+        for expert in range(shape.count):
+            own = f"{there}.experts.{expert}"
+            yield Place(f"{own}.{names.gate}.weight", (width, hidden), gate_up, (expert, slice(0, width)))
+            yield Place(f"{own}.{names.up}.weight", (width, hidden), gate_up, (expert, slice(width, 2 * width)))
+            yield Place(f"{own}.{names.down}.weight", (hidden, width), down, (expert,))
+    if shape.shared_hidden:
+        yield from _dense(hidden, Dense(shape.shared_hidden), f"{there}.shared_experts", f"{here}.shared", Names())

@@ -1,0 +1,60 @@
+"""Qwen3: dense, with normalised queries and keys, and sliding windows from some layer on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moesaic.model.config import Dense, GroupedQuery, Layer, ModelConfig
+from moesaic.model.families.keys import Keys, write_every, write_rope
+from moesaic.model.families.places import Names, Place, places
+
+ARCHITECTURE = "Qwen3ForCausalLM"
+
+
+def read(keys: Keys) -> ModelConfig:
+    heads = keys.integer("num_attention_heads")
+    head_size = keys.integer("head_dim", default=128)
+    bias = keys.flag("attention_bias", default=False)
+    context = keys.integer("max_position_embeddings", default=32768)
+    count = keys.layer_count()
+    window = keys.maybe_integer("sliding_window") if keys.flag("use_sliding_window", default=False) else None
+    first = keys.integer("max_window_layers", default=28)
+    kinds = keys.choices("layer_types", {"full_attention", "sliding_attention"}, count) or [
+        "sliding_attention" if window and number >= first else "full_attention" for number in range(count)
+    ]
+    ffn = Dense(keys.integer("intermediate_size"))
+    return ModelConfig(
+        family="qwen3",
+        attention=GroupedQuery(
+            heads, keys.integer("num_key_value_heads", default=heads), head_size, bias, bias, qk_norm=True
+        ),
+        rope=keys.rope(head_size, context=context),
+        layers=tuple(Layer(ffn, window if kind == "sliding_attention" else None) for kind in kinds[:count]),
+        context=context,
+        norm_eps=keys.number("rms_norm_eps", default=1e-6),
+        **keys.every(),
+    )
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    attention, ffn = config.attention, config.layers[0].ffn
+    if not isinstance(attention, GroupedQuery) or not isinstance(ffn, Dense):
+        return {}
+    window = next((layer.window for layer in config.layers if layer.window), None)
+    return {
+        **write_every(config),
+        **write_rope(config.rope, attention.head_size),
+        "intermediate_size": ffn.hidden,
+        "num_attention_heads": attention.heads,
+        "num_key_value_heads": attention.kv_heads,
+        "head_dim": attention.head_size,
+        "attention_bias": attention.qkv_bias,
+        "use_sliding_window": window is not None,
+        "sliding_window": window,
+        "max_window_layers": sum(layer.window is None for layer in config.layers),
+        "layer_types": ["sliding_attention" if layer.window else "full_attention" for layer in config.layers],
+    }
+
+
+def layouts(config: ModelConfig) -> list[list[Place]]:
+    return [places(config, Names())]

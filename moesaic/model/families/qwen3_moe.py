@@ -1,0 +1,71 @@
+"""Qwen3-MoE: softmax router, no shared expert, dense layers where the configuration says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moesaic.model.config import Dense, Experts, GroupedQuery, Layer, ModelConfig
+from moesaic.model.families.keys import Keys, write_every, write_rope
+from moesaic.model.families.places import Names, Place, places
+
+ARCHITECTURE = "Qwen3MoeForCausalLM"
+
+
+def read(keys: Keys) -> ModelConfig:
+    heads = keys.integer("num_attention_heads")
+    head_size = keys.maybe_integer("head_dim") or keys.integer("hidden_size") // max(heads, 1)
+    bias = keys.flag("attention_bias", default=False)
+    context = keys.integer("max_position_embeddings", default=32768)
+    window = keys.maybe_integer("sliding_window") if keys.flag("use_sliding_window", default=False) else None
+    experts = Experts(
+        count=keys.integer("num_experts", "num_local_experts", default=128),
+        per_token=keys.integer("num_experts_per_tok", default=8),
+        hidden=keys.integer("moe_intermediate_size", default=768),
+        normalize=keys.flag("norm_topk_prob", default=False),
+    )
+    dense = Dense(keys.integer("intermediate_size", default=6144))
+    always_dense, step = keys.tokens("mlp_only_layers"), max(keys.integer("decoder_sparse_step", default=1), 1)
+    return ModelConfig(
+        family="qwen3_moe",
+        attention=GroupedQuery(
+            heads, keys.integer("num_key_value_heads", default=4), head_size, bias, bias, qk_norm=True
+        ),
+        rope=keys.rope(head_size, context=context),
+        layers=tuple(
+            Layer(dense if number in always_dense or (number + 1) % step else experts, window)
+            for number in range(keys.layer_count())
+        ),
+        context=context,
+        norm_eps=keys.number("rms_norm_eps", default=1e-6),
+        **keys.every(),
+    )
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    attention = config.attention
+    experts = next((layer.ffn for layer in config.layers if isinstance(layer.ffn, Experts)), None)
+    dense = [number for number, layer in enumerate(config.layers) if isinstance(layer.ffn, Dense)]
+    if not isinstance(attention, GroupedQuery) or experts is None:
+        return {}
+    window = config.layers[0].window
+    return {
+        **write_every(config),
+        **write_rope(config.rope, attention.head_size),
+        "intermediate_size": config.layers[dense[0]].ffn.hidden if dense else experts.hidden,
+        "num_attention_heads": attention.heads,
+        "num_key_value_heads": attention.kv_heads,
+        "head_dim": attention.head_size,
+        "attention_bias": attention.qkv_bias,
+        "use_sliding_window": window is not None,
+        "sliding_window": window,
+        "num_experts": experts.count,
+        "num_experts_per_tok": experts.per_token,
+        "moe_intermediate_size": experts.hidden,
+        "norm_topk_prob": experts.normalize,
+        "mlp_only_layers": dense,
+        "decoder_sparse_step": 1,
+    }
+
+
+def layouts(config: ModelConfig) -> list[list[Place]]:
+    return [places(config, Names()), places(config, Names(fused_experts=True))]

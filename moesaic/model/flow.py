@@ -1,0 +1,38 @@
+"""What one forward carries from layer to layer besides the hidden states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from moesaic.kernels import Kernels
+from moesaic.model.layout import Layout
+
+
+@dataclass
+class Routing:
+    """The experts chosen in each mixture layer: filled by a forward, or followed by one that replays.
+
+    `choices[layer]` is (T, K); `scores[layer]` the router's (T, E) float32 scores, kept while `keep_scores` is set
+    (the balance losses read them).
+    """
+
+    choices: dict[int, Tensor] = field(default_factory=dict)
+    scores: dict[int, Tensor] = field(default_factory=dict)
+    keep_scores: bool = False
+    replay: bool = False
+
+
+@dataclass
+class Flow:
+    layout: Layout
+    ops: Kernels
+    cos_TR: Tensor
+    sin_TR: Tensor
+    routing: Routing | None = None
+    # DSA: which tokens the last full layer selected, one (T, M) mask per sequence; None where all fit.
+    selected: list[Tensor | None] | None = None
+
+    def cache_layer(self, layer: int) -> dict[str, Tensor] | None:
+        return self.layout.cache.layers[layer] if self.layout.cache is not None else None

@@ -1,0 +1,141 @@
+"""How a flat batch is laid out: where each sequence begins, where each token stands, where its keys and values live.
+
+There is no padding and no separate prefill or decode: a sequence brings any number of new tokens, after any number of
+tokens already in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Span:
+    """One sequence's share of the flat batch: rows `start:stop`, behind `cached` tokens of its own."""
+
+    number: int
+    start: int
+    stop: int
+    cached: int
+
+    @property
+    def new(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def total(self) -> int:
+        return self.cached + self.new
+
+
+class PagedCache:
+    """Keys and values of all layers in pages of `page_size` tokens; who owns which page is the caller's business.
+
+    `layers[i]` maps a name ("keys", "values", "latent", "index") to a slab of shape (pages, page_size, ...).
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[dict[str, tuple[int, ...]]],
+        pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.page_size = page_size
+        self.pages = pages
+        self.layers = [
+            {name: torch.zeros(pages, page_size, *shape, dtype=dtype, device=device) for name, shape in layer.items()}
+            for layer in shapes
+        ]
+
+
+class Layout:
+    """The lengths of the new pieces of a flat batch, what is cached before them, and each token's position.
+
+    Layout([3, 2])                                       two whole sequences
+    Layout([1, 4], cached=[9, 0], cache=cache, pages=[[0, 2], [5]])     one extended by a token, one begun
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        *,
+        cached: Sequence[int] | None = None,
+        positions: Tensor | None = None,
+        cache: PagedCache | None = None,
+        pages: Sequence[Sequence[int]] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        assert cached is None or (cache is not None and pages is not None), "cached tokens need a cache and its pages"
+        self.cache = cache
+        self.pages = pages
+        self.device = torch.device(device)
+        self.spans: list[Span] = []
+        start = 0
+        for number, length in enumerate(lengths):
+            self.spans.append(Span(number, start, start + length, cached[number] if cached else 0))
+            start += length
+        self.tokens = start
+        self._positions = positions
+        if cache is not None:
+            assert pages is not None and len(pages) == len(self.spans), "one list of pages for each sequence"
+            for span in self.spans:
+                assert span.total <= len(pages[span.number]) * cache.page_size, f"sequence {span.number} lacks pages"
+
+    @cached_property
+    def positions_T(self) -> Tensor:
+        if self._positions is not None:
+            return self._positions
+        return self._host([position for span in self.spans for position in range(span.cached, span.total)])
+
+    @cached_property
+    def totals_T(self) -> Tensor:
+        """For each token the length of its sequence so far, the new tokens included."""
+        if self._positions is None:
+            return self._host([span.total for span in self.spans for _ in range(span.new)])
+        lengths = [(int(self._positions[span.start : span.stop].max()) + 1, span.new) for span in self.spans if span.new]
+        return self._host([length for length, new in lengths for _ in range(new)])
+
+    @cached_property
+    def starts_S1(self) -> Tensor:
+        return self._host([span.start for span in self.spans] + [self.tokens], torch.int32)
+
+    @cached_property
+    def slots_T(self) -> Tensor:
+        """The cache row each new token's keys and values go to."""
+        assert self.cache is not None and self.pages is not None
+        size = self.cache.page_size
+        return self._host(
+            [
+                self.pages[span.number][place // size] * size + place % size
+                for span in self.spans
+                for place in range(span.cached, span.total)
+            ]
+        )
+
+    def write(self, slab: Tensor, new_T: Tensor) -> None:
+        """Store one row per new token in a slab of the cache."""
+        slab.flatten(0, 1).index_copy_(0, self.slots_T, new_T.to(slab.dtype))
+
+    def read(self, slab: Tensor, span: Span) -> Tensor:
+        """All rows of one sequence so far, oldest first; a view where its pages lie side by side, a copy elsewhere."""
+        assert self.cache is not None and self.pages is not None
+        count = -(-span.total // self.cache.page_size)
+        pages = self.pages[span.number][:count]
+        first = pages[0]
+        if all(page == first + i for i, page in enumerate(pages)):
+            return slab[first : first + count].flatten(0, 1)[: span.total]
+        return slab[self._host(list(pages))].flatten(0, 1)[: span.total]
+
+    def per_sequence(self, x_T: Tensor) -> Iterator[tuple[Span, Tensor]]:
+        for span in self.spans:
+            if span.new:
+                yield span, x_T[span.start : span.stop]
+
+    def _host(self, values: list[int], dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.tensor(values, dtype=dtype).to(self.device, non_blocking=True)

@@ -1,0 +1,33 @@
+"""A model's life: which stage made it from what, with which recipe, and what was measured. Kept in moesaic.json."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from moesaic import __version__
+from moesaic.errors import UserError
+from moesaic.model.checkpoint import read_json
+
+FILE = "moesaic.json"
+
+
+def read(directory: Path) -> list[dict[str, Any]]:
+    """The stages so far, oldest first; none for a model from elsewhere."""
+    file = directory / FILE
+    if not file.is_file():
+        return []
+    life = read_json(file).get("life")
+    if not isinstance(life, list) or any(not isinstance(stage, dict) for stage in life):
+        raise UserError(file, "is not a record of a model's life", "Remove it, or copy it again.")
+    return life
+
+
+def stage(name: str, **facts: Any) -> dict[str, Any]:
+    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return {"stage": name, "when": when, "moesaic": __version__, **facts}
+
+
+def content(life: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"format": 1, "life": life}

@@ -1,0 +1,99 @@
+"""Text to tokens and back, and a conversation to the text a model was trained on. Reads tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer as FastTokenizer
+
+from moesaic.errors import UserError
+
+
+class Tokenizer:
+    """`files` are the tokenizer's files as they stand in a model directory, carried from stage to stage unchanged."""
+
+    def __init__(self, fast: FastTokenizer, files: dict[str, bytes], place: Path) -> None:
+        self.fast = fast
+        self.files = files
+        self.place = place
+        self.settings: dict[str, Any] = _mapping(files.get("tokenizer_config.json"))
+        generation = _mapping(files.get("generation_config.json"))
+        eos = generation.get("eos_token_id")
+        self.stop_tokens: set[int] = {t for t in (eos if isinstance(eos, list) else [eos]) if isinstance(t, int)}
+        for name in ("eos_token",):
+            token = self.special(name)
+            if token is not None and (number := fast.token_to_id(token)) is not None:
+                self.stop_tokens.add(number)
+
+    @classmethod
+    def from_files(cls, files: dict[str, bytes], place: Path) -> Tokenizer | None:
+        """None for a model that came without a tokenizer."""
+        if "tokenizer.json" not in files:
+            return None
+        try:
+            fast = FastTokenizer.from_str(files["tokenizer.json"].decode())
+        except Exception as error:  # the library raises plain Exception
+            raise UserError(place / "tokenizer.json", f"cannot be read ({error})", "Copy the file again.") from None
+        return cls(fast, files, place)
+
+    def __len__(self) -> int:
+        return self.fast.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """`special` adds what the tokenizer puts around every text (a beginning token, for some)."""
+        return list(self.fast.encode(text, add_special_tokens=special).ids)
+
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        return str(self.fast.decode(list(tokens), skip_special_tokens=not special))
+
+    def special(self, name: str) -> str | None:
+        token = self.settings.get(name)
+        token = token.get("content") if isinstance(token, dict) else token
+        return token if isinstance(token, str) else None
+
+    @cached_property
+    def chat_template(self) -> str | None:
+        if "chat_template.jinja" in self.files:
+            return self.files["chat_template.jinja"].decode("utf-8", "replace")
+        template = self.settings.get("chat_template")
+        if isinstance(template, list):  # several named ones
+            named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+            template = named.get("default")
+        return template if isinstance(template, str) else None
+
+    def chat(self, messages: Sequence[dict[str, Any]], *, reply: bool = True, **extra: Any) -> str:
+        """The text of a conversation, opened for the assistant's answer if `reply`."""
+        if self.chat_template is None:
+            raise UserError(self.place, "the model has no chat template", "Give it plain text instead.")
+
+        def refuse(message: str) -> None:
+            raise TemplateError(message)
+
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = lambda value, **options: json.dumps(
+            value, ensure_ascii=False, **{key: options[key] for key in ("indent",) if key in options}
+        )
+        environment.globals["raise_exception"] = refuse
+        names = ("bos_token", "eos_token", "pad_token", "unk_token")
+        special = {name: self.special(name) or "" for name in names}
+        try:
+            template = environment.from_string(self.chat_template)
+            return template.render(messages=messages, add_generation_prompt=reply, **special, **extra)
+        except TemplateError as error:
+            raise UserError(self.place, f"the chat template refuses the messages ({error})", "Correct them.") from None
+
+
+def _mapping(raw: bytes | None) -> dict[str, Any]:
+    try:
+        content = json.loads(raw) if raw else {}
+    except (ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}

@@ -1,0 +1,135 @@
+"""The one model: training, rollouts, evaluation and serving all run this forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from moesaic import kernels
+from moesaic.model.block import Block, PredictionBlock
+from moesaic.model.config import ModelConfig
+from moesaic.model.flow import Flow, Routing
+from moesaic.model.layout import Layout, PagedCache
+from moesaic.model.linear import Norm
+from moesaic.model.rope import dynamic_frequencies, frequencies
+
+if TYPE_CHECKING:
+    from moesaic.model.tokenizer import Tokenizer
+
+# Logits of this many tokens are in memory at a time when only log-probabilities are wanted.
+LOGIT_ROWS = 1024
+
+
+class Model(nn.Module):
+    def __init__(self, config: ModelConfig, mode: kernels.Mode = "fast") -> None:
+        super().__init__()
+        self.config = config
+        self.mode = mode
+        self.tokenizer: Tokenizer | None = None
+        self.embed = nn.Parameter(torch.empty(config.vocab, config.hidden))
+        self.layers = nn.ModuleList(Block(config, layer, number) for number, layer in enumerate(config.layers))
+        self.norm = Norm(config.hidden, config.norm_eps)
+        self.head = None if config.tied else nn.Parameter(torch.empty(config.vocab, config.hidden))
+        self.mtp = nn.ModuleList(
+            PredictionBlock(config, layer, len(config.layers) + number) for number, layer in enumerate(config.mtp)
+        )
+
+    @property
+    def device(self) -> torch.device:
+        return self.embed.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embed.dtype
+
+    def forward(self, tokens_T: Tensor, layout: Layout, routing: Routing | None = None) -> Tensor:
+        """The normalised hidden state after each token; `logits_at` turns rows of it into predictions."""
+        flow = self.flow(layout, routing)
+        x_TD = self.embed[tokens_T]
+        for block in self.layers:
+            x_TD = block(x_TD, flow)
+        return self.norm(x_TD, flow.ops)
+
+    def predict_further(
+        self, number: int, hidden_TD: Tensor, next_T: Tensor, layout: Layout, routing: Routing | None = None
+    ) -> Tensor:
+        """Multi-token-prediction layer `number`: from hidden states and the tokens that followed them, the hidden
+        states that predict one token further."""
+        flow = self.flow(layout, routing)
+        if flow.layout.cache is None and self.config.mtp[number].index == "shared":
+            raise AssertionError("a prediction layer selects its own tokens")
+        return self.mtp[number](hidden_TD, self.embed[next_T], flow)
+
+    def logits_at(self, hidden_TD: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
+        head_VD = self.embed if self.head is None else self.head
+        return self.kernels.linear(hidden_TD[rows], head_VD)
+
+    def flow(self, layout: Layout, routing: Routing | None = None) -> Flow:
+        return Flow(layout, self.kernels, *self.angles(layout), routing)
+
+    def angles(self, layout: Layout) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of every token's rotary angles, float32."""
+        rope, context = self.config.rope, self.config.context
+        speed_R, factor = frequencies(rope, context, self.device)
+        if rope.kind == "dynamic" and max((int(span.total) for span in layout.spans), default=0) > context:
+            speed_R = dynamic_frequencies(rope, context, layout.totals_T)
+        angle_TR = layout.positions_T[:, None].float() * speed_R
+        return angle_TR.cos() * factor, angle_TR.sin() * factor
+
+    @property
+    def kernels(self) -> kernels.Kernels:
+        return kernels.choose(self.device, self.mode)
+
+    def cache_shapes(self) -> list[dict[str, tuple[int, ...]]]:
+        """What each layer, prediction layers last, keeps per token."""
+        blocks = [*self.layers, *(layer.block for layer in self.mtp)]
+        return [block.attention.cache_shapes() for block in blocks]
+
+    def new_cache(self, pages: int, page_size: int = 16, dtype: torch.dtype | None = None) -> PagedCache:
+        return PagedCache(self.cache_shapes(), pages, page_size, dtype or self.dtype, self.device)
+
+    @torch.inference_mode()
+    def logits(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Next-token logits after every token of each sequence, from one flat forward: (length, V) float32 each."""
+        hidden_TD, layout = self._run(sequences)
+        logits_TV = self.logits_at(hidden_TD).float()
+        return [logits_TV[span.start : span.stop] for span in layout.spans]
+
+    @torch.inference_mode()
+    def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
+        """log p(token | the tokens before it) for every token but the first: (length - 1,) float32 each."""
+        hidden_TD, layout = self._run(sequences)
+        out = []
+        for span, tokens in zip(layout.spans, sequences, strict=True):
+            rows = range(span.start, max(span.start, span.stop - 1))
+            pieces = [torch.empty(0, device=self.device)]
+            for begin in range(rows.start, rows.stop, LOGIT_ROWS):
+                end = min(begin + LOGIT_ROWS, rows.stop)
+                after = torch.tensor(tokens[begin - span.start + 1 : end - span.start + 1], device=self.device)
+                log_TV = self.logits_at(hidden_TD, slice(begin, end)).float().log_softmax(-1)
+                pieces.append(log_TV.gather(1, after[:, None]).squeeze(1))
+            out.append(torch.cat(pieces))
+        return out
+
+    def _run(self, sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Layout]:
+        layout = Layout([len(tokens) for tokens in sequences], device=self.device)
+        tokens_T = torch.tensor([token for tokens in sequences for token in tokens], device=self.device).long()
+        return self(tokens_T, layout), layout
+
+    @torch.no_grad()
+    def initialize(self, seed: int = 0) -> Model:
+        """Fresh weights for training from scratch: matrices normal, norms one, biases zero."""
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() > 1:
+                fresh = torch.empty(parameter.shape).normal_(0, self.config.init_std, generator=generator)
+                parameter.copy_(fresh)
+            else:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+        for name, buffer in self.named_buffers():
+            if name.endswith("correction"):
+                buffer.zero_()
+        return self

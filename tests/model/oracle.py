@@ -1,0 +1,263 @@
+"""Tiny random checkpoints made by `transformers`, which nobody here wrote: three or more per family, covering its options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+SMALL: dict[str, Any] = {"vocab_size": 97, "max_position_embeddings": 64, "initializer_range": 0.2}
+GQA = {"hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+MLA = {
+    "hidden_size": 40,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 3,
+    "intermediate_size": 56,
+    "moe_intermediate_size": 24,
+    "kv_lora_rank": 20,
+    "q_lora_rank": 28,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 14,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+}
+DSA = MLA | {"index_n_heads": 3, "index_head_dim": 16, "index_topk": 5, "v_head_dim": 12}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 24,
+}
+QWEN_MOE = GQA | {
+    "intermediate_size": 60,
+    "moe_intermediate_size": 20,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "head_dim": 16,
+}
+GLM_MOE = GQA | {
+    "intermediate_size": 60,
+    "moe_intermediate_size": 20,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "head_dim": 16,
+    "num_hidden_layers": 3,
+    "num_mtp_layers": 0,
+}
+
+CASES: dict[str, dict[str, Any]] = {
+    "llama-tied": {"model_type": "llama", **GQA, "intermediate_size": 64, "tie_word_embeddings": True},
+    "llama-llama3-biases": {
+        "model_type": "llama",
+        **GQA,
+        "intermediate_size": 50,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "rope_parameters": LLAMA3,
+    },
+    "llama-linear-odd": {
+        "model_type": "llama",
+        **GQA,
+        "hidden_size": 42,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "head_dim": 10,
+        "intermediate_size": 37,
+        "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4},
+    },
+    "llama-dynamic": {
+        "model_type": "llama",
+        **GQA,
+        "intermediate_size": 50,
+        "max_position_embeddings": 12,
+        "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
+    },
+    "llama-yarn": {"model_type": "llama", **GQA, "intermediate_size": 50, "rope_parameters": YARN},
+    "qwen3-tied": {"model_type": "qwen3", **GQA, "intermediate_size": 64, "head_dim": 16, "tie_word_embeddings": True},
+    "qwen3-window": {
+        "model_type": "qwen3",
+        **GQA,
+        "num_hidden_layers": 4,
+        "intermediate_size": 64,
+        "head_dim": 14,
+        "use_sliding_window": True,
+        "sliding_window": 5,
+        "max_window_layers": 2,
+    },
+    "qwen3-yarn-biases": {
+        "model_type": "qwen3",
+        **GQA,
+        "intermediate_size": 33,
+        "head_dim": 16,
+        "attention_bias": True,
+        "rope_parameters": YARN,
+    },
+    "glm4": {"model_type": "glm4", **GQA, "intermediate_size": 64, "head_dim": 16, "pad_token_id": 0},
+    "glm4-tied-full-rotary": {
+        "model_type": "glm4",
+        **GQA,
+        "intermediate_size": 33,
+        "head_dim": 12,
+        "pad_token_id": 0,
+        "attention_bias": False,
+        "tie_word_embeddings": True,
+        "partial_rotary_factor": 1.0,
+    },
+    "glm4-odd": {
+        "model_type": "glm4",
+        **GQA,
+        "hidden_size": 54,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+        "intermediate_size": 41,
+        "head_dim": 20,
+        "pad_token_id": 0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.3},
+    },
+    "mixtral": {"model_type": "mixtral", **GQA, "intermediate_size": 20, "num_local_experts": 4},
+    "mixtral-window-tied": {
+        "model_type": "mixtral",
+        **GQA,
+        "intermediate_size": 21,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 3,
+        "sliding_window": 4,
+        "tie_word_embeddings": True,
+    },
+    "mixtral-top1": {
+        "model_type": "mixtral",
+        **GQA,
+        "intermediate_size": 24,
+        "num_local_experts": 3,
+        "num_experts_per_tok": 1,
+        "head_dim": 10,
+    },
+    "qwen3_moe": {"model_type": "qwen3_moe", **QWEN_MOE},
+    "qwen3_moe-normalised-mixed": {
+        "model_type": "qwen3_moe",
+        **QWEN_MOE,
+        "norm_topk_prob": True,
+        "num_hidden_layers": 4,
+        "mlp_only_layers": [2],
+        "decoder_sparse_step": 2,
+        "tie_word_embeddings": True,
+        "attention_bias": True,
+    },
+    "qwen3_moe-window": {
+        "model_type": "qwen3_moe",
+        **QWEN_MOE,
+        "use_sliding_window": True,
+        "sliding_window": 6,
+        "num_experts": 5,
+        "num_experts_per_tok": 5,
+        "moe_intermediate_size": 13,
+        "rope_parameters": YARN,
+    },
+    "glm4_moe": {"model_type": "glm4_moe", **GLM_MOE},
+    "glm4_moe-groups": {
+        "model_type": "glm4_moe",
+        **GLM_MOE,
+        "n_routed_experts": 8,
+        "n_group": 4,
+        "topk_group": 2,
+        "num_experts_per_tok": 3,
+        "use_qk_norm": True,
+        "attention_bias": True,
+        "routed_scaling_factor": 2.5,
+        "n_shared_experts": 2,
+        "tie_word_embeddings": True,
+    },
+    "glm4_moe-plain-weights": {
+        "model_type": "glm4_moe",
+        **GLM_MOE,
+        "norm_topk_prob": False,
+        "first_k_dense_replace": 0,
+        "moe_intermediate_size": 17,
+        "hidden_size": 44,
+        "partial_rotary_factor": 0.25,
+    },
+    "deepseek_v3": {"model_type": "deepseek_v3", **MLA, "n_group": 2, "topk_group": 1, "num_mtp_layers": 0},
+    "deepseek_v3-yarn": {
+        "model_type": "deepseek_v3",
+        **MLA,
+        "n_group": 4,
+        "topk_group": 2,
+        "num_mtp_layers": 0,
+        "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7},
+        "attention_bias": True,
+        "tie_word_embeddings": True,
+    },
+    "deepseek_v3-no-query-rank": {
+        "model_type": "deepseek_v3",
+        **MLA,
+        "q_lora_rank": None,
+        "n_group": 1,
+        "topk_group": 1,
+        "num_mtp_layers": 0,
+        "rope_interleave": False,
+        "v_head_dim": 24,
+        "first_k_dense_replace": 0,
+        "norm_topk_prob": False,
+    },
+    "glm_moe_dsa": {"model_type": "glm_moe_dsa", **DSA},
+    "glm_moe_dsa-shared": {
+        "model_type": "glm_moe_dsa",
+        **DSA,
+        "num_hidden_layers": 5,
+        "indexer_types": ["full", "shared", "full", "shared", "shared"],
+        "mlp_layer_types": ["dense", "sparse", "sparse", "dense", "sparse"],
+        "index_topk": 3,
+        "tie_word_embeddings": True,
+    },
+    "glm_moe_dsa-frequency": {
+        "model_type": "glm_moe_dsa",
+        **DSA,
+        "num_hidden_layers": 5,
+        "index_topk_freq": 3,
+        "n_group": 2,
+        "topk_group": 1,
+        "attention_bias": True,
+        "rope_parameters": YARN | {"mscale_all_dim": 1.0},
+    },
+}
+
+
+def make(case: str, seed: int = 0) -> transformers.PreTrainedModel:
+    """A random model in which every number matters: norms, biases and balance corrections are random too."""
+    settings = dict(SMALL, **CASES[case])
+    config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
+    config.bos_token_id, config.eos_token_id = 1, 2
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", experts_implementation="eager").eval()
+    with torch.no_grad():
+        for tensor in [*model.parameters(), *model.buffers()]:
+            if tensor.dim() == 1 and tensor.is_floating_point() and tensor.numel() not in (config.vocab_size,):
+                tensor.add_(torch.randn_like(tensor) * 0.1)
+    restore_rope(model)
+    return model
+
+
+def restore_rope(model: transformers.PreTrainedModel) -> None:
+    """The rotary frequencies are buffers too, and not weights: put them back."""
+    rotary = model.model.rotary_emb
+    rotary.__init__(config=model.config)
+
+
+def save(case: str, path: Path, seed: int = 0) -> transformers.PreTrainedModel:
+    model = make(case, seed)
+    model.save_pretrained(path)
+    return model
+
+
+@torch.no_grad()
+def logits(model: transformers.PreTrainedModel, tokens: list[int]) -> torch.Tensor:
+    restore_rope(model)  # dynamic scaling remembers the longest sequence it has seen
+    return model(torch.tensor([tokens]), use_cache=False).logits[0]
