@@ -193,6 +193,11 @@ class LightningIndexer(nn.Module):
         new, total = q_THC.shape[0], k_MC.shape[0]
         scores_THM = torch.relu(torch.matmul(q_THC, k_MC.T) * self.size**-0.5)
         scores_TM = torch.matmul(weights_TH.unsqueeze(1), scores_THM).squeeze(1)
-        future_TM = torch.arange(total, device=k_MC.device) > torch.arange(total - new, total, device=k_MC.device)[:, None]
-        best_TK = scores_TM.masked_fill(future_TM, float("-inf")).topk(min(self.topk, total), dim=-1).indices
-        return torch.zeros_like(future_TM).scatter(1, best_TK, True) & ~future_TM
+        last_T1 = torch.arange(total - new, total, device=k_MC.device)[:, None]
+        scores_TM = scores_TM.masked_fill(torch.arange(total, device=k_MC.device) > last_T1, float("-inf"))
+        # Rectified scores tie at zero, and a library's top-k breaks ties as it likes, differently for another length;
+        # here the earliest token wins, so that a sequence gives the same answer however it was split.
+        least_T1 = scores_TM.topk(self.topk, dim=-1).values[:, -1:]
+        above_TM, tied_TM = scores_TM > least_T1, scores_TM == least_T1
+        room_T1 = self.topk - above_TM.sum(-1, keepdim=True)
+        return above_TM | (tied_TM & (tied_TM.cumsum(-1) <= room_T1))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from moesaic import kernels
@@ -48,7 +49,7 @@ class Model(nn.Module):
     def forward(self, tokens_T: Tensor, layout: Layout, routing: Routing | None = None) -> Tensor:
         """The normalised hidden state after each token; `logits_at` turns rows of it into predictions."""
         flow = self.flow(layout, routing)
-        x_TD = self.embed[tokens_T]
+        x_TD = F.embedding(tokens_T, self.embed)
         for block in self.layers:
             x_TD = block(x_TD, flow)
         return self.norm(x_TD, flow.ops)
@@ -61,7 +62,7 @@ class Model(nn.Module):
         flow = self.flow(layout, routing)
         if flow.layout.cache is None and self.config.mtp[number].index == "shared":
             raise AssertionError("a prediction layer selects its own tokens")
-        return self.mtp[number](hidden_TD, self.embed[next_T], flow)
+        return self.mtp[number](hidden_TD, F.embedding(next_T, self.embed), flow)
 
     def logits_at(self, hidden_TD: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
         head_VD = self.embed if self.head is None else self.head

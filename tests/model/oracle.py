@@ -26,7 +26,8 @@ MLA = {
     "num_experts_per_tok": 2,
     "first_k_dense_replace": 1,
 }
-DSA = MLA | {"index_n_heads": 3, "index_head_dim": 16, "index_topk": 5, "v_head_dim": 12}
+# Many index heads, so that no rectified score is exactly zero: `transformers` breaks such ties at random.
+DSA = MLA | {"index_n_heads": 17, "index_head_dim": 16, "index_topk": 5, "v_head_dim": 12}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
 LLAMA3 = {
     "rope_type": "llama3",

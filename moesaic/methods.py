@@ -1,0 +1,99 @@
+"""Find a pluggable method by the name in a recipe, and make it from the options beside that name.
+
+A kind of method (schedules, drafters, rewards, ...) is a package whose `__init__.py` defines the base class. Each
+other file of the package is one method: its file name is its name, its one class is a frozen dataclass that extends
+the base, and the fields of that class are its options.
+
+    schedule = recipe.build("schedule", Schedule)                        # as a recipe names it
+    policy = build(Method("sink_window", {"sinks": 4}), KVPolicy, "command line")
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, TypeVar, cast, get_type_hints
+
+from pydantic import ConfigDict, Field, create_model
+
+from moesaic.errors import UserError
+from moesaic.strict import STRICT, KeyPath, Origin, did_you_mean, place, validate
+
+Base = TypeVar("Base")
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method as a recipe names it; `{name: cosine, floor: 0.1}`, or only `cosine`."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def plain(self) -> dict[str, Any]:
+        """As it would be written in a recipe."""
+        return {"name": self.name, **self.options}
+
+
+def known(base: type) -> list[str]:
+    """The names of all methods of a kind. Files whose name begins with an underscore are not methods."""
+    package = importlib.import_module(base.__module__)
+    assert hasattr(package, "__path__"), f"{base.__name__} must be defined in the __init__.py of its methods' folder"
+    return sorted(module.name for module in pkgutil.iter_modules(package.__path__) if not module.name.startswith("_"))
+
+
+def build(method: Method, base: type[Base], origin: str | Origin, key: KeyPath = ()) -> Base:
+    """The method that `method` names, with its options checked.
+
+    `origin` says where it was asked for, a file or the command line, and `key` under which key there.
+    """
+    where: Origin = origin if callable(origin) else lambda path: origin
+    names = known(base)
+    if method.name not in names:
+        close = did_you_mean(method.name, names)
+        everything = f"Known: {', '.join(names)}." if close.endswith("?") else ""
+        raise UserError(place((*key, "name"), where), f'no such method "{method.name}"{close}', everything)
+
+    kind = _class_in(_import(f"{base.__module__}.{method.name}", method, place(key, where)), base)
+    hints = get_type_hints(kind)
+    fields = [option for option in dataclasses.fields(cast(Any, kind)) if option.init]
+    shape = create_model(
+        kind.__name__,
+        __config__=ConfigDict(**STRICT, protected_namespaces=()),
+        **cast(Any, {option.name: (hints[option.name], _default(option)) for option in fields}),
+    )
+    options = validate(shape, method.options, where, key, f"option of {method.name}")
+    try:
+        return kind(**{name: getattr(options, name) for name in method.options})
+    except ValueError as error:  # a method's own check of options that must go together
+        raise UserError(place(key, where), str(error)) from error
+
+
+def _import(name: str, method: Method, place: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == name.split(".")[0]:
+            raise
+        raise UserError(place, f"{method.name} needs the package {error.name}, which is not installed") from error
+
+
+def _class_in(module: ModuleType, base: type[Base]) -> type[Base]:
+    classes = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, base) and value.__module__ == module.__name__
+        if not value.__name__.startswith("_")
+    ]
+    assert len(classes) == 1, f"{module.__name__} must define one {base.__name__}, not {len(classes)}"
+    assert dataclasses.is_dataclass(classes[0]), f"{classes[0].__name__} must be a frozen dataclass"
+    return classes[0]
+
+
+def _default(option: dataclasses.Field[Any]) -> Any:
+    if option.default_factory is not dataclasses.MISSING:
+        return Field(default_factory=option.default_factory)
+    return ... if option.default is dataclasses.MISSING else option.default

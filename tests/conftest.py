@@ -1,0 +1,44 @@
+"""What every test runs under: one thread per worker, the same random numbers each time, no GPU tests without a GPU."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from pathlib import Path
+
+# Workers side by side must not each take every core. Set before anything imports torch, which reads it once.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[variable] = "1"
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("moesaic", deadline=None, derandomize="CI" in os.environ, print_blob=True)
+settings.load_profile("moesaic")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    on_gpu = [item for item in items if Path(__file__).parent / "gpu" in item.path.parents]
+    if not on_gpu:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in on_gpu:
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@pytest.fixture(autouse=True)
+def fixed_seed() -> int:
+    """Every test begins with the same random numbers, whatever ran before it."""
+    seed = 20_240
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(seed)
+    return seed
