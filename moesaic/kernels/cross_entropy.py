@@ -1,0 +1,77 @@
+"""The output matrix and the cross-entropy in one: logits exist for a few rows at a time, and never all at once.
+
+Gradients are taken in the same pass, so nothing is computed twice: the caller says beforehand how much each token
+counts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+IGNORED = -100
+ROWS = 1024
+
+
+def linear_cross_entropy(
+    hidden_TD: Tensor,
+    weight_VD: Tensor,
+    targets_T: Tensor,
+    scale_T: Tensor,
+    *,
+    cap: float = 0.0,
+    rows: int = ROWS,
+) -> tuple[Tensor, Tensor]:
+    """The scaled sum of -log p(target), and each token's own (not differentiable). Ignored targets count nothing.
+
+    `cap` bends logits smoothly to within ±cap (for float16).
+    """
+    total, losses_T = _LinearCrossEntropy.apply(hidden_TD, weight_VD, targets_T, scale_T, cap, rows)
+    return total, losses_T
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, scale_T: Tensor, cap: float, rows: int
+    ) -> tuple[Tensor, Tensor]:
+        wanted = hidden_TD.requires_grad or weight_VD.requires_grad
+        losses_T = torch.zeros(len(targets_T), dtype=torch.float32, device=hidden_TD.device)
+        d_hidden_TD = torch.empty_like(hidden_TD) if wanted else None
+        d_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if wanted else None
+        for start in range(0, len(targets_T), rows):
+            part = slice(start, start + rows)
+            target_T = targets_T[part]
+            valid_T = target_T != IGNORED
+            row_T1 = target_T.clamp(min=0).unsqueeze(1)
+            logits_TV = torch.mm(hidden_TD[part], weight_VD.t()).float()
+            if cap:
+                logits_TV = torch.tanh(logits_TV / cap) * cap
+            log_sum_T1 = logits_TV.logsumexp(-1, keepdim=True)
+            losses_T[part] = (log_sum_T1 - logits_TV.gather(1, row_T1)).squeeze(1) * valid_T
+            if d_hidden_TD is None or d_weight_VD is None:
+                continue
+            d_logits_TV = (logits_TV - log_sum_T1).exp_()
+            d_logits_TV.scatter_add_(1, row_T1, torch.full_like(log_sum_T1, -1.0))
+            if cap:
+                d_logits_TV *= 1 - (logits_TV / cap).square()
+            d_logits_TV *= (scale_T[part] * valid_T).unsqueeze(1)
+            d_logits_TV = d_logits_TV.to(hidden_TD.dtype)
+            torch.mm(d_logits_TV, weight_VD, out=d_hidden_TD[part])
+            if d_weight_VD.dtype == d_logits_TV.dtype:
+                d_weight_VD.addmm_(d_logits_TV.t(), hidden_TD[part])
+            else:
+                d_weight_VD += torch.mm(d_logits_TV.t(), hidden_TD[part])
+        if wanted:
+            assert d_weight_VD is not None and d_hidden_TD is not None
+            ctx.save_for_backward(d_hidden_TD, d_weight_VD.to(weight_VD.dtype))
+        ctx.mark_non_differentiable(losses_T)
+        return (losses_T * scale_T).sum(), losses_T
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        d_hidden_TD, d_weight_VD = ctx.saved_tensors
+        factor = grads[0]
+        return d_hidden_TD * factor, d_weight_VD * factor, None, None, None, None

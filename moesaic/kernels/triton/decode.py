@@ -1,0 +1,178 @@
+"""A few tokens at a time: two launches, no sorting, bound by how fast the experts' weights can be read.
+
+Every assignment reads its expert's weights itself (two tokens with the same expert find them in the L2 cache). The dot
+products run on the tensor cores with one row of sixteen in use: they are free here, and they round exactly as the
+kernels for many tokens do, so that a token's bits are the same alone and in a crowd.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+LANES = 16  # the fewest rows a tensor-core product takes
+
+
+@triton.jit
+def hidden_kernel(
+    x_TD,
+    routes_N,
+    gate_up_EGD,
+    hidden_NF,
+    D,
+    F,
+    K: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    LANES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """One block of one assignment's hidden row: gate, up, SwiGLU."""
+    if OVERLAP:
+        gdc_launch_dependents()
+    assignment = tl.program_id(0)
+    expert = tl.load(routes_N + assignment).to(tl.int64)
+    lane = tl.arange(0, LANES)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    kind = hidden_NF.dtype.element_ty
+    x_at = x_TD + (assignment // K).to(tl.int64) * D + k[None, :] + lane[:, None] * 0
+    gate_at = gate_up_EGD + (expert * 2 * F + n)[None, :] * D + k[:, None]
+    up_at = gate_at + F.to(tl.int64) * D
+    gate = tl.zeros([LANES, BN], tl.float32)
+    up = tl.zeros([LANES, BN], tl.float32)
+    for base in tl.range(0, D, BK, num_stages=STAGES):
+        inside = k < D - base
+        x = tl.load(x_at, mask=(lane[:, None] == 0) & inside[None, :], other=0.0)
+        gate = tl.dot(
+            x, tl.load(gate_at, mask=inside[:, None] & (n[None, :] < F), other=0.0), gate, input_precision=PRECISION
+        )
+        up = tl.dot(
+            x, tl.load(up_at, mask=inside[:, None] & (n[None, :] < F), other=0.0), up, input_precision=PRECISION
+        )
+        x_at += BK
+        gate_at += BK
+        up_at += BK
+    gate = gate.to(kind).to(tl.float32)
+    hidden = gate / (1.0 + tl.exp(-gate)) * up.to(kind).to(tl.float32)
+    at = hidden_NF + assignment.to(tl.int64) * F + n[None, :] + lane[:, None] * 0
+    tl.store(at, hidden.to(kind), mask=(lane[:, None] == 0) & (n[None, :] < F))
+
+
+@triton.jit
+def output_kernel(
+    hidden_NF,
+    routes_N,
+    weights_N,
+    down_EDF,
+    out_TD,
+    D,
+    F,
+    K: tl.constexpr,
+    SLOTS: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    LANES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+    LINES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """One block of one token's output, all of its experts at once: lane j of the product is choice j, and of its
+    columns (choice, n) only those of the same choice are kept."""
+    token = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, LANES)
+    pair = tl.arange(0, SLOTS * BN)
+    choice = pair // BN
+    n = tl.program_id(1) * BN + pair % BN
+    k = tl.arange(0, BK)
+    expert = tl.load(routes_N + token * K + choice, mask=choice < K, other=0).to(tl.int64)
+    kept = (choice < K) & (n < D)
+    hidden_at = hidden_NF + (token * K + lane)[:, None] * F + k[None, :]
+    down_at = down_EDF + (expert * D + n)[None, :] * F + k[:, None]
+    total = tl.zeros([LANES, SLOTS * BN], tl.float32)
+    if OVERLAP:
+        # The weights do not depend on the hidden rows: ask for them while the kernel before this one is still running.
+        line = tl.minimum(tl.arange(0, LINES) * 64, F - 1)
+        rows = tl.minimum(expert * D + n, expert * D + D - 1)
+        ahead = (down_EDF + rows[:, None] * F + line[None, :]).to(tl.int64, bitcast=True)
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [ahead], tl.int32, is_pure=False, pack=1
+        )
+        gdc_wait()
+    for base in tl.range(0, F, BK, num_stages=STAGES):
+        inside = k < F - base
+        hidden = tl.load(hidden_at, mask=(lane[:, None] < K) & inside[None, :], other=0.0)
+        down = tl.load(down_at, mask=inside[:, None] & kept[None, :], other=0.0)
+        total = tl.dot(hidden, down, total, input_precision=PRECISION)
+        hidden_at += BK
+        down_at += BK
+    own = tl.sum(tl.where(lane[:, None] == choice[None, :], total, 0.0), 0)
+    own = own.to(out_TD.dtype.element_ty).to(tl.float32).reshape(SLOTS, BN)
+    slot = tl.arange(0, SLOTS)
+    out = tl.zeros([BN], tl.float32)
+    for j in tl.static_range(K):
+        out += tl.load(weights_N + token * K + j) * tl.sum(tl.where(slot[:, None] == j, own, 0.0), 0)
+    column = tl.program_id(1) * BN + tl.arange(0, BN)
+    tl.store(out_TD + token * D + column, out.to(out_TD.dtype.element_ty), mask=column < D)
+
+
+def decode(
+    x_TD: torch.Tensor,
+    routes_TK: torch.Tensor,
+    weights_TK: torch.Tensor,
+    gate_up_EGD: torch.Tensor,
+    down_EDF: torch.Tensor,
+    up_tile: tuple[int, int, int, int],
+    down_tile: tuple[int, int, int, int],
+) -> torch.Tensor:
+    """Tiles are (columns, elements of K, stages, warps)."""
+    (T, D), K, F = x_TD.shape, routes_TK.shape[1], down_EDF.shape[2]
+    assert K <= LANES, f"at most {LANES} experts per token"
+    precision = "ieee" if x_TD.dtype == torch.float32 else "tf32"
+    hidden_NF = torch.empty(T * K, F, dtype=x_TD.dtype, device=x_TD.device)
+    out_TD = torch.empty_like(x_TD)
+    overlap = x_TD.is_cuda and torch.cuda.get_device_capability(x_TD.device)[0] >= 9
+    launch = {"launch_pdl": True} if overlap else {}
+    BN, BK, stages, warps = up_tile
+    hidden_kernel[(T * K, triton.cdiv(F, BN))](
+        x_TD,
+        routes_TK,
+        gate_up_EGD,
+        hidden_NF,
+        D,
+        F,
+        K=K,
+        BN=BN,
+        BK=BK,
+        LANES=LANES,
+        PRECISION=precision,
+        STAGES=stages,
+        OVERLAP=overlap,
+        num_warps=warps,
+    )
+    BN, BK, stages, warps = down_tile
+    output_kernel[(T, triton.cdiv(D, BN))](
+        hidden_NF,
+        routes_TK,
+        weights_TK,
+        down_EDF,
+        out_TD,
+        D,
+        F,
+        K=K,
+        SLOTS=triton.next_power_of_2(K),
+        BN=BN,
+        BK=BK,
+        LANES=LANES,
+        PRECISION=precision,
+        STAGES=stages,
+        LINES=triton.next_power_of_2(triton.cdiv(F, 64)),
+        OVERLAP=overlap,
+        num_warps=warps,
+        **launch,
+    )
+    return out_TD

@@ -1,0 +1,185 @@
+"""Sort assignments by expert on the device, without the host ever learning a count.
+
+Every assignment (token t, choice k) gets a row in a buffer of P rows in which each expert owns one segment that starts
+at a multiple of `align`. A table then says, for every tile of rows, whose it is. It is a counting sort in three
+launches (one for small batches) whose order is that of the tokens, so that results repeat to the bit.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+RECORD = 8  # int32 per table record: expert, first tile of it, tiles of it, first row, rows used; the rest is padding
+CHUNK = 256  # assignments placed by one program
+ALONE = 256  # up to this many assignments one program does it all
+BLOCK = 64  # tiles described by one program
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Where each assignment's row is. N = T * K assignments, P padded rows."""
+
+    slots_N: torch.Tensor  # row of each assignment
+    sources_P: torch.Tensor  # assignment of each row; undefined in padding
+    tiles: torch.Tensor  # a record for each tile of `align` rows
+    wide_tiles: torch.Tensor  # the same for tiles of 2 * align rows
+    segments_E: torch.Tensor  # a record for each expert
+    totals: torch.Tensor  # number of tiles, number of wide tiles
+    align: int
+
+    @property
+    def rows(self) -> int:
+        return self.sources_P.shape[0]
+
+
+@triton.jit
+def count_chunk(routes_N, counts_CE, assignments, experts, CHUNK: tl.constexpr, BINS: tl.constexpr):
+    at = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    expert = tl.load(routes_N + at, mask=at < assignments, other=0).to(tl.int32)
+    counts = tl.histogram(expert, BINS, mask=at < assignments)
+    bins = tl.arange(0, BINS)
+    tl.store(counts_CE + tl.program_id(0) * experts + bins, counts, mask=bins < experts)
+
+
+@triton.jit
+def sum_chunks(counts_CE, totals_E, chunks, experts, CHUNKS: tl.constexpr, WIDTH: tl.constexpr):
+    """Counts become the number of earlier assignments to the same expert; their sum goes to `totals_E`."""
+    chunk = tl.arange(0, CHUNKS)[:, None]
+    expert = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    at = counts_CE + chunk * experts + expert[None, :]
+    known = (chunk < chunks) & (expert[None, :] < experts)
+    counts = tl.load(at, mask=known, other=0)
+    tl.store(at, tl.cumsum(counts, 0) - counts, mask=known)
+    tl.store(totals_E + expert, tl.sum(counts, 0), mask=expert < experts)
+
+
+@triton.jit
+def write_table(
+    table, total, tile, count_E, start_E, rows: tl.constexpr, limit, RECORD: tl.constexpr, BINS: tl.constexpr
+):
+    bins = tl.arange(0, BINS)
+    tiles_E = (count_E + rows - 1) // rows
+    end_E = tl.cumsum(tiles_E, 0)
+    expert = tl.sum((end_E[None, :] <= tile[:, None]).to(tl.int32), 1)
+    mine = bins[None, :] == expert[:, None]
+    kept = tile < tl.minimum(tl.sum(tiles_E, 0), limit)
+    record = table + tile * RECORD
+    tl.store(record, expert, mask=kept)
+    tl.store(record + 1, tl.sum(tl.where(mine, (end_E - tiles_E)[None, :], 0), 1), mask=kept)
+    tl.store(record + 2, tl.sum(tl.where(mine, tiles_E[None, :], 0), 1), mask=kept)
+    tl.store(record + 3, tl.sum(tl.where(mine, start_E[None, :], 0), 1), mask=kept)
+    tl.store(record + 4, tl.sum(tl.where(mine, count_E[None, :], 0), 1), mask=kept)
+    tl.store(total, tl.sum(tiles_E, 0))
+
+
+@triton.jit
+def place_chunk(
+    routes_N,
+    before_CE,
+    totals_E,
+    slots_N,
+    sources_P,
+    tiles,
+    wide_tiles,
+    segments_E,
+    tile_counts,
+    assignments,
+    experts,
+    chunks,
+    limit,
+    ALIGN: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BINS: tl.constexpr,
+    RECORD: tl.constexpr,
+    ALONE: tl.constexpr,
+):
+    """The first `chunks` programs give each assignment its row; the others write the tables."""
+    program = tl.program_id(0)
+    bins = tl.arange(0, BINS)
+    order = tl.arange(0, CHUNK)
+    if ALONE:
+        everyone = tl.load(routes_N + order, mask=order < assignments, other=0).to(tl.int32)
+        count_E = tl.histogram(everyone, BINS, mask=order < assignments)
+    else:
+        count_E = tl.load(totals_E + bins, mask=bins < experts, other=0)
+    padded_E = (count_E + ALIGN - 1) // ALIGN * ALIGN
+    start_E = tl.cumsum(padded_E, 0) - padded_E
+    if program >= chunks:
+        tile = (program - chunks) * BLOCK + tl.arange(0, BLOCK)
+        write_table(tiles, tile_counts, tile, count_E, start_E, ALIGN, limit, RECORD, BINS)
+        write_table(wide_tiles, tile_counts + 1, tile, count_E, start_E, 2 * ALIGN, limit, RECORD, BINS)
+        record = segments_E + bins * RECORD
+        tl.store(record + 3, start_E, mask=bins < experts)
+        tl.store(record + 4, count_E, mask=bins < experts)
+    else:
+        next_E = start_E
+        if not ALONE:
+            next_E += tl.load(before_CE + program * experts + bins, mask=bins < experts, other=0)
+        at = program * CHUNK + order
+        valid = at < assignments
+        expert = tl.load(routes_N + at, mask=valid, other=-1).to(tl.int32)
+        same = (expert[:, None] == expert[None, :]) & (order[None, :] < order[:, None])
+        mine = expert[:, None] == bins[None, :]
+        slot = tl.sum(same.to(tl.int32), 1) + tl.sum(tl.where(mine, next_E[None, :], 0), 1)
+        tl.store(slots_N + at, slot, mask=valid)
+        tl.store(sources_P + slot, at, mask=valid)
+
+
+def most_tiles(assignments: int, experts: int, align: int) -> int:
+    """Tiles that any routing of this many assignments can need."""
+    used = min(assignments, experts)
+    return (assignments + used * (align - 1)) // align
+
+
+def route(routes_TK: torch.Tensor, experts: int, align: int) -> Routing:
+    assignments = routes_TK.numel()
+    routes_N = routes_TK.contiguous().view(-1)
+    limit = most_tiles(assignments, experts, align)
+    rows = limit * align
+    bins = max(32, triton.next_power_of_2(experts))
+    device = routes_TK.device
+    slots = torch.empty(assignments, dtype=torch.int32, device=device)
+    sources = torch.empty(rows, dtype=torch.int32, device=device)
+    tables = torch.empty(2 * limit + experts, RECORD, dtype=torch.int32, device=device)
+    tiles, wide_tiles, segments = tables[:limit], tables[limit : 2 * limit], tables[2 * limit :]
+    tile_counts = torch.empty(2, dtype=torch.int32, device=device)
+    alone = assignments <= ALONE
+    if alone:
+        chunk, chunks = max(64, triton.next_power_of_2(assignments)), 1
+        before = totals = slots  # not read
+    else:
+        chunk, chunks = CHUNK, triton.cdiv(assignments, CHUNK)
+        before = torch.empty(chunks + 1, experts, dtype=torch.int32, device=device)
+        totals = before[chunks]
+        count_chunk[(chunks,)](routes_N, before, assignments, experts, CHUNK=chunk, BINS=bins, num_warps=4)
+        width = 8 if chunks <= 2048 else 2
+        sum_chunks[(triton.cdiv(experts, width),)](
+            before, totals, chunks, experts, CHUNKS=triton.next_power_of_2(chunks), WIDTH=width, num_warps=8
+        )
+    place_chunk[(chunks + triton.cdiv(limit, BLOCK),)](
+        routes_N,
+        before,
+        totals,
+        slots,
+        sources,
+        tiles,
+        wide_tiles,
+        segments,
+        tile_counts,
+        assignments,
+        experts,
+        chunks,
+        limit,
+        ALIGN=align,
+        CHUNK=chunk,
+        BLOCK=BLOCK,
+        BINS=bins,
+        RECORD=RECORD,
+        ALONE=alone,
+        num_warps=8,
+    )
+    return Routing(slots, sources, tiles, wide_tiles, segments, tile_counts, align)

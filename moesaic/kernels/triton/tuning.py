@@ -1,0 +1,66 @@
+"""Which kernels and which tiles for a shape: measured choices as data, a rule for the rest. Nothing is tuned at
+start."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+Path = Literal["decode", "hopper", "portable"]
+Tile = tuple[int, int, int, int]  # columns, elements of K, stages, warps
+
+# Measured on an H200: (D, F) -> tiles of the two decode kernels.
+DECODE: dict[tuple[int, int], tuple[Tile, Tile]] = {
+    (2048, 768): ((32, 256, 3, 4), (8, 256, 3, 4)),
+    (4096, 1408): ((32, 128, 4, 4), (8, 256, 3, 4)),
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    path: Path
+    align: int = 128  # rows to which an expert's segment is padded
+    block: int = 64  # tile edge of the portable products
+    up_tile: Tile = (32, 128, 4, 4)
+    down_tile: Tile = (16, 128, 3, 4)
+    group_forward: int = 8  # row tiles that walk the columns together, for the L2 cache
+    group: int = 8  # the same in the backward pass
+    # Which operands in token order are gathered as they are read, rather than copied in order first.
+    gather_x: bool = True
+    gather_grad: bool = True
+    gather_x_again: bool = True
+    chain: bool = True  # SwiGLU's gradient inside the product before it
+
+
+def hopper_takes(x_TD: torch.Tensor, gate_up_EGD: torch.Tensor) -> bool:
+    """The Hopper kernels need bf16 and whole tiles of 128; gate and up are loaded as one tile of 2 x 128."""
+    D, F = x_TD.shape[1], gate_up_EGD.shape[1] // 2
+    return (
+        x_TD.is_cuda
+        and x_TD.dtype == torch.bfloat16
+        and D % 128 == 0
+        and F % 128 == 0
+        and torch.cuda.get_device_capability(x_TD.device)[0] == 9
+    )
+
+
+def choose(x_TD: torch.Tensor, routes_TK: torch.Tensor, gate_up_EGD: torch.Tensor, training: bool) -> Choice:
+    T, D = x_TD.shape
+    K, F = routes_TK.shape[1], gate_up_EGD.shape[1] // 2
+    # Without sorting, an expert that several tokens share is read by each of them: only while that is rare.
+    if not training and K <= 16 and (T == 1 or T * K <= min(64, gate_up_EGD.shape[0] // 2)):
+        up_tile, down_tile = DECODE.get((D, F), (Choice.up_tile, Choice.down_tile))
+        return Choice("decode", up_tile=up_tile, down_tile=down_tile)
+    if hopper_takes(x_TD, gate_up_EGD):
+        # Gathering inside a product costs it about 4 %, and more with 256 x 128 tiles; a copy beforehand costs the
+        # same bytes whatever F is, so wide experts are better off with the copy.
+        narrow = F < 2048
+        many = T * K >= 2048 * gate_up_EGD.shape[0]
+        return Choice(
+            "hopper",
+            group_forward=16 if many else 8,
+            gather_x=narrow,
+            gather_grad=narrow and F % 256 == 0,
+            gather_x_again=narrow,
+        )
+    return Choice("portable", align=64 if T * K >= 32 * gate_up_EGD.shape[0] else 16)

@@ -1,0 +1,109 @@
+"""The Triton experts against their meaning, in float32 through Triton's interpreter: no GPU needed.
+
+The interpreter is chosen when the kernels are first imported, so these tests run in a process of their own.
+    pytest tests/kernels/test_triton_experts.py
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+
+    def test_in_the_interpreter():
+        environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+else:
+    import torch
+
+    from moesaic.kernels.triton import experts
+    from moesaic.kernels.triton.routing import route
+    from moesaic.kernels.triton.tuning import Choice
+
+    PORTABLE = Choice("portable", align=16, block=16)
+    DECODE = Choice("decode", up_tile=(16, 32, 2, 1), down_tile=(16, 32, 2, 1))
+
+    def meaning(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF):
+        F = down_EDF.shape[2]
+        y_TD = torch.zeros_like(x_TD)
+        for k in range(routes_TK.shape[1]):
+            both_TG = torch.einsum("tgd,td->tg", gate_up_EGD[routes_TK[:, k]], x_TD)
+            hidden_TF = torch.nn.functional.silu(both_TG[:, :F]) * both_TG[:, F:]
+            y_TD = y_TD + weights_TK[:, k, None] * torch.einsum("tdf,tf->td", down_EDF[routes_TK[:, k]], hidden_TF)
+        return y_TD
+
+    def problem(T, D, F, E, K, seed=0, one_expert=False):
+        torch.manual_seed(seed)
+        routes_TK = torch.stack([torch.randperm(E)[:K] for _ in range(T)])
+        if one_expert:
+            routes_TK = torch.full((T, K), E - 1)
+        return (
+            torch.randn(T, D),
+            routes_TK,
+            torch.rand(T, K),
+            torch.randn(E, 2 * F, D) / D**0.5,
+            torch.randn(E, D, F) / F**0.5,
+        )
+
+    SHAPES = {
+        "plain": (9, 32, 16, 4, 2),
+        "odd sizes": (7, 24, 20, 3, 3),
+        "one token": (1, 16, 16, 5, 1),
+        "idle experts": (3, 16, 16, 12, 2),
+    }
+
+    @pytest.mark.parametrize("choice", [PORTABLE, DECODE], ids=["portable", "decode"])
+    @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+    def test_forward(shape, choice):
+        inputs = problem(*shape)
+        torch.testing.assert_close(experts(*inputs, choice=choice), meaning(*inputs), rtol=1e-4, atol=1e-5)
+
+    def test_every_token_to_one_expert():
+        inputs = problem(18, 16, 16, 3, 1, one_expert=True)
+        torch.testing.assert_close(experts(*inputs, choice=PORTABLE), meaning(*inputs), rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("shape", [SHAPES["odd sizes"], SHAPES["idle experts"]], ids=["odd sizes", "idle experts"])
+    def test_gradients(shape):
+        x, routes, weights, gate_up, down = problem(*shape)
+        inputs = [tensor.requires_grad_() for tensor in (x, weights, gate_up, down)]
+        grad = torch.randn(x.shape)
+        wanted = torch.autograd.grad(meaning(x, routes, weights, gate_up, down), inputs, grad)
+        given = torch.autograd.grad(experts(x, routes, weights, gate_up, down, choice=PORTABLE), inputs, grad)
+        for one, other in zip(given, wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("T, K, E", [(300, 4, 6), (5, 2, 40), (1, 1, 1)])
+    def test_routing_gives_each_assignment_a_row_in_order(T, K, E):
+        torch.manual_seed(T)
+        routes_TK = torch.randint(0, E, (T, K))
+        routing = route(routes_TK, E, 16)
+        routes_N = routes_TK.view(-1)
+        counts = torch.bincount(routes_N, minlength=E)
+        starts = torch.cumsum((counts + 15) // 16 * 16, 0) - (counts + 15) // 16 * 16
+        assert routing.segments_E[:, 3].tolist() == starts.tolist()
+        assert routing.segments_E[:, 4].tolist() == counts.tolist()
+        for expert in range(E):
+            slots = routing.slots_N[routes_N == expert]
+            assert slots.tolist() == (starts[expert] + torch.arange(counts[expert])).tolist()
+        assert (routing.sources_P[routing.slots_N.long()] == torch.arange(T * K)).all()
+        for table, rows, total in ((routing.tiles, 16, 0), (routing.wide_tiles, 32, 1)):
+            tiles = (counts + rows - 1) // rows
+            assert routing.totals[total] == tiles.sum() <= table.shape[0]
+            owners = torch.repeat_interleave(torch.arange(E), tiles)
+            used = table[: len(owners)].long()
+            assert used[:, 0].tolist() == owners.tolist()
+            assert used[:, 1].tolist() == (torch.cumsum(tiles, 0) - tiles)[owners].tolist()
+            assert used[:, 2].tolist() == tiles[owners].tolist()
+            assert used[:, 3].tolist() == starts[owners].tolist() and used[:, 4].tolist() == counts[owners].tolist()
