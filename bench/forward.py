@@ -179,7 +179,14 @@ def main() -> None:
             own = times.pop("ours")
             kind, peer = min(times.items(), key=lambda item: item[1])
             rows.append(
-                {"model": name, "case": case, "peer": kind, "peer_ms": peer * 1e3, "ours_ms": own * 1e3, "ratio": peer / own}
+                {
+                    "model": name,
+                    "case": case,
+                    "peer": kind,
+                    "peer_ms": peer * 1e3,
+                    "ours_ms": own * 1e3,
+                    "ratio": peer / own,
+                }
             )
             print({k: round(v, 3) if isinstance(v, float) else v for k, v in rows[-1].items()}, flush=True)
         del theirs, ours

@@ -145,7 +145,11 @@ def _as_written(location: KeyPath, values: Any, known: list[KeyPath]) -> KeyPath
     """The part of pydantic's location that is keys; the rest names the types it tried."""
     path: KeyPath = ()
     for part in location:
-        written = part in values if isinstance(values, Mapping) else isinstance(values, list) and isinstance(part, int)
+        written = (
+            part in values
+            if isinstance(values, Mapping)
+            else isinstance(values, list) and isinstance(part, int) and part < len(values)
+        )
         if written:
             values = values[part]
         elif _general((*path, part)) in known:

@@ -17,8 +17,8 @@ A command file reads
         if json:
             print_json(report)
 
-Its name is the file's (`_` becomes `-`), its summary the first line of `command`'s docstring, and the indented lines of
-the file's docstring are the examples in its help. `command` may also be a `typer.Typer` with commands of its own.
+Its name is the file's (`_` becomes `-`), its summary the first line of `command`'s docstring, and the lines of the
+file's docstring that begin with `moesaic ` are the examples in its help. `command` may also be a `typer.Typer` with commands of its own.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def find_commands() -> dict[str, CommandFile]:
 def _read(path: Path) -> CommandFile | None:
     tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
     text = ast.get_docstring(tree, clean=False) or ""
-    examples = tuple(line.strip() for line in text.splitlines() if line.startswith("    "))
+    examples = tuple(line.strip() for line in text.splitlines() if line.strip().startswith("moesaic "))
     summary, order, is_command = text.partition("\n")[0], 50, False
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == "command":

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import glob
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from moesaic.errors import UserError
+from moesaic.model.tensor_file import readable
 
 _EXCHANGE = 2  # renameat2's flag
 _HERE = -100  # AT_FDCWD
@@ -21,56 +25,106 @@ def replacing(target: Path, room: int) -> Iterator[Path]:
 
     `room` is how many bytes will be written: too little space is an error before the first one.
     """
-    target = target.absolute()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if target.exists() and not target.is_dir():
-        raise UserError(target, "is a file", "Name another directory.")
-    _sweep(target)
-    free = shutil.disk_usage(target.parent).free
-    if free < room:
-        from moesaic.model.checkpoint import readable
-
-        raise UserError(
-            target, f"needs {readable(room)} of disk, and {readable(free)} are free", "Free some, or write elsewhere."
-        )
-    fresh = target.parent / f".{target.name}.writing-{os.getpid()}"
-    fresh.mkdir()
+    target = Path(os.path.realpath(target))  # a link to a directory stays one: what it leads to is replaced
+    fresh = lock = None
     try:
+        if target.exists() and not target.is_dir():
+            raise UserError(target, "is a file", "Name another directory.")
+        _sweep(target)
+        free = shutil.disk_usage(next(path for path in target.parents if path.exists())).free
+        if free < room:
+            needs = f"needs {readable(room)} of disk, and {readable(free)} are free"
+            raise UserError(target, needs, "Free some, or write elsewhere.")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fresh, lock = _start(target)
         yield fresh
         _flush(fresh)
         _swap(fresh, target)
     except OSError as error:
         raise UserError(target, f"cannot be written ({error.strerror or error})", "Nothing was changed.") from error
     finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        if fresh is not None and lock is not None:
+            shutil.rmtree(fresh, ignore_errors=True)  # half a new directory, or the old one
+            os.close(lock)
 
 
 def settle(target: Path) -> None:
     """Finish a replacement that was cut off between its two renames, on systems that cannot exchange directories."""
-    old = target.parent / f".{target.name}.old"
-    if not target.exists() and old.is_dir():
-        old.rename(target)
+    with suppress(OSError, ValueError):  # whoever looks for the directory next says what is wrong
+        target = Path(os.path.realpath(target))
+        if not target.exists() and _old(target).is_dir():
+            _old(target).rename(target)
+
+
+def _old(target: Path) -> Path:
+    return target.parent / f".{target.name}.old"
+
+
+def _start(target: Path) -> tuple[Path, int]:
+    """A new directory and a lock on it, which the system lets go of when its holder dies, however it dies."""
+    while True:
+        fresh = target.parent / f".{target.name}.writing-{secrets.token_hex(4)}"
+        fresh.mkdir()
+        try:
+            lock = os.open(fresh, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue  # someone swept it before it was locked
+        with suppress(OSError):  # some network file systems cannot lock; then nobody sweeps there either
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if fresh.exists():  # else the same, a moment later
+            return fresh, lock
+        os.close(lock)
+
+
+def _sweep(target: Path) -> None:
+    """Remove what killed writers left, but nothing a living one is writing."""
+    settle(target)
+    if target.exists():
+        shutil.rmtree(_old(target), ignore_errors=True)
+    for stale in glob.glob(f"{glob.escape(str(target.parent))}/.{glob.escape(target.name)}.writing-*"):
+        with suppress(OSError):
+            lock = os.open(stale, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(stale, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 def _swap(fresh: Path, target: Path) -> None:
-    settle(target)
-    if not target.exists():
-        fresh.rename(target)
-    elif not _exchange(fresh, target):
-        old = target.parent / f".{target.name}.old"
-        shutil.rmtree(old, ignore_errors=True)
-        target.rename(old)
-        fresh.rename(target)
-        shutil.rmtree(old, ignore_errors=True)
-    _flush_one(target.parent)
+    with suppress(OSError):  # what was private stays private
+        fresh.chmod(target.stat().st_mode | 0o700)
+    if not _exchange(fresh, target):
+        _rename_twice(fresh, target)
+    with suppress(OSError):  # not every file system can, nor may every user
+        _flush_one(target.parent)
 
 
 def _exchange(a: Path, b: Path) -> bool:
+    """Swap two directories in one step; False if one is missing or the system cannot."""
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError):
         return False
     return bool(rename(_HERE, os.fsencode(a), _HERE, os.fsencode(b), _EXCHANGE) == 0)
+
+
+def _rename_twice(fresh: Path, target: Path) -> None:
+    """The next best thing: between the two renames there is no directory, and `settle` puts the old one back."""
+    for attempt in range(10):
+        if target.exists():
+            shutil.rmtree(_old(target), ignore_errors=True)
+            target.rename(_old(target))
+        try:
+            fresh.rename(target)
+        except OSError:
+            settle(target)
+            if attempt == 9 or not fresh.exists():
+                raise
+            # else a reader, too, may have put the old one back in between: again
+        else:
+            break
+    shutil.rmtree(_old(target), ignore_errors=True)
 
 
 def _flush(directory: Path) -> None:
@@ -84,11 +138,3 @@ def _flush_one(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _sweep(target: Path) -> None:
-    """Remove what killed writers left, but nothing a living one is writing."""
-    for stale in target.parent.glob(f".{target.name}.writing-*"):
-        process = stale.name.rsplit("-", 1)[1]
-        if not process.isdigit() or int(process) == os.getpid() or not Path(f"/proc/{process}").exists():
-            shutil.rmtree(stale, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Attention over a flat batch: grouped-query, and DeepSeek's multi-head latent attention with GLM-5's sparse indexer."""
+"""Attention over a flat batch: grouped-query, and DeepSeek's latent attention with GLM-5's sparse indexer."""
 
 from __future__ import annotations
 

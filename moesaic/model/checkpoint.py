@@ -6,16 +6,18 @@ Only safetensors are read: nothing is ever unpickled.
 from __future__ import annotations
 
 import json
-import struct
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from moesaic.errors import UserError
+from moesaic.model.atomic import settle
+from moesaic.model.tensor_file import Part, TensorFile, printable
+from moesaic.model.tensor_file import readable as readable
 
 # Everything a directory may hold beside weights and config, carried along unread.
 SIDE_FILES = (
@@ -29,14 +31,9 @@ SIDE_FILES = (
     "chat_template.jinja",
     "generation_config.json",
 )
-MAX_HEADER = 100 * 2**20
-DTYPES = {
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F64": torch.float64,
-}
-BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+LARGEST_TEXT = 256 * 2**20
 
 
 class Source(Protocol):
@@ -51,98 +48,138 @@ class Source(Protocol):
 
     def shapes(self) -> dict[str, tuple[int, ...]]: ...
 
-    def tensor(self, name: str) -> Tensor: ...
+    def tensor(self, name: str, part: Part = ()) -> Tensor:
+        """A tensor of its own, or a part of it as `TensorFile` reads them."""
 
 
 class Checkpoint:
     """A directory with config.json and safetensors, sharded or not."""
 
+    config: dict[str, Any]
+    files: dict[str, bytes]
+
     def __init__(self, path: str | Path) -> None:
         self.place = Path(path)
-        if not self.place.is_dir():
-            what = "is a file, not a directory" if self.place.exists() else "no such directory"
-            raise UserError(path, what, "Name a directory that holds config.json and model.safetensors.")
-        self.config = read_json(self.place / "config.json")
-        self._headers: dict[str, dict[str, tuple[int, ...]]] = {}
-        self._home: dict[str, Path] = {}
-        for file in self._weight_files():
-            for name, shape in _header(file).items():
-                if name in self._home:
-                    raise UserError(file, f"{name} is also in {self._home[name].name}", "Remove one of the two files.")
-                self._home[name] = file
-                self._headers.setdefault(file.name, {})[name] = shape
-        self._check_index()
-
-    @property
-    def files(self) -> dict[str, bytes]:
-        found = {}
-        for name in SIDE_FILES:
-            file = self.place / name
-            if file.is_file():
-                try:
-                    found[name] = file.read_bytes()
-                except OSError as error:
-                    raise UserError(file, f"cannot be read ({error.strerror})", "Check its permissions.") from None
-        return found
+        # Another process may replace the directory while it is read; half of each would be no model, so look again.
+        for _ in range(10):
+            before = self._identity()
+            try:
+                self._look()
+            except UserError:
+                if self._identity() == before:
+                    raise
+            else:
+                if self._identity() == before:
+                    return
+        raise UserError(path, "is replaced again and again while it is read", "Try again when its writer is done.")
 
     @property
     def bytes(self) -> int:
-        return sum(file.stat().st_size for file in set(self._home.values()))
+        return sum(file.size for file in set(self._home.values()))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: shape for header in self._headers.values() for name, shape in header.items()}
+        return {name: file.tensors[name].shape for name, file in self._home.items()}
 
-    def tensor(self, name: str) -> Tensor:
-        file = self._home[name]
+    def tensor(self, name: str, part: Part = ()) -> Tensor:
+        return self._home[name].tensor(name, part)
+
+    def _identity(self) -> tuple[int, ...] | None:
+        settle(self.place)
         try:
-            with safe_open(file, "pt") as opened:
-                tensor: Tensor = opened.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise UserError(file, f"{name} cannot be read ({error})", "Copy the file again.") from None
-        return tensor
+            # A run's directory stays, and its files are links to those of the latest checkpoint.
+            seen = [os.stat(self.place), os.stat(self.place / "config.json")]
+        except (OSError, ValueError):
+            return None
+        return tuple(number for status in seen for number in (status.st_dev, status.st_ino, status.st_ctime_ns))
 
-    def _weight_files(self) -> Iterator[Path]:
-        index = self.place / "model.safetensors.index.json"
-        single = self.place / "model.safetensors"
-        if index.is_file():
-            for name in sorted(set(_weight_map(index).values())):
-                file = self.place / name
-                if not file.is_file():
-                    raise UserError(index, f"names {name}, which is not there", "Copy the missing file.")
-                yield file
-        elif single.is_file():
-            yield single
-        else:
-            pickled = [p.name for p in self.place.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt")]
-            if pickled:
-                raise UserError(
-                    self.place / pickled[0],
-                    "pickled weights are never opened, since loading them can run any code",
-                    "Save the model as safetensors.",
-                )
-            raise UserError(self.place, "no model.safetensors", "Name a directory that holds a model's weights.")
+    def _look(self) -> None:
+        remedy = "Name a directory that holds config.json and model.safetensors."
+        try:
+            if not stat.S_ISDIR(os.stat(self.place).st_mode):
+                raise UserError(self.place, "is a file, not a directory", remedy)
+        except (OSError, ValueError) as error:
+            problem = error.strerror if isinstance(error, OSError) else "no path"
+            problem = "no such directory" if isinstance(error, FileNotFoundError) else f"cannot be read ({problem})"
+            raise UserError(self.place, problem, remedy) from None
+        self.config = read_json(self.place / "config.json")
+        self._home: dict[str, TensorFile] = {}
+        for file in self._weight_files():
+            for name in file.tensors:
+                if name in self._home:
+                    other = self._home[name].path.name
+                    raise UserError(file.path, f"{name} is also in {other}", "Remove one of the two files.")
+                self._home[name] = file
+        contents = ((name, read_bytes(self.place / name)) for name in SIDE_FILES)
+        self.files = {name: content for name, content in contents if content is not None}
 
-    def _check_index(self) -> None:
-        index = self.place / "model.safetensors.index.json"
-        if not index.is_file():
+    def _weight_files(self) -> Iterator[TensorFile]:
+        if is_file(self.place / SINGLE):  # also where an index is there: as `transformers` does
+            yield TensorFile(self.place / SINGLE)
             return
-        for name, file in _weight_map(index).items():
-            if name not in self._headers.get(file, {}):
-                raise UserError(index, f"says {name} is in {file}, but it is not", "Copy index and shards again.")
+        if not is_file(self.place / INDEX):
+            raise self._no_weights()
+        index = self.place / INDEX
+        mapping = _weight_map(index)
+        expected: dict[str, list[str]] = {}
+        for name, shard in mapping.items():
+            expected.setdefault(shard, []).append(name)
+        for shard, names in sorted(expected.items()):
+            # A link is followed wherever it leads, since the hub's cache is made of links to files elsewhere. That is
+            # safe: only someone who can write here can place one, and what it leads to is read as tensors or refused.
+            if not is_file(self.place / shard):
+                raise UserError(index, f"names {shard}, which is not there", "Copy the missing file.")
+            file = TensorFile(self.place / shard)
+            for name in names:
+                if name not in file.tensors:
+                    raise UserError(index, f"says {name} is in {shard}, but it is not", "Copy index and shards again.")
+            yield file
+
+    def _no_weights(self) -> UserError:
+        try:
+            pickled = sorted(name for name in os.listdir(self.place) if name.endswith(PICKLED))
+        except OSError as error:
+            return UserError(self.place, f"cannot be listed ({error.strerror})", "Check its permissions.")
+        if not pickled:
+            return UserError(self.place, f"no {SINGLE}", "Name a directory that holds a model's weights.")
+        return UserError(
+            self.place / pickled[0],
+            "pickled weights are never opened, since loading them can run any code",
+            "Save the model as safetensors.",
+        )
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a regular file; what cannot be looked at counts as one, so that reading it says why."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+
+
+def read_bytes(file: Path) -> bytes | None:
+    """A whole file, or None if there is none."""
+    if not is_file(file):
+        return None
+    try:
+        size = os.stat(file).st_size
+        if size > LARGEST_TEXT:
+            raise UserError(file, f"is too large ({readable(size)})", "Is it the right file?")
+        return file.read_bytes()
+    except OSError as error:
+        raise UserError(file, f"cannot be read ({error.strerror})", "Check its permissions.") from None
 
 
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON mapping from a file."""
+    raw = read_bytes(file)
+    if raw is None:
+        raise UserError(file, "no such file", "Name a directory that holds a model.")
     try:
-        text = file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError(file, "no such file", "Name a directory that holds a model.") from None
-    except OSError as error:
-        raise UserError(file, f"cannot be read ({error.strerror})", "Check its permissions.") from None
+        content = json.loads(raw.decode())
     except UnicodeDecodeError:
         raise UserError(file, "is not UTF-8 text", "Copy the file again.") from None
-    try:
-        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(file, f"is not JSON ({error})", "Copy the file again.") from None
     if not isinstance(content, dict):
@@ -155,69 +192,11 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not isinstance(mapping, dict) or not mapping:
         raise UserError(index, "has no weight_map", "Copy the file again.")
     for name, file in mapping.items():
+        if not printable(name):
+            raise UserError(index, f"names a tensor {name[:60]!r}", "Copy the file again.")
         if not isinstance(file, str) or not file.endswith(".safetensors"):
-            raise UserError(index, f"{name} is not in a safetensors file but in {str(file)[:60]!r}", "Correct the index.")
-        if Path(file).name != file or file.startswith("."):
-            raise UserError(index, f"{name} points outside the directory, to {file!r}", "Correct the index.")
+            shown = str(file)[:60]
+            raise UserError(index, f"{name} is not in a safetensors file but in {shown!r}", "Correct the index.")
+        if "/" in file or "\\" in file or file.startswith(".") or not printable(file):
+            raise UserError(index, f"{name} points outside the directory, to {file[:60]!r}", "Correct the index.")
     return mapping
-
-
-def _header(file: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a safetensors file, after checking that every byte it promises is there, once."""
-    again = "Copy it again, or run moesaic convert on the original."
-
-    def refuse(problem: str) -> UserError:
-        return UserError(file, problem, again)
-
-    try:
-        size = file.stat().st_size
-        with file.open("rb") as opened:
-            length = struct.unpack("<Q", opened.read(8).ljust(8, b"\xff"))[0]
-            if size < 8 or length > min(MAX_HEADER, size - 8):
-                raise refuse("is not a safetensors file, or truncated in its header")
-            raw = opened.read(length)
-    except OSError as error:
-        raise UserError(file, f"cannot be read ({error.strerror})", "Check its permissions.") from None
-    try:
-        header = json.loads(raw)
-    except (ValueError, RecursionError):
-        raise refuse("has a corrupt header") from None
-    if not isinstance(header, dict):
-        raise refuse("has a corrupt header")
-    shapes, extents = {}, []
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        match entry:
-            case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]} if all(
-                type(n) is int and n >= 0 for n in shape
-            ):
-                pass
-            case _:
-                raise refuse(f"has a corrupt entry for {name}")
-        if dtype not in DTYPES:
-            raise refuse(f"{name} has type {dtype}, and only {', '.join(DTYPES)} can be read")
-        count = 1
-        for n in shape:
-            count *= n
-        if not 0 <= begin <= end or end - begin != count * BYTES[dtype]:
-            raise refuse(f"has a corrupt entry for {name}")
-        shapes[name] = tuple(shape)
-        extents.append((begin, end))
-    position = 0
-    for begin, end in sorted(extents):
-        if begin != position:
-            raise refuse("has tensors that overlap or leave gaps")
-        position = end
-    if 8 + length + position != size:
-        state = "truncated" if size < 8 + length + position else "longer than its header says"
-        raise refuse(f"{state} ({readable(size)} of {readable(8 + length + position)})")
-    return shapes
-
-
-def readable(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < 1000 or unit == "TB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    raise AssertionError

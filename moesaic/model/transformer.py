@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +22,15 @@ if TYPE_CHECKING:
 
 # Logits of this many tokens are in memory at a time when only log-probabilities are wanted.
 LOGIT_ROWS = 1024
+
+
+# How a block is run: plainly, again in the backward pass, on some of the tokens, or not at all.
+Through = Callable[[Block, int, Tensor, Flow], Tensor]
+
+
+def plainly(block: Block, number: int, x_TD: Tensor, flow: Flow) -> Tensor:
+    out_TD: Tensor = block(x_TD, flow)
+    return out_TD
 
 
 class Model(nn.Module):
@@ -46,13 +55,19 @@ class Model(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.embed.dtype
 
-    def forward(self, tokens_T: Tensor, layout: Layout, routing: Routing | None = None) -> Tensor:
+    def forward(
+        self, tokens_T: Tensor, layout: Layout, routing: Routing | None = None, through: Through = plainly
+    ) -> Tensor:
         """The normalised hidden state after each token; `logits_at` turns rows of it into predictions."""
         flow = self.flow(layout, routing)
-        x_TD = F.embedding(tokens_T, self.embed)
-        for block in self.layers:
-            x_TD = block(x_TD, flow)
+        x_TD = self.embedded(tokens_T)
+        for number, block in enumerate(self.layers):
+            assert isinstance(block, Block)
+            x_TD = through(block, number, x_TD, flow)
         return self.norm(x_TD, flow.ops)
+
+    def embedded(self, tokens_T: Tensor) -> Tensor:
+        return F.embedding(tokens_T, self.embed)
 
     def predict_further(
         self, number: int, hidden_TD: Tensor, next_T: Tensor, layout: Layout, routing: Routing | None = None
@@ -60,13 +75,15 @@ class Model(nn.Module):
         """Multi-token-prediction layer `number`: from hidden states and the tokens that followed them, the hidden
         states that predict one token further."""
         flow = self.flow(layout, routing)
-        if flow.layout.cache is None and self.config.mtp[number].index == "shared":
-            raise AssertionError("a prediction layer selects its own tokens")
-        return self.mtp[number](hidden_TD, F.embedding(next_T, self.embed), flow)
+        return self.mtp[number](hidden_TD, self.embedded(next_T), flow)
 
     def logits_at(self, hidden_TD: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
-        head_VD = self.embed if self.head is None else self.head
-        return self.kernels.linear(hidden_TD[rows], head_VD)
+        return self.kernels.linear(hidden_TD[rows], self.output)
+
+    @property
+    def output(self) -> Tensor:
+        """The matrix that turns hidden states into logits (V, D)."""
+        return self.embed if self.head is None else self.head
 
     def flow(self, layout: Layout, routing: Routing | None = None) -> Flow:
         return Flow(layout, self.kernels, *self.angles(layout), routing)

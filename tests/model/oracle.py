@@ -1,4 +1,4 @@
-"""Tiny random checkpoints made by `transformers`, which nobody here wrote: three or more per family, covering its options."""
+"""Tiny random checkpoints made by `transformers`, which nobody here wrote: at least three per family, for its options."""
 
 from __future__ import annotations
 
@@ -237,7 +237,9 @@ def make(case: str, seed: int = 0) -> transformers.PreTrainedModel:
     config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
     config.bos_token_id, config.eos_token_id = 1, 2
     torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", experts_implementation="eager").eval()
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation="eager", experts_implementation="eager"
+    ).eval()
     with torch.no_grad():
         for tensor in [*model.parameters(), *model.buffers()]:
             if tensor.dim() == 1 and tensor.is_floating_point() and tensor.numel() not in (config.vocab_size,):

@@ -70,13 +70,13 @@ def test_the_balance_bias_moves_choices_but_not_weights():
     torch.testing.assert_close(weights[:, 0], torch.sigmoid(x @ router.weight[2]))
 
 
-def test_scores_are_kept_only_when_asked_for():
+def test_logits_are_kept_only_when_asked_for():
     model = Model(CONFIG).initialize(1)
-    silent, kept = Routing(), Routing(keep_scores=True)
+    silent, kept = Routing(), Routing(keep_logits=True)
     model(TOKENS, LAYOUT, silent)
     model(TOKENS, LAYOUT, kept)
-    assert not silent.scores
-    torch.testing.assert_close(kept.scores[1].sum(-1), torch.ones(6))
+    assert not silent.logits
+    assert torch.equal(kept.logits[1].topk(2).indices, kept.choices[1])
 
 
 PYRAMID = replace(

@@ -28,18 +28,19 @@ def known() -> list[str]:
 
 def family_for(name: str, place: object) -> ModuleType:
     if name not in known():
-        raise UserError(place, f"architecture {name!r} is not known", f"Known: {', '.join(known())}.")
+        raise UserError(place, f"architecture {name[:60]!r} is not known", f"Known: {', '.join(known())}.")
     return importlib.import_module(f"{__name__}.{name}")
 
 
 def read_config(raw: dict[str, Any], place: object) -> ModelConfig:
-    """config.json's content as a ModelConfig; anything missing, mistyped or impossible is a UserError naming `place`."""
+    """config.json's content as a ModelConfig; what is missing, mistyped or impossible is a UserError naming `place`."""
     keys = Keys(raw, place)
     family = family_for(keys.text("model_type"), place)
     if raw.get("quantization_config"):
         method = raw["quantization_config"]
         method = method.get("quant_method", "unknown") if isinstance(method, dict) else method
-        raise UserError(place, f"the weights are quantised ({method})", "Convert them to plain weights first.")
+        problem = f"the weights are quantised ({str(method)[:60]!r})"
+        raise UserError(place, problem, "Convert them to plain weights first.")
     try:
         config: ModelConfig = family.read(keys)
     except UserError as error:

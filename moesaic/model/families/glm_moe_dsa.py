@@ -50,7 +50,10 @@ def _index_kinds(keys: Keys, count: int) -> list[str]:
     kinds = keys.choices("index_topk_pattern", {"full", "shared"}, count)
     if kinds:
         return kinds
-    every, offset = max(keys.integer("index_topk_freq", default=1), 1), keys.integer("index_skip_topk_offset", default=2)
+    every, offset = (
+        max(keys.integer("index_topk_freq", default=1), 1),
+        keys.integer("index_skip_topk_offset", default=2),
+    )
     return ["shared" if max(number - offset + 1, 0) % every else "full" for number in range(count)]
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal, TypeVar, get_args
 
 from moesaic.errors import UserError
 from moesaic.model.config import Rope, RopeKind
 
 _REQUIRED: Any = object()
+# JSON knows no bounds, arithmetic does: what is beyond these, or no number at all, is refused.
+LARGEST_INTEGER, LARGEST_NUMBER = 2**63, 1e38
 T = TypeVar("T")
 
 ACTIVATIONS: dict[str, Literal["silu", "gelu", "gelu_tanh", "relu"]] = {
@@ -29,7 +30,7 @@ class Keys:
     def integer(self, *names: str, default: Any = _REQUIRED) -> int:
         """The first of `names` that is there."""
         value = self._find(names, default)
-        if isinstance(value, bool) or not isinstance(value, int):
+        if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= LARGEST_INTEGER:
             raise self.wrong(names[0], "a whole number", value)
         return value
 
@@ -39,7 +40,7 @@ class Keys:
 
     def number(self, *names: str, default: Any = _REQUIRED) -> float:
         value = self._find(names, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST_NUMBER:
             raise self.wrong(names[0], "a number", value)
         return float(value)
 
@@ -63,7 +64,9 @@ class Keys:
         if not isinstance(value, list) or any(not isinstance(word, str) or word not in allowed for word in value):
             raise self.wrong(name, f"a list of {', '.join(sorted(allowed))}", value)
         if len(value) < length:
-            raise UserError(self.place, f"{name}: {len(value)} entries for {length} layers", "Correct the configuration.")
+            raise UserError(
+                self.place, f"{name}: {len(value)} entries for {length} layers", "Correct the configuration."
+            )
         return value
 
     def activation(self) -> Literal["silu", "gelu", "gelu_tanh", "relu"]:
@@ -81,7 +84,7 @@ class Keys:
     def tokens(self, name: str) -> tuple[int, ...]:
         value = self.raw.get(name)
         values = [] if value is None else value if isinstance(value, list) else [value]
-        if any(isinstance(token, bool) or not isinstance(token, int) for token in values):
+        if any(type(token) is not int or abs(token) >= LARGEST_INTEGER for token in values):
             raise self.wrong(name, "a token id or a list of them", value)
         return tuple(values)
 

@@ -1,4 +1,4 @@
-"""Mixtral: softmax router with normalised weights, every layer a mixture, experts named w1 (gate), w3 (up), w2 (down)."""
+"""Mixtral: softmax router with normalised weights, every layer a mixture, experts of w1 (gate), w3 (up), w2 (down)."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from moesaic.errors import UserError
 from moesaic.model.config import ModelConfig
-from moesaic.model.families.keys import Keys
+from moesaic.model.families.keys import LARGEST_INTEGER, LARGEST_NUMBER, Keys
 from moesaic.model.families.places import Place
 
 ARCHITECTURE = "MoesaicForCausalLM"
@@ -43,13 +43,13 @@ def build(kind: Any, value: Any, key: str, place: object) -> Any:
         return UserError(place, f"{key}: must be {expected}, not {str(value)[:60]!r}", "Correct the configuration.")
 
     origin, choices = get_origin(kind), get_args(kind)
-    if is_dataclass(kind):
+    if is_dataclass(kind) and isinstance(kind, type):
         if not isinstance(value, dict):
             raise wrong("a mapping")
         hints = get_type_hints(kind)
         unknown = value.keys() - hints.keys()
         if unknown:
-            raise UserError(place, f"{key}.{sorted(unknown)[0]}: no such key", "Correct the configuration.")
+            raise UserError(place, f"{key}: no such key {sorted(unknown)[0][:60]!r}", "Correct the configuration.")
         missing = [f.name for f in fields(kind) if f.default is MISSING and f.name not in value]
         if missing:
             raise UserError(place, f"{key}.{missing[0]}: missing", "Correct the configuration.")
@@ -71,8 +71,8 @@ def build(kind: Any, value: Any, key: str, place: object) -> Any:
             given = set(value)
             kinds.sort(key=lambda choice: len(given ^ {f.name for f in fields(choice)}) if is_dataclass(choice) else 99)
         return build(kinds[0], value, key, place)
-    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+    if kind is float and type(value) in (int, float) and abs(value) < LARGEST_NUMBER:
         return float(value)
-    if kind in (int, bool, str) and type(value) is kind:
+    if kind in (int, bool, str) and type(value) is kind and (kind is not int or abs(value) < LARGEST_INTEGER):
         return value
     raise wrong({int: "a whole number", float: "a number", bool: "true or false", str: "a text"}.get(kind, str(kind)))

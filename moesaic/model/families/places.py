@@ -84,9 +84,7 @@ def _grouped_query(hidden: int, shape: GroupedQuery, there: str, here: str) -> I
     start = 0
     for name, heads in (("q_proj", shape.heads), ("k_proj", shape.kv_heads), ("v_proj", shape.kv_heads)):
         rows = heads * shape.head_size
-        yield from _matrix(
-            f"{there}.{name}", f"{here}.qkv", (rows, hidden), shape.qkv_bias, slice(start, start + rows)
-        )
+        yield from _matrix(f"{there}.{name}", f"{here}.qkv", (rows, hidden), shape.qkv_bias, slice(start, start + rows))
         start += rows
     yield from _matrix(f"{there}.o_proj", f"{here}.out", (hidden, shape.heads * shape.head_size), shape.out_bias)
     if shape.qk_norm:

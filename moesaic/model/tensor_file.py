@@ -1,0 +1,180 @@
+"""One safetensors file: opened after every byte it promises was found there once, read and written a tensor at a time.
+
+Read with plain reads, not through a memory map: memory stays at one tensor, a file that shrinks meanwhile is an error
+and not a crash, and an open file stays whole while its directory is replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import struct
+import weakref
+from collections.abc import Callable, Iterable
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from moesaic.errors import UserError
+
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+# Far above any real file, and small enough that a corrupt one costs neither memory nor time.
+MOST_HEADER, LONGEST_NAME, MOST_DIMENSIONS = 100 * 2**20, 500, 8
+_AT_ONCE = 2**30  # the kernel reads no more than two gigabytes in one call
+_AGAIN = "Copy it again, or run moesaic convert on the original."
+
+Part = tuple[int | slice, ...]
+
+
+class Stored(NamedTuple):
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int  # from the start of the file
+
+
+class TensorFile:
+    """`tensors` says what is in it. The file stays open as long as this object lives."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            # Without O_NONBLOCK a pipe of this name would wait for a writer for ever.
+            self._handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._handle)
+            status = os.fstat(self._handle)
+        except OSError as error:
+            raise UserError(path, f"cannot be read ({error.strerror})", "Check its permissions.") from None
+        if not stat.S_ISREG(status.st_mode):
+            raise UserError(path, "is not a regular file", _AGAIN)
+        self.size = status.st_size
+        self.tensors = self._parse()
+
+    def tensor(self, name: str, part: Part = ()) -> Tensor:
+        """A tensor, or the part of it that lies in one piece: some index in every dimension but the last one named."""
+        stored = self.tensors[name]
+        shape, start = _extent(stored.shape, part)
+        out = torch.empty(shape, dtype=stored.dtype)
+        self._read(_bytes(out), stored.offset + start * stored.dtype.itemsize, name)
+        return out
+
+    def _read(self, into: memoryview, offset: int, what: str) -> None:
+        done = 0
+        try:
+            while done < len(into):
+                count = os.preadv(self._handle, [into[done : done + _AT_ONCE]], offset + done)
+                if not count:
+                    raise UserError(self.path, f"{what} can no longer be read: the file became shorter", _AGAIN)
+                done += count
+        except OSError as error:
+            raise UserError(self.path, f"{what} cannot be read ({error.strerror})", _AGAIN) from None
+
+    def _parse(self) -> dict[str, Stored]:
+        head = bytearray(8)
+        if self.size < 8:
+            raise self._wrong(f"truncated ({readable(self.size)})")
+        self._read(memoryview(head), 0, "the header")
+        (length,) = struct.unpack("<Q", head)
+        if length > min(MOST_HEADER, self.size - 8):
+            raise self._wrong("is not a safetensors file, or truncated in its header")
+        raw = bytearray(length)
+        self._read(memoryview(raw), 8, "the header")
+        try:
+            header = json.loads(raw.decode())
+        except (ValueError, RecursionError):
+            raise self._wrong("has a corrupt header") from None
+        if not isinstance(header, dict):
+            raise self._wrong("has a corrupt header")
+        header.pop("__metadata__", None)
+        start = 8 + length
+        found: dict[str, Stored] = {}
+        for name, entry in header.items():
+            if not printable(name):
+                raise self._wrong(f"has a tensor with the unreadable name {name[:60]!r}")
+            found[name] = self._entry(name, entry, start)
+        position = start
+        for stored in sorted(found.values(), key=lambda stored: (stored.offset, prod(stored.shape))):
+            if stored.offset != position:
+                raise self._wrong("has tensors that overlap or leave gaps")
+            position += prod(stored.shape) * stored.dtype.itemsize
+        if position != self.size:
+            state = "truncated" if self.size < position else "longer than its header says"
+            raise self._wrong(f"{state} ({readable(self.size)} of {readable(position)})")
+        return found
+
+    def _entry(self, name: str, entry: Any, start: int) -> Stored:
+        match entry:
+            case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(begin), int(end)]} if len(
+                shape
+            ) <= MOST_DIMENSIONS and all(type(n) is int and 0 <= n < 2**48 for n in shape):
+                pass
+            case _:
+                raise self._wrong(f"has a corrupt entry for {name}")
+        if dtype not in DTYPES:
+            raise self._wrong(f"{name} has type {dtype[:20]!r}, and only {', '.join(DTYPES)} can be read")
+        if begin < 0 or end - begin != prod(shape) * DTYPES[dtype].itemsize:
+            raise self._wrong(f"has a corrupt entry for {name}")
+        return Stored(DTYPES[dtype], tuple(shape), start + begin)
+
+    def _wrong(self, problem: str) -> UserError:
+        return UserError(self.path, problem, _AGAIN)
+
+
+def _extent(shape: tuple[int, ...], part: Part) -> tuple[tuple[int, ...], int]:
+    """The shape of a part and its first element's number; only the last index may be a slice."""
+    start, rest = 0, shape
+    for place, index in enumerate(part):
+        size = prod(rest[1:])
+        if isinstance(index, slice):
+            assert place == len(part) - 1 and index.step is None
+            rows = range(rest[0])[index]
+            return (len(rows), *rest[1:]), start + rows.start * size
+        start, rest = start + index * size, rest[1:]
+    return rest, start
+
+
+def printable(name: str) -> bool:
+    """Whether a name from a file can be shown in one line, and given to the system."""
+    return name.isprintable() and 0 < len(name) <= LONGEST_NAME
+
+
+def write(path: Path, tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...], Callable[[], Tensor]]]) -> None:
+    """Write a file whose tensors are made one by one, so that no more than one is in memory."""
+    # Wider numbers first: then every tensor begins at a multiple of its number's size, which readers rely on.
+    ordered = sorted(tensors, key=lambda entry: -entry[1].itemsize)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for name, dtype, shape, _ in ordered:
+        end = position + prod(shape) * dtype.itemsize
+        header[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [position, end]}
+        position = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb", buffering=0) as file:
+        _write(file.fileno(), memoryview(struct.pack("<Q", len(text)) + text))
+        for name, dtype, shape, make in ordered:
+            tensor = make().detach().to("cpu", dtype).contiguous()
+            assert tensor.shape == shape, f"{name}: {tuple(tensor.shape)} for {shape}"
+            _write(file.fileno(), _bytes(tensor))
+            del tensor  # before the next one is made
+
+
+def _write(handle: int, data: memoryview) -> None:
+    while len(data):
+        data = data[os.write(handle, data[:_AT_ONCE]) :]
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def readable(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 1000 or unit == "TB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    raise AssertionError
