@@ -89,14 +89,46 @@ class Source(Section):
 
     name: str
     path: str = Field(description="a file, a folder, a pattern such as texts/*.jsonl, or builtin:NAME")
-    weight: float = Field(1.0, gt=0, description="how often it is drawn, against the other sources")
+    weight: float = Field(1.0, gt=0, description="how many tokens are drawn from it, against the other sources")
+    text: str = Field("text", description="the field or column that holds the text, in JSONL and parquet")
+    columns: tuple[str, ...] = Field((), description="numbers in its records that are kept beside the tokens")
+    separator: str | None = Field(
+        None, min_length=1, description="what divides the documents of a text file; by default a file is one document"
+    )
+    documents: Count | None = Field(None, description="at most so many are taken; of builtin tasks, 10,000 if not said")
+    max_epochs: float | None = Field(None, gt=0, description="how often it may be repeated; by default without end")
 
 
 class Phase(Section):
     """A stretch of the run with a mixture of its own."""
 
-    share: Share = Field(description="its part of all steps")
-    weights: dict[str, float] = Field(description="source: weight, in place of the sources' own")
+    share: Share = Field(description="its part of all tokens; those of all phases sum to one")
+    weights: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        description="source: weight, in place of the sources' own; a source that is not named is not drawn"
+    )
+    keep: dict[str, Annotated[float, Field(gt=0, le=1)]] = Field(
+        {}, description="source: the share of its tokens, the best by quality, that is drawn (and so repeated more)"
+    )
+
+
+class Dedupe(Section):
+    """Which documents are left out because another one said the same."""
+
+    exact: bool = Field(True, description="equal up to case and white space")
+    near: bool = Field(False, description="nearly equal, by MinHash; about 5 kB of memory for each document")
+    similarity: float = Field(0.8, gt=0, lt=1, description="the share of common word runs that makes two nearly equal")
+    words: Count = Field(5, description="the length of such a run")
+    hashes: int = Field(128, ge=16, le=1024, description="more are more exact, and slower")
+
+
+class LengthWarmup(Section):
+    """Short pieces first: their longest length grows linearly to sequence_length, in multiples of 8."""
+
+    steps: Count = Field(description="after so many steps pieces are as long as sequence_length")
+    start: Count = Field(64, description="the longest piece of the first step, in tokens")
+    batch: Literal["same", "shrink"] = Field(
+        "same", description="same: as many tokens from the first step on; shrink: as many pieces, hence fewer tokens"
+    )
 
 
 class DataSection(Section):
@@ -106,15 +138,59 @@ class DataSection(Section):
     tokenizer: str | None = Field(
         None, description="where an existing one is; by default one is trained on the sources"
     )
+    tokenizer_sample: Count = Field(8_000_000, description="bytes of text that a tokenizer is trained on")
+    dedupe: Dedupe = Dedupe()
+    quality: Named | None = Field(Method("compression"), description="how the column quality is computed")
+    scores: tuple[Named, ...] = Field((), description="more columns, each computed by and named after its method")
+    held_out: float = Field(0.0, ge=0, lt=1, description="share of documents that is never trained on")
+    shard_tokens: Count = Field(1 << 26, description="tokens in a file of the prepared data")
     sequence_length: Count = 1024
     phases: tuple[Phase, ...] = ()
+    when_exhausted: Literal["reweight", "stop"] = Field(
+        "reweight", description="a source at its max_epochs: the others take its share, or the data ends"
+    )
     curriculum: Named | None = None
+    length_warmup: LengthWarmup | None = None
     seed: int = 0
+
+
+class AverageSection(Section):
+    """Averaging the weights of the last part of a run."""
+
+    kind: Literal["simple", "weighted", "ema"] = "simple"
+    share: Share = Field(0.2, description="the last part of the run that is averaged")
+    every: Count = Field(10, description="steps between the weights that are taken")
+    decay: float = Field(0.9, ge=0, lt=1, description="of ema: how much of the average is kept at each")
+
+
+class TokenDropSection(Section):
+    """Random-LTD: middle layers work on a random subset of the tokens."""
+
+    start: float = Field(0.5, gt=0, le=1, description="share of tokens kept in the first step")
+    share: Share = Field(0.7, description="part of the run after which every token is kept")
+    layer_token_rate: bool = Field(True, description="the schedule counts the layer-tokens consumed, not steps")
+
+
+class LayerDropSection(Section):
+    """Progressive layer dropping."""
+
+    floor: float = Field(0.5, gt=0, le=1, description="the keep probability that is approached; 1 drops nothing")
+    gamma: float = Field(0.001, ge=0, description="how fast it is approached")
+
+
+class SpikeSection(Section):
+    """When a loss counts as a spike, and the run goes back past the data that caused it."""
+
+    sigmas: float = Field(8.0, ge=0, description="standard deviations above the running mean; 0 turns it off")
+    patience: Count = Field(2, description="steps in a row")
+    most: int = Field(5, ge=0, description="times a run may go back before it stops")
 
 
 class TrainSection(Section):
     """How long, how much at a time, and what is kept."""
 
+    init: str | None = Field(None, description="a model directory to go on from, in place of fresh weights")
+    data: str | None = Field(None, description="a prepared data directory; by default the recipe's data is prepared")
     objective: Named = Method("next_token")
     steps: Count = 1000
     batch_tokens: Count = Field(16_384, description="tokens that one optimizer step learns from")
@@ -125,6 +201,13 @@ class TrainSection(Section):
     seed: int = 0
     save_every: Count = Field(500, description="steps between checkpoints")
     keep_last: Count = Field(2, description="checkpoints that are kept")
+    keep_every: int = Field(0, ge=0, description="and those of every so many steps; 0: none")
+    recompute: bool = Field(False, description="activation checkpointing: less memory, about a third more time")
+    embedding_shrink: float = Field(1.0, gt=0, le=1, description="share of its gradient the embedding learns from")
+    average: AverageSection | None = None
+    token_drop: TokenDropSection | None = None
+    layer_drop: LayerDropSection | None = None
+    spike: SpikeSection = SpikeSection()
 
 
 class BalanceSection(Section):

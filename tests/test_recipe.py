@@ -176,7 +176,7 @@ class TestWrongKeysAndTypes:
             ("train: {warmup_step: 1}", "train.warmup_step: no such key; did you mean train.warmup_steps?"),
             ("trai: {steps: 1}", "trai: no such key; did you mean train?"),
             ("train: {kv_policy: x}", "train.kv_policy: no such key; did you mean serve.kv_policy?"),
-            ("train: {qqq: x}", "train.qqq: no such key; known here: objective, steps,"),
+            ("train: {qqq: x}", "train.qqq: no such key; known here: init, data, objective,"),
             ("model: {router: {top_group: 1}}", "model.router.top_group: no such key; did you mean model.router.top_g"),
             (
                 "align: {stages: [{name: sft, stps: 1}]}",

@@ -1,0 +1,106 @@
+"""Leave out documents that say what an earlier one said: exactly (up to case and white space), or nearly.
+
+Exact: a 128-bit hash of the normalised text; about 100 bytes of memory for each kept document. Near: MinHash over runs
+of words with locality-sensitive hashing (datasketch); about 5 kB for each kept document at 128 hashes, the whole of it
+in memory. The first of several is kept, in the order of the sources, so the result does not depend on chance.
+
+What has been seen is also written to a side file, from which a killed preparation knows again what it knew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from moesaic.data.shard_writer import GrowingFile
+from moesaic.recipe import Dedupe
+
+Verdict = Literal["new", "duplicate", "near_duplicate"]
+HASH = 16  # bytes
+SCHEME: Literal["affine32"] = "affine32"  # named, so that another version of the library gives the same signatures
+_WORD = re.compile(r"\w+")
+
+
+def normalised(text: str) -> str:
+    return " ".join(text.lower().split())
+
+
+class Seen:
+    """Every document kept so far. `state()` is small; what it stands for lies in the side files."""
+
+    def __init__(self, settings: Dedupe, folder: Path, state: dict[str, int] | None = None) -> None:
+        state = state or {"hashes": 0, "signatures": 0}
+        self.settings = settings
+        self._hashes = GrowingFile(folder / "seen.hashes", state["hashes"])
+        self._signatures = GrowingFile(folder / "seen.signatures", state["signatures"])
+        self._exact: set[bytes] = set()
+        self._near = _Near(settings) if settings.near else None
+        raw = self._hashes.path.read_bytes()
+        self._exact.update(raw[at : at + HASH] for at in range(0, len(raw), HASH))
+        if self._near is not None:
+            for signature in np.fromfile(self._signatures.path, np.uint32).reshape(-1, settings.hashes):
+                self._near.add(signature)
+
+    def judge(self, text: str) -> Verdict:
+        """Whether a document is new; one that is, is remembered."""
+        if not (self.settings.exact or self.settings.near):
+            return "new"
+        plain = normalised(text)
+        digest = hashlib.blake2b(plain.encode(), digest_size=HASH).digest()
+        if digest in self._exact:
+            return "duplicate"
+        if self._near is not None:
+            signature = self._near.signature(plain)
+            if self._near.has(signature):
+                return "near_duplicate"
+            self._near.add(signature)
+            self._signatures.append(signature.tobytes())
+        self._exact.add(digest)
+        self._hashes.append(digest)
+        return "new"
+
+    def state(self) -> dict[str, int]:
+        return {"hashes": self._hashes.settle(), "signatures": self._signatures.settle()}
+
+    def close(self) -> None:
+        self._hashes.close()
+        self._signatures.close()
+
+
+class _Near:
+    def __init__(self, settings: Dedupe) -> None:
+        from datasketch import MinHash, MinHashLSH
+
+        self._make = MinHash
+        self.settings = settings
+        self._lsh = MinHashLSH(threshold=settings.similarity, num_perm=settings.hashes)
+        self._signatures: list[np.ndarray] = []
+
+    def signature(self, plain: str) -> np.ndarray:
+        words = _WORD.findall(plain) or [plain]
+        size = min(self.settings.words, len(words))
+        runs = {" ".join(words[at : at + size]).encode() for at in range(len(words) - size + 1)}
+        sketch = self._make(num_perm=self.settings.hashes, hashfunc=_hash, scheme=SCHEME)
+        sketch.update_batch(sorted(runs))
+        return np.asarray(sketch.hashvalues, np.uint32)
+
+    def has(self, signature: np.ndarray) -> bool:
+        # Candidates share a band of hashes; the share of all equal hashes estimates how similar the texts are.
+        limit = self.settings.similarity * len(signature)
+        candidates = self._lsh.query(self._sketch(signature))
+        return any(np.count_nonzero(self._signatures[number] == signature) >= limit for number in candidates)
+
+    def add(self, signature: np.ndarray) -> None:
+        self._lsh.insert(len(self._signatures), self._sketch(signature), check_duplication=False)
+        self._signatures.append(signature)
+
+    def _sketch(self, signature: np.ndarray) -> Any:
+        return self._make(num_perm=self.settings.hashes, hashvalues=signature, hashfunc=_hash, scheme=SCHEME)
+
+
+def _hash(run: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(run, digest_size=4).digest(), "little")

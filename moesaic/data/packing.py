@@ -1,0 +1,110 @@
+"""Pieces of documents, laid end to end: a batch without padding, and its division by whole pieces.
+
+Division is the same everywhere: the longest piece first, each to whoever has the fewest tokens (the lowest number among
+equals); the pieces of one share then stand in the order they have in the whole batch. So the shares of any number of
+ranks, put together, are the pieces of the one-rank batch.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moesaic.data.ordering import Stretch
+from moesaic.data.shards import Shards
+
+IGNORED = -100
+
+
+@dataclass
+class Batch:
+    """Pieces of documents; a token attends within its piece only.
+
+    `count` is the number of targets in the whole batch, over all ranks and parts: the sum of the shares' losses divided
+    by it is the loss of the batch.
+    """
+
+    tokens_T: Tensor
+    targets_T: Tensor  # the next token of the same piece, -100 at its end
+    lengths: list[int]
+    domains: list[int]  # of each piece; names are in the stream's `domains`
+    count: int
+    position_after: dict[str, Any] = field(default_factory=dict)
+
+    def parts(self, number: int, device: torch.device | str | None = None) -> list[Batch]:
+        """Divided into at most `number` batches of about equal size, each on `device`."""
+        shares = [list(range(len(self.lengths)))] if number == 1 else divide(self.lengths, number)
+        return [self._only(share, device) for share in shares if share]
+
+    def to(self, device: torch.device | str) -> Batch:
+        return self._only(list(range(len(self.lengths))), device)
+
+    def _only(self, pieces: list[int], device: torch.device | str | None) -> Batch:
+        tokens_T, targets_T = self.tokens_T, self.targets_T
+        if len(pieces) < len(self.lengths):
+            of_piece = np.zeros(len(self.lengths), bool)
+            of_piece[pieces] = True
+            mask_T = torch.from_numpy(np.repeat(of_piece, self.lengths))
+            tokens_T, targets_T = tokens_T[mask_T], targets_T[mask_T]
+        if device is not None:
+            tokens_T, targets_T = tokens_T.to(device, non_blocking=True), targets_T.to(device, non_blocking=True)
+        lengths, domains = [self.lengths[n] for n in pieces], [self.domains[n] for n in pieces]
+        return Batch(tokens_T, targets_T, lengths, domains, self.count, self.position_after)
+
+
+def divide(lengths: Sequence[int], shares: int) -> list[list[int]]:
+    """Which pieces go to which share."""
+    loads = [(0, share) for share in range(shares)]
+    found: list[list[int]] = [[] for _ in range(shares)]
+    for piece in sorted(range(len(lengths)), key=lambda piece: -lengths[piece]):
+        load, share = heapq.heappop(loads)
+        found[share].append(piece)
+        heapq.heappush(loads, (load + lengths[piece], share))
+    return [sorted(pieces) for pieces in found]
+
+
+def pack(
+    data: Shards,
+    stretches: Sequence[Stretch],
+    longest: int,
+    position_after: dict[str, Any],
+    rank: int = 0,
+    ranks: int = 1,
+) -> Batch:
+    """One rank's share of the batch that consists of `stretches`, in pieces of at most `longest` tokens."""
+    starts, lengths, domains = _cut(stretches, longest)
+    count = int(lengths.sum()) - len(lengths)
+    if ranks > 1:
+        mine = divide(lengths.tolist(), ranks)[rank]
+        starts, lengths, domains = starts[mine], lengths[mine], domains[mine]
+    tokens = data.gather(starts, lengths)
+    targets = np.empty_like(tokens)
+    targets[:-1] = tokens[1:]
+    targets[np.cumsum(lengths) - 1] = IGNORED
+    return Batch(
+        torch.from_numpy(tokens),
+        torch.from_numpy(targets),
+        lengths.tolist(),
+        domains.tolist(),
+        count,
+        position_after,
+    )
+
+
+def _cut(stretches: Sequence[Stretch], longest: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    starts = np.concatenate([stretch.starts for stretch in stretches])
+    lengths = np.concatenate([stretch.lengths for stretch in stretches])
+    domains = np.concatenate([stretch.domains for stretch in stretches])
+    pieces = -(-lengths // longest)
+    if pieces.max(initial=0) > 1:
+        number = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)  # within its stretch
+        starts = np.repeat(starts, pieces) + number * longest
+        lengths = np.minimum(np.repeat(lengths, pieces) - number * longest, longest)
+        domains = np.repeat(domains, pieces)
+    return starts, lengths, domains

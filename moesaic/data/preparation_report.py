@@ -1,0 +1,66 @@
+"""How a preparation is shown: a progress bar on standard error while it runs, and at the end what it made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from moesaic.data.prepare import Prepared, Status
+
+
+@contextmanager
+def drawn() -> Iterator[Callable[[Status], None]]:
+    """What draws a status as a progress bar, where somebody can see it."""
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[counted]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task("looking at the sources", total=None, counted="")
+
+        def show(status: Status) -> None:
+            counted = f"{status.documents:,} documents, {status.tokens:,} tokens" if status.documents else ""
+            bar.update(
+                task, description=status.doing, completed=status.done, total=max(status.size, 1), counted=counted
+            )
+
+        yield show
+
+
+def summary(prepared: Prepared, recipe: Path) -> str:
+    """What was made, what was left out and why, and what to do next."""
+    manifest = prepared.manifest
+    head = "was prepared before, and nothing has changed" if prepared.already else "is ready"
+    lines = [f"{prepared.directory} {head}: {manifest['tokens']:,} tokens in {manifest['documents']:,} documents"]
+    for counts in prepared.counts:
+        left = {
+            "held out": counts.held_out,
+            "duplicates": counts.duplicate,
+            "near duplicates": counts.near_duplicate,
+            "empty": counts.empty,
+            "broken": counts.broken,
+        }
+        notes = "".join(f", {number:,} {name}" for name, number in left.items() if number)
+        per = counts.characters / max(counts.tokens, 1)
+        lines.append(
+            f"  {counts.name}: {counts.tokens:,} tokens in {counts.documents:,} documents"
+            f" ({per:.2f} characters a token){notes}"
+        )
+        lines += [f"    broken: {text}" for text in counts.first_broken]
+        if counts.broken > len(counts.first_broken):
+            lines.append(f"    all {counts.broken:,} are listed in {prepared.directory}/broken.jsonl")
+    lines.append(f"  vocabulary {manifest['vocabulary']:,}; columns: {', '.join(manifest['columns']) or 'none'}")
+    lines.append(f"Next: moesaic train {recipe} --out DIR train.data={prepared.directory}")
+    return "\n".join(lines)

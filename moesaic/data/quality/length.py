@@ -1,0 +1,21 @@
+"""Longer is better, in characters and on a logarithmic scale: fragments and menus are short.
+
+data: {quality: {name: length, most: 100000}}
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moesaic.data.quality import Quality
+from moesaic.data.records import Document
+
+
+@dataclass(frozen=True)
+class Length(Quality):
+    most: int | None = None  # characters; longer than that is no better
+
+    def score(self, documents: Sequence[Document]) -> list[float]:
+        return [math.log1p(min(len(document.text), self.most or len(document.text))) for document in documents]

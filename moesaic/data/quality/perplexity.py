@@ -1,0 +1,58 @@
+"""How well a given model predicts a text: minus the logarithm of its perplexity, so that the expected is better.
+
+    data: {quality: {name: perplexity, model: out/smollm2, tokens: 256}}
+
+The mean log-probability of the first `tokens` tokens, in the model's own tokens, many documents in one flat forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from moesaic.data.quality import Quality
+from moesaic.data.records import Document
+from moesaic.errors import UserError
+
+if TYPE_CHECKING:
+    from moesaic.model.transformer import Model
+
+CHARACTERS = 16  # of a token at most, as far as deciding how much text to tokenise goes
+
+
+@dataclass(frozen=True)
+class Perplexity(Quality):
+    model: str
+    tokens: int = 512
+    batch_tokens: int = 4096
+
+    def __post_init__(self) -> None:
+        if self.tokens < 2 or self.batch_tokens < self.tokens:
+            raise ValueError("tokens must be at least 2, and batch_tokens at least tokens")
+
+    @cached_property
+    def _model(self) -> Model:
+        import moesaic
+
+        model = moesaic.load(self.model)
+        if model.tokenizer is None:
+            raise UserError(self.model, "the model has no tokenizer", "Perplexity needs one that has.")
+        return model
+
+    def score(self, documents: Sequence[Document]) -> list[float]:
+        tokenizer = self._model.tokenizer
+        assert tokenizer is not None
+        texts = [document.text[: self.tokens * CHARACTERS] for document in documents]
+        sequences = [tokenizer.encode(text)[: self.tokens] for text in texts]
+        scores: list[float] = []
+        batch: list[list[int]] = []
+        for number, sequence in enumerate(sequences):
+            batch.append(sequence or [0])
+            room = self.batch_tokens - sum(map(len, batch))
+            if number == len(sequences) - 1 or len(sequences[number + 1]) > room:
+                log = self._model.logprobs(batch)
+                scores += [float(values.mean()) if len(values) else 0.0 for values in log]
+                batch = []
+        return scores

@@ -1,0 +1,155 @@
+"""Kaiyuan-2B's quantile data benchmarking: which part of which data set teaches most.
+
+    table = benchmark_quantiles(Shards("out/data"), recipe.data, train_proxy, tokens=200_000, batch_tokens=4096)
+    print(table.text())
+    table.recommendation.phases       # for data.phases of a recipe
+
+Every source is cut into slices of equal token share by quality. On each slice a small proxy model is trained from the
+same start, for the same number of tokens, and its loss measured on the same held-out text; `train_proxy(stream)` does
+both and returns the loss. Slices of different sources at the same quantile can then be compared, which scores from
+different scales cannot.
+
+The recommendation. *Tilt*: a slice is worth exp(-(loss - best) / spread), with `spread` the standard deviation of all
+losses (equal losses: all are worth the same). First phase: each source weighs the worth of its slices times their
+tokens. Second phase (the last `final` share of the run, the selective repetition): each source keeps its best slices,
+from the top down to the last one whose loss is not above the median of all; a source of which not even the top slice
+passes is left out. It is a rule of thumb to start from; losses that differ less than those of two seeds say nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from moesaic.data.mixture import make_plan
+from moesaic.data.ordering import token_ranks
+from moesaic.data.shards import Shards
+from moesaic.data.stream import TokenStream
+from moesaic.errors import UserError
+from moesaic.recipe import DataSection, Phase
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Quantile `number` of a source (0 is the lowest), with the loss of a proxy trained on it for `epochs` epochs."""
+
+    source: str
+    number: int
+    low: float  # quality of its worst and best document
+    high: float
+    tokens: int
+    epochs: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    phases: tuple[Phase, ...]
+    why: str
+
+
+@dataclass(frozen=True)
+class QuantileTable:
+    column: str
+    quantiles: int
+    slices: tuple[Slice, ...]
+    recommendation: Recommendation
+
+    def text(self) -> str:
+        """A row for each source, a column for each quantile, the best loss of all marked."""
+        best = min(piece.loss for piece in self.slices)
+        sources = list(dict.fromkeys(piece.source for piece in self.slices))
+        width = max(len("source"), *map(len, sources))
+        heads = [
+            f"{number / self.quantiles:.0%}-{(number + 1) / self.quantiles:.0%}" for number in range(self.quantiles)
+        ]
+        lines = [f"{'source':<{width}}  " + "  ".join(f"{head:>9}" for head in heads) + f"   of {self.column}"]
+        for source in sources:
+            row = [piece for piece in self.slices if piece.source == source]
+            losses = [f"{piece.loss:.4f}{'*' if piece.loss == best else ' '}" for piece in row]
+            lines.append(f"{source:<{width}}  " + "  ".join(f"{loss:>9}" for loss in losses))
+        repeated = max(self.slices, key=lambda piece: piece.epochs)
+        if repeated.epochs > 1:
+            lines.append(f"some slices were repeated, up to {repeated.epochs:.1f} times ({repeated.source})")
+        return "\n".join([*lines, self.recommendation.why])
+
+
+def benchmark_quantiles(
+    data: Shards,
+    section: DataSection,
+    train_proxy: Callable[[TokenStream], float],
+    *,
+    tokens: int,
+    batch_tokens: int,
+    quantiles: int = 4,
+    column: str = "quality",
+    final: float = 0.3,
+) -> QuantileTable:
+    """Train a proxy on every quantile of every source of `section`, and recommend a mixture of two phases."""
+    if quantiles < 2:
+        raise UserError("quantiles", f"{quantiles} slices cannot be compared", "Ask for 2 or more.")
+    values = data.column(column)
+    slices = []
+    for source in section.sources:
+        documents = np.flatnonzero((data.domain == data.domains.index(source.name)) & ~data.held_out)
+        ranks = token_ranks(values[documents], data.lengths[documents])
+        plain = DataSection(
+            sources=(source.model_copy(update={"max_epochs": None}),),
+            sequence_length=section.sequence_length,
+            seed=section.seed,
+        )
+        for number in range(quantiles):
+            chosen = documents[(ranks >= number / quantiles) & (ranks < (number + 1) / quantiles)]
+            if not len(chosen):
+                problem = f"{len(documents)} documents cannot be cut into {quantiles} slices of equal size"
+                raise UserError(f"data.sources: {source.name}", problem, "Ask for fewer quantiles.")
+            plan = make_plan(data, plain, tokens=tokens, documents=chosen)
+            stream = TokenStream(data, plan, batch_tokens=batch_tokens, longest=section.sequence_length)
+            loss = float(train_proxy(stream))
+            if not math.isfinite(loss):
+                raise UserError(source.name, f"the proxy's loss on quantile {number} is {loss}", "Lower its rate.")
+            size = int(data.lengths[chosen].sum())
+            low, high = float(values[chosen].min()), float(values[chosen].max())
+            slices.append(Slice(source.name, number, low, high, size, tokens / size, loss))
+    return QuantileTable(column, quantiles, tuple(slices), recommend(slices, quantiles, final))
+
+
+def recommend(slices: list[Slice], quantiles: int, final: float = 0.3) -> Recommendation:
+    """The rule of the docstring above."""
+    losses = [piece.loss for piece in slices]
+    best, spread, median = min(losses), statistics.pstdev(losses), statistics.median(losses)
+    worth = [math.exp(-(loss - best) / spread) if spread > 0 else 1.0 for loss in losses]
+    first: dict[str, float] = {}
+    second: dict[str, float] = {}
+    keep: dict[str, float] = {}
+    for source in dict.fromkeys(piece.source for piece in slices):
+        mine = [(piece, value) for piece, value in zip(slices, worth) if piece.source == source]
+        first[source] = sum(piece.tokens * value for piece, value in mine)
+        mine.sort(key=lambda pair: -pair[0].number)
+        kept = 0
+        while kept < len(mine) and mine[kept][0].loss <= median:
+            kept += 1
+        if kept:
+            keep[source] = kept / quantiles
+            second[source] = sum(piece.tokens * value for piece, value in mine[:kept])
+    if not second:  # the best slices are nowhere at the top: quality by this column says nothing
+        why = "recommended: one phase; higher quality did not teach more, so nothing is kept apart"
+        return Recommendation((Phase(share=1.0, weights=_normal(first)),), f"{why}\n  weights {_normal(first)}")
+    phases = (
+        Phase(share=round(1 - final, 6), weights=_normal(first)),
+        Phase(share=round(final, 6), weights=_normal(second), keep=keep),
+    )
+    why = (
+        f"recommended: {1 - final:.0%} of the run with weights {phases[0].weights},\n"
+        f"  then {final:.0%} with weights {phases[1].weights}, keeping the best {keep}"
+    )
+    return Recommendation(phases, why)
+
+
+def _normal(weights: dict[str, float]) -> dict[str, float]:
+    total = sum(weights.values())
+    return {name: round(weight / total, 3) for name, weight in weights.items()}

@@ -1,0 +1,224 @@
+"""Read the records of one file: text, JSONL (plain, .gz, .zst) or parquet, without ever holding the whole file.
+
+A record is a `Document` or, where something is wrong with it, a `Broken` that says where and what; both know the place
+after them, from which reading can start again. Memory is bounded by `LONGEST`, the largest record that is accepted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, BinaryIO, cast
+
+import pyarrow
+import pyarrow.parquet
+
+LONGEST = 64 << 20  # bytes of the largest record; a longer one is broken
+BLOCK = 1 << 20
+JSON_LINES = (".jsonl", ".ndjson", ".json")
+COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where to read on: a file of the source, the records of it already read, and, where it can be used, a byte."""
+
+    file: int = 0
+    record: int = 0
+    byte: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    text: str
+    after: Place
+    fields: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """`line` counts from 1: the line of a JSONL file, the row of a parquet one, the document of a text."""
+
+    file: str
+    line: int
+    why: str
+    after: Place
+
+
+Record = Document | Broken
+
+
+@dataclass(frozen=True)
+class Format:
+    """How the records of a source are written."""
+
+    text: str = "text"
+    columns: Sequence[str] = ()
+    separator: str | None = None
+
+
+def read_file(path: Path, form: Format, start: Place) -> Iterator[Record]:
+    """The records of one file from `start` on; whatever is wrong with the file itself is a broken record too."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    compression = COMPRESSED.get(suffixes[-1]) if suffixes else None
+    kind = (suffixes[:-1] if compression else suffixes)[-1:]
+    read = _parquet if kind == [".parquet"] else _json_lines if kind and kind[0] in JSON_LINES else _text
+    at = start
+    try:
+        for record in read(path, form, start, compression):
+            yield record
+            at = record.after
+    # Arrow's errors are OSError and ValueError (ArrowInvalid); a cut-off archive is one of them.
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        why = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
+        yield Broken(str(path), at.record + 1, why[:200], Place(start.file + 1))
+
+
+def _text(path: Path, form: Format, start: Place, compression: str | None) -> Iterator[Record]:
+    for raw, after in _split(path, form.separator, start, compression):
+        text = _decode(raw)
+        if isinstance(text, str):
+            yield Document(text, after)
+        else:
+            yield Broken(str(path), after.record, text.why, after)
+
+
+def _json_lines(path: Path, form: Format, start: Place, compression: str | None) -> Iterator[Record]:
+    for raw, after in _split(path, "\n", start, compression):
+        if raw is not None and not raw.strip():
+            yield Document("", after)
+            continue
+        text = _decode(raw)
+        if not isinstance(text, str):
+            yield Broken(str(path), after.record, text.why, after)
+            continue
+        try:
+            yield _document(json.loads(text), form, after)
+        except RecursionError:
+            yield Broken(str(path), after.record, "nested too deeply", after)
+        except json.JSONDecodeError as error:
+            yield Broken(str(path), after.record, f"not JSON: {error.msg} at character {error.pos + 1}", after)
+        except ValueError as error:  # a number of thousands of digits
+            yield Broken(str(path), after.record, f"not JSON: {error}", after)
+        except _WrongRecordError as error:
+            yield Broken(str(path), after.record, str(error), after)
+
+
+def _parquet(path: Path, form: Format, start: Place, compression: str | None) -> Iterator[Record]:
+    if compression:
+        raise ValueError("a parquet file is compressed inside; unpack this one")
+    with pyarrow.parquet.ParquetFile(path) as file:
+        names = file.schema_arrow.names
+        if missing := [name for name in (form.text, *form.columns) if name not in names]:
+            raise ValueError(f'no column "{missing[0]}"; it has {", ".join(names)}')
+        first = 0
+        for group in range(file.num_row_groups):
+            rows = file.metadata.row_group(group).num_rows
+            if first + rows > start.record:
+                number = first
+                for batch in file.iter_batches(64, row_groups=[group], columns=[form.text, *form.columns]):
+                    for row in batch.to_pylist() if number + batch.num_rows > start.record else [None] * batch.num_rows:
+                        number += 1
+                        if number > start.record:
+                            after = Place(start.file, number)
+                            try:
+                                yield _document(row, form, after)
+                            except _WrongRecordError as error:
+                                yield Broken(str(path), number, str(error), after)
+            first += rows
+
+
+class _WrongRecordError(Exception):
+    pass
+
+
+def _document(record: Any, form: Format, after: Place) -> Document:
+    if not isinstance(record, dict):
+        raise _WrongRecordError("not an object with fields")
+    if form.text not in record:
+        raise _WrongRecordError(f'no field "{form.text}"; it has {", ".join(map(str, record))[:100] or "none"}')
+    text = record[form.text]
+    if not isinstance(text, str):
+        raise _WrongRecordError(f'the field "{form.text}" is not text')
+    if not _is_unicode(text):
+        raise _WrongRecordError(f'the field "{form.text}" is not valid Unicode (half of a pair)')
+    if len(text) > LONGEST:
+        raise _WrongRecordError(f"longer than {LONGEST >> 20} MiB")
+    fields = {}
+    for name in form.columns:
+        value = record.get(name)
+        if not isinstance(value, int | float) or not abs(value) < 1e38:  # as large as a column can hold; never nan
+            raise _WrongRecordError(f'the field "{name}" is {"missing" if value is None else "not a number"}')
+        fields[name] = float(value)
+    return Document(text, after, fields)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class _NotText:
+    why: str
+
+
+def _decode(raw: bytes | None) -> str | _NotText:
+    if raw is None:
+        return _NotText(f"longer than {LONGEST >> 20} MiB; give the source a separator, or divide the record")
+    if b"\0" in raw:
+        return _NotText("binary data, not text in UTF-8")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        return _NotText(f"not UTF-8 (byte {error.start + 1} of it)")
+
+
+def _split(
+    path: Path, separator: str | None, start: Place, compression: str | None
+) -> Iterator[tuple[bytes | None, Place]]:
+    """The stretches between separators, each with the place after it; None in place of one that is too long."""
+    mark = separator.encode() if separator else None
+    number = start.record if not compression else 0
+    with _open(path, compression) as stream:
+        if not compression:
+            stream.seek(start.byte)  # an archive can only be read from its beginning
+        at = start.byte
+        for raw, size in _pieces(stream, mark):
+            number, at = number + 1, at + size
+            if number > start.record:
+                yield raw, Place(start.file, number, 0 if compression else at)
+
+
+def _open(path: Path, compression: str | None) -> IO[bytes]:
+    if compression is None:
+        return path.open("rb")
+    return cast(BinaryIO, pyarrow.input_stream(str(path), compression=compression, buffer_size=BLOCK))
+
+
+def _pieces(stream: IO[bytes], mark: bytes | None) -> Iterator[tuple[bytes | None, int]]:
+    """Each piece and how many bytes it took, its separator included."""
+    rest, lost = b"", 0  # `lost`: bytes of a piece that was too long to keep
+    looked = False
+    while block := stream.read(BLOCK):
+        if not looked and b"\0" in block[:8192]:
+            raise ValueError("binary data, not text in UTF-8")  # the whole file: its lines would mean nothing
+        looked = True
+        if mark is None:
+            parts, rest = [], rest + block
+        else:
+            *parts, rest = (rest + block).split(mark)
+        for part in parts:
+            size = lost + len(part) + len(mark or b"")
+            yield (None if lost or len(part) > LONGEST else part), size
+            lost = 0
+        if len(rest) > LONGEST:
+            tail = len(mark) - 1 if mark else 0  # a separator may lie across two blocks
+            lost, rest = lost + len(rest) - tail, rest[len(rest) - tail :]
+    if rest or lost:
+        yield (None if lost else rest), lost + len(rest)

@@ -1,0 +1,171 @@
+"""Batches of tokens in a fixed order, from any position, for any number of ranks.
+
+    stream = TokenStream.open("out/data", recipe)           # rank=0, ranks=1
+    batch = next(stream)                                    # endless, unless the mixture says that it ends
+    stream = stream.from_position(batch.position_after)     # as if never interrupted
+    stream = stream.from_position(good).skip(bad)           # as of `good`, but past the data up to `bad`
+
+Which token comes when is the plan's business (mixture.py) and does not depend on how batches are cut: a batch is the
+next `batch_tokens` tokens of the plan. A position is the number of tokens behind it, so a run may even go on with
+another batch size or number of ranks and still see every token once.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from moesaic.data.curricula import Curriculum
+from moesaic.data.mixture import Plan, make_plan
+from moesaic.data.packing import Batch, pack
+from moesaic.data.shards import Shards
+from moesaic.errors import UserError
+from moesaic.recipe import LengthWarmup, Recipe
+
+__all__ = ["Batch", "TokenStream", "prefetched"]
+
+Position = dict[str, Any]  # {"tokens": drawn so far, "step": batches so far, "data": ..., "order": ...}: plain JSON
+
+
+class TokenStream(Iterator[Batch]):
+    def __init__(
+        self,
+        data: Shards,
+        plan: Plan,
+        *,
+        batch_tokens: int,
+        longest: int,
+        warmup: LengthWarmup | None = None,
+        rank: int = 0,
+        ranks: int = 1,
+        tokens: int = 0,
+        step: int = 0,
+    ) -> None:
+        assert 0 <= rank < ranks
+        self.data, self.plan = data, plan
+        self.batch_tokens, self.longest, self.warmup = batch_tokens, longest, warmup
+        self.rank, self.ranks = rank, ranks
+        self.tokens, self.step = tokens, step
+
+    @classmethod
+    def open(
+        cls, directory: str | Path, recipe: Recipe, *, rank: int = 0, ranks: int = 1, verify: bool = False
+    ) -> TokenStream:
+        """The batches that a recipe asks for, of data that was prepared."""
+        data = Shards(directory, verify=verify)
+        section, train = recipe.data, recipe.train
+        curriculum = recipe.build("data.curriculum", Curriculum) if section.curriculum is not None else None
+        length = section.sequence_length
+        tokens = sum(_sizes(step, train.batch_tokens, length, section.length_warmup)[1] for step in range(train.steps))
+        plan = make_plan(data, section, curriculum, tokens=tokens)
+        return cls(
+            data,
+            plan,
+            batch_tokens=train.batch_tokens,
+            longest=length,
+            warmup=section.length_warmup,
+            rank=rank,
+            ranks=ranks,
+        )
+
+    @property
+    def domains(self) -> list[str]:
+        return self.data.domains
+
+    @property
+    def position(self) -> Position:
+        order = self.plan.fingerprint
+        return {"tokens": self.tokens, "step": self.step, "data": self.data.fingerprint, "order": order}
+
+    def from_position(self, position: Mapping[str, Any] | None) -> TokenStream:
+        """The same stream, about to give the batch after a position; None is the beginning."""
+        if position is None:
+            return self._at(0, 0)
+        if position["data"] != self.data.fingerprint:
+            raise UserError(
+                self.data.directory,
+                "is not the data that this run began with",
+                "Put that back, or begin a new run in another directory.",
+            )
+        if position["order"] != self.plan.fingerprint:
+            raise UserError(
+                "data",
+                "the recipe mixes or orders the data otherwise than when this run began"
+                " (sources, weights, phases, curriculum, sequence_length, seed; with phases, also train.steps)",
+                "Put that back, or begin a new run in another directory.",
+            )
+        return self._at(int(position["tokens"]), int(position["step"]))
+
+    def skip(self, past: int | Mapping[str, Any]) -> TokenStream:
+        """The same stream so many tokens further on, or past the data up to a later position; still at this step."""
+        tokens = self.tokens + past if isinstance(past, int) else max(self.tokens, int(past["tokens"]))
+        return self._at(tokens, self.step)
+
+    def __next__(self) -> Batch:
+        longest, size = _sizes(self.step, self.batch_tokens, self.longest, self.warmup)
+        stop = self.tokens + size
+        if self.plan.tokens is not None and stop > self.plan.tokens:
+            raise StopIteration
+        stretches = self.plan.stretches(self.tokens, stop)
+        self.tokens, self.step = stop, self.step + 1
+        return pack(self.data, stretches, longest, self.position, self.rank, self.ranks)
+
+    def _at(self, tokens: int, step: int) -> TokenStream:
+        return TokenStream(
+            self.data,
+            self.plan,
+            batch_tokens=self.batch_tokens,
+            longest=self.longest,
+            warmup=self.warmup,
+            rank=self.rank,
+            ranks=self.ranks,
+            tokens=tokens,
+            step=step,
+        )
+
+
+def _sizes(step: int, batch_tokens: int, length: int, warmup: LengthWarmup | None) -> tuple[int, int]:
+    """The longest piece and the tokens of a step: sequence-length warm-up ("The Stability-Efficiency Dilemma")."""
+    if warmup is None or step >= warmup.steps:
+        return length, batch_tokens
+    grown = warmup.start + (length - warmup.start) * step / warmup.steps
+    longest = min(length, max(8, int(grown) // 8 * 8))
+    return longest, batch_tokens if warmup.batch == "same" else max(longest, batch_tokens * longest // length)
+
+
+def prefetched(stream: TokenStream, depth: int = 2) -> Iterator[Batch]:
+    """The same batches, made ahead by another thread. A batch's position is its own, however far ahead that is."""
+    ready: queue.Queue[Batch | BaseException] = queue.Queue(depth)
+    stop = threading.Event()
+
+    def put(thing: Batch | BaseException) -> None:
+        while not stop.is_set():
+            try:
+                return ready.put(thing, timeout=0.1)
+            except queue.Full:
+                continue
+
+    def work() -> None:
+        try:
+            for batch in stream:
+                put(batch)
+                if stop.is_set():
+                    return
+            put(StopIteration())
+        except BaseException as error:
+            put(error)
+
+    threading.Thread(target=work, name="batches", daemon=True).start()
+    try:
+        while True:
+            thing = ready.get()
+            if isinstance(thing, StopIteration):
+                return
+            if isinstance(thing, BaseException):
+                raise thing
+            yield thing
+    finally:
+        stop.set()

@@ -1,0 +1,111 @@
+"""Verifiable tasks: a question, its answer, and a score for any other answer (from the package reasoning-gym).
+
+    task = tasks("gcd", "train", 0)
+    task.question, task.answer
+    score(task, "12")                     # 1.0 for a right answer
+
+Training and test never meet, in two ways at once. *Seeds*: index i of a split draws from the seeds
+`FIRST_SEED[split] + i * BLOCK` to the last of that block, and the two ranges do not touch. *Content*: small families
+make the same question from different seeds, so a question belongs to the test split if its hash says so (one in four)
+and to the training split otherwise; of the block's seeds the first whose question belongs to the split is taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from moesaic.data.tasks.families import UNSUITABLE
+from moesaic.errors import UserError
+from moesaic.strict import did_you_mean
+
+Split = Literal["train", "test"]
+FIRST_SEED: dict[Split, int] = {"train": 0, "test": 1 << 30}
+BLOCK = 64  # seeds of one index
+INDICES = (1 << 30) // BLOCK  # of each split
+TEST_IN = 4  # one question in so many is a test question
+
+# Their items are made when the data set is, so that each seed needs a data set of its own.
+MADE_AT_ONCE = {"acre", "gsm_symbolic"}
+
+
+@dataclass(frozen=True)
+class Task:
+    """`answer` is None where the family knows no answer of its own and only scores what it is given."""
+
+    question: str
+    answer: str | None
+    metadata: dict[str, Any]
+    family: str
+    split: Split
+    index: int
+
+
+def tasks(family: str, split: Split, index: int) -> Task:
+    """The task with a number: the same in every process and on every machine with the same reasoning-gym."""
+    check_family(family, "tasks")
+    assert 0 <= index < INDICES, f"a split has {INDICES} tasks"
+    first = FIRST_SEED[split] + index * BLOCK
+    for seed in range(first, first + BLOCK):
+        entry = _entry(family, seed)
+        if (_hash(entry["question"]) % TEST_IN == 0) == (split == "test"):
+            return Task(entry["question"], entry["answer"], entry["metadata"], family, split, index)
+    raise UserError(family, f"makes too few different questions for a {split} split", "Choose another family.")
+
+
+def score(task: Task, answer: str | None) -> float:
+    """How right an answer is, from 0 to 1, as the family itself judges."""
+    entry = {"question": task.question, "answer": task.answer, "metadata": task.metadata}
+    return float(_data_set(task.family, 0).score_answer(answer=answer, entry=entry))
+
+
+def as_text(task: Task) -> str:
+    """A task as text to learn from."""
+    return f"Question: {task.question.strip()}\nAnswer: {task.answer}\n"
+
+
+def families() -> list[str]:
+    """All families that can be used."""
+    from reasoning_gym.factory import DATASETS
+
+    return sorted(set(DATASETS) - set(UNSUITABLE))
+
+
+def check_family(family: str, here: str, *, as_source: bool = False) -> None:
+    """A UserError unless there is such a family; with `as_source`, unless it gives answers to learn from."""
+    if family in UNSUITABLE:
+        raise UserError(here, f"{family} cannot be used: {UNSUITABLE[family]}", "Choose another family.")
+    if family not in _known():
+        raise UserError(here, f'no family of tasks "{family}"{did_you_mean(family, _known())}')
+    if as_source and _entry(family, 0)["answer"] is None:
+        raise UserError(here, f"{family} gives no answers to learn from", "Use it for evaluation or RL only.")
+
+
+@lru_cache(1)
+def _known() -> frozenset[str]:
+    try:
+        return frozenset(families())
+    except ModuleNotFoundError:
+        raise UserError("builtin tasks", "the package reasoning-gym is not installed", "pip install it.") from None
+
+
+def _entry(family: str, seed: int) -> dict[str, Any]:
+    # Elsewhere item i of seed s is item 0 of seed s + i, so one data set serves all seeds.
+    if family in MADE_AT_ONCE:
+        return dict(_make(family, seed)[0])
+    return dict(_data_set(family, 0)[seed])
+
+
+def _make(family: str, seed: int) -> Any:
+    import reasoning_gym
+
+    return reasoning_gym.create_dataset(family, seed=seed, size=1)
+
+
+_data_set = lru_cache(128)(_make)
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "big")

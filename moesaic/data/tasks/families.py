@@ -1,0 +1,25 @@
+"""Families of tasks: sets of them by a short name, and those that cannot be used, with the reason."""
+
+from __future__ import annotations
+
+PRESETS: dict[str, tuple[str, ...]] = {
+    # Short questions with short answers, which a very small model can learn something of.
+    "arithmetic": ("chain_sum", "basic_arithmetic", "gcd", "lcm", "products", "count_bits"),
+    "words": ("spell_backward", "letter_counting", "word_sorting", "caesar_cipher", "word_sequence_reversal"),
+    "logic": ("syllogism", "knights_knaves", "family_relationships", "aiw", "coin_flip"),
+}
+
+_CHANGES = "its tasks differ from process to process (they depend on the order of Python sets)"
+_HANGS = "it can take minutes over a single task"
+UNSUITABLE: dict[str, str] = {
+    "codeio": _CHANGES,
+    "composite": "it is made of other families, each of which can be named by itself",
+    "isomorphic_strings": _CHANGES,
+    "knight_swap": _CHANGES,
+    "list_functions": _CHANGES,
+    "number_sequence": _HANGS,
+    "polynomial_multiplication": _CHANGES,
+    "ransom_note": _CHANGES,
+    "sokoban": _HANGS,
+    "word_ladder": _CHANGES,
+}

@@ -1,0 +1,74 @@
+"""Keeping experts equally busy: the aux-loss-free bias (DeepSeek-V3), a loss in sequences, and the router z-loss."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from moesaic.model.config import Experts
+from moesaic.model.experts import MixtureFeedForward
+from moesaic.model.flow import Routing
+from moesaic.model.transformer import Model
+from moesaic.recipe import BalanceSection
+
+
+class Balance:
+    """Counts where tokens went during a step, moves the balance bias after it, and offers the losses."""
+
+    def __init__(self, model: Model, settings: BalanceSection) -> None:
+        self.settings = settings
+        blocks = [*model.layers, *(layer.block for layer in model.mtp)]
+        self.layers = {n: block.ffn for n, block in enumerate(blocks) if isinstance(block.ffn, MixtureFeedForward)}
+        self.loads: dict[int, Tensor] = {}
+
+    def routing(self) -> Routing:
+        return Routing(keep_logits=bool(self.settings.sequence_loss or self.settings.z_loss))
+
+    def losses(self, routing: Routing, lengths: list[int], share: float) -> dict[str, Tensor]:
+        """`share` is this part's share of the batch."""
+        found = {}
+        if self.settings.z_loss and routing.logits:
+            z = torch.stack([logits_TE.logsumexp(-1).square().mean() for logits_TE in routing.logits.values()]).mean()
+            found["z"] = z * (self.settings.z_loss * share)
+        if self.settings.sequence_loss and routing.logits:
+            terms = [
+                sequence_loss(logits_TE, routing.choices[layer], lengths, self.layers[layer].router.shape)
+                for layer, logits_TE in routing.logits.items()
+                if len(logits_TE) == sum(lengths)
+            ]
+            if terms:
+                found["sequence"] = torch.stack(terms).mean() * (self.settings.sequence_loss * share)
+        return found
+
+    def count(self, routing: Routing) -> None:
+        for layer, routes_TK in routing.choices.items():
+            experts = self.layers[layer].router.shape.count
+            counts_E = torch.bincount(routes_TK.reshape(-1), minlength=experts)
+            self.loads[layer] = self.loads[layer] + counts_E if layer in self.loads else counts_E
+
+    @torch.no_grad()
+    def update(self) -> dict[int, Tensor]:
+        """Move each bias towards equal load; returns the step's counts by layer and forgets them."""
+        loads = self.loads
+        for layer, counts_E in self.loads.items():
+            correction_E = self.layers[layer].router.correction
+            if correction_E is not None and self.settings.bias_rate:
+                counts_E = counts_E.float()
+                correction_E += self.settings.bias_rate * torch.sign(counts_E.mean() - counts_E)
+        self.loads = {}
+        return loads
+
+
+def sequence_loss(logits_TE: Tensor, routes_TK: Tensor, lengths: list[int], shape: Experts) -> Tensor:
+    """DeepSeek-V3's complementary loss: within each sequence, the share of tokens times the mean score, summed."""
+    scores_TE = logits_TE.softmax(-1) if shape.score == "softmax" else logits_TE.sigmoid()
+    scores_TE = scores_TE / scores_TE.sum(-1, keepdim=True)
+    chosen_TE = torch.zeros_like(scores_TE).scatter(1, routes_TK, 1.0)
+    total = scores_TE.new_zeros(())
+    start = 0
+    for length in lengths:
+        rows = slice(start, start + length)
+        start += length
+        load_E = chosen_TE[rows].mean(0) * (shape.count / shape.per_token)
+        total = total + length * (load_E * scores_TE[rows].mean(0)).sum()
+    return total / max(start, 1)

@@ -1,0 +1,41 @@
+"""Where a run's weights come from: a model directory to go on from, or fresh ones of the recipe's sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from moesaic.errors import UserError
+from moesaic.kernels import probe
+from moesaic.model import directory, lineage
+from moesaic.model.checkpoint import SIDE_FILES
+from moesaic.model.tokenizer import Tokenizer
+from moesaic.model.transformer import Model
+from moesaic.recipe import Recipe
+from moesaic.train.architecture import architecture
+
+
+def model(recipe: Recipe, data: Path, device: torch.device) -> tuple[Model, dict[str, bytes], list[dict[str, Any]]]:
+    """The model, the files that go with it, and its life before this run."""
+    settings = recipe.train
+    dtype = getattr(torch, settings.dtype) if settings.dtype != "auto" else probe.dtype(device, torch.bfloat16)
+    folder = data / "tokenizer"
+    files = {name: (folder / name).read_bytes() for name in SIDE_FILES if (folder / name).is_file()}
+    tokenizer = Tokenizer.from_files(files, folder)
+    if tokenizer is None:
+        raise UserError(folder / "tokenizer.json", "no such file", "Prepare the data again.")
+    if settings.init:
+        begun = directory.load(settings.init, dtype=dtype, device=device)
+        if len(tokenizer) > begun.config.vocab:
+            problem = f"has {begun.config.vocab} tokens, and the data was prepared with {len(tokenizer)}"
+            raise UserError(settings.init, problem, f"Prepare the data with data.tokenizer={settings.init}.")
+        return begun, files, lineage.read(Path(settings.init))
+    eos = tuple(sorted(tokenizer.stop_tokens))
+    config = architecture(recipe.model, bos=None, eos=eos, pad=eos[0] if eos else None)
+    if len(tokenizer) > config.vocab:
+        raise UserError("model.vocab", f"{config.vocab}, but the tokenizer has {len(tokenizer)} tokens", "Raise it.")
+    fresh = Model(config).initialize(settings.seed).to(device, dtype)
+    fresh.tokenizer = tokenizer
+    return fresh, files, []

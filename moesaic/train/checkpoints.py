@@ -1,0 +1,138 @@
+"""Checkpoints of a run: `DIR/checkpoints/step-N` is a whole model directory with a `state/` of its own.
+
+DIR itself is a model directory too: its model files are links through `checkpoints/latest`, one link that is replaced
+at once, so whoever opens DIR sees one checkpoint, whole. When the run ends, they become files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from moesaic.errors import UserError
+from moesaic.model import directory
+from moesaic.model.checkpoint import read_json
+from moesaic.model.config import ModelConfig
+from moesaic.model.families import Place
+
+
+@dataclass
+class Snapshot:
+    """All that a run is after a step, copied, so that it can be written while the next steps are taken."""
+
+    step: int
+    config: ModelConfig
+    weights: dict[str, Tensor]
+    dtype: torch.dtype
+    files: dict[str, bytes]
+    life: list[dict[str, Any]]
+    tensors: dict[str, dict[str, Tensor]]  # group (optimizer, average, ...) -> name -> tensor
+    numbers: dict[str, Any]  # JSON: step, data position, ...
+
+
+class Checkpoints:
+    def __init__(self, run: Path, keep_last: int, keep_every: int) -> None:
+        self.run = run
+        self.folder = run / "checkpoints"
+        self.keep_last, self.keep_every = keep_last, keep_every
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._writing: Future[None] | None = None
+
+    def steps(self) -> list[int]:
+        found = [re.fullmatch(r"step-(\d+)", path.name) for path in self.folder.glob("step-*")]
+        return sorted(int(match[1]) for match in found if match)
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"step-{step:08}"
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Write in the background; the one before must be done first."""
+        self.wait()
+        self._writing = self._writer.submit(self._write, snapshot)
+
+    def wait(self) -> None:
+        """Until what is being written is on disk; an error of the writer is raised here."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            writing.result()
+
+    def _write(self, snapshot: Snapshot) -> None:
+        def tensor(place: Place) -> Tensor:
+            whole = snapshot.weights[place.parameter]
+            return whole[place.part] if place.part else whole
+
+        def state(fresh: Path) -> None:
+            (fresh / "state").mkdir()
+            for group, tensors in snapshot.tensors.items():
+                save_file(
+                    {name: t.contiguous() for name, t in tensors.items()}, fresh / "state" / f"{group}.safetensors"
+                )
+            (fresh / "state" / "run.json").write_text(json.dumps(snapshot.numbers, indent=1))
+
+        path = self.path(snapshot.step)
+        room = sum(t.numel() * t.element_size() for group in snapshot.tensors.values() for t in group.values())
+        directory.write(
+            path, snapshot.config, tensor, snapshot.dtype, snapshot.files, snapshot.life, also=state, also_bytes=room
+        )
+        self._publish(path)
+        self._prune()
+
+    def _publish(self, path: Path) -> None:
+        fresh = self.folder / ".latest"
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(path.name)
+        fresh.rename(self.folder / "latest")
+        for file in path.iterdir():
+            link = self.run / file.name
+            if file.is_file() and not link.exists():
+                link.unlink(missing_ok=True)
+                link.symlink_to(Path("checkpoints") / "latest" / file.name)
+
+    def _prune(self) -> None:
+        steps = self.steps()
+        for step in steps[: -self.keep_last]:
+            if not (self.keep_every and step % self.keep_every == 0):
+                shutil.rmtree(self.path(step), ignore_errors=True)
+
+    def finish(self) -> None:
+        """The run is over: what DIR shows becomes its own (the same bytes under a second name where the disk can)."""
+        self.wait()
+        for link in self.run.iterdir():
+            if link.is_symlink():
+                fresh = self.run / f".{link.name}.own"
+                fresh.unlink(missing_ok=True)
+                try:
+                    os.link(link.resolve(), fresh)
+                except OSError:
+                    shutil.copy2(link, fresh)
+                fresh.rename(link)
+
+    def read(self, step: int) -> tuple[dict[str, Any], Callable[[str], dict[str, Tensor]]]:
+        """The numbers of a checkpoint, and a function that reads a group of its tensors (none if it has no such)."""
+        state = self.path(step) / "state"
+        numbers = read_json(state / "run.json")
+
+        def group(name: str) -> dict[str, Tensor]:
+            file = state / f"{name}.safetensors"
+            if not file.exists():
+                return {}
+            try:
+                return load_file(file)
+            except (OSError, SafetensorError) as error:
+                raise UserError(
+                    file, f"cannot be read ({error})", "Remove this checkpoint to go on from the last."
+                ) from None
+
+        return numbers, group

@@ -1,0 +1,48 @@
+"""What is trained: an objective turns a model and a batch into a loss. Each is one file, found by its name.
+
+A batch may come in parts. Its `count` is the number of targets in the whole of it: losses are sums divided by that, so
+that the gradients of the parts add up to that of the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from moesaic.data.packing import Batch
+from moesaic.model.flow import Routing
+from moesaic.model.layout import Layout
+from moesaic.model.transformer import Model, Through, plainly
+
+
+@dataclass
+class Loss:
+    total: Tensor
+    parts: dict[str, Tensor] = field(default_factory=dict)  # detached, for the record
+    routing: Routing = field(default_factory=Routing)
+
+
+@dataclass(frozen=True)
+class Objective:
+    def prepare(self, model: Model) -> None:
+        """Called once before training, with the model it will be used on."""
+
+    def __call__(self, model: Model, batch: Batch, routing: Routing, through: Through = plainly) -> Loss:
+        raise NotImplementedError
+
+
+def layout_of(batch: Batch) -> Layout:
+    return Layout(batch.lengths, device=batch.tokens_T.device)
+
+
+def shifted(values_T: Tensor, lengths: list[int], by: int, fill: int) -> Tensor:
+    """Each sequence moved `by` places to the left, `fill` behind its end."""
+    out_T = torch.full_like(values_T, fill)
+    start = 0
+    for length in lengths:
+        if length > by:
+            out_T[start : start + length - by] = values_T[start + by : start + length]
+        start += length
+    return out_T

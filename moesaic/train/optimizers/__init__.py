@@ -1,0 +1,43 @@
+"""Optimizers, one file each: how a gradient moves a weight.
+
+    method = recipe.build("optimizer", OptimizerMethod)               # optimizer: {name: muon, lr: 3e-4}
+    optimizer = method.build(model.named_parameters())
+    loss.backward()
+    result = optimizer.step(lr_factor, clip=1.0)                      # the schedule gives the factor
+    optimizer.zero_grad()
+
+A method says which parameters go by which rule, and a rule how a list of weights is updated. All else is in
+`_optimizer.py`, the same for every method: float32 masters, the norm, clipping, skipped steps, saving and loading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+
+from moesaic.train.optimizers._optimizer import Named, Optimizer, Rule, Slot, Step, StepResult
+from moesaic.train.optimizers._roles import by_decay, role
+
+__all__ = ["Named", "Optimizer", "OptimizerMethod", "Rule", "Slot", "Step", "StepResult", "by_decay", "need", "role"]
+
+
+class OptimizerMethod:
+    """An optimizer as a recipe describes it."""
+
+    lr: float  # the peak learning rate; a step uses its schedule's share of it
+
+    def groups(self, parameters: list[Named]) -> list[tuple[Rule, list[Named]]]:
+        """Which rule updates which parameters; each parameter belongs to one rule."""
+        raise NotImplementedError
+
+    def build(self, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
+        """The optimizer of these parameters, as they are now; one that takes no gradient is left out."""
+        trained = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
+        return Optimizer(trained, [(rule, group) for rule, group in self.groups(trained) if group])
+
+
+def need(right: bool, problem: str) -> None:
+    """Refuse an option; nan is refused too if the condition is one that nan does not meet."""
+    if not right:
+        raise ValueError(problem)

@@ -1,0 +1,197 @@
+"""What every optimizer does around its update rules: masters, the norm, clipping, skipped steps, saving and loading.
+
+Nothing here, nor in a rule, asks the device for a number: whether a step is taken is decided where the gradients are,
+so the host never waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from moesaic.errors import UserError
+
+Named = tuple[str, nn.Parameter]
+
+# Float32 copies of this many elements are in memory at a time while gradients of a smaller type are applied.
+PIECE = 2**26
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A parameter, the float32 weight that is updated for it (itself, or its master), and the rule's state for it."""
+
+    name: str
+    parameter: nn.Parameter
+    weight: Tensor
+    state: dict[str, Tensor]
+
+    @property
+    def has_master(self) -> bool:
+        return self.weight is not self.parameter
+
+    def gradient(self) -> Tensor:
+        assert self.parameter.grad is not None
+        return self.parameter.grad.to(self.weight.dtype).contiguous()
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a rule is told of a step. The tensors are of no dimensions, on the weights' device."""
+
+    lr_factor: float
+    divisor: Tensor  # float32: a gradient divided by it is unscaled and clipped
+    skip: Tensor  # bool: leave everything as it is, to the bit; the gradients are not finite
+    updates: Tensor  # int64: how many updates were taken before this one
+
+    def keep(self, old: Tensor, new: Tensor) -> None:
+        """Write `new` over `old`, unless the step is skipped."""
+        torch.where(self.skip, old, new, out=old)
+
+
+class Rule:
+    """How weights are updated. A rule holds options alone; what it remembers of a weight is in that weight's slot."""
+
+    def start(self, weight: Tensor) -> dict[str, Tensor]:
+        """The state of a weight before its first update."""
+        raise NotImplementedError
+
+    def update(self, slots: Sequence[Slot], gradients: Sequence[Tensor], step: Step) -> None:
+        """Update the slots' weights and states. The gradients are as they came, float32, and may be overwritten."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What came of a step. The tensors are of no dimensions and stay on the device: reading one makes the host wait."""
+
+    norm: Tensor  # float32: of all gradients together, unscaled, before clipping
+    skipped: Tensor  # bool: the norm was not finite, and nothing but the count of skipped steps has changed
+    updates: Tensor  # int64: updates taken so far
+
+
+class Optimizer:
+    """Updates parameters from their gradients. `method.build(named_parameters)` makes one.
+
+    A bfloat16 or float16 parameter has a float32 master, which is what is updated; the parameter is its rounding to
+    nearest. Whoever changes such a parameter elsewhere must load a state too, or the next step undoes the change.
+    """
+
+    def __init__(self, parameters: Sequence[Named], groups: Sequence[tuple[Rule, Sequence[Named]]]) -> None:
+        if not parameters:
+            raise UserError("optimizer", "no parameter takes a gradient, so there is nothing to train")
+        assert len({name for name, _ in parameters}) == len(parameters), "two parameters have one name"
+        assert len({parameter for _, parameter in parameters}) == len(parameters), "a parameter is given twice"
+        assert len({parameter.device for _, parameter in parameters}) == 1, "parameters on several devices"
+        self.groups = [(rule, [_slot(rule, name, parameter) for name, parameter in group]) for rule, group in groups]
+        of = {slot.name: slot for _, slots in self.groups for slot in slots}
+        assert sum(len(slots) for _, slots in self.groups) == len(of) == len(parameters), "not one rule for each"
+        # In the order given, whatever the rules: the norm is a sum, and a sum's bits depend on its order.
+        self.slots = [of[name] for name, _ in parameters]
+        device = self.slots[0].parameter.device
+        self.updates = torch.zeros((), dtype=torch.int64, device=device)
+        self.skipped = torch.zeros((), dtype=torch.int64, device=device)
+
+    @torch.no_grad()
+    def step(self, lr_factor: float, *, clip: float, loss_scale: Tensor | None = None) -> StepResult:
+        """Update from the gradients in `.grad`, which are used up: their values afterwards mean nothing.
+
+        A parameter whose gradient is None is left alone, with its state. Gradients are divided by `loss_scale`, then
+        scaled down to a norm of `clip` (infinity: never) if theirs is larger. If the norm is not finite, the step is
+        skipped: parameters, states and counts stay as they are to the bit, and one more step is counted as skipped.
+        """
+        assert clip > 0, f"clip at {clip}"
+        norm = total_norm([slot.parameter.grad for slot in self.slots if slot.parameter.grad is not None], self.device)
+        divisor = torch.ones_like(norm) if loss_scale is None else loss_scale.to(norm)
+        norm = norm / divisor
+        skip = ~norm.isfinite()
+        step = Step(lr_factor, divisor * (norm / clip).clamp(min=1.0), skip, self.updates)
+        for rule, slots in self.groups:
+            for piece in _pieces([slot for slot in slots if slot.parameter.grad is not None]):
+                rule.update(piece, [slot.gradient() for slot in piece], step)
+                for slot in piece:
+                    if slot.has_master:
+                        slot.parameter.copy_(slot.weight)
+        self.updates += ~skip
+        self.skipped += skip
+        return StepResult(norm, skip, self.updates.clone())
+
+    def zero_grad(self) -> None:
+        for slot in self.slots:
+            slot.parameter.grad = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.updates.device
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything the next step depends on but the parameters: the tensors themselves, so copy them before it."""
+        tensors = {"updates": self.updates, "skipped": self.skipped}
+        for slot in self.slots:
+            for key, tensor in slot.state.items():
+                tensors[f"{slot.name}/{key}"] = tensor
+            if slot.has_master:
+                tensors[f"{slot.name}/master"] = slot.weight
+        return tensors
+
+    @torch.no_grad()
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from a saved state. It must fit to the last tensor, or nothing is changed.
+
+        A parameter that has a master is set from it; the others are the model's to load.
+        """
+        own = self.state_dict()
+        _check(own, tensors)
+        for key, tensor in own.items():
+            tensor.copy_(tensors[key])
+        for slot in self.slots:
+            if slot.has_master:
+                slot.parameter.copy_(slot.weight)
+
+
+def total_norm(gradients: list[Tensor], device: torch.device) -> Tensor:
+    """The Euclidean norm of all gradients together, accumulated in float32 whatever their type."""
+    if not gradients:
+        return torch.zeros((), device=device)
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0, dtype=torch.float32)))
+
+
+def _slot(rule: Rule, name: str, parameter: nn.Parameter) -> Slot:
+    assert parameter.is_contiguous(), f"{name} is not contiguous"
+    if parameter.dtype == torch.float32:
+        weight: Tensor = parameter
+    else:
+        assert parameter.dtype in (torch.bfloat16, torch.float16), f"{name} is {parameter.dtype}"
+        weight = parameter.detach().float()
+    return Slot(name, parameter, weight, rule.start(weight.detach()))
+
+
+def _pieces(slots: Sequence[Slot]) -> Iterator[list[Slot]]:
+    """Slots in runs whose gradients' float32 copies fit into PIECE elements; a float32 gradient takes no room."""
+    piece: list[Slot] = []
+    room = PIECE
+    for slot in slots:
+        copied = slot.weight.numel() if slot.has_master else 0
+        if piece and copied > room:
+            yield piece
+            piece, room = [], PIECE
+        piece.append(slot)
+        room -= copied
+    if piece:
+        yield piece
+
+
+def _check(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    remedy = "The state is of another model, type of weights or optimizer: resume with the recipe that made it."
+    for key, tensor in own.items():
+        if key not in found:
+            raise UserError("optimizer state", f"{key} is missing", remedy)
+        if found[key].shape != tensor.shape or found[key].dtype != tensor.dtype:
+            expected, got = (f"{str(of.dtype).removeprefix('torch.')} {list(of.shape)}" for of in (tensor, found[key]))
+            raise UserError("optimizer state", f"{key} is {got}, and must be {expected}", remedy)
+    for key in found:
+        if key not in own:
+            raise UserError("optimizer state", f"{key} belongs to nothing here", remedy)

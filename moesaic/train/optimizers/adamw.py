@@ -1,0 +1,78 @@
+"""Adam with decoupled weight decay (Decoupled Weight Decay Regularization), PyTorch's fused kernel.
+
+    moesaic train recipes/tiny.yaml --out out/run "optimizer={name: adamw, lr: 3e-4, betas: [0.9, 0.95]}"
+
+The bits are those of `torch.optim.AdamW(fused=True)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from moesaic.train.optimizers import Named, OptimizerMethod, Rule, Slot, Step, by_decay, need
+
+
+@dataclass(frozen=True)
+class AdamW(OptimizerMethod):
+    lr: float = 3e-4
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1  # of matrices; norms and biases have none
+    decay_embeddings: bool = True
+
+    def __post_init__(self) -> None:
+        check_adam(self.lr, self.betas, self.eps, self.weight_decay)
+
+    def groups(self, parameters: list[Named]) -> list[tuple[Rule, list[Named]]]:
+        return [
+            (AdamWRule(self.lr, self.betas, self.eps, decay), group)
+            for decay, group in by_decay(parameters, self.weight_decay, self.decay_embeddings)
+        ]
+
+
+@dataclass(frozen=True)
+class AdamWRule(Rule):
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+
+    def start(self, weight: Tensor) -> dict[str, Tensor]:
+        return {
+            "step": torch.zeros((), device=weight.device),
+            "exp_avg": torch.zeros_like(weight),
+            "exp_avg_sq": torch.zeros_like(weight),
+        }
+
+    def update(self, slots: Sequence[Slot], gradients: Sequence[Tensor], step: Step) -> None:
+        adamw(
+            [slot.weight for slot in slots],
+            list(gradients),
+            [slot.state["exp_avg"] for slot in slots],
+            [slot.state["exp_avg_sq"] for slot in slots],
+            [],
+            [slot.state["step"] for slot in slots],
+            fused=True,
+            grad_scale=step.divisor,
+            found_inf=step.skip.float(),
+            amsgrad=False,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            lr=self.lr * step.lr_factor,
+            weight_decay=self.weight_decay,
+            eps=self.eps,
+            maximize=False,
+        )
+
+
+def check_adam(lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
+    """Refuse options no Adam can have; each method that has an Adam in it asks."""
+    need(lr > 0, f"lr must be above 0, found {lr:g}")
+    need(all(0 <= beta < 1 for beta in betas), f"betas must be from 0 to below 1, found {list(betas)}")
+    need(eps > 0, f"eps must be above 0, found {eps:g}")
+    need(weight_decay >= 0, f"weight_decay must not be negative, found {weight_decay:g}")

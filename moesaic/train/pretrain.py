@@ -1,0 +1,23 @@
+"""From a recipe to a trained model: prepare the data if that is not done, then train, or go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from moesaic.data.preparation_report import drawn
+from moesaic.data.prepare import prepare
+from moesaic.recipe import Recipe
+from moesaic.train.loop import train
+from moesaic.train.run import Run
+
+
+def pretrain(recipe: Recipe, out: Path, *, quiet: bool = False, command: str = "") -> dict[str, Any]:
+    """Returns the run's summary."""
+    data = Path(recipe.train.data) if recipe.train.data else out / "data"
+    if not recipe.train.data:
+        with drawn() as show:
+            prepare(recipe, data, show=show)
+    run = Run(recipe, out, data, quiet=quiet, command=command)
+    train(run)
+    return run.summary

@@ -1,0 +1,217 @@
+"""A training run: everything the loop needs, made from a recipe, or taken up where an earlier process left it."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moesaic.data.stream import Batch, TokenStream
+from moesaic.errors import UserError
+from moesaic.kernels import probe
+from moesaic.model import directory, lineage
+from moesaic.recipe import Recipe
+from moesaic.train import beginning
+from moesaic.train.averaging import Average
+from moesaic.train.balance import Balance
+from moesaic.train.checkpoints import Checkpoints, Snapshot
+from moesaic.train.loss_scale import LossScale
+from moesaic.train.mfu import flops_per_token, peak_flops
+from moesaic.train.objectives import Loss, Objective
+from moesaic.train.optimizers import OptimizerMethod, StepResult
+from moesaic.train.report import Report, StepRecord
+from moesaic.train.schedules import Schedule
+from moesaic.train.shortcuts import Shortcuts
+from moesaic.train.watch import Watch
+
+
+class Run:
+    """`Run(recipe, out, data)` is a fresh run or, if `out` holds one, its continuation."""
+
+    def __init__(self, recipe: Recipe, out: Path, data: Path, *, quiet: bool = False, command: str = "") -> None:
+        self.recipe, self.out, self.settings = recipe, out, recipe.train
+        self.device = probe.device()
+        torch.set_num_threads(probe.threads())
+        self.step = 0
+        self.rewinds = 0
+        self.stopping = False
+
+        self.checkpoints = Checkpoints(out, self.settings.keep_last, self.settings.keep_every)
+        self.data = TokenStream.open(data, recipe)
+        self.model, self.files, self.life = beginning.model(recipe, data, self.device)
+        self.objective = recipe.build("train.objective", Objective)
+        self.objective.prepare(self.model)
+        method = recipe.build("optimizer", OptimizerMethod)
+        self.peak = method.lr
+        self.optimizer = method.build(self.model.named_parameters())
+        self.scale = LossScale(device=self.device) if self.model.dtype == torch.float16 else None
+        self.schedule = recipe.build("schedule", Schedule)
+        self.balance = Balance(self.model, recipe.balance)
+        self.watch = Watch(self.settings.spike.sigmas, self.settings.spike.patience)
+        self.average = Average(self.settings.average, self.settings.steps)
+        self.shortcuts = Shortcuts(self.settings, self.model.config)
+        steps = self.checkpoints.steps()
+        report_state = self._restore(steps[-1]) if steps else None
+        context = recipe.data.sequence_length
+        self.report = Report(
+            out,
+            self.settings.steps,
+            self.step,
+            state=report_state,
+            flops_per_token=flops_per_token(self.model.config, context),
+            peak_flops=peak_flops(self.device, self.model.dtype),
+            quiet=quiet,
+            command=command,
+        )
+        self._clock = time.perf_counter()
+
+    # -- a step, in the order of the loop
+
+    def next_batch(self) -> Batch:
+        return next(self.data)
+
+    def learn(self, batch: Batch) -> Loss:
+        """Gradients of the whole batch, taken in parts to save memory; the sum of their losses."""
+        self.optimizer.zero_grad()
+        through = self.shortcuts.through(self.step)
+        whole = Loss(torch.zeros((), device=self.device))
+        for part in batch.parts(self.settings.accumulate, self.device):
+            routing = self.balance.routing()
+            loss = self.objective(self.model, part, routing, through)
+            extra = self.balance.losses(routing, part.lengths, len(part.tokens_T) / len(batch.tokens_T))
+            total = sum(extra.values(), loss.total)
+            (total if self.scale is None else self.scale.apply(total)).backward()
+            self.balance.count(routing)
+            whole.total += loss.total.detach()
+            named = {f"loss/{name}": value for name, value in loss.parts.items()}
+            for name, value in (named | {f"balance/{name}": value for name, value in extra.items()}).items():
+                whole.parts[name] = whole.parts.get(name, 0) + value.detach()
+        return whole
+
+    def rate(self, step: int) -> float:
+        """The learning rate of the step after `step` of them, as a share of the peak."""
+        warmup = self.settings.warmup_steps
+        if step < warmup:
+            return (step + 1) / warmup
+        left = max(self.settings.steps - warmup, 1)
+        return self.schedule.factor(self.shortcuts.progress(step - warmup, left), left)
+
+    def update(self) -> StepResult:
+        value = None if self.scale is None else self.scale.value
+        result = self.optimizer.step(self.rate(self.step), clip=self.settings.clip, loss_scale=value)
+        if self.scale is not None:
+            self.scale.update(result.skipped)
+        self.step += 1
+        self.average.update(self.step, self.model)
+        return result
+
+    def tell(self, batch: Batch, loss: Loss, result: StepResult, loads: dict[int, Tensor]) -> None:
+        now = time.perf_counter()
+        seconds, self._clock = now - self._clock, now
+        lr = self.peak * self.rate(self.step - 1)
+        tokens = len(batch.tokens_T)
+        self.report.step(
+            StepRecord(self.step, loss.total, lr, tokens, seconds, result.norm, result.skipped, loss.parts, loads)
+        )
+
+    def rewind(self) -> None:
+        """Back to the last checkpoint, but past the data that came since: what broke the loss is not seen again."""
+        spike, position = self.step, self.data.position
+        self.checkpoints.wait()
+        steps = self.checkpoints.steps()
+        if not steps or self.rewinds >= self.settings.spike.most:
+            when = f"after {self.rewinds} rewinds" if steps else "before the first checkpoint"
+            problem = f"the loss spiked at step {spike}, {when}"
+            raise UserError(self.out, problem, "Lower the learning rate, or look at the data.")
+        state = self._restore(steps[-1])
+        self.data = self.data.skip(position)
+        self.rewinds += 1
+        self.life.append(lineage.stage("rewind", spiked_at=spike, back_to=self.step))
+        self.report.rewind(self.step, state, f"the loss spiked at step {spike}")
+
+    def due_to_save(self) -> bool:
+        return self.finished() or self.step % self.settings.save_every == 0
+
+    def finished(self) -> bool:
+        return self.step >= self.settings.steps or self.stopping
+
+    # -- keeping it
+
+    def save(self) -> None:
+        weights = copied(self.model.state_dict())
+        tensors = {"optimizer": copied(self.optimizer.state_dict())}
+        if self.average.taken:
+            tensors["average"] = copied(self.average.state())
+            if self.step >= self.settings.steps:  # the averaged weights are the result
+                tensors["last"] = weights
+                weights = weights | copied(self.average.tensors)
+        if self.scale is not None:
+            tensors["loss_scale"] = copied(self.scale.state_dict())
+        report = self.report.state()
+        numbers = {
+            "step": self.step,
+            "rewinds": self.rewinds,
+            "position": self.data.position,
+            "watch": self.watch.state(),
+            "report": report,
+            "recipe": self.recipe.dump(),
+            "life": self.life,
+        }
+        tokens, mean = report["tokens"], self.watch.mean
+        stage = lineage.stage("train", steps=self.step, tokens=tokens, loss=round(mean, 4), recipe=numbers["recipe"])
+        life = [*self.life, stage]
+        config, dtype = self.model.config, self.model.dtype
+        self.checkpoints.save(Snapshot(self.step, config, weights, dtype, self.files, life, tensors, numbers))
+        self.report.note(f"saved step {self.step:,}", kind="save")
+
+    def _restore(self, step: int) -> dict[str, Any]:
+        """Become what the run was after `step`; returns the report's state of then."""
+        numbers, group = self.checkpoints.read(step)
+        place = self.checkpoints.path(step)
+        if numbers["recipe"]["model"] != self.recipe.dump()["model"]:
+            raise UserError(self.out, "holds a run of another model than the recipe's", "Name another --out.")
+        self.data = self.data.from_position(numbers["position"])
+        saved = directory.load(place, dtype=self.model.dtype, device=self.device).state_dict()
+        self.model.load_state_dict(saved | group("last"))
+        self.optimizer.load_state_dict(group("optimizer"))
+        if average := group("average"):
+            self.average.restore(average)
+        if self.scale is not None:
+            self.scale.load_state_dict(group("loss_scale"))
+        self.step, self.rewinds, self.life = numbers["step"], numbers["rewinds"], numbers["life"]
+        self.watch.restore(numbers["watch"])
+        report: dict[str, Any] = numbers["report"]
+        return report
+
+    # -- being stopped
+
+    def __enter__(self) -> Run:
+        self._handler = signal.signal(signal.SIGINT, self._stop)
+        return self
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        if self.stopping:  # a second time: at once
+            raise KeyboardInterrupt
+        self.stopping = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGINT, self._handler)
+        if error is not None:
+            self.report.__exit__(kind, error, trace)
+            return
+        self.checkpoints.wait()
+        done = self.step >= self.settings.steps
+        if done:
+            self.checkpoints.finish()
+        self.summary = self.report.close("finished" if done else "stopped")
+
+
+def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}

@@ -1,0 +1,55 @@
+"""Loss spikes: noticed one step late (so that no device is waited for), answered by going back past the bad data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass
+class Watch:
+    """A spike is a loss `sigmas` standard deviations above its running mean, `patience` steps in a row."""
+
+    sigmas: float = 8.0
+    patience: int = 2
+    warmup: int = 50
+    mean: float = 0.0
+    variance: float = 0.0
+    seen: int = 0
+    high: int = 0
+    pending: Tensor | None = None
+
+    def spiked(self, loss: Tensor) -> bool:
+        last, self.pending = self.pending, loss.detach()
+        if last is None or not self.sigmas:
+            return False
+        value = float(last)
+        if not math.isfinite(value):  # such a step was skipped, not learned from
+            return False
+        limit = self.mean + self.sigmas * math.sqrt(self.variance) + 1e-3 * abs(self.mean)
+        if self.seen >= self.warmup and value > limit:
+            self.high += 1
+            return self.high >= self.patience
+        self.high = 0
+        self.seen += 1
+        rate = max(0.02, 1 / self.seen)
+        gap = value - self.mean
+        self.mean += rate * gap
+        self.variance = (1 - rate) * (self.variance + rate * gap * gap)
+        return False
+
+    def state(self) -> dict[str, Any]:
+        pending = None if self.pending is None else float(self.pending)
+        names = ("mean", "variance", "seen", "high")
+        return {"pending": pending, **{name: getattr(self, name) for name in names}}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        import torch
+
+        self.mean, self.variance = state["mean"], state["variance"]
+        self.seen, self.high = state["seen"], state["high"]
+        # Through float64, so that the value compared after a resume is the one that was saved.
+        self.pending = None if state["pending"] is None else torch.tensor(state["pending"], dtype=torch.float64)

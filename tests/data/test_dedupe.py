@@ -1,0 +1,66 @@
+"""Duplicates: exact up to case and white space, near by MinHash, and remembered over a restart."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from moesaic.data.dedupe import Seen
+from moesaic.recipe import Dedupe
+
+WORDS = [f"word{n}" for n in range(3000)]
+
+
+def text(seed: int, words: int = 200) -> str:
+    return " ".join(random.Random(seed).choices(WORDS, k=words))
+
+
+def changed(original: str, words: int) -> str:
+    """The same text with some words in a row replaced."""
+    parts = original.split()
+    return " ".join([*parts[:50], *(f"other{n}" for n in range(words)), *parts[50 + words :]])
+
+
+def test_exact(tmp_path: Path) -> None:
+    seen = Seen(Dedupe(), tmp_path)
+    assert seen.judge("Some text.") == "new"
+    assert seen.judge("  some\n\nTEXT. ") == "duplicate"
+    assert seen.judge("Some text!") == "new"
+
+
+def test_off(tmp_path: Path) -> None:
+    seen = Seen(Dedupe(exact=False), tmp_path)
+    assert [seen.judge("a"), seen.judge("a")] == ["new", "new"]
+
+
+@pytest.mark.parametrize(("words", "verdict"), [(4, "near_duplicate"), (100, "new")])
+def test_near(tmp_path: Path, words: int, verdict: str) -> None:
+    seen = Seen(Dedupe(near=True), tmp_path)
+    texts = [text(seed) for seed in range(30)]
+    assert {seen.judge(one) for one in texts} == {"new"}
+    # 4 of 200 words change 8 of 196 runs: similarity 0.92; 100 of them: below 0.4.
+    assert [seen.judge(changed(one, words)) for one in texts].count(verdict) == 30  # type: ignore[arg-type]
+
+
+def test_short_texts_are_compared_too(tmp_path: Path) -> None:
+    seen = Seen(Dedupe(near=True), tmp_path)
+    assert [seen.judge(one) for one in ("one two", "one, two", "!!!", "???", "one two three")] == [
+        "new", "near_duplicate", "new", "new", "new",
+    ]  # fmt: skip
+
+
+def test_remembers_what_was_settled_and_forgets_the_rest(tmp_path: Path) -> None:
+    settings = Dedupe(near=True)
+    before = Seen(settings, tmp_path)
+    for seed in range(10):
+        before.judge(text(seed))
+    state = before.state()
+    for seed in range(10, 20):
+        before.judge(text(seed))
+    before.close()
+    after = Seen(settings, tmp_path, state)
+    verdicts = [after.judge(text(seed)) for seed in range(20)]
+    assert verdicts == ["duplicate"] * 10 + ["new"] * 10
+    assert after.judge(changed(text(3), 4)) == "near_duplicate"

@@ -1,0 +1,82 @@
+"""Quality scores: each orders texts as it says it does."""
+
+from __future__ import annotations
+
+import math
+import random
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import moesaic
+from moesaic.data.quality import Quality
+from moesaic.data.records import Document, Place
+from moesaic.errors import UserError
+from moesaic.methods import Method, build, known
+from tests.data.models import tiny_model
+
+PROSE = "It was a bright cold day in April, and every clock in the long grey street had its own opinion of the hour."
+LOOP = "the same again, " * 30
+NOISE = "".join(random.Random(0).choices("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+/", k=500))
+
+
+def score(name: str, *texts: str, **options: Any) -> list[float]:
+    method = build(Method(name, options), Quality, "here")
+    return method.score([Document(text, Place(), {"edu": float(len(text))}) for text in texts])
+
+
+def test_all_of_them_are_tested_here() -> None:
+    assert known(Quality) == ["column", "compression", "length", "perplexity", "repetition"]
+
+
+class TestCompression:
+    def test_is_zlibs_ratio(self) -> None:
+        raw = (PROSE * 3).encode()
+        assert score("compression", PROSE * 3) == [len(zlib.compress(raw, 6)) / len(raw)]
+
+    def test_orders_loops_prose_and_noise(self) -> None:
+        loop, prose, noise = score("compression", LOOP, PROSE * 2, NOISE)
+        assert loop < prose < noise
+        loop, prose, noise = score("compression", LOOP, PROSE * 2, NOISE, target=prose)
+        assert prose == 0 > max(loop, noise)
+
+    def test_options_are_checked(self) -> None:
+        with pytest.raises(UserError, match="from 1 to 9"):
+            score("compression", "a", level=10)
+
+
+def test_length() -> None:
+    assert score("length", "a" * 9, "a" * 99) == [math.log(10), math.log(100)]
+    assert score("length", "a" * 50, "a" * 99, most=50) == [math.log(51)] * 2
+
+
+def test_repetition() -> None:
+    assert score("repetition", "a b c d e", "too short", words=2) == [1.0, 1.0]
+    assert score("repetition", "a b a b a b", words=2) == [2 / 5]
+    assert score("repetition", LOOP)[0] < 0.05 < 0.9 < score("repetition", PROSE)[0]
+
+
+class TestColumn:
+    def test_is_the_number(self) -> None:
+        assert score("column", "ab", "abc", column="edu") == [2.0, 3.0]
+        assert score("column", "ab", "abc", column="edu", descending=True) == [-2.0, -3.0]
+
+    def test_must_be_there(self) -> None:
+        method = build(Method("column", {"column": "grade"}), Quality, "here")
+        with pytest.raises(UserError, match='web: has no column "grade"'):
+            method.check(["edu"], "web")
+
+
+def test_perplexity_is_the_models_mean_logprob(tmp_path: Path) -> None:
+    path = tiny_model(tmp_path / "model")
+    texts = ["def f(x): return 1", "the number 3", "x", "", "a b c " * 50]
+    found = score("perplexity", *texts, model=str(path), tokens=16, batch_tokens=24)
+    model = moesaic.load(path)
+    assert model.tokenizer is not None
+    for text, value in zip(texts, found, strict=True):
+        tokens = model.tokenizer.encode(text)[:16]
+        expected = float(model.logprobs([tokens])[0].mean()) if len(tokens) > 1 else 0.0
+        assert value == pytest.approx(expected, rel=1e-3)
+    assert found[0] < 0

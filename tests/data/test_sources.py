@@ -1,0 +1,146 @@
+"""What a source names: files in a fixed order, builtin texts, tasks whose splits never meet."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moesaic.data.records import Document, Place
+from moesaic.data.sources import Files, open_source
+from moesaic.data.tasks import BLOCK, FIRST_SEED, INDICES, TEST_IN, families, score, tasks
+from moesaic.data.tasks.families import PRESETS, UNSUITABLE
+from moesaic.errors import UserError
+from moesaic.recipe import Source
+
+
+def texts(path: str, **more: object) -> list[str]:
+    source = Source(name="s", path=path, **more)  # type: ignore[arg-type]
+    return [record.text for record in open_source(source).records() if isinstance(record, Document)]
+
+
+class TestFiles:
+    def test_folders_and_patterns_are_read_by_name_and_without_hidden_files(self, tmp_path: Path) -> None:
+        for name in ("b.txt", "a.txt", "sub/c.md", ".hidden", ".git/d.txt"):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(name)
+        assert texts(str(tmp_path)) == ["a.txt", "b.txt", "sub/c.md"]
+        assert texts(f"{tmp_path}/*.txt") == ["a.txt", "b.txt"]
+        assert texts(f"{tmp_path}/**") == ["a.txt", "b.txt", "sub/c.md"]
+        assert texts(f"{tmp_path}/sub/c.md") == ["sub/c.md"]
+
+    def test_reads_on_from_any_record_of_any_file(self, tmp_path: Path) -> None:
+        for number in range(3):
+            (tmp_path / f"{number}.txt").write_text("|".join(f"{number}-{n}" for n in range(3)))
+        corpus = open_source(Source(name="s", path=str(tmp_path), separator="|"))
+        whole = list(corpus.records())
+        assert len(whole) == 9
+        for number, record in enumerate(whole):
+            assert list(corpus.records(record.after)) == whole[number + 1 :]
+
+    def test_a_sample_comes_from_many_files(self, tmp_path: Path) -> None:
+        for number in range(50):
+            (tmp_path / f"{number:02d}.txt").write_text(f"{number} " * 40_000)
+        corpus = open_source(Source(name="s", path=str(tmp_path)))
+        sample = list(corpus.sample(2_000_000, 0))
+        assert len(sample) > 10
+        assert sum(map(len, sample)) < 2_300_000
+        assert sample == list(corpus.sample(2_000_000, 0))
+
+    def test_state_changes_with_the_files(self, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_text("a")
+        before = open_source(Source(name="s", path=str(tmp_path))).state()
+        (tmp_path / "b.txt").write_text("b")
+        assert open_source(Source(name="s", path=str(tmp_path))).state() != before
+
+    @pytest.mark.parametrize(
+        ("path", "told"),
+        [
+            ("nowhere", "nowhere: no such file or folder"),
+            ("no/*.txt", "nothing matches"),
+            ("empty", "holds no data"),
+            ("builtin:stdlb", 'there is no "builtin:stdlb"; did you mean stdlib?'),
+            ("builtin:reasoning_gym/gdc", 'no family of tasks "gdc"; did you mean gcd?'),
+            ("builtin:reasoning_gym/codeio", "differ from process to process"),
+            ("builtin:reasoning_gym/rubiks_cube", "gives no answers"),
+        ],
+    )
+    def test_mistakes_are_told(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, told: str) -> None:
+        monkeypatch.chdir(tmp_path)
+        Path("empty").mkdir()
+        Path("empty/a.txt").touch()
+        with pytest.raises(UserError, match="data.sources: s: ") as caught:
+            open_source(Source(name="s", path=path))
+        assert told in str(caught.value)
+
+
+class TestStandardLibrary:
+    def test_holds_the_modules_and_no_tests(self) -> None:
+        corpus = open_source(Source(name="s", path="builtin:stdlib"))
+        assert isinstance(corpus, Files)
+        names = [path.name for path in corpus.paths]
+        assert {"ast.py", "dataclasses.py", "typing.py"} <= set(names)
+        assert not any("test" in path.parts or "site-packages" in path.parts for path in corpus.paths)
+        assert corpus.size > 5_000_000
+        assert corpus.done(Place(len(names))) == corpus.size
+
+
+class TestTasks:
+    def test_seeds_of_the_splits_cannot_meet(self) -> None:
+        last = FIRST_SEED["train"] + INDICES * BLOCK
+        assert last <= FIRST_SEED["test"]
+
+    @pytest.mark.parametrize("family", ["gcd", "coin_flip", "syllogism", "gsm_symbolic"])
+    def test_questions_of_the_splits_do_not_meet(self, family: str) -> None:
+        # coin_flip makes so few different questions that seeds alone would not keep them apart.
+        train = {tasks(family, "train", index).question for index in range(60)}
+        test = {tasks(family, "test", index).question for index in range(60)}
+        assert not train & test
+        assert len(test) > 60 // TEST_IN // 4
+
+    def test_are_the_same_in_every_process(self) -> None:
+        names = sorted({family for preset in PRESETS.values() for family in preset})
+        program = f"""
+            from moesaic.data.tasks import tasks
+            for family in {names}:
+                for split in ("train", "test"):
+                    task = tasks(family, split, 7)
+                    print(repr((task.question, task.answer)))
+        """
+        lines = "\n".join(
+            line.strip(" ") if line.strip().startswith("from") else line[12:] for line in program.split("\n")
+        )
+        outs = [
+            subprocess.run(
+                [sys.executable, "-c", lines],
+                env={**os.environ, "PYTHONHASHSEED": seed},
+                capture_output=True,
+                check=True,
+            ).stdout
+            for seed in ("1", "2")
+        ]
+        assert outs[0] == outs[1]
+        assert len(outs[0].splitlines()) == 2 * len(names)
+
+    def test_score(self) -> None:
+        task = tasks("gcd", "test", 3)
+        assert score(task, task.answer) == 1.0
+        assert score(task, "no number") < 0.1
+        assert score(task, None) == 0.0
+
+    def test_all_families_are_known_and_presets_usable(self) -> None:
+        assert not set(families()) & set(UNSUITABLE)
+        assert {family for preset in PRESETS.values() for family in preset} <= set(families())
+
+    def test_a_source_of_tasks_takes_families_in_turn_and_reads_on(self) -> None:
+        corpus = open_source(Source(name="s", path="builtin:reasoning_gym/gcd,lcm", documents=6))
+        whole = list(corpus.records())
+        found = [record.text for record in whole if isinstance(record, Document)]
+        assert len(found) == 6
+        assert all(("GCD" in text or "Divisor" in text) == (n % 2 == 0) for n, text in enumerate(found))
+        assert list(corpus.records(whole[2].after)) == whole[3:]
+        first = tasks("gcd", "train", 0)
+        assert found[0] == f"Question: {first.question}\nAnswer: {first.answer}\n"

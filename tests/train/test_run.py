@@ -1,0 +1,357 @@
+"""Training end to end on tiny data: it learns, it resumes to the same bits, and what goes wrong is said."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+import moesaic
+from moesaic.data.prepare import prepare
+from moesaic.errors import UserError
+from moesaic.model import lineage
+from moesaic.recipe import Recipe, load_recipe
+from moesaic.train.pretrain import pretrain
+from moesaic.train.run import Run
+
+RECIPE = """
+model:
+  vocab: 512
+  hidden: 32
+  layers: 3
+  heads: 2
+  kv_heads: 1
+  head_size: 16
+  dense_hidden: 48
+  experts: 4
+  expert_hidden: 16
+  context: 64
+  mtp_layers: 1
+data:
+  sources: [{name: sums, path: "builtin:arithmetic", documents: 400}]
+  sequence_length: 64
+train: {steps: 30, batch_tokens: 256, warmup_steps: 3, save_every: 10, data: DATA}
+optimizer: {name: adamw, lr: 0.01}
+schedule: cosine
+"""
+
+
+@pytest.fixture(scope="module")
+def recipe_file(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("recipe")
+    file = folder / "recipe.yaml"
+    file.write_text(RECIPE.replace("DATA", str(folder / "data")))
+    prepare(load_recipe(file), folder / "data")
+    return file
+
+
+def run(recipe_file: Path, out: Path, *overrides: str) -> dict:
+    return pretrain(load_recipe(recipe_file, overrides), out, quiet=True)
+
+
+def losses(out: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    return load_file(out / "model.safetensors")
+
+
+def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.fixture(scope="module")
+def whole(recipe_file, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("whole") / "run"
+    run(recipe_file, out)
+    return out
+
+
+def test_it_learns_and_leaves_what_scripts_rely_on(whole):
+    found = losses(whole)
+    assert len(found) == 30 and found[-1] < 0.75 * found[0]
+    line = json.loads((whole / "metrics.jsonl").read_text().splitlines()[-1])
+    assert {"step", "loss", "lr", "tokens", "tokens_per_second", "expert_load", "loss/mtp1"} <= line.keys()
+    assert line["tokens"] == 30 * 256
+    stage = lineage.read(whole)[-1]
+    assert stage["stage"] == "train" and stage["steps"] == 30 and stage["recipe"]["train"]["steps"] == 30
+
+
+def test_the_run_is_a_model_directory_of_files(whole):
+    assert not any(path.is_symlink() for path in whole.iterdir())
+    model = moesaic.load(whole)
+    assert len(model.mtp) == 1 and model.tokenizer is not None
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(whole)
+    logits = theirs(torch.tensor([[5, 6, 7]])).logits[0]
+    torch.testing.assert_close(model.logits([[5, 6, 7]])[0], logits, rtol=1e-3, atol=1e-4)
+
+
+def test_stopped_and_gone_on_with_is_the_same_to_the_bit(recipe_file, whole, tmp_path):
+    class Stopped(Exception):
+        pass
+
+    class StopsAt(Run):
+        def tell(self, *arguments):
+            super().tell(*arguments)
+            if self.step == 17:
+                raise Stopped
+
+    from moesaic.train.loop import train
+
+    recipe = load_recipe(recipe_file)
+    data = Path(recipe.train.data)
+    with pytest.raises(Stopped):
+        train(StopsAt(recipe, tmp_path / "run", data, quiet=True))
+    assert len(losses(tmp_path / "run")) == 17
+    run(recipe_file, tmp_path / "run")
+    assert losses(tmp_path / "run") == losses(whole)
+    assert equal(weights(tmp_path / "run"), weights(whole))
+
+
+def test_kill_9_at_random_moments_loses_nothing(recipe_file, whole, tmp_path):
+    """Ten kills, some of them inside a save, and the end is the same to the bit."""
+    out, chance = tmp_path / "run", random.Random(4)
+    program = (
+        "import sys; from moesaic.recipe import load_recipe; from moesaic.train.pretrain import pretrain;"
+        "from pathlib import Path; pretrain(load_recipe(sys.argv[1], ['train.save_every=2']), Path(sys.argv[2]))"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    kills = 0
+    for _ in range(40):
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, str(recipe_file), str(out)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+        )
+        seen = set(out.glob("checkpoints/*")) | set(out.glob("checkpoints/.*"))
+        inside = kills % 2  # every other time in the middle of a save
+        deadline = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < deadline:
+            if inside:
+                if any(out.glob("checkpoints/.*writing*")):
+                    break
+                time.sleep(0.0005)
+            elif set(out.glob("checkpoints/*")) - seen:  # it has got somewhere: any moment now
+                time.sleep(chance.random() * 0.2)
+                break
+        if process.poll() is not None:
+            break
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kills += 1
+        if kills >= 10:
+            run(recipe_file, out, "train.save_every=2")
+            break
+    assert kills >= 10, f"only {kills} kills before it was done"
+    assert losses(out) == losses(whole)
+    assert equal(weights(out), weights(whole))
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        ["train.accumulate=3"],
+        ["train.recompute=true"],
+        ["train.average={kind: weighted, share: 0.5, every: 3}"],
+        ["train.token_drop={start: 0.5, share: 0.8}", "train.layer_drop={floor: 0.6}"],
+        ["optimizer={name: muon, lr: 0.01}"],
+        ["optimizer={name: zero_one_adam, lr: 0.01}"],
+        ["balance={sequence_loss: 0.01, z_loss: 0.001}"],
+        ["train.embedding_shrink=0.1"],
+        ["train.objective={name: blank_infilling}"],
+    ],
+    ids=lambda extra: extra[0].split("=")[0] + "=" + extra[0].split("=")[1][:18],
+)
+def test_every_option_resumes_to_the_same_bits(extra, recipe_file, tmp_path):
+    extra = [*extra, "train.steps=12", "train.save_every=4"]
+    run(recipe_file, tmp_path / "whole", *extra)
+    recipe = load_recipe(recipe_file, extra)
+
+    class Stopped(Exception):
+        pass
+
+    class StopsAt(Run):
+        def tell(self, *arguments):
+            super().tell(*arguments)
+            if self.step == 10:
+                raise Stopped
+
+    from moesaic.train.loop import train
+
+    with pytest.raises(Stopped):
+        train(StopsAt(recipe, tmp_path / "parts", Path(recipe.train.data), quiet=True))
+    run(recipe_file, tmp_path / "parts", *extra)
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    assert equal(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
+    assert all(map(torch.isfinite, map(torch.tensor, losses(tmp_path / "whole"))))
+
+
+def test_parts_of_a_batch_add_up(recipe_file, whole, tmp_path):
+    run(recipe_file, tmp_path / "run", "train.accumulate=4", "train.steps=5")
+    torch.testing.assert_close(
+        torch.tensor(losses(tmp_path / "run")), torch.tensor(losses(whole)[:5]), rtol=2e-3, atol=2e-3
+    )
+
+
+def test_averaged_weights_are_the_result(recipe_file, tmp_path):
+    options = ["train.average={kind: simple, share: 0.5, every: 1}", "train.steps=6", "train.save_every=1"]
+    run(recipe_file, tmp_path / "run", *options, "train.keep_every=1")
+    last = load_file(tmp_path / "run" / "checkpoints" / "step-00000006" / "state" / "last.safetensors")
+    taken = [weights(tmp_path / "run" / "checkpoints" / f"step-{n:08}") for n in (3, 4, 5)]
+    name, own = "model.norm.weight", "norm.weight"
+    expected = torch.stack([*(t[name] for t in taken), last[own]]).mean(0)
+    torch.testing.assert_close(weights(tmp_path / "run")[name], expected)
+
+
+def test_keep_last_and_keep_every(recipe_file, tmp_path):
+    run(recipe_file, tmp_path / "run", "train.save_every=3", "train.keep_last=2", "train.keep_every=12")
+    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
+    assert kept == ["step-00000012", "step-00000024", "step-00000027", "step-00000030"]
+
+
+def test_a_spike_goes_back_past_the_data(recipe_file, tmp_path):
+    recipe = load_recipe(recipe_file, ["train.spike={sigmas: 6, patience: 2}", "train.steps=24", "train.save_every=5"])
+    seen: list[int] = []
+
+    class Poisoned(Run):
+        broken = False
+
+        def learn(self, batch):
+            loss = super().learn(batch)
+            seen.append(batch.position_after["tokens"])
+            if self.step in (13, 14) and not self.broken:
+                loss.total = loss.total + 100.0
+            return loss
+
+        def rewind(self):
+            self.broken = True
+            super().rewind()
+
+    from moesaic.train.loop import train
+
+    poisoned = Poisoned(recipe, tmp_path / "run", Path(recipe.train.data), quiet=True)
+    poisoned.watch.warmup = 5
+    train(poisoned)
+    assert poisoned.rewinds == 1 and len(losses(tmp_path / "run")) == 24
+    assert len(seen) == len(set(seen)), "no data is seen twice"
+    stages = [stage for stage in lineage.read(tmp_path / "run") if stage["stage"] == "rewind"]
+    assert stages[0]["back_to"] == 10 and stages[0]["spiked_at"] >= 15
+
+
+def test_a_step_that_is_not_finite_is_skipped_and_counted(recipe_file, tmp_path):
+    recipe = load_recipe(recipe_file, ["train.steps=6"])
+
+    class Poisoned(Run):
+        def learn(self, batch):
+            loss = super().learn(batch)
+            if self.step == 3:
+                self.before = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+                self.model.embed.grad[0, 0] = float("nan")
+            if self.step == 4:
+                assert all(torch.equal(self.before[name], p) for name, p in self.model.named_parameters())
+            return loss
+
+    from moesaic.train.loop import train
+
+    poisoned = Poisoned(recipe, tmp_path / "run", Path(recipe.train.data), quiet=True)
+    train(poisoned)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["skipped"] for line in lines] == [False, False, False, True, False, False]
+    assert poisoned.summary["skipped"] == 1
+
+
+def test_distillation_brings_the_student_to_the_teacher(recipe_file, whole, tmp_path):
+    options = [f"train.objective={{name: distill, teacher: {whole}, weight: 1.0}}", "model.mtp_layers=0"]
+    run(recipe_file, tmp_path / "run", *options)
+    found = losses(tmp_path / "run")
+    assert found[-1] < 0.5 * found[0]
+
+
+def test_training_goes_on_from_a_model(recipe_file, whole, tmp_path):
+    run(recipe_file, tmp_path / "run", f"train.init={whole}", "train.steps=3", "optimizer.lr=1e-5")
+    assert losses(tmp_path / "run")[0] < losses(whole)[5]
+    assert [stage["stage"] for stage in lineage.read(tmp_path / "run")] == ["train", "train"]
+
+
+class TestWhatGoesWrong:
+    def test_changed_data_on_resume(self, recipe_file, tmp_path):
+        run(recipe_file, tmp_path / "run", "train.steps=2", "train.save_every=1")
+        other = load_recipe(recipe_file, ["data.sources.0.documents=300", f"train.data={tmp_path}/other"])
+        prepare(other, tmp_path / "other")
+        with pytest.raises(UserError, match="not the data that this run began with"):
+            run(recipe_file, tmp_path / "run", f"train.data={tmp_path}/other")
+        assert len(losses(tmp_path / "run")) == 2
+
+    def test_another_model_in_the_same_directory(self, recipe_file, tmp_path):
+        run(recipe_file, tmp_path / "run", "train.steps=2", "train.save_every=1")
+        with pytest.raises(UserError, match="another model"):
+            run(recipe_file, tmp_path / "run", "model.hidden=48")
+
+    def test_a_full_disk_keeps_the_last_checkpoint(self, recipe_file, tmp_path, monkeypatch):
+        run(recipe_file, tmp_path / "run", "train.steps=4", "train.save_every=2")
+        import shutil
+
+        real = shutil.disk_usage
+        monkeypatch.setattr("shutil.disk_usage", lambda path: real(path)._replace(free=1000))
+        with pytest.raises(UserError, match="are free"):
+            run(recipe_file, tmp_path / "run", "train.steps=6", "train.save_every=2")
+        monkeypatch.undo()
+        assert (tmp_path / "run" / "checkpoints" / "step-00000004").is_dir()
+        assert moesaic.load(tmp_path / "run") is not None
+
+    def test_a_vanished_shard(self, recipe_file, tmp_path):
+        recipe = load_recipe(recipe_file, [f"train.data={tmp_path}/data"])
+        prepare(recipe, tmp_path / "data")
+        next((tmp_path / "data" / "shards").glob("*.tokens")).unlink()
+        with pytest.raises(UserError, match="is missing"):
+            pretrain(recipe, tmp_path / "run", quiet=True)
+
+    @pytest.mark.parametrize(
+        ("override", "problem"),
+        [
+            ("model.family=qwen3_moe", "cannot express"),
+            ("model.family=gpt2", "from scratch"),
+            ("model.vocab=100", "tokenizer has"),
+            ("model.kv_heads=3", "do not divide"),
+            ("optimizer=adam", "no such method"),
+            ("schedule={name: cosine, flor: 0.1}", "floor"),
+            ("train.objective={name: distill, teacher: nowhere}", "no such directory"),
+        ],
+    )
+    def test_a_bad_recipe(self, override, problem, recipe_file, tmp_path):
+        with pytest.raises(UserError, match=problem):
+            run(recipe_file, tmp_path / "run", override)
+
+    def test_ctrl_c_saves_and_goes_on(self, recipe_file, whole, tmp_path):
+        recipe = load_recipe(recipe_file)
+
+        class Interrupted(Run):
+            def tell(self, *arguments):
+                super().tell(*arguments)
+                if self.step == 7:
+                    os.kill(os.getpid(), signal.SIGINT)
+
+        from moesaic.train.loop import train
+
+        interrupted = Interrupted(recipe, tmp_path / "run", Path(recipe.train.data), quiet=True)
+        train(interrupted)
+        assert interrupted.summary["outcome"] == "stopped"
+        assert interrupted.checkpoints.steps() == [7]
+        run(recipe_file, tmp_path / "run")
+        assert equal(weights(tmp_path / "run"), weights(whole))
+
+
+def test_defaults_are_a_recipe():
+    assert Recipe().train.objective.name == "next_token"
