@@ -18,7 +18,8 @@ A command file reads
             print_json(report)
 
 Its name is the file's (`_` becomes `-`), its summary the first line of `command`'s docstring, and the lines of the
-file's docstring that begin with `moesaic ` are the examples in its help. `command` may also be a `typer.Typer` with commands of its own.
+file's docstring that begin with `moesaic ` are the examples in its help. `command` may also be a `typer.Typer` with
+commands of its own.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ class Kernels(Protocol):
         window: int | None = None,
         keep_TM: Tensor | None = None,
     ) -> Tensor:
-        """One sequence: its last T tokens attend to its M tokens, in order, at most `window` back, and only to those that
-        `keep` selects."""
+        """One sequence: its last T tokens attend to its M tokens, in order, at most `window` back, and only to those
+        that `keep` selects."""
 
     def gated(self, gate_up_TG: Tensor, activation: str) -> Tensor:
         """activation(first half) * second half."""

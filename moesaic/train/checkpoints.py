@@ -100,6 +100,13 @@ class Checkpoints:
                 link.unlink(missing_ok=True)
                 link.symlink_to(Path("checkpoints") / "latest" / file.name)
 
+    def forget(self, after: int) -> None:
+        """Remove the checkpoints after a step, newest first: none of them is to be gone on from."""
+        self._publish(self.path(after))
+        for step in reversed(self.steps()):
+            if step > after:
+                shutil.rmtree(self.path(step))
+
     def _prune(self) -> None:
         steps = self.steps()
         for step in steps[: -self.keep_last]:

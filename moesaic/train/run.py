@@ -120,22 +120,24 @@ class Run:
         )
 
     def rewind(self) -> None:
-        """Back to the last checkpoint, but past the data that came since: what broke the loss is not seen again."""
+        """Back to the last good checkpoint, but past the data that came since: what broke the loss is not seen again."""
         spike, position = self.step, self.data.position
         self.checkpoints.wait()
-        steps = self.checkpoints.steps()
+        steps = [step for step in self.checkpoints.steps() if step < spike - self.watch.patience]
         if not steps or self.rewinds >= self.settings.spike.most:
-            when = f"after {self.rewinds} rewinds" if steps else "before the first checkpoint"
+            when = f"after {self.rewinds} rewinds" if steps else "before a checkpoint to go back to"
             problem = f"the loss spiked at step {spike}, {when}"
             raise UserError(self.out, problem, "Lower the learning rate, or look at the data.")
+        rewinds, life = self.rewinds + 1, self.life
+        self.checkpoints.forget(after=steps[-1])
         state = self._restore(steps[-1])
         self.data = self.data.skip(position)
-        self.rewinds += 1
-        self.life.append(lineage.stage("rewind", spiked_at=spike, back_to=self.step))
+        self.rewinds, self.life = rewinds, [*life, lineage.stage("rewind", spiked_at=spike, back_to=self.step)]
         self.report.rewind(self.step, state, f"the loss spiked at step {spike}")
 
     def due_to_save(self) -> bool:
-        return self.finished() or self.step % self.settings.save_every == 0
+        # A state that may be inside a spike is not kept in place of one that is not.
+        return self.finished() or (self.step % self.settings.save_every == 0 and not self.watch.high)
 
     def finished(self) -> bool:
         return self.step >= self.settings.steps or self.stopping

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints made by `transformers`, which nobody here wrote: at least three per family, for its options."""
+"""Tiny random checkpoints made by `transformers`, which nobody here wrote: three or more for each family."""
 
 from __future__ import annotations
 
