@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +21,6 @@ def side_by_side(runs: dict[str, Callable[[], object]], seconds: float = 4.0, le
     """Median seconds of each, alternating so that a noisy moment hits all alike."""
     for run in runs.values():
         run()
-        run()
     times: dict[str, list[float]] = {name: [] for name in runs}
     end = time.perf_counter() + seconds * len(runs)
     while time.perf_counter() < end or min(map(len, times.values())) < least:
@@ -32,11 +33,9 @@ def side_by_side(runs: dict[str, Callable[[], object]], seconds: float = 4.0, le
 
 def machine() -> dict[str, Any]:
     cpu = platform.processor() or platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), cpu)
-    except OSError:
-        pass
+    if shutil.which("lscpu"):  # /proc/cpuinfo has no name on ARM
+        lines = subprocess.run(["lscpu"], capture_output=True, text=True).stdout.splitlines()
+        cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("Model name")), cpu)
     return {
         "cpu": cpu,
         "cores": torch.get_num_threads(),

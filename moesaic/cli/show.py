@@ -51,8 +51,13 @@ def command(
     }
     if json:
         print_json(report)
-    else:
-        _print(report)
+        return
+    _print(report)
+    from moesaic.train.metrics import read_metrics
+    from moesaic.train.picture import life_picture
+
+    if (directory / "metrics.jsonl").is_file():
+        print(f"\n{life_picture(read_metrics(directory))}")
 
 
 def _print(report: dict[str, Any]) -> None:

@@ -49,21 +49,23 @@ class _LinearCrossEntropy(torch.autograd.Function):
             logits_TV = torch.mm(hidden_TD[part], weight_VD.t()).float()
             if cap:
                 logits_TV = torch.tanh(logits_TV / cap) * cap
-            log_sum_T1 = logits_TV.logsumexp(-1, keepdim=True)
-            losses_T[part] = (log_sum_T1 - logits_TV.gather(1, row_T1)).squeeze(1) * valid_T
+            log_TV = logits_TV.log_softmax(-1)
+            losses_T[part] = -log_TV.gather(1, row_T1).squeeze(1) * valid_T
             if d_hidden_TD is None or d_weight_VD is None:
                 continue
-            d_logits_TV = (logits_TV - log_sum_T1).exp_()
-            d_logits_TV.scatter_add_(1, row_T1, torch.full_like(log_sum_T1, -1.0))
+            d_logits_TV = log_TV.exp_()
+            d_logits_TV.scatter_add_(1, row_T1, d_logits_TV.new_full(row_T1.shape, -1.0))
             if cap:
                 d_logits_TV *= 1 - (logits_TV / cap).square()
-            d_logits_TV *= (scale_T[part] * valid_T).unsqueeze(1)
             d_logits_TV = d_logits_TV.to(hidden_TD.dtype)
-            torch.mm(d_logits_TV, weight_VD, out=d_hidden_TD[part])
+            # How much a token counts is laid on the narrow side of both products, not on its row of the vocabulary.
+            counts_T1 = (scale_T[part] * valid_T).unsqueeze(1).to(hidden_TD.dtype)
+            torch.mm(d_logits_TV, weight_VD, out=d_hidden_TD[part]).mul_(counts_T1)
+            counted_TD = hidden_TD[part] * counts_T1
             if d_weight_VD.dtype == d_logits_TV.dtype:
-                d_weight_VD.addmm_(d_logits_TV.t(), hidden_TD[part])
+                d_weight_VD.addmm_(d_logits_TV.t(), counted_TD)
             else:
-                d_weight_VD += torch.mm(d_logits_TV.t(), hidden_TD[part])
+                d_weight_VD += torch.mm(d_logits_TV.t(), counted_TD)
         if wanted:
             assert d_weight_VD is not None and d_hidden_TD is not None
             ctx.save_for_backward(d_hidden_TD, d_weight_VD.to(weight_VD.dtype))

@@ -37,7 +37,7 @@ class GroupedQueryAttention(nn.Module):
         ops, layout = flow.ops, flow.layout
         qkv_TXC = self.qkv(x_TD, ops).unflatten(-1, (-1, self.size))
         turning = self.heads + self.kv_heads
-        qk_TXC, v_TNC = qkv_TXC[:, :turning], qkv_TXC[:, turning:]
+        qk_TXC, v_TNC = qkv_TXC.split([turning, self.kv_heads], dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q_THC, k_TNC = qk_TXC.split([self.heads, self.kv_heads], dim=1)
             qk_TXC = torch.cat([self.q_norm(q_THC, ops), self.k_norm(k_TNC, ops)], dim=1)
@@ -49,10 +49,8 @@ class GroupedQueryAttention(nn.Module):
             layout.write(slabs["keys"], k_TNC)
             layout.write(slabs["values"], v_TNC)
         pieces = []
-        for span, q in layout.per_sequence(q_THC):
-            if slabs is None or not span.cached:
-                k, v = k_TNC[span.start : span.stop], v_TNC[span.start : span.stop]
-            else:
+        for span, q, k, v in layout.per_sequence(q_THC, k_TNC, v_TNC):
+            if slabs is not None and span.cached:
                 k, v = layout.read(slabs["keys"], span).to(q), layout.read(slabs["values"], span).to(q)
             pieces.append(ops.attention(q, k, v, self.scale, self.window))
         out_THC = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
@@ -106,12 +104,10 @@ class LatentAttention(nn.Module):
         selected = flow.selected if self.index_kind else None
 
         pieces = []
-        for span, q in layout.per_sequence(q_THC):
+        for span, q, latent_MX in layout.per_sequence(q_THC, latent_TX):
             in_cache = slabs is not None and span.cached > 0
             if slabs is not None and in_cache:
                 latent_MX = layout.read(slabs["latent"], span).to(q)
-            else:
-                latent_MX = latent_TX[span.start : span.stop]
             keep_TM = selected[span.number] if selected is not None else None
             if keep_TM is not None and span.new == 1:  # one query: drop what it will not look at
                 chosen = keep_TM[0].nonzero().squeeze(1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -134,10 +135,15 @@ class Layout:
             return slab[first : first + count].flatten(0, 1)[: span.total]
         return slab[self._host(list(pages))].flatten(0, 1)[: span.total]
 
-    def per_sequence(self, x_T: Tensor) -> Iterator[tuple[Span, Tensor]]:
-        for span in self.spans:
+    def per_sequence(self, *rows_T: Tensor) -> Iterator[tuple[Any, ...]]:
+        """Each sequence that has new tokens, with its rows of every tensor given.
+
+        By one split and not by slices: the gradient of a slice is as large as what was sliced.
+        """
+        lengths = [span.new for span in self.spans]
+        for span, *pieces in zip(self.spans, *(x_T.split(lengths) for x_T in rows_T), strict=True):
             if span.new:
-                yield span, x_T[span.start : span.stop]
+                yield span, *pieces
 
     def _host(self, values: list[int], dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.tensor(values, dtype=dtype).to(self.device, non_blocking=True)

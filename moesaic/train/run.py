@@ -120,7 +120,7 @@ class Run:
         )
 
     def rewind(self) -> None:
-        """Back to the last good checkpoint, but past the data that came since: what broke the loss is not seen again."""
+        """Back to the last good checkpoint, but past the data that came since: what broke the loss is seen no more."""
         spike, position = self.step, self.data.position
         self.checkpoints.wait()
         steps = [step for step in self.checkpoints.steps() if step < spike - self.watch.patience]
