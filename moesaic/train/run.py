@@ -25,7 +25,7 @@ from moesaic.train.mfu import flops_per_token, peak_flops
 from moesaic.train.objectives import Loss, Objective
 from moesaic.train.optimizers import OptimizerMethod, StepResult
 from moesaic.train.report import Report, StepRecord
-from moesaic.train.schedules import Schedule
+from moesaic.train.schedules import Curve, Schedule, curve
 from moesaic.train.shortcuts import Shortcuts
 from moesaic.train.watch import Watch
 
@@ -50,7 +50,7 @@ class Run:
         self.peak = method.lr
         self.optimizer = method.build(self.model.named_parameters())
         self.scale = LossScale(device=self.device) if self.model.dtype == torch.float16 else None
-        self.schedule = recipe.build("schedule", Schedule)
+        self.rates = self._rates()
         self.balance = Balance(self.model, recipe.balance)
         self.watch = Watch(self.settings.spike.sigmas, self.settings.spike.patience)
         self.average = Average(self.settings.average, self.settings.steps)
@@ -95,11 +95,7 @@ class Run:
 
     def rate(self, step: int) -> float:
         """The learning rate of the step after `step` of them, as a share of the peak."""
-        warmup = self.settings.warmup_steps
-        if step < warmup:
-            return (step + 1) / warmup
-        left = max(self.settings.steps - warmup, 1)
-        return self.schedule.factor(self.shortcuts.progress(step - warmup, left), left)
+        return float(self.rates[self.shortcuts.progress(step)])
 
     def update(self) -> StepResult:
         value = None if self.scale is None else self.scale.value
@@ -141,6 +137,12 @@ class Run:
 
     def finished(self) -> bool:
         return self.step >= self.settings.steps or self.stopping
+
+    def _rates(self) -> Curve:
+        warmup, steps = self.settings.warmup_steps, self.settings.steps
+        if warmup >= steps:
+            raise UserError("train.warmup_steps", f"{warmup} of {steps} steps leave none after it", "Lower it.")
+        return curve(self.recipe.build("schedule", Schedule), steps, warmup)
 
     # -- keeping it
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from moesaic.errors import UserError
 from moesaic.model.config import Latent, ModelConfig
 from moesaic.model.transformer import Through, plainly
@@ -16,7 +18,8 @@ class Shortcuts:
     def __init__(self, settings: TrainSection, config: ModelConfig) -> None:
         self.innermost: Through = recompute if settings.recompute else plainly
         self.kinds: list[EmbeddingShrink | LayerDrop | TokenDrop] = [EmbeddingShrink(settings.embedding_shrink)]
-        self.done: list[float] | None = None  # share of the run's layer-tokens before each step
+        self.warmup = settings.warmup_steps
+        self.done: list[float] | None = None  # share of the layer-tokens after warm-up that lie before each step
         layers = len(config.layers)
         if settings.layer_drop:
             self.kinds.append(LayerDrop(layers, settings.layer_drop.floor, settings.layer_drop.gamma, settings.seed))
@@ -28,9 +31,9 @@ class Shortcuts:
             drop = TokenDrop(layers, until, settings.token_drop.start, settings.seed)
             self.kinds.append(drop)
             if settings.token_drop.layer_token_rate:
-                steps = settings.steps - settings.warmup_steps
-                costs = [drop.cost(step + settings.warmup_steps) for step in range(steps)]
-                self.done = [sum(costs[:step]) / sum(costs) for step in range(steps)]
+                costs = [drop.cost(step) for step in range(settings.warmup_steps, settings.steps)]
+                so_far = [0.0, *accumulate(costs)]
+                self.done = [share / so_far[-1] for share in so_far[:-1]]
 
     def through(self, step: int) -> Through:
         """How a block is run in a step; with everything off, plainly."""
@@ -39,6 +42,8 @@ class Shortcuts:
             through = kind.at(step, through)
         return through
 
-    def progress(self, step: int, steps: int) -> int:
-        """The step a schedule is at: random-LTD counts what its layers have really seen."""
-        return step if self.done is None else int(self.done[step] * steps)
+    def progress(self, step: int) -> int:
+        """The step whose learning rate a step has: random-LTD counts what its layers have really seen."""
+        if self.done is None or step < self.warmup:
+            return step
+        return self.warmup + int(self.done[step - self.warmup] * len(self.done))

@@ -280,14 +280,21 @@ def test_distillation_brings_the_student_to_the_teacher(recipe_file, whole, tmp_
 
 
 def test_training_goes_on_from_a_model(recipe_file, whole, tmp_path):
-    run(recipe_file, tmp_path / "run", f"train.init={whole}", "train.steps=3", "optimizer.lr=1e-5")
+    run(
+        recipe_file,
+        tmp_path / "run",
+        f"train.init={whole}",
+        "train.steps=3",
+        "train.warmup_steps=0",
+        "optimizer.lr=1e-5",
+    )
     assert losses(tmp_path / "run")[0] < losses(whole)[5]
     assert [stage["stage"] for stage in lineage.read(tmp_path / "run")] == ["train", "train"]
 
 
 class TestWhatGoesWrong:
     def test_changed_data_on_resume(self, recipe_file, tmp_path):
-        run(recipe_file, tmp_path / "run", "train.steps=2", "train.save_every=1")
+        run(recipe_file, tmp_path / "run", "train.steps=2", "train.save_every=1", "train.warmup_steps=0")
         other = load_recipe(recipe_file, ["data.sources.0.documents=300", f"train.data={tmp_path}/other"])
         prepare(other, tmp_path / "other")
         with pytest.raises(UserError, match="not the data that this run began with"):
@@ -295,7 +302,7 @@ class TestWhatGoesWrong:
         assert len(losses(tmp_path / "run")) == 2
 
     def test_another_model_in_the_same_directory(self, recipe_file, tmp_path):
-        run(recipe_file, tmp_path / "run", "train.steps=2", "train.save_every=1")
+        run(recipe_file, tmp_path / "run", "train.steps=2", "train.save_every=1", "train.warmup_steps=0")
         with pytest.raises(UserError, match="another model"):
             run(recipe_file, tmp_path / "run", "model.hidden=48")
 
@@ -326,6 +333,7 @@ class TestWhatGoesWrong:
             ("model.vocab=100", "tokenizer has"),
             ("model.kv_heads=3", "do not divide"),
             ("optimizer=adam", "no such method"),
+            ("train.warmup_steps=30", "leave none after it"),
             ("schedule={name: cosine, flor: 0.1}", "floor"),
             ("train.objective={name: distill, teacher: nowhere}", "no such directory"),
         ],
