@@ -1,10 +1,10 @@
 """The loss law on real runs of a tiny mixture: fitted on a constant and a cosine run, does it predict WSD, and is the
 schedule it finds better than cosine?
 
-python -m bench.loss_law --steps 1200 --seeds 0 1 2       about four minutes a run on two cores, five runs a seed
+python -m bench.loss_law --steps 1200 --seeds 0 1 2       about seven minutes a run on two cores, four runs a seed
 
 Final losses are on held-out text, so that the noise of the last batches does not decide. Writes
-bench/results/loss_law.json and one picture for each seed.
+bench/results/loss_law.json.
 """
 
 from __future__ import annotations
