@@ -1,4 +1,4 @@
-"""What is fastest on a CPU with library calls. `bench/forward.py` holds the measurements behind each choice."""
+"""What is fastest on a CPU with library calls. `docs/LOG.md` has the measurements behind the choices."""
 
 from __future__ import annotations
 
