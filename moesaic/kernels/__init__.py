@@ -6,12 +6,28 @@ down, so that nothing here is global and a test can run any implementation on an
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, cast
+from collections.abc import Iterator
+from typing import Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor
 
 Mode = Literal["fast", "reference"]
+
+
+class Batch(Protocol):
+    """What attention needs to know of a flat batch; `moesaic.model.layout.Layout` is one."""
+
+    @property
+    def spans(self) -> list[Any]: ...
+
+    def write(self, slab: Tensor, new_T: Tensor) -> None: ...
+
+    def read(self, slab: Tensor, span: Any) -> Tensor: ...
+
+    def seen(self, span: Any, window: int | None) -> tuple[Tensor | None, int | None]: ...
+
+    def per_sequence(self, *rows_T: Tensor) -> Iterator[tuple[Any, ...]]: ...
 
 
 class Kernels(Protocol):
@@ -36,6 +52,19 @@ class Kernels(Protocol):
     ) -> Tensor:
         """One sequence: its last T tokens attend to its M tokens, in order, at most `window` back, and only to those
         that `keep` selects."""
+
+    def attend(
+        self,
+        q_THC: Tensor,
+        k_TNC: Tensor,
+        v_TNC: Tensor,
+        layout: Batch,
+        slabs: dict[str, Tensor] | None,
+        scale: float,
+        window: int | None = None,
+    ) -> Tensor:
+        """A whole flat batch: new keys and values go to the cache where there is one, then every token attends to its
+        own sequence so far."""
 
     def gated(self, gate_up_TG: Tensor, activation: str) -> Tensor:
         """activation(first half) * second half."""

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moesaic.kernels import reference
+from moesaic.kernels import Batch, reference
 from moesaic.kernels.reference import ACTIVATIONS, rotate, visible_TM
 
-__all__ = ["attention", "experts", "gated", "linear", "rms_norm", "rotate"]
+__all__ = ["attend", "attention", "experts", "gated", "linear", "rms_norm", "rotate"]
 
 # One row runs at memory speed (a matrix-vector product); the matrix-matrix path starts four times slower and only
 # catches up at five rows, so a few rows are cheaper one at a time.
@@ -120,6 +120,18 @@ def attention(
         scale=scale,
     )
     return out_NGTX.permute(2, 0, 1, 3).reshape(new, heads, -1)[..., :value_size]
+
+
+def attend(
+    q_THC: Tensor,
+    k_TNC: Tensor,
+    v_TNC: Tensor,
+    layout: Batch,
+    slabs: dict[str, Tensor] | None,
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    return reference.attend(q_THC, k_TNC, v_TNC, layout, slabs, scale, window, attention)
 
 
 def experts(

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from moesaic.kernels import Batch
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
@@ -58,6 +60,28 @@ def attention(
     scores_HTM = torch.einsum("thc,mhc->htm", q_THC, k_MHC) * scale
     weights_HTM = scores_HTM.masked_fill(~seen_TM, float("-inf")).softmax(-1, dtype=torch.float32)
     return torch.einsum("htm,mhx->thx", weights_HTM.to(v_MHX.dtype), v_MHX)
+
+
+def attend(
+    q_THC: Tensor,
+    k_TNC: Tensor,
+    v_TNC: Tensor,
+    layout: Batch,
+    slabs: dict[str, Tensor] | None,
+    scale: float,
+    window: int | None = None,
+    attention: Callable[..., Tensor] = attention,
+) -> Tensor:
+    if slabs is not None:
+        layout.write(slabs["keys"], k_TNC)
+        layout.write(slabs["values"], v_TNC)
+    pieces = []
+    for span, q, k, v in layout.per_sequence(q_THC, k_TNC, v_TNC):
+        if slabs is not None and span.cached:
+            k, v = layout.read(slabs["keys"], span).to(q), layout.read(slabs["values"], span).to(q)
+        keep_TM, left = layout.seen(span, window)
+        pieces.append(attention(q, k, v, scale, left, keep_TM))
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 def gated(gate_up_TG: Tensor, activation: str) -> Tensor:

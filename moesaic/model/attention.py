@@ -44,16 +44,7 @@ class GroupedQueryAttention(nn.Module):
         qk_TXC = ops.rotate(qk_TXC, flow.cos_TR, flow.sin_TR, self.interleaved)
         q_THC, k_TNC = qk_TXC.split([self.heads, self.kv_heads], dim=1)
 
-        slabs = flow.cache_layer(self.number)
-        if slabs is not None:
-            layout.write(slabs["keys"], k_TNC)
-            layout.write(slabs["values"], v_TNC)
-        pieces = []
-        for span, q, k, v in layout.per_sequence(q_THC, k_TNC, v_TNC):
-            if slabs is not None and span.cached:
-                k, v = layout.read(slabs["keys"], span).to(q), layout.read(slabs["values"], span).to(q)
-            pieces.append(ops.attention(q, k, v, self.scale, self.window))
-        out_THC = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        out_THC = ops.attend(q_THC, k_TNC, v_TNC, layout, flow.cache_layer(self.number), self.scale, self.window)
         return self.out(out_THC.flatten(1), ops)
 
 
@@ -109,6 +100,9 @@ class LatentAttention(nn.Module):
             if slabs is not None and in_cache:
                 latent_MX = layout.read(slabs["latent"], span).to(q)
             keep_TM = selected[span.number] if selected is not None else None
+            tree_TM, _ = layout.seen(span, None)
+            if tree_TM is not None:
+                keep_TM = tree_TM if keep_TM is None else keep_TM & tree_TM
             if keep_TM is not None and span.new == 1:  # one query: drop what it will not look at
                 chosen = keep_TM[0].nonzero().squeeze(1)
                 latent_MX, keep_TM = latent_MX[chosen], None
@@ -165,6 +159,7 @@ class LightningIndexer(nn.Module):
         self, x_TD: Tensor, query_TQ: Tensor, flow: Flow, slabs: dict[str, Tensor] | None
     ) -> list[Tensor | None]:
         ops, layout = flow.ops, flow.layout
+        assert layout.trees is None, "a selection would count the other branches of a tree"
         k_TC = self.key_norm(self.keys(x_TD, ops))
         k_TC = ops.rotate(k_TC.unsqueeze(1), flow.cos_TR, flow.sin_TR, self.interleaved).squeeze(1)
         if slabs is not None:

@@ -60,6 +60,9 @@ class Layout:
 
     Layout([3, 2])                                       two whole sequences
     Layout([1, 4], cached=[9, 0], cache=cache, pages=[[0, 2], [5]])     one extended by a token, one begun
+
+    A sequence's new tokens may be a tree of guesses instead of a line: `trees[number]` then says which new tokens each
+    new token sees (new, new; itself and its ancestors, which come before it), and `positions` how deep each stands.
     """
 
     def __init__(
@@ -70,11 +73,14 @@ class Layout:
         positions: Tensor | None = None,
         cache: PagedCache | None = None,
         pages: Sequence[Sequence[int]] | None = None,
+        trees: Sequence[Tensor | None] | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
+        assert trees is None or positions is not None, "the tokens of a tree need positions"
         assert cached is None or (cache is not None and pages is not None), "cached tokens need a cache and its pages"
         self.cache = cache
         self.pages = pages
+        self.trees = trees
         self.device = torch.device(device)
         self.spans: list[Span] = []
         start = 0
@@ -134,6 +140,19 @@ class Layout:
         if all(page == first + i for i, page in enumerate(pages)):
             return slab[first : first + count].flatten(0, 1)[: span.total]
         return slab[self._host(list(pages))].flatten(0, 1)[: span.total]
+
+    def seen(self, span: Span, window: int | None) -> tuple[Tensor | None, int | None]:
+        """What a sequence's new tokens may look at: a mask (new, total), None for all, and a window yet to be applied."""
+        tree_TT = self.trees[span.number] if self.trees is not None else None
+        if tree_TT is None:
+            return None, window
+        keep_TM = torch.ones(span.new, span.total, dtype=torch.bool, device=self.device)
+        keep_TM[:, span.cached :] = tree_TT
+        if window is not None:  # counted in positions: side by side in a tree, two guesses stand at the same one
+            new_T = self.positions_T[span.start : span.stop]
+            all_M = torch.cat([torch.arange(span.cached, device=self.device), new_T])
+            keep_TM &= all_M > new_T[:, None] - window
+        return keep_TM, None
 
     def per_sequence(self, *rows_T: Tensor) -> Iterator[tuple[Any, ...]]:
         """Each sequence that has new tokens, with its rows of every tensor given.

@@ -56,10 +56,15 @@ class Model(nn.Module):
         return self.embed.dtype
 
     def forward(
-        self, tokens_T: Tensor, layout: Layout, routing: Routing | None = None, through: Through = plainly
+        self,
+        tokens_T: Tensor,
+        layout: Layout,
+        routing: Routing | None = None,
+        through: Through = plainly,
+        ops: kernels.Kernels | None = None,
     ) -> Tensor:
         """The normalised hidden state after each token; `logits_at` turns rows of it into predictions."""
-        flow = self.flow(layout, routing)
+        flow = self.flow(layout, routing, ops)
         x_TD = self.embedded(tokens_T)
         for number, block in enumerate(self.layers):
             assert isinstance(block, Block)
@@ -85,8 +90,8 @@ class Model(nn.Module):
         """The matrix that turns hidden states into logits (V, D)."""
         return self.embed if self.head is None else self.head
 
-    def flow(self, layout: Layout, routing: Routing | None = None) -> Flow:
-        return Flow(layout, self.kernels, *self.angles(layout), routing)
+    def flow(self, layout: Layout, routing: Routing | None = None, ops: kernels.Kernels | None = None) -> Flow:
+        return Flow(layout, ops or self.kernels, *self.angles(layout), routing)
 
     def angles(self, layout: Layout) -> tuple[Tensor, Tensor]:
         """Cosines and sines of every token's rotary angles, float32."""

@@ -87,6 +87,36 @@ def test_arbitrary_positions(model):
     assert (torn - plain).abs().max() > 1e-3 * plain.abs().max()
 
 
+def test_a_tree_of_guesses_equals_each_of_its_branches(model):
+    """Several continuations checked in one forward: each sees its own ancestors only."""
+    prompt = [5, 9, 33, 21, 60, 12, 7]
+    # node: (token, parent); two branches that fork after the first guess, and one that forks at once
+    nodes = [(11, -1), (22, 0), (33, 1), (44, 0), (55, 3), (66, -1)]
+    sees = torch.zeros(len(nodes), len(nodes), dtype=torch.bool)
+    depth = []
+    for number, (_, parent) in enumerate(nodes):
+        if parent >= 0:
+            sees[number] = sees[parent]
+        sees[number, number] = True
+        depth.append(int(sees[number].sum()) - 1)
+    cache = model.new_cache(8, page_size=4)
+    pages = [[6, 1, 3, 5]]
+    with torch.inference_mode():
+        model(torch.tensor(prompt), Layout([len(prompt)], cache=cache, pages=pages))
+        positions = torch.tensor(depth) + len(prompt)
+        layout = Layout([len(nodes)], cached=[len(prompt)], cache=cache, pages=pages, positions=positions, trees=[sees])
+        if getattr(model.config.attention, "indexer", None) is not None:
+            # A selection counts all earlier rows, other branches included: such models take lines of guesses only.
+            with pytest.raises(AssertionError, match="tree"):
+                model(torch.tensor([token for token, _ in nodes]), layout)
+            return
+        tree = model.logits_at(model(torch.tensor([token for token, _ in nodes]), layout))
+    for leaf in (2, 4, 5):
+        path = sees[leaf].nonzero().squeeze(1)
+        alone = model.logits([prompt + [nodes[i][0] for i in path]])[0][len(prompt) :]
+        torch.testing.assert_close(tree[path], alone, rtol=1e-3, atol=1e-4 * float(alone.abs().max()))
+
+
 def test_pages_side_by_side_are_not_copied(model):
     cache = model.new_cache(8, page_size=4)
     layout = Layout([1], cached=[10], cache=cache, pages=[[2, 3, 4]])
