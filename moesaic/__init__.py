@@ -3,6 +3,7 @@
 import moesaic
 model = moesaic.load("out/smollm2")
 model.logits([[1, 2, 3]])
+moesaic.Engine(model).generate(["The capital of France is"], max_tokens=8, temperature=0.0)[0].text
 """
 
 from __future__ import annotations
@@ -12,11 +13,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from moesaic.model.directory import load as load
     from moesaic.model.transformer import Model as Model
+    from moesaic.serve.engine import Engine as Engine
 
 __version__ = "0.1.0"
 
 # Read when first asked for, so that `moesaic --help` and recipes do not wait for torch.
-_LAZY = {"Model": "moesaic.model.transformer", "load": "moesaic.model.directory"}
+_LAZY = {
+    "Engine": "moesaic.serve.engine",
+    "Model": "moesaic.model.transformer",
+    "load": "moesaic.model.directory",
+}
 
 
 def __getattr__(name: str) -> Any:

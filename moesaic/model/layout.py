@@ -54,6 +54,19 @@ class PagedCache:
             for layer in shapes
         ]
 
+    def copy_rows(self, source: int, target: int, rows: int) -> None:
+        """Copy the first rows of one page to another."""
+        for layer in self.layers:
+            for slab in layer.values():
+                slab[target, :rows] = slab[source, :rows]
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Move single rows, numbered through all pages; all are read before any is written."""
+        for layer in self.layers:
+            for slab in layer.values():
+                flat = slab.flatten(0, 1)
+                flat[list(targets)] = flat[list(sources)]
+
 
 class Layout:
     """The lengths of the new pieces of a flat batch, what is cached before them, and each token's position.
@@ -142,7 +155,7 @@ class Layout:
         return slab[self._host(list(pages))].flatten(0, 1)[: span.total]
 
     def seen(self, span: Span, window: int | None) -> tuple[Tensor | None, int | None]:
-        """What a sequence's new tokens may look at: a mask (new, total), None for all, and a window yet to be applied."""
+        """What a sequence may look at: a mask (new, total) or None for all, and a window still to be applied."""
         tree_TT = self.trees[span.number] if self.trees is not None else None
         if tree_TT is None:
             return None, window

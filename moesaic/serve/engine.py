@@ -1,0 +1,373 @@
+"""The one engine: every generated token, for the API, the chat, evaluation and rollouts, comes from `Engine.step`.
+
+    engine = moesaic.Engine(moesaic.load("out/smollm2"))
+    engine.generate(["The capital of France is"], max_tokens=8, temperature=0.0)[0].text
+
+An engine belongs to one thread. Others may call `submit` and `call`, which only leave a note in its inbox; it is read
+between steps, and between the layers of a long one.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moesaic.errors import UserError
+from moesaic.model.transformer import Model
+from moesaic.serve.blocks import Blocks
+from moesaic.serve.drafters import Drafter
+from moesaic.serve.experts_seen import ExpertsSeen
+from moesaic.serve.memory import pages_that_fit
+from moesaic.serve.passes import Pass, Share
+from moesaic.serve.policies import Policy
+from moesaic.serve.policies.chunked import Chunked
+from moesaic.serve.request import Completion, Output, Request, Sampling
+from moesaic.serve.sampler import Choices
+from moesaic.serve.scheduler import Scheduler
+from moesaic.serve.text import TextStream
+
+
+@dataclass
+class Counts:
+    """What the engine has done since it began."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    finished: int = 0
+    busy_seconds: float = 0.0
+
+
+class Engine:
+    """`cache_bytes` is a hard limit: what does not fit waits, or is computed again."""
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        cache_bytes: int | None = None,
+        page_size: int = 16,
+        most_requests: int = 64,
+        policy: Policy | None = None,
+        drafter: Drafter | None = None,
+        reuse_prefixes: bool = True,
+        seed: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.model = model
+        self.tokenizer = model.tokenizer
+        self.stop_tokens: set[int] = set(model.tokenizer.stop_tokens) if model.tokenizer else set()
+        self.cache = model.new_cache(pages_that_fit(model, cache_bytes, page_size, most_requests), page_size)
+        self.blocks = Blocks(self.cache, reuse_prefixes)
+        self.scheduler = Scheduler(self.blocks, policy or Chunked(), most_requests)
+        self.drafter = drafter
+        self.clock = clock
+        self.random = random.Random(seed)
+        self.inbox: deque[Callable[[], Any]] = deque()
+        self.version = 0  # of the weights
+        self.paused = False
+        self.counts = Counts()
+        self.experts = ExpertsSeen(model)
+        if drafter is not None:
+            drafter.start(self)
+
+    # What others ask of it
+
+    def generate(
+        self, prompts: Sequence[str | Sequence[int]], n: int = 1, *, adapter: str | None = None, **sampling: Any
+    ) -> list[Completion]:
+        """Answers to all prompts, in their order; with `n`, so many of each, one after the other."""
+        wishes = Sampling(**sampling)
+        requests = [self.request(prompt, wishes, adapter=adapter, sibling=i) for prompt in prompts for i in range(n)]
+        texts: dict[int, list[str]] = {request.number: [] for request in requests}
+        for request in requests:
+            self.add(request)
+        try:
+            while any(request.finish_reason is None for request in requests):
+                for output in self.step():
+                    if output.request.number in texts:
+                        texts[output.request.number].append(output.text)
+        finally:  # also on Ctrl-C
+            for request in requests:
+                self.abort(request)
+        return [completion(request, "".join(texts[request.number])) for request in requests]
+
+    def request(
+        self, prompt: str | Sequence[int], sampling: Sampling | None = None, *, sibling: int = 0, **options: Any
+    ) -> Request:
+        """A request, checked against what this engine can do, not yet submitted."""
+        sampling = sampling or Sampling()
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise UserError("prompt", "the model has no tokenizer", "Give token numbers.")
+            prompt = self.tokenizer.encode(prompt)
+        vocab, room = self.model.config.vocab, min(self.model.config.context, self.cache.pages * self.blocks.size)
+        if not prompt:
+            raise UserError("prompt", "is empty")
+        if any(not 0 <= token < vocab for token in prompt):
+            raise UserError("prompt", f"holds a token outside the vocabulary of {vocab}")
+        if any(not 0 <= token < vocab for token in (*sampling.logit_bias, *sampling.stop_tokens)):
+            raise UserError("logit_bias, stop_tokens", f"hold a token outside the vocabulary of {vocab}")
+        if len(prompt) + (not options.get("embed")) > room:
+            raise UserError(
+                "prompt", f"has {len(prompt)} tokens, and the model holds {room} with its answer", "Shorten it."
+            )
+        request = Request(prompt, sampling, **options)
+        request.seed = sampling.seed if sampling.seed is not None else self.random.getrandbits(63)
+        request.seed ^= sibling << 32  # answers to one prompt, from one seed, that differ
+        request.limit = min(room, len(prompt) + (sampling.max_tokens or room))
+        if self.tokenizer is not None:
+            request.text = TextStream(self.tokenizer, prompt, sampling.stop)
+        elif sampling.stop or sampling.grammar:
+            raise UserError("stop", "the model has no tokenizer", "Use stop_tokens.")
+        if sampling.grammar is not None:
+            request.matcher = sampling.grammar.matcher(self.tokenizer, self.model.config.vocab, self.stop_tokens)
+        return request
+
+    def submit(self, request: Request) -> None:
+        """From any thread."""
+        self.inbox.append(lambda: self.add(request))
+
+    def call(self, note: Callable[[], Any]) -> None:
+        """From any thread: have something done between two steps (abort a request, change weights)."""
+        self.inbox.append(note)
+
+    def add(self, request: Request) -> None:
+        request.root = (request.salt, request.adapter, self.version)
+        self.scheduler.requests[request.number] = request
+
+    def abort(self, request: Request) -> None:
+        """Whatever it has written so far stands."""
+        if request.finish_reason is None:
+            request.finish_reason = "abort"
+        self._retire(request)
+
+    def pause(self) -> None:
+        """Finish no further step until `resume`; requests keep their place."""
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+
+    def weights_changed(self, recompute: bool = True) -> None:
+        """The model's weights are new: nothing cached may be shared with what comes. Requests under way compute their
+        tokens again with the new weights, or go on with keys and values of the old ones."""
+        self.version += 1
+        self.blocks.flush()
+        for request in self.scheduler.requests.values():
+            request.root = None
+            if recompute and not request.busy:
+                self.blocks.release(request)
+                request.start_over()
+                request.root = (request.salt, request.adapter, self.version)
+
+    @property
+    def working(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self.inbox) or (not self.paused and bool(self.scheduler.requests))
+
+    # The step
+
+    @torch.inference_mode()
+    def step(self) -> list[Output]:
+        """Give some requests some tokens. A prompt being read and an answer being written are the same thing here: a
+        request whose computed tokens have not caught up with its known tokens."""
+        self._read_inbox()
+        if self.paused:
+            return []
+        work = self.scheduler.schedule(self.clock())
+        if isinstance(work, list):
+            if not work:
+                return []
+            self._draft(work)
+            work = Pass(self.model, work, self.cache)
+        if not self._run(work):
+            self.scheduler.stopped.append(work)
+            return []
+        hidden_TD = work.hidden_TD
+        self._note_prompts(work, hidden_TD)
+        outputs = self._accept(work, hidden_TD)
+        self.experts.count(work.routing)
+        self._note_routes(work)
+        if self.drafter is not None:
+            self.drafter.observe(work, hidden_TD)
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._retire(output.request)
+        return outputs
+
+    def _run(self, work: Pass) -> bool:
+        """Layer by layer; False if something more urgent came between."""
+        policy, began, due = self.scheduler.policy, self.clock(), float("-inf")
+        while not work.done:
+            work.advance()
+            now = self.clock()
+            if (self.inbox or now >= due) and not work.done:
+                self._read_inbox()
+                ready = self.scheduler.ready()
+                if self.paused or policy.interrupts(work, ready, now):
+                    break
+                due = policy.next_event(work, ready, now)
+        work.seconds += self.clock() - began
+        self.counts.busy_seconds += self.clock() - began
+        if work.done:
+            policy.finished(work)
+        return work.done
+
+    def _accept(self, work: Pass, hidden_TD: Tensor) -> list[Output]:
+        """Choose the next token of every request that is ready for it, and follow its guesses as far as they hold."""
+        self.counts.steps += 1
+        ready: list[tuple[Share, int]] = []
+        rows: list[int] = []
+        for share, span in zip(work.shares, work.layout.spans):
+            request = share.request
+            if share.last:
+                ready.append((share, len(rows)))
+                rows.extend(range(span.start + share.tokens - 1, span.stop))
+            self.counts.prompt_tokens += max(0, min(share.tokens, len(request.prompt) - request.computed))
+            request.computed += share.tokens
+            request.busy = False
+        outputs = []
+        if rows:
+            choices = Choices(self.model.logits_at(hidden_TD, torch.tensor(rows, device=hidden_TD.device)))
+            outputs = [self._follow(share, choices, first) for share, first in ready]
+        for share in work.shares:
+            self.blocks.publish(share.request)
+        return outputs
+
+    def _follow(self, share: Share, choices: Choices, first: int) -> Output:
+        """What one request gains: the model's choice after its last token, and after each guess that was so chosen."""
+        request, draft = share.request, share.draft
+        output = Output(request, [], "", [])
+        if request.embed and request.finish_reason is None:
+            request.finish_reason = "stop"
+        node: int | None = -1
+        while node is not None and request.finish_reason is None:
+            chosen = choices.choose(first + 1 + node, request, self.stop_tokens)
+            output.tokens.append(chosen.token)
+            output.logprobs.append(chosen)
+            output.text += self._append(request, chosen.token)
+            node = draft.child(node, chosen.token) if draft is not None else None
+            if node is not None and request.finish_reason is None:
+                share.accepted.append(node)
+        self._keep_accepted(share)
+        now = self.clock()
+        request.first_token = now if request.first_token is None else request.first_token
+        request.last_token = now
+        request.answer.extend(output.logprobs)
+        request.versions.extend([self.version] * len(output.tokens))
+        self.counts.generated_tokens += len(output.tokens)
+        output.finish_reason = request.finish_reason
+        return output
+
+    def _append(self, request: Request, token: int) -> str:
+        """One more token, the text it makes certain, and whether it was the last."""
+        sampling, stream = request.sampling, request.text
+        request.tokens.append(token)
+        if request.matcher is not None:
+            request.matcher.accept(token)
+        ends = token in self.stop_tokens and not sampling.ignore_eos
+        if ends or token in sampling.stop_tokens:
+            request.finish_reason = "stop"
+            return stream.finish() if stream is not None else ""
+        text = stream.push(token) if stream is not None else ""
+        said_all = request.matcher is not None and request.matcher.finished
+        if said_all or (stream is not None and stream.stopped):
+            request.finish_reason = "stop"
+        elif len(request.tokens) >= request.limit:
+            request.finish_reason = "length"
+        if request.finish_reason is not None and stream is not None:
+            text += stream.finish()
+        return text
+
+    def _keep_accepted(self, share: Share) -> None:
+        """The guesses that held are computed already; bring their rows in line where they were a tree."""
+        request, size, start = share.request, self.blocks.size, share.request.computed
+
+        def row(place: int) -> int:
+            return request.pages[place // size] * size + place % size
+
+        moved = [(start + node, start + place) for place, node in enumerate(share.accepted) if node != place]
+        if moved:
+            self.cache.move([row(source) for source, _ in moved], [row(target) for _, target in moved])
+        request.computed += len(share.accepted)
+        self.counts.accepted_tokens += len(share.accepted)
+
+    def _draft(self, shares: list[Share]) -> None:
+        """Put guesses behind the requests that wait for their next token, as far as pages and limits allow."""
+        if self.drafter is None:
+            return
+        asking = [share for share in shares if share.request.decoding]
+        if not asking:
+            return
+        most = max(1, 64 // len(asking))
+        for share, draft in zip(asking, self.drafter.draft([share.request for share in asking], most), strict=True):
+            request = share.request
+            draft = draft.cut(min(most, request.limit - len(request.tokens) - 1))
+            if len(draft) and self.blocks.grow(request, request.computed + share.tokens + len(draft)):
+                share.draft = draft
+                self.counts.drafted_tokens += len(draft)
+
+    def _note_prompts(self, work: Pass, hidden_TD: Tensor) -> None:
+        """What some requests want of every token of their prompt: its log-probability, or the mean hidden state."""
+        for share, span in zip(work.shares, work.layout.spans):
+            request = share.request
+            hidden = hidden_TD[span.start : span.start + share.tokens]
+            if request.embed:
+                total_D = hidden.float().sum(0)
+                request.hidden_D = total_D if request.hidden_D is None else request.hidden_D + total_D
+            if request.sampling.prompt_logprobs is not None and request.computed < len(request.prompt):
+                request.prompt_logprobs = request.prompt_logprobs or [None]
+                after = request.prompt[request.computed + 1 : request.computed + share.tokens + 1]
+                choices = Choices(self.model.logits_at(hidden[: len(after)]))
+                for row, token in enumerate(after):
+                    request.prompt_logprobs.append(choices.report(row, token, request.sampling.prompt_logprobs))
+
+    def _note_routes(self, work: Pass) -> None:
+        for share, span in zip(work.shares, work.layout.spans):
+            if share.request.sampling.record_routes:
+                rows = list(range(share.tokens)) + [share.tokens + node for node in share.accepted]
+                for layer, routes_TK in work.routing.choices.items():
+                    kept = routes_TK[span.start : span.stop][rows]
+                    share.request.routes.setdefault(layer, []).append(kept)
+
+    def _read_inbox(self) -> None:
+        while self.inbox:
+            self.inbox.popleft()()
+
+    def _retire(self, request: Request) -> None:
+        """A request that will not go on gives its pages back; one inside a pass, when that has finished."""
+        if request.busy or request.number not in self.scheduler.requests:
+            return
+        self.scheduler.remove(request)
+        self.counts.finished += 1
+        if self.drafter is not None:
+            self.drafter.finished(request)
+
+
+def completion(request: Request, text: str) -> Completion:
+    """What a finished request has to say."""
+    hidden_D = request.hidden_D
+    return Completion(
+        text=text,
+        tokens=request.tokens[len(request.prompt) :],
+        logprobs=request.answer,
+        finish_reason=request.finish_reason or "abort",
+        prompt_tokens=len(request.prompt),
+        cached_tokens=request.cached,
+        prompt_logprobs=request.prompt_logprobs or None,
+        versions=request.versions,
+        routes={layer: torch.cat(rows) for layer, rows in request.routes.items()} or None,
+        embedding=torch.nn.functional.normalize(hidden_D / len(request.prompt), dim=0)
+        if hidden_D is not None
+        else None,
+    )

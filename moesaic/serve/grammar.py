@@ -1,0 +1,105 @@
+"""Answers of a given form: JSON schema, regular expression, grammar or a choice, by llguidance."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moesaic.errors import UserError
+from moesaic.model.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """`text` is llguidance's own form of the grammar; the class methods make one from what users have."""
+
+    text: str
+
+    @classmethod
+    def json(cls, schema: dict[str, Any] | None = None) -> Grammar:
+        """JSON that satisfies a schema; any JSON object without one."""
+        from llguidance import LLMatcher
+
+        return cls._checked(lambda: LLMatcher.grammar_from_json_schema(schema or {"type": "object"}), "json_schema")
+
+    @classmethod
+    def regex(cls, pattern: str) -> Grammar:
+        from llguidance import LLMatcher
+
+        return cls._checked(lambda: LLMatcher.grammar_from_regex(pattern), "regex")
+
+    @classmethod
+    def lark(cls, grammar: str) -> Grammar:
+        from llguidance import LLMatcher
+
+        return cls._checked(lambda: LLMatcher.grammar_from_lark(grammar), "grammar")
+
+    @classmethod
+    def choice(cls, options: list[str]) -> Grammar:
+        if not options:
+            raise UserError("choice", "is empty", "Give at least one option.")
+        return cls.lark("start: " + " | ".join(json.dumps(option) for option in options))
+
+    @classmethod
+    def _checked(cls, make: Any, place: str) -> Grammar:
+        from llguidance import LLMatcher
+
+        try:
+            text = make()
+            problem = LLMatcher.validate_grammar(text)
+        except Exception as error:  # the library raises whatever its parser stumbled over
+            problem = str(error)
+        if problem:
+            raise UserError(place, f"cannot be followed ({' '.join(str(problem).split())[:300]})", "Correct it.")
+        return cls(text)
+
+    def matcher(self, tokenizer: Tokenizer | None, vocab: int, stop_tokens: set[int]) -> Matcher:
+        assert tokenizer is not None
+        return Matcher(self, tokenizer, vocab, stop_tokens)
+
+
+class Matcher:
+    """Where in its grammar one answer is."""
+
+    def __init__(self, grammar: Grammar, tokenizer: Tokenizer, vocab: int, stop_tokens: set[int]) -> None:
+        from llguidance import LLMatcher
+
+        self.vocab = vocab
+        self.stop_tokens = stop_tokens
+        self.inner = LLMatcher(known_tokens(tokenizer, vocab), grammar.text)
+        if self.inner.is_error():
+            raise UserError("grammar", f"cannot be followed ({self.inner.get_error()[:300]})", "Correct it.")
+
+    def mask(self, logits_V: Tensor) -> Tensor:
+        """Logits of the tokens that may come next, minus infinity elsewhere."""
+        import llguidance.torch as bits
+
+        allowed = bits.allocate_token_bitmask(1, self.vocab)
+        bits.fill_next_token_bitmask(self.inner, allowed, 0)
+        on_V = torch.zeros(self.vocab, dtype=torch.bool)
+        flags = (allowed[0].unsqueeze(-1) >> torch.arange(32, dtype=torch.int32)) & 1
+        on_V[:] = flags.flatten()[: self.vocab].bool()
+        return logits_V.masked_fill(~on_V.to(logits_V.device), float("-inf"))
+
+    def accept(self, token: int) -> None:
+        if token not in self.stop_tokens:
+            self.inner.consume_token(token)
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing may follow."""
+        return bool(self.inner.is_stopped())
+
+
+@lru_cache(maxsize=4)
+def known_tokens(tokenizer: Tokenizer, vocab: int) -> Any:
+    """The tokenizer as the grammar library knows it: made once, it reads the whole vocabulary."""
+    from llguidance import LLTokenizer
+
+    eos = min(tokenizer.stop_tokens) if tokenizer.stop_tokens else None
+    return LLTokenizer(tokenizer.fast.to_str(), n_vocab=vocab, eos_token=eos)

@@ -1,0 +1,104 @@
+"""One forward in progress, which can stop between any two layers and go on later."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from moesaic.kernels import Kernels
+from moesaic.model.flow import Routing
+from moesaic.model.layout import Layout, PagedCache
+from moesaic.model.transformer import Model
+from moesaic.serve.drafters import Draft
+from moesaic.serve.request import Request
+
+
+@dataclass
+class Share:
+    """So many of a request's pending tokens, with guesses behind them if they reach its last known token."""
+
+    request: Request
+    tokens: int
+    draft: Draft | None = None
+    accepted: list[int] = field(default_factory=list)  # the guesses that held, once the pass is over
+
+    @property
+    def rows(self) -> int:
+        return self.tokens + (len(self.draft) if self.draft else 0)
+
+    @property
+    def last(self) -> bool:
+        """Whether the model will have seen all the request knows, so that the next token can be chosen."""
+        return self.tokens == self.request.pending
+
+    def new_tokens(self) -> list[int]:
+        request = self.request
+        known = request.tokens[request.computed : request.computed + self.tokens]
+        return known + (self.draft.tokens if self.draft else [])
+
+    def tree_TT(self) -> Tensor | None:
+        """Which of the new rows each new row sees, where the guesses are not a line."""
+        if self.draft is None or self.draft.is_line:
+            return None
+        sees_TT = torch.ones(self.rows, self.rows, dtype=torch.bool).tril()
+        for number, parent in enumerate(self.draft.parents):
+            row = self.tokens + number
+            sees_TT[row] = sees_TT[self.tokens + parent]
+            sees_TT[row, row] = True
+        return sees_TT
+
+    def positions(self) -> list[int]:
+        start = self.request.computed
+        places = list(range(start, start + self.tokens))
+        for parent in self.draft.parents if self.draft else ():
+            places.append(places[self.tokens + parent] + 1)
+        return places
+
+
+class Pass:
+    """`advance` runs one layer; after the last, `hidden_TD` is there."""
+
+    def __init__(self, model: Model, shares: list[Share], cache: PagedCache, ops: Kernels | None = None) -> None:
+        self.model = model
+        self.shares = shares
+        for share in shares:
+            share.request.busy = True
+        trees = [share.tree_TT() for share in shares]
+        positions = None
+        if any(tree_TT is not None for tree_TT in trees):
+            positions = torch.tensor([place for share in shares for place in share.positions()], device=model.device)
+        layout = Layout(
+            [share.rows for share in shares],
+            cached=[share.request.computed for share in shares],
+            cache=cache,
+            pages=[list(share.request.pages) for share in shares],
+            positions=positions,
+            trees=trees if positions is not None else None,
+            device=model.device,
+        )
+        self.layout = layout
+        self.routing = Routing()
+        self.flow = model.flow(layout, self.routing, ops)
+        tokens_T = torch.tensor([token for share in shares for token in share.new_tokens()], device=model.device)
+        self.x_TD = model.embedded(tokens_T)
+        self.layer = 0
+        self.seconds = 0.0  # spent in it so far
+
+    @property
+    def tokens(self) -> int:
+        return self.layout.tokens
+
+    @property
+    def done(self) -> bool:
+        return self.layer == len(self.model.layers)
+
+    def advance(self) -> None:
+        self.x_TD = self.model.layers[self.layer](self.x_TD, self.flow)
+        self.layer += 1
+
+    @property
+    def hidden_TD(self) -> Tensor:
+        assert self.done
+        return self.model.norm(self.x_TD, self.flow.ops)

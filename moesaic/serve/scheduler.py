@@ -1,0 +1,96 @@
+"""Give some requests some tokens, within the pages there are.
+
+Every request has computed tokens and known tokens, and wants the difference computed. The policy says whom to serve;
+here pages are found for it: shared prefixes first, free pages next, and if there are none, the pages of the least
+urgent request, which will be computed again (preemption by recomputation).
+"""
+
+from __future__ import annotations
+
+from moesaic.serve.blocks import Blocks
+from moesaic.serve.passes import Pass, Share
+from moesaic.serve.policies import Policy
+from moesaic.serve.request import Request
+
+
+class Scheduler:
+    def __init__(self, blocks: Blocks, policy: Policy, most: int) -> None:
+        self.blocks = blocks
+        self.policy = policy
+        self.most = most  # requests that hold pages at the same time
+        self.requests: dict[int, Request] = {}
+        self.stopped: list[Pass] = []
+        self.preemptions = 0
+
+    def schedule(self, now: float) -> list[Share] | Pass:
+        """What to run next: a pass that was stopped, or some tokens for some requests. Nothing, if all wait."""
+        chosen = self.policy.choose(self.ready(), self.stopped, now)
+        if isinstance(chosen, Pass):
+            self.stopped.remove(chosen)
+            return chosen
+        shares: list[Share] = []
+        for request, count in chosen:
+            if not request.pages and not self.admit(request):
+                continue
+            share = Share(request, min(count, request.pending))
+            while not self.blocks.grow(request, request.computed + share.rows):
+                victim = self.victim(request, shares)
+                if victim is None:
+                    break
+                self.preempt(victim)
+            else:
+                shares.append(share)
+        return shares
+
+    def ready(self) -> list[Request]:
+        """Requests with tokens to compute that are in no pass: those under way, and more as far as there is room."""
+        free = [request for request in self.requests.values() if request.pending and not request.busy]
+        under_way = [request for request in free if request.pages]
+        room = max(0, self.most - sum(bool(request.pages) for request in self.requests.values()))
+        waiting = sorted((request for request in free if not request.pages), key=lambda request: request.urgency)
+        return under_way + [request for request in waiting[: room + 8] if not self.shares_soon(request)][:room]
+
+    def shares_soon(self, request: Request) -> bool:
+        """Whether a more urgent request is computing a prefix of this one now: waiting for it is cheaper."""
+        size = self.blocks.size
+        if not self.blocks.reuse or request.wants_every_row:
+            return False
+        for other in self.requests.values():
+            if other.pages and other.root == request.root and other.urgency < request.urgency:
+                place = other.computed // size * size
+                ahead = min(len(other.tokens), len(request.tokens) - 1) // size * size
+                if place < ahead and other.tokens[: place + size] == request.tokens[: place + size]:
+                    return True
+        return False
+
+    def admit(self, request: Request) -> bool:
+        """Give a waiting request its first pages, if the whole of what it knows has room without taking any away."""
+        others = [other for other in self.requests.values() if other.pages]
+        self.blocks.match(request, others)
+        if not request.preemptions and not request.written:
+            request.cached = request.computed
+        missing = -(-len(request.tokens) // self.blocks.size) - len(request.pages)
+        taking = any(other.urgency > request.urgency for other in others)
+        if missing > self.blocks.available and not taking:
+            self.blocks.release(request)
+            return False
+        return True
+
+    def victim(self, request: Request, shares: list[Share]) -> Request | None:
+        """The least urgent request whose pages may be taken for this one."""
+        safe = {share.request.number for share in shares} | {request.number}
+        others = [
+            other for other in self.requests.values() if other.pages and not other.busy and other.number not in safe
+        ]
+        last = max(others, key=lambda other: other.urgency, default=None)
+        return last if last is not None and last.urgency > request.urgency else None
+
+    def preempt(self, request: Request) -> None:
+        self.blocks.release(request)
+        request.start_over()
+        request.preemptions += 1
+        self.preemptions += 1
+
+    def remove(self, request: Request) -> None:
+        self.requests.pop(request.number, None)
+        self.blocks.release(request)

@@ -1,0 +1,44 @@
+"""Tokens to text as they come: never half a character, and never a piece of a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenizers.decoders import DecodeStream
+
+from moesaic.model.tokenizer import Tokenizer
+
+# Enough tokens of the prompt for a tokenizer that spells a word differently at the start of a text.
+CONTEXT = 4
+
+
+class TextStream:
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), stop: Sequence[str] = ()) -> None:
+        self.tokenizer = tokenizer.fast
+        self.stream = DecodeStream(ids=list(prompt[-CONTEXT:]), skip_special_tokens=True)
+        self.stop = tuple(stop)
+        self.held = ""  # could be the beginning of a stop string
+        self.stopped = False
+
+    def push(self, token: int) -> str:
+        """The text that is certain now. After a stop string nothing more comes."""
+        if self.stopped:
+            return ""
+        text = self.held + (self.stream.step(self.tokenizer, token) or "")
+        ends = [place for place in (text.find(stop) for stop in self.stop) if place >= 0]
+        if ends:
+            self.stopped, self.held = True, ""
+            return text[: min(ends)]
+        keep = max((_overlap(text, stop) for stop in self.stop), default=0)
+        self.held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def finish(self) -> str:
+        """What was held back in case a stop string came."""
+        held, self.held = self.held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """How many last characters of a text are first characters of a stop string."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
