@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from moesaic.errors import UserError
 from moesaic.model.transformer import Model
+from moesaic.serve.adapters import Adapter, load_adapter
 from moesaic.serve.blocks import Blocks
 from moesaic.serve.drafters import Drafter
 from moesaic.serve.experts_seen import ExpertsSeen
@@ -72,8 +74,10 @@ class Engine:
         self.drafter = drafter
         self.clock = clock
         self.random = random.Random(seed)
+        self.adapters: dict[str, Adapter] = {}
         self.inbox: deque[Callable[[], Any]] = deque()
         self.version = 0  # of the weights
+        self.oldest = 0  # passes begun with weights older than this are not worth finishing
         self.paused = False
         self.counts = Counts()
         self.experts = ExpertsSeen(model)
@@ -102,7 +106,13 @@ class Engine:
         return [completion(request, "".join(texts[request.number])) for request in requests]
 
     def request(
-        self, prompt: str | Sequence[int], sampling: Sampling | None = None, *, sibling: int = 0, **options: Any
+        self,
+        prompt: str | Sequence[int],
+        sampling: Sampling | None = None,
+        *,
+        adapter: str | None = None,
+        sibling: int = 0,
+        **options: Any,
     ) -> Request:
         """A request, checked against what this engine can do, not yet submitted."""
         sampling = sampling or Sampling()
@@ -121,7 +131,9 @@ class Engine:
             raise UserError(
                 "prompt", f"has {len(prompt)} tokens, and the model holds {room} with its answer", "Shorten it."
             )
-        request = Request(prompt, sampling, **options)
+        if adapter is not None and adapter not in self.adapters:
+            raise UserError("adapter", f"there is no {adapter!r}", f"Loaded: {', '.join(self.adapters) or 'none'}.")
+        request = Request(prompt, sampling, adapter=self.adapters[adapter] if adapter else None, **options)
         request.seed = sampling.seed if sampling.seed is not None else self.random.getrandbits(63)
         request.seed ^= sibling << 32  # answers to one prompt, from one seed, that differ
         request.limit = min(room, len(prompt) + (sampling.max_tokens or room))
@@ -132,6 +144,14 @@ class Engine:
         if sampling.grammar is not None:
             request.matcher = sampling.grammar.matcher(self.tokenizer, self.model.config.vocab, self.stop_tokens)
         return request
+
+    def load_adapter(self, name: str, path: str | Path) -> None:
+        """Make a LoRA adapter known by a name; requests under way with an older one of that name keep it."""
+        self.adapters[name] = load_adapter(self.model, path, name)
+
+    def unload_adapter(self, name: str) -> None:
+        if self.adapters.pop(name, None) is None:
+            raise UserError("adapter", f"there is no {name!r}")
 
     def submit(self, request: Request) -> None:
         """From any thread."""
@@ -162,13 +182,12 @@ class Engine:
         """The model's weights are new: nothing cached may be shared with what comes. Requests under way compute their
         tokens again with the new weights, or go on with keys and values of the old ones."""
         self.version += 1
+        self.oldest = self.version if recompute else self.oldest
         self.blocks.flush()
         for request in self.scheduler.requests.values():
             request.root = None
             if recompute and not request.busy:
-                self.blocks.release(request)
-                request.start_over()
-                request.root = (request.salt, request.adapter, self.version)
+                self._start_over(request)
 
     @property
     def working(self) -> bool:
@@ -182,6 +201,7 @@ class Engine:
         """Give some requests some tokens. A prompt being read and an answer being written are the same thing here: a
         request whose computed tokens have not caught up with its known tokens."""
         self._read_inbox()
+        self._drop_unwanted()
         if self.paused:
             return []
         work = self.scheduler.schedule(self.clock())
@@ -189,7 +209,7 @@ class Engine:
             if not work:
                 return []
             self._draft(work)
-            work = Pass(self.model, work, self.cache)
+            work = Pass(self.model, work, self.cache, self.version)
         if not self._run(work):
             self.scheduler.stopped.append(work)
             return []
@@ -200,9 +220,9 @@ class Engine:
         self._note_routes(work)
         if self.drafter is not None:
             self.drafter.observe(work, hidden_TD)
-        for output in outputs:
-            if output.finish_reason is not None:
-                self._retire(output.request)
+        for share in work.shares:
+            if share.request.finish_reason is not None:
+                self._retire(share.request)
         return outputs
 
     def _run(self, work: Pass) -> bool:
@@ -214,7 +234,7 @@ class Engine:
             if (self.inbox or now >= due) and not work.done:
                 self._read_inbox()
                 ready = self.scheduler.ready()
-                if self.paused or policy.interrupts(work, ready, now):
+                if self.paused or not self._wanted(work) or policy.interrupts(work, ready, now):
                     break
                 due = policy.next_event(work, ready, now)
         work.seconds += self.clock() - began
@@ -343,6 +363,27 @@ class Engine:
     def _read_inbox(self) -> None:
         while self.inbox:
             self.inbox.popleft()()
+
+    def _wanted(self, work: Pass) -> bool:
+        """Whether somebody still waits for what a pass computes, with the weights it began with."""
+        return work.version >= self.oldest and any(share.request.finish_reason is None for share in work.shares)
+
+    def _drop_unwanted(self) -> None:
+        """Give up the stopped passes nobody waits for any more."""
+        for work in [work for work in self.scheduler.stopped if not self._wanted(work)]:
+            self.scheduler.stopped.remove(work)
+            for share in work.shares:
+                share.request.busy = False
+                if share.request.finish_reason is not None:
+                    self._retire(share.request)
+                else:
+                    self._start_over(share.request)
+
+    def _start_over(self, request: Request) -> None:
+        """Compute all its tokens again, with the weights of now."""
+        self.blocks.release(request)
+        request.start_over()
+        request.root = (request.salt, request.adapter, self.version)
 
     def _retire(self, request: Request) -> None:
         """A request that will not go on gives its pages back; one inside a pass, when that has finished."""

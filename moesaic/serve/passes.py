@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from moesaic.kernels import Kernels
 from moesaic.model.flow import Routing
 from moesaic.model.layout import Layout, PagedCache
 from moesaic.model.transformer import Model
+from moesaic.serve.adapters import AdaptedKernels, rows_by_adapter
 from moesaic.serve.drafters import Draft
 from moesaic.serve.request import Request
 
@@ -60,8 +62,9 @@ class Share:
 class Pass:
     """`advance` runs one layer; after the last, `hidden_TD` is there."""
 
-    def __init__(self, model: Model, shares: list[Share], cache: PagedCache, ops: Kernels | None = None) -> None:
+    def __init__(self, model: Model, shares: list[Share], cache: PagedCache, version: int = 0) -> None:
         self.model = model
+        self.version = version  # of the weights it began with
         self.shares = shares
         for share in shares:
             share.request.busy = True
@@ -80,11 +83,16 @@ class Pass:
         )
         self.layout = layout
         self.routing = Routing()
-        self.flow = model.flow(layout, self.routing, ops)
+        self.flow = model.flow(layout, self.routing, self._kernels())
         tokens_T = torch.tensor([token for share in shares for token in share.new_tokens()], device=model.device)
         self.x_TD = model.embedded(tokens_T)
         self.layer = 0
         self.seconds = 0.0  # spent in it so far
+
+    def _kernels(self) -> Kernels:
+        own = [(share.request.adapter, range(s.start, s.stop)) for share, s in zip(self.shares, self.layout.spans)]
+        rows = rows_by_adapter(own, self.model.device)
+        return cast(Kernels, AdaptedKernels(self.model.kernels, rows)) if rows else self.model.kernels
 
     @property
     def tokens(self) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor
 from moesaic.errors import UserError
 
 if TYPE_CHECKING:
+    from moesaic.serve.adapters import Adapter
     from moesaic.serve.blocks import Node
     from moesaic.serve.grammar import Grammar
     from moesaic.serve.text import TextStream
@@ -124,7 +125,7 @@ class Request:
     priority: int = 0  # lower is more urgent
     deadline: float | None = None  # when the first token is due, by the engine's clock
     salt: str = ""  # requests of different salts share no cached pages
-    adapter: str | None = None
+    adapter: Adapter | None = None
     embed: bool = False  # only the mean hidden state of the prompt is wanted
     seed: int = 0  # drawn by the engine where the sampling names none
     arrived: float = field(default_factory=time.monotonic)

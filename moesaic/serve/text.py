@@ -10,12 +10,15 @@ from moesaic.model.tokenizer import Tokenizer
 
 # Enough tokens of the prompt for a tokenizer that spells a word differently at the start of a text.
 CONTEXT = 4
+# Marks that are part of what a model says, though some tokenizers list them with those that only end or divide texts.
+SAID = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
 
 class TextStream:
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), stop: Sequence[str] = ()) -> None:
         self.tokenizer = tokenizer.fast
         self.stream = DecodeStream(ids=list(prompt[-CONTEXT:]), skip_special_tokens=True)
+        self.said = {number: mark for mark in SAID if (number := self.tokenizer.token_to_id(mark)) is not None}
         self.stop = tuple(stop)
         self.held = ""  # could be the beginning of a stop string
         self.stopped = False
@@ -24,7 +27,8 @@ class TextStream:
         """The text that is certain now. After a stop string nothing more comes."""
         if self.stopped:
             return ""
-        text = self.held + (self.stream.step(self.tokenizer, token) or "")
+        mark = self.said.get(token)
+        text = self.held + (mark if mark is not None else self.stream.step(self.tokenizer, token) or "")
         ends = [place for place in (text.find(stop) for stop in self.stop) if place >= 0]
         if ends:
             self.stopped, self.held = True, ""
