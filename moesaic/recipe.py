@@ -199,6 +199,8 @@ class TrainSection(Section):
     clip: float = Field(1.0, gt=0, description="longest gradient norm")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: what is fast here")
     seed: int = 0
+    evaluate_every: int = Field(0, ge=0, description="steps between losses on held-out text (data.held_out); 0: never")
+    evaluate_tokens: Count = Field(65_536, description="held-out tokens that such a loss is measured on")
     save_every: Count = Field(500, description="steps between checkpoints")
     keep_last: Count = Field(2, description="checkpoints that are kept")
     keep_every: int = Field(0, ge=0, description="and those of every so many steps; 0: none")

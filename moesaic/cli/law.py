@@ -1,6 +1,6 @@
 """The law of loss curves: fit it to finished runs, predict other schedules, find the best one.
 
-    moesaic law fit out/constant out/cosine --out law.json
+    moesaic law fit out/constant out/cosine --out law.json --loss loss/held_out
     moesaic law predict law.json --schedule wsd decay=0.2 --steps 2000 --png curve.png
     moesaic law predict law.json --run out/wsd
     moesaic law optimize law.json --steps 2000 --out schedule.json
@@ -24,7 +24,10 @@ command = typer.Typer(help="Fit the law of loss curves to finished runs, predict
 Law = Annotated[Path, typer.Argument(metavar="LAW", help="A law file, as law fit writes it.")]
 Window = Annotated[
     int | None,
-    typer.Option(help="Steps that losses are averaged over; by default 2 % of a run, and some fifty at least.", min=1),
+    typer.Option(
+        help="Steps that losses are averaged over; by default 2 % of a run, and some fifty at least; held-out: 1.",
+        min=1,
+    ),
 ]
 Skip = Annotated[float, typer.Option(help="Share of the steps after warm-up left out at the start.", min=0, max=0.5)]
 Peak = Annotated[float | None, typer.Option(help="The greatest learning rate; by default that of the fitted runs.")]
@@ -36,6 +39,14 @@ Picture = Annotated[Path | None, typer.Option(help="Draw the curves here.", meta
 def fit(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Runs of one model with different schedules.")],
     out: Annotated[Path, typer.Option(help="Where to write the law.", metavar="FILE")],
+    loss: Annotated[
+        str,
+        typer.Option(
+            help="Which loss of metrics.jsonl: that of the batches, or loss/held_out, which train.evaluate_every"
+            " writes, and which says more because every line is of the same text.",
+            metavar="KEY",
+        ),
+    ] = "loss",
     window: Window = None,
     skip: Skip = 0.1,
     json: JsonFlag = False,
@@ -44,7 +55,7 @@ def fit(
     from moesaic.train.law_fit import fit
     from moesaic.train.law_runs import read_runs
 
-    fitted = fit(read_runs(runs), window, skip)
+    fitted = fit(read_runs(runs, loss), window, skip)
     fitted.save(out)
     if json:
         return print_json({"out": out, **asdict(fitted)})

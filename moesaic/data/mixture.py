@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from moesaic.data.curricula import Curriculum
-from moesaic.data.ordering import Pool, Stretch, Table, sorted_window, token_ranks
+from moesaic.data.ordering import Pool, Stretch, Table, cut, sorted_window, token_ranks
 from moesaic.data.reuse import effective_epochs, marginal_worth, most_epochs
 from moesaic.data.rotation import Rotation
 from moesaic.data.shards import Shards
@@ -151,10 +151,12 @@ class _Planner:
         self.data, self.section, self.curriculum = data, section, curriculum
         self.slot = section.sequence_length
         self.slots = max(1, -(-tokens // self.slot))
-        self.table = Table(data.starts, data.lengths, data.domain)
-        chosen = np.flatnonzero(~data.held_out) if documents is None else documents
-        self.by_source = {name: chosen[data.domain[chosen] == at] for at, name in enumerate(data.domains)}
-        self.difficulty = None if curriculum is None else curriculum.difficulty(data)
+        # What is called a document from here on is a piece of one; `whole` says of which.
+        self.table, self.whole = cut(Table(data.starts, data.lengths, data.domain), self.slot)
+        wanted = ~data.held_out if documents is None else np.isin(np.arange(data.documents), documents)
+        chosen = np.flatnonzero(wanted[self.whole])
+        self.by_source = {name: chosen[self.table.domain[chosen] == at] for at, name in enumerate(data.domains)}
+        self.difficulty = None if curriculum is None else curriculum.difficulty(data)[self.whole]
         self.pools: dict[str, Pool] = {}
         self.source_of: dict[str, str] = {}
         self.used: dict[str, int] = {}
@@ -246,7 +248,7 @@ class _Planner:
             if key not in self.source_of:
                 if ranks is None:
                     if keep < 1:
-                        quality = self.data.column("quality")[documents]
+                        quality = self.data.column("quality")[self.whole[documents]]
                         best = documents[token_ranks(quality, lengths[documents]) >= 1 - keep]
                         documents = best if len(best) else documents[[int(np.argmax(quality))]]
                     ranks = np.zeros(len(documents))

@@ -4,6 +4,9 @@ A pool is a set of documents seen as one endless line of tokens. Any stretch of 
 so nothing has to be replayed to go on from the middle. The shuffle is defined here, by a hash of each document's place
 in the pool, and not by a library's random numbers, which may change with its version. Memory: 16 bytes for each
 document of a pool and each epoch at hand (two at most).
+
+Whoever makes pools first cuts documents into pieces (`cut`) that are no longer than a model reads at a time; the pieces
+are then the documents here. One very long document would otherwise be all that many batches in a row are made of.
 """
 
 from __future__ import annotations
@@ -30,6 +33,15 @@ class Table:
     starts: np.ndarray
     lengths: np.ndarray
     domain: np.ndarray
+
+
+def cut(table: Table, longest: int) -> tuple[Table, np.ndarray]:
+    """The same tokens with documents in pieces of at most `longest`, and of which document each piece is."""
+    pieces = -(-table.lengths // longest)
+    document = np.repeat(np.arange(len(pieces)), pieces)
+    before = (np.arange(len(document)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * longest
+    lengths = np.minimum(table.lengths[document] - before, longest)
+    return Table(table.starts[document] + before, lengths, table.domain[document]), document
 
 
 @dataclass

@@ -1,13 +1,15 @@
 """Kaiyuan-2B's quantile data benchmarking: which part of which data set teaches most.
 
+    moesaic quantiles recipes/tiny.yaml --out out/quantiles
+
     table = benchmark_quantiles(Shards("out/data"), recipe.data, train_proxy, tokens=200_000, batch_tokens=4096)
     print(table.text())
     table.recommendation.phases       # for data.phases of a recipe
 
 Every source is cut into slices of equal token share by quality. On each slice a small proxy model is trained from the
-same start, for the same number of tokens, and its loss measured on the same held-out text; `train_proxy(stream)` does
-both and returns the loss. Slices of different sources at the same quantile can then be compared, which scores from
-different scales cannot.
+same start, for the same number of tokens, and its loss measured on the same held-out text; `train_proxy(stream, name)`
+does both and returns the loss (train/quantile_proxies.py has the real one). Slices of different sources at the same
+quantile can then be compared, which scores from different scales cannot.
 
 The recommendation. *Tilt*: a slice is worth exp(-(loss - best) / spread), with `spread` the standard deviation of all
 losses (equal losses: all are worth the same). First phase: each source weighs the worth of its slices times their
@@ -24,6 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import yaml
 
 from moesaic.data.mixture import make_plan
 from moesaic.data.ordering import token_ranks
@@ -64,9 +67,7 @@ class QuantileTable:
         best = min(piece.loss for piece in self.slices)
         sources = list(dict.fromkeys(piece.source for piece in self.slices))
         width = max(len("source"), *map(len, sources))
-        heads = [
-            f"{number / self.quantiles:.0%}-{(number + 1) / self.quantiles:.0%}" for number in range(self.quantiles)
-        ]
+        heads = [band(number, self.quantiles) for number in range(self.quantiles)]
         lines = [f"{'source':<{width}}  " + "  ".join(f"{head:>9}" for head in heads) + f"   of {self.column}"]
         for source in sources:
             row = [piece for piece in self.slices if piece.source == source]
@@ -77,11 +78,19 @@ class QuantileTable:
             lines.append(f"some slices were repeated, up to {repeated.epochs:.1f} times ({repeated.source})")
         return "\n".join([*lines, self.recommendation.why])
 
+    def snippet(self) -> str:
+        """The recommended mixture as it stands in a recipe."""
+        lines = ["data:", "  phases:"]
+        for phase in self.recommendation.phases:
+            entry = {"share": phase.share, "weights": phase.weights} | ({"keep": phase.keep} if phase.keep else {})
+            lines.append(f"    - {yaml.safe_dump(entry, default_flow_style=True, sort_keys=False, width=1000).strip()}")
+        return "\n".join(lines)
+
 
 def benchmark_quantiles(
     data: Shards,
     section: DataSection,
-    train_proxy: Callable[[TokenStream], float],
+    train_proxy: Callable[[TokenStream, str], float],
     *,
     tokens: int,
     batch_tokens: int,
@@ -104,12 +113,12 @@ def benchmark_quantiles(
         )
         for number in range(quantiles):
             chosen = documents[(ranks >= number / quantiles) & (ranks < (number + 1) / quantiles)]
-            if not len(chosen):
+            if not len(chosen) or not data.lengths[chosen].sum():
                 problem = f"{len(documents)} documents cannot be cut into {quantiles} slices of equal size"
                 raise UserError(f"data.sources: {source.name}", problem, "Ask for fewer quantiles.")
             plan = make_plan(data, plain, tokens=tokens, documents=chosen)
             stream = TokenStream(data, plan, batch_tokens=batch_tokens, longest=section.sequence_length)
-            loss = float(train_proxy(stream))
+            loss = float(train_proxy(stream, f"{source.name} {band(number, quantiles)}"))
             if not math.isfinite(loss):
                 raise UserError(source.name, f"the proxy's loss on quantile {number} is {loss}", "Lower its rate.")
             size = int(data.lengths[chosen].sum())
@@ -148,6 +157,11 @@ def recommend(slices: list[Slice], quantiles: int, final: float = 0.3) -> Recomm
         f"  then {final:.0%} with weights {phases[1].weights}, keeping the best {keep}"
     )
     return Recommendation(phases, why)
+
+
+def band(number: int, quantiles: int) -> str:
+    """A quantile's name: 25%-50%."""
+    return f"{number / quantiles:.0%}-{(number + 1) / quantiles:.0%}"
 
 
 def _normal(weights: dict[str, float]) -> dict[str, float]:

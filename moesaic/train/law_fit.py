@@ -21,7 +21,7 @@ import numpy as np
 from scipy.optimize import minimize, nnls
 
 from moesaic.errors import UserError
-from moesaic.train.law_runs import Run, last_mean, smooth
+from moesaic.train.law_runs import LOSS, Run, smooth
 from moesaic.train.loss_law import SMALLEST, Array, LossLaw, Steps, changed
 
 # A loss that still falls from that of random weights follows no power law, and the rest would be bent to tell it.
@@ -66,6 +66,7 @@ class Fit:
     scores: tuple[Score, ...]
     warnings: tuple[str, ...]
     seconds: float
+    key: str = LOSS  # which loss of the runs' lines it is the law of
 
     def save(self, path: str | Path) -> None:
         """Write the law with what it was fitted on, from which predictions take their defaults."""
@@ -75,6 +76,7 @@ class Fit:
             peaks=[score.peak for score in self.scores],
             steps=max(score.steps for score in self.scores),
             warmup=min(score.warmup for score in self.scores),
+            loss=self.key,
             scores=[asdict(score) for score in self.scores],
             warnings=list(self.warnings),
         )
@@ -99,7 +101,7 @@ def fit(runs: Sequence[Run], window: int | None = None, skip: float = SKIP) -> F
         warnings.append(
             "the losses show no sign of levelling off, so the law is a guess; raise --skip, or train longer"
         )
-    return Fit(law, scores, tuple(warnings), time.perf_counter() - began)
+    return Fit(law, scores, tuple(warnings), time.perf_counter() - began, runs[0].key)
 
 
 def score(
@@ -109,13 +111,16 @@ def score(
     window = _window(run, window)
     skipped = int(skip * len(run.rates))
     predicted = law.predict(run.rates, run.warmup_sum) if predicted is None else predicted
+    measured = np.isfinite(run.losses)
     # Near the end a centred window has only a few steps left, and would be noise.
     inside = slice(skipped, len(run.rates) - window // 2)
     true = smooth(run.losses, window)[inside]
     there = np.isfinite(true)
-    true, told = true[there], smooth(predicted, window)[inside][there]
+    true, told = true[there], smooth(np.where(measured, predicted, np.nan), window)[inside][there]
     errors = np.abs(told / true - 1)
-    final, predicted_final = last_mean(run.losses, window), float(predicted[-window:].mean())
+    last = len(run.losses) - 1 - int(measured[::-1].argmax())  # what was last measured, if not every step was
+    end = slice(max(0, last + 1 - window), last + 1)
+    final, predicted_final = float(np.nanmean(run.losses[end])), float(predicted[end][measured[end]].mean())
     return Score(
         run=run.name,
         steps=len(run.rates) + run.warmup,
@@ -145,13 +150,12 @@ class _Sample:
     """
 
     def __init__(self, run: Run, unit: float, window: int, skipped: int) -> None:
-        at = _steps_to_fit(len(run.losses), window, skipped)
-        means = smooth(run.losses, window)[at]
-        there = np.isfinite(means)
-        at, self.losses = at[there], means[there]
-        noise = np.nanstd(np.log(run.losses) - np.log(smooth(run.losses, window))) / np.sqrt(window)
+        means = smooth(run.losses, window)
+        at = _steps_to_fit(np.flatnonzero(np.isfinite(means)), len(run.losses), window, skipped)
+        self.losses = means[at]
+        noise = np.nanstd(np.log(run.losses) - np.log(means)) / np.sqrt(window)
         self.spread = float(np.hypot(noise, MISFIT))  # how far a mean may be from the law
-        self.worth = len(run.losses) / window  # how many means there are that share no step
+        self.worth = np.isfinite(run.losses).sum() / window  # how many means there are that share no step
 
         sums = np.cumsum(run.rates / unit)
         self.end = float(sums[-1])
@@ -189,12 +193,15 @@ class _Sample:
         )
 
 
-def _steps_to_fit(steps: int, window: int, skipped: int) -> Steps:
-    """Half of them evenly and half ever more widely spaced, up to where the last whole window is centred."""
+def _steps_to_fit(known: Steps, steps: int, window: int, skipped: int) -> Steps:
+    """Half of them evenly and half ever more widely spaced, up to where the last whole window is centred; of the steps
+    whose loss is known."""
     last = steps - 1 - window // 2
     even = np.linspace(skipped, last, POINTS // 2)
     early = np.geomspace(skipped + 1, last + 1, POINTS // 2) - 1
-    return np.unique(np.concatenate([even, early]).round().astype(np.int64))
+    known = known[(known >= skipped) & (known <= last)]
+    wanted = np.concatenate([even, early]).round()
+    return known[np.unique(np.searchsorted(known, wanted).clip(0, len(known) - 1))]
 
 
 def _blocks(rates: Array) -> tuple[Array, Steps]:

@@ -34,9 +34,12 @@ def draw(
     if run is not None:
         steps = run.warmup + np.arange(len(run.losses))
         curve = smooth(run.losses, window)
-        top.plot(steps, run.losses, color=TRUE, alpha=0.2, linewidth=0.6)
-        whole = slice(0, len(curve) - window // 2)  # beyond, less than a window is left, and the mean is noise
-        top.plot(steps[whole], curve[whole], color=TRUE, linewidth=1.4, label=f"true, mean of {window} steps")
+        if window > 1:
+            top.plot(steps, run.losses, color=TRUE, alpha=0.2, linewidth=0.6)
+        whole = np.flatnonzero(np.isfinite(curve))  # where a loss was measured
+        whole = whole[whole < len(curve) - window // 2]  # beyond, less than a window is left, and the mean is noise
+        label = f"true, mean of {window} steps" if window > 1 else "true"
+        top.plot(steps[whole], curve[whole], color=TRUE, linewidth=1.4, label=label)
         bottom.plot(steps, run.rates, color=TRUE, linewidth=3, alpha=0.3)
         shown.append(curve[np.isfinite(curve)])
     for color, (name, (other, losses)) in zip(OTHERS, (others or {}).items()):

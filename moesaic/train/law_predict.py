@@ -18,7 +18,7 @@ from moesaic.methods import Method, build
 from moesaic.train import law_optimize
 from moesaic.train.law_fit import SKIP, Score, score
 from moesaic.train.law_optimize import Optimized
-from moesaic.train.law_runs import Run, default_window, read_run
+from moesaic.train.law_runs import LOSS, Run, default_window, read_run
 from moesaic.train.loss_law import Array, load_law, write_json
 from moesaic.train.schedules import Schedule, curve
 from moesaic.yaml_reader import read_yaml
@@ -87,7 +87,7 @@ def predict(
 ) -> Predicted:
     """The curve of a named schedule, or of a run's own; beside a run, steps, peak and warm-up are the run's."""
     law, facts = load_law(law_file)
-    true = read_run(run) if run is not None else None
+    true = read_run(run, facts.get("loss", LOSS)) if run is not None else None
     if schedule is None:
         if true is None:
             raise UserError("--schedule", "missing", "Name a schedule, or a run with --run.")

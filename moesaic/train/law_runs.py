@@ -3,6 +3,7 @@
 run = read_run("out/cosine")                 # a run's directory, or such a file itself
 run.rates, run.losses, run.warmup_sum
 smooth(run.losses, run.window)               # the curve without the noise of single batches
+read_run("out/cosine", HELD_OUT)             # the losses on held-out text, which need no smoothing
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from moesaic.errors import UserError
 from moesaic.train.loss_law import Array
 
 FILE = "metrics.jsonl"
+LOSS, HELD_OUT = "loss", "loss/held_out"
 SHORTEST = 50  # steps after warm-up, below which a curve says too little
 SPOILT = 0.01  # share of the steps whose loss may be missing or not finite
 
@@ -34,6 +36,7 @@ class Run:
     warmup_sum: float = 0.0
     warmup: int = 0
     recipe: Mapping[str, Any] | None = None
+    key: str = LOSS  # the batches' own losses, or another that its lines have
 
     @property
     def peak(self) -> float:
@@ -41,7 +44,8 @@ class Run:
 
     @property
     def window(self) -> int:
-        return default_window(len(self.rates))
+        # Measured on the same text every time, there is no noise of batches to take out.
+        return default_window(len(self.rates)) if self.key == LOSS else 1
 
 
 def default_window(steps: int) -> int:
@@ -62,24 +66,20 @@ def smooth(losses: Array, window: int) -> Array:
         return np.asarray((total[high] - total[low]) / (count[high] - count[low]))
 
 
-def last_mean(losses: Array, window: int) -> float:
-    """The mean of the last `window` steps, which is what a noisy run's final loss is taken to be."""
-    return float(np.nanmean(losses[-window:]))
-
-
-def read_runs(paths: Sequence[str | Path]) -> list[Run]:
+def read_runs(paths: Sequence[str | Path], key: str = LOSS) -> list[Run]:
     """Read several, each of them once."""
     for number, path in enumerate(paths):
         if any(Path(path).resolve() == Path(other).resolve() for other in paths[:number]):
             raise UserError(path, "given twice", "A law needs runs with different schedules.")
-    return [read_run(path) for path in paths]
+    return [read_run(path, key) for path in paths]
 
 
-def read_run(path: str | Path) -> Run:
-    """Read a run. Of a step that is there twice, as after a resume, the last counts; a torn last line is left out."""
+def read_run(path: str | Path, key: str = LOSS) -> Run:
+    """Read a run; `key` is the loss that is wanted of its lines. Of a step that is there twice, as after a resume, the
+    last counts; a torn last line is left out."""
     path = Path(path)
     file = path / FILE if path.is_dir() else path
-    rows = _rows(file)
+    rows = _rows(file, key)
     steps = sorted(rows)
     if not steps:
         raise UserError(file, "holds no step")
@@ -89,11 +89,13 @@ def read_run(path: str | Path) -> Run:
     every = np.arange(steps[0], steps[-1] + 1)
     rates = np.interp(every, steps, rates_by_step)
     losses = np.full(len(every), math.nan)
-    losses[np.array(steps) - steps[0]] = losses_by_step
+    losses[np.array(steps) - steps[0]] = [math.nan if loss is None else loss for loss in losses_by_step]
 
     warmup = warmup_steps(rates)
-    run = Run(str(path), rates[warmup:], losses[warmup:], float(rates[:warmup].sum()), warmup, _recipe(file.parent))
-    _check(run, file, logged=len(steps) / len(every))
+    before, recipe = float(rates[:warmup].sum()), _recipe(file.parent)
+    run = Run(str(path), rates[warmup:], losses[warmup:], before, warmup, recipe, key)
+    written = sum(rows[step][1] is not None for step in steps if step >= steps[0] + warmup)
+    _check(run, file, logged=written / len(run.rates))
     return run
 
 
@@ -103,7 +105,8 @@ def warmup_steps(rates: Array) -> int:
     return int(falls[0]) if len(falls) else len(rates) - 1
 
 
-def _rows(file: Path) -> dict[int, tuple[float, float]]:
+def _rows(file: Path, key: str) -> dict[int, tuple[float, float | None]]:
+    """By step its learning rate and loss; None where a loss other than the batch's was not measured."""
     try:
         lines = file.read_text(encoding="utf-8").split("\n")
     except FileNotFoundError:
@@ -113,13 +116,13 @@ def _rows(file: Path) -> dict[int, tuple[float, float]]:
         raise UserError(file, f"cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UserError(file, "not a text file; metrics are one JSON object per line") from None
-    rows: dict[int, tuple[float, float]] = {}
+    rows: dict[int, tuple[float, float | None]] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-            step, rate, loss = row["step"], row["lr"], row["loss"]
+            step, rate, loss = row["step"], row["lr"], row[LOSS]
         except (ValueError, KeyError, TypeError) as error:
             if number == len(lines):
                 continue  # no newline at its end: the run is being written, or was killed
@@ -129,7 +132,10 @@ def _rows(file: Path) -> dict[int, tuple[float, float]]:
             raise UserError(f"{file}:{number}", f"step is {json.dumps(step)}, not a whole number from 0 up")
         if not _finite(rate) or rate < 0:
             raise UserError(f"{file}:{number}", f"lr is {json.dumps(rate)}, not a number from 0 up")
-        rows[step] = float(rate), float(loss) if _finite(loss) else math.nan
+        loss = row.get(key, ...)
+        rows[step] = float(rate), None if loss is ... else float(loss) if _finite(loss) else math.nan
+    if rows and all(loss is None for _, loss in rows.values()):
+        raise UserError(file, f"has no {key}", "Train with train.evaluate_every." if key == HELD_OUT else "")
     return rows
 
 

@@ -20,6 +20,7 @@ from moesaic.train import beginning
 from moesaic.train.averaging import Average
 from moesaic.train.balance import Balance
 from moesaic.train.checkpoints import Checkpoints, Snapshot
+from moesaic.train.held_out_loss import HeldOutLoss
 from moesaic.train.loss_scale import LossScale
 from moesaic.train.mfu import flops_per_token, peak_flops
 from moesaic.train.objectives import Loss, Objective
@@ -31,9 +32,23 @@ from moesaic.train.watch import Watch
 
 
 class Run:
-    """`Run(recipe, out, data)` is a fresh run or, if `out` holds one, its continuation."""
+    """`Run(recipe, out, data)` is a fresh run or, if `out` holds one, its continuation.
 
-    def __init__(self, recipe: Recipe, out: Path, data: Path, *, quiet: bool = False, command: str = "") -> None:
+    `stream` is what it learns from where that is not what the recipe says, such as a part of the data.
+    """
+
+    draws = True  # its curves, at the end
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        out: Path,
+        data: Path,
+        *,
+        quiet: bool = False,
+        command: str = "",
+        stream: TokenStream | None = None,
+    ) -> None:
         self.recipe, self.out, self.settings = recipe, out, recipe.train
         self.device = probe.device()
         torch.set_num_threads(probe.threads())
@@ -42,7 +57,7 @@ class Run:
         self.stopping = False
 
         self.checkpoints = Checkpoints(out, self.settings.keep_last, self.settings.keep_every)
-        self.data = TokenStream.open(data, recipe)
+        self.data = stream or TokenStream.open(data, recipe)
         self.model, self.files, self.life = beginning.model(recipe, data, self.device)
         self.objective = recipe.build("train.objective", Objective)
         self.objective.prepare(self.model)
@@ -51,6 +66,7 @@ class Run:
         self.optimizer = method.build(self.model.named_parameters())
         self.scale = LossScale(device=self.device) if self.model.dtype == torch.float16 else None
         self.rates = self._rates()
+        self.held_out = self._held_out()
         self.balance = Balance(self.model, recipe.balance)
         self.watch = Watch(self.settings.spike.sigmas, self.settings.spike.patience)
         self.average = Average(self.settings.average, self.settings.steps)
@@ -111,8 +127,12 @@ class Run:
         seconds, self._clock = now - self._clock, now
         lr = self.peak * self.rate(self.step - 1)
         tokens = len(batch.tokens_T)
+        parts: dict[str, Tensor | float] = dict(loss.parts)
+        if self.held_out is not None and self.due_to_evaluate():
+            parts["loss/held_out"] = self.held_out(self.model)
+            self._clock = time.perf_counter()  # a step's time is that of learning
         self.report.step(
-            StepRecord(self.step, loss.total, lr, tokens, seconds, result.norm, result.skipped, loss.parts, loads)
+            StepRecord(self.step, loss.total, lr, tokens, seconds, result.norm, result.skipped, parts, loads)
         )
 
     def rewind(self) -> None:
@@ -131,12 +151,21 @@ class Run:
         self.rewinds, self.life = rewinds, [*life, lineage.stage("rewind", spiked_at=spike, back_to=self.step)]
         self.report.rewind(self.step, state, f"the loss spiked at step {spike}")
 
+    def due_to_evaluate(self) -> bool:
+        return self.step % self.settings.evaluate_every == 0 or self.step == self.settings.steps
+
     def due_to_save(self) -> bool:
         # A state that may be inside a spike is not kept in place of one that is not.
         return self.finished() or (self.step % self.settings.save_every == 0 and not self.watch.high)
 
     def finished(self) -> bool:
         return self.step >= self.settings.steps or self.stopping
+
+    def _held_out(self) -> HeldOutLoss | None:
+        if not self.settings.evaluate_every:
+            return None
+        longest, tokens = self.recipe.data.sequence_length, self.settings.evaluate_tokens
+        return HeldOutLoss(self.data.data, tokens=tokens, longest=longest, device=self.device)
 
     def _rates(self) -> Curve:
         warmup, steps = self.settings.warmup_steps, self.settings.steps
@@ -214,7 +243,7 @@ class Run:
         done = self.step >= self.settings.steps
         if done:
             self.checkpoints.finish()
-        self.summary = self.report.close("finished" if done else "stopped")
+        self.summary = self.report.close("finished" if done else "stopped", plot=self.draws)
 
 
 def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

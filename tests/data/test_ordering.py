@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesaic.data.ordering import Pool, Table, sorted_window, token_ranks
+from moesaic.data.ordering import Pool, Table, cut, sorted_window, token_ranks
 
 lengths_of = st.lists(st.integers(1, 20), min_size=1, max_size=20)
 
@@ -36,6 +36,17 @@ def test_a_stretch_is_a_part_of_the_line(lengths: list[int], start: int, size: i
     pool = make_pool(lengths)
     assert tokens(pool, start, start + size) == tokens(pool, 0, start + size)[start:]
     assert (pool.stretch(start, start + size).lengths > 0).all()
+
+
+@given(lengths_of, st.integers(1, 25))
+def test_pieces_are_the_same_tokens_and_none_is_too_long(lengths: list[int], longest: int) -> None:
+    table = make_pool(lengths).table
+    pieces, document = cut(table, longest)
+    assert pieces.lengths.max() <= longest and (pieces.lengths > 0).all()
+    found = [n for a, size in zip(pieces.starts.tolist(), pieces.lengths.tolist()) for n in range(a, a + size)]
+    assert found == list(range(sum(lengths)))
+    assert np.bincount(document, pieces.lengths, len(lengths)).tolist() == lengths
+    assert len(pieces.lengths) == sum(-(-size // longest) for size in lengths)
 
 
 def test_epochs_and_seeds_differ_and_the_shuffle_is_even() -> None:

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from moesaic.data.mixture import make_plan
 from moesaic.data.quantiles import QuantileTable, benchmark_quantiles
 from moesaic.data.shards import Shards
 from moesaic.data.stream import TokenStream
 from moesaic.errors import UserError
-from moesaic.recipe import DataSection
+from moesaic.recipe import DataSection, Phase
 from tests.data.made import make_recipe, make_shards, random_lengths
 
 
@@ -39,11 +40,14 @@ def run(data: Shards, proxy: object, **more: int) -> tuple[QuantileTable, DataSe
 
 
 def test_every_slice_is_trained_on_by_itself_and_better_ones_are_recommended(data: Shards) -> None:
-    def proxy(stream: TokenStream) -> float:
+    def proxy(stream: TokenStream, name: str) -> float:
+        names.append(name)
         quality, domain = quality_of(stream)
         return 4.0 - quality + (0.3 if domain == 1 else 0)  # better data is better, and code is worse
 
+    names: list[str] = []
     table, section = run(data, proxy)
+    assert names[:2] == ["web 0%-25%", "web 25%-50%"] and names[-1] == "code 75%-100%"
     assert [(piece.source, piece.number) for piece in table.slices] == [
         (source, number) for source in ("web", "code") for number in range(4)
     ]
@@ -62,26 +66,27 @@ def test_every_slice_is_trained_on_by_itself_and_better_ones_are_recommended(dat
     text = table.text().splitlines()
     assert "75%-100%" in text[0] and text[1].startswith("web") and "*" in text[1]
     assert "recommended: 70% of the run" in text[-2]
+    assert [Phase(**entry) for entry in yaml.safe_load(table.snippet())["data"]["phases"]] == [first, second]
 
 
 def test_a_quality_that_says_nothing_is_not_kept_by(data: Shards) -> None:
-    table, _ = run(data, lambda stream: 3.0 + quality_of(stream)[0])
+    table, _ = run(data, lambda stream, name: 3.0 + quality_of(stream)[0])
     (phase,) = table.recommendation.phases
     assert phase.share == 1 and not phase.keep
     assert "higher quality did not teach more" in table.text()
 
 
 def test_equal_losses_weigh_sources_by_size(data: Shards) -> None:
-    table, _ = run(data, lambda stream: 3.0)
+    table, _ = run(data, lambda stream, name: 3.0)
     sizes = {name: sum(piece.tokens for piece in table.slices if piece.source == name) for name in ("web", "code")}
     assert table.recommendation.phases[0].weights["web"] == pytest.approx(sizes["web"] / sum(sizes.values()), abs=1e-3)
 
 
 def test_mistakes(data: Shards, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be compared"):
-        run(data, lambda stream: 1.0, quantiles=1)
+        run(data, lambda stream, name: 1.0, quantiles=1)
     with pytest.raises(UserError, match="the proxy's loss on quantile 0 is nan"):
-        run(data, lambda stream: float("nan"))
+        run(data, lambda stream, name: float("nan"))
     small = make_shards(tmp_path / "d", {"web": [50], "code": [5, 5, 5, 5]})
     with pytest.raises(UserError, match="1 documents cannot be cut into 4"):
-        run(small, lambda stream: 1.0)
+        run(small, lambda stream, name: 1.0)

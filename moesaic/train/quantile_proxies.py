@@ -1,0 +1,177 @@
+"""The proxies of Kaiyuan-2B's quantile data benchmarking: a small run on each slice of each source, then its loss.
+
+    report = quantiles(load_recipe("recipes/tiny.yaml"), Path("out/quantiles"), steps=100)
+    print(report.table.text())
+
+The proxy is the recipe's own model with its optimizer and schedule, so a recipe for this is a small one. Each slice is
+a run in a folder of its own below DIR/proxies, and goes on like any run: what is killed or stopped is taken up by the
+same call. All are measured on the same held-out text, and every source's counts alike, however large it is.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+import moesaic
+from moesaic.data.packing import Batch
+from moesaic.data.prepare import Status, prepare
+from moesaic.data.quantiles import QuantileTable, benchmark_quantiles
+from moesaic.data.shards import Shards
+from moesaic.data.stream import TokenStream
+from moesaic.errors import UserError
+from moesaic.kernels import probe
+from moesaic.recipe import Recipe
+from moesaic.strict import did_you_mean
+from moesaic.train.held_out_loss import HeldOutLoss
+from moesaic.train.loop import train
+from moesaic.train.loss_law import read_json, write_json
+from moesaic.train.objectives import Loss
+from moesaic.train.optimizers import StepResult
+from moesaic.train.run import Run
+
+HELD_OUT = 0.05  # of the documents, where the recipe holds none out
+RESULT = "quantiles.json"
+LOSS = "loss.json"
+
+
+@dataclass
+class Quantiles:
+    table: QuantileTable
+    losses: dict[str, list[float]]  # by slice, one for each seed
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def noise(self) -> float | None:
+        """How far the losses of one slice lie apart for nothing but the seed: their standard deviation, pooled."""
+        spreads = [statistics.variance(losses) for losses in self.losses.values() if len(losses) > 1]
+        return statistics.mean(spreads) ** 0.5 if spreads else None
+
+
+def quantiles(
+    recipe: Recipe,
+    out: Path,
+    *,
+    steps: int = 100,
+    count: int = 4,
+    column: str = "quality",
+    on: str | None = None,
+    seeds: int = 1,
+    tokens: int = 65_536,
+    show: Callable[[Status], None] = lambda status: None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Quantiles:
+    """Train `steps` on each of `count` slices of every source, `seeds` times.
+
+    The loss is on `tokens` held-out tokens of the source `on`, or of each source."""
+    recipe = _for_proxies(recipe, steps)
+    names = [source.name for source in recipe.data.sources]
+    if on is not None and on not in names:
+        raise UserError("--on", f'no source is named "{on}"{did_you_mean(on, names)}')
+    folder = Path(recipe.train.data) if recipe.train.data else out / "data"
+    if not recipe.train.data:
+        prepare(recipe, folder, show=show)
+    data = Shards(folder)
+    longest = recipe.data.sequence_length
+    measured = [
+        HeldOutLoss(data, tokens=tokens, longest=longest, device=probe.device(), source=name)
+        for name in ([on] if on else names)
+    ]
+    request = {"on": on, "tokens": tokens, "data": data.fingerprint, "recipe": recipe.dump()}
+    total, losses = steps * count * len(names) * seeds, dict[str, list[float]]()
+    warnings: list[str] = []
+
+    def proxy(stream: TokenStream, name: str) -> float:
+        losses[name] = []
+        warnings.extend(stream.plan.warnings)
+        for seed in range(recipe.train.seed, recipe.train.seed + seeds):
+            before = steps * (sum(map(len, losses.values())))
+            place = out / "proxies" / f"{_plain(name)}-seed{seed}"
+            mine = recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": seed})})
+            mine._file, mine._overridden = recipe._file, recipe._overridden
+            asked = {**request, "seed": seed, "order": stream.plan.fingerprint}
+            if (loss := _known(place, asked)) is None:
+                show(Status(name, before, total))
+                run = _Proxy(mine, place, folder, stream, lambda done: show(Status(name, before + done, total)))  # noqa: B023
+                train(run)
+                if run.step < steps:
+                    raise KeyboardInterrupt  # the run has saved where it was
+                model = moesaic.load(place)
+                loss = statistics.mean(held_out(model) for held_out in measured)
+                write_json(place / LOSS, {"loss": loss, "request": asked})
+            losses[name].append(loss)
+            tell(f"{name}, seed {seed}: held-out loss {losses[name][-1]:.4f}")
+        return statistics.mean(losses[name])
+
+    section = recipe.data
+    table = benchmark_quantiles(
+        data,
+        section,
+        proxy,
+        tokens=steps * recipe.train.batch_tokens,
+        batch_tokens=recipe.train.batch_tokens,
+        quantiles=count,
+        column=column,
+    )
+    found = Quantiles(table, losses, warnings)
+    write_json(out / RESULT, report(found))
+    return found
+
+
+def report(found: Quantiles) -> dict[str, Any]:
+    """Plain values."""
+    table = found.table
+    return {
+        "column": table.column,
+        "slices": [vars(piece) for piece in table.slices],
+        "losses": found.losses,
+        "noise": found.noise,
+        "phases": [phase.model_dump(mode="json") for phase in table.recommendation.phases],
+        "warnings": found.warnings,
+    }
+
+
+class _Proxy(Run):
+    """A run on a slice, which says how far it is."""
+
+    draws = False
+
+    def __init__(
+        self, recipe: Recipe, out: Path, data: Path, stream: TokenStream, shown: Callable[[int], None]
+    ) -> None:
+        super().__init__(recipe, out, data, quiet=True, stream=stream.from_position(None))
+        self.shown = shown
+
+    def tell(self, batch: Batch, loss: Loss, result: StepResult, loads: dict[int, Tensor]) -> None:
+        super().tell(batch, loss, result, loads)
+        self.shown(self.step)
+
+
+def _known(place: Path, request: dict[str, Any]) -> float | None:
+    """The loss that was measured before, for this very request."""
+    file = place / LOSS
+    known = read_json(file) if file.is_file() else {}
+    return float(known["loss"]) if known.get("request") == request else None
+
+
+def _for_proxies(recipe: Recipe, steps: int) -> Recipe:
+    """The recipe of a short run on one slice: no phases, no curriculum, something held out."""
+    warmup = min(recipe.train.warmup_steps, steps // 10)
+    settings = recipe.train.model_copy(update={"steps": steps, "warmup_steps": warmup, "keep_last": 1})
+    section = recipe.data.model_copy(update={"phases": (), "curriculum": None})
+    if not section.held_out and not settings.data:
+        section = section.model_copy(update={"held_out": HELD_OUT})
+    made = recipe.model_copy(update={"train": settings, "data": section})
+    made._file, made._overridden = recipe._file, recipe._overridden
+    return made
+
+
+def _plain(name: str) -> str:
+    """A slice's name as a folder's."""
+    return re.sub(r"[^\w.-]+", "-", name.replace("%", ""))
