@@ -51,7 +51,10 @@ class Tokenizer:
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """`special` adds what the tokenizer puts around every text (a beginning token, for some)."""
-        return list(self.fast.encode(text, add_special_tokens=special).ids)
+        try:
+            return list(self.fast.encode(text, add_special_tokens=special).ids)
+        except TypeError:
+            raise UserError("text", "is not Unicode (it holds half of a surrogate pair)", "Correct it.") from None
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         return str(self.fast.decode(list(tokens), skip_special_tokens=not special))

@@ -7,11 +7,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from moesaic.errors import UserError
 from moesaic.model.tokenizer import Tokenizer
+
+# Between the parts of a JSON text: nothing, a space, or a new line with its indentation. Unbounded space is a place
+# where a small model stays for ever.
+WHITESPACE = r"( |\n[ ]{0,16})?"
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,9 @@ class Grammar:
         """JSON that satisfies a schema; any JSON object without one."""
         from llguidance import LLMatcher
 
-        return cls._checked(lambda: LLMatcher.grammar_from_json_schema(schema or {"type": "object"}), "json_schema")
+        spaces: Any = {"whitespace_pattern": WHITESPACE}
+        wanted = schema if schema is not None else {"type": "object"}
+        return cls._checked(lambda: LLMatcher.grammar_from_json_schema(wanted, overrides=spaces), "json_schema")
 
     @classmethod
     def regex(cls, pattern: str) -> Grammar:
@@ -77,14 +84,12 @@ class Matcher:
 
     def mask(self, logits_V: Tensor) -> Tensor:
         """Logits of the tokens that may come next, minus infinity elsewhere."""
-        import llguidance.torch as bits
+        from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
-        allowed = bits.allocate_token_bitmask(1, self.vocab)
-        bits.fill_next_token_bitmask(self.inner, allowed, 0)
-        on_V = torch.zeros(self.vocab, dtype=torch.bool)
-        flags = (allowed[0].unsqueeze(-1) >> torch.arange(32, dtype=torch.int32)) & 1
-        on_V[:] = flags.flatten()[: self.vocab].bool()
-        return logits_V.masked_fill(~on_V.to(logits_V.device), float("-inf"))
+        allowed = allocate_token_bitmask(1, self.vocab)
+        fill_next_token_bitmask(self.inner, allowed, 0)
+        bits_V = np.unpackbits(allowed[0].view(np.uint8), bitorder="little")[: self.vocab]
+        return logits_V.masked_fill(torch.from_numpy(bits_V == 0).to(logits_V.device), float("-inf"))
 
     def accept(self, token: int) -> None:
         if token not in self.stop_tokens:
