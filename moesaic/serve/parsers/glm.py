@@ -1,0 +1,63 @@
+"""GLM-4.5 and later: <tool_call>NAME <arg_key>KEY</arg_key> <arg_value>VALUE</arg_value> ... </tool_call>.
+
+moesaic serve DIR --parser glm
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from moesaic.serve.parsers import Body, Parser, Tools
+from moesaic.serve.parsers._elements import ElementBody
+
+OPENING, CLOSING = "<tool_call>", "</tool_call>"
+KEY, END_KEY = "<arg_key>", "</arg_key>"
+VALUE, END_VALUE = "<arg_value>", "</arg_value>"
+
+
+@dataclass(frozen=True)
+class Glm(Parser):
+    openings: ClassVar[tuple[str, ...]] = (OPENING,)
+
+    def body(self, tools: Tools) -> Body:
+        return ArgumentsBody(tools)
+
+
+class ArgumentsBody(ElementBody):
+    def step(self) -> bool:
+        match self.state:
+            case "open":
+                return self.tag(OPENING) is not None and self._to("name")
+            case "name":
+                self.pending = self.pending.lstrip()
+                name = self.named("<\n")
+                if name is not None:
+                    self.called = name
+                    return self._to("arguments")
+            case "arguments":
+                found = self.tag(KEY, CLOSING)
+                if found == KEY:
+                    self.begin()
+                    return self._to("key")
+                if found == CLOSING:
+                    self.begin()
+                    self.end()
+            case "key":
+                key = self.until(END_KEY)
+                if key is not None:
+                    self.broken = not key.strip().isprintable()
+                    self.add_key(key.strip())
+                    return self._to("value tag")
+            case "value tag":
+                return self.tag(VALUE) is not None and self._to("value")
+            case "value":
+                value = self.until(END_VALUE)
+                if value is not None:
+                    self.add_value(value)
+                    return self._to("arguments")
+        return False
+
+    def _to(self, state: str) -> bool:
+        self.state = state
+        return True

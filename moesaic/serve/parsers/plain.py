@@ -1,0 +1,12 @@
+"""No tool calls: an answer, and a reasoning section before it if the model writes one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moesaic.serve.parsers import Parser
+
+
+@dataclass(frozen=True)
+class Plain(Parser):
+    pass

@@ -1,0 +1,77 @@
+"""Qwen3-Coder: <tool_call><function=NAME><parameter=KEY>VALUE</parameter>...</function></tool_call>.
+
+moesaic serve DIR --parser qwen3_coder
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from moesaic.serve.parsers import Body, Parser, Tools
+from moesaic.serve.parsers._elements import ElementBody
+
+OPENING, CLOSING = "<tool_call>", "</tool_call>"
+FUNCTION, END_FUNCTION = "<function=", "</function>"
+PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
+
+
+@dataclass(frozen=True)
+class Qwen3Coder(Parser):
+    openings: ClassVar[tuple[str, ...]] = (OPENING, FUNCTION)  # these models forget the outer tag now and then
+
+    def body(self, tools: Tools) -> Body:
+        return FunctionBody(tools)
+
+
+class FunctionBody(ElementBody):
+    def __init__(self, tools: Tools) -> None:
+        super().__init__(tools)
+        self.bare = False  # without the outer tag
+
+    def step(self) -> bool:
+        match self.state:
+            case "open":
+                self.bare = self.tag(OPENING, FUNCTION) == FUNCTION
+                return self._to("name" if self.bare else "function")
+            case "function":
+                return self.tag(FUNCTION) is not None and self._to("name")
+            case "name":
+                name = self.named(">")
+                if name is not None:
+                    self.called = name
+                    return self._to("arguments", skip=1)
+            case "arguments":
+                found = self.tag(PARAMETER, END_FUNCTION)
+                if found == PARAMETER:
+                    self.begin()
+                    return self._to("key")
+                if found == END_FUNCTION:
+                    self.begin()
+                    return self._to("close")
+            case "key":
+                key = self.named(">")
+                if key is not None:
+                    self.add_key(key)
+                    return self._to("value", skip=1)
+            case "value":
+                value = self.until(END_PARAMETER)
+                if value is not None:
+                    self.add_value(value.removeprefix("\n").removesuffix("\n"))
+                    return self._to("arguments")
+            case "close":
+                after = self.pending
+                if self.tag(CLOSING) is not None:
+                    self.end()
+                elif self.bare and self.broken:
+                    self.broken, self.pending = False, after
+                    self.end()
+        return False
+
+    def finish(self) -> None:
+        if self.state == "close" and not self.pending.strip():
+            self.end()
+
+    def _to(self, state: str, skip: int = 0) -> bool:
+        self.state, self.pending = state, self.pending[skip:]
+        return True
