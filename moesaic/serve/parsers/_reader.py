@@ -137,6 +137,7 @@ class Reader:
 
     def _break_call(self) -> None:
         assert self.body is not None
+        self._report_call()
         text = "".join(self.raw).removesuffix(self.body.rest)
         if self.began:
             self.events.append(CallBroken(self.calls))
