@@ -1,0 +1,1 @@
+"""The engine over HTTP, in the forms OpenAI's clients speak."""

@@ -1,0 +1,35 @@
+"""The application: every route, behind keys and limits. `server.py` runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.staticfiles import StaticFiles
+
+import moesaic
+from moesaic.serve.api import chat, errors, models
+from moesaic.serve.api.keys import KeyGuard
+from moesaic.serve.api.limits import BodyLimits
+from moesaic.serve.api.service import Service
+
+PAGE = Path(__file__).parent.parent / "web"
+
+
+def make_app(service: Service) -> FastAPI:
+    settings = service.settings
+    app = FastAPI(title="Moesaic", version=moesaic.__version__, docs_url=None, redoc_url=None)
+    errors.install(app)
+    for part in (chat, models):
+        app.include_router(part.router(service))
+    if (PAGE / "index.html").is_file():
+        app.mount("/", StaticFiles(directory=PAGE, html=True))
+    # The last added is the first to see a request.
+    app.add_middleware(BodyLimits, most=settings.most_body, seconds=settings.body_seconds)
+    app.add_middleware(KeyGuard, keys=settings.keys)
+    if settings.origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(settings.origins), allow_methods=["*"], allow_headers=["*"]
+        )
+    return app

@@ -1,0 +1,111 @@
+"""Whatever goes wrong, as the one form OpenAI's clients understand: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from moesaic.errors import UserError
+
+logger = logging.getLogger("moesaic.serve")
+
+TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "server_unavailable_error",
+}
+
+
+class ErrorFacts(BaseModel):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorAnswer(BaseModel):
+    error: ErrorFacts
+
+
+class ApiError(Exception):
+    """A request that cannot be answered as it was meant."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = dict(headers or {})
+        self.answer = ErrorAnswer(
+            error=ErrorFacts(message=message, type=TYPES.get(status, "invalid_request_error"), param=param, code=code)
+        )
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.answer.model_dump(), self.status, headers=self.headers)
+
+
+def api_error(error: BaseException) -> ApiError:
+    """Any exception as the answer to give; what nobody foresaw is logged, and not told."""
+    match error:
+        case ApiError():
+            return error
+        case UserError():
+            # Places that are files of this machine are not the client's business.
+            named = "/" not in error.place
+            text = str(error) if named else f"{error.problem}. {error.remedy}".strip()
+            return ApiError(400, text, param=error.place if named else None, code="invalid_value")
+        case RequestValidationError():
+            return _validation(error.errors())
+        case HTTPException():
+            return _http(error)
+        case TimeoutError():
+            return ApiError(408, "the request took longer than this server allows", code="timeout")
+    logger.error("internal error", exc_info=error)
+    return ApiError(500, "internal error", code="internal_error")
+
+
+def install(app: FastAPI) -> None:
+    async def answer(request: Request, error: Exception) -> JSONResponse:
+        return api_error(error).response()
+
+    for kind in (ApiError, UserError, RequestValidationError, HTTPException, TimeoutError, Exception):
+        app.add_exception_handler(kind, answer)
+
+
+def _http(error: HTTPException) -> ApiError:
+    """What the framework itself refuses: routes, methods, unreadable bodies."""
+    codes = {404: "unknown_route", 405: "method_not_allowed"}
+    messages = {404: "no such route", 405: "this route does not take this method"}
+    message = messages.get(error.status_code, str(error.detail))
+    return ApiError(error.status_code, message, code=codes.get(error.status_code, "bad_request"), headers=error.headers)
+
+
+def _validation(problems: Sequence[Any]) -> ApiError:
+    """The first problem that got furthest: where a field may have several types, every type reports its own."""
+    problem = max(problems, key=lambda problem: len(problem["loc"]))
+    place = [str(part) for part in problem["loc"] if part != "body"]
+    if problem["type"] == "json_invalid":
+        reason = problem.get("ctx", {}).get("error", "")
+        return ApiError(400, f"the body is not JSON ({reason})", code="invalid_json")
+    if not place and problem["type"] in ("model_attributes_type", "dict_type", "missing"):
+        message = "the body must be a JSON object, sent with Content-Type: application/json"
+        return ApiError(400, message, code="invalid_type")
+    path = ".".join(place)
+    code = "missing_required_parameter" if problem["type"] == "missing" else "invalid_value"
+    return ApiError(400, f"{path}: {problem['msg']}" if path else str(problem["msg"]), param=path or None, code=code)

@@ -1,0 +1,81 @@
+"""Who may use the server: API keys, compared in constant time, held and named only by their hashes."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from moesaic.errors import UserError
+from moesaic.serve.api.errors import ApiError
+
+# What shows nothing of anybody's requests: signs of life, and the page (which asks for the key).
+OPEN = ("/health", "/ready", "/version")
+GUARDED = ("/v1/", "/tokenize", "/detokenize", "/metrics", "/live", "/openapi.json")
+
+
+@dataclass(frozen=True)
+class Keys:
+    """No hashes: everybody may."""
+
+    hashes: frozenset[bytes] = frozenset()
+
+    @classmethod
+    def read(cls, file: Path | None, variable: str | None) -> Keys:
+        """One key a line, from a file, an environment variable or both."""
+        keys: list[str] = []
+        if file is not None:
+            try:
+                keys += file.read_text(encoding="utf-8").split()
+            except (OSError, UnicodeDecodeError) as error:
+                reason = getattr(error, "strerror", None) or "not text"
+                raise UserError(file, f"cannot be read ({reason})", "Give a file with one key a line.") from None
+            if not keys:
+                raise UserError(file, "holds no key", "Write one key a line.")
+        if variable is not None:
+            found = os.environ.get(variable, "").split()
+            if not found:
+                raise UserError("--api-key-env", f"the environment variable {variable} is not set, or empty")
+            keys += found
+        return cls(frozenset(_hash(key) for key in keys))
+
+    def owner(self, header: str) -> str | None:
+        """Who sends this Authorization header, as a name that does not give the key away; None: nobody we know."""
+        scheme, _, key = header.partition(" ")
+        given = _hash(key.strip()) if scheme.lower() == "bearer" else b""
+        # All are compared, each in constant time: how long it takes says nothing about which came near.
+        known = [hmac.compare_digest(given, one) for one in self.hashes]
+        return hashlib.sha256(b"moesaic cache" + given).hexdigest() if any(known) else None
+
+
+class KeyGuard:
+    """Turns away requests to guarded routes that carry no known key, before anything of them is read."""
+
+    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+        self.app = app
+        self.keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self.keys.hashes and scope["path"].startswith(GUARDED):
+            if scope["method"] != "OPTIONS":
+                headers = dict(scope["headers"])
+                owner = self.keys.owner(headers.get(b"authorization", b"").decode("latin-1"))
+                if owner is None:
+                    await refusal()(scope, receive, send)
+                    return
+                scope.setdefault("state", {})["owner"] = owner
+        await self.app(scope, receive, send)
+
+
+def refusal() -> ASGIApp:
+    message = "no API key, or not one of this server's. Send it as `Authorization: Bearer KEY`"
+    headers = {"www-authenticate": "Bearer"}
+    return ApiError(401, message, code="invalid_api_key", headers=headers).response()
+
+
+def _hash(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

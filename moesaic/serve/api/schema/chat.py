@@ -1,0 +1,122 @@
+"""Chat: what /v1/chat/completions takes and gives."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from moesaic.serve.api.schema.sampling import LIKELIEST, Form, SamplingForm
+from moesaic.serve.api.schema.usage import Usage
+
+
+class TextPart(Form):
+    type: Literal["text", "input_text", "output_text", "refusal"]
+    text: str = ""
+
+
+class FunctionCall(Form):
+    name: str
+    arguments: str | dict[str, Any] = ""
+
+
+class ToolCall(Form):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(Form):
+    role: str
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+class Function(Form):
+    name: str = Field(pattern=r"^[a-zA-Z0-9_.:-]{1,256}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Form):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Form):
+    name: str
+
+
+class NamedTool(Form):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ChatRequest(SamplingForm):
+    messages: list[Message] = Field(min_length=1)
+    max_tokens: int | None = Field(default=None, ge=1, lt=2**31)
+    max_completion_tokens: int | None = Field(default=None, ge=1, lt=2**31)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=LIKELIEST)
+    tools: Annotated[list[Tool], Field(max_length=512)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+
+
+class TopLogprob(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenInfo(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChoiceLogprobs(BaseModel):
+    content: list[TokenInfo]
+    refusal: None = None
+
+
+class CalledFunction(BaseModel):
+    name: str
+    arguments: str
+
+
+class Called(BaseModel):
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Said(BaseModel):
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: None = None
+    reasoning_content: str | None = None
+    tool_calls: list[Called] | None = None
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: Said
+    logprobs: ChoiceLogprobs | None
+    finish_reason: str
+
+
+class ChatAnswer(BaseModel):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    system_fingerprint: str | None = None
+    prompt_logprobs: list[dict[str, Any] | None] | None = None

@@ -1,0 +1,85 @@
+"""What every request that generates text may say about it: OpenAI's fields, and those users of vLLM know."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+LIKELIEST = 100  # tokens reported beside a chosen one, at most
+Token = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class Form(BaseModel):
+    """A wrong type is an error; a field we do not know is not, as with other servers of this kind."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+class StreamOptions(Form):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class JsonSchema(Form):
+    name: str = "answer"
+    description: str | None = None
+    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class TextFormat(Form):
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Form):
+    type: Literal["json_object"]
+
+
+class JsonSchemaFormat(Form):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class StructuredOutputs(Form):
+    """One of them."""
+
+    json_form: dict[str, Any] | str | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class SamplingForm(Form):
+    model: str | None = Field(default=None, description="The model, or one of its adapters. Default: the model.")
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = Field(default=None, ge=0, le=100)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1, lt=2**31, description="0 or -1: all.")
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(default=None, gt=0, le=100)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(default=None, max_length=1024)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    n: int | None = Field(default=None, ge=1, le=128)
+    stop: str | Annotated[list[str], Field(max_length=32)] | None = None
+    stop_token_ids: Annotated[list[Token], Field(max_length=1024)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = Field(default=None, ge=0, lt=2**31)
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=LIKELIEST)
+    priority: int | None = Field(default=None, ge=-(2**31), lt=2**31, description="Lower is more urgent.")
+    deadline_ms: float | None = Field(default=None, gt=0, le=1e12, description="Until the first token is due.")
+    cache_salt: str | None = Field(default=None, description="Share cached prompts only with requests that say so too.")
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    user: str | None = None

@@ -1,0 +1,21 @@
+"""What an answer cost."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+
+class PromptDetails(BaseModel):
+    cached_tokens: int = 0
+
+
+class CompletionDetails(BaseModel):
+    reasoning_tokens: int = 0
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails | None = None
+    completion_tokens_details: CompletionDetails | None = None

@@ -1,0 +1,90 @@
+"""Run the application, and end well: told to stop, finish what was begun, then go.
+
+On SIGTERM (or Ctrl-C) the server says that it is not ready, takes no further requests, and ends when those under way
+have. A second signal ends it at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from moesaic.errors import UserError
+from moesaic.serve.api.app import make_app
+from moesaic.serve.api.service import Service, Settings
+from moesaic.serve.engine import Engine
+from moesaic.serve.loop import EngineLoop
+
+
+class Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are ours."""
+        yield
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that clients can already connect to; port 0 takes a free one."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(1024)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(f"{host}:{port}", f"cannot be listened on ({reason})", "Choose another with --port.") from None
+    return listener
+
+
+async def serve(
+    engine: Engine,
+    settings: Settings,
+    listener: socket.socket,
+    *,
+    drain_seconds: float = 60.0,
+    ready: Callable[[Server, Service], None] | None = None,
+    signals: bool = True,
+) -> None:
+    """Serve until told to stop: by a signal, or by `should_exit` of the server that `ready` is given."""
+    loop = EngineLoop(engine)
+    service = Service(loop, settings)
+    config = uvicorn.Config(
+        make_app(service),
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=10,
+    )
+    server = Server(config)
+    draining: list[asyncio.Task[None]] = []
+
+    async def drain() -> None:
+        service.draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(drain_seconds):
+                await loop.until_idle()
+        server.should_exit = True
+
+    def stop() -> None:
+        if draining:
+            server.should_exit = server.force_exit = True
+        else:
+            draining.append(asyncio.create_task(drain()))
+
+    if signals:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop)
+    async with loop:
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.005)
+        if ready is not None:
+            ready(server, service)
+        await serving

@@ -1,0 +1,129 @@
+"""What the routes share: the engine's loop, the model's names, and what this server allows."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeVar
+
+from moesaic.errors import UserError
+from moesaic.model.tokenizer import Tokenizer
+from moesaic.serve.api.errors import ApiError
+from moesaic.serve.api.keys import Keys
+from moesaic.serve.api.tokens_as_text import TokenTexts
+from moesaic.serve.engine import Engine
+from moesaic.serve.loop import Answers, EngineLoop
+from moesaic.serve.parsers import Parser, detect
+from moesaic.serve.request import Request
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`most_waiting` requests may be open beyond those the engine runs at once."""
+
+    name: str
+    keys: Keys = field(default_factory=Keys)
+    parser: Parser | None = None  # None: by the model's chat template
+    most_prompt: int | None = None  # tokens
+    most_waiting: int = 256
+    most_body: int = 8 << 20  # bytes
+    body_seconds: float = 30.0
+    request_seconds: float | None = 600.0
+    origins: tuple[str, ...] = ()  # of pages elsewhere that may use this server (CORS)
+    vllm_names: bool = False
+    allow_adapters: bool = False  # to be loaded over HTTP, from any path the server can read
+
+
+class Service:
+    def __init__(self, loop: EngineLoop, settings: Settings) -> None:
+        self.loop = loop
+        self.settings = settings
+        self.engine: Engine = loop.engine
+        self.draining = False
+        self.began = int(time.time())
+        template = self.engine.tokenizer.chat_template if self.engine.tokenizer else None
+        self.parser = settings.parser or detect(template)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        if self.engine.tokenizer is None:
+            raise UserError("model", "has no tokenizer", "Send token numbers to /v1/completions.")
+        return self.engine.tokenizer
+
+    @cached_property
+    def texts(self) -> TokenTexts:
+        return TokenTexts(self.tokenizer)
+
+    @property
+    def context(self) -> int:
+        return self.engine.model.config.context
+
+    def adapter(self, model: str | None) -> str | None:
+        """Which adapter the name in a request means; None is the model itself."""
+        if model is None or model == self.settings.name:
+            return None
+        if model in self.engine.adapters:
+            return model
+        raise ApiError(404, f"the model {model!r} does not exist", param="model", code="model_not_found")
+
+    async def prepare(self, make: Callable[[], Result]) -> Result:
+        """Work that takes a while (templates, tokens, grammars), beside the event loop."""
+
+        def guarded() -> Result:
+            try:
+                return make()
+            except Exception:
+                raise
+            except BaseException as error:  # a panic inside a library: no Exception, but no reason to stop either
+                raise UserError("", f"the request cannot be read ({str(error)[:200]})") from None
+
+        return await asyncio.to_thread(guarded)
+
+    def check_prompt(self, tokens: Sequence[int]) -> None:
+        most = self.settings.most_prompt
+        if most is not None and len(tokens) > most:
+            raise ApiError(
+                400,
+                f"the prompt has {len(tokens)} tokens, and this server takes {most}",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+
+    def submit(self, requests: Sequence[Request]) -> Answers:
+        """Hand requests to the engine, if there is room."""
+        if self.draining:
+            raise ApiError(503, "the server is shutting down", code="shutting_down", headers={"retry-after": "5"})
+        most = self.engine.scheduler.most + self.settings.most_waiting
+        if len(requests) > most:
+            raise ApiError(400, f"asks for {len(requests)} answers, and this server holds {most}", code="invalid_value")
+        if self.loop.open + len(requests) > most:
+            raise ApiError(
+                429,
+                f"the queue is full ({self.loop.open} requests)",
+                code="queue_full",
+                headers={"retry-after": str(self.wait_estimate())},
+            )
+        return self.loop.submit(requests, self.settings.request_seconds)
+
+    def wait_estimate(self) -> int:
+        """Seconds until some of the queue will have gone, by what requests took so far."""
+        counts = self.engine.counts
+        each = counts.busy_seconds / counts.finished if counts.finished else 1.0
+        return max(1, min(60, math.ceil(each * self.settings.most_waiting / 4)))
+
+
+def new_id(kind: str) -> str:
+    return f"{kind}-{uuid.uuid4().hex}"
+
+
+def salt_of(scope_state: Any, cache_salt: str | None) -> str:
+    """With whom a request shares cached prompts: those of the same key, that name the same salt."""
+    owner = getattr(scope_state, "owner", "")
+    return f"{owner}/{cache_salt}" if cache_salt else owner

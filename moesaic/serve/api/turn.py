@@ -1,0 +1,86 @@
+"""One answer of a chat, as it comes: text taken apart into what it says, thinks and calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from moesaic.serve.api.schema.chat import Called, CalledFunction, ChatChoice, ChoiceLogprobs, Said, TokenInfo
+from moesaic.serve.api.service import new_id
+from moesaic.serve.api.tokens_as_text import TokenTexts
+from moesaic.serve.api.tools import EventReader
+from moesaic.serve.parsers import CallArguments, CallBegan, CallBroken, Content, Event, Reasoning, collect
+from moesaic.serve.parsers._reader import Reader
+from moesaic.serve.request import Output
+
+
+@dataclass
+class Turn:
+    """`top` likeliest tokens are reported with each token; None: no log-probabilities are wanted."""
+
+    index: int
+    reader: EventReader
+    texts: TokenTexts
+    top: int | None
+    events: list[Event] = field(default_factory=list)
+    logprobs: list[TokenInfo] = field(default_factory=list)
+    ids: dict[int, str] = field(default_factory=dict)  # of calls
+    thought: int = 0  # tokens
+    finish_reason: str | None = None
+
+    def push(self, output: Output) -> tuple[list[Event], list[TokenInfo]]:
+        """What an output adds."""
+        events = self.reader.push(output.text) if output.text else []
+        if isinstance(self.reader, Reader) and self.reader.state == "reasoning":
+            self.thought += len(output.tokens)
+        if output.finish_reason is not None:
+            events += self.reader.finish()
+        for event in events:
+            match event:
+                case CallBegan(call, _):
+                    self.ids[call] = new_id("call")
+                case CallBroken(call):
+                    del self.ids[call]
+        infos = [self.texts.info(one, self.top) for one in output.logprobs] if self.top is not None else []
+        self.events += events
+        self.logprobs += infos
+        if output.finish_reason is not None:
+            self.finish_reason = "tool_calls" if output.finish_reason == "stop" and self.ids else output.finish_reason
+        return events, infos
+
+    def choice(self) -> ChatChoice:
+        """The whole of it."""
+        message = collect(self.events)
+        calls = [
+            Called(id=name, function=CalledFunction(name=call.name, arguments=call.arguments))
+            for name, call in zip(self.ids.values(), message.calls, strict=True)
+        ]
+        return ChatChoice(
+            index=self.index,
+            message=Said(
+                content=message.content or (None if calls else ""),
+                reasoning_content=message.reasoning or None,
+                tool_calls=calls or None,
+            ),
+            logprobs=ChoiceLogprobs(content=self.logprobs) if self.top is not None else None,
+            finish_reason=self.finish_reason or "stop",
+        )
+
+    def delta(self, events: list[Event]) -> dict[str, Any]:
+        """Some events as the change a stream tells."""
+        delta: dict[str, Any] = {}
+        calls: list[dict[str, Any]] = []
+        for event in events:
+            match event:
+                case Content(text):
+                    delta["content"] = delta.get("content", "") + text
+                case Reasoning(text):
+                    delta["reasoning_content"] = delta.get("reasoning_content", "") + text
+                case CallBegan(call, name):
+                    function = {"name": name, "arguments": ""}
+                    calls.append({"index": call, "id": self.ids[call], "type": "function", "function": function})
+                case CallArguments(call, text):
+                    calls.append({"index": call, "function": {"arguments": text}})
+        if calls:
+            delta["tool_calls"] = calls
+        return delta

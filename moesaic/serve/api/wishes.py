@@ -1,0 +1,86 @@
+"""A client's wishes as the engine's: how to sample, for whom, how urgently."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from moesaic.errors import UserError
+from moesaic.model.tokenizer import Tokenizer
+from moesaic.serve.api.schema.sampling import SamplingForm
+from moesaic.serve.api.service import Service
+from moesaic.serve.grammar import Grammar
+from moesaic.serve.request import Request, Sampling
+
+TUNED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # a model may come with its own defaults
+
+
+def sampling(
+    form: SamplingForm,
+    tokenizer: Tokenizer | None,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+    grammar: Grammar | None = None,
+) -> Sampling:
+    values = defaults(tokenizer)
+    for name in (*TUNED, "presence_penalty", "frequency_penalty", "seed", "ignore_eos", "min_tokens"):
+        if (given := getattr(form, name)) is not None:
+            values[name] = given
+    values["top_k"] = max(0, values.get("top_k", 0))
+    return Sampling(
+        max_tokens=max_tokens,
+        logit_bias=_bias(form.logit_bias or {}),
+        stop=(form.stop,) if isinstance(form.stop, str) else tuple(form.stop or ()),
+        stop_tokens=frozenset(form.stop_token_ids or ()),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        grammar=grammar,
+        **values,
+    )
+
+
+def requests(
+    service: Service, form: SamplingForm, prompt: Sequence[int], wishes: Sampling, *, salt: str, count: int
+) -> list[Request]:
+    """So many requests for one prompt, whose answers differ."""
+    service.check_prompt(prompt)
+    engine = service.engine
+    deadline = None if form.deadline_ms is None else engine.clock() + form.deadline_ms / 1000
+    return [
+        engine.request(
+            prompt,
+            wishes,
+            sibling=sibling,
+            salt=salt,
+            adapter=service.adapter(form.model),
+            priority=form.priority or 0,
+            deadline=deadline,
+        )
+        for sibling in range(count)
+    ]
+
+
+def defaults(tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """What the model's makers recommend, where its generation_config.json says so."""
+    raw = tokenizer.files.get("generation_config.json") if tokenizer else None
+    try:
+        content = json.loads(raw) if raw else {}
+    except (ValueError, RecursionError):
+        return {}
+    found = {name: content.get(name) for name in TUNED} if isinstance(content, dict) else {}
+    values: dict[str, Any] = {name: value for name, value in found.items() if type(value) in (int, float)}
+    try:
+        Sampling(**values)
+    except UserError:
+        return {}
+    return values
+
+
+def _bias(given: dict[str, float]) -> dict[int, float]:
+    try:
+        return {int(token): bias for token, bias in given.items()}
+    except ValueError:
+        raise UserError("logit_bias", "its keys must be token numbers") from None
