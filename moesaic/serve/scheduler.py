@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from moesaic.serve.blocks import Blocks
 from moesaic.serve.passes import Pass, Share
-from moesaic.serve.policies import Policy
+from moesaic.serve.policies import Plan, Policy
 from moesaic.serve.request import Request
 
 
@@ -24,12 +24,25 @@ class Scheduler:
 
     def schedule(self, now: float) -> list[Share] | Pass:
         """What to run next: a pass that was stopped, or some tokens for some requests. Nothing, if all wait."""
-        chosen = self.policy.choose(self.ready(), self.stopped, now)
-        if isinstance(chosen, Pass):
-            self.stopped.remove(chosen)
-            return chosen
+        ready = self.ready()
+        chosen = self.policy.choose(ready, self.stopped, now)
+        if not isinstance(chosen, Pass):
+            shares = self.find_pages(chosen)
+            if shares or not chosen:
+                return shares
+            # No pages for any of them, so whoever holds pages must go on: a stopped pass needs no more of them, and if
+            # there is none, the most urgent request can take those of all others.
+            if not self.stopped:
+                holding = sorted((one for one in ready if one.pages), key=lambda one: one.urgency)
+                return self.find_pages([(request, request.pending) for request in holding])
+            chosen = self.stopped[0]
+        self.stopped.remove(chosen)
+        return chosen
+
+    def find_pages(self, plan: Plan) -> list[Share]:
+        """As much of a plan as there are pages for."""
         shares: list[Share] = []
-        for request, count in chosen:
+        for request, count in plan:
             if not request.pages and not self.admit(request):
                 continue
             share = Share(request, min(count, request.pending))

@@ -22,6 +22,8 @@ class Chunked(Policy):
             raise ValueError("tokens must be at least 1")
 
     def choose(self, requests: Sequence[Request], stopped: Sequence[Pass], now: float) -> Plan | Pass:
+        if stopped:  # by a pause
+            return stopped[0]
         left = self.tokens
         plan: Plan = []
         for request in sorted(requests, key=lambda request: (not request.decoding, request.urgency)):
