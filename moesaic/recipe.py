@@ -58,6 +58,27 @@ class Router(Section):
     top_groups: Count = Field(1, description="groups a token may choose from")
 
 
+class LatentSection(Section):
+    """Multi-head latent attention: keys and values are kept as one short vector for each token."""
+
+    kv_rank: Count = Field(64, description="the length of that vector")
+    q_rank: Count | None = Field(96, description="queries pass through a vector of this length; null: directly")
+    plain_size: Count = Field(32, description="a head's query and key dimensions without position")
+    rope_size: Count = Field(16, description="and those with it, whose key all heads share")
+    value_size: Count = 32
+
+
+class IndexerSection(Section):
+    """Which tokens a query looks at (glm_moe_dsa): a light scorer picks them."""
+
+    heads: Count = 4
+    head_size: Count = 32
+    topk: Count = Field(
+        2048, description="tokens that are picked; at least model.context: fresh weights do not learn to choose"
+    )
+    share: Count = Field(1, description="layers in a row that use one selection")
+
+
 class ModelSection(Section):
     """The sizes of a model that is trained from scratch."""
 
@@ -69,6 +90,10 @@ class ModelSection(Section):
     kv_heads: Count = 2
     head_size: Count = 32
     qk_norm: bool = True
+    latent: LatentSection | None = Field(
+        None, description="in place of kv_heads and head_size; what deepseek_v3 and glm_moe_dsa have, said or not"
+    )
+    indexer: IndexerSection | None = Field(None, description="what glm_moe_dsa has, said or not")
     dense_layers: int = Field(1, ge=0, description="first layers that have one feed-forward and no experts")
     dense_hidden: Count = 1024
     experts: Count | Annotated[tuple[Count, ...], Field(min_length=1)] = Field(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from moesaic.errors import UserError
-from moesaic.model.config import Dense, Experts, GroupedQuery, Layer, ModelConfig, Rope
+from moesaic.model.config import Dense, Experts, GroupedQuery, Indexer, Latent, Layer, ModelConfig, Rope
 from moesaic.model.families import write_config
-from moesaic.recipe import ModelSection
+from moesaic.recipe import IndexerSection, LatentSection, ModelSection
 
 # What a family fixes and the recipe does not say: the share of a head that turns, pairs as neighbours, second norms.
 FIXED: dict[str, dict[str, float | bool]] = {
@@ -15,6 +17,8 @@ FIXED: dict[str, dict[str, float | bool]] = {
     "qwen3": {},
     "mixtral": {},
     "llama": {},
+    "deepseek_v3": {"interleaved": True, "latent": True},
+    "glm_moe_dsa": {"interleaved": True, "latent": True, "indexer": True},
     "moesaic": {},
 }
 
@@ -25,6 +29,10 @@ def architecture(section: ModelSection, *, bos: int | None, eos: tuple[int, ...]
             "model.family", f"{section.family!r} cannot be trained from scratch", f"Known: {', '.join(FIXED)}."
         )
     fixed = FIXED[section.family]
+    if fixed.get("latent") and section.latent is None:
+        section = section.model_copy(update={"latent": LatentSection()})
+    if fixed.get("indexer") and section.indexer is None:
+        section = section.model_copy(update={"indexer": IndexerSection()})
     dense = Layer(Dense(section.dense_hidden))
     router = section.router
     counts = section.experts if isinstance(section.experts, tuple) else None
@@ -50,18 +58,25 @@ def architecture(section: ModelSection, *, bos: int | None, eos: tuple[int, ...]
 
     experts = counts or (section.experts,) * mixtures
     layers = (dense,) * min(section.dense_layers, section.layers) + tuple(mixture(int(str(n))) for n in experts)
+    attention = _attention(section)
+    further = layers[-1:] * section.mtp_layers
+    if isinstance(attention, Latent):
+        turning = attention.rope_size
+        if attention.indexer and section.indexer:
+            # Every `share`-th layer selects, and those behind it use its selection.
+            share = section.indexer.share
+            layers = tuple(replace(layer, index="shared" if n % share else "full") for n, layer in enumerate(layers))
+            further = tuple(replace(layer, index="full") for layer in further)
+    else:
+        turning = int(section.head_size * fixed.get("turning", 1.0))
     config = ModelConfig(
         family=section.family,
         vocab=section.vocab,
         hidden=section.hidden,
-        attention=GroupedQuery(section.heads, section.kv_heads, section.head_size, qk_norm=section.qk_norm),
-        rope=Rope(
-            int(section.head_size * fixed.get("turning", 1.0)),
-            section.rope_theta,
-            interleaved=bool(fixed.get("interleaved", False)),
-        ),
+        attention=attention,
+        rope=Rope(turning, section.rope_theta, interleaved=bool(fixed.get("interleaved", False))),
         layers=layers,
-        mtp=layers[-1:] * section.mtp_layers,
+        mtp=further,
         context=section.context,
         post_norms=bool(fixed.get("post_norms", False)),
         tied=section.tied,
@@ -77,3 +92,24 @@ def architecture(section: ModelSection, *, bos: int | None, eos: tuple[int, ...]
             "Change them, or write family: moesaic, which `transformers` cannot load.",
         )
     return config
+
+
+def _attention(section: ModelSection) -> GroupedQuery | Latent:
+    latent, indexer = section.latent, section.indexer
+    if latent is None:
+        if indexer is not None:
+            raise UserError("model.indexer", "belongs to latent attention", "Write model.latent too, or remove it.")
+        return GroupedQuery(section.heads, section.kv_heads, section.head_size, qk_norm=section.qk_norm)
+    if indexer is not None and indexer.topk < section.context:
+        # The choice of tokens has no gradient, so fresh weights of the indexer would choose at random for ever.
+        problem = f"{indexer.topk} tokens of a context of {section.context}: nothing teaches a fresh indexer to choose"
+        raise UserError("model.indexer.topk", problem, "Raise it to model.context.")
+    return Latent(
+        section.heads,
+        latent.kv_rank,
+        latent.plain_size,
+        latent.rope_size,
+        latent.value_size,
+        latent.q_rank,
+        indexer=None if indexer is None else Indexer(indexer.heads, indexer.head_size, indexer.topk),
+    )
