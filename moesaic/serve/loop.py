@@ -87,6 +87,10 @@ class EngineLoop:
         self._wake.set()
         return await done
 
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive() and not self._ended
+
     async def until_idle(self) -> None:
         """Return when no request is open."""
         await self._idle.wait()

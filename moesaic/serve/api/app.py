@@ -9,7 +9,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.staticfiles import StaticFiles
 
 import moesaic
-from moesaic.serve.api import chat, errors, models
+from moesaic.serve.api import chat, completions, embeddings, errors, models, responses, status, tokens
 from moesaic.serve.api.keys import KeyGuard
 from moesaic.serve.api.limits import BodyLimits
 from moesaic.serve.api.service import Service
@@ -21,7 +21,7 @@ def make_app(service: Service) -> FastAPI:
     settings = service.settings
     app = FastAPI(title="Moesaic", version=moesaic.__version__, docs_url=None, redoc_url=None)
     errors.install(app)
-    for part in (chat, models):
+    for part in (chat, completions, responses, embeddings, tokens, models, status):
         app.include_router(part.router(service))
     if (PAGE / "index.html").is_file():
         app.mount("/", StaticFiles(directory=PAGE, html=True))

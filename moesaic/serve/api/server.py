@@ -19,6 +19,7 @@ from moesaic.serve.api.app import make_app
 from moesaic.serve.api.service import Service, Settings
 from moesaic.serve.engine import Engine
 from moesaic.serve.loop import EngineLoop
+from moesaic.serve.metrics import Metrics
 
 
 class Server(uvicorn.Server):
@@ -29,13 +30,12 @@ class Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that clients can already connect to; port 0 takes a free one."""
+    """A socket with its address taken, for the server to listen on; port 0 takes a free one."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(1024)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise UserError(f"{host}:{port}", f"cannot be listened on ({reason})", "Choose another with --port.") from None
@@ -52,8 +52,9 @@ async def serve(
     signals: bool = True,
 ) -> None:
     """Serve until told to stop: by a signal, or by `should_exit` of the server that `ready` is given."""
-    loop = EngineLoop(engine)
-    service = Service(loop, settings)
+    metrics = Metrics(engine, settings.name, settings.vllm_names)
+    loop = EngineLoop(engine, metrics.watch)
+    service = Service(loop, settings, metrics)
     config = uvicorn.Config(
         make_app(service),
         log_level="warning",

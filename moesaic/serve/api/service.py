@@ -18,6 +18,7 @@ from moesaic.serve.api.keys import Keys
 from moesaic.serve.api.tokens_as_text import TokenTexts
 from moesaic.serve.engine import Engine
 from moesaic.serve.loop import Answers, EngineLoop
+from moesaic.serve.metrics import Metrics
 from moesaic.serve.parsers import Parser, detect
 from moesaic.serve.request import Request
 
@@ -42,9 +43,10 @@ class Settings:
 
 
 class Service:
-    def __init__(self, loop: EngineLoop, settings: Settings) -> None:
+    def __init__(self, loop: EngineLoop, settings: Settings, metrics: Metrics) -> None:
         self.loop = loop
         self.settings = settings
+        self.metrics = metrics
         self.engine: Engine = loop.engine
         self.draining = False
         self.began = int(time.time())

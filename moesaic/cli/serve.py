@@ -1,0 +1,113 @@
+"""Serve a model over HTTP, in the forms OpenAI's clients speak.
+
+moesaic serve out/smollm2
+moesaic serve out/smollm2 --port 8000 --api-key-file keys.txt --metrics-names vllm
+moesaic serve out/smollm2 --policy chunked tokens=256 --drafter suffix
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ORDER = 70
+
+
+def command(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A model directory.", show_default=False)],
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[key=value ...]", help="Options of the policy, the drafter or the parser."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 is everywhere.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    name: Annotated[str | None, typer.Option(help="What clients call the model; else the directory's name.")] = None,
+    api_key_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Keys, one a line.")] = None,
+    api_key_env: Annotated[str | None, typer.Option(metavar="VARIABLE", help="A variable that holds a key.")] = None,
+    cors_origin: Annotated[
+        list[str] | None, typer.Option(metavar="ORIGIN", help="Pages elsewhere that may use this server.")
+    ] = None,
+    cache_gb: Annotated[
+        float | None, typer.Option(help="For keys and values; else a quarter of the free memory.")
+    ] = None,
+    max_requests: Annotated[int, typer.Option(min=1, help="Served at the same time.")] = 64,
+    max_queue: Annotated[int, typer.Option(min=0, help="Waiting beyond these; more are turned away.")] = 256,
+    max_prompt: Annotated[int | None, typer.Option(min=1, help="Tokens of a prompt; else the context.")] = None,
+    max_body_mb: Annotated[float, typer.Option(help="Of a request.")] = 8.0,
+    request_seconds: Annotated[float, typer.Option(help="A request may take; 0: as long as it likes.")] = 600.0,
+    drain_seconds: Annotated[float, typer.Option(min=0, help="For requests under way, when told to stop.")] = 60.0,
+    policy: Annotated[str | None, typer.Option(metavar="NAME", help="Who computes next.")] = None,
+    drafter: Annotated[str | None, typer.Option(metavar="NAME", help="Who guesses the next tokens.")] = None,
+    parser: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The style of tool calls; else by the chat template.")
+    ] = None,
+    adapter: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=DIR", help="A LoRA adapter; may be given several times.")
+    ] = None,
+    allow_adapters: Annotated[
+        bool, typer.Option("--allow-adapters", help="Let clients load adapters from any path the server can read.")
+    ] = False,
+    metrics_names: Annotated[str, typer.Option(metavar="moesaic|vllm", help="vllm: under its names too.")] = "moesaic",
+    dtype: Annotated[str | None, typer.Option(help="Of the weights; else what this machine is good at.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; else what there is.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Of the processor; else all.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of requests that name none.")] = None,
+) -> None:
+    """Serve a model over HTTP, as OpenAI's clients expect it, with a page to talk to it."""
+    import asyncio
+
+    from moesaic.cli.method_options import MethodOptions
+    from moesaic.errors import UserError
+    from moesaic.model.directory import load
+    from moesaic.serve.api.keys import Keys
+    from moesaic.serve.api.server import Server, listen, serve
+    from moesaic.serve.api.service import Service, Settings
+    from moesaic.serve.drafters import Drafter
+    from moesaic.serve.engine import Engine
+    from moesaic.serve.parsers import Parser
+    from moesaic.serve.policies import Policy
+
+    if metrics_names not in ("moesaic", "vllm"):
+        raise UserError("--metrics-names", f'no such names "{metrics_names}"', "Take moesaic or vllm.")
+    for flag, number in (("--cache-gb", cache_gb), ("--max-body-mb", max_body_mb)):
+        if number is not None and not 0 < number < 1e9:
+            raise UserError(flag, f"must be above 0, not {number:g}")
+    chosen = MethodOptions(options or [])
+    made_policy = chosen.make(policy, Policy, "--policy")
+    made_drafter = chosen.make(drafter, Drafter, "--drafter")
+    made_parser = chosen.make(parser, Parser, "--parser")
+    chosen.check()
+    settings = Settings(
+        name=name or directory.resolve().name,
+        keys=Keys.read(api_key_file, api_key_env),
+        parser=made_parser,
+        most_prompt=max_prompt,
+        most_waiting=max_queue,
+        most_body=int(max_body_mb * 2**20),
+        request_seconds=request_seconds or None,
+        origins=tuple(cors_origin or ()),
+        vllm_names=metrics_names == "vllm",
+        allow_adapters=allow_adapters,
+    )
+    listener = listen(host, port)  # before the model is read, which takes a while, so that a taken port shows at once
+    engine = Engine(
+        load(directory, dtype=dtype, device=device, threads=threads),
+        cache_bytes=None if cache_gb is None else int(cache_gb * 2**30),
+        most_requests=max_requests,
+        policy=made_policy,
+        drafter=made_drafter,
+        seed=seed,
+    )
+    for entry in adapter or ():
+        own, _, path = entry.partition("=")
+        if not own or not path:
+            raise UserError("--adapter", f'"{entry}" is not NAME=DIR')
+        engine.load_adapter(own, path)
+
+    def ready(server: Server, service: Service) -> None:
+        shown = f"[{host}]" if ":" in host else host
+        print(f"moesaic: {settings.name} at http://{shown}:{listener.getsockname()[1]}", flush=True)
+
+    asyncio.run(serve(engine, settings, listener, drain_seconds=drain_seconds, ready=ready))

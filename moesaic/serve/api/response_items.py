@@ -1,0 +1,95 @@
+"""What a chat's answer says, thinks and calls, as the items of a response, and the events that tell of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moesaic.serve.api.service import new_id
+from moesaic.serve.parsers import CallArguments, CallBegan, CallBroken, CallEnded, Content, Event, Reasoning
+
+Item = dict[str, Any]
+
+
+class Items:
+    """One item is open at a time; another kind of event closes it. `told` holds the events not yet sent."""
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+        self.told: list[Item] = []
+        self.open: Item | None = None
+
+    def push(self, events: list[Event], logprobs: list[Item]) -> list[Item]:
+        for event in events:
+            match event:
+                case Content(text):
+                    self._message(text, logprobs)
+                    logprobs = []
+                case Reasoning(text):
+                    self._reasoning(text)
+                case CallBegan(_, name):
+                    self._begin("function_call", "fc", call_id=new_id("call"), name=name, arguments="")
+                case CallArguments(_, text):
+                    assert self.open is not None
+                    self.open["arguments"] += text
+                    self._tell("response.function_call_arguments.delta", delta=text)
+                case CallEnded():
+                    self.close()
+                case CallBroken():
+                    self.items.pop()
+                    self.open = None
+        told, self.told = self.told, []
+        return told
+
+    def finish(self, complete: bool) -> list[Item]:
+        self.close("completed" if complete else "incomplete")
+        told, self.told = self.told, []
+        return told
+
+    def close(self, status: str = "completed") -> None:
+        item = self.open
+        if item is None:
+            return
+        match item["type"]:
+            case "message":
+                part = item["content"][0]
+                self._tell("response.output_text.done", content_index=0, text=part["text"], logprobs=part["logprobs"])
+                self._tell("response.content_part.done", content_index=0, part=part)
+            case "reasoning":
+                text = item["content"][0]["text"]
+                self._tell("response.reasoning_text.done", content_index=0, text=text)
+            case "function_call":
+                self._tell("response.function_call_arguments.done", name=item["name"], arguments=item["arguments"])
+        item["status"] = status
+        self._tell("response.output_item.done", item=dict(item))
+        self.open = None
+
+    def _message(self, text: str, logprobs: list[Item]) -> None:
+        if self.open is None or self.open["type"] != "message":
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            self._begin("message", "msg", role="assistant", content=[])
+            assert self.open is not None
+            self._tell("response.content_part.added", content_index=0, part=dict(part))
+            self.open["content"] = [part]
+        self.open["content"][0]["text"] += text
+        self.open["content"][0]["logprobs"] += logprobs
+        self._tell("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
+
+    def _reasoning(self, text: str) -> None:
+        if self.open is None or self.open["type"] != "reasoning":
+            self._begin("reasoning", "rs", summary=[], content=[{"type": "reasoning_text", "text": ""}])
+        assert self.open is not None
+        self.open["content"][0]["text"] += text
+        self._tell("response.reasoning_text.delta", content_index=0, delta=text)
+
+    def _begin(self, kind: str, letters: str, **facts: Any) -> None:
+        self.close()
+        self.open = {"id": new_id(letters), "type": kind, "status": "in_progress", **facts}
+        self.items.append(self.open)
+        self.told.append(
+            {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": dict(self.open)}
+        )
+
+    def _tell(self, kind: str, **facts: Any) -> None:
+        assert self.open is not None
+        own = {} if kind.startswith("response.output_item") else {"item_id": self.open["id"]}
+        self.told.append({"type": kind, "output_index": len(self.items) - 1, **own, **facts})

@@ -1,0 +1,49 @@
+"""Plain text: what /v1/completions takes and gives."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from moesaic.serve.api.schema.sampling import LIKELIEST, SamplingForm, Token
+from moesaic.serve.api.schema.usage import Usage
+
+Tokens = Annotated[list[Token], Field(min_length=1)]
+# One text, several texts, the tokens of one, the tokens of several.
+Texts = str | Annotated[list[str], Field(min_length=1, max_length=2048)]
+Prompts = Texts | Tokens | Annotated[list[Tokens], Field(min_length=1, max_length=2048)]
+
+
+class CompletionRequest(SamplingForm):
+    prompt: Prompts
+    max_tokens: int | None = Field(default=16, ge=0, lt=2**31)
+    best_of: int | None = Field(default=None, ge=1, le=128)
+    logprobs: int | None = Field(default=None, ge=0, le=LIKELIEST)
+    echo: bool | None = None
+    suffix: None = Field(default=None, description="Not supported.")
+
+
+class CompletionLogprobs(BaseModel):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+class CompletionChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    prompt_logprobs: list[dict[str, Any] | None] | None = None
+
+
+class CompletionAnswer(BaseModel):
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+    system_fingerprint: str | None = None

@@ -1,0 +1,137 @@
+"""OpenAI's newer form of a chat, for text: what /v1/responses takes and gives. Nothing is stored between requests."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from moesaic.serve.api.schema.chat import TextPart
+from moesaic.serve.api.schema.sampling import LIKELIEST, Form
+
+
+class InputMessage(Form):
+    type: Literal["message"] = "message"
+    role: str
+    content: str | list[TextPart]
+
+
+class InputCall(Form):
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class InputResult(Form):
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str
+
+
+class InputReasoning(Form):
+    """Given back by clients; the model is not shown what it thought before."""
+
+    type: Literal["reasoning"]
+
+
+InputItem = InputMessage | InputCall | InputResult | InputReasoning
+
+
+class FunctionTool(Form):
+    type: Literal["function"]
+    name: str = Field(pattern=r"^[a-zA-Z0-9_.:-]{1,256}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ChosenTool(Form):
+    type: Literal["function"]
+    name: str
+
+
+class PlainFormat(Form):
+    type: Literal["text"]
+
+
+class ObjectFormat(Form):
+    type: Literal["json_object"]
+
+
+class SchemaFormat(Form):
+    type: Literal["json_schema"]
+    name: str = "answer"
+    json_schema: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(Form):
+    format: Annotated[PlainFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
+
+
+class ReasoningOptions(Form):
+    effort: str | None = None
+
+
+class ResponseRequest(Form):
+    model: str | None = None
+    input: str | Annotated[list[InputItem], Field(min_length=1)]
+    instructions: str | None = None
+    stream: bool | None = False
+    max_output_tokens: int | None = Field(default=None, ge=1, lt=2**31)
+    temperature: float | None = Field(default=None, ge=0, le=100)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_logprobs: int | None = Field(default=None, ge=0, le=LIKELIEST)
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=512)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    parallel_tool_calls: bool | None = None
+    previous_response_id: None = Field(default=None, description="Not supported: send the whole conversation.")
+    background: Literal[False] | None = None
+    metadata: dict[str, str] | None = None
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
+    cache_salt: str | None = None
+    user: str | None = None
+
+
+class InputDetails(BaseModel):
+    cached_tokens: int
+
+
+class OutputDetails(BaseModel):
+    reasoning_tokens: int
+
+
+class ResponseUsage(BaseModel):
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class ResponseAnswer(BaseModel):
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete"]
+    model: str
+    output: list[dict[str, Any]]
+    usage: ResponseUsage | None
+    instructions: str | None
+    incomplete_details: dict[str, str] | None = None
+    error: None = None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    tool_choice: Any
+    tools: list[dict[str, Any]]
+    temperature: float | None
+    top_p: float | None
+    max_output_tokens: int | None
+    previous_response_id: None = None
+    text: dict[str, Any]
+    truncation: Literal["disabled"] = "disabled"
+    store: Literal[False] = False

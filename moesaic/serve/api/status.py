@@ -1,0 +1,89 @@
+"""How the server is: /health, /ready, /version, /metrics, and /live for the page."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import PlainTextResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel
+
+import moesaic
+from moesaic.serve.api.errors import ApiError
+from moesaic.serve.api.openapi import ERRORS
+from moesaic.serve.api.service import Service
+from moesaic.serve.api.stream import EventStream, event
+
+LIVE_SECONDS = 0.5
+
+
+class Status(BaseModel):
+    status: str
+
+
+class Version(BaseModel):
+    version: str
+
+
+class Live(BaseModel):
+    running: int
+    waiting: int
+    cache_share: float
+    tokens_per_second: float
+    ttft_seconds: float | None
+    experts: dict[str, list[int]]
+
+
+def router(service: Service) -> APIRouter:
+    routes = APIRouter(tags=["status"])
+
+    @routes.get("/health", responses=ERRORS)
+    async def health() -> Status:
+        """Whether the process lives and its engine's thread works."""
+        if not service.loop.alive:
+            raise ApiError(503, "the engine has stopped", code="engine_stopped")
+        return Status(status="ok")
+
+    @routes.get("/ready", responses=ERRORS)
+    async def ready() -> Status:
+        """Whether requests may be sent here."""
+        if service.draining or not service.loop.alive:
+            raise ApiError(503, "the server is shutting down", code="shutting_down")
+        return Status(status="ready")
+
+    @routes.get("/version")
+    async def version() -> Version:
+        return Version(version=moesaic.__version__)
+
+    text = {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Prometheus' text form."}
+
+    @routes.get("/metrics", response_class=PlainTextResponse, responses=ERRORS | {200: text})
+    async def metrics() -> Response:
+        """For Prometheus."""
+        return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @routes.get("/live", responses=ERRORS)
+    async def live() -> Live:
+        """What the page shows of the engine now."""
+        return Live(**service.metrics.live())
+
+    stream: dict[str, Any] = {
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "description": "Events.",
+    }
+
+    @routes.get("/live/stream", response_class=Response, responses=ERRORS | {200: stream}, include_in_schema=False)
+    async def live_stream() -> Response:
+        """The same, twice a second, until the client leaves."""
+
+        async def events() -> AsyncIterator[str]:
+            while not service.draining:
+                yield event(service.metrics.live())
+                await asyncio.sleep(LIVE_SECONDS)
+
+        return EventStream(events())
+
+    return routes
