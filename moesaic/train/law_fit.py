@@ -153,7 +153,9 @@ class _Sample:
         means = smooth(run.losses, window)
         at = _steps_to_fit(np.flatnonzero(np.isfinite(means)), len(run.losses), window, skipped)
         self.losses = means[at]
-        noise = np.nanstd(np.log(run.losses) - np.log(means)) / np.sqrt(window)
+        # What is left of a curve in its second differences is noise, whose variance they have six times.
+        logs = np.log(run.losses[np.isfinite(run.losses)])
+        noise = np.sqrt(np.mean(np.diff(logs, 2) ** 2) / 6 / window)
         self.spread = float(np.hypot(noise, MISFIT))  # how far a mean may be from the law
         self.worth = np.isfinite(run.losses).sum() / window  # how many means there are that share no step
 

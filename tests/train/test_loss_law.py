@@ -322,6 +322,30 @@ class TestReadRun:
         assert np.isfinite(run.losses).sum() == 100
         np.testing.assert_allclose(run.rates, curve(Linear(), 1000, 0, 1e-3)[:991])
 
+    def test_losses_on_held_out_text(self, write: Write) -> None:
+        """Measured now and then, exact, beside batches that are nothing but noise: a law is fitted to them alone."""
+        law, peak = LAWS["slow"]
+        folders, noise = [], np.random.default_rng(0)
+        for name, schedule in (("a", Constant()), ("b", Cosine()), ("c", WarmupStableDecay(floor=0.1))):
+            run = made(schedule, law, peak, 1000)
+            rates = curve(schedule, 1000, run.warmup, peak)
+            folder = write(name, rates, 3 + noise.random(1000))
+            lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+            for line, loss in list(zip(lines[run.warmup :], run.losses))[9::10]:
+                line["loss/held_out"] = loss
+            (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+            folders.append(folder)
+        constant, cosine, wsd = (read_run(folder, "loss/held_out") for folder in folders)
+        assert np.isfinite(constant.losses).sum() == 95 and constant.window == 1
+        fitted = fit([constant, cosine])
+        assert fitted.key == "loss/held_out" and min(one.r2 for one in fitted.scores) > 0.9999
+        told = score(fitted.law, wsd)
+        assert told.r2 > 0.999 and abs(told.final_error) < 5e-3 and told.final == wsd.losses[-1]
+        fitted.save(folders[0] / "law.json")
+        # The law's file says which loss it tells.
+        assert main(["law", "predict", str(folders[0] / "law.json"), "--run", str(folders[2])]) == 0
+        assert load_law(folders[0] / "law.json")[1]["loss"] == "loss/held_out"
+
     def test_one_spoilt_loss_is_left_out(self, write: Write) -> None:
         losses = np.linspace(4, 3, 400)
         losses[200] = np.nan

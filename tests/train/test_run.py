@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -18,9 +19,11 @@ from safetensors.torch import load_file
 
 import moesaic
 from moesaic.data.prepare import prepare
+from moesaic.data.shards import Shards
 from moesaic.errors import UserError
 from moesaic.model import lineage
 from moesaic.recipe import Recipe, load_recipe
+from moesaic.train.law_runs import HELD_OUT, read_run
 from moesaic.train.pretrain import pretrain
 from moesaic.train.run import Run
 
@@ -290,6 +293,42 @@ def test_training_goes_on_from_a_model(recipe_file, whole, tmp_path):
     )
     assert losses(tmp_path / "run")[0] < losses(whole)[5]
     assert [stage["stage"] for stage in lineage.read(tmp_path / "run")] == ["train", "train"]
+
+
+@pytest.fixture(scope="module")
+def measured(recipe_file, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("held")
+    options = [f"train.data={folder}/data", "data.held_out=0.1", "train.steps=6", "train.warmup_steps=0"]
+    prepare(load_recipe(recipe_file, options), folder / "data")
+    run(recipe_file, folder / "without", *options)
+    run(recipe_file, folder / "with", *options, "train.evaluate_every=4", "train.evaluate_tokens=500")
+    return folder
+
+
+class TestHeldOutLoss:
+    def test_it_is_that_of_the_model_on_text_held_out(self, measured):
+        data = Shards(measured / "data")
+        lines = [json.loads(line) for line in (measured / "with" / "metrics.jsonl").read_text().splitlines()]
+        assert [line["step"] for line in lines if "loss/held_out" in line] == [4, 6]
+        model = moesaic.load(measured / "with")
+        held = np.flatnonzero(data.held_out)
+        count = max(1, len(held) * 500 // int(data.lengths[held].sum()))
+        chosen = held[np.linspace(0, len(held) - 1, count).astype(int)]
+        found = [piece for n in chosen for piece in np.split(data.document(n), range(64, data.lengths[n], 64))]
+        per_token = torch.cat(model.logprobs([piece.tolist() for piece in found]))
+        assert lines[-1]["loss/held_out"] == pytest.approx(-float(per_token.mean()), rel=1e-4)
+
+    def test_it_changes_nothing_else(self, measured):
+        assert losses(measured / "with") == losses(measured / "without")
+        assert equal(weights(measured / "with"), weights(measured / "without"))
+
+    def test_a_law_needs_it(self, measured):
+        with pytest.raises(UserError, match="has no loss/held_out.*train.evaluate_every"):
+            read_run(measured / "without", HELD_OUT)
+
+    def test_data_without_any(self, recipe_file, tmp_path):
+        with pytest.raises(UserError, match="holds no documents apart from training"):
+            run(recipe_file, tmp_path / "run", "train.evaluate_every=4")
 
 
 class TestWhatGoesWrong:

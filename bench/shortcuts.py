@@ -1,0 +1,78 @@
+"""Cheaper steps beside the plain run: random-LTD, progressive layer dropping, sequence-length warm-up.
+
+    python -m bench.shortcuts                       about a minute of one core for each of 5 variants and 3 seeds
+    python -m bench.shortcuts --seeds 0 --only plain token_drop
+
+The same model, data, steps and seeds; quality is the loss on held-out text, time the CPU seconds of the training loop
+on one thread. What is done is kept in out/shortcuts, so that it may be stopped. Writes bench/results/shortcuts.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from pathlib import Path
+
+from bench.measure import machine, record
+from bench.trained import Result, against_plain, on_one_core, table, trained
+from moesaic.data.prepare import prepare
+from moesaic.data.shards import Shards
+from moesaic.kernels import probe
+from moesaic.recipe import load_recipe
+from moesaic.train.held_out_loss import HeldOutLoss
+
+RECIPE = r"""
+model: {vocab: 1024, hidden: 64, layers: 6, heads: 4, kv_heads: 2, head_size: 16, dense_hidden: 128, experts: 4,
+        expert_hidden: 64, shared_experts: 0, context: 256, tied: true}
+data:
+  sources:
+    - {name: code, path: "builtin:stdlib", separator: "\n\n\n"}
+  sequence_length: 256
+  tokenizer_sample: 2000000
+  quality: null
+  held_out: 0.03
+train: {steps: 400, batch_tokens: 1024, warmup_steps: 20, save_every: 100000}
+optimizer: {name: adamw, lr: 0.003}
+schedule: {name: cosine, floor: 0.1}
+"""
+STEPS = 400
+VARIANTS: dict[str, list[str]] = {
+    "plain": [],
+    "token_drop": ["train.token_drop={start: 0.5, share: 0.7}"],
+    "layer_drop": [f"train.layer_drop={{floor: 0.5, gamma: {100 / STEPS}}}"],  # the paper's gamma, 100 / steps
+    "length_warmup": [f"data.length_warmup={{steps: {STEPS // 3}, start: 32}}"],
+    "length_warmup, fewer tokens": [f"data.length_warmup={{steps: {STEPS // 3}, start: 32, batch: shrink}}"],
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--only", nargs="*", default=list(VARIANTS), choices=VARIANTS)
+    parser.add_argument("--core", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("out/shortcuts"))
+    arguments = parser.parse_args()
+    on_one_core(arguments.core)
+    out, data = arguments.out, arguments.out / "data"
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / "recipe.yaml"
+    file.write_text(RECIPE)
+    prepare(load_recipe(file), data)
+    held_out = HeldOutLoss(Shards(data), tokens=100_000, longest=256, device=probe.device())
+
+    results: dict[str, dict[int, Result]] = defaultdict(dict)
+    for seed in arguments.seeds:
+        for name in arguments.only:
+            options = [f"train.seed={seed}", f"data.seed={seed}", *VARIANTS[name]]
+            folder = out / f"{name.replace(', ', '-').replace(' ', '_')}-{seed}"
+            results[name][seed] = trained(load_recipe(file, options), folder, data, held_out)
+            print(name, seed, results[name][seed], flush=True)
+    rows = against_plain(results)
+    print(table(rows))
+    if arguments.only == list(VARIANTS):
+        record("shortcuts", rows, steps=STEPS, time="CPU seconds of the training loop on one thread")
+    print(machine())
+
+
+if __name__ == "__main__":
+    main()
