@@ -1,0 +1,65 @@
+"""log p(token) of every row, differentiable, without ever holding all logits: a few rows at a time, and once more on
+the way back.
+
+Objectives that are functions of log-probabilities (preferences, policies, distances between policies) are written as
+such, in plain PyTorch over one number per token. The forward is to the bit what the engine records when it samples.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moesaic.kernels.cross_entropy import IGNORED, ROWS
+
+
+def token_logprobs(
+    hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, *, temperature: float = 1.0, rows: int = ROWS
+) -> tuple[Tensor, Tensor]:
+    """log p(target) of every row, zero where the target is ignored; and the entropy of every row, which has no
+    gradient."""
+    logprobs_T, entropy_T = _TokenLogprobs.apply(hidden_TD, weight_VD, targets_T, temperature, rows)
+    return logprobs_T, entropy_T
+
+
+def _log_probabilities(hidden_TD: Tensor, weight_VD: Tensor, temperature: float) -> Tensor:
+    logits_TV = torch.mm(hidden_TD, weight_VD.t()).float()
+    return (logits_TV if temperature == 1.0 else logits_TV / temperature).log_softmax(-1)
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, temperature: float, rows: int
+    ) -> tuple[Tensor, Tensor]:
+        logprobs_T = torch.zeros(len(targets_T), dtype=torch.float32, device=hidden_TD.device)
+        entropy_T = torch.zeros_like(logprobs_T)
+        for start in range(0, len(targets_T), rows):
+            part = slice(start, start + rows)
+            log_TV = _log_probabilities(hidden_TD[part], weight_VD, temperature)
+            chosen_T = log_TV.gather(1, targets_T[part].clamp(min=0).unsqueeze(1)).squeeze(1)
+            logprobs_T[part] = chosen_T.masked_fill(targets_T[part] == IGNORED, 0.0)
+            entropy_T[part] = -(log_TV.exp() * log_TV).sum(-1)
+        ctx.save_for_backward(hidden_TD, weight_VD, targets_T)
+        ctx.temperature, ctx.rows = temperature, rows
+        ctx.mark_non_differentiable(entropy_T)
+        return logprobs_T, entropy_T
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_TD, weight_VD, targets_T = ctx.saved_tensors
+        d_hidden_TD = torch.zeros_like(hidden_TD)
+        d_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
+        d_logprobs_T = grads[0].masked_fill(targets_T == IGNORED, 0.0) / ctx.temperature
+        for start in range(0, len(targets_T), ctx.rows):
+            part = slice(start, start + ctx.rows)
+            # The slope of log p(target) is one at the target, less every token's probability.
+            d_logits_TV = -_log_probabilities(hidden_TD[part], weight_VD, ctx.temperature).exp_()
+            target_T1 = targets_T[part].clamp(min=0).unsqueeze(1)
+            d_logits_TV.scatter_add_(1, target_T1, d_logits_TV.new_ones(target_T1.shape))
+            d_logits_TV = (d_logits_TV * d_logprobs_T[part].unsqueeze(1)).to(hidden_TD.dtype)
+            d_hidden_TD[part] = torch.mm(d_logits_TV, weight_VD)
+            d_weight_VD += torch.mm(d_logits_TV.t(), hidden_TD[part])
+        return d_hidden_TD, d_weight_VD.to(weight_VD.dtype), None, None, None
