@@ -1,0 +1,194 @@
+// The conversation on the page: send, stream, stop, regenerate, edit.
+
+import { MessageView, copyText, fit } from "./message.js";
+import { Announcer } from "./announcer.js";
+import { showTokenCards } from "./tokens.js";
+
+const byId = (id) => document.getElementById(id);
+
+export class Chat {
+  constructor(api, settings, conversation) {
+    Object.assign(this, { api, settings, conversation });
+    this.model = null;
+    this.running = null; // { stop, ended } of the answer that is being written
+    this.list = byId("messages");
+    this.scroll = byId("scroll");
+    this.box = byId("prompt");
+    this.announcer = new Announcer(byId("announcer"));
+    for (const message of conversation.messages) this.show(message);
+    this.listen();
+    this.changed();
+    this.toEnd();
+  }
+
+  listen() {
+    byId("composer").addEventListener("submit", (event) => {
+      event.preventDefault();
+      if (this.running) this.stop();
+      else this.send(this.box.value);
+    });
+    this.box.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      if (!this.running) this.send(this.box.value);
+    });
+    this.box.addEventListener("input", () => fit(this.box));
+    document.addEventListener("keydown", (event) => {
+      if (event.key === "Escape" && this.running) this.stop();
+    });
+    byId("new-chat").addEventListener("click", () => this.startOver());
+    byId("ideas").addEventListener("click", (event) => {
+      if (event.target.matches("button")) this.send(event.target.textContent);
+    });
+    this.list.addEventListener("click", (event) => {
+      const button = event.target.closest(".copy-code");
+      if (button) copyText(button.closest("figure").querySelector("code").textContent, button);
+    });
+    this.scroll.addEventListener("scroll", () => this.noteScroll());
+    byId("latest").addEventListener("click", () => this.toEnd());
+    showTokenCards(this.list, byId("card"), (span) => span.closest(".message")?.view.tokens);
+  }
+
+  show(message) {
+    const view = new MessageView(message, (wish, from, text) => this.act(wish, from, text));
+    this.list.append(view.root);
+    return view;
+  }
+
+  async act(wish, view, text) {
+    await this.stop();
+    // Whatever came after it came from it.
+    this.conversation.cut(view.message);
+    while (view.root.nextSibling) view.root.nextSibling.remove();
+    view.root.remove();
+    if (wish === "edit") this.send(text);
+    else this.answer();
+  }
+
+  send(text) {
+    if (!text.trim() || this.running) return;
+    this.box.value = "";
+    fit(this.box);
+    this.show(this.conversation.add({ role: "user", content: text.trim() }));
+    this.box.focus({ preventScroll: true });
+    this.answer();
+  }
+
+  // Ends the answer that is being written, which keeps what it has; resolves when it is over.
+  stop() {
+    this.running?.stop.abort();
+    return this.running?.ended;
+  }
+
+  async startOver() {
+    await this.stop();
+    this.conversation.clear();
+    this.list.replaceChildren();
+    this.changed();
+    this.box.focus();
+  }
+
+  answer() {
+    const asked = this.conversation.forModel(this.settings.values.system);
+    const view = this.show(this.conversation.add({ role: "assistant", content: "" }));
+    const stop = new AbortController();
+    this.running = { stop, ended: null };
+    view.writing = true;
+    view.draw();
+    this.changed();
+    this.toEnd();
+    this.running.ended = this.write(view, asked, stop.signal).finally(() => {
+      this.running = null;
+      view.writing = false;
+      if (view.tokens.list.length) view.message.tokens = view.tokens.list;
+      this.announcer.finish();
+      view.draw();
+      this.follow();
+      this.conversation.save();
+      this.changed();
+    });
+  }
+
+  async write(view, messages, signal) {
+    const { message } = view;
+    const times = { asked: performance.now(), first: null, last: null, tokens: 0 };
+    let reason = null;
+    try {
+      const wishes = { ...this.settings.forRequest(), model: this.model, messages, stream: true, stream_options: { include_usage: true } };
+      const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(wishes), signal };
+      for await (const chunk of this.api.events("/v1/chat/completions", options)) {
+        if (chunk.error) throw new Error(chunk.error.message);
+        if (chunk.usage) times.tokens = chunk.usage.completion_tokens;
+        const choice = chunk.choices?.[0];
+        if (!choice) continue;
+        this.take(view, choice, times);
+        reason = choice.finish_reason ?? reason;
+      }
+      if (!reason) throw new Error("The connection ended before the answer did.");
+    } catch (error) {
+      if (signal.aborted) reason = "abort";
+      else message.error = error instanceof TypeError ? "The server cannot be reached." : error.message;
+    }
+    message.facts = facts(times, reason);
+  }
+
+  take(view, { delta = {}, logprobs }, times) {
+    const { message, tokens } = view;
+    for (const token of logprobs?.content ?? []) tokens.add(token);
+    if (delta.content || delta.reasoning_content || delta.tool_calls) {
+      times.last = performance.now();
+      times.first ??= times.last;
+    }
+    if (delta.content) {
+      message.content += delta.content;
+      this.announcer.push(delta.content);
+    }
+    if (delta.reasoning_content) message.reasoning = (message.reasoning ?? "") + delta.reasoning_content;
+    for (const { index, function: part } of delta.tool_calls ?? []) {
+      message.calls ??= [];
+      const call = (message.calls[index] ??= { name: "", arguments: "" });
+      call.name += part.name ?? "";
+      call.arguments += part.arguments ?? "";
+    }
+    times.tokens = Math.max(times.tokens, tokens.list.length);
+    view.drawSoon();
+    requestAnimationFrame(() => this.follow());
+  }
+
+  changed() {
+    const running = Boolean(this.running);
+    document.body.classList.toggle("answering", running);
+    byId("send-label").textContent = running ? "Stop" : "Send";
+    byId("send").title = running ? "Stop (Esc)" : "Send (Enter)";
+    byId("welcome").hidden = this.conversation.messages.length > 0;
+    this.noteScroll();
+  }
+
+  // Stay at the end while an answer grows, unless the reader has scrolled away from it.
+  follow() {
+    if (this.atEnd) this.toEnd();
+  }
+
+  toEnd() {
+    this.scroll.scrollTop = this.scroll.scrollHeight;
+    this.noteScroll();
+  }
+
+  noteScroll() {
+    const { scrollTop, scrollHeight, clientHeight } = this.scroll;
+    this.atEnd = scrollHeight - scrollTop - clientHeight < 80;
+    byId("latest").hidden = this.atEnd;
+  }
+}
+
+function facts({ asked, first, last, tokens }, reason) {
+  const said = [];
+  if (tokens) said.push(`${tokens} token${tokens === 1 ? "" : "s"}`);
+  if (first !== null) {
+    if (tokens > 1 && last > first) said.push(`${(((tokens - 1) * 1000) / (last - first)).toFixed(1)} per second`);
+    said.push(`first after ${((first - asked) / 1000).toFixed(2)} s`);
+  }
+  if (reason === "abort") said.push("stopped");
+  if (reason === "length") said.push("cut at the most tokens allowed");
+  return said.join(" · ");
+}

@@ -1,0 +1,88 @@
+// What the engine is doing, twice a second: a line of numbers with a curve each, and a map of the experts.
+
+import { element, drawing } from "./element.js";
+import { ExpertMap } from "./experts.js";
+
+const KEPT = 60; // samples in a curve
+const share = (value) => `${Math.round(value * 100)} %`;
+const count = (value) => Math.round(value).toLocaleString("en");
+const GAUGES = [
+  { name: "tokens_per_second", label: "Tokens per second", show: (value) => (value < 100 ? value.toFixed(1) : count(value)) },
+  { name: "ttft_seconds", label: "Time to first token", show: (value) => (value < 1 ? `${Math.round(value * 1000)} ms` : `${value.toFixed(2)} s`) },
+  { name: "running", label: "Running", show: count },
+  { name: "waiting", label: "Waiting", show: count },
+  { name: "cache_share", label: "Cache in use", show: share, most: 1 },
+];
+
+export class Live {
+  constructor(api) {
+    this.api = api;
+    this.state = document.getElementById("engine-state");
+    this.map = new ExpertMap(document.getElementById("experts"), document.getElementById("experts-note"));
+    this.gauges = GAUGES.map((gauge) => new Gauge(gauge));
+    document.getElementById("gauges").append(...this.gauges.map((gauge) => gauge.root));
+    this.watching = null;
+    document.addEventListener("visibilitychange", () => this.update());
+  }
+
+  // Watch while somebody can see it.
+  update(wanted = this.wanted) {
+    this.wanted = wanted;
+    const useful = wanted && !document.hidden;
+    if (useful && !this.watching) this.watch((this.watching = new AbortController()).signal);
+    else if (!useful && this.watching) {
+      this.watching.abort();
+      this.watching = null;
+    }
+  }
+
+  async watch(signal) {
+    for (let wait = 1000; !signal.aborted; wait = Math.min(wait * 2, 15_000)) {
+      try {
+        for await (const sample of this.api.events("/live/stream", { signal })) {
+          this.show(sample);
+          wait = 1000;
+        }
+      } catch (error) {
+        if (signal.aborted) return;
+        this.say(error.status === 401 ? "needs a key" : "not reached", "away");
+      }
+      await new Promise((resume) => setTimeout(resume, wait));
+    }
+  }
+
+  say(text, kind) {
+    if (this.state.textContent !== text) this.state.textContent = text;
+    this.state.dataset.kind = kind;
+  }
+
+  show(sample) {
+    this.say(sample.running ? "working" : "idle", sample.running ? "busy" : "idle");
+    for (const gauge of this.gauges) gauge.push(sample[gauge.name]);
+    this.map.push(sample.experts ?? {});
+  }
+}
+
+class Gauge {
+  constructor({ name, label, show, most = 0 }) {
+    Object.assign(this, { name, format: show, most });
+    this.samples = [];
+    this.value = element("dd", {}, "–");
+    this.area = drawing("path", { class: "area" });
+    this.line = drawing("path", { class: "line" });
+    const curve = drawing("svg", { viewBox: `0 0 ${KEPT - 1} 20`, preserveAspectRatio: "none", "aria-hidden": "true" }, this.area, this.line);
+    this.root = element("div", { class: "gauge" }, element("dt", {}, label), this.value, curve);
+  }
+
+  push(value) {
+    const known = typeof value === "number";
+    this.value.textContent = known ? this.format(value) : "–";
+    this.samples.push(known ? value : 0);
+    if (this.samples.length > KEPT) this.samples.shift();
+    const top = this.most || Math.max(...this.samples) || 1;
+    const begin = KEPT - this.samples.length;
+    const points = this.samples.map((sample, number) => `${begin + number},${(19 - 18 * Math.min(1, sample / top)).toFixed(2)}`);
+    this.line.setAttribute("d", `M${points.join("L")}`);
+    this.area.setAttribute("d", `M${begin},20L${points.join("L")}L${KEPT - 1},20Z`);
+  }
+}

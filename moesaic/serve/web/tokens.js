@@ -1,0 +1,129 @@
+// The tokens of an answer: how likely each was, found again in the text that is shown, on a card beside the word.
+
+import { element } from "./element.js";
+
+const STEPS = [0.05, 0.2, 0.4, 0.6, 0.8, 0.95]; // the colours' limits
+
+export class Tokens {
+  // `list` holds [text, logprob, [[text, logprob], ...]] for each token, as it is stored too.
+  constructor(list = []) {
+    this.list = [];
+    this.starts = [];
+    this.text = "";
+    this.decoder = new TextDecoder();
+    for (const entry of list) this.push(entry);
+  }
+
+  // A token as the API reports it. Some hold half a character: it shows with the token that completes it.
+  add({ token, bytes, logprob, top_logprobs: others = [] }) {
+    const text = bytes ? this.decoder.decode(new Uint8Array(bytes), { stream: true }) : token;
+    this.push([text, logprob, others.map((other) => [other.token, other.logprob])]);
+  }
+
+  push(entry) {
+    this.list.push(entry);
+    this.starts.push(this.text.length);
+    this.text += entry[0];
+  }
+
+  // Where the shown text begins among the tokens, which may also hold reasoning and tags; -1 if it is not there.
+  offset(shown) {
+    if (!shown || this.text.startsWith(shown)) return shown ? 0 : -1;
+    return this.text.indexOf(shown, Math.max(0, this.text.indexOf("</think>")));
+  }
+
+  // Wrap the text nodes of a block, token by token.
+  wrap(block, offset) {
+    if (offset < 0) return;
+    const walker = document.createTreeWalker(block, NodeFilter.SHOW_TEXT);
+    const nodes = [];
+    while (walker.nextNode()) if (walker.currentNode.at !== undefined) nodes.push(walker.currentNode);
+    for (const node of nodes) {
+      const from = node.at + offset;
+      const to = from + node.data.length;
+      const spans = [];
+      for (let number = this.find(from); number < this.list.length && this.starts[number] < to; number++) {
+        const [first, last] = [Math.max(from, this.starts[number]), Math.min(to, this.starts[number + 1] ?? this.text.length)];
+        if (first >= last) continue;
+        const text = node.data.slice(first - from, last - from);
+        const likely = Math.exp(this.list[number][1]);
+        const step = STEPS.findIndex((limit) => likely < limit);
+        spans.push(element("span", { class: `token likely-${step < 0 ? STEPS.length : step}`, "data-token": number, tabindex: "-1" }, text));
+      }
+      if (spans.length) node.replaceWith(...spans);
+    }
+  }
+
+  // The last token that begins at or before a place.
+  find(place) {
+    let [low, high] = [0, this.starts.length - 1];
+    while (low < high) {
+      const middle = (low + high + 1) >> 1;
+      if (this.starts[middle] <= place) low = middle;
+      else high = middle - 1;
+    }
+    return low;
+  }
+}
+
+const visible = (text) => text.replace(/ /g, "␣").replace(/\n/g, "⏎").replace(/\t/g, "⇥") || "∅";
+const percent = (logprob) => {
+  const share = Math.exp(logprob);
+  return share >= 0.9995 ? "100 %" : share >= 0.0995 ? `${(share * 100).toFixed(1)} %` : `${(share * 100).toPrecision(2)} %`;
+};
+
+// Shows the card of whichever token is pointed at or has the focus. `tokensOf` finds the tokens of a span's message.
+export function showTokenCards(messages, card, tokensOf) {
+  let shown = null;
+
+  const hide = () => {
+    shown?.removeAttribute("aria-describedby");
+    shown = null;
+    card.hidden = true;
+  };
+
+  const show = (span) => {
+    const entry = tokensOf(span)?.list[span.dataset.token];
+    if (!entry || span === shown) return;
+    hide();
+    const [text, logprob, others] = entry;
+    const rows = (others.length ? others : [[text, logprob]]).map(([other, its]) => {
+      const chosen = other === text || its === logprob;
+      const bar = element("span", { class: "amount", "aria-hidden": "true" });
+      bar.style.setProperty("--share", Math.exp(its));
+      return element("li", { class: chosen ? "chosen" : null }, element("span", { class: "what" }, visible(other)), bar, element("span", { class: "share" }, percent(its)));
+    });
+    card.replaceChildren(
+      element("p", {}, element("code", {}, visible(text)), element("strong", {}, percent(logprob)), element("span", {}, `log ${logprob.toFixed(3)}`)),
+      element("ol", {}, ...rows),
+    );
+    card.hidden = false;
+    const word = span.getClientRects()[0] ?? span.getBoundingClientRect();
+    const { width, height } = card.getBoundingClientRect();
+    const below = word.bottom + height + 12 < innerHeight;
+    card.style.left = `${Math.max(8, Math.min(innerWidth - width - 8, word.left))}px`;
+    card.style.top = `${below ? word.bottom + 6 : Math.max(8, word.top - height - 6)}px`;
+    span.setAttribute("aria-describedby", card.id);
+    shown = span;
+  };
+
+  const tokenAt = (event) => event.target.closest?.(".token");
+  messages.addEventListener("pointerover", (event) => (tokenAt(event) ? show(tokenAt(event)) : hide()));
+  messages.addEventListener("pointerleave", hide);
+  messages.addEventListener("focusin", (event) => (tokenAt(event) ? show(tokenAt(event)) : hide()));
+  messages.addEventListener("focusout", hide);
+  document.addEventListener("scroll", hide, true);
+  document.addEventListener("keydown", (event) => event.key === "Escape" && hide());
+  // An answer is one stop of the Tab key; the arrows go from token to token within it.
+  messages.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    const body = event.target.closest?.(".body");
+    if (!step || !body || event.target.closest("pre, .table, textarea, summary")) return;
+    const spans = [...body.querySelectorAll(".token")];
+    const next = spans[event.target.matches(".token") ? spans.indexOf(event.target) + step : 0];
+    if (next) {
+      event.preventDefault();
+      next.focus();
+    }
+  });
+}

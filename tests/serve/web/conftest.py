@@ -1,0 +1,78 @@
+"""A real Chromium for the tests of the page. Every test also fails if the page logs an error or asks another host."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+
+from tests.serve.web.scripted_server import ScriptedServer
+
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+FLAGS += ["--disable-sync", "--no-first-run", "--disable-dev-shm-usage"]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    found = next(
+        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+    )
+    assert found, "these tests need a Chromium: apt-get install chromium"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    server = ScriptedServer()
+    server.thread.start()
+    yield server
+    server.stopping.set()
+    server.shutdown()
+    server.server_close()
+
+
+class Watched:
+    """What a page did that no page of ours should."""
+
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+        self.requests: list[Request] = []
+
+    def watch(self, page: Page) -> None:
+        page.on("console", self.note)
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("request", self.requests.append)
+
+    def note(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.errors.append(message.text)
+
+    @property
+    def hosts(self) -> set[str]:
+        return {urlsplit(request.url).hostname or "" for request in self.requests if request.url.startswith("http")}
+
+
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
+
+
+@pytest.fixture
+def page(browser: Browser, server: ScriptedServer, watched: Watched) -> Iterator[Page]:
+    context = browser.new_context(
+        viewport={"width": 1280, "height": 820}, permissions=["clipboard-read", "clipboard-write"]
+    )
+    context.set_default_timeout(15_000)
+    page = context.new_page()
+    watched.watch(page)
+    page.goto(server.url)
+    yield page
+    context.close()
+    assert watched.errors == []
+    assert watched.hosts == {"127.0.0.1"}

@@ -1,0 +1,353 @@
+"""The page in a real browser: talking, stopping, trying again, probabilities, the engine's view, keys, themes."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.serve.web.conftest import Watched
+from tests.serve.web.scripted_server import SAMPLE, ScriptedServer
+
+
+def ask(page: Page, text: str) -> None:
+    page.fill("#prompt", text)
+    page.press("#prompt", "Enter")
+
+
+def answered(page: Page) -> None:
+    expect(page.locator("body")).not_to_have_class(re.compile("answering"))
+
+
+def answers(page: Page) -> Any:
+    return page.locator(".theirs > .body")
+
+
+def test_an_answer_streams_into_the_page(page: Page, server: ScriptedServer) -> None:
+    server.endless, server.answer = True, "It begins"
+    ask(page, "Hi")
+    expect(answers(page)).to_contain_text("It begins more more")  # long before it is over
+    expect(page.locator(".mine > .body")).to_have_text("Hi")
+    expect(page.locator("#send")).to_have_text("Stop")
+    server.endless = False
+    answered(page)
+    expect(page.locator(".facts")).to_contain_text(re.compile(r"\d+ tokens · [\d.]+ per second · first after"))
+    asked = server.asked[0]
+    assert asked["messages"] == [{"role": "user", "content": "Hi"}]
+    assert asked["stream"] is True
+    assert (asked["model"], asked["logprobs"], asked["top_logprobs"]) == ("scripted-moe-7b", True, 5)
+
+
+@pytest.mark.parametrize("how", ["button", "Escape"])
+def test_stopping_keeps_what_was_said_and_hangs_up(page: Page, server: ScriptedServer, how: str) -> None:
+    server.endless = True
+    ask(page, "Go on")
+    expect(answers(page)).to_contain_text("more more")
+    page.click("#send") if how == "button" else page.keyboard.press("Escape")
+    answered(page)
+    assert server.abandoned.wait(10), "the server was not told"
+    expect(page.locator(".facts")).to_contain_text("stopped")
+    expect(page.locator(".error")).to_have_count(0)
+    expect(answers(page)).to_contain_text("Hello there. more")
+
+
+def test_regenerate_asks_again_without_the_old_answer(page: Page, server: ScriptedServer) -> None:
+    ask(page, "One")
+    answered(page)
+    server.answer = "Another answer."
+    page.click("[aria-label=Regenerate]")
+    expect(answers(page)).to_have_text("Another answer.")
+    assert server.asked[1]["messages"] == server.asked[0]["messages"] == [{"role": "user", "content": "One"}]
+
+
+def test_editing_sends_anew_and_drops_what_followed(page: Page, server: ScriptedServer) -> None:
+    for text in ("First", "Second"):
+        ask(page, text)
+        answered(page)
+    page.locator(".mine").first.hover()
+    page.locator("[aria-label=Edit]").first.click()
+    page.locator(".edit textarea").fill("Changed")
+    page.keyboard.press("Enter")
+    answered(page)
+    expect(page.locator(".mine > .body")).to_have_text(["Changed"])
+    assert server.asked[-1]["messages"] == [{"role": "user", "content": "Changed"}]
+
+
+def test_the_conversation_survives_a_reload_and_new_chat_ends_it(page: Page, server: ScriptedServer) -> None:
+    ask(page, "Remember me")
+    answered(page)
+    page.reload()
+    expect(page.locator(".mine > .body")).to_have_text("Remember me")
+    expect(answers(page)).to_have_text("Hello there.")
+    expect(page.locator(".theirs .token")).not_to_have_count(0)
+    ask(page, "And now?")
+    answered(page)
+    assert [turn["content"] for turn in server.asked[-1]["messages"]] == ["Remember me", "Hello there.", "And now?"]
+    page.click("#new-chat")
+    expect(page.locator(".message")).to_have_count(0)
+    expect(page.locator("#welcome")).to_be_visible()
+    page.reload()
+    expect(page.locator(".message")).to_have_count(0)
+
+
+def test_enter_sends_and_shift_enter_begins_a_line(page: Page, server: ScriptedServer) -> None:
+    page.focus("#prompt")
+    page.keyboard.type("one")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("two")
+    assert not server.asked
+    page.keyboard.press("Enter")
+    answered(page)
+    assert server.asked[0]["messages"][0]["content"] == "one\ntwo"
+
+
+def test_settings_reach_the_server_and_are_remembered(page: Page, server: ScriptedServer) -> None:
+    page.fill("[name=temperature]", "0.2")
+    page.fill("[name=top_p]", "0.5")
+    page.fill("[name=max_tokens]", "77")
+    page.fill("[name=seed]", "5")
+    page.fill("[name=system]", "Be brief.")
+    page.uncheck("[name=logprobs]")
+    page.reload()
+    ask(page, "Hi")
+    answered(page)
+    asked = server.asked[0]
+    assert {name: asked[name] for name in ("temperature", "top_p", "max_tokens", "seed")} == {
+        "temperature": 0.2,
+        "top_p": 0.5,
+        "max_tokens": 77,
+        "seed": 5,
+    }
+    assert asked["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert "logprobs" not in asked
+    page.click("text=Back to the defaults")
+    ask(page, "Hi")
+    answered(page)
+    assert "seed" not in server.asked[1] and server.asked[1]["messages"][0]["role"] == "user"
+
+
+def test_probabilities_show_on_hover_and_by_keyboard(page: Page, server: ScriptedServer) -> None:
+    server.answer = "Paris **is** the capital."
+    ask(page, "What is it?")
+    answered(page)
+    expect(page.locator(".theirs .token")).to_have_text(["Paris", "is", " the", " capital", "."])
+    page.locator(".theirs .token", has_text="capital").hover()
+    card = page.locator("#card")
+    expect(card).to_be_visible()
+    expect(card.locator("p code")).to_have_text("␣capital")
+    expect(card.locator("p strong")).to_contain_text("%")
+    expect(card.locator("li")).to_have_count(5)
+    expect(card.locator("li.chosen")).to_contain_text("capital")
+    page.mouse.move(5, 5)
+    expect(card).to_be_hidden()
+    answers(page).focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    expect(card.locator("p code")).to_have_text("is")
+    expect(page.locator(".token:focus")).to_have_attribute("aria-describedby", "card")
+    page.keyboard.press("Escape")
+    expect(card).to_be_hidden()
+
+
+def test_colour_by_probability_is_an_option(page: Page, server: ScriptedServer) -> None:
+    server.answer = " ".join(["word"] * 30)
+    ask(page, "Hi")
+    answered(page)
+    colours = "[...new Set([...document.querySelectorAll('.token')].map(one => getComputedStyle(one).backgroundColor))]"
+    assert page.evaluate(colours) == ["rgba(0, 0, 0, 0)"]
+    page.check("[name=colour]")
+    assert len(page.evaluate(colours)) >= 4
+
+
+def test_tokens_with_half_characters_are_found_again(page: Page, server: ScriptedServer) -> None:
+    server.answer = "naïve 世界 🙂 end"
+    ask(page, "Hi")
+    answered(page)
+    assert "".join(page.locator(".theirs .token").all_text_contents()) == server.answer
+
+
+def test_reasoning_is_folded_away_from_the_answer(page: Page, server: ScriptedServer) -> None:
+    server.reasoning = "Let me think."
+    ask(page, "Hi")
+    answered(page)
+    expect(answers(page)).to_have_text("Hello there.")
+    expect(page.locator(".thought")).to_be_hidden()
+    page.click(".reasoning summary")
+    expect(page.locator(".thought")).to_have_text("Let me think.")
+    ask(page, "Again")
+    answered(page)
+    assert server.asked[-1]["messages"][1] == {"role": "assistant", "content": "Hello there."}
+
+
+def test_the_live_view_moves(page: Page, server: ScriptedServer) -> None:
+    expect(page.locator("#engine-state")).to_have_text("idle")
+    expect(page.locator("#experts-note")).to_have_text("6 layers of 32 experts, at rest.")
+    shades = "document.getElementById('experts').toDataURL()"
+    at_rest = page.evaluate(shades)
+    server.endless = True
+    ask(page, "Work")
+    expect(page.locator("#engine-state")).to_have_text("working")
+    gauges = page.locator(".gauge dd")
+    expect(gauges).to_have_text(["41.5", "120 ms", "1", "0", re.compile(r"^[1-9]\d* %$")])
+    expect(page.locator("#experts-note")).to_contain_text(re.compile(r"[\d,]+ visits .* × an even share"))
+    assert page.evaluate(shades) != at_rest
+    line = page.locator(".gauge .line").first
+    before = line.get_attribute("d") or ""
+    expect(line).not_to_have_attribute("d", before)
+    page.hover("#experts", position={"x": 2, "y": 2})
+    expect(page.locator("#experts-note")).to_contain_text(re.compile(r"^Layer 0, expert 0: [\d.]+ %"))
+    page.keyboard.press("Escape")
+    answered(page)
+    expect(page.locator("#engine-state")).to_have_text("idle")
+    page.mouse.move(5, 5)
+    expect(page.locator("#experts-note")).to_contain_text("at rest")  # once the last seconds are past
+
+
+def test_a_model_without_experts_says_so(page: Page, server: ScriptedServer) -> None:
+    server.counts = []
+    expect(page.locator("#experts-note")).to_contain_text("no experts")
+    expect(page.locator("#experts")).to_be_hidden()
+
+
+def test_a_server_with_a_key_is_asked_once(browser: Browser, server: ScriptedServer, watched: Watched) -> None:
+    server.key = "sesame"
+    context = browser.new_context()
+    page = context.new_page()
+    watched.watch(page)
+    page.goto(server.url)
+    expect(page.locator("#key-dialog")).to_be_visible()
+    page.fill("#key", "wrong")
+    page.keyboard.press("Enter")
+    expect(page.locator("#key-note")).to_contain_text("not accepted")
+    page.fill("#key", "sesame")
+    page.click("text=Continue")
+    expect(page.locator("#key-dialog")).to_be_hidden()
+    expect(page.locator("#model")).to_have_text("scripted-moe-7b")
+    expect(page.locator("#engine-state")).to_have_text("idle")
+    ask(page, "Open")
+    expect(answers(page)).to_have_text("Hello there.")
+    assert "sesame" not in page.evaluate("JSON.stringify(localStorage)")
+    context.close()
+    assert all("401" in error for error in watched.errors)
+
+
+def test_errors_are_shown_in_words(page: Page, server: ScriptedServer, watched: Watched) -> None:
+    server.error = (400, "max_tokens: must be at least 1")
+    ask(page, "Hi")
+    expect(page.locator(".error")).to_have_text("max_tokens: must be at least 1")
+    server.error = None
+    page.click("[aria-label=Regenerate]")
+    expect(answers(page)).to_have_text("Hello there.")
+    expect(page.locator(".error")).to_have_count(0)
+    assert [error for error in watched.errors if "400" not in error] == []
+    watched.errors.clear()
+
+
+def test_copying_gives_the_source(page: Page, server: ScriptedServer) -> None:
+    server.answer = "Use **this**:\n\n```python\nx = 1\n\ty = 2\n```\n"
+    ask(page, "Hi")
+    answered(page)
+    page.click(".theirs [aria-label=Copy]")
+    expect(page.locator(".theirs [aria-label=Copied]")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == server.answer
+    page.click(".copy-code")
+    expect(page.locator(".copy-code")).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == "x = 1\n\ty = 2"
+
+
+def test_light_and_dark(browser: Browser, server: ScriptedServer) -> None:
+    background = "getComputedStyle(document.body).backgroundColor"
+    seen = {}
+    for scheme in ("light", "dark"):
+        context = browser.new_context(color_scheme=scheme)  # type: ignore[arg-type]
+        page = context.new_page()
+        page.goto(server.url)
+        seen[scheme] = page.evaluate(background)
+        page.click("#theme")
+        seen[f"{scheme} switched"] = page.evaluate(background)
+        page.reload()
+        assert page.evaluate(background) == seen[f"{scheme} switched"]
+        context.close()
+    assert seen["light"] == seen["dark switched"] != seen["dark"] == seen["light switched"]
+
+
+@pytest.mark.parametrize("width", [360, 820])
+def test_narrow_screens(browser: Browser, server: ScriptedServer, width: int) -> None:
+    server.answer = SAMPLE + "\n" + "averylongword" * 40
+    context = browser.new_context(viewport={"width": width, "height": 740})
+    page = context.new_page()
+    page.goto(server.url)
+    ask(page, "Hi " + "x" * 200)
+    answered(page)
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert page.evaluate(
+        "document.getElementById('scroll').scrollWidth <= document.getElementById('scroll').clientWidth"
+    )
+    expect(page.locator("#side")).not_to_be_in_viewport()
+    page.click("#side-toggle")
+    expect(page.locator("#temperature")).to_be_in_viewport()
+    page.keyboard.press("Tab")
+    page.locator("#system").press("Escape")
+    expect(page.locator("#side")).not_to_be_in_viewport()
+    context.close()
+
+
+def test_keyboard_and_screen_reader(page: Page, server: ScriptedServer) -> None:
+    page.keyboard.press("Tab")
+    expect(page.locator(".skip")).to_be_focused()
+    expect(page.locator(".skip")).to_be_in_viewport()
+    page.keyboard.press("Enter")
+    expect(page.locator("#prompt")).to_be_focused()
+    server.answer = "One sentence. Another one! And the rest"
+    page.keyboard.type("Hi")
+    page.keyboard.press("Enter")
+    answered(page)
+    said = page.locator("#announcer p").all_text_contents()
+    assert " ".join(said) == server.answer
+    assert all(re.search(r"[.!?]$", line) for line in said[:-1])
+    nameless = """[...document.querySelectorAll('button, input, textarea, [role=img]')].filter(one =>
+        !(one.getAttribute('aria-label') || one.getAttribute('aria-labelledby') || one.labels?.length || one.textContent.trim()))
+        .map(one => one.outerHTML)"""
+    assert page.evaluate(nameless) == []
+    outline = page.evaluate(
+        "document.querySelector('#new-chat').focus(), getComputedStyle(document.querySelector('#new-chat')).outlineStyle"
+    )
+    page.keyboard.press("Tab")
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid", outline
+
+
+def test_a_reader_who_scrolls_up_stays_there(page: Page, server: ScriptedServer) -> None:
+    server.answer = "\n\n".join(f"Line {number}." for number in range(60))
+    ask(page, "Hi")
+    answered(page)
+    expect(page.locator("text=Line 59.").first).to_be_in_viewport()
+    server.endless = True
+    ask(page, "More")
+    expect(answers(page).last).to_contain_text("Line 59. more")
+    page.locator("#scroll").hover()
+    page.mouse.wheel(0, -2000)
+    expect(page.locator("#latest")).to_be_visible()
+    where = page.evaluate("document.getElementById('scroll').scrollTop")
+    written = server.written
+    page.wait_for_function(
+        "count => document.querySelectorAll('.theirs:last-child .token').length > count", arg=written
+    )
+    assert page.evaluate("document.getElementById('scroll').scrollTop") == where
+    page.click("#latest")
+    expect(page.locator("#latest")).to_be_hidden()
+    page.keyboard.press("Escape")
+    answered(page)
+
+
+def test_nothing_but_the_server_is_asked(page: Page, server: ScriptedServer, watched: Watched) -> None:
+    server.answer = SAMPLE + "\n![a picture](https://example.org/a.png) <img src='https://example.org/b.png'>"
+    ask(page, "Hi")
+    answered(page)
+    expect(page.locator(".theirs a[href='https://example.org/a.png']")).to_have_text("Picture: a picture")
+    assert watched.hosts == {"127.0.0.1"}
+    paths = {request.url.removeprefix(server.url).split("?")[0] for request in watched.requests}
+    assert {"/", "/main.js", "/v1/models", "/live/stream", "/v1/chat/completions"} <= paths
+    assert json.loads(watched.requests[-1].post_data or "{}").get("messages") is not None
