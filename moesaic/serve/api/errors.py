@@ -71,7 +71,7 @@ def api_error(error: BaseException) -> ApiError:
             text = str(error) if named else f"{error.problem}. {error.remedy}".strip()
             return ApiError(400, text, param=error.place if named else None, code="invalid_value")
         case RequestValidationError():
-            return _validation(error.errors())
+            return _validation(error.errors(), error.body)
         case HTTPException():
             return _http(error)
         case TimeoutError():
@@ -96,16 +96,35 @@ def _http(error: HTTPException) -> ApiError:
     return ApiError(error.status_code, message, code=codes.get(error.status_code, "bad_request"), headers=error.headers)
 
 
-def _validation(problems: Sequence[Any]) -> ApiError:
-    """The first problem that got furthest: where a field may have several types, every type reports its own."""
-    problem = max(problems, key=lambda problem: len(problem["loc"]))
-    place = [str(part) for part in problem["loc"] if part != "body"]
-    if problem["type"] == "json_invalid":
-        reason = problem.get("ctx", {}).get("error", "")
+def _validation(problems: Sequence[Any], body: Any) -> ApiError:
+    """The problem that lies deepest. Where a field may have one of several types, each reports why it did not fit."""
+    if problems[0]["type"] == "json_invalid":
+        reason = problems[0].get("ctx", {}).get("error", "")
         return ApiError(400, f"the body is not JSON ({reason})", code="invalid_json")
-    if not place and problem["type"] in ("model_attributes_type", "dict_type", "missing"):
+    if not isinstance(body, dict) and problems[0]["loc"][:1] == ("body",):
         message = "the body must be a JSON object, sent with Content-Type: application/json"
         return ApiError(400, message, code="invalid_type")
-    path = ".".join(place)
-    code = "missing_required_parameter" if problem["type"] == "missing" else "invalid_value"
-    return ApiError(400, f"{path}: {problem['msg']}" if path else str(problem["msg"]), param=path or None, code=code)
+    paths = [_path(problem["loc"], body) for problem in problems]
+    deepest = max(paths, key=len)
+    own = [problem for problem, path in zip(problems, paths) if path == deepest]
+    text = ", or ".join(dict.fromkeys(str(problem["msg"]) for problem in own[:4]))
+    place = ".".join(deepest)
+    code = "missing_required_parameter" if own[0]["type"] == "missing" else "invalid_value"
+    return ApiError(400, f"{place}: {text}" if place else text, param=place or None, code=code)
+
+
+def _path(location: Sequence[Any], body: Any) -> tuple[str, ...]:
+    """Where in the body a problem is, without the names of types that were tried there."""
+    if location[0] != "body":
+        return tuple(str(part) for part in location)
+    found: list[str] = []
+    at = body
+    for number, part in enumerate(location[1:], 2):
+        if isinstance(at, dict) and part in at:
+            at = at[part]
+        elif isinstance(at, list) and isinstance(part, int) and part < len(at):
+            at = at[part]
+        elif not (isinstance(at, dict) and number == len(location)):  # else the key that is missing
+            continue
+        found.append(str(part))
+    return tuple(found)

@@ -9,9 +9,10 @@ from typing import Protocol
 
 from moesaic.errors import UserError
 from moesaic.serve.api.schema.chat import ChatRequest, Function, NamedTool
-from moesaic.serve.grammar import Grammar
+from moesaic.serve.grammar import WHITESPACE, Grammar
 from moesaic.serve.parsers import CallArguments, CallBegan, CallEnded, Event
 
+SPACES = {"x-guidance": {"whitespace_pattern": WHITESPACE}}
 HEAD = re.compile(r'[\[,]\s*\{"name": "([^"]*)", "parameters": ')
 
 
@@ -46,7 +47,7 @@ def call_grammar(form: ChatRequest, tools: Sequence[Function]) -> Grammar:
     lines = [f'start: "[" call{more} "]"', "call: " + " | ".join(f"call_{i}" for i in range(len(tools)))]
     for number, tool in enumerate(tools):
         head = json.dumps(f'{{"name": "{tool.name}", "parameters": ')
-        schema = json.dumps(tool.parameters or {"type": "object"}, ensure_ascii=False)
+        schema = json.dumps(SPACES | (tool.parameters or {"type": "object"}), ensure_ascii=False)
         lines += [f'call_{number}: {head} parameters_{number} "}}"', f"parameters_{number}: %json {schema}"]
     return Grammar.lark("\n".join(lines))
 

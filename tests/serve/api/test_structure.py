@@ -1,0 +1,198 @@
+"""Answers of a given form, and tool calls: always valid, even from a model that knows nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Literal
+
+import openai
+import pydantic
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moesaic.serve.api.tools import ListReader
+from moesaic.serve.parsers import collect
+from tests.serve.api.running import NAME
+
+QUESTION: list[Any] = [{"role": "user", "content": "A number, as you like it"}]
+
+
+class Cat(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+    name: Literal["Ada", "Bo"]
+    age: int = pydantic.Field(ge=0, le=99)
+    tame: bool
+
+
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Paris", 'Rome {\\"}]']}, "days": {"type": "integer", "maximum": 9}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+CLOCK: Any = {"type": "function", "function": {"name": "clock", "description": "What time it is."}}
+
+
+def ask(client: openai.OpenAI, **wishes: Any) -> Any:
+    usual = {"model": NAME, "messages": QUESTION, "max_tokens": 120}
+    return client.chat.completions.create(**usual | wishes)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_schema_is_kept(client: openai.OpenAI, seed: int) -> None:
+    shape = {"type": "json_schema", "json_schema": {"name": "cat", "schema": Cat.model_json_schema(), "strict": True}}
+    answer = ask(client, response_format=shape, seed=seed)
+    assert answer.choices[0].finish_reason == "stop"
+    Cat.model_validate_json(answer.choices[0].message.content)
+
+
+def test_the_clients_own_parse_works(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.parse(model=NAME, messages=QUESTION, response_format=Cat, max_tokens=120, seed=1)
+    assert isinstance(answer.choices[0].message.parsed, Cat)
+
+
+@pytest.mark.parametrize(
+    ("wish", "pattern"),
+    [
+        ({"guided_regex": "[a-c]{3}-[0-9]{2}"}, "[a-c]{3}-[0-9]{2}"),
+        ({"guided_choice": ["día", "no"]}, "día|no"),
+        ({"guided_grammar": 'start: "x" "y"~2..4'}, "xy{2,4}"),
+        ({"structured_outputs": {"regex": "(ab)+c"}}, "(ab)+c"),
+        ({"structured_outputs": {"choice": ["left", "right"]}}, "left|right"),
+        ({"guided_json": {"enum": [1, 2]}}, "[12]"),
+        ({"guided_json": '{"const": true}'}, "true"),
+    ],
+)
+def test_forms_users_of_vllm_know(client: openai.OpenAI, wish: dict[str, Any], pattern: str) -> None:
+    for seed in range(3):
+        answer = ask(client, seed=seed, extra_body=wish)
+        if answer.choices[0].finish_reason == "stop":
+            assert re.fullmatch(pattern, answer.choices[0].message.content)
+        else:
+            assert "+" in pattern
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {"extra_body": {"guided_regex": "("}},
+        {"extra_body": {"guided_grammar": "start: nothing"}},
+        {"extra_body": {"guided_choice": []}},
+        {"extra_body": {"guided_json": "[1"}},
+        {"extra_body": {"guided_regex": "a", "guided_choice": ["a"]}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "unheard"}}}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+        {"response_format": {"type": "xml"}},
+        {"tool_choice": "required"},
+        {"tools": [CLOCK], "tool_choice": {"type": "function", "function": {"name": "other"}}},
+        {"tools": [CLOCK], "tool_choice": "required", "response_format": {"type": "json_object"}},
+    ],
+)
+def test_a_form_nothing_can_have_is_refused(client: openai.OpenAI, wishes: dict[str, Any]) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(client, **wishes)
+    assert refused.value.type == "invalid_request_error"
+    assert refused.value.param
+
+
+def check(calls: list[tuple[str, str]]) -> None:
+    for name, arguments in calls:
+        found = json.loads(arguments)
+        if name == "weather":
+            assert set(found) == {"city", "days"}
+            assert found["city"] in WEATHER["function"]["parameters"]["properties"]["city"]["enum"]
+        else:
+            assert name == "clock"
+            assert isinstance(found, dict)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_tool_that_must_be_called_is(client: openai.OpenAI, seed: int) -> None:
+    named = {"type": "function", "function": {"name": "weather"}}
+    answer = ask(client, tools=[CLOCK, WEATHER], tool_choice=named, seed=seed, temperature=0.5)
+    choice = answer.choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    assert [call.function.name for call in choice.message.tool_calls] == ["weather"]
+    check([("weather", choice.message.tool_calls[0].function.arguments)])
+
+
+def test_one_of_the_tools_must_be_called_whole_and_streamed(client: openai.OpenAI) -> None:
+    finished = 0
+    for seed in range(4):
+        wishes = {"tools": [WEATHER, CLOCK], "tool_choice": "required", "seed": seed, "max_tokens": 200}
+        wishes["parallel_tool_calls"] = seed % 2 == 0
+        whole = ask(client, **wishes).choices[0]
+        calls = [(call.function.name, call.function.arguments) for call in whole.message.tool_calls]
+        streamed: dict[int, list[str]] = {}
+        ids = []
+        for chunk in ask(client, stream=True, **wishes):
+            assert not chunk.choices[0].delta.content
+            for call in chunk.choices[0].delta.tool_calls or ():
+                if call.function.name:
+                    streamed[call.index] = [call.function.name, ""]
+                    ids.append(call.id)
+                streamed[call.index][1] += call.function.arguments or ""
+        assert [tuple(call) for call in streamed.values()] == calls
+        assert len(set(ids)) == len(calls)
+        if whole.finish_reason == "tool_calls":
+            finished += 1
+            check(calls)
+            assert wishes["parallel_tool_calls"] or len(calls) == 1
+    assert finished
+
+
+def test_a_tool_the_model_calls_by_itself(client: openai.OpenAI) -> None:
+    """The grammar makes it say what a model that knows tools would say."""
+    said = 'start: "yes " <tool_call> /\\{"name": "clock", "arguments": \\{"zone": "(UTC|CET)"\\}\\}/ </tool_call>'
+    finished = []
+    for choice in ("auto", "none"):
+        answer = ask(client, tools=[CLOCK], tool_choice=choice, seed=2, extra_body={"guided_grammar": said})
+        finished.append(answer.choices[0].finish_reason)
+        message = answer.choices[0].message
+        if choice == "auto":
+            assert message.tool_calls[0].function.name == "clock"
+            assert json.loads(message.tool_calls[0].function.arguments)["zone"] in ("UTC", "CET")
+            assert message.content == "yes"
+        else:
+            assert message.tool_calls is None
+            assert "<tool_call>" in message.content
+    assert finished == ["tool_calls", "stop"]
+
+
+def test_reasoning_is_kept_apart(client: openai.OpenAI) -> None:
+    wish = {"guided_grammar": 'start: <think> ("yes" | "no") </think> "\\n\\n" ("left" | "right")'}
+    message = ask(client, extra_body=wish).choices[0].message
+    assert message.reasoning_content in ("yes", "no")
+    assert message.content in ("left", "right")
+    chunks = list(ask(client, extra_body=wish, stream=True, seed=1))
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) in ("yes", "no")
+    assert "".join(delta.content or "" for delta in deltas) in ("left", "right")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", "b_2"]), JSON), min_size=1, max_size=4), st.randoms())
+def test_calls_are_read_however_they_are_cut(calls: list[tuple[str, Any]], random: Any) -> None:
+    written = [(name, json.dumps(value, ensure_ascii=random.random() < 0.5)) for name, value in calls]
+    text = "[" + ", ".join(f'{{"name": "{name}", "parameters": {value}}}' for name, value in written) + "]"
+    cuts = sorted(random.randrange(len(text)) for _ in range(random.randrange(8)))
+    reader, events = ListReader(), []
+    for start, end in zip([0, *cuts], [*cuts, len(text)]):
+        events += reader.push(text[start:end])
+    message = collect([*events, *reader.finish()])
+    assert [(call.name, call.arguments) for call in message.calls] == written
