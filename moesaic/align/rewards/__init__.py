@@ -1,0 +1,76 @@
+"""What an answer is worth. Each reward is one file, found by its name; a recipe adds several up with weights.
+
+    rewards: [{name: task}, {name: overlong, limit: 200, weight: 0.5}]
+
+A reward looks at one answer. It may fail (a judge that does not reply, code that hangs): that is recorded with the
+answer and costs only this answer its part of the sum, never the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from moesaic.data.tasks import Task
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model said, and what is known about the question."""
+
+    question: str
+    text: str
+    tokens: int = 0
+    finish_reason: str = "stop"
+    truth: str | None = None  # the right answer, where there is one
+    task: Task | None = None  # where the question came from a family of tasks
+    facts: dict[str, Any] = field(default_factory=dict)  # what else came with the question: tests, schema, constraints
+
+
+class Reward:
+    """Most are between 0 and 1. Whoever waits for something outside the process sets `parallel` above 1."""
+
+    parallel: ClassVar[int] = 1
+
+    def __call__(self, answer: Answer) -> float:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The weighted sum, each part by name (None where it failed), and why those failed."""
+
+    total: float
+    parts: dict[str, float | None]
+    problems: tuple[str, ...] = ()
+
+
+def judge(rewards: Sequence[tuple[str, float, Reward]], answers: Sequence[Answer]) -> list[Judged]:
+    """All answers by all rewards, given as (name, weight, reward)."""
+    parts: list[dict[str, float | None]] = [{} for _ in answers]
+    problems: list[list[str]] = [[] for _ in answers]
+    totals = [0.0 for _ in answers]
+
+    for name, weight, reward in rewards:
+
+        def attempt(answer: Answer, reward: Reward = reward) -> float | Exception:
+            try:
+                return float(reward(answer))
+            except Exception as error:  # whatever a judge or a piece of code may come up with
+                return error
+
+        if reward.parallel > 1:
+            with ThreadPoolExecutor(reward.parallel) as pool:
+                results = list(pool.map(attempt, answers))
+        else:
+            results = [attempt(answer) for answer in answers]
+        for number, result in enumerate(results):
+            if isinstance(result, Exception):
+                parts[number][name] = None
+                problems[number].append(f"{name}: {' '.join(str(result).split())[:200] or type(result).__name__}")
+            else:
+                parts[number][name] = result
+                totals[number] += weight * result
+    return [Judged(*judged) for judged in zip(totals, parts, map(tuple, problems), strict=True)]

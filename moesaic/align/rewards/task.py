@@ -1,0 +1,19 @@
+"""Right by the family of tasks the question came from (reasoning-gym's own verifiers)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moesaic.align.rewards import Answer, Reward
+from moesaic.data.tasks import score
+
+
+@dataclass(frozen=True)
+class TaskScore(Reward):
+    partial: bool = False  # whether half right counts
+
+    def __call__(self, answer: Answer) -> float:
+        if answer.task is None:
+            raise ValueError("the question did not come from a family of tasks")
+        value = score(answer.task, answer.text.strip())
+        return value if self.partial else float(value >= 1.0)
