@@ -25,6 +25,7 @@ from moesaic.model.transformer import Model
 from moesaic.serve.adapters import Adapter, load_adapter
 from moesaic.serve.blocks import Blocks
 from moesaic.serve.drafters import Drafter
+from moesaic.serve.drafters.router import Router
 from moesaic.serve.experts_seen import ExpertsSeen
 from moesaic.serve.memory import pages_that_fit
 from moesaic.serve.passes import Pass, Share
@@ -71,7 +72,8 @@ class Engine:
         self.cache = model.new_cache(pages_that_fit(model, cache_bytes, page_size, most_requests), page_size)
         self.blocks = Blocks(self.cache, reuse_prefixes)
         self.scheduler = Scheduler(self.blocks, policy or Chunked(), most_requests)
-        self.drafter = drafter
+        # Behind a router, which sees to it that guesses are made only where they pay.
+        self.drafter = Router.over(drafter) if drafter is not None and not isinstance(drafter, Router) else drafter
         self.clock = clock
         self.random = random.Random(seed)
         self.adapters: dict[str, Adapter] = {}
@@ -81,8 +83,8 @@ class Engine:
         self.paused = False
         self.counts = Counts()
         self.experts = ExpertsSeen(model)
-        if drafter is not None:
-            drafter.start(self)
+        if self.drafter is not None:
+            self.drafter.start(self)
 
     # What others ask of it
 

@@ -1,0 +1,58 @@
+"""What a pass takes with so many guesses in it, learnt from the passes there were."""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect_left
+from collections import deque
+
+SAMPLES = 7  # passes of one size whose median is believed
+TRIED = 0.05  # what a further guess is taken to cost, in passes, where none so many were ever tried
+REFRESH = 64  # passes after which the cost of one without guesses is measured anew: contexts have grown since
+
+
+class PassCost:
+    """By number of requests and of guesses: a row more costs little on one machine, as much as a pass on another, and
+    not the same for the second as for the tenth."""
+
+    def __init__(self) -> None:
+        self.samples: dict[int, dict[int, deque[float]]] = {}
+        self.median: dict[int, dict[int, float]] = {}
+        self.since: dict[int, int] = {}  # passes with guesses since the last one without
+
+    def note(self, requests: int, guesses: int, seconds: float) -> None:
+        size = _size(requests)
+        samples = self.samples.setdefault(size, {}).setdefault(guesses, deque(maxlen=SAMPLES))
+        samples.append(max(seconds, 1e-9))
+        self.median.setdefault(size, {})[guesses] = statistics.median_low(samples)
+        self.since[size] = self.since.get(size, 0) + 1 if guesses else 0
+
+    def plain(self, requests: int) -> float | None:
+        """Seconds of a pass without guesses; None where it should be measured first."""
+        if self.since.get(size := _size(requests), 0) >= REFRESH:
+            return None
+        return self.median.get(size, {}).get(0)
+
+    def tried(self, requests: int) -> int:
+        """The most guesses there ever were in a pass of so many requests."""
+        return max(self.median[_size(requests)])
+
+    def seconds(self, requests: int, guesses: int) -> float:
+        """On a line between the measured sizes next to it; cheap far beyond the largest, so that it is tried."""
+        known = self.median[_size(requests)]
+        sizes = sorted(known)
+        above = bisect_left(sizes, guesses)
+        if above < len(sizes):
+            if sizes[above] == guesses:
+                return known[guesses]
+            low, high = sizes[above - 1], sizes[above]
+            return known[low] + (known[high] - known[low]) * (guesses - low) / (high - low)
+        largest = sizes[-1]
+        if guesses > 1.5 * largest:  # not judged by its neighbour: a library may change its algorithm on the way
+            return known[0] * (1 + TRIED * guesses)
+        return known[largest] * (requests + guesses) / (requests + largest)
+
+
+def _size(requests: int) -> int:
+    """Passes of nearly as many requests are taken to be alike."""
+    return requests if requests <= 8 else requests // (step := 1 << (requests.bit_length() - 3)) * step

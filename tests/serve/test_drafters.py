@@ -1,0 +1,216 @@
+"""Guesses change how fast an answer comes, never what it says: one matrix over every drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import scipy.stats
+import torch
+
+import moesaic
+from moesaic.errors import UserError
+from moesaic.methods import known
+from moesaic.model.transformer import Model
+from moesaic.serve.drafters import Drafter
+from moesaic.serve.drafters.model import DraftModel
+from moesaic.serve.drafters.mtp import PredictionLayers
+from moesaic.serve.drafters.router import Router
+from moesaic.serve.drafters.suffix import Suffix
+from moesaic.serve.engine import Engine
+from moesaic.serve.grammar import Grammar
+from moesaic.serve.policies.chunked import Chunked
+from tests.model.oracle import save
+from tests.model.test_mtp import checkpoint
+from tests.serve.made import talking_model
+from tests.serve.tiny import page_bytes
+
+# One model of each kind of attention; those with a number have so many prediction layers.
+KINDS = {
+    "glm4_moe": 1,
+    "qwen3-window": 0,
+    "mixtral-window-tied": 0,
+    "deepseek_v3": 2,
+    "glm_moe_dsa": 1,
+}
+
+# Every drafter, made for a model directory and a smaller (here: another) model's. "always": whether it pays or not.
+METHODS: dict[str, Callable[[Path, Path], Router]] = {
+    "suffix": lambda own, other: Router.over(Suffix(), always=True),
+    "mtp": lambda own, other: Router.over(PredictionLayers(), always=True),
+    "model": lambda own, other: Router.over(DraftModel(str(other)), always=True),
+    "router": lambda own, other: Router(str(other), always=True),
+    "router as it is used": lambda own, other: Router(str(other)),
+}
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: Any) -> dict[str, tuple[Path, Path]]:
+    made = {}
+    for kind, layers in KINDS.items():
+        own = tmp_path_factory.mktemp(kind) / "own"
+        if layers:
+            checkpoint(kind, layers, own)
+        else:
+            save(kind, own)
+        other = tmp_path_factory.mktemp(kind) / "other"
+        save("llama-tied", other, seed=1)
+        made[kind] = (own, other)
+    return made
+
+
+@pytest.fixture(scope="module")
+def models(directories: dict[str, tuple[Path, Path]]) -> dict[str, Model]:
+    return {kind: moesaic.load(own, threads=1) for kind, (own, _) in directories.items()}
+
+
+PAIRS = [
+    pytest.param(kind, method, id=f"{kind}-{method}")
+    for kind, layers in KINDS.items()
+    for method in METHODS
+    if layers or method != "mtp"
+]
+
+
+def some_prompts(count: int = 6, seed: int = 0) -> list[list[int]]:
+    """Some with a beginning in common, and some that repeat themselves."""
+    generator = torch.Generator().manual_seed(seed)
+    beginning = torch.randint(3, 97, (9,), generator=generator).tolist()
+    made = []
+    for number in range(count):
+        own = torch.randint(3, 97, (3 + number,), generator=generator).tolist()
+        made.append(beginning + own if number % 2 else own * 3)
+    return made
+
+
+def test_every_drafter_is_in_the_matrix():
+    assert set(known(Drafter)) == {"suffix", "mtp", "model", "router"}
+    assert set(METHODS) >= set(known(Drafter))
+
+
+@pytest.mark.parametrize(("kind", "method"), PAIRS)
+class TestEveryDrafter:
+    def test_same_answers(self, kind, method, models, directories):
+        """Together, with pages shared, while the cache is so small that requests lose their places."""
+        model, prompts = models[kind], some_prompts()
+        wishes = {"max_tokens": 24, "ignore_eos": True, "seed": 7}
+        room = 24 * page_bytes(model, 4)
+        for temperature in (0.0, 1.3):
+            plain = Engine(model, reuse_prefixes=False).generate(prompts, temperature=temperature, **wishes)
+            engine = Engine(
+                model, page_size=4, cache_bytes=room, policy=Chunked(tokens=16), drafter=METHODS[method](*directories[kind])
+            )
+            for _ in range(2):  # the second time, most of the prompts are in the cache
+                answers = engine.generate(prompts, temperature=temperature, **wishes)
+                assert [a.tokens for a in answers] == [a.tokens for a in plain]
+                for answer, expected in zip(answers, plain):
+                    found = torch.tensor([entry.logprob for entry in answer.logprobs])
+                    torch.testing.assert_close(found, torch.tensor([e.logprob for e in expected.logprobs]), rtol=1e-3, atol=1e-3)
+            assert engine.scheduler.preemptions > 0
+            assert engine.blocks.in_use == 0
+            if engine.drafter.always:
+                assert engine.counts.drafted_tokens > 0
+
+    def test_forgets_what_was_aborted(self, kind, method, models, directories):
+        engine = Engine(models[kind], page_size=4, drafter=METHODS[method](*directories[kind]))
+        requests = [engine.request(prompt) for prompt in some_prompts()]
+        for request in requests:
+            engine.add(request)
+        for number in range(4):
+            engine.step()
+            engine.abort(requests[number])
+        for _ in range(3):
+            engine.step()
+        for request in requests:
+            engine.abort(request)
+        assert engine.blocks.in_use == 0
+        for drafter in engine.drafter.drafters:
+            if isinstance(drafter, DraftModel):
+                assert drafter.blocks.in_use == 0
+            kept = {"known": Suffix, "tails": PredictionLayers, "shadows": DraftModel}
+            for name, owner in kept.items():
+                assert not isinstance(drafter, owner) or not getattr(drafter, name)
+        assert not any(drafting.acceptance.request for drafting in engine.drafter.draftings)
+
+
+@pytest.fixture(scope="module")
+def talking(tmp_path_factory: Any) -> tuple[Model, Path]:
+    path = talking_model(tmp_path_factory.mktemp("talking"))
+    return moesaic.load(path, threads=1), path
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "mtp"])
+def test_stop_strings_and_grammars(method, talking):
+    model, path = talking
+    prompts = ["The number 7 is", "The number 8 is a number; The number 9 is a", 'yes or no {"name": "x"}']
+    plain = Engine(model)
+    engine = Engine(model, drafter=METHODS[method](path, path))
+    first = [answer.text for answer in plain.generate(prompts, max_tokens=40, temperature=0.0)]
+    stops = tuple(text[len(text) // 2 : len(text) // 2 + 3] for text in first)
+    schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}}, "required": ["name"]}
+    for wishes in (
+        {"stop": stops, "temperature": 0.0},
+        {"stop": stops, "temperature": 1.0, "seed": 5, "repetition_penalty": 1.3, "presence_penalty": 0.5},
+        {"grammar": Grammar.json(schema), "temperature": 0.0, "ignore_eos": True},
+        {"grammar": Grammar.regex("(ab|cd){4,9}"), "temperature": 1.0, "seed": 2, "top_p": 0.9},
+        {"temperature": 0.7, "seed": 3, "min_tokens": 5, "top_k": 9, "min_p": 0.05},
+    ):
+        expected = plain.generate(prompts, max_tokens=40, **wishes)
+        for _ in range(2):
+            found = engine.generate(prompts, max_tokens=40, **wishes)
+            assert [(a.text, a.tokens, a.finish_reason) for a in found] == [
+                (a.text, a.tokens, a.finish_reason) for a in expected
+            ]
+    if engine.drafter.always:
+        assert engine.counts.accepted_tokens > 0
+
+
+def test_sampled_tokens_follow_the_softmax(models):
+    """The second and third token of thousands of answers, guessed at from all the answers before them."""
+    model, prompt, seeds = models["mixtral-window-tied"], [5, 6, 7, 8, 5, 6], 4000
+    engine = Engine(model, most_requests=256, drafter=Router.over(Suffix(), always=True))
+    temperature = 0.4
+    answers = engine.generate([prompt], n=seeds, max_tokens=3, temperature=temperature, seed=11, ignore_eos=True)
+    assert engine.counts.accepted_tokens > seeds / 10
+    first = torch.tensor([answer.tokens[0] for answer in answers])
+    assert chi_square(first, model.logits([prompt])[0][-1] / temperature) > 1e-3
+    likeliest = int(first.mode().values)
+    after = torch.tensor([answer.tokens[1] for answer in answers if answer.tokens[0] == likeliest])
+    assert chi_square(after, model.logits([[*prompt, likeliest]])[0][-1] / temperature) > 1e-3
+    pair = (likeliest, int(after.mode().values))
+    third = torch.tensor([answer.tokens[2] for answer in answers if tuple(answer.tokens[:2]) == pair])
+    assert chi_square(third, model.logits([[*prompt, *pair]])[0][-1] / temperature) > 1e-3
+
+
+def chi_square(tokens: torch.Tensor, logits_V: torch.Tensor) -> float:
+    """How likely so large a deviation from the distribution is by chance; rare tokens count as one."""
+    expected = logits_V.double().softmax(-1) * len(tokens)
+    found = torch.bincount(tokens, minlength=len(logits_V)).double()
+    common = expected >= 5
+    assert common.sum() >= 3
+    pairs = [(float(f), float(e)) for f, e in zip(found[common], expected[common])]
+    pairs.append((float(found[~common].sum()), float(expected[~common].sum())))
+    return float(scipy.stats.chisquare(*zip(*pairs)).pvalue)
+
+
+def test_a_model_foresees_itself(talking):
+    """A draft model that is the model makes no wrong guess, sampled or not: it draws the same random numbers."""
+    model, path = talking
+    for wishes in ({"temperature": 0.0}, {"temperature": 1.2, "seed": 4, "top_p": 0.95}, {"frequency_penalty": 1.0}):
+        engine = Engine(model, drafter=Router.over(DraftModel(str(path), length=5), always=True))
+        engine.generate(["The number 7", "as you like"], max_tokens=31, ignore_eos=True, **wishes)
+        # One token from the prompt, then six a pass.
+        assert engine.counts.accepted_tokens == engine.counts.drafted_tokens == 2 * 25
+        assert engine.counts.steps == 6
+
+
+def test_a_draft_model_of_another_tokenizer_is_refused(models, talking, directories):
+    with pytest.raises(UserError, match="another tokenizer"):
+        Engine(models["glm4_moe"], drafter=DraftModel(str(talking[1])))
+
+
+def test_prediction_layers_must_be_there(models):
+    with pytest.raises(UserError, match="no prediction layers"):
+        Engine(models["qwen3-window"], drafter=PredictionLayers())
