@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.staticfiles import StaticFiles
 
 import moesaic
-from moesaic.serve.api import chat, completions, embeddings, errors, models, responses, status, tokens
+from moesaic.serve.api import chat, completions, embeddings, errors, models, page, responses, status, tokens
 from moesaic.serve.api.keys import KeyGuard
 from moesaic.serve.api.limits import BodyLimits
 from moesaic.serve.api.service import Service
-
-PAGE = Path(__file__).parent.parent / "web"
 
 
 def make_app(service: Service) -> FastAPI:
@@ -23,8 +18,7 @@ def make_app(service: Service) -> FastAPI:
     errors.install(app)
     for part in (chat, completions, responses, embeddings, tokens, models, status):
         app.include_router(part.router(service))
-    if (PAGE / "index.html").is_file():
-        app.mount("/", StaticFiles(directory=PAGE, html=True))
+    app.include_router(page.router())
     # The last added is the first to see a request.
     app.add_middleware(BodyLimits, most=settings.most_body, seconds=settings.body_seconds)
     app.add_middleware(KeyGuard, keys=settings.keys)

@@ -120,9 +120,8 @@ def _path(location: Sequence[Any], body: Any) -> tuple[str, ...]:
     found: list[str] = []
     at = body
     for number, part in enumerate(location[1:], 2):
-        if isinstance(at, dict) and part in at:
-            at = at[part]
-        elif isinstance(at, list) and isinstance(part, int) and part < len(at):
+        known = range(len(at)) if isinstance(at, list) else at if isinstance(at, dict) else ()
+        if part in known:
             at = at[part]
         elif not (isinstance(at, dict) and number == len(location)):  # else the key that is missing
             continue

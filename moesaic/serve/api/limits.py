@@ -7,6 +7,7 @@ import asyncio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moesaic.serve.api.errors import ApiError
+from moesaic.serve.api.strict_json import check_json
 
 
 class BodyLimits:
@@ -21,8 +22,11 @@ class BodyLimits:
             return
         try:
             body = await self._read(scope, receive)
+            if body and b"json" in dict(scope["headers"]).get(b"content-type", b""):
+                check_json(body)
         except ApiError as error:
-            error.headers["connection"] = "close"  # what is left of the body is not read
+            if error.status != 400:
+                error.headers["connection"] = "close"  # what is left of the body is not read
             await error.response()(scope, receive, send)
             return
         if body is None:

@@ -1,0 +1,139 @@
+"""Whatever is wrong is answered in OpenAI's form, with the status its client knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from moesaic.serve.engine import Engine
+from tests.serve.api.running import NAME, Running, running
+
+HELLO = {"messages": [{"role": "user", "content": "yes"}], "max_tokens": 2}
+
+
+def facts(answer: httpx.Response) -> dict[str, Any]:
+    assert answer.headers["content-type"] == "application/json"
+    content = answer.json()
+    assert set(content) == {"error"}
+    assert set(content["error"]) == {"message", "type", "param", "code"}
+    assert content["error"]["message"]
+    return content["error"]
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "code"),
+    [
+        ({"messages": []}, "messages", "invalid_value"),
+        ({"messages": "hi"}, "messages", "invalid_value"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "invalid_value"),
+        ({"messages": [{"content": "x"}]}, "messages.0.role", "missing_required_parameter"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type", None),
+        ({"messages": [{"role": "king", "content": "x"}]}, None, "invalid_value"),
+        ({"temperature": -1}, "temperature", "invalid_value"),
+        ({"temperature": "1"}, "temperature", "invalid_value"),
+        ({"top_p": 0}, "top_p", "invalid_value"),
+        ({"n": 0}, "n", "invalid_value"),
+        ({"n": True}, "n", "invalid_value"),
+        ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+        ({"max_tokens": 1.5}, "max_tokens", "invalid_value"),
+        ({"seed": 2**63}, "seed", "invalid_value"),
+        ({"stop": [""]}, "stop", "invalid_value"),
+        ({"stop": 3}, "stop", "invalid_value"),
+        ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"9999": 1}}, "logit_bias, stop_tokens", "invalid_value"),
+        ({"logit_bias": {"1": 1000}}, "logit_bias.1", "invalid_value"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name", "invalid_value"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages", "invalid_value"),
+        ({"stream": "yes"}, "stream", "invalid_value"),
+    ],
+)
+def test_a_wrong_field_is_named(server: Running, change: dict[str, Any], param: str | None, code: str | None) -> None:
+    answer = server.post("/v1/chat/completions", HELLO | change)
+    assert answer.status_code == 400
+    error = facts(answer)
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    assert code is None or error["code"] == code
+    assert "str:" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status"),
+    [
+        (b"{", "application/json", 400),
+        (b"", "application/json", 400),
+        (b"[]", "application/json", 400),
+        (b'"x"', "application/json", 400),
+        (b"null", "application/json", 400),
+        (b"\xff\xfe", "application/json", 400),
+        (b"[" * 100_000, "application/json", 400),
+        (b'{"messages":' + b"9" * 5000 + b"}", "application/json", 400),
+        (b'{"messages":[{"role":"user","content":"\\ud800"}]}', "application/json", 400),
+        (b'{"messages":[{"role":"user","content":"x"}],"temperature":NaN}', "application/json", 400),
+        (b'{"messages":[{"role":"user","content":"x"}],"temperature":1e999}', "application/json", 400),
+        (b'{"messages":[{"role":"user","content":"x"}]}', "text/plain", 400),
+        (b"a=b", "application/x-www-form-urlencoded", 400),
+        (b'{"messages":[{"role":"user","content":"x"}]}', None, 400),
+    ],
+)
+def test_a_body_that_is_no_request(server: Running, body: bytes, kind: str | None, status: int) -> None:
+    with server.http() as client:
+        headers = {"content-type": kind} if kind else {}
+        for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/tokenize"):
+            answer = client.post(path, content=body, headers=headers)
+            assert answer.status_code == status
+            facts(answer)
+
+
+def test_routes_and_methods(server: Running) -> None:
+    with server.http() as client:
+        assert facts(client.get("/v1/nothing"))["code"] == "unknown_route"
+        assert client.get("/v1/nothing").status_code == 404
+        assert client.get("/v1/chat/completions").status_code == 405
+        assert facts(client.delete("/v1/models"))["code"] == "method_not_allowed"
+        assert client.options("/v1/models", headers={"origin": "http://x"}).status_code == 405
+
+
+def test_unknown_fields_are_ignored(server: Running) -> None:
+    answer = server.post("/v1/chat/completions", HELLO | {"service_tier": "auto", "store": True, "no_such": {"a": 1}})
+    assert answer.status_code == 200
+
+
+def test_the_client_raises_what_it_should(server: Running) -> None:
+    client = server.client()
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.chat.completions.create(model="other", messages=[{"role": "user", "content": "x"}])
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError, match="has .* tokens"):
+        client.chat.completions.create(model=NAME, messages=[{"role": "user", "content": "word " * 3000}])
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(
+            model=NAME, messages=[{"role": "user", "content": "x"}], stream=True, temperature=-1
+        )
+
+
+def test_our_own_mistakes_are_not_told_but_survived(new_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that fails loses its requests, and nothing else."""
+    engine: Engine = new_engine()
+    accept, broken = engine._accept, [True]
+
+    def fail(*given: Any) -> Any:
+        if broken and broken.pop():
+            raise RuntimeError("a secret of ours")
+        return accept(*given)
+
+    monkeypatch.setattr(engine, "_accept", fail)
+    with running(engine) as server:
+        answer = server.post("/v1/chat/completions", HELLO)
+        assert answer.status_code == 500
+        assert facts(answer)["type"] == "server_error"
+        assert "secret" not in answer.text
+        broken.append(True)
+        streamed = server.post("/v1/chat/completions", HELLO | {"stream": True})
+        assert '"server_error"' in streamed.text
+        assert streamed.text.endswith("data: [DONE]\n\n")
+        assert server.post("/v1/chat/completions", HELLO).status_code == 200

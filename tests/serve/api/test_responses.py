@@ -1,0 +1,130 @@
+"""Responses and embeddings, by the official client."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import openai
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.serve.api.running import NAME, Running
+
+CLOCK: Any = {
+    "type": "function",
+    "name": "clock",
+    "parameters": {"type": "object", "properties": {"zone": {"enum": ["UTC", "CET"]}}, "required": ["zone"]},
+}
+
+
+def ask(client: openai.OpenAI, **wishes: Any) -> Any:
+    return client.responses.create(**{"model": NAME, "input": "yes or no", "temperature": 0.0} | wishes)
+
+
+def test_says_what_a_chat_says(client: openai.OpenAI) -> None:
+    messages: list[Any] = [{"role": "system", "content": "Count."}, {"role": "user", "content": "yes or no"}]
+    chat = client.chat.completions.create(model=NAME, messages=messages, temperature=0.0, max_tokens=9)
+    answer = ask(client, instructions="Count.", max_output_tokens=9)
+    assert answer.output_text == chat.choices[0].message.content
+    assert answer.usage.input_tokens == chat.usage.prompt_tokens
+    assert answer.usage.output_tokens == chat.usage.completion_tokens == 9
+    assert answer.status == "incomplete"
+    assert answer.incomplete_details.reason == "max_output_tokens"
+    items = [{"role": "user", "content": [{"type": "input_text", "text": "yes or no"}]}]
+    assert ask(client, instructions="Count.", input=items, max_output_tokens=9).output_text == answer.output_text
+
+
+def test_events_tell_the_whole_story(client: openai.OpenAI) -> None:
+    whole = ask(client, max_output_tokens=12, top_logprobs=1)
+    events = list(ask(client, max_output_tokens=12, top_logprobs=1, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type for event in events]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.incomplete",
+    ]
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert text == whole.output_text == events[-4].text == events[-1].response.output_text
+    assert kinds.count("response.output_text.delta") > 3
+    with client.responses.stream(model=NAME, input="yes or no", temperature=0.0, max_output_tokens=12) as stream:
+        for _ in stream:
+            pass
+
+
+def test_the_form_of_a_response(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["n"]}
+    form = {"format": {"type": "json_schema", "name": "n", "schema": {**schema, "additionalProperties": False}}}
+    answer = ask(client, text=form, max_output_tokens=60)
+    assert answer.status == "completed"
+    assert 0 <= json.loads(answer.output_text)["n"] <= 9
+
+
+def test_a_tool_is_called_and_its_result_given_back(client: openai.OpenAI) -> None:
+    call = ask(client, tools=[CLOCK], tool_choice={"type": "function", "name": "clock"}, max_output_tokens=60)
+    assert call.output[0].type == "function_call"
+    assert json.loads(call.output[0].arguments)["zone"] in ("UTC", "CET")
+    events = list(
+        ask(client, tools=[CLOCK], tool_choice="required", max_output_tokens=60, stream=True, parallel_tool_calls=False)
+    )
+    done = [event for event in events if event.type == "response.function_call_arguments.done"]
+    deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert "".join(deltas) == done[0].arguments
+    back: list[Any] = [
+        {"role": "user", "content": "What time is it?"},
+        {
+            "type": "function_call",
+            "call_id": call.output[0].call_id,
+            "name": "clock",
+            "arguments": call.output[0].arguments,
+        },
+        {"type": "function_call_output", "call_id": call.output[0].call_id, "output": "noon"},
+    ]
+    answer = ask(client, input=back, tools=[CLOCK], max_output_tokens=4)
+    assert answer.usage.input_tokens > call.usage.input_tokens
+
+
+def test_nothing_is_stored(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(client, previous_response_id="resp-1")
+    assert refused.value.param == "previous_response_id"
+
+
+class TestEmbeddings:
+    def test_are_the_mean_hidden_state_of_length_one(self, server: Running, client: openai.OpenAI) -> None:
+        texts = ["yes or no", "The number 7 is a number"]
+        answer = client.embeddings.create(model=NAME, input=texts)
+        tokenizer, model = server.engine.tokenizer, server.engine.model
+        assert tokenizer is not None
+        for text, entry in zip(texts, answer.data, strict=True):
+            tokens = tokenizer.encode(text)
+            with torch.inference_mode():
+                hidden_TD, _ = model._run([tokens])
+            expected = F.normalize(hidden_TD.mean(0), dim=0).tolist()
+            assert entry.embedding == pytest.approx(expected, abs=1e-4)
+            assert math.isclose(sum(x * x for x in entry.embedding), 1.0, rel_tol=1e-4)
+        assert answer.usage.prompt_tokens == sum(len(tokenizer.encode(text)) for text in texts)
+
+    def test_as_numbers_and_as_bytes_are_the_same(self, server: Running, client: openai.OpenAI) -> None:
+        plain = server.post("/v1/embeddings", {"input": "yes"}).json()["data"][0]["embedding"]
+        packed = client.embeddings.create(model=NAME, input="yes").data[0].embedding  # the client asks for base64
+        tokens = server.post("/tokenize", {"prompt": "yes"}).json()["tokens"]
+        by_tokens = client.embeddings.create(model=NAME, input=tokens).data[0].embedding
+        assert packed == pytest.approx(plain)
+        assert by_tokens == pytest.approx(plain)
+        assert len(plain) == 48
+
+    @pytest.mark.parametrize("wishes", [{"input": ""}, {"input": []}, {"input": "x", "dimensions": 7}])
+    def test_what_cannot_be_is_refused(self, client: openai.OpenAI, wishes: dict[str, Any]) -> None:
+        with pytest.raises(openai.BadRequestError):
+            client.embeddings.create(model=NAME, **wishes)
