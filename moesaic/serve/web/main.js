@@ -10,6 +10,7 @@ import { recall, remember } from "./storage.js";
 const byId = (id) => document.getElementById(id);
 
 const api = new Api(askKey);
+byId("key-cancel").addEventListener("click", () => byId("key-dialog").close());
 const settings = new Settings(byId("settings"));
 const chat = new Chat(api, settings, new Conversation());
 const live = new Live(api);
@@ -17,7 +18,7 @@ switchTheme();
 openSide();
 nameModel();
 
-// Waits while another question is open, so that nothing asked of the user is lost.
+// A key from the user, or null. `again`: the last one was turned away.
 function askKey(again) {
   const dialog = byId("key-dialog");
   const note = "It is kept until you close this tab, and sent to this server only.";

@@ -134,7 +134,7 @@ function takeList(lines, first, depth, take) {
   let loose = false;
   while (until < lines.length) {
     const match = ITEM.exec(lines[until].text);
-    if (!match || /\d/.test(match[2]) !== ordered || columns(match[1]) > columns(before) + 3 || RULE.test(lines[until].text)) break;
+    if (!match || match[2].at(-1) !== mark.at(-1) || columns(match[1]) > columns(before) + 3 || RULE.test(lines[until].text)) break;
     const begins = columns(match[1]);
     const width = begins + match[2].length + Math.min(Math.max(match[3].length, 1), 4);
     const item = [after(lines[until], match[0].length)];
@@ -243,9 +243,12 @@ function say(parent, whole, from, to) {
 
 const LINK = /(!?)\[((?:[^[\]\\]|\\.)*)\]\(\s*<?([^\s<>()]*(?:\([^\s<>()]*\)[^\s<>()]*)*)>?(?:\s+"[^"]*")?\s*\)/y;
 const ADDRESS = /<?(https?:\/\/[^\s<>"'`]*[^\s<>"'`.,;:!?)\]}*_~])>?/y;
-const SPECIAL = /[\\`*_~[!<h]/g;
+const SPECIAL = /[\\`*_~[!<h&]/g;
+const ENTITY = /&(amp|lt|gt|quot|apos|nbsp|ndash|mdash|hellip|times);/y;
+const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", ndash: "–", mdash: "—", hellip: "…", times: "×" };
 const STYLES = { "**": "strong", __: "strong", "~~": "del", "*": "em", _: "em" };
 const wordy = (character) => /[\p{L}\p{N}]/u.test(character ?? "");
+const sign = (character) => /[\p{P}\p{S}]/u.test(character ?? "");
 
 function inline(parent, lines) {
   const whole = joined(lines);
@@ -274,6 +277,11 @@ function spans(parent, whole, from, to, missing) {
       say(parent, whole, said, place);
       said = place + 1;
       place += 2;
+    } else if (character === "&") {
+      ENTITY.lastIndex = place;
+      const match = ENTITY.exec(text);
+      if (match) jump(document.createTextNode(ENTITIES[match[1]]), place + match[0].length);
+      else place++;
     } else if (character === "`") {
       const ticks = /`+/y;
       ticks.lastIndex = place;
@@ -307,10 +315,11 @@ function spans(parent, whole, from, to, missing) {
       }
     } else {
       const mark = STYLES[text.slice(place, place + 2)] ? text.slice(place, place + 2) : character;
-      const opens = STYLES[mark] && /\S/.test(text[place + mark.length] ?? " ") && !(mark[0] === "_" && wordy(text[place - 1]));
+      const [previous, following] = [text[place - 1], text[place + mark.length] ?? " "];
+      const opens = STYLES[mark] && /\S/.test(following) && !(wordy(previous) && (mark[0] === "_" || sign(following)));
       const fits = (at) =>
-        /\S/.test(text[at - 1]) &&
-        !(mark[0] === "_" && wordy(text[at + mark.length])) &&
+        /[^\s\\]/.test(text[at - 1]) &&
+        !(wordy(text[at + mark.length]) && (mark[0] === "_" || sign(text[at - 1]))) &&
         (mark.length === 2 || (text[at + 1] !== mark && text[at - 1] !== mark));
       const end = opens ? closing(text, mark, place + mark.length + 1, to, missing, fits) : -1;
       if (end < 0) place += mark.length;

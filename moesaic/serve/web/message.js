@@ -16,7 +16,8 @@ export class MessageView {
     this.body = element("div", { class: mine ? "body said" : "body", tabindex: mine ? null : "0" });
     this.notes = element("div", { class: "notes" });
     this.facts = element("p", { class: "facts" });
-    this.actions = element("div", { class: "actions" }, ...this.buttons(), this.facts);
+    this.actions = element("div", { class: "actions" }, ...this.buttons());
+    if (!mine) this.actions.append(this.facts);
     const name = element("h2", { class: "unseen" }, mine ? "You" : "Answer");
     this.root = element("li", { class: `message ${mine ? "mine" : "theirs"}` }, name, this.notes, this.body, this.actions);
     this.root.view = this;

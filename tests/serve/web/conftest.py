@@ -47,7 +47,7 @@ class Watched:
     def watch(self, page: Page) -> None:
         page.on("console", self.note)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
-        page.on("request", self.requests.append)
+        page.on("request", lambda request: self.requests.append(request))
 
     def note(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
