@@ -36,6 +36,8 @@ class Batch:
     domains: list[int]  # of each piece; names are in the stream's `domains`
     count: int
     position_after: dict[str, Any] = field(default_factory=dict)
+    columns: dict[str, Tensor] = field(default_factory=dict)  # more about each token, for objectives that want it
+    notes: dict[str, float] = field(default_factory=dict)  # about the batch, for the record
 
     def parts(self, number: int, device: torch.device | str | None = None) -> list[Batch]:
         """Divided into at most `number` batches of about equal size, each on `device`."""
@@ -46,16 +48,18 @@ class Batch:
         return self._only(list(range(len(self.lengths))), device)
 
     def _only(self, pieces: list[int], device: torch.device | str | None) -> Batch:
-        tokens_T, targets_T = self.tokens_T, self.targets_T
+        tokens_T, targets_T, columns = self.tokens_T, self.targets_T, self.columns
         if len(pieces) < len(self.lengths):
             of_piece = np.zeros(len(self.lengths), bool)
             of_piece[pieces] = True
             mask_T = torch.from_numpy(np.repeat(of_piece, self.lengths))
             tokens_T, targets_T = tokens_T[mask_T], targets_T[mask_T]
+            columns = {name: column_T[mask_T] for name, column_T in columns.items()}
         if device is not None:
             tokens_T, targets_T = tokens_T.to(device, non_blocking=True), targets_T.to(device, non_blocking=True)
+            columns = {name: column_T.to(device, non_blocking=True) for name, column_T in columns.items()}
         lengths, domains = [self.lengths[n] for n in pieces], [self.domains[n] for n in pieces]
-        return Batch(tokens_T, targets_T, lengths, domains, self.count, self.position_after)
+        return Batch(tokens_T, targets_T, lengths, domains, self.count, self.position_after, columns, self.notes)
 
 
 def divide(lengths: Sequence[int], shares: int) -> list[list[int]]:

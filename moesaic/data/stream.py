@@ -16,7 +16,7 @@ import queue
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from moesaic.data.curricula import Curriculum
 from moesaic.data.mixture import Plan, make_plan
@@ -25,9 +25,22 @@ from moesaic.data.shards import Shards
 from moesaic.errors import UserError
 from moesaic.recipe import LengthWarmup, Recipe
 
-__all__ = ["Batch", "TokenStream", "prefetched"]
+__all__ = ["Batch", "Stream", "TokenStream", "prefetched"]
 
 Position = dict[str, Any]  # {"tokens": drawn so far, "step": batches so far, "data": ..., "order": ...}: plain JSON
+
+
+class Stream(Protocol):
+    """What a run learns from: batches for ever, each knowing where the next begins."""
+
+    @property
+    def position(self) -> Position: ...
+
+    def from_position(self, position: Mapping[str, Any] | None) -> Stream: ...
+
+    def skip(self, past: int | Mapping[str, Any]) -> Stream: ...
+
+    def __next__(self) -> Batch: ...
 
 
 class TokenStream(Iterator[Batch]):

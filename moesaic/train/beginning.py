@@ -16,8 +16,11 @@ from moesaic.model.transformer import Model
 from moesaic.recipe import Recipe
 from moesaic.train.architecture import architecture
 
+# The model, the files that go with it, and its life before the run.
+Begun = tuple[Model, dict[str, bytes], list[dict[str, Any]]]
 
-def model(recipe: Recipe, data: Path, device: torch.device) -> tuple[Model, dict[str, bytes], list[dict[str, Any]]]:
+
+def model(recipe: Recipe, data: Path, device: torch.device) -> Begun:
     """The model, the files that go with it, and its life before this run."""
     settings = recipe.train
     dtype = getattr(torch, settings.dtype) if settings.dtype != "auto" else probe.dtype(device, torch.bfloat16)

@@ -93,8 +93,7 @@ def quantiles(
         for seed in range(recipe.train.seed, recipe.train.seed + seeds):
             before = steps * (sum(map(len, losses.values())))
             place = out / "proxies" / f"{_plain(name)}-seed{seed}"
-            mine = recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": seed})})
-            mine._file, mine._overridden = recipe._file, recipe._overridden
+            mine = recipe.changed(train={"seed": seed})
             asked = {**request, "seed": seed, "order": stream.plan.fingerprint}
             if (loss := _known(place, asked)) is None:
                 show(Status(name, before, total))
@@ -145,7 +144,7 @@ class _Proxy(Run):
     def __init__(
         self, recipe: Recipe, out: Path, data: Path, stream: TokenStream, shown: Callable[[int], None]
     ) -> None:
-        super().__init__(recipe, out, data, quiet=True, stream=stream.from_position(None))
+        super().__init__(recipe, out, data, quiet=True, stream=lambda model: stream.from_position(None))
         self.shown = shown
 
     def tell(self, batch: Batch, loss: Loss, result: StepResult, loads: dict[int, Tensor]) -> None:
@@ -163,13 +162,10 @@ def _known(place: Path, request: dict[str, Any]) -> float | None:
 def _for_proxies(recipe: Recipe, steps: int) -> Recipe:
     """The recipe of a short run on one slice: no phases, no curriculum, something held out."""
     warmup = min(recipe.train.warmup_steps, steps // 10)
-    settings = recipe.train.model_copy(update={"steps": steps, "warmup_steps": warmup, "keep_last": 1})
-    section = recipe.data.model_copy(update={"phases": (), "curriculum": None})
-    if not section.held_out and not settings.data:
-        section = section.model_copy(update={"held_out": HELD_OUT})
-    made = recipe.model_copy(update={"train": settings, "data": section})
-    made._file, made._overridden = recipe._file, recipe._overridden
-    return made
+    section: dict[str, Any] = {"phases": (), "curriculum": None}
+    if not recipe.data.held_out and not recipe.train.data:
+        section["held_out"] = HELD_OUT
+    return recipe.changed(train={"steps": steps, "warmup_steps": warmup, "keep_last": 1}, data=section)
 
 
 def _plain(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -11,14 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moesaic.data.stream import Batch, TokenStream
+from moesaic.data.stream import Batch, Stream, TokenStream
 from moesaic.errors import UserError
 from moesaic.kernels import probe
 from moesaic.model import directory, lineage
-from moesaic.recipe import Recipe
+from moesaic.model.transformer import Model
+from moesaic.recipe import COMMAND_LINE, Recipe
 from moesaic.train import beginning
 from moesaic.train.averaging import Average
 from moesaic.train.balance import Balance
+from moesaic.train.beginning import Begun
 from moesaic.train.checkpoints import Checkpoints, Snapshot
 from moesaic.train.held_out_loss import HeldOutLoss
 from moesaic.train.loss_scale import LossScale
@@ -34,7 +37,8 @@ from moesaic.train.watch import Watch
 class Run:
     """`Run(recipe, out, data)` is a fresh run or, if `out` holds one, its continuation.
 
-    `stream` is what it learns from where that is not what the recipe says, such as a part of the data.
+    What is not as the recipe says can be given: `begun`, the model with its files and its life so far; `stream`, what
+    it learns from, made for the model; `measure`, what is measured of it every `train.evaluate_every` steps.
     """
 
     draws = True  # its curves, at the end
@@ -43,12 +47,15 @@ class Run:
         self,
         recipe: Recipe,
         out: Path,
-        data: Path,
+        data: Path | None = None,
         *,
         quiet: bool = False,
         command: str = "",
-        stream: TokenStream | None = None,
+        begun: Begun | None = None,
+        stream: Callable[[Model], Stream] | None = None,
+        measure: Callable[[Model], dict[str, float]] | None = None,
     ) -> None:
+        recipe, shortened = _with_room(recipe)
         self.recipe, self.out, self.settings = recipe, out, recipe.train
         self.device = probe.device()
         torch.set_num_threads(probe.threads())
@@ -57,8 +64,8 @@ class Run:
         self.stopping = False
 
         self.checkpoints = Checkpoints(out, self.settings.keep_last, self.settings.keep_every)
-        self.data = stream or TokenStream.open(data, recipe)
-        self.model, self.files, self.life = beginning.model(recipe, data, self.device)
+        self.model, self.files, self.life = begun or beginning.model(recipe, _given(data), self.device)
+        self.data: Stream = stream(self.model) if stream else TokenStream.open(_given(data), recipe)
         self.objective = recipe.build("train.objective", Objective)
         self.objective.prepare(self.model)
         method = recipe.build("optimizer", OptimizerMethod)
@@ -66,7 +73,7 @@ class Run:
         self.optimizer = method.build(self.model.named_parameters())
         self.scale = LossScale(device=self.device) if self.model.dtype == torch.float16 else None
         self.rates = self._rates()
-        self.held_out = self._held_out()
+        self.measure = measure or self._held_out()
         self.balance = Balance(self.model, recipe.balance)
         self.watch = Watch(self.settings.spike.sigmas, self.settings.spike.patience)
         self.average = Average(self.settings.average, self.settings.steps)
@@ -84,6 +91,8 @@ class Run:
             quiet=quiet,
             command=command,
         )
+        if shortened:
+            self.report.note(f"a run of {self.settings.steps} steps: warm-up shortened to {self.settings.warmup_steps}")
         self._clock = time.perf_counter()
 
     # -- a step, in the order of the loop
@@ -104,9 +113,11 @@ class Run:
             (total if self.scale is None else self.scale.apply(total)).backward()
             self.balance.count(routing)
             whole.total += loss.total.detach()
-            named = {f"loss/{name}": value for name, value in loss.parts.items()}
+            named = {f"loss/{name}": value for name, value in loss.parts.items()} | loss.notes
             for name, value in (named | {f"balance/{name}": value for name, value in extra.items()}).items():
-                whole.parts[name] = whole.parts.get(name, 0) + value.detach()
+                so_far = whole.parts.get(name, torch.zeros((), device=self.device))
+                largest = name.endswith("_max")
+                whole.parts[name] = torch.maximum(so_far, value.detach()) if largest else so_far + value.detach()
         return whole
 
     def rate(self, step: int) -> float:
@@ -128,8 +139,9 @@ class Run:
         lr = self.peak * self.rate(self.step - 1)
         tokens = len(batch.tokens_T)
         parts: dict[str, Tensor | float] = dict(loss.parts)
-        if self.held_out is not None and self.due_to_evaluate():
-            parts["loss/held_out"] = self.held_out(self.model)
+        parts |= batch.notes
+        if self.measure is not None and self.due_to_evaluate():
+            parts |= self.measure(self.model)
             self._clock = time.perf_counter()  # a step's time is that of learning
         self.report.step(
             StepRecord(self.step, loss.total, lr, tokens, seconds, result.norm, result.skipped, parts, loads)
@@ -161,11 +173,12 @@ class Run:
     def finished(self) -> bool:
         return self.step >= self.settings.steps or self.stopping
 
-    def _held_out(self) -> HeldOutLoss | None:
-        if not self.settings.evaluate_every:
+    def _held_out(self) -> Callable[[Model], dict[str, float]] | None:
+        if not self.settings.evaluate_every or not isinstance(self.data, TokenStream):
             return None
         longest, tokens = self.recipe.data.sequence_length, self.settings.evaluate_tokens
-        return HeldOutLoss(self.data.data, tokens=tokens, longest=longest, device=self.device)
+        held_out = HeldOutLoss(self.data.data, tokens=tokens, longest=longest, device=self.device)
+        return lambda model: {"loss/held_out": float(held_out(model))}
 
     def _rates(self) -> Curve:
         warmup, steps = self.settings.warmup_steps, self.settings.steps
@@ -244,6 +257,20 @@ class Run:
         if done:
             self.checkpoints.finish()
         self.summary = self.report.close("finished" if done else "stopped", plot=self.draws)
+
+
+def _given(data: Path | None) -> Path:
+    assert data is not None, "a run learns from prepared data or from a stream"
+    return data
+
+
+def _with_room(recipe: Recipe) -> tuple[Recipe, bool]:
+    """The recipe, and whether its warm-up was shortened: to a tenth of the run, where the command line asks for fewer
+    steps than the file's warm-up has. A warm-up that was asked for as it is, is refused instead."""
+    asked = [recipe.origin(("train", key)) for key in ("steps", "warmup_steps")]
+    if recipe.train.warmup_steps < recipe.train.steps or asked[0] != COMMAND_LINE or asked[1] == COMMAND_LINE:
+        return recipe, False
+    return recipe.changed(train={"warmup_steps": recipe.train.steps // 10}), True
 
 
 def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

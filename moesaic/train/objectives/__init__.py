@@ -20,8 +20,9 @@ from moesaic.model.transformer import Model, Through, plainly
 @dataclass
 class Loss:
     total: Tensor
-    parts: dict[str, Tensor] = field(default_factory=dict)  # detached, for the record
+    parts: dict[str, Tensor] = field(default_factory=dict)  # detached, for the record: written as loss/NAME
     routing: Routing = field(default_factory=Routing)
+    notes: dict[str, Tensor] = field(default_factory=dict)  # written as they are; of NAME_max the largest, else the sum
 
 
 @dataclass(frozen=True)
