@@ -43,7 +43,8 @@ class Scheduler:
         """As much of a plan as there are pages for."""
         shares: list[Share] = []
         for request, count in plan:
-            if not request.pages and not self.admit(request):
+            # Siblings that come together: one of them reads the prompt, the others wait for its pages.
+            if not request.pages and (self.shares_soon(request) or not self.admit(request)):
                 continue
             share = Share(request, min(count, request.pending))
             while not self.blocks.grow(request, request.computed + share.rows):
