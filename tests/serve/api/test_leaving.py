@@ -1,0 +1,182 @@
+"""Clients that go away, requests that take too long, servers that are told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from moesaic.serve.engine import Engine
+from tests.serve.api.running import NAME, Running, running
+
+LONG = {
+    "messages": [{"role": "user", "content": "yes " * 60}],
+    "max_tokens": 400,
+    "ignore_eos": True,
+    "temperature": 0.0,
+}
+
+
+@pytest.fixture
+def slow(new_engine: Callable[..., Engine]) -> Iterator[Running]:
+    with running(new_engine(), slow=0.01) as server:
+        yield server
+
+
+def generated(server: Running) -> int:
+    return server.engine.counts.generated_tokens
+
+
+@pytest.mark.parametrize("wishes", [{}, {"n": 3}])
+def test_a_stream_that_is_left_ends(slow: Running, wishes: dict[str, Any]) -> None:
+    with slow.http() as client:
+        with client.stream("POST", "/v1/chat/completions", json=LONG | wishes | {"stream": True}) as answer:
+            lines = answer.iter_lines()
+            for _ in range(9):
+                next(lines)
+            assert slow.engine.blocks.in_use > 0
+    slow.until(lambda: slow.idle)
+    assert generated(slow) < 300
+    assert slow.service.metrics.queue() == (0, 0)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+def test_an_answer_nobody_waits_for_any_more_ends(slow: Running, path: str) -> None:
+    body = LONG | {"prompt": "yes", "input": "yes"}
+    with httpx.Client(base_url=slow.url, timeout=0.3) as client:
+        with pytest.raises(httpx.ReadTimeout):
+            client.post(path, json=body)
+    slow.until(lambda: slow.idle)
+    assert 0 < generated(slow) < 300
+
+
+def test_the_clients_own_way_of_leaving(slow: Running) -> None:
+    messages: list[Any] = LONG["messages"]  # type: ignore[assignment]
+    stream = slow.client().chat.completions.create(
+        model=NAME, messages=messages, max_tokens=400, stream=True, extra_body={"ignore_eos": True}
+    )
+    for number, _ in enumerate(stream):
+        if number == 3:
+            stream.close()
+            break
+    slow.until(lambda: slow.idle)
+    assert generated(slow) < 300
+
+
+def test_one_that_waits_is_forgotten_too(new_engine: Callable[..., Engine]) -> None:
+    """A request that never got a page: its place in the queue is free at once."""
+    with running(new_engine(most_requests=1), slow=0.01) as server:
+
+        async def crowd() -> None:
+            async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+                first = asyncio.create_task(client.post("/v1/chat/completions", json=LONG | {"max_tokens": 60}))
+                while not server.service.loop.open:
+                    await asyncio.sleep(0.005)
+                others = [asyncio.create_task(client.post("/v1/chat/completions", json=LONG)) for _ in range(5)]
+                while server.service.loop.open < 6:
+                    await asyncio.sleep(0.005)
+                assert server.service.metrics.queue()[0] <= 1
+                for task in others:
+                    task.cancel()
+                await asyncio.gather(*others, return_exceptions=True)
+                assert (await first).json()["usage"]["completion_tokens"] == 60
+
+        asyncio.run(crowd())
+        server.until(lambda: server.idle)
+        assert generated(server) < 200
+
+
+def test_a_body_that_never_ends_is_cut_off(new_engine: Callable[..., Engine]) -> None:
+    with running(new_engine(), body_seconds=0.3) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as raw:
+            head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            raw.sendall(head + b'Content-Length: 1000\r\n\r\n{"messages"')
+            answer = b""
+            while piece := raw.recv(4096):
+                answer += piece
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert b'"timeout_error"' in answer
+
+
+def test_a_body_left_half_sent_leaves_nothing(server: Running) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    for _ in range(5):
+        with socket.create_connection((host, int(port)), timeout=10) as raw:
+            raw.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+    server.until(lambda: not server.tasks())
+    assert server.post("/tokenize", {"prompt": "yes"}).status_code == 200
+
+
+def test_large_bodies_are_refused_unread(new_engine: Callable[..., Engine]) -> None:
+    with running(new_engine(), most_body=10_000) as server:
+        said = server.post("/v1/chat/completions", LONG | {"user": "x" * 20_000})
+        assert said.status_code == 413
+        assert said.json()["error"]["code"] == "body_too_large"
+
+        def pieces() -> Iterator[bytes]:
+            for _ in range(100):
+                yield b"x" * 1000
+
+        with server.http() as client:  # its length is not told beforehand
+            try:
+                answer = client.post("/v1/chat/completions", content=pieces())
+                assert answer.status_code == 413
+            except httpx.WriteError:
+                pass  # the server hung up while we were still sending
+        assert server.post("/v1/chat/completions", LONG | {"max_tokens": 1}).status_code == 200
+
+
+def test_a_long_prompt_is_refused(new_engine: Callable[..., Engine]) -> None:
+    with running(new_engine(), most_prompt=20) as server:
+        answer = server.post("/v1/completions", {"prompt": [5] * 21, "max_tokens": 1})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+        assert server.post("/v1/completions", {"prompt": [5] * 20, "max_tokens": 1}).status_code == 200
+
+
+def test_a_request_that_takes_too_long_ends(new_engine: Callable[..., Engine]) -> None:
+    with running(new_engine(), slow=0.01, request_seconds=0.3) as server:
+        answer = server.post("/v1/chat/completions", LONG)
+        assert answer.status_code == 408
+        assert answer.json()["error"]["type"] == "timeout_error"
+        streamed = server.post("/v1/chat/completions", LONG | {"stream": True})
+        assert streamed.status_code == 200
+        assert '"timeout_error"' in streamed.text
+        server.until(lambda: server.idle)
+
+
+def test_a_full_queue_says_when_to_come_back(new_engine: Callable[..., Engine]) -> None:
+    with running(new_engine(most_requests=2), slow=0.01, most_waiting=1) as server:
+        stop = threading.Event()
+
+        def hold() -> None:
+            with server.http() as client:
+                with client.stream("POST", "/v1/chat/completions", json=LONG | {"stream": True, "n": 3}) as answer:
+                    for _ in answer.iter_lines():
+                        if stop.is_set():
+                            return
+
+        holder = threading.Thread(target=hold)
+        holder.start()
+        server.until(lambda: server.service.loop.open == 3)
+        try:
+            for body in (LONG, LONG | {"stream": True}):
+                answer = server.post("/v1/chat/completions", body)
+                assert answer.status_code == 429
+                assert int(answer.headers["retry-after"]) >= 1
+                assert answer.json()["error"]["type"] == "rate_limit_error"
+            with pytest.raises(openai.RateLimitError):
+                server.client().embeddings.create(model=NAME, input="yes")
+        finally:
+            stop.set()
+            holder.join(30)
+        server.until(lambda: server.idle)
+        assert server.post("/v1/chat/completions", LONG | {"max_tokens": 1}).status_code == 200
+        assert server.post("/v1/chat/completions", LONG | {"n": 4}).status_code == 400
