@@ -1,0 +1,247 @@
+"""FlowPrefill beside chunked prefill: how many requests get their first token in time, and how long a short one waits.
+
+    python -m bench.flow_prefill                   all loads; writes bench/results/flow_prefill.json
+    python -m bench.flow_prefill --load 1.5        one of them, added to what the file holds
+
+The same trace of short, medium and long prompts with a deadline for each class, arriving by a Poisson process, is
+served by a real model under FlowPrefill and under chunked prefill at every token budget. Load 1 is as many requests as
+the engine could just read, in whole prompts, if they came one after the other. Chunked prefill also serves the earliest
+deadline first; it is the engine's other policy, not a straw man.
+
+Time is the CPU time of the engine's one thread: what else the machine does meanwhile does not count, waiting for the
+next arrival takes no time, and all policies pay for what they compute and decide.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import itertools
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
+
+import moesaic
+from bench.measure import RESULTS, record
+from moesaic.model.transformer import Model
+from moesaic.serve.engine import Engine
+from moesaic.serve.policies import Policy
+from moesaic.serve.policies.chunked import Chunked
+from moesaic.serve.policies.flow import Flow
+from moesaic.serve.request import Request, Sampling
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 4096,
+    "hidden_size": 256,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "intermediate_size": 512,
+    "moe_intermediate_size": 128,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "max_position_embeddings": 2048,
+}
+BUDGETS = (32, 64, 128, 256, 512, 1024)
+LOADS = (0.7, 1.0, 1.5)
+ANSWER = 4  # tokens
+
+
+@dataclass(frozen=True)
+class Class:
+    name: str
+    share: float
+    low: int  # tokens of the prompt
+    high: int
+    stretch: float  # the deadline, in times the reading of its longest prompt
+
+
+CLASSES = (
+    Class("short", 0.6, 8, 32, 12.0),
+    Class("medium", 0.25, 100, 250, 5.0),
+    Class("long", 0.15, 700, 1400, 4.0),
+)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    kind: str
+    when: float
+    prompt: list[int]
+    due: float
+
+
+class ThreadTime:
+    """The CPU time of this thread, as a clock for an engine, in which what was planned happens between layers."""
+
+    def __init__(self, model: Model) -> None:
+        self.skipped = -time.thread_time()
+        self.plans: list[tuple[float, int, Callable[[], object]]] = []
+        self.numbers = itertools.count()
+        self.hooks = [layer.register_forward_hook(lambda *_: self.catch_up()) for layer in model.layers]
+
+    def __call__(self) -> float:
+        return time.thread_time() + self.skipped
+
+    def at(self, when: float, what: Callable[[], object]) -> None:
+        heapq.heappush(self.plans, (when, next(self.numbers), what))
+
+    def catch_up(self) -> None:
+        while self.plans and self.plans[0][0] <= self():
+            heapq.heappop(self.plans)[2]()
+
+    def run(self, engine: Engine) -> None:
+        while self.plans or engine.working:
+            if not engine.working:
+                self.skipped += max(0.0, self.plans[0][0] - self())
+            self.catch_up()
+            engine.step()
+        for hook in self.hooks:
+            hook.remove()
+
+
+def make_model() -> Model:
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as path:
+        transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**SHAPE)).save_pretrained(path)
+        return moesaic.load(path)
+
+
+def words(rng: random.Random, length: int) -> list[int]:
+    return [rng.randrange(SHAPE["vocab_size"]) for _ in range(length)]
+
+
+def alone(model: Model, length: int) -> float:
+    """Seconds from arrival to first token with nobody else there."""
+    times = []
+    for seed in range(5):
+        clock = ThreadTime(model)
+        engine = Engine(model, policy=Chunked(tokens=4096), clock=clock, reuse_prefixes=False)
+        request = submit(engine, clock, words(random.Random(seed), length), 0.0, None)
+        clock.run(engine)
+        assert request.first_token is not None
+        times.append(request.first_token)
+    return statistics.median(times)
+
+
+def submit(engine: Engine, clock: ThreadTime, prompt: list[int], when: float, due: float | None) -> Request:
+    request = engine.request(prompt, Sampling(max_tokens=ANSWER, temperature=0.0, ignore_eos=True))
+    request.arrived, request.deadline = when, None if due is None else when + due
+    clock.at(when, lambda: engine.submit(request))
+    return request
+
+
+def trace(count: int, load: float, seconds: dict[str, float]) -> list[Arrival]:
+    """The same requests at every load, closer together."""
+    rng = random.Random(11)
+    # The reading of a prompt grows in proportion: the mean of a class is that of its mean length.
+    mean = sum(kind.share * seconds[kind.name] * (kind.low + kind.high) / 2 / kind.high for kind in CLASSES)
+    now, arrivals = 0.0, []
+    for _ in range(count):
+        now += rng.expovariate(load / mean)
+        (kind,) = rng.choices(CLASSES, weights=[kind.share for kind in CLASSES])
+        prompt = words(rng, rng.randint(kind.low, kind.high))
+        arrivals.append(Arrival(kind.name, now, prompt, kind.stretch * seconds[kind.name]))
+    return arrivals
+
+
+def serve(model: Model, policy: Policy, arrivals: list[Arrival]) -> dict[str, Any]:
+    clock = ThreadTime(model)
+    engine = Engine(model, policy=policy, clock=clock, reuse_prefixes=False)
+    requests = [submit(engine, clock, one.prompt, one.when, one.due) for one in arrivals]
+    clock.run(engine)
+    first = {kind.name: [] for kind in CLASSES}
+    met = {kind.name: [] for kind in CLASSES}
+    for one, request in zip(arrivals, requests, strict=True):
+        assert request.first_token is not None and request.deadline is not None
+        first[one.kind].append(request.first_token - one.when)
+        met[one.kind].append(request.first_token <= request.deadline)
+    everyone = list(itertools.chain(*met.values()))
+    return {
+        "met": sum(everyone) / len(everyone),
+        "goodput": sum(everyone) / arrivals[-1].when,
+        "met_by_class": {name: sum(those) / len(those) for name, those in met.items()},
+        "worst_first_token": {name: max(those) for name, those in first.items()},
+        "seconds": clock(),
+    }
+
+
+def waits(model: Model, policy: Policy, length: int, seconds: float, rounds: int = 10) -> list[float]:
+    """How long short requests that come while a long prompt is read wait for their first token."""
+    rng = random.Random(5)
+    clock = ThreadTime(model)
+    engine = Engine(model, policy=policy, clock=clock, reuse_prefixes=False)
+    shorts = []
+    for number in range(rounds):
+        begin = number * 3 * seconds
+        submit(engine, clock, words(rng, length), begin, 10 * seconds)
+        when = begin + rng.uniform(0.1, 0.9) * seconds
+        shorts.append(submit(engine, clock, words(rng, CLASSES[0].high), when, seconds))
+    clock.run(engine)
+    return [request.first_token - request.arrived for request in shorts if request.first_token is not None]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--load", type=float, action="append", help=f"default: {LOADS}")
+    parser.add_argument("--requests", type=int, default=100)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    model = make_model()
+    console = Console(width=120)
+    seconds = {kind.name: alone(model, kind.high) for kind in CLASSES}
+    layer = seconds["long"] / len(model.layers)
+    console.print(", ".join(f"{kind.name} ({kind.high} tokens) {seconds[kind.name]:.3f} s" for kind in CLASSES))
+
+    policies: dict[str, Callable[[], Policy]] = {"flow": Flow}
+    policies |= {f"chunked {budget}": lambda budget=budget: Chunked(tokens=budget) for budget in BUDGETS}
+    rows = []
+    for load in options.load or LOADS:
+        arrivals = trace(options.requests, load, seconds)
+        table = Table(
+            "policy", "in time", "goodput /s", *(kind.name for kind in CLASSES), "worst short s", title=f"load {load}"
+        )
+        for name, policy in policies.items():
+            found = {"load": load, "policy": name, **serve(model, policy(), arrivals)}
+            rows.append(found)
+            by_class = [f"{found['met_by_class'][kind.name]:.0%}" for kind in CLASSES]
+            worst = found["worst_first_token"]["short"]
+            table.add_row(name, f"{found['met']:.0%}", f"{found['goodput']:.2f}", *by_class, f"{worst:.3f}")
+        console.print(table)
+
+    file = RESULTS / "flow_prefill.json"
+    before = json.loads(file.read_text())["rows"] if file.exists() and options.load else []
+    done = {row["load"] for row in rows}
+    rows = sorted([row for row in before if row["load"] not in done] + rows, key=lambda row: row["load"])
+    ratios = {}
+    for load in sorted({row["load"] for row in rows}):
+        here = {row["policy"]: row["goodput"] for row in rows if row["load"] == load}
+        best = max((name for name in here if name != "flow"), key=lambda name: here[name])
+        ratios[load] = here["flow"] / here[best]
+        console.print(f"load {load}: goodput {ratios[load]:.2f}x the best chunked setting ({best})")
+
+    bound = layer + seconds["short"]
+    waited = {name: max(waits(model, policy(), CLASSES[-1].high, seconds["long"])) for name, policy in policies.items()}
+    others = sorted(wait for name, wait in waited.items() if name != "flow")
+    console.print(
+        f"a short request during a long prompt: at most {waited['flow']:.3f} s; one layer {layer:.3f} s and its own "
+        f"{seconds['short']:.3f} s make {bound:.3f} s; chunked {others[0]:.3f} s "
+        f"to {others[-1]:.3f} s"
+    )
+    facts = {"seconds_alone": seconds, "layer_seconds": layer, "worst_short_wait": waited, "goodput_ratios": ratios}
+    console.print(f"wrote {record('flow_prefill', rows, model=SHAPE, **facts)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Measure: how a server bears its load.
+
+moesaic bench serve http://127.0.0.1:8000 --rate 4 --requests 100
+moesaic bench serve out/smollm2 --trace trace.jsonl --speed 2 --first-token 0.5 --json
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from moesaic.cli.app import JsonFlag, print_json
+
+ORDER = 90
+command = typer.Typer(help="Measure how a server bears its load.", no_args_is_help=True)
+
+
+@command.callback()
+def several() -> None:
+    """Measure how a server bears its load."""
+
+
+@command.command()
+def serve(
+    server: Annotated[
+        str, typer.Argument(metavar="URL|DIR", help="A server that speaks OpenAI's API, or a model to serve meanwhile.")
+    ],
+    rate: Annotated[float, typer.Option(help="Requests a second, on average (Poisson).", min=0.001)] = 2.0,
+    requests: Annotated[int, typer.Option(help="How many.", min=1)] = 50,
+    words: Annotated[int, typer.Option(help="Of a prompt, on average.", min=1)] = 100,
+    max_tokens: Annotated[int, typer.Option(help="Of an answer.", min=1)] = 32,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Requests and their times, as JSONL.")] = None,
+    speed: Annotated[float, typer.Option(help="How many times as fast as the trace says.", min=0.001)] = 1.0,
+    first_token: Annotated[float, typer.Option(help="Seconds to the first token that are good.", min=0)] = 1.0,
+    between: Annotated[float, typer.Option(help="Mean seconds between tokens that are good.", min=0)] = 0.2,
+    model: Annotated[str | None, typer.Option(help="What the server calls it; else its first.")] = None,
+    api_key_env: Annotated[str | None, typer.Option(metavar="VARIABLE", help="A variable that holds the key.")] = None,
+    seconds: Annotated[float, typer.Option(help="A request may take.", min=0.1)] = 600.0,
+    seed: Annotated[int, typer.Option(help="Of the arrivals and the prompts.")] = 0,
+    json: JsonFlag = False,
+) -> None:
+    """Send requests as a crowd would, and report throughput, latencies and goodput."""
+    import asyncio
+    import os
+    import sys
+    from contextlib import nullcontext
+
+    from moesaic.errors import UserError
+    from moesaic.serve.load import Target, poisson, read_trace, report, send_all
+    from moesaic.serve.serving import serving
+
+    key = None
+    if api_key_env is not None and not (key := os.environ.get(api_key_env)):
+        raise UserError("--api-key-env", f"{api_key_env} is not set")
+    asks = read_trace(trace, speed, seed) if trace else poisson(requests, rate, words, max_tokens, seed)
+
+    def progress(done: int) -> None:
+        if sys.stderr.isatty():
+            print(f"\r{done} of {len(asks)} answered", end="" if done < len(asks) else "\n", file=sys.stderr)
+
+    with nullcontext(server) if "://" in server else serving(Path(server)) as url:
+        answers = asyncio.run(send_all(url, asks, model=model, key=key, seconds=seconds, progress=progress))
+    found = report(asks, answers, Target(first_token, between))
+    if json:
+        print_json(found)
+    else:
+        _print(found)
+    if found["failed"] == found["requests"]:
+        raise typer.Exit(1)
+
+
+def _print(found: dict[str, Any]) -> None:
+    print(
+        "{requests} requests in {seconds:.1f} s, {failed} failed; {requests_per_second:.2f} requests/s, "
+        "{prompt_tokens_per_second:.0f} prompt tokens/s, {tokens_per_second:.1f} tokens/s".format(**found)
+    )
+    for problem, count in found["problems"].items():
+        print(f"  {count} x {problem}")
+    for name, key in (
+        ("first token", "first_token_seconds"),
+        ("between tokens", "inter_token_seconds"),
+        ("whole answer", "request_seconds"),
+    ):
+        if spread := found[key]:
+            print(f"{name:15}" + "  ".join(f"{which} {value * 1000:.0f} ms" for which, value in spread.items()))
+    good = found["goodput"]
+    print(
+        f"goodput        {good['share']:.0%} of requests, {good['requests_per_second']:.2f} a second, had their first "
+        f"token within {good['first_token_target']:g} s and the others within {good['inter_token_target']:g} s each"
+    )
