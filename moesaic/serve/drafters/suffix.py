@@ -56,6 +56,8 @@ class Suffix(Drafter):
         """Places where the longest match is, in the prompt's own tree if it is as long elsewhere."""
         best: list[Place] = []
         longest = 0
+        if request.number not in self.known:
+            self._note(request)
         for key in (*self.known[request.number].trees, ("before", request.salt)):
             if (tree := self.trees.get(key)) is not None:
                 found = tree.match(request.tokens)

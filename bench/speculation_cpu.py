@@ -1,0 +1,146 @@
+"""Tokens per second with and without the suffix drafter, on text that repeats itself and on text that does not.
+
+    python -m bench.speculation_cpu                      # needs out/smollm2: moesaic convert smollm2 out/smollm2
+
+One request at a time, as on a laptop. Each round begins with two new engines, so that nothing is remembered from the
+round before, and gives them the same prompts in turn; a prompt's reading is not counted. The answers must be equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from dataclasses import dataclass, replace
+from typing import Any
+
+import moesaic
+from bench.measure import record
+from moesaic.model.transformer import Model
+from moesaic.serve.drafters.suffix import Suffix
+from moesaic.serve.engine import Engine
+from moesaic.serve.request import Sampling
+
+CODE = """def total(orders):
+    result = 0
+    for order in orders:
+        if order.paid:
+            result += order.price * order.count
+    return result
+
+
+def average(orders):
+    result = 0
+    number = 0
+    for order in orders:
+        if order.paid:
+            result += order.price * order.count
+            number += order.count
+    return result / number
+"""
+NOTICE = (
+    "The library will be closed on Monday the third of March because the heating is being repaired. Books that are due "
+    "on that day can be returned on Tuesday without a fee. The reading room on the second floor opens again at nine "
+    "o'clock on Wednesday morning, and the children's section at ten."
+)
+PEOPLE = [("Ada", 36, "London"), ("Emmy", 53, "Erlangen"), ("Sofja", 41, "Moscow"), ("Hypatia", 45, "Alexandria")]
+TABLE = "\n".join(f"{name},{age},{city}" for name, age, city in PEOPLE)
+
+REPETITIVE = {
+    "rewrite code": f"Repeat this code exactly, but rename `result` to `amount`:\n```python\n{CODE}```",
+    "quote a notice": f'Copy the following notice word for word, then say who it is for.\n\n"{NOTICE}"',
+    "table to JSON": f"Turn each line into a JSON object with the keys name, age and city:\n{TABLE}",
+    "count": "Write the numbers from 1 to 40, each on its own line, as 'Item 1', 'Item 2' and so on.",
+}
+OTHER = {
+    "story": "Tell me a story about a lighthouse keeper who finds a map.",
+    "advice": "What should I think about before I adopt a dog?",
+    "explain": "Explain how a bicycle stays upright.",
+    "letter": "Write a letter to a friend about a journey through the mountains.",
+}
+
+
+@dataclass
+class Run:
+    """One answer: its tokens, the seconds from the first of them to the last, and what was done for it."""
+
+    tokens: list[int]
+    seconds: float
+    passes: int
+    drafted: int
+    accepted: int
+
+
+def ask(engine: Engine, text: str, sampling: Sampling) -> Run:
+    assert engine.tokenizer is not None
+    prompt = engine.tokenizer.encode(engine.tokenizer.chat([{"role": "user", "content": text}]))
+    request = engine.request(prompt, sampling)
+    engine.add(request)
+    while request.first_token is None:
+        engine.step()
+    before = replace(engine.counts)
+    while request.finish_reason is None:
+        engine.step()
+    assert request.last_token is not None
+    after = engine.counts
+    return Run(
+        request.tokens[len(prompt) :],
+        request.last_token - request.first_token,
+        after.steps - before.steps,
+        after.drafted_tokens - before.drafted_tokens,
+        after.accepted_tokens - before.accepted_tokens,
+    )
+
+
+def compare(model: Model, kind: str, texts: dict[str, str], sampling: Sampling, rounds: int) -> list[dict[str, Any]]:
+    runs: dict[tuple[str, str], list[Run]] = {(text, name): [] for text in texts for name in ("plain", "suffix")}
+    for number in range(rounds):
+        engines = {"plain": Engine(model), "suffix": Engine(model, drafter=Suffix())}
+        for text, question in texts.items():
+            for name in sorted(engines, reverse=bool(number % 2)):  # who goes first changes from round to round
+                runs[text, name].append(ask(engines[name], question, sampling))
+            assert runs[text, "plain"][-1].tokens == runs[text, "suffix"][-1].tokens, f"{text}: the answers differ"
+    rows = []
+    for text in texts:
+        plain, drafted = (statistics.median(run.seconds for run in runs[text, name]) for name in ("plain", "suffix"))
+        last, written = runs[text, "suffix"][-1], sampling.max_tokens - 1  # the first comes with the prompt
+        rows.append(
+            {
+                "kind": kind,
+                "text": text,
+                "plain": written / plain,
+                "suffix": written / drafted,
+                "ratio": plain / drafted,
+                "tokens_per_pass": written / last.passes,
+                "drafted": last.drafted,
+                "accepted": last.accepted,
+            }
+        )
+    total = sum(written / row["plain"] for row in rows) / sum(written / row["suffix"] for row in rows)
+    return [*rows, {"kind": kind, "text": "all", "ratio": total}]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="out/smollm2")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--kind", choices=["repetitive", "other"], action="append")
+    wanted = parser.parse_args()
+    model = moesaic.load(wanted.model, dtype="float32", device="cpu")
+    rows = []
+    for kind in wanted.kind or ["repetitive", "other"]:
+        # At temperature zero so small a model soon repeats itself, whatever it was asked.
+        texts, temperature = (REPETITIVE, 0.0) if kind == "repetitive" else (OTHER, 1.0)
+        sampling = Sampling(max_tokens=wanted.tokens, temperature=temperature, seed=1, ignore_eos=True)
+        rows += compare(model, kind, texts, sampling, wanted.rounds)
+    print(f"{'':28}{'plain':>10}{'suffix':>10}{'ratio':>9}{'tokens/pass':>13}{'accepted':>12}")
+    for row in rows:
+        speeds = f"{row['plain']:10.1f}{row['suffix']:10.1f}" if "plain" in row else " " * 20
+        rest = f"{row['tokens_per_pass']:13.2f}{row['accepted']:6} /{row['drafted']:4}" if "plain" in row else ""
+        print(f"{row['kind'] + ': ' + row['text']:28}{speeds}{row['ratio']:8.2f}x{rest}")
+    if wanted.kind is None:
+        print(record("speculation_cpu", rows, model=wanted.model, tokens=wanted.tokens, rounds=wanted.rounds))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,263 @@
+"""What each drafter guesses, judged by counting, by a whole forward, and by a clock that charges for every row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import moesaic
+from moesaic.model.layout import Layout
+from moesaic.model.transformer import Model
+from moesaic.serve.drafters import Draft, Drafter
+from moesaic.serve.drafters._cost import PassCost
+from moesaic.serve.drafters._seen import LEAST, REACH, Seen, expand
+from moesaic.serve.drafters.mtp import PredictionLayers
+from moesaic.serve.drafters.router import Router
+from moesaic.serve.drafters.suffix import Suffix
+from moesaic.serve.engine import Engine
+from moesaic.serve.request import Request
+from tests.model.test_mtp import checkpoint
+from tests.serve.tiny import LayerClock, tiny_model
+
+TOKENS = st.lists(st.integers(0, 3), min_size=2, max_size=40)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return tiny_model()
+
+
+# Suffix trees
+
+
+@given(TOKENS, TOKENS)
+def test_the_longest_match_is_found(before: list[int], text: list[int]):
+    """Against a search through all places, where the index knows the end of the text at all."""
+    seen = Seen()
+    seen.add(before, 0, len(before))
+    ends = {
+        place: max(
+            n for n in range(min(place, len(text), REACH) + 1) if text[len(text) - n :] == before[place - n : place]
+        )
+        for place in range(1, len(before))
+    }
+    longest = max(ends.values())
+    found = {place.number: place.length for place in seen.match(text)}
+    assert max(found.values(), default=0) == longest
+    assert found.items() <= ends.items()
+
+
+@given(st.lists(TOKENS, min_size=1, max_size=4), TOKENS, st.integers(1, 12))
+def test_trees_of_guesses_were_all_seen(texts: list[list[int]], end: list[int], budget: int):
+    seen = Seen()
+    for text in texts:
+        seen.add(text, 0, len(text))
+    draft = expand(seen.match(end), budget)
+    assert len(draft) <= budget
+    chances: list[float] = []
+    for node, parent in enumerate(draft.parents):
+        assert parent < node and draft.child(parent, draft.tokens[node]) == node  # no guess twice
+        chances.append(draft.odds[node] * (chances[parent] if parent >= 0 else 1.0))
+        line, at = [draft.tokens[node]], parent
+        while at >= 0:
+            line, at = [draft.tokens[at], *line], draft.parents[at]
+        wanted = [end[-1], *line]
+        assert any(text[i : i + len(wanted)] == wanted for text in texts for i in range(len(text)))
+    assert chances == sorted(chances, reverse=True)  # best first
+    assert all(chance >= LEAST for chance in chances)
+
+
+def test_counts_decide():
+    seen = Seen()
+    for text in ([1, 2, 3, 7], [1, 2, 3, 8, 5], [1, 2, 3, 8, 6], [1, 2, 3, 8, 5]):
+        seen.add(text, 0, len(text))
+    draft = expand(seen.match([9, 1, 2, 3]), 4)
+    assert draft.tokens == [8, 5, 7, 6] and draft.parents == [-1, 0, -1, 0]
+    assert draft.best_line().tokens == [8, 5]
+    assert draft.keep([0, 2]) == Draft([8, 7], [-1, -1], [draft.odds[0], draft.odds[2]])
+    assert draft.odds[0] == pytest.approx(3 * draft.odds[2])
+
+
+def test_answers_to_a_prompt_are_remembered_for_its_next_request(model):
+    """As rollouts of one prompt do: the second answer is guessed from the first, and not across tenants."""
+    engine = Engine(model, drafter=Router.over(Suffix(), always=True))
+    prompt, steps = [5, 17, 40, 3], []
+    for salt in ("one", "one", "two"):
+        request = engine.request(prompt, greedy(40), salt=salt)
+        engine.add(request)
+        before = engine.counts.steps
+        while request.finish_reason is None:
+            engine.step()
+        steps.append(engine.counts.steps - before)
+    assert steps[1] < 5  # one token, then 39 from guesses
+    assert steps[2] == steps[0] > steps[1]
+
+
+def test_memory_is_bounded(model):
+    suffix = Suffix(tokens=300)
+    engine = Engine(model, drafter=Router.over(suffix, always=True))
+    for number in range(30):
+        engine.generate([[number + 1, *range(20, 40)]] * 2, max_tokens=12, temperature=1.0, ignore_eos=True)
+        assert suffix.size == sum(tree.size for tree in suffix.trees.values()) <= 300
+    assert len(suffix.trees) > 1
+
+
+def greedy(tokens: int) -> Any:
+    from moesaic.serve.request import Sampling
+
+    return Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+
+
+# Prediction layers
+
+
+class Recorded(PredictionLayers):
+    def draft(self, requests: Sequence[Request], most: int) -> list[Draft]:
+        drafts = super().draft(requests, most)
+        self.log = [*getattr(self, "log", []), *((list(r.tokens), d.tokens) for r, d in zip(requests, drafts))]
+        return drafts
+
+
+def whole_guesses(model: Model, tokens: list[int], count: int) -> list[int]:
+    """The same guesses without a cache: every layer over the whole sequence each time."""
+    known, layers = list(tokens), len(model.mtp)
+    with torch.inference_mode():
+        main_TD = model(torch.tensor(tokens), Layout([len(tokens)]))[:-1]
+        for guess in range(count):
+            hidden_TD = main_TD
+            for layer in range(min(guess + 1, layers)):
+                if layer == layers - 1 and guess >= layers:
+                    # The last layer feeds itself: its own output takes the place of what it would have been given.
+                    given_TD = hidden_TD
+                    for _ in range(guess - layers + 2):
+                        out_TD = further(model, layer, given_TD, known)
+                        given_TD = torch.cat([hidden_TD, out_TD[len(hidden_TD) - 1 :]])
+                    hidden_TD = out_TD
+                else:
+                    hidden_TD = further(model, layer, hidden_TD, known)
+            known.append(int(model.logits_at(hidden_TD[-1:]).argmax()))
+    return known[len(tokens) :]
+
+
+def further(model: Model, layer: int, hidden_TD: torch.Tensor, tokens: list[int]) -> torch.Tensor:
+    follow = torch.tensor(tokens[layer + 1 : layer + 1 + len(hidden_TD)])
+    places = torch.arange(layer + 1, layer + 1 + len(follow))
+    return model.predict_further(layer, hidden_TD[: len(follow)], follow, Layout([len(follow)], positions=places))
+
+
+@pytest.mark.parametrize(("kind", "layers"), [("glm4_moe", 1), ("deepseek_v3", 2), ("glm_moe_dsa", 1)])
+def test_prediction_layers_guess_what_a_whole_forward_would(kind, layers, tmp_path):
+    checkpoint(kind, layers, tmp_path / "model")
+    model = moesaic.load(tmp_path / "model", threads=1)
+    drafter = Recorded(length=4)
+    engine = Engine(model, page_size=4, drafter=Router.over(drafter, always=True))
+    generator = torch.Generator().manual_seed(2)
+    prompts = [torch.randint(3, 97, (length,), generator=generator).tolist() for length in (6, 1, 11)]
+    for _ in range(2):
+        engine.generate(prompts, max_tokens=14, temperature=0.0, ignore_eos=True)
+        drafter.log, log = [], drafter.log
+        assert len(log) > 20
+        for tokens, guesses in log:
+            assert guesses == whole_guesses(model, tokens, len(guesses))
+    assert engine.blocks.hits > 0  # the second time from shared pages
+
+
+# The router
+
+
+class Fixed(Drafter):
+    """Guesses right where `right` says so, by knowing the answer."""
+
+    def __init__(self, answer: Sequence[int], right: float, seconds: float = 0.0) -> None:
+        self.answer, self.right, self.asked = list(answer), right, 0
+        self.seconds, self.instant = seconds, not seconds  # for each guess
+
+    def start(self, engine: Engine) -> None:
+        self.clock = engine.clock
+
+    def draft(self, requests: Sequence[Request], most: int) -> list[Draft]:
+        self.asked += 1
+        if self.seconds:
+            self.clock.advance(most * self.seconds)
+        drafts = []
+        for request in requests:
+            ahead = self.answer[request.written : request.written + most]
+            generator = torch.Generator().manual_seed(request.written)
+            wrong = torch.rand(len(ahead), generator=generator) >= self.right
+            tokens = [(token + 1) % 97 if miss else token for token, miss in zip(ahead, wrong.tolist())]
+            drafts.append(Draft.line(tokens, [0.9] * len(tokens)))
+        return drafts
+
+
+def seconds(model: Model, drafter: Drafter | None, base: float, per_token: float, tokens: int = 200) -> float:
+    """What an answer takes on a machine of this kind."""
+    clock = LayerClock(model, base, per_token)
+    engine = Engine(model, drafter=drafter, clock=clock)
+    engine.add(engine.request([1, 2, 3], greedy(tokens)))
+    clock.run(engine)
+    return clock.now
+
+
+@pytest.fixture(scope="module")
+def answer(model: Model) -> list[int]:
+    return moesaic.Engine(model).generate([[1, 2, 3]], max_tokens=200, temperature=0.0, ignore_eos=True)[0].tokens
+
+
+# A pass of one row, and what each row adds: a GPU, a CPU that streams weights once, one that streams them for each row.
+MACHINES = {"rows are free": (1.0, 0.01), "rows cost a little": (0.8, 0.2), "rows cost as much": (0.02, 1.0)}
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("right", [0.0, 0.3, 0.6, 0.95])
+def test_never_much_slower_and_faster_where_it_can_be(machine, right, model, answer):
+    base, per_token = MACHINES[machine]
+    plain = seconds(model, None, base, per_token)
+    drafted = seconds(model, Fixed(answer, right), base, per_token)
+    assert plain / drafted > 0.95
+    if right == 0.95 and machine != "rows cost as much":
+        # The best there could be, were the chances and costs known from the start: so many guesses each time.
+        cost = lambda rows: (base + rows * per_token) / (base + per_token)  # noqa: E731
+        best = max(sum(right**i for i in range(n + 1)) / cost(n + 1) for n in range(40))
+        assert plain / drafted > 0.5 * best  # learning from nothing, within one answer
+    if right >= 0.6 and machine == "rows are free":
+        assert plain / drafted > 1.5
+
+
+def test_the_better_drafter_is_taken(model, answer):
+    good, bad = Fixed(answer, 0.95), Fixed(answer, 0.1)
+    engine = Engine(model, drafter=Router.over(bad, good), clock=LayerClock(model, 1.0, 0.01))
+    engine.add(engine.request([1, 2, 3], greedy(150)))
+    while engine.working:
+        engine.step()
+    bids = [drafting.acceptance.depth[0].tried for drafting in engine.drafter.draftings]
+    assert bids[1] > 5 * bids[0]
+    assert engine.counts.accepted_tokens > 0.6 * engine.counts.drafted_tokens
+
+
+def test_a_dear_drafter_that_fails_is_not_asked_again_and_again(model, answer):
+    plain = seconds(model, None, 1.0, 0.01)
+    bad, good = Fixed(answer, 0.0, seconds=0.3), Fixed(answer, 0.95, seconds=0.3)
+    assert plain / seconds(model, bad, 1.0, 0.01) > 0.95
+    assert 1 <= bad.asked < 15
+    assert plain / seconds(model, good, 1.0, 0.01) > 2.0
+
+
+def test_cost_of_sizes_between_and_beyond():
+    cost = PassCost()
+    for guesses, took in ((0, 1.0), (4, 3.0), (8, 4.0)):
+        cost.note(1, guesses, took)
+    assert cost.seconds(1, 0) == 1.0 and cost.seconds(1, 2) == 2.0 and cost.seconds(1, 6) == 3.5
+    assert cost.seconds(1, 9) > 4.0  # near what is known it is dearer
+    assert cost.seconds(1, 16) < 4.0  # far from it, worth a try
+    assert cost.plain(2) is None
+    for first, second in pairwise(range(1, 8)):
+        assert cost.seconds(1, first) <= cost.seconds(1, second)
+    for _ in range(64):
+        cost.note(1, 4, 3.0)
+    assert cost.plain(1) is None  # contexts have grown: measure anew
