@@ -1,0 +1,93 @@
+"""Talk to a model in the terminal.
+
+moesaic chat out/smollm2
+moesaic chat out/smollm2 --system "Answer in one sentence." --temperature 0
+echo "Name three rivers." | moesaic chat out/smollm2 > answers.txt
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from moesaic.errors import UserError
+
+if TYPE_CHECKING:
+    from moesaic.serve.terminal import TerminalChat
+
+ORDER = 71
+
+
+def command(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A model directory.", show_default=False)],
+    system: Annotated[str, typer.Option(metavar="TEXT", help="The system prompt.")] = "",
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.7,
+    top_p: Annotated[float, typer.Option(help="Only the likeliest tokens that make up this share.")] = 0.95,
+    max_tokens: Annotated[int | None, typer.Option(help="Of an answer; else as many as fit.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same answers; else random.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Of the weights; else what this machine is good at.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; else what there is.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Of the processor; else all.")] = None,
+) -> None:
+    """Talk to a model in the terminal; from a pipe, every line is a message.
+
+    Ctrl-C stops an answer, Ctrl-D leaves, /help lists what else there is.
+    """
+    from moesaic.model.directory import load
+    from moesaic.serve.engine import Engine
+    from moesaic.serve.request import Sampling
+    from moesaic.serve.terminal import Screen, TerminalChat
+
+    sampling = Sampling(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)  # wrong ones show now
+    engine = Engine(load(directory, dtype=dtype, device=device, threads=threads), most_requests=1)
+    person = sys.stdin.isatty()
+    styled = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    chat = TerminalChat(engine, Screen(sys.stdout, sys.stderr, styled), sampling, system)
+    if person:
+        template = chat.tokenizer.chat_template is not None
+        kind = "" if template else " It has no chat template: it goes on with what you write."
+        chat.screen.note(
+            f"{directory.resolve().name}.{kind} /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves."
+        )
+        _talk(chat, typed())
+    else:
+        _talk(chat, (line.rstrip("\r\n") for line in sys.stdin), strict=True)
+
+
+def _talk(chat: TerminalChat, lines: Iterator[str], strict: bool = False) -> None:
+    """`strict` ends at the first mistake: nobody is there to correct it."""
+    from moesaic.serve.terminal import Left
+
+    try:
+        for line in lines:
+            try:
+                chat.take(line)
+            except UserError as error:
+                if strict:
+                    raise
+                chat.screen.note(str(error))
+    except Left:
+        return
+
+
+def typed() -> Iterator[str]:
+    """What a person types, until Ctrl-D."""
+    import readline  # noqa: F401 (importing it is what gives input() editing and history)
+
+    while True:
+        try:
+            line = input("> ")
+            while line.endswith("\\"):
+                line = f"{line[:-1]}\n{input('  ')}"
+        except EOFError:
+            print()
+            return
+        except KeyboardInterrupt:  # throws away the line, not the conversation
+            print()
+            continue
+        yield line

@@ -1,0 +1,211 @@
+"""A conversation in a terminal, or one prompt a line from a pipe: the engine in this process, and no server."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from types import FrameType
+from typing import Any, TextIO
+
+from moesaic.errors import UserError
+from moesaic.serve.engine import Engine
+from moesaic.serve.parsers import Content, Event, Parser, Reasoning, detect
+from moesaic.serve.request import Request, Sampling
+from moesaic.strict import did_you_mean
+
+HELP = """\
+/help               these commands
+/reset              forget the conversation
+/again              answer the last message anew
+/system TEXT        the system prompt; without TEXT, none
+/temperature X      0 takes the likeliest token
+/top-p X            only the likeliest tokens that make up this share
+/max-tokens N       of an answer; without N, as many as fit
+/seed N             same seed, same answer; without N, random
+/settings           what is set
+/quit               leave, as does Ctrl-D
+Ctrl-C stops an answer. A line that ends with \\ goes on in the next. // begins a message with a slash."""
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+@dataclass
+class Screen:
+    """Where answers go, and where all else goes. `styled` is for people: faint notes, and no control characters, with
+    which a model could take over a terminal."""
+
+    out: TextIO
+    notes: TextIO
+    styled: bool = False
+
+    def say(self, text: str, faint: bool = False) -> None:
+        shown = CONTROL.sub("\N{REPLACEMENT CHARACTER}", text) if self.styled else text
+        self.out.write(f"\x1b[2m{shown}\x1b[0m" if faint and self.styled else shown)
+        self.out.flush()
+
+    def note(self, text: str) -> None:
+        self.notes.write(f"\x1b[2m{text}\x1b[0m\n" if self.styled else f"{text}\n")
+        self.notes.flush()
+
+
+class Left(Exception):
+    """The user wants to go."""
+
+
+@dataclass
+class TerminalChat:
+    engine: Engine
+    screen: Screen
+    sampling: Sampling = field(default_factory=Sampling)
+    system: str = ""
+    parser: Parser = field(init=False)
+    turns: list[dict[str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.engine.tokenizer is None:
+            raise UserError("model", "has no tokenizer", "Convert it from a directory that holds tokenizer.json.")
+        self.tokenizer = self.engine.tokenizer
+        self.parser = detect(self.tokenizer.chat_template)
+
+    def take(self, line: str) -> None:
+        """One thing the user said: a command or a message. `Left` if it was to leave."""
+        if line.startswith("/") and not line.startswith("//"):
+            self._obey(line)
+        elif line.strip():
+            self.turns.append({"role": "user", "content": line.removeprefix("/") if line[:2] == "//" else line})
+            self._answer()
+
+    # Commands
+
+    def _obey(self, line: str) -> None:
+        name, _, text = line[1:].partition(" ")
+        commands: dict[str, Callable[[str], None]] = {
+            "help": lambda _: self.screen.note(HELP),
+            "reset": lambda _: self.turns.clear(),
+            "again": lambda _: self._again(),
+            "system": self._set_system,
+            "temperature": lambda text: self._set("temperature", _number(text, float)),
+            "top-p": lambda text: self._set("top_p", _number(text, float)),
+            "max-tokens": lambda text: self._set("max_tokens", _number(text, int) if text else None),
+            "seed": lambda text: self._set("seed", _number(text, int) if text else None),
+            "settings": lambda _: self._show_settings(),
+            "quit": self._leave,
+        }
+        if name not in commands:
+            raise UserError(f"/{name}", f"no such command{did_you_mean(name, commands)}", "/help lists them.")
+        commands[name](text.strip())
+
+    def _leave(self, _: str) -> None:
+        raise Left
+
+    def _set_system(self, text: str) -> None:
+        self.system = text
+
+    def _set(self, name: str, value: Any) -> None:
+        self.sampling = replace(self.sampling, **{name: value})
+
+    def _show_settings(self) -> None:
+        wishes = self.sampling
+        seed = "random" if wishes.seed is None else wishes.seed
+        most = "as fit" if wishes.max_tokens is None else wishes.max_tokens
+        self.screen.note(f"temperature {wishes.temperature}, top-p {wishes.top_p}, max-tokens {most}, seed {seed}")
+        self.screen.note(f"system prompt: {self.system or 'none'}")
+
+    def _again(self) -> None:
+        if self.turns and self.turns[-1]["role"] == "assistant":
+            self.turns.pop()
+        if not self.turns:
+            raise UserError("/again", "nothing has been said yet")
+        self._answer()
+
+    # Answers
+
+    def _prompt(self) -> str:
+        """The conversation as the model was trained to read it; without a template, as a text that goes on."""
+        if self.tokenizer.chat_template is None:
+            return "".join(turn["content"] for turn in self.turns)
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return self.tokenizer.chat([*system, *self.turns])
+
+    def _answer(self) -> None:
+        try:
+            text = self._prompt()
+            tokens = self.tokenizer.encode(text, special=self.tokenizer.chat_template is None)
+            request = self.engine.request(tokens, self.sampling)
+        except UserError as error:
+            self.turns.pop()  # it was not asked, and must not stand in the way of what is asked next
+            remedy = "Say /reset to forget the conversation, or ask something shorter."
+            raise UserError(
+                error.place, error.problem, remedy if error.remedy == "Shorten it." else error.remedy
+            ) from None
+        began = time.monotonic()
+        said = "".join(self._stream(request, text))
+        self.turns.append({"role": "assistant", "content": said})
+        self._report(request, began)
+
+    def _stream(self, request: Request, prompt: str) -> Iterator[str]:
+        """Show an answer as it is written; yields what it says, without what it thinks."""
+        reader = self.parser.reader(prompt=prompt)
+        self.engine.add(request)
+        thinking = False
+
+        def show(events: list[Event]) -> Iterator[str]:
+            nonlocal thinking
+            for event in events:
+                if isinstance(event, Reasoning):
+                    self.screen.say(event.text, faint=True)
+                    thinking = True
+                elif isinstance(event, Content):
+                    self.screen.say(f"\n\n{event.text}" if thinking else event.text)
+                    thinking = False
+                    yield event.text
+
+        with stopped_by_interrupt() as stopped:
+            try:
+                while request.finish_reason is None and not stopped():
+                    for output in self.engine.step():
+                        if output.request is request and output.text:
+                            yield from show(reader.push(output.text))
+            finally:
+                self.engine.abort(request)
+        yield from show(reader.finish())
+        self.screen.say("\n")
+
+    def _report(self, request: Request, began: float) -> None:
+        ended = {"abort": ", stopped", "length": ", cut short"}.get(request.finish_reason or "", "")
+        if request.first_token is None or request.last_token is None:
+            self.screen.note(f"[0 tokens{ended}]")
+            return
+        speed = ""
+        if request.written > 1 and request.last_token > request.first_token:
+            speed = f", {(request.written - 1) / (request.last_token - request.first_token):.1f} tokens/s"
+        tokens = f"{request.written} token{'s' if request.written != 1 else ''}"
+        self.screen.note(f"[{tokens}{speed}, first after {request.first_token - began:.2f} s{ended}]")
+
+
+@contextmanager
+def stopped_by_interrupt() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C is only noted, so that the engine is never left in the middle of a step. A second one means it."""
+    pressed = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _number(text: str, kind: type) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        raise UserError(repr(text), "is not a number" if kind is float else "is not a whole number") from None
