@@ -21,6 +21,15 @@ class Batch(Protocol):
     @property
     def spans(self) -> list[Any]: ...
 
+    @property
+    def spans_S4(self) -> Tensor: ...
+
+    @property
+    def pages_SP(self) -> Tensor | None: ...
+
+    @property
+    def branches(self) -> bool: ...
+
     def write(self, slab: Tensor, new_T: Tensor) -> None: ...
 
     def read(self, slab: Tensor, span: Any) -> Tensor: ...
@@ -28,6 +37,28 @@ class Batch(Protocol):
     def seen(self, span: Any, window: int | None) -> tuple[Tensor | None, int | None]: ...
 
     def per_sequence(self, *rows_T: Tensor) -> Iterator[tuple[Any, ...]]: ...
+
+
+class RouteRules(Protocol):
+    """How a router's scores become a choice; `moesaic.model.config.Experts` is one."""
+
+    @property
+    def per_token(self) -> int: ...
+
+    @property
+    def score(self) -> str: ...
+
+    @property
+    def normalize(self) -> bool: ...
+
+    @property
+    def scale(self) -> float: ...
+
+    @property
+    def groups(self) -> int: ...
+
+    @property
+    def top_groups(self) -> int: ...
 
 
 class Kernels(Protocol):
@@ -40,6 +71,20 @@ class Kernels(Protocol):
     def rotate(self, x_THC: Tensor, cos_TR: Tensor, sin_TR: Tensor, interleaved: bool) -> Tensor:
         """Turn the first 2R dimensions of every head by each token's angles; halves in, or neighbours if interleaved;
         halves out either way, which leaves every query-key product as it was."""
+
+    def heads(
+        self,
+        qkv_TXC: Tensor,
+        kv_heads: int,
+        q_weight_C: Tensor | None,
+        k_weight_C: Tensor | None,
+        eps: float,
+        cos_TR: Tensor,
+        sin_TR: Tensor,
+        interleaved: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of every token out of one projection: split, normed where there are weights, and
+        queries and keys turned."""
 
     def attention(
         self,
@@ -69,6 +114,11 @@ class Kernels(Protocol):
     def gated(self, gate_up_TG: Tensor, activation: str) -> Tensor:
         """activation(first half) * second half."""
 
+    def route(
+        self, logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules, chosen_TK: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The experts each token goes to (T, K), or those already chosen, and the weight of each."""
+
     def experts(
         self,
         x_TD: Tensor,
@@ -84,6 +134,13 @@ class Kernels(Protocol):
 def choose(device: torch.device | str, mode: Mode = "fast") -> Kernels:
     from moesaic.kernels import cpu, reference
 
-    if mode == "reference" or torch.device(device).type != "cpu":
+    kind = torch.device(device).type
+    if mode == "fast" and kind == "cuda":
+        from moesaic.kernels import cuda
+
+        return cast(Kernels, cuda)
+    if mode == "reference" or kind != "cpu":
         return cast(Kernels, reference)
-    return cast(Kernels, cpu)
+    from moesaic.kernels import native
+
+    return cast(Kernels, native.kernels() or cpu)

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moesaic.kernels import Batch, reference
-from moesaic.kernels.reference import ACTIVATIONS, rotate, visible_TM
+from moesaic.kernels.reference import ACTIVATIONS, rotate, route, visible_TM
 
-__all__ = ["attend", "attention", "experts", "gated", "linear", "rms_norm", "rotate"]
+__all__ = ["attend", "attention", "experts", "gated", "heads", "linear", "rms_norm", "rotate", "route"]
 
 # One row runs at memory speed (a matrix-vector product); the matrix-matrix path starts four times slower and only
 # catches up at five rows, so a few rows are cheaper one at a time.
@@ -29,6 +29,21 @@ def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
         out_TD: Tensor = _RMSNorm.apply(x_TD, weight_D, eps)
         return out_TD
     return F.rms_norm(x_TD, weight_D.shape, weight_D, eps)
+
+
+def heads(
+    qkv_TXC: Tensor,
+    kv_heads: int,
+    q_weight_C: Tensor | None,
+    k_weight_C: Tensor | None,
+    eps: float,
+    cos_TR: Tensor,
+    sin_TR: Tensor,
+    interleaved: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return reference.heads(
+        qkv_TXC, kv_heads, q_weight_C, k_weight_C, eps, cos_TR, sin_TR, interleaved, rms_norm, rotate
+    )
 
 
 def gated(gate_up_TG: Tensor, activation: str) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moesaic.kernels import Batch
+from moesaic.kernels import Batch, RouteRules
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -34,6 +34,28 @@ def rotate(x_THC: Tensor, cos_TR: Tensor, sin_TR: Tensor, interleaved: bool) -> 
     a, b = (turning[..., 0::2], turning[..., 1::2]) if interleaved else turning.chunk(2, dim=-1)
     cos, sin = cos_TR[:, None].to(x_THC.dtype), sin_TR[:, None].to(x_THC.dtype)
     return torch.cat([a * cos - b * sin, b * cos + a * sin, still], dim=-1)
+
+
+def heads(
+    qkv_TXC: Tensor,
+    kv_heads: int,
+    q_weight_C: Tensor | None,
+    k_weight_C: Tensor | None,
+    eps: float,
+    cos_TR: Tensor,
+    sin_TR: Tensor,
+    interleaved: bool,
+    rms_norm: Callable[..., Tensor] = rms_norm,
+    rotate: Callable[..., Tensor] = rotate,
+) -> tuple[Tensor, Tensor, Tensor]:
+    turning = qkv_TXC.shape[1] - kv_heads
+    qk_TXC, v_TNC = qkv_TXC.split([turning, kv_heads], dim=1)
+    if q_weight_C is not None and k_weight_C is not None:
+        q_THC, k_TNC = qk_TXC.split([turning - kv_heads, kv_heads], dim=1)
+        qk_TXC = torch.cat([rms_norm(q_THC, q_weight_C, eps), rms_norm(k_TNC, k_weight_C, eps)], dim=1)
+    qk_TXC = rotate(qk_TXC, cos_TR, sin_TR, interleaved)
+    q_THC, k_TNC = qk_TXC.split([turning - kv_heads, kv_heads], dim=1)
+    return q_THC, k_TNC, v_TNC
 
 
 def visible_TM(new: int, total: int, window: int | None, device: torch.device) -> Tensor:
@@ -87,6 +109,28 @@ def attend(
 def gated(gate_up_TG: Tensor, activation: str) -> Tensor:
     gate_TF, up_TF = gate_up_TG.chunk(2, dim=-1)
     return ACTIVATIONS[activation](gate_TF) * up_TF
+
+
+def route(
+    logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules, chosen_TK: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    scores_TE = logits_TE.softmax(-1) if rules.score == "softmax" else logits_TE.sigmoid()
+    routes_TK = best_experts(scores_TE.detach(), correction_E, rules) if chosen_TK is None else chosen_TK
+    weights_TK = scores_TE.gather(1, routes_TK)
+    if rules.normalize:
+        tiny = 1e-20 if rules.score == "sigmoid" else 0.0
+        weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + tiny)
+    return routes_TK, weights_TK * rules.scale
+
+
+def best_experts(scores_TE: Tensor, correction_E: Tensor | None, rules: RouteRules) -> Tensor:
+    choice_TE = scores_TE if correction_E is None else scores_TE + correction_E.float()
+    if rules.groups > 1:
+        choice_TGE = choice_TE.unflatten(-1, (rules.groups, -1))
+        best_TG = choice_TGE.topk(2, dim=-1).values.sum(-1).topk(rules.top_groups, dim=-1).indices
+        closed_TG = torch.ones_like(choice_TGE[..., 0], dtype=torch.bool).scatter(1, best_TG, False)
+        choice_TE = choice_TGE.masked_fill(closed_TG.unsqueeze(-1), float("-inf")).flatten(1)
+    return choice_TE.topk(rules.per_token, dim=-1).indices
 
 
 def experts(

@@ -24,7 +24,7 @@ class GroupedQueryAttention(nn.Module):
         super().__init__()
         self.heads, self.kv_heads, self.size = attention.heads, attention.kv_heads, attention.head_size
         self.window, self.number, self.interleaved = layer.window, number, config.rope.interleaved
-        self.scale = self.size**-0.5
+        self.scale, self.eps = self.size**-0.5, config.norm_eps
         self.qkv = Linear(config.hidden, (self.heads + 2 * self.kv_heads) * self.size, attention.qkv_bias)
         self.out = Linear(self.heads * self.size, config.hidden, attention.out_bias)
         self.q_norm = Norm(self.size, config.norm_eps) if attention.qk_norm else None
@@ -36,14 +36,11 @@ class GroupedQueryAttention(nn.Module):
     def forward(self, x_TD: Tensor, flow: Flow) -> Tensor:
         ops, layout = flow.ops, flow.layout
         qkv_TXC = self.qkv(x_TD, ops).unflatten(-1, (-1, self.size))
-        turning = self.heads + self.kv_heads
-        qk_TXC, v_TNC = qkv_TXC.split([turning, self.kv_heads], dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            q_THC, k_TNC = qk_TXC.split([self.heads, self.kv_heads], dim=1)
-            qk_TXC = torch.cat([self.q_norm(q_THC, ops), self.k_norm(k_TNC, ops)], dim=1)
-        qk_TXC = ops.rotate(qk_TXC, flow.cos_TR, flow.sin_TR, self.interleaved)
-        q_THC, k_TNC = qk_TXC.split([self.heads, self.kv_heads], dim=1)
-
+        q_norm_C = self.q_norm.weight if self.q_norm is not None else None
+        k_norm_C = self.k_norm.weight if self.k_norm is not None else None
+        q_THC, k_TNC, v_TNC = ops.heads(
+            qkv_TXC, self.kv_heads, q_norm_C, k_norm_C, self.eps, flow.cos_TR, flow.sin_TR, self.interleaved
+        )
         out_THC = ops.attend(q_THC, k_TNC, v_TNC, layout, flow.cache_layer(self.number), self.scale, self.window)
         return self.out(out_THC.flatten(1), ops)
 

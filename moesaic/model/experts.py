@@ -39,7 +39,7 @@ class MixtureFeedForward(nn.Module):
         self.residual = Linear(config.hidden, 2, bias=True) if experts.residual else None
 
     def forward(self, x_TD: Tensor, flow: Flow) -> Tensor:
-        routes_TK, weights_TK = self.router(x_TD, flow.routing)
+        routes_TK, weights_TK = self.router(x_TD, flow.routing, flow.ops)
         out_TD = flow.ops.experts(x_TD, routes_TK, weights_TK, self.gate_up_EGD, self.down_EDF, self.activation)
         if self.shared is None:
             return out_TD

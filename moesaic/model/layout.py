@@ -140,6 +140,30 @@ class Layout:
             ]
         )
 
+    @cached_property
+    def spans_S4(self) -> Tensor:
+        """Of each sequence its rows of the batch (first, last + 1), how many tokens are cached, and its first row."""
+        rows = [number for span in self.spans for number in (span.start, span.stop, span.cached, span.start)]
+        return self._host(rows).view(-1, 4)
+
+    @cached_property
+    def pages_SP(self) -> Tensor | None:
+        """The pages of each sequence that hold its tokens so far, in order; filled up with zeros."""
+        if self.cache is None or self.pages is None:
+            return None
+        counts = [-(-span.total // self.cache.page_size) for span in self.spans]
+        widest = max(counts, default=0)
+        padded = [
+            [*self.pages[span.number][:count], *[0] * (widest - count)]
+            for span, count in zip(self.spans, counts, strict=True)
+        ]
+        return self._host([page for pages in padded for page in pages]).view(len(self.spans), widest)
+
+    @property
+    def branches(self) -> bool:
+        """Whether some sequence's new tokens are a tree."""
+        return self.trees is not None and any(tree is not None for tree in self.trees)
+
     def write(self, slab: Tensor, new_T: Tensor) -> None:
         """Store one row per new token in a slab of the cache."""
         slab.flatten(0, 1).index_copy_(0, self.slots_T, new_T.to(slab.dtype))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -10,6 +11,8 @@ from torch import Tensor
 from moesaic.model.config import Rope
 
 
+@cache
+@torch.inference_mode(False)  # what is kept must serve training, too
 def frequencies(rope: Rope, context: int, device: torch.device | None = None) -> tuple[Tensor, float]:
     """The angle per position of every rotary pair (float32), and the factor on cosines and sines."""
     steps = torch.arange(0, rope.size, 2, dtype=torch.int64, device=device).float() / rope.size

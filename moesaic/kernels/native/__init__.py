@@ -1,0 +1,230 @@
+"""Few rows on a CPU at the speed of its memory: C kernels, one call per operation, raw pointers in and out.
+
+They work without gradients and in float32; whatever else is asked goes to `kernels.cpu`, which is library calls. Every
+operation gives a token the same bits alone and in any batch, and however its sequence was split into steps.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moesaic.kernels import Batch, RouteRules, cpu
+from moesaic.kernels.native import build
+
+_POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
+SIGNATURES = {
+    "linear": [_POINTER] * 4 + [_LONG] * 4 + [_INT],
+    "rms_norm": [_POINTER] * 3 + [_LONG] * 2 + [_FLOAT, _INT],
+    "heads": [_POINTER] * 7 + [_LONG] * 6 + [_FLOAT, _INT, _INT],
+    "swiglu": [_POINTER] * 2 + [_LONG] * 2 + [_INT],
+    "route": [_POINTER] * 4 + [_LONG] * 5 + [_INT] * 2 + [_FLOAT, _INT],
+    "experts": [_POINTER] * 6 + [_LONG] * 5 + [_INT],
+    "attend": [_POINTER] * 9 + [_LONG] * 11 + [_FLOAT, _INT],
+}
+LANES = 8  # head sizes must be a multiple of the widest vectors used
+
+
+@cache
+def kernels() -> NativeKernels | None:
+    """The native kernels of this machine, compiled on the first call; None where there is no compiler."""
+    library = build.library(build.cache_folder(), build.compiler())
+    return None if library is None else NativeKernels(library)
+
+
+def _plain(*tensors: Tensor | None) -> bool:
+    """Whether these can be handed over as they are: float32 on the CPU, and nobody wants a gradient."""
+    return not torch.is_grad_enabled() and all(
+        tensor is None or (tensor.dtype == torch.float32 and tensor.is_cpu) for tensor in tensors
+    )
+
+
+class NativeKernels:
+    def __init__(self, library: ctypes.CDLL) -> None:
+        for name, kinds in SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = kinds, None
+        self.library: Any = library
+
+    rotate = staticmethod(cpu.rotate)
+
+    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        if x_TI.dim() != 2 or not _plain(x_TI, weight_OI, bias_O) or not weight_OI.is_contiguous():
+            return cpu.linear(x_TI, weight_OI, bias_O)
+        rows, inputs = x_TI.shape
+        outputs = weight_OI.shape[0]
+        x_TI = x_TI if x_TI.stride(1) == 1 else x_TI.contiguous()
+        y_TO = x_TI.new_empty(rows, outputs)
+        self.library.linear(
+            x_TI.data_ptr(), weight_OI.data_ptr(), _pointer(bias_O), y_TO.data_ptr(),
+            rows, inputs, outputs, x_TI.stride(0), torch.get_num_threads(),
+        )  # fmt: skip
+        return y_TO
+
+    def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+        if not _plain(x_TD, weight_D):
+            return cpu.rms_norm(x_TD, weight_D, eps)
+        x_TD = x_TD.contiguous()
+        y_TD = torch.empty_like(x_TD)
+        size = weight_D.shape[0]
+        self.library.rms_norm(
+            x_TD.data_ptr(), weight_D.data_ptr(), y_TD.data_ptr(),
+            x_TD.numel() // size, size, eps, torch.get_num_threads(),
+        )  # fmt: skip
+        return y_TD
+
+    def heads(
+        self,
+        qkv_TXC: Tensor,
+        kv_heads: int,
+        q_weight_C: Tensor | None,
+        k_weight_C: Tensor | None,
+        eps: float,
+        cos_TR: Tensor,
+        sin_TR: Tensor,
+        interleaved: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if not _plain(qkv_TXC, q_weight_C, k_weight_C, cos_TR, sin_TR) or not qkv_TXC.is_contiguous():
+            return cpu.heads(qkv_TXC, kv_heads, q_weight_C, k_weight_C, eps, cos_TR, sin_TR, interleaved)
+        tokens, all_heads, size = qkv_TXC.shape
+        heads = all_heads - 2 * kv_heads
+        q_THC, k_TNC = qkv_TXC.new_empty(tokens, heads, size), qkv_TXC.new_empty(tokens, kv_heads, size)
+        cos_TR, sin_TR = cos_TR.contiguous(), sin_TR.contiguous()
+        self.library.heads(
+            qkv_TXC.data_ptr(), _pointer(q_weight_C),
+            _pointer(k_weight_C), cos_TR.data_ptr(), sin_TR.data_ptr(),
+            q_THC.data_ptr(), k_TNC.data_ptr(), tokens, heads, kv_heads, size, cos_TR.shape[1],
+            all_heads * size, eps, interleaved, torch.get_num_threads(),
+        )  # fmt: skip
+        return q_THC, k_TNC, qkv_TXC[:, heads + kv_heads :]
+
+    def gated(self, gate_up_TG: Tensor, activation: str) -> Tensor:
+        if activation != "silu" or gate_up_TG.dim() != 2 or not _plain(gate_up_TG):
+            return cpu.gated(gate_up_TG, activation)
+        rows, both = gate_up_TG.shape
+        gate_up_TG = gate_up_TG.contiguous()
+        y_TF = gate_up_TG.new_empty(rows, both // 2)
+        self.library.swiglu(gate_up_TG.data_ptr(), y_TF.data_ptr(), rows, both // 2, torch.get_num_threads())
+        return y_TF
+
+    def route(
+        self, logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules, chosen_TK: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        if not _plain(logits_TE, correction_E) or (chosen_TK is not None and chosen_TK.dtype != torch.int64):
+            return cpu.route(logits_TE, correction_E, rules, chosen_TK)
+        tokens, experts = logits_TE.shape
+        logits_TE = logits_TE.contiguous()
+        routes_TK = logits_TE.new_empty(tokens, rules.per_token, dtype=torch.int64) if chosen_TK is None else chosen_TK
+        routes_TK = routes_TK.contiguous()
+        weights_TK = logits_TE.new_empty(routes_TK.shape)
+        self.library.route(
+            logits_TE.data_ptr(), _pointer(correction_E), routes_TK.data_ptr(),
+            weights_TK.data_ptr(), tokens, experts, routes_TK.shape[1], rules.groups, rules.top_groups,
+            rules.score == "softmax", rules.normalize, rules.scale, chosen_TK is not None,
+        )  # fmt: skip
+        return routes_TK, weights_TK
+
+    def experts(
+        self,
+        x_TD: Tensor,
+        routes_TK: Tensor,
+        weights_TK: Tensor,
+        gate_up_EGD: Tensor,
+        down_EDF: Tensor,
+        activation: str,
+    ) -> Tensor:
+        whole = gate_up_EGD.is_contiguous() and down_EDF.is_contiguous() and routes_TK.dtype == torch.int64
+        if activation != "silu" or not whole or not _plain(x_TD, weights_TK, gate_up_EGD, down_EDF):
+            return cpu.experts(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF, activation)
+        tokens, per_token = routes_TK.shape
+        count, hidden, width = down_EDF.shape
+        x_TD, routes_TK, weights_TK = x_TD.contiguous(), routes_TK.contiguous(), weights_TK.contiguous()
+        y_TD = torch.empty_like(x_TD)
+        self.library.experts(
+            x_TD.data_ptr(), routes_TK.data_ptr(), weights_TK.data_ptr(), gate_up_EGD.data_ptr(), down_EDF.data_ptr(),
+            y_TD.data_ptr(), tokens, hidden, width, count, per_token, torch.get_num_threads(),
+        )  # fmt: skip
+        return y_TD
+
+    def attend(
+        self,
+        q_THC: Tensor,
+        k_TNC: Tensor,
+        v_TNC: Tensor,
+        layout: Batch,
+        slabs: dict[str, Tensor] | None,
+        scale: float,
+        window: int | None = None,
+    ) -> Tensor:
+        keys, values = (slabs["keys"], slabs["values"]) if slabs is not None else (None, None)
+        rows = (q_THC, k_TNC, v_TNC)
+        if not _plain(*rows, keys, values) or not all(map(_packed, rows)) or not _fits(q_THC, v_TNC):
+            return cpu.attend(q_THC, k_TNC, v_TNC, layout, slabs, scale, window)
+        masks = [layout.seen(span, window)[0] for span in layout.spans] if layout.branches else []
+        out_THC = q_THC.new_empty(q_THC.shape)
+        self._attend(q_THC, k_TNC, v_TNC, keys, values, out_THC, layout.spans_S4, layout.pages_SP, masks, scale, window)
+        return out_THC
+
+    def attention(
+        self,
+        q_THC: Tensor,
+        k_MNC: Tensor,
+        v_MNX: Tensor,
+        scale: float,
+        window: int | None = None,
+        keep_TM: Tensor | None = None,
+    ) -> Tensor:
+        rows = (q_THC, k_MNC, v_MNX)
+        if not _plain(*rows) or not all(map(_packed, rows)) or not _fits(q_THC, v_MNX):
+            return cpu.attention(q_THC, k_MNC, v_MNX, scale, window, keep_TM)
+        new, total = q_THC.shape[0], k_MNC.shape[0]
+        span_14 = torch.tensor([[0, new, total - new, 0]])
+        if keep_TM is not None:
+            keep_TM = keep_TM & cpu.visible_TM(new, total, window, q_THC.device)
+        out_THX = q_THC.new_empty(new, q_THC.shape[1], v_MNX.shape[2])
+        self._attend(q_THC, k_MNC, v_MNX, None, None, out_THX, span_14, None, [keep_TM], scale, window)
+        return out_THX
+
+    def _attend(
+        self,
+        q_THC: Tensor,
+        k_TNC: Tensor,
+        v_TNX: Tensor,
+        keys: Tensor | None,
+        values: Tensor | None,
+        out_THX: Tensor,
+        spans_S4: Tensor,
+        pages_SP: Tensor | None,
+        masks: list[Tensor | None],
+        scale: float,
+        window: int | None,
+    ) -> None:
+        masks = [mask if mask is None else mask.contiguous() for mask in masks]
+        addresses = [0 if mask is None else mask.data_ptr() for mask in masks]
+        addresses_S = torch.tensor(addresses) if any(addresses) else None
+        size = 0 if keys is None else keys.shape[1]
+        self.library.attend(
+            q_THC.data_ptr(), k_TNC.data_ptr(), v_TNX.data_ptr(), _pointer(keys), _pointer(values), out_THX.data_ptr(),
+            spans_S4.data_ptr(), _pointer(pages_SP), _pointer(addresses_S),
+            len(spans_S4), 0 if pages_SP is None else pages_SP.shape[1], size,
+            q_THC.stride(0), k_TNC.stride(0), v_TNX.stride(0),
+            q_THC.shape[1], k_TNC.shape[1], q_THC.shape[2], v_TNX.shape[2], window or 0, scale,
+            torch.get_num_threads(),
+        )  # fmt: skip
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _packed(x_THC: Tensor) -> bool:
+    """Whether each token's heads lie side by side; tokens may lie apart."""
+    return x_THC.stride(2) == 1 and x_THC.stride(1) == x_THC.shape[2]
+
+
+def _fits(q_THC: Tensor, v_TNX: Tensor) -> bool:
+    return q_THC.shape[2] % LANES == 0 and v_TNX.shape[2] % LANES == 0

@@ -1,0 +1,191 @@
+/* Attention of a whole flat batch, straight from the pages of the cache.
+
+   Keys are taken in blocks of B that begin at multiples of B of the sequence, with a running maximum and sum per query
+   (online softmax). What one query does is thus the same, operation for operation, whichever queries it shares a tile
+   with, and however its sequence was split into steps. Rows of the cache that no query of a tile may see are not
+   touched: they may hold anything. */
+#include "vector.h"
+
+#define B 64     /* keys in a block */
+#define ROWS 16  /* about how many queries share a block of keys while it is in the nearest cache */
+#define ALONE 16384
+
+typedef struct {
+    const float *q, *k, *v; /* of the new tokens, or of all where nothing is paged */
+    float *keys, *values;   /* slabs of the cache (pages, page_size, N, C), or NULL */
+    float *out;
+    const int64_t *spans; /* (S, 4): first and last+1 row of the batch, tokens before them, first row in k and v */
+    const int64_t *table; /* (S, columns): pages */
+    const int64_t *masks; /* (S): address of a mask (new, total) of bytes, or 0 */
+    long S, columns, page_size, q_stride, k_stride, v_stride, H, N, C, X, window;
+    float scale;
+} Attention;
+
+INLINE long page_row(const Attention *a, long s, long place) {
+    return a->table[s * a->columns + place / a->page_size] * a->page_size + place % a->page_size;
+}
+
+/* Scores of R queries against W keys. */
+INLINE void score(int R, const float *const *q, const float *const *k, long C, float *to, float scale) {
+    vec sum[4 * W];
+    UNROLL for (int i = 0; i < R * W; i++) sum[i] = splat(0.0f);
+    for (long c = 0; c < C; c += W) {
+        vec ks[W];
+        UNROLL for (int j = 0; j < W; j++) ks[j] = load(k[j] + c);
+        UNROLL for (int r = 0; r < R; r++) {
+            vec qs = load(q[r] + c);
+            UNROLL for (int j = 0; j < W; j++) sum[r * W + j] += qs * ks[j];
+        }
+    }
+    UNROLL for (int r = 0; r < R; r++) {
+        vec *m = sum + r * W;
+        transpose(m);
+        for (int half = W / 2; half; half /= 2) UNROLL for (int i = 0; i < half; i++) m[i] += m[i + half];
+        store(to + r * B, m[0] * splat(scale));
+    }
+}
+
+/* Adds keys begin..end's values, weighed, to V vectors of R queries. */
+INLINE void weigh(int R, int V, const float *p, const float *const *v, long begin, long end, float *const *o, long at) {
+    vec sum[16];
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < V; i++) sum[r * V + i] = load(o[r] + at + i * W);
+    for (long m = begin; m < end; m++) UNROLL for (int i = 0; i < V; i++) {
+        vec values = load(v[m] + at + i * W);
+        UNROLL for (int r = 0; r < R; r++) sum[r * V + i] += values * p[r * B + m];
+    }
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < V; i++) store(o[r] + at + i * W, sum[r * V + i]);
+}
+
+typedef struct {
+    long low, high; /* the keys this query may see */
+    const uint8_t *mask;
+    float most, total;
+} Query;
+
+/* Turns one query's scores of a block into weights; what it has gathered so far is scaled to the new maximum. */
+static void weights(Query *query, float *s, long block, long count, float *o, long X) {
+    long padded = (count + W - 1) / W * W;
+    int all = !query->mask && block >= query->low && block + count <= query->high;
+    for (long m = all ? count : 0; m < padded; m++) {
+        long place = block + m;
+        int seen = m < count && place >= query->low && place < query->high && (!query->mask || query->mask[place]);
+        if (!seen) s[m] = -INFINITY;
+    }
+    vec most = load(s);
+    for (long m = W; m < padded; m += W) {
+        vec more = load(s + m);
+        most = pick(more > most, more, most);
+    }
+    float block_most = lane_max(most), new_most = block_most > query->most ? block_most : query->most;
+    if (new_most == -INFINITY) { /* nothing seen yet */
+        memset(s, 0, padded * sizeof *s);
+        return;
+    }
+    float shrink = exp1(query->most - new_most);
+    vec sum = splat(0.0f);
+    for (long m = 0; m < padded; m += W) {
+        vec p = vexp(load(s + m) - splat(new_most));
+        store(s + m, p);
+        sum += p;
+    }
+    query->total = query->total * shrink + lane_sum(sum);
+    query->most = new_most;
+    if (shrink != 1.0f)
+        for (long i = 0; i < X; i++) o[i] *= shrink;
+}
+
+/* The queries of tokens first..last of sequence s that share key head n. */
+static void attend_tile(const Attention *a, long s, long n, long first, long last, float *scratch) {
+    const int64_t *span = a->spans + 4 * s;
+    long group = a->H / a->N, rows = (last - first) * group, C = a->C, X = a->X;
+    long before = span[2] - span[0], total = span[1] + before;
+    const uint8_t *mask = a->masks ? (const uint8_t *)(intptr_t)a->masks[s] : NULL;
+    const float *q[rows], *k[B], *v[B];
+    float *o[rows];
+    Query query[rows];
+    long low = total, high = 0;
+    for (long r = 0; r < rows; r++) {
+        long t = first + r / group, h = n * group + r % group, place = t + before;
+        q[r] = a->q + t * a->q_stride + h * C;
+        o[r] = a->out + (t * a->H + h) * X;
+        query[r] = (Query){0, place + 1, NULL, -INFINITY, 0.0f};
+        if (mask) query[r].mask = mask + (t - span[0]) * total, query[r].high = total;
+        else if (a->window > 0 && place + 1 > a->window) query[r].low = place + 1 - a->window;
+        low = query[r].low < low ? query[r].low : low;
+        high = query[r].high > high ? query[r].high : high;
+        memset(o[r], 0, X * sizeof(float));
+    }
+    for (long block = low / B * B; block < high; block += B) {
+        long begin = low > block ? low - block : 0, count = high - block < B ? high - block : B;
+        for (long m = 0; m < B; m++) { /* places that may not be touched stand for their nearest neighbour */
+            long place = block + (m < begin ? begin : m < count ? m : count - 1);
+            long row = a->keys ? page_row(a, s, place) : span[3] + place;
+            k[m] = a->keys ? a->keys + (row * a->N + n) * C : a->k + row * a->k_stride + n * C;
+            v[m] = a->keys ? a->values + (row * a->N + n) * X : a->v + row * a->v_stride + n * X;
+        }
+        for (long r = 0; r < rows; r += 4) {
+            long R = rows - r < 4 ? rows - r : 4;
+            for (long m = begin / W * W; m < count; m += W) {
+                if (R == 4) score(4, q + r, k + m, C, scratch + m, a->scale);
+                else if (R == 3) score(3, q + r, k + m, C, scratch + m, a->scale);
+                else if (R == 2) score(2, q + r, k + m, C, scratch + m, a->scale);
+                else score(1, q + r, k + m, C, scratch + m, a->scale);
+            }
+            for (long i = 0; i < R; i++) weights(query + r + i, scratch + i * B, block, count, o[r + i], X);
+            long at = 0;
+            for (; at + 4 * W <= X; at += 4 * W) {
+                if (R == 4) weigh(4, 4, scratch, v, begin, count, o + r, at);
+                else if (R == 3) weigh(3, 4, scratch, v, begin, count, o + r, at);
+                else if (R == 2) weigh(2, 4, scratch, v, begin, count, o + r, at);
+                else weigh(1, 4, scratch, v, begin, count, o + r, at);
+            }
+            for (; at < X; at += W)
+                for (long i = 0; i < R; i++) weigh(1, 1, scratch + i * B, v, begin, count, o + r + i, at);
+        }
+    }
+    for (long r = 0; r < rows; r++)
+        for (long i = 0; i < X; i++) o[r][i] /= query[r].total;
+}
+
+/* New keys and values go to the cache, if there is one; then every token attends to its own sequence so far. */
+void attend(const float *q, const float *k, const float *v, float *keys, float *values, float *out,
+            const int64_t *spans, const int64_t *table, const int64_t *masks, long S, long columns, long page_size,
+            long q_stride, long k_stride, long v_stride, long H, long N, long C, long X, long window, float scale,
+            int threads) {
+    Attention a = {q,       k,         v,        keys,     values,   out, spans, table, masks,  S,
+                   columns, page_size, q_stride, k_stride, v_stride, H,   N,     C,     X,      window, scale};
+    long tokens_a_tile = ROWS / (H / N) > 1 ? ROWS / (H / N) : 1, work = 0;
+    long *first_item = malloc((S + 1) * sizeof *first_item);
+    first_item[0] = 0;
+    for (long s = 0; s < S; s++) {
+        long new = spans[4 * s + 1] - spans[4 * s];
+        first_item[s + 1] = first_item[s] + (new + tokens_a_tile - 1) / tokens_a_tile * N;
+        work += new * (new + spans[4 * s + 2]) * H * C;
+    }
+#pragma omp parallel num_threads(threads) if (work > ALONE)
+    {
+        if (keys) {
+#pragma omp for schedule(static)
+            for (long s = 0; s < S; s++)
+                for (long t = spans[4 * s]; t < spans[4 * s + 1]; t++) {
+                    long row = page_row(&a, s, t - spans[4 * s] + spans[4 * s + 2]);
+                    memcpy(keys + row * N * C, k + t * k_stride, N * C * sizeof(float));
+                    memcpy(values + row * N * X, v + t * v_stride, N * X * sizeof(float));
+                }
+        }
+        float scratch[4 * B];
+#pragma omp for schedule(dynamic, 1)
+        for (long item = 0; item < first_item[S]; item++) {
+            long low = 0, high = S; /* the sequence this item belongs to */
+            while (high - low > 1) {
+                long middle = (low + high) / 2;
+                if (first_item[middle] <= item) low = middle;
+                else high = middle;
+            }
+            long within = item - first_item[low], start = spans[4 * low] + within / N * tokens_a_tile;
+            long stop = start + tokens_a_tile < spans[4 * low + 1] ? start + tokens_a_tile : spans[4 * low + 1];
+            attend_tile(&a, low, within % N, start, stop, scratch);
+        }
+    }
+    free(first_item);
+}

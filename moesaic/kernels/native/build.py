@@ -1,0 +1,104 @@
+"""Compile the C sources of this folder once per machine and source, and load them.
+
+The compiler is the system's (cc, gcc or clang). Where there is none, or it fails, there are no native kernels, and the
+library calls of `kernels.cpu` do all the work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch  # noqa: F401  (loads the OpenMP runtime that is looked for below)
+
+SOURCES = Path(__file__).parent
+FLAGS = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-fno-schedule-insns")
+DIGEST = 32  # bytes of a checksum behind the library: a file cut short must not be mapped
+
+
+def compiler() -> str | None:
+    return next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
+
+
+def cache_folder() -> Path:
+    return Path.home() / ".cache" / "moesaic" / "native"
+
+
+def threading_runtime() -> str | None:
+    """The OpenMP runtime that PyTorch runs on. There must be no second one: each would keep all cores spinning."""
+    try:
+        mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
+    except OSError:
+        return None
+    names = ("libgomp", "libiomp", "libomp")
+    return next((path for path in sorted(mapped) if Path(path).name.startswith(names)), None)
+
+
+def library(folder: Path, compiler: str | None) -> ctypes.CDLL | None:
+    """The compiled kernels, from `folder` if they are there; None where they cannot be had."""
+    if compiler is None:
+        return None
+    runtime = threading_runtime()
+    # Not linked against a runtime of the compiler's choice: its functions are found in the one already loaded.
+    for threads in (("-fopenmp",), ()) if runtime else ((),):
+        try:
+            if runtime:
+                ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
+            return _load(folder, compiler, threads)
+        except (OSError, subprocess.SubprocessError):
+            continue
+    return None
+
+
+def _load(folder: Path, compiler: str, threads: tuple[str, ...]) -> ctypes.CDLL:
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=60).stdout
+    sources = sorted(SOURCES.glob("*.[ch]"))
+    parts = [version, _processor(), " ".join(FLAGS + threads).encode(), *(file.read_bytes() for file in sources)]
+    file = folder / f"{hashlib.sha256(b''.join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:24]}.so"
+    if not _whole(file):
+        _compile(file, compiler, threads)
+    return ctypes.CDLL(str(file))
+
+
+def _processor() -> bytes:
+    """What -march=native depends on: a home folder may be shared by different machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    kinds = ("model name", "flags", "Features", "CPU part", "CPU implementer")
+    told = sorted({line for line in lines if line.startswith(kinds)})
+    return "\n".join([platform.machine(), *told]).encode()
+
+
+def _whole(file: Path) -> bool:
+    try:
+        data = file.read_bytes()
+    except OSError:
+        return False
+    return len(data) > DIGEST and hashlib.sha256(data[:-DIGEST]).digest() == data[-DIGEST:]
+
+
+def _compile(file: Path, compiler: str, threads: tuple[str, ...]) -> None:
+    """Build beside the place and move there whole: two processes may do so at once, and either result serves both."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=file.parent) as work:
+        objects = []
+        for source in sorted(SOURCES.glob("*.c")):
+            objects.append(f"{work}/{source.stem}.o")
+            _run([compiler, *FLAGS, *threads, "-c", str(source), "-o", objects[-1]])
+        built = Path(work) / "kernels.so"
+        _run([compiler, "-shared", *objects, "-lm", "-o", str(built)])
+        data = built.read_bytes()
+        built.write_bytes(data + hashlib.sha256(data).digest())
+        os.replace(built, file)
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, capture_output=True, check=True, timeout=300)

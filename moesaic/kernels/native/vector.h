@@ -1,0 +1,137 @@
+/* Vectors of W floats in the compiler's own notation, so that one source serves NEON, AVX2 and whatever comes next.
+
+   The flags ask for fused multiply-add wherever a product is added; nothing is ever reordered. Every result here is a
+   function of its own row alone: how many rows a call brings, how they are tiled and which thread takes them must not
+   change a bit of it. */
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef __AVX2__
+#define W 8
+#else
+#define W 4
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
+
+typedef float vec __attribute__((vector_size(4 * W)));
+typedef int32_t ivec __attribute__((vector_size(4 * W)));
+typedef float loose __attribute__((vector_size(4 * W), aligned(4), may_alias));
+
+INLINE vec load(const float *from) { return (vec)(*(const loose *)from); }
+INLINE void store(float *to, vec value) { *(loose *)to = (loose)value; }
+INLINE vec splat(float value) { return value - (vec){0}; }
+INLINE vec pick(ivec condition, vec yes, vec no) {
+    return (vec)((condition & (ivec)yes) | (~condition & (ivec)no));
+}
+
+/* W rows of W become W columns. */
+INLINE void transpose(vec *m) {
+#define SWAP(a, b, ...)                                                                                                \
+    do {                                                                                                               \
+        vec first = __builtin_shufflevector(m[a], m[b], FIRST);                                                        \
+        m[b] = __builtin_shufflevector(m[a], m[b], SECOND);                                                            \
+        m[a] = first;                                                                                                  \
+    } while (0)
+#if W == 4
+#define FIRST 0, 4, 2, 6
+#define SECOND 1, 5, 3, 7
+    SWAP(0, 1);
+    SWAP(2, 3);
+#undef FIRST
+#undef SECOND
+#define FIRST 0, 1, 4, 5
+#define SECOND 2, 3, 6, 7
+    SWAP(0, 2);
+    SWAP(1, 3);
+#undef FIRST
+#undef SECOND
+#else
+#define FIRST 0, 8, 2, 10, 4, 12, 6, 14
+#define SECOND 1, 9, 3, 11, 5, 13, 7, 15
+    SWAP(0, 1);
+    SWAP(2, 3);
+    SWAP(4, 5);
+    SWAP(6, 7);
+#undef FIRST
+#undef SECOND
+#define FIRST 0, 1, 8, 9, 4, 5, 12, 13
+#define SECOND 2, 3, 10, 11, 6, 7, 14, 15
+    SWAP(0, 2);
+    SWAP(1, 3);
+    SWAP(4, 6);
+    SWAP(5, 7);
+#undef FIRST
+#undef SECOND
+#define FIRST 0, 1, 2, 3, 8, 9, 10, 11
+#define SECOND 4, 5, 6, 7, 12, 13, 14, 15
+    SWAP(0, 4);
+    SWAP(1, 5);
+    SWAP(2, 6);
+    SWAP(3, 7);
+#undef FIRST
+#undef SECOND
+#endif
+#undef SWAP
+}
+
+/* The sum of a vector's lanes, in halves: always the same tree. */
+INLINE float lane_sum(vec v) {
+    float part[W];
+    store(part, v);
+    for (int half = W / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) part[i] += part[i + half];
+    return part[0];
+}
+
+INLINE float lane_max(vec v) {
+    float part[W], most;
+    store(part, v);
+    most = part[0];
+    for (int i = 1; i < W; i++) most = part[i] > most ? part[i] : most;
+    return most;
+}
+
+/* e^x to within two units in the last place; 1 at 0 exactly; 0 far below; infinity far above; NaN stays. */
+INLINE vec vexp(vec x) {
+    const vec magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
+    vec n = (x * splat(1.44269504f) + magic) - magic;
+    ivec low = x < splat(-87.3f), high = x > splat(88.7f);
+    vec r = x - n * splat(0.693359375f);
+    r = r + n * splat(2.12194440e-4f);
+    vec p = splat(1.9875691500e-4f);
+    p = p * r + splat(1.3981999507e-3f);
+    p = p * r + splat(8.3334519073e-3f);
+    p = p * r + splat(4.1665795894e-2f);
+    p = p * r + splat(1.6666665459e-1f);
+    p = p * r + splat(5.0000001201e-1f);
+    p = p * (r * r) + (r + splat(1.0f));
+    /* 2^n in two halves, because 2^128 is not a float. */
+    ivec whole = __builtin_convertvector(pick(low | high, splat(0.0f), n), ivec), half = whole >> 1;
+    p = p * (vec)((half + 127) << 23) * (vec)((whole - half + 127) << 23);
+    p = pick(low, splat(0.0f), p);
+    return pick(high, splat(INFINITY), p);
+}
+
+INLINE float exp1(float x) { return vexp(splat(x))[0]; }
+
+/* silu(gate) * up * scale. */
+INLINE void swiglu_row(const float *gate, const float *up, float *y, long size, float scale) {
+    for (long i = 0; i < size; i += W) {
+        vec g, u;
+        if (i + W <= size) g = load(gate + i), u = load(up + i);
+        else {
+            g = u = splat(0.0f);
+            for (long j = 0; i + j < size; j++) g[j] = gate[i + j], u[j] = up[i + j];
+        }
+        vec out = (g / (splat(1.0f) + vexp(-g))) * u * splat(scale);
+        if (i + W <= size) store(y + i, out);
+        else
+            for (long j = 0; i + j < size; j++) y[i + j] = out[j];
+    }
+}
