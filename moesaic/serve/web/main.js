@@ -3,7 +3,7 @@
 import { Api } from "./api.js";
 import { Chat } from "./chat.js";
 import { Conversation } from "./conversation.js";
-import { Live } from "./live.js";
+import { Live } from "./engine.js";
 import { Settings } from "./settings.js";
 import { recall, remember } from "./storage.js";
 
