@@ -1,7 +1,7 @@
 """The loss law on real runs of a tiny mixture: fitted on a constant and a cosine run, does it predict WSD, and is the
 schedule it finds better than cosine?
 
-    python -m bench.loss_law                        four runs a seed, each about two minutes of one core
+    python -m bench.loss_law                        two to three minutes of one core for each of four seeds
     python -m bench.loss_law --seeds 0
 
 Losses are those on the same held-out text, every 20 steps, as they are: no smoothing. The setting (model, batch, peak,
@@ -12,6 +12,7 @@ stopped goes on. Writes bench/results/loss_law.json.
 from __future__ import annotations
 
 import argparse
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,12 @@ from moesaic.train.law_optimize import optimize
 from moesaic.train.law_runs import HELD_OUT, LOSS, read_run
 from moesaic.train.pretrain import pretrain
 
-STEPS, WARMUP, PEAK = 2000, 100, 0.0015
+STEPS, WARMUP, PEAK = 1200, 60, 0.002
+BRANCH = 960  # until here WSD is the constant run, to the bit, and goes on from its checkpoint
 # Short documents, shuffled: with whole files, whose tables fill many batches in a row, the curve is no curve.
 RECIPE = rf"""
-model: {{vocab: 512, hidden: 64, layers: 2, heads: 4, kv_heads: 2, head_size: 16, dense_hidden: 128, experts: 4,
-        expert_hidden: 64, shared_experts: 0, context: 64, tied: true}}
+model: {{vocab: 512, hidden: 32, layers: 2, heads: 2, kv_heads: 1, head_size: 16, dense_hidden: 64, experts: 4,
+        expert_hidden: 32, shared_experts: 0, context: 64, tied: true}}
 data:
   sources:
     - {{name: code, path: "builtin:stdlib", separator: "\n\n"}}
@@ -36,8 +38,8 @@ data:
   tokenizer_sample: 2000000
   quality: null
   held_out: 0.02
-train: {{steps: {STEPS}, batch_tokens: 640, warmup_steps: {WARMUP}, save_every: 1000, evaluate_every: 20,
-        evaluate_tokens: 8192}}
+train: {{steps: {STEPS}, batch_tokens: 384, warmup_steps: {WARMUP}, save_every: 240, keep_every: {BRANCH},
+        evaluate_every: 20, evaluate_tokens: 4096}}
 optimizer: {{name: adamw, lr: {PEAK}}}
 """
 SCHEDULES = {
@@ -69,6 +71,8 @@ def compare(fitted_on: list[Path], other: Path, key: str) -> dict[str, Any]:
 def one_seed(seed: int, out: Path, file: Path) -> dict[str, Any]:
     def train(name: str, schedule: str) -> Path:
         run = out / f"{name}-{seed}"
+        if name == "wsd" and not run.exists():
+            _branch(out / f"constant-{seed}", run)
         options = [f"train.seed={seed}", f"data.seed={seed}", f"train.data={out / 'data'}", f"schedule={schedule}"]
         if pretrain(load_recipe(file, options), run, quiet=True)["outcome"] != "finished":
             raise SystemExit("stopped; the same command goes on")
@@ -92,6 +96,16 @@ def one_seed(seed: int, out: Path, file: Path) -> dict[str, Any]:
     }
 
 
+def _branch(source: Path, run: Path) -> None:
+    """A run that has come as far as another had at BRANCH."""
+    place = Path("checkpoints") / f"step-{BRANCH:08}"
+    fresh = run.with_name(f".{run.name}")
+    shutil.rmtree(fresh, ignore_errors=True)
+    shutil.copytree(source / place, fresh / place)
+    shutil.copy2(source / "metrics.jsonl", fresh)  # what comes after is dropped when it goes on
+    fresh.rename(run)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2, 3])
@@ -103,7 +117,8 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     file = out / "recipe.yaml"
     file.write_text(RECIPE)
-    prepare(load_recipe(file), out / "data")
+    if not (out / "data" / "manifest.json").exists():
+        prepare(load_recipe(file), out / "data")
 
     rows = []
     print("seed  WSD: true, predicted, off, R²            held-out loss at the end")

@@ -315,6 +315,14 @@ class Recipe(Section):
         """Where a key was written: the recipe's file, or the command line."""
         return _origin(self._file, self._overridden, path)
 
+    def changed(self, **sections: dict[str, Any]) -> Recipe:
+        """The same recipe with other values in some sections' keys."""
+        made = self.model_copy(
+            update={name: getattr(self, name).model_copy(update=values) for name, values in sections.items()}
+        )
+        made._file, made._overridden = self._file, self._overridden
+        return made
+
     def build(self, key: str, base: type[Base]) -> Base:
         """The method under `key`, such as `schedule` or `evaluate.suites.0`, made of its options."""
         path = tuple(int(part) if part.isdigit() else part for part in key.split("."))

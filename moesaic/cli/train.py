@@ -2,6 +2,7 @@
 
 moesaic train recipes/tiny.yaml --out out/tiny
 moesaic train recipes/tiny.yaml --out out/tiny train.steps=400 optimizer.lr=0.003
+moesaic train --keys                             every key of a recipe, with its default and meaning
 """
 
 from __future__ import annotations
@@ -16,8 +17,18 @@ from moesaic.cli.app import JsonFlag, print_json
 ORDER = 40
 
 
+def _print_keys(asked: bool) -> None:
+    if asked:
+        from moesaic.recipe_keys import keys
+
+        print(keys())
+        raise typer.Exit
+
+
 def command(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML file.", show_default=False)],
+    recipe: Annotated[
+        Path, typer.Argument(metavar="RECIPE", help="A YAML file; recipes/tiny.yaml is one.", show_default=False)
+    ],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[section.key=value ...]", help="In place of what the recipe says.")
     ] = None,
@@ -25,8 +36,16 @@ def command(
         "out/run"
     ),
     json: JsonFlag = False,
+    keys: Annotated[
+        bool,
+        typer.Option("--keys", help="List every key that a recipe may have.", callback=_print_keys, is_eager=True),
+    ] = False,
 ) -> None:
-    """Train a model; a run that was stopped goes on where it was."""
+    """Train a model; a run that was stopped goes on where it was.
+
+    The recipe's data is prepared first, unless train.data says where that was done. Ctrl-C saves and ends; the same
+    command goes on. DIR is a model directory from the first checkpoint on, with metrics.jsonl and training.png.
+    """
     from moesaic.recipe import load_recipe
     from moesaic.train.pretrain import pretrain
 

@@ -400,5 +400,14 @@ class TestWhatGoesWrong:
         assert equal(weights(tmp_path / "run"), weights(whole))
 
 
+def test_a_run_cut_short_on_the_command_line_has_a_warm_up_that_fits(recipe_file, tmp_path):
+    run(recipe_file, tmp_path / "run", "train.steps=2")  # of which the file's warm-up would take 3
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["lr"] for line in lines] == [0.01, pytest.approx(0.0055)]
+    assert "warm-up shortened to 0" in (tmp_path / "run" / "events.jsonl").read_text()
+    with pytest.raises(UserError, match="leave none after it"):
+        run(recipe_file, tmp_path / "other", "train.steps=2", "train.warmup_steps=3")
+
+
 def test_defaults_are_a_recipe():
     assert Recipe().train.objective.name == "next_token"
