@@ -74,7 +74,7 @@ PAIRS = [
 ]
 
 
-def some_prompts(count: int = 5, seed: int = 0) -> list[list[int]]:
+def some_prompts(count: int = 4, seed: int = 0) -> list[list[int]]:
     """Some with a beginning in common, and some that repeat themselves."""
     generator = torch.Generator().manual_seed(seed)
     beginning = torch.randint(3, 97, (9,), generator=generator).tolist()
@@ -114,8 +114,8 @@ class TestEveryDrafter:
     def test_same_answers(self, kind, method, models, directories):
         """Together, with pages shared, while the cache is so small that requests lose their places."""
         model, prompts = models[kind], some_prompts()
-        wishes = {"max_tokens": 16, "ignore_eos": True, "seed": 7}
-        room = 20 * page_bytes(model, 4)
+        wishes = {"max_tokens": 12, "ignore_eos": True, "seed": 7}
+        room = 14 * page_bytes(model, 4)
         for temperature in (0.0, 1.3):
             plain = Engine(model, reuse_prefixes=False).generate(prompts, temperature=temperature, **wishes)
             engine = Engine(
@@ -125,7 +125,7 @@ class TestEveryDrafter:
                 policy=Chunked(tokens=16),
                 drafter=METHODS[method](*directories[kind]),
             )
-            for _ in range(2):  # the second time, most of the prompts are in the cache
+            for _ in range(2 if temperature else 1):  # the second time, most of the prompts are in the cache
                 answers = engine.generate(prompts, temperature=temperature, **wishes)
                 assert [a.tokens for a in answers] == [a.tokens for a in plain]
                 for answer, expected in zip(answers, plain):
@@ -143,7 +143,7 @@ class TestEveryDrafter:
         requests = [engine.request(prompt) for prompt in some_prompts()]
         for request in requests:
             engine.add(request)
-        for number in range(4):
+        for number in range(3):
             engine.step()
             engine.abort(requests[number])
         for _ in range(3):
