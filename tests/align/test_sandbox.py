@@ -12,9 +12,11 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -100,19 +102,23 @@ class Caller:
 
 
 USERS = ["root", "ordinary"] if os.geteuid() == 0 else ["ordinary"]
+LEVELS = ["namespaces", "guarded"]
 
 
-@pytest.fixture(
-    scope="module", params=[(user, level) for user in USERS for level in ("namespaces", "guarded")], ids=str
-)
-def caller(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
-    base = tmp_path_factory.mktemp("caller")
-    for folder in (base, *base.parents[:3]):  # pytest keeps them to the user that runs the tests
-        if folder.stat().st_uid == os.geteuid():
-            folder.chmod(folder.stat().st_mode | 0o011)
-    caller = Caller(*request.param, base / "temporary")
-    yield caller
-    caller.close()
+@contextmanager
+def public_folder() -> Iterator[Path]:
+    """Not pytest's, which it shuts to all but the user that runs the tests."""
+    with tempfile.TemporaryDirectory(prefix="moesaic-test-") as name:
+        os.chmod(name, 0o711)
+        yield Path(name)
+
+
+@pytest.fixture(scope="module", params=[(user, level) for user in USERS for level in LEVELS], ids=str)
+def caller(request: pytest.FixtureRequest) -> Iterator[Caller]:
+    with public_folder() as folder:
+        caller = Caller(*request.param, folder / "temporary")
+        yield caller
+        caller.close()
 
 
 @pytest.fixture
@@ -371,21 +377,19 @@ print("started")
 
 
 @pytest.mark.parametrize("user", USERS)
-@pytest.mark.parametrize("level", ["namespaces", "guarded"])
-def test_a_program_dies_with_the_caller(user: str, level: str, tmp_path: Path) -> None:
-    for folder in (tmp_path, *tmp_path.parents[:3]):
-        if folder.stat().st_uid == os.geteuid():
-            folder.chmod(folder.stat().st_mode | 0o011)
-    caller = Caller(user, level, tmp_path / "temporary")
-    marker = f"/{tmp_path.name}-{os.getpid()}"
-    # A command line that can be found: the program becomes a sleeping interpreter that names the marker.
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_program_dies_with_the_caller(user: str, level: str) -> None:
+    marker = f"marker-{os.getpid()}-{time.monotonic_ns()}"
+    # The program becomes one that can be found by its command line.
     code = (
         f"import os, sys; os.execv(sys.executable, [sys.executable, '-c', 'import time; time.sleep(300)', '{marker}'])"
     )
-    caller.start(code, seconds=200)
-    wait_until(lambda: running(marker) != [])
-    caller.close()
-    wait_until(lambda: running(marker) == [])
+    with public_folder() as folder:
+        caller = Caller(user, level, folder / "temporary")
+        caller.start(code, seconds=200)
+        wait_until(lambda: running(marker) != [])
+        caller.close()
+        wait_until(lambda: running(marker) == [])
 
 
 def wait_until(condition: Any) -> None:
