@@ -245,17 +245,10 @@ class BalanceSection(Section):
     z_loss: float = Field(0.0, ge=0, description="weight of the router's z-loss")
 
 
-class AlignStage(Section):
-    """One stage of alignment."""
-
-    name: Literal["sft", "preference", "reward_model", "policy", "distill"]
-    steps: Count
-
-
 class AlignSection(Section):
     """The stages of alignment, in order."""
 
-    stages: tuple[AlignStage, ...] = ()
+    stages: tuple[Named, ...] = Field((), description="sft, preference, policy, ... with their options")
     invariant: bool = Field(True, description="trainer and engine agree to the bit")
 
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from moesaic.errors import UserError
 from moesaic.methods import Method
-from moesaic.recipe import AlignStage, Phase, Recipe, Source, TrainSection, load_recipe
+from moesaic.recipe import Phase, Recipe, Source, TrainSection, load_recipe
 from moesaic.strict import keys
 
 Load = Callable[..., Recipe]
@@ -64,7 +64,7 @@ class TestReading:
         assert recipe.model.router.score == "softmax"
         assert recipe.data.sources == (Source(name="code", path="builtin:python", weight=2.0),)
         assert recipe.data.phases == (Phase(share=1.0, weights={"code": 1.0}),)
-        assert recipe.align.stages == (AlignStage(name="sft", steps=2),)
+        assert recipe.align.stages == (Method("sft", {"steps": 2}),)
         assert recipe.align.invariant is False
         assert recipe.optimizer == Method("adamw", {"lr": 3e-4})
         assert recipe.schedule == Method("cosine")
@@ -126,7 +126,7 @@ class TestOverrides:
             "optimizer.name=muon",
             "data.sources=[{name: a, path: a=b.txt}]",
         )
-        assert [stage.steps for stage in recipe.align.stages] == [3, 50]
+        assert [stage.options["steps"] for stage in recipe.align.stages] == [3, 50]
         assert recipe.model.router.groups == 2
         assert recipe.optimizer == Method("muon", {"lr": 1e-3})
         assert recipe.data.sources[0].path == "a=b.txt"
@@ -179,8 +179,8 @@ class TestWrongKeysAndTypes:
             ("train: {qqq: x}", "train.qqq: no such key; known here: init, data, objective,"),
             ("model: {router: {top_group: 1}}", "model.router.top_group: no such key; did you mean model.router.top_g"),
             (
-                "align: {stages: [{name: sft, stps: 1}]}",
-                "align.stages.0.stps: no such key; did you mean align.stages.0.steps? 1 more",
+                "data: {phases: [{share: 1, weght: {}}]}",
+                "data.phases.0.weght: no such key; did you mean data.phases.0.weights?",
             ),
             ("train: {steps: '3'}", 'train.steps: expected a whole number, found text "3"'),
             ("train: {steps: true}", "train.steps: expected a whole number, found true"),
@@ -194,7 +194,7 @@ class TestWrongKeysAndTypes:
             ("align: {invariant: yes}", 'align.invariant: expected true or false, found text "yes"'),
             ("align: {invariant: 1}", "align.invariant: expected true or false, found 1"),
             ("align: {stages: 3}", "align.stages: expected a list, found 3"),
-            ("align: {stages: [{steps: 1}]}", "align.stages.0.name: missing"),
+            ("align: {stages: [{steps: 1}]}", "align.stages.0: names no method"),
             ("data: {tokenizer: 3}", "data.tokenizer: expected text, found 3"),
             ("data: {phases: [{share: 1, weights: {a: x}}]}", "data.phases.0.weights.a: expected a number"),
             ("data: {phases: [{share: 1.5, weights: {}}]}", "data.phases.0.share: must be at most 1, found 1.5"),

@@ -51,12 +51,13 @@ class Run:
         *,
         quiet: bool = False,
         command: str = "",
+        name: str = "train",
         begun: Begun | None = None,
         stream: Callable[[Model], Stream] | None = None,
         measure: Callable[[Model], dict[str, float]] | None = None,
     ) -> None:
         recipe, shortened = _with_room(recipe)
-        self.recipe, self.out, self.settings = recipe, out, recipe.train
+        self.recipe, self.out, self.settings, self.name = recipe, out, recipe.train, name
         self.device = probe.device()
         torch.set_num_threads(probe.threads())
         self.step = 0
@@ -209,7 +210,7 @@ class Run:
             "life": self.life,
         }
         tokens, mean = report["tokens"], self.watch.mean
-        stage = lineage.stage("train", steps=self.step, tokens=tokens, loss=round(mean, 4), recipe=numbers["recipe"])
+        stage = lineage.stage(self.name, steps=self.step, tokens=tokens, loss=round(mean, 4), recipe=numbers["recipe"])
         life = [*self.life, stage]
         config, dtype = self.model.config, self.model.dtype
         self.checkpoints.save(Snapshot(self.step, config, weights, dtype, self.files, life, tensors, numbers))

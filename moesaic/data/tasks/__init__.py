@@ -3,6 +3,7 @@
     task = tasks("gcd", "train", 0)
     task.question, task.answer
     score(task, "12")                     # 1.0 for a right answer
+    tasks("chain_sum:max_terms=2,max_digits=1", "train", 0)       # with options of the family
 
 Training and test never meet, in two ways at once. *Seeds*: index i of a split draws from the seeds
 `FIRST_SEED[split] + i * BLOCK` to the last of that block, and the two ranges do not touch. *Content*: small families
@@ -13,6 +14,7 @@ and to the training split otherwise; of the block's seeds the first whose questi
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -73,12 +75,18 @@ def families() -> list[str]:
     return sorted(set(DATASETS) - set(UNSUITABLE))
 
 
+@lru_cache(256)
 def check_family(family: str, here: str, *, as_source: bool = False) -> None:
     """A UserError unless there is such a family; with `as_source`, unless it gives answers to learn from."""
-    if family in UNSUITABLE:
-        raise UserError(here, f"{family} cannot be used: {UNSUITABLE[family]}", "Choose another family.")
-    if family not in _known():
-        raise UserError(here, f'no family of tasks "{family}"{did_you_mean(family, _known())}')
+    name = family.partition(":")[0]
+    if name in UNSUITABLE:
+        raise UserError(here, f"{name} cannot be used: {UNSUITABLE[name]}", "Choose another family.")
+    if name not in _known():
+        raise UserError(here, f'no family of tasks "{name}"{did_you_mean(name, _known())}')
+    try:
+        _make(family, 0)
+    except (TypeError, AssertionError, ValueError) as error:
+        raise UserError(here, f"options of {name} do not fit ({' '.join(str(error).split())[:200]})") from None
     if as_source and _entry(family, 0)["answer"] is None:
         raise UserError(here, f"{family} gives no answers to learn from", "Use it for evaluation or RL only.")
 
@@ -93,7 +101,7 @@ def _known() -> frozenset[str]:
 
 def _entry(family: str, seed: int) -> dict[str, Any]:
     # Elsewhere item i of seed s is item 0 of seed s + i, so one data set serves all seeds.
-    if family in MADE_AT_ONCE:
+    if family.partition(":")[0] in MADE_AT_ONCE:
         return dict(_make(family, seed)[0])
     return dict(_data_set(family, 0)[seed])
 
@@ -101,7 +109,20 @@ def _entry(family: str, seed: int) -> dict[str, Any]:
 def _make(family: str, seed: int) -> Any:
     import reasoning_gym
 
-    return reasoning_gym.create_dataset(family, seed=seed, size=1)
+    name, _, given = family.partition(":")
+    options = dict(_option(text) for text in given.split(",")) if given else {}
+    return reasoning_gym.create_dataset(name, seed=seed, size=1, **options)
+
+
+def _option(text: str) -> tuple[str, Any]:
+    """`max_terms=2`; a value is whatever JSON makes of it, else text."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip().isidentifier():
+        raise ValueError(f'"{text}" is not of the form option=value')
+    try:
+        return name.strip(), json.loads(value)
+    except ValueError:
+        return name.strip(), value.strip()
 
 
 _data_set = lru_cache(128)(_make)

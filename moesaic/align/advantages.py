@@ -1,0 +1,61 @@
+"""How much better than expected each answer was: the number a policy learns from.
+
+All take rewards (questions, answers to each) and return advantages of the same shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+TINY = 1e-6
+
+
+def group_relative(rewards_QG: Tensor) -> Tensor:
+    """GRPO (DeepSeekMath): against the other answers to the same question, in units of their spread."""
+    centred_QG = rewards_QG - rewards_QG.mean(1, keepdim=True)
+    return centred_QG / (rewards_QG.std(1, keepdim=True, correction=0) + TINY)
+
+
+def group_centred(rewards_QG: Tensor) -> Tensor:
+    """Dr. GRPO: without the division, which favours questions that are nearly always or nearly never answered."""
+    return rewards_QG - rewards_QG.mean(1, keepdim=True)
+
+
+def leave_one_out(rewards_QG: Tensor) -> Tensor:
+    """RLOO: against the mean of the other answers, which the answer itself has no part in."""
+    others = rewards_QG.shape[1] - 1
+    return rewards_QG - (rewards_QG.sum(1, keepdim=True) - rewards_QG) / max(others, 1)
+
+
+def batch_normalised(rewards_QG: Tensor) -> Tensor:
+    """REINFORCE++ with baseline: the question's mean taken off, in units of the spread over the whole batch."""
+    centred_QG = rewards_QG - rewards_QG.mean(1, keepdim=True)
+    return centred_QG / (centred_QG.std(correction=0) + TINY)
+
+
+ADVANTAGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "group_relative": group_relative,
+    "group_centred": group_centred,
+    "leave_one_out": leave_one_out,
+    "batch_normalised": batch_normalised,
+}
+
+
+def generalised_advantages(
+    rewards_T: Tensor, values_T: Tensor, discount: float = 1.0, decay: float = 0.95
+) -> tuple[Tensor, Tensor]:
+    """GAE, for a policy with a critic: advantages and returns of one answer's tokens.
+
+    `values_T[i]` is what the critic expected before token i; nothing is expected behind the last.
+    """
+    advantages_T = torch.zeros_like(rewards_T)
+    ahead = rewards_T.new_zeros(())
+    for place in range(len(rewards_T) - 1, -1, -1):
+        following = values_T[place + 1] if place + 1 < len(values_T) else values_T.new_zeros(())
+        surprise = rewards_T[place] + discount * following - values_T[place]
+        ahead = surprise + discount * decay * ahead
+        advantages_T[place] = ahead
+    return advantages_T, advantages_T + values_T

@@ -1,0 +1,71 @@
+"""From a recipe and a model to an aligned model: its stages one after the other, each going on from the last.
+
+A stage that is done is not done again; one that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from moesaic.align.stages import Stage
+from moesaic.errors import UserError
+from moesaic.kernels import probe
+from moesaic.methods import Method
+from moesaic.model import directory, lineage
+from moesaic.recipe import Recipe
+from moesaic.train.loop import train
+from moesaic.train.run import Run
+
+
+def align(recipe: Recipe, model: Path, out: Path, *, quiet: bool = False, command: str = "") -> dict[str, Any]:
+    """Returns each stage's summary. The last stage's run is `out` itself; the others are under `out/stages`."""
+    named = recipe.align.stages
+    if not named:
+        raise UserError(recipe.origin(("align",)), "align.stages is empty", "Name at least one stage.")
+    if model.resolve() == out.resolve():
+        raise UserError(out, "is the model itself", "Name another --out.")
+    stages = [recipe.build(f"align.stages.{number}", Stage) for number in range(len(named))]
+    summaries = []
+    for number, (stage, method) in enumerate(zip(stages, named), 1):
+        place = out if number == len(stages) else out / "stages" / f"{number}-{method.name}"
+        run = begin(recipe, stage, method.name, model, place, quiet=quiet, command=command)
+        train(run)
+        summaries.append({"stage": method.name} | run.summary)
+        if run.step < stage.steps:  # stopped
+            break
+        model = place
+    return {"directory": str(out), "stages": summaries}
+
+
+def begin(
+    recipe: Recipe, stage: Stage, name: str, model: Path, out: Path, *, quiet: bool = False, command: str = ""
+) -> Run:
+    device = probe.device()
+    begun = directory.load(model, device=device)
+    if begun.tokenizer is None or begun.tokenizer.chat_template is None:
+        raise UserError(model, "has no tokenizer with a chat template", "Alignment needs one to speak with.")
+    optimizer = recipe.optimizer
+    if stage.lr is not None:
+        optimizer = Method(optimizer.name, {**optimizer.options, "lr": stage.lr})
+    changed = recipe.changed(
+        train={
+            "init": str(model),
+            "steps": stage.steps,
+            "save_every": stage.save_every,
+            "evaluate_every": stage.evaluate_every,
+            "objective": stage.learned_by(),
+            "seed": stage.seed,
+            "warmup_steps": min(recipe.train.warmup_steps, stage.steps // 10),
+        }
+    ).model_copy(update={"optimizer": optimizer})
+    return Run(
+        changed,
+        out,
+        quiet=quiet,
+        command=command,
+        name=name,
+        begun=(begun, dict(begun.tokenizer.files), lineage.read(model)),
+        stream=stage.stream,
+        measure=stage.measure(begun) if stage.evaluate_every else None,
+    )

@@ -1,0 +1,135 @@
+"""Where the examples and questions of a stage come from: JSON lines, or families of verifiable tasks.
+
+    data: [{path: chats.jsonl, weight: 2}, {path: "builtin:chain_sum", weight: 1}]
+
+A line is {"messages": [...]}, {"prompt": ..., "response": ...} or, for questions, {"question": ..., "answer": ...};
+what else it holds comes along as facts (tests, schema, constraints). Example i of a source is always the same one, and
+so is the order in which weighted sources take turns, so a position is a few counts.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from moesaic.data.tasks import Split, Task, check_family, tasks
+from moesaic.errors import UserError
+
+BUILTIN = "builtin:"
+
+
+@dataclass(frozen=True)
+class Example:
+    """A question as messages; the answer that is right, or that is to be learned, where one is known."""
+
+    messages: tuple[dict[str, Any], ...]
+    answer: str | None = None
+    task: Task | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def question(self) -> str:
+        return str(self.messages[-1].get("content", "")) if self.messages else ""
+
+    def conversation(self) -> list[dict[str, Any]]:
+        """The question with its answer, as it is to be said."""
+        if self.answer is None:
+            return list(self.messages)
+        return [*self.messages, {"role": "assistant", "content": self.answer}]
+
+
+class Examples(Protocol):
+    def __getitem__(self, index: int) -> Example: ...
+
+
+class TaskExamples:
+    """A family of tasks, without end."""
+
+    def __init__(self, family: str, split: Split) -> None:
+        check_family(family, f"{BUILTIN}{family}")
+        self.family, self.split = family, split
+
+    def __getitem__(self, index: int) -> Example:
+        task = tasks(self.family, self.split, index)
+        return Example(({"role": "user", "content": task.question.strip()},), task.answer, task)
+
+
+class FileExamples:
+    """JSON lines, again and again, each time in another order."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self.path, self.seed = path, seed
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except OSError as error:
+            raise UserError(path, f"cannot be read ({error.strerror})", "Name a file of JSON lines.") from None
+        except UnicodeDecodeError:
+            raise UserError(path, "is not text", "Name a file of JSON lines.") from None
+        found = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+        if not found:
+            raise UserError(path, "is empty")
+        self.examples = [self._read(line, f"{path}:{number}") for number, line in found]
+
+    def __getitem__(self, index: int) -> Example:
+        epoch, place = divmod(index, len(self.examples))
+        order = list(range(len(self.examples)))
+        random.Random(f"{self.seed} {epoch}").shuffle(order)
+        return self.examples[order[place]]
+
+    @staticmethod
+    def _read(line: str, place: str) -> Example:
+        try:
+            content = json.loads(line)
+        except (ValueError, RecursionError):
+            raise UserError(place, "is not JSON") from None
+        if not isinstance(content, dict):
+            raise UserError(place, "is not a JSON object")
+        facts = dict(content)
+        messages = facts.pop("messages", None)
+        if messages is not None:
+            if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
+                raise UserError(place, "messages is not a list of {role, content}")
+            return Example(tuple(messages), facts.pop("answer", None), facts=facts)
+        question = facts.pop("question", facts.pop("prompt", None))
+        answer = facts.pop("answer", facts.pop("response", None))
+        if not isinstance(question, str):
+            raise UserError(place, "has neither messages nor a question or prompt")
+        if answer is not None and not isinstance(answer, str):
+            answer = json.dumps(answer)
+        return Example(({"role": "user", "content": question},), answer, facts=facts)
+
+
+class Mixture:
+    """Weighted sources that take turns: whoever is furthest behind its share is next, so every stretch has the mix."""
+
+    def __init__(self, sources: Sequence[Examples], weights: Sequence[float]) -> None:
+        assert sources and len(sources) == len(weights)
+        self.sources, self.weights = list(sources), [weight / sum(weights) for weight in weights]
+        self.taken = [0] * len(sources)
+
+    def __next__(self) -> Example:
+        due = sum(self.taken) + 1
+        source = max(range(len(self.sources)), key=lambda n: (self.weights[n] * due - self.taken[n], -n))
+        self.taken[source] += 1
+        return self.sources[source][self.taken[source] - 1]
+
+    def at(self, taken: Sequence[int]) -> Mixture:
+        mixture = Mixture(self.sources, self.weights)
+        mixture.taken = list(taken)
+        return mixture
+
+
+def open_examples(sources: Sequence[Mapping[str, Any]], split: Split, seed: int) -> Mixture:
+    """`sources` as a recipe names them: path and weight."""
+    opened: list[Examples] = []
+    for source in sources:
+        path = str(source["path"])
+        if path.startswith(BUILTIN):
+            opened.append(TaskExamples(path.removeprefix(BUILTIN), split))
+        else:
+            opened.append(FileExamples(Path(path), seed))
+    return Mixture(opened, [float(source.get("weight", 1.0)) for source in sources])

@@ -1,0 +1,182 @@
+"""Answers to learn from: questions to the engine that holds the trainer's own weights, judged and weighed.
+
+A weight update is a version number, not a copy. Every token comes with the log-probability it was sampled with, the
+version of the weights, and, if wanted, the experts it was routed to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moesaic.align.conversation import opening
+from moesaic.align.examples import Example
+from moesaic.align.rewards import Answer, Judged, Reward, judge
+from moesaic.data.packing import IGNORED, Batch
+from moesaic.serve.engine import Engine, completion
+from moesaic.serve.request import Request, Sampling
+
+
+@dataclass
+class Sample:
+    """One answer, as the engine gave it."""
+
+    prompt: list[int]
+    tokens: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    text: str
+    finish_reason: str
+    judged: Judged
+    routes: dict[int, Tensor] | None = None
+    advantage: float = 0.0
+
+    def plain(self) -> dict[str, Any]:
+        """For a checkpoint, between the updates that are taken from one set of rollouts."""
+        return {
+            "prompt": self.prompt,
+            "tokens": self.tokens,
+            "logprobs": self.logprobs,
+            "versions": self.versions,
+            "advantage": self.advantage,
+            "reward": self.judged.total,
+            "routes": {str(n): r.tolist() for n, r in self.routes.items()} if self.routes is not None else None,
+        }
+
+    @classmethod
+    def from_plain(cls, values: Mapping[str, Any]) -> Sample:
+        routes = values["routes"]
+        return cls(
+            values["prompt"],
+            values["tokens"],
+            values["logprobs"],
+            values["versions"],
+            "",
+            "",
+            Judged(values["reward"], {}),
+            {int(n): torch.tensor(r) for n, r in routes.items()} if routes is not None else None,
+            values["advantage"],
+        )
+
+
+@dataclass
+class Rolled:
+    """Groups of answers to questions, and what it took to get them."""
+
+    groups: list[list[Sample]]
+    steps: int
+    generated: int
+    accepted: int
+    problems: list[str] = field(default_factory=list)
+
+
+def seed_of(*parts: int) -> int:
+    """A seed for each answer of each question of each round of each run."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def roll(
+    engine: Engine,
+    examples: Sequence[Example],
+    group: int,
+    wishes: Mapping[str, Any],
+    rewards: Sequence[tuple[str, float, Reward]],
+    seeds: Sequence[int],
+) -> Rolled:
+    """`group` answers to every question. The seeds are one per question."""
+    assert engine.tokenizer is not None
+    asked: list[tuple[Example, Request]] = []
+    for example, seed in zip(examples, seeds, strict=True):
+        prompt = opening(engine.tokenizer, example.messages, example.facts.get("tools"))
+        for number in range(group):
+            sampling = Sampling(**wishes, seed=seed_of(seed, number))
+            asked.append((example, engine.request(prompt, sampling)))
+    before = (engine.counts.steps, engine.counts.generated_tokens, engine.counts.accepted_tokens)
+    texts: dict[int, str] = {request.number: "" for _, request in asked}
+    for _, request in asked:
+        engine.add(request)
+    try:
+        while any(request.finish_reason is None for _, request in asked):
+            for output in engine.step():
+                texts[output.request.number] += output.text
+    finally:
+        for _, request in asked:
+            engine.abort(request)
+    answers = [
+        Answer(
+            example.question,
+            texts[request.number],
+            request.written,
+            request.finish_reason or "abort",
+            example.answer,
+            example.task,
+            example.facts,
+        )
+        for example, request in asked
+    ]
+    judged = judge(rewards, answers)
+    samples = []
+    for (_, request), answer, verdict in zip(asked, answers, judged, strict=True):
+        done = completion(request, answer.text)
+        samples.append(
+            Sample(
+                list(request.prompt),
+                done.tokens,
+                [entry.logprob for entry in done.logprobs],
+                done.versions,
+                answer.text,
+                done.finish_reason,
+                verdict,
+                done.routes,
+            )
+        )
+    after = (engine.counts.steps, engine.counts.generated_tokens, engine.counts.accepted_tokens)
+    steps, generated, accepted = (a - b for a, b in zip(after, before))
+    problems = [problem for verdict in judged for problem in verdict.problems]
+    groups = [samples[start : start + group] for start in range(0, len(samples), group)]
+    return Rolled(groups, steps, generated, accepted, problems)
+
+
+def as_batch(
+    samples: Sequence[Sample], version: int, level: str, position: dict[str, Any], notes: dict[str, float]
+) -> Batch:
+    """Samples laid end to end, with what the policy objective wants to know of every token.
+
+    `level` token: every token counts the same (DAPO); sequence: every answer counts the same (GRPO).
+    """
+    count = sum(len(sample.tokens) for sample in samples)
+    targets: list[int] = []
+    rows: dict[str, list[float]] = {name: [] for name in ("old", "advantage", "weight", "fresh", "routed")}
+    for sample in samples:
+        before, spoken = len(sample.prompt) - 1, len(sample.tokens)
+        # The row before a token predicts it; the last token's row predicts nothing.
+        targets += [IGNORED] * before + sample.tokens + [IGNORED]
+        share = 1.0 / count if level == "token" else 1.0 / (len(samples) * spoken)
+        rows["old"] += [0.0] * before + sample.logprobs + [0.0]
+        rows["advantage"] += [0.0] * before + [sample.advantage] * spoken + [0.0]
+        rows["weight"] += [0.0] * before + [share] * spoken + [0.0]
+        rows["fresh"] += [0.0] * before + [float(v == version) for v in sample.versions] + [0.0]
+        # The engine never read the last token of an answer, so nobody routed it.
+        current = float(all(v == version for v in sample.versions))
+        rows["routed"] += [current] * (before + spoken) + [0.0]
+    columns = {name: torch.tensor(values) for name, values in rows.items()}
+    columns["routed_count"] = columns["routed"].sum().clamp(min=1).expand(len(targets)).clone()
+    if samples and all(sample.routes is not None for sample in samples):
+        for layer in samples[0].routes or {}:
+            pieces = []
+            for sample in samples:
+                assert sample.routes is not None
+                routes_TK = sample.routes[layer]
+                pieces += [routes_TK, torch.arange(routes_TK.shape[1])[None]]
+            columns[f"routes/{layer}"] = torch.cat(pieces)
+    tokens = [token for sample in samples for token in (*sample.prompt, *sample.tokens)]
+    lengths = [len(sample.prompt) + len(sample.tokens) for sample in samples]
+    return Batch(
+        torch.tensor(tokens), torch.tensor(targets), lengths, [0] * len(lengths), count, position, columns, notes
+    )

@@ -1,0 +1,139 @@
+"""What a policy learns from: every batch is answers of the model it is given, sampled when it is asked for.
+
+One set of rollouts serves `updates` steps. DAPO's dynamic sampling asks on while all answers to a question are worth
+the same, because such a question teaches nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from moesaic.align.advantages import ADVANTAGES
+from moesaic.align.examples import Mixture
+from moesaic.align.rewards import Reward
+from moesaic.align.rollout import Rolled, Sample, as_batch, roll, seed_of
+from moesaic.data.packing import Batch
+from moesaic.errors import UserError
+from moesaic.model.transformer import Model
+from moesaic.serve.engine import Engine
+
+
+@dataclass(frozen=True)
+class RolloutSettings:
+    prompts: int
+    group: int
+    updates: int
+    advantage: str
+    level: str
+    dynamic: int  # most rounds of asking for one set of rollouts
+    wishes: Mapping[str, Any]  # max_tokens, temperature, ...
+    seed: int
+    reference: bool = False  # log-probabilities under the weights the stage began with
+
+
+@dataclass
+class RolloutStream:
+    engine: Engine
+    examples: Mixture
+    rewards: Sequence[tuple[str, float, Reward]]
+    settings: RolloutSettings
+    reference: Model | None = None
+    iteration: int = 0
+    pending: list[list[Sample]] = field(default_factory=list)  # of the present rollouts, not yet learned from
+    notes: dict[str, float] = field(default_factory=dict)
+    shown: list[tuple[str, str, float]] = field(default_factory=list)  # a few question, answer, reward
+
+    @property
+    def position(self) -> dict[str, Any]:
+        return {
+            "taken": list(self.examples.taken),
+            "iteration": self.iteration,
+            "pending": [[sample.plain() for sample in samples] for samples in self.pending],
+            "version": self.engine.version,
+        }
+
+    def from_position(self, position: Mapping[str, Any] | None) -> RolloutStream:
+        position = position or {"taken": [0] * len(self.examples.sources), "iteration": 0, "pending": [], "version": 0}
+        self.engine.version = position["version"]
+        pending = [[Sample.from_plain(sample) for sample in samples] for samples in position["pending"]]
+        examples = self.examples.at(position["taken"])
+        return RolloutStream(
+            self.engine, examples, self.rewards, self.settings, self.reference, position["iteration"], pending
+        )
+
+    def skip(self, past: int | Mapping[str, Any]) -> RolloutStream:
+        """A rewound run asks new questions."""
+        assert isinstance(past, Mapping)
+        return self.from_position(dict(past) | {"pending": []})
+
+    def __next__(self) -> Batch:
+        fresh = not self.pending
+        if fresh:
+            self._collect()
+        samples, notes = self.pending.pop(0), self.notes if fresh else {}
+        if not self.pending:
+            self.iteration += 1
+        # Tokens are fresh if the weights have not changed since: in the first update only.
+        version = self.engine.version if fresh else -1
+        batch = as_batch(samples, version, self.settings.level, self.position, notes)
+        if self.reference is not None:
+            pieces = self.reference.logprobs([[*sample.prompt, *sample.tokens] for sample in samples])
+            batch.columns["reference"] = torch.cat([torch.nn.functional.pad(piece, (0, 1)) for piece in pieces])
+        return batch
+
+    def _collect(self) -> None:
+        """Ask until there are enough questions that teach something, or patience is at its end."""
+        settings = self.settings
+        self.engine.weights_changed()
+        groups: list[list[Sample]] = []
+        every: list[Rolled] = []
+        for attempt in range(settings.dynamic):
+            examples = [next(self.examples) for _ in range(settings.prompts)]
+            seeds = [seed_of(settings.seed, self.iteration, attempt, n) for n in range(len(examples))]
+            rolled = roll(self.engine, examples, settings.group, settings.wishes, self.rewards, seeds)
+            every.append(rolled)
+            teaching = rolled.groups
+            if settings.dynamic > 1:
+                teaching = [group for group in rolled.groups if len({sample.judged.total for sample in group}) > 1]
+            groups += teaching
+            if len(groups) >= settings.prompts:
+                break
+        groups = groups[: settings.prompts] or every[-1].groups  # nothing to learn is better than a shape of nothing
+        rewards_QG = torch.tensor([[sample.judged.total for sample in group] for group in groups])
+        advantages_QG = ADVANTAGES[settings.advantage](rewards_QG)
+        for group, advantages in zip(groups, advantages_QG.tolist()):
+            for sample, advantage in zip(group, advantages):
+                sample.advantage = advantage
+        samples = [sample for group in groups for sample in group]
+        if not any(sample.tokens for sample in samples):
+            raise UserError("align.stages", "no answer has a token", "Raise max_tokens.")
+        size = -(-len(samples) // settings.updates)
+        order = torch.randperm(
+            len(samples), generator=torch.Generator().manual_seed(seed_of(settings.seed, self.iteration))
+        )
+        shuffled = [samples[n] for n in order.tolist()] if settings.updates > 1 else samples
+        self.pending = [shuffled[start : start + size] for start in range(0, len(shuffled), size)]
+        self.notes = _notes(every, groups)
+        first = every[0].groups[0]
+        self.shown = [(sample.text, sample.finish_reason, sample.judged.total) for sample in first[:2]]
+
+
+def _notes(every: Sequence[Rolled], groups: Sequence[Sequence[Sample]]) -> dict[str, float]:
+    """Over all that was sampled, not only what is learned from."""
+    samples = [sample for rolled in every for group in rolled.groups for sample in group]
+    steps = sum(rolled.steps for rolled in every)
+    return {
+        "reward": sum(sample.judged.total for sample in samples) / len(samples),
+        "answer_tokens": sum(len(sample.tokens) for sample in samples) / len(samples),
+        "cut_off": sum(sample.finish_reason == "length" for sample in samples) / len(samples),
+        "groups": float(len(groups)),
+        "rounds": float(len(every)),
+        "staleness_max": 0.0,
+        "accepted_per_step": sum(rolled.accepted for rolled in every) / max(steps, 1),
+        "tokens_per_pass": sum(rolled.generated for rolled in every) / max(steps, 1),
+        "reward_problems": float(sum(len(rolled.problems) for rolled in every)),
+    }

@@ -1,0 +1,75 @@
+"""Supervised fine-tuning: conversations packed without padding, the loss on what the assistant said.
+
+AgentTuning's mix of trajectories (with tools and their results) and general instructions is two weighted sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from moesaic.align.conversation import Said, read_conversation
+from moesaic.align.examples import Mixture
+from moesaic.data.packing import IGNORED, Batch
+from moesaic.errors import UserError
+from moesaic.model.tokenizer import Tokenizer
+
+
+class ConversationStream:
+    """Batches of whole conversations of about `batch_tokens`; those longer than `longest` are left out, and counted."""
+
+    def __init__(self, tokenizer: Tokenizer, examples: Mixture, batch_tokens: int, longest: int) -> None:
+        self.tokenizer, self.examples = tokenizer, examples
+        self.batch_tokens, self.longest = batch_tokens, longest
+        self.left_out = 0
+
+    @property
+    def position(self) -> dict[str, Any]:
+        return {"taken": list(self.examples.taken), "left_out": self.left_out}
+
+    def from_position(self, position: Mapping[str, Any] | None) -> ConversationStream:
+        taken = position["taken"] if position else [0] * len(self.examples.sources)
+        stream = ConversationStream(self.tokenizer, self.examples.at(taken), self.batch_tokens, self.longest)
+        stream.left_out = position["left_out"] if position else 0
+        return stream
+
+    def skip(self, past: int | Mapping[str, Any]) -> ConversationStream:
+        """A bad batch is behind the position it was reached with."""
+        assert isinstance(past, Mapping)
+        return self.from_position(past)
+
+    def __next__(self) -> Batch:
+        said: list[Said] = []
+        tokens = missed = 0
+        while tokens < self.batch_tokens:
+            example = next(self.examples)
+            for part in read_conversation(self.tokenizer, example.conversation(), example.facts.get("tools")):
+                if len(part.tokens) > self.longest:
+                    self.left_out += 1
+                    missed += 1
+                    if missed > 1000:
+                        problem = f"no conversation is as short as {self.longest} tokens"
+                        raise UserError("align.stages", problem, "Raise the stage's longest.")
+                    continue
+                said.append(part)
+                tokens += len(part.tokens)
+        return pack_said(said, self.position)
+
+
+def pack_said(said: Sequence[Said], position: dict[str, Any]) -> Batch:
+    """Conversations laid end to end; targets only where the next token was the assistant's."""
+    targets = [
+        token if learn else IGNORED
+        for part in said
+        for token, learn in zip([*part.tokens[1:], 0], [*part.learn[1:], False])
+    ]
+    return Batch(
+        torch.tensor([token for part in said for token in part.tokens]),
+        torch.tensor(targets),
+        [len(part.tokens) for part in said],
+        [0] * len(said),
+        max(1, sum(target != IGNORED for target in targets)),
+        position,
+    )

@@ -1,0 +1,60 @@
+"""The stages of alignment: each is one file, found by its name, and says what is learned from what, and how it is seen
+to work. The loop, optimizer, checkpoints and report are those of training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from moesaic.data.stream import Stream
+from moesaic.methods import Method
+from moesaic.model.transformer import Model
+
+Measure = Callable[[Model], dict[str, float]]
+Data = tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Stage:
+    steps: int = 100
+    lr: float | None = None  # else the recipe's
+    save_every: int = 50
+    evaluate_every: int = 10
+    evaluate: int = 64  # held-out questions that accuracy is measured on
+    seed: int = 0
+
+    def learned_by(self) -> Method:
+        """The objective."""
+        raise NotImplementedError
+
+    def stream(self, model: Model) -> Stream:
+        raise NotImplementedError
+
+    def measure(self, model: Model) -> Measure | None:
+        return None
+
+
+def sources(data: Data) -> Data:
+    """Checks what a recipe says of a stage's sources: {path, weight}."""
+    if not data:
+        raise ValueError("data names no source")
+    for source in data:
+        unknown = set(source) - {"path", "weight"}
+        if unknown or not isinstance(source.get("path"), str):
+            raise ValueError("every source of data is {path: ..., weight: ...}")
+        weight = source.get("weight", 1.0)
+        if not isinstance(weight, int | float) or not weight > 0:
+            raise ValueError("the weight of a source is a number above 0")
+    return data
+
+
+def methods(named: tuple[dict[str, Any] | str, ...]) -> list[Method]:
+    """Methods named inside a stage's options, as elsewhere in a recipe."""
+    found = []
+    for entry in named:
+        values: Mapping[str, Any] = {"name": entry} if isinstance(entry, str) else entry
+        if not isinstance(values.get("name"), str):
+            raise ValueError("a method is its name, or {name: ..., and its options}")
+        found.append(Method(values["name"], {key: value for key, value in values.items() if key != "name"}))
+    return found

@@ -1,0 +1,81 @@
+"""Reinforcement learning on verifiable rewards: GRPO, and DAPO by its options.
+
+align:
+  stages:
+    - name: policy
+      steps: 100
+      data: [{path: "builtin:chain_sum"}]
+      rewards: [{name: task}]
+      prompts: 16
+      group: 8
+      objective: {clip_high: 0.28}
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from moesaic.align.accuracy import Accuracy
+from moesaic.align.advantages import ADVANTAGES
+from moesaic.align.examples import open_examples
+from moesaic.align.rewards import Reward
+from moesaic.align.rollout_stream import RolloutSettings, RolloutStream
+from moesaic.align.stages import Data, Measure, Stage, methods, sources
+from moesaic.data.stream import Stream
+from moesaic.methods import Method, build
+from moesaic.model.transformer import Model
+from moesaic.serve.drafters import Drafter
+from moesaic.serve.engine import Engine
+
+
+@dataclass(frozen=True)
+class Policy(Stage):
+    data: Data = ()
+    rewards: tuple[dict[str, Any], ...] = ({"name": "task"},)
+    prompts: int = 16  # questions of a step
+    group: int = 8  # answers to each
+    updates: int = 1  # optimizer steps taken from one set of rollouts
+    max_tokens: int = 64
+    temperature: float = 1.0
+    advantage: str = "group_relative"
+    level: Literal["token", "sequence"] = "token"
+    dynamic: int = 1  # DAPO's dynamic sampling: rounds of questions, at most, until enough of them teach something
+    objective: dict[str, Any] = field(default_factory=dict)  # options of the policy objective
+    drafter: str | None = None
+    record_routes: bool = True
+
+    def __post_init__(self) -> None:
+        sources(self.data)
+        methods(self.rewards)
+        if self.advantage not in ADVANTAGES:
+            raise ValueError(f"advantage is one of {', '.join(ADVANTAGES)}")
+        if min(self.prompts, self.updates, self.dynamic, self.max_tokens) < 1 or self.group < 2:
+            raise ValueError("prompts, updates, dynamic and max_tokens are at least 1, and group at least 2")
+
+    def learned_by(self) -> Method:
+        return Method("policy", {"temperature": self.temperature} | self.objective)
+
+    def stream(self, model: Model) -> Stream:
+        drafter = build(Method(self.drafter), Drafter, "align.stages: drafter") if self.drafter else None
+        engine = Engine(model, drafter=drafter, most_requests=self.prompts * self.group, seed=self.seed)
+        rewards = []
+        for method in methods(self.rewards):
+            options = dict(method.options)
+            weight = float(options.pop("weight", 1.0))
+            reward = build(Method(method.name, options), Reward, "align.stages: rewards")
+            rewards.append((method.name, weight, reward))
+        wishes = {
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "record_routes": self.record_routes and model.config.has_experts,
+        }
+        settings = RolloutSettings(
+            self.prompts, self.group, self.updates, self.advantage, self.level, self.dynamic, wishes, self.seed
+        )
+        reference = copy.deepcopy(model) if self.objective.get("kl") else None
+        return RolloutStream(engine, open_examples(self.data, "train", self.seed), rewards, settings, reference)
+
+    def measure(self, model: Model) -> Measure | None:
+        return Accuracy.of(self.data, self.evaluate, self.max_tokens)

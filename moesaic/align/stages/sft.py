@@ -1,0 +1,39 @@
+"""Supervised fine-tuning on conversations; loss on what the assistant says.
+
+align: {stages: [{name: sft, steps: 200, data: [{path: chats.jsonl}], batch_tokens: 4096}]}
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moesaic.align.accuracy import Accuracy
+from moesaic.align.examples import open_examples
+from moesaic.align.sft import ConversationStream
+from moesaic.align.stages import Data, Measure, Stage, sources
+from moesaic.data.stream import Stream
+from moesaic.methods import Method
+from moesaic.model.transformer import Model
+
+
+@dataclass(frozen=True)
+class Sft(Stage):
+    data: Data = ()
+    batch_tokens: int = 4096
+    longest: int = 1024
+    max_tokens: int = 64  # of an answer, where accuracy is measured
+
+    def __post_init__(self) -> None:
+        sources(self.data)
+
+    def learned_by(self) -> Method:
+        return Method("next_token")
+
+    def stream(self, model: Model) -> Stream:
+        assert model.tokenizer is not None
+        longest = min(self.longest, model.config.context)
+        examples = open_examples(self.data, "train", self.seed)
+        return ConversationStream(model.tokenizer, examples, self.batch_tokens, longest)
+
+    def measure(self, model: Model) -> Measure | None:
+        return Accuracy.of(self.data, self.evaluate, self.max_tokens)
