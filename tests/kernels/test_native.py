@@ -215,7 +215,7 @@ def attended(ops, q, k, v, lengths, steps, window=None, page_size=4):
 
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (5, 1)], ids=str)
 @pytest.mark.parametrize("window", [None, 1, 7, 70], ids=lambda window: f"window {window}")
-@pytest.mark.parametrize("size", [8, 16, 40])
+@pytest.mark.parametrize("size", [3, 16, 44])
 def test_attention_from_pages(heads, window, size, threads):
     count, kv_heads = heads
     lengths = [150, 1, 70, 9]
@@ -269,9 +269,7 @@ def test_attention_of_one_sequence(new, kept):
     close(OPS.attention(q, k, v, 0.2, None, keep), reference.attention(q, k, v, 0.2, None, keep))
 
 
-def test_sizes_it_does_not_take_go_to_the_library():
-    q, k, v = random(9, 4, 6), random(9, 2, 6), random(9, 2, 6)
-    close(OPS.attend(q, k, v, Layout([9]), None, 0.2), reference.attend(q, k, v, Layout([9]), None, 0.2))
+def test_other_activations_go_to_the_library():
     x, gate_up, down = random(3, 8), random(2, 8, 8), random(2, 8, 4)
     routes, weights = torch.tensor([[0], [1], [1]]), torch.ones(3, 1)
     expected = reference.experts(x, routes, weights, gate_up, down, "relu")

@@ -26,7 +26,6 @@ SIGNATURES = {
     "experts": [_POINTER] * 6 + [_LONG] * 5 + [_INT],
     "attend": [_POINTER] * 9 + [_LONG] * 11 + [_FLOAT, _INT],
 }
-LANES = 8  # head sizes must be a multiple of the widest vectors used
 
 
 @cache
@@ -162,7 +161,7 @@ class NativeKernels:
     ) -> Tensor:
         keys, values = (slabs["keys"], slabs["values"]) if slabs is not None else (None, None)
         rows = (q_THC, k_TNC, v_TNC)
-        if not _plain(*rows, keys, values) or not all(map(_packed, rows)) or not _fits(q_THC, v_TNC):
+        if not _plain(*rows, keys, values) or not all(map(_packed, rows)):
             return cpu.attend(q_THC, k_TNC, v_TNC, layout, slabs, scale, window)
         masks = [layout.seen(span, window)[0] for span in layout.spans] if layout.branches else []
         out_THC = q_THC.new_empty(q_THC.shape)
@@ -179,7 +178,7 @@ class NativeKernels:
         keep_TM: Tensor | None = None,
     ) -> Tensor:
         rows = (q_THC, k_MNC, v_MNX)
-        if not _plain(*rows) or not all(map(_packed, rows)) or not _fits(q_THC, v_MNX):
+        if not _plain(*rows) or not all(map(_packed, rows)):
             return cpu.attention(q_THC, k_MNC, v_MNX, scale, window, keep_TM)
         new, total = q_THC.shape[0], k_MNC.shape[0]
         span_14 = torch.tensor([[0, new, total - new, 0]])
@@ -224,7 +223,3 @@ def _pointer(tensor: Tensor | None) -> int | None:
 def _packed(x_THC: Tensor) -> bool:
     """Whether each token's heads lie side by side; tokens may lie apart."""
     return x_THC.stride(2) == 1 and x_THC.stride(1) == x_THC.shape[2]
-
-
-def _fits(q_THC: Tensor, v_TNX: Tensor) -> bool:
-    return q_THC.shape[2] % LANES == 0 and v_TNX.shape[2] % LANES == 0

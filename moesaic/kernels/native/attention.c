@@ -29,7 +29,8 @@ INLINE long page_row(const Attention *a, long s, long place) {
 INLINE void score(int R, const float *const *q, const float *const *k, long C, float *to, float scale) {
     vec sum[4 * W];
     UNROLL for (int i = 0; i < R * W; i++) sum[i] = splat(0.0f);
-    for (long c = 0; c < C; c += W) {
+    long c = 0;
+    for (; c + W <= C; c += W) {
         vec ks[W];
         UNROLL for (int j = 0; j < W; j++) ks[j] = load(k[j] + c);
         UNROLL for (int r = 0; r < R; r++) {
@@ -41,6 +42,7 @@ INLINE void score(int R, const float *const *q, const float *const *k, long C, f
         vec *m = sum + r * W;
         transpose(m);
         for (int half = W / 2; half; half /= 2) UNROLL for (int i = 0; i < half; i++) m[i] += m[i + half];
+        for (long rest = c; rest < C; rest++) UNROLL for (int j = 0; j < W; j++) m[0][j] += q[r][rest] * k[j][rest];
         store(to + r * B, m[0] * splat(scale));
     }
 }
@@ -139,8 +141,11 @@ static void attend_tile(const Attention *a, long s, long n, long first, long las
                 else if (R == 2) weigh(2, 4, scratch, v, begin, count, o + r, at);
                 else weigh(1, 4, scratch, v, begin, count, o + r, at);
             }
-            for (; at < X; at += W)
+            for (; at + W <= X; at += W)
                 for (long i = 0; i < R; i++) weigh(1, 1, scratch + i * B, v, begin, count, o + r + i, at);
+            for (; at < X; at++)
+                for (long i = 0; i < R; i++)
+                    for (long m = begin; m < count; m++) o[r + i][at] += scratch[i * B + m] * v[m][at];
         }
     }
     for (long r = 0; r < rows; r++)

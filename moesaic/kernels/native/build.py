@@ -13,6 +13,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch  # noqa: F401  (loads the OpenMP runtime that is looked for below)
@@ -89,11 +90,15 @@ def _compile(file: Path, compiler: str, threads: tuple[str, ...]) -> None:
     """Build beside the place and move there whole: two processes may do so at once, and either result serves both."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=file.parent) as work:
-        objects = []
-        for source in sorted(SOURCES.glob("*.c")):
-            objects.append(f"{work}/{source.stem}.o")
-            _run([compiler, *FLAGS, *threads, "-c", str(source), "-o", objects[-1]])
         built = Path(work) / "kernels.so"
+        sources = [str(source) for source in sorted(SOURCES.glob("*.c"))]
+        objects = [f"{work}/{Path(source).stem}.o" for source in sources]
+        with ThreadPoolExecutor() as pool:
+            commands = [
+                [compiler, *FLAGS, *threads, "-c", source, "-o", to]
+                for source, to in zip(sources, objects, strict=True)
+            ]
+            list(pool.map(_run, commands))
         _run([compiler, "-shared", *objects, "-lm", "-o", str(built)])
         data = built.read_bytes()
         built.write_bytes(data + hashlib.sha256(data).digest())

@@ -1,0 +1,95 @@
+"""Compiling the native kernels: once, whole, by several processes at once; and doing without."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from moesaic import kernels
+from moesaic.kernels import cpu, native
+from moesaic.kernels.native import build
+
+COMPILER = build.compiler()
+
+
+def answers(library: ctypes.CDLL | None) -> None:
+    assert library is not None
+    x, weight = torch.randn(3, 20), torch.randn(7, 20)
+    with torch.inference_mode():
+        y = native.NativeKernels(library).linear(x, weight)
+    torch.testing.assert_close(y, x @ weight.t())
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("native")
+    answers(build.library(folder, COMPILER))
+    (file,) = folder.iterdir()
+    return file
+
+
+def test_compiles_once(built):
+    made = built.stat().st_mtime_ns
+    answers(build.library(built.parent, COMPILER))
+    assert [other.stat().st_mtime_ns for other in built.parent.iterdir()] == [made]
+
+
+@pytest.mark.parametrize("harm", ["cut", "changed"])
+def test_a_broken_file_is_built_again(tmp_path, built, harm):
+    file = tmp_path / built.name
+    data = built.read_bytes()
+    file.write_bytes(data[: len(data) // 2] if harm == "cut" else data[:5000] + b"?" + data[5001:])
+    answers(build.library(tmp_path, COMPILER))
+    assert len(file.read_bytes()) == len(data)
+
+
+def test_without_a_compiler_the_library_serves(tmp_path, monkeypatch):
+    assert build.library(tmp_path, None) is None
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(build, "compiler", lambda: None)
+    native.kernels.cache_clear()
+    try:
+        assert kernels.choose("cpu") is cpu
+    finally:
+        native.kernels.cache_clear()
+
+
+def test_a_compiler_that_fails(tmp_path):
+    fake = tmp_path / "cc"
+    fake.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\nexit 1\n')
+    fake.chmod(0o755)
+    assert build.library(tmp_path / "cache", str(fake)) is None
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert build.library(tmp_path / "file" / "cache", COMPILER) is None
+
+
+def test_processes_that_start_at_once(tmp_path):
+    program = (
+        "import sys, torch\nfrom pathlib import Path\nfrom moesaic.kernels import native\n"
+        "from moesaic.kernels.native import build\n"
+        "ops = native.NativeKernels(build.library(Path(sys.argv[1]), build.compiler()))\n"
+        "with torch.inference_mode():\n"
+        "    print(ops.linear(torch.ones(2, 8), torch.ones(3, 8)).sum().item())\n"
+    )
+    runs = [
+        subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    assert [run.communicate(timeout=120)[0].strip() for run in runs] == ["48.0"] * 2
+    assert len(list(tmp_path.iterdir())) == 1, "nothing is left behind"
+
+
+def test_one_threading_runtime():
+    """A second one would keep its own threads spinning beside PyTorch's."""
+    assert native.kernels() is not None
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
+    runtimes = {path for path in mapped if Path(path).name.startswith(("libgomp", "libiomp", "libomp"))}
+    assert runtimes == {build.threading_runtime()}
