@@ -52,3 +52,5 @@ def command(
     result = pretrain(load_recipe(recipe, overrides or []), out, quiet=json)
     if json:
         print_json(result)
+    if result["outcome"] == "stopped":  # so that a script does not go on with half a model
+        raise typer.Exit(130)

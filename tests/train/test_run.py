@@ -18,6 +18,7 @@ import transformers
 from safetensors.torch import load_file
 
 import moesaic
+from moesaic.cli import main
 from moesaic.data.prepare import prepare
 from moesaic.data.shards import Shards
 from moesaic.errors import UserError
@@ -381,7 +382,7 @@ class TestWhatGoesWrong:
         with pytest.raises(UserError, match=problem):
             run(recipe_file, tmp_path / "run", override)
 
-    def test_ctrl_c_saves_and_goes_on(self, recipe_file, whole, tmp_path):
+    def test_ctrl_c_saves_and_goes_on(self, recipe_file, whole, tmp_path, monkeypatch):
         recipe = load_recipe(recipe_file)
 
         class Interrupted(Run):
@@ -396,6 +397,9 @@ class TestWhatGoesWrong:
         train(interrupted)
         assert interrupted.summary["outcome"] == "stopped"
         assert interrupted.checkpoints.steps() == [7]
+        monkeypatch.setattr("moesaic.train.pretrain.pretrain", lambda *given, **named: interrupted.summary)
+        assert main(["train", str(recipe_file), "--out", str(tmp_path / "run")]) == 130
+        monkeypatch.undo()
         run(recipe_file, tmp_path / "run")
         assert equal(weights(tmp_path / "run"), weights(whole))
 
