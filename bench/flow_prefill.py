@@ -1,11 +1,12 @@
 """FlowPrefill beside chunked prefill: how many requests get their first token in time, and how long a short one waits.
 
     python -m bench.flow_prefill                   all loads; writes bench/results/flow_prefill.json
-    python -m bench.flow_prefill --load 1.5        one of them, added to what the file holds
+    python -m bench.flow_prefill --go-on           after an interruption: what the file lacks
 
 The same trace of short, medium and long prompts with a deadline for each class, arriving by a Poisson process, is
 served by a real model under FlowPrefill and under chunked prefill at every token budget. Load 1 is as many requests as
-the engine could just read, in whole prompts, if they came one after the other. Chunked prefill also serves the earliest
+the engine could just read, in whole prompts, if they came one after the other. Answers are one token long: what is
+measured is the time to it. Chunked prefill also serves the earliest
 deadline first; it is the engine's other policy, not a straw man.
 
 Time is the CPU time of the engine's one thread: what else the machine does meanwhile does not count, waiting for the
@@ -43,19 +44,19 @@ from moesaic.serve.request import Request, Sampling
 SHAPE: dict[str, Any] = {
     "vocab_size": 4096,
     "hidden_size": 256,
-    "num_hidden_layers": 12,
+    "num_hidden_layers": 8,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 64,
     "intermediate_size": 512,
     "moe_intermediate_size": 128,
-    "num_experts": 32,
-    "num_experts_per_tok": 4,
+    "num_experts": 16,
+    "num_experts_per_tok": 2,
     "max_position_embeddings": 2048,
 }
-BUDGETS = (32, 64, 128, 256, 512, 1024)
+BUDGETS = (32, 64, 128, 256, 512)
 LOADS = (0.7, 1.0, 1.5)
-ANSWER = 4  # tokens
+FILE = RESULTS / "flow_prefill.json"
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,8 @@ class Class:
 
 CLASSES = (
     Class("short", 0.6, 8, 32, 12.0),
-    Class("medium", 0.25, 100, 250, 5.0),
-    Class("long", 0.15, 700, 1400, 4.0),
+    Class("medium", 0.25, 100, 200, 5.0),
+    Class("long", 0.15, 400, 800, 4.0),
 )
 
 
@@ -136,7 +137,7 @@ def alone(model: Model, length: int) -> float:
 
 
 def submit(engine: Engine, clock: ThreadTime, prompt: list[int], when: float, due: float | None) -> Request:
-    request = engine.request(prompt, Sampling(max_tokens=ANSWER, temperature=0.0, ignore_eos=True))
+    request = engine.request(prompt, Sampling(max_tokens=1, temperature=0.0, ignore_eos=True))
     request.arrived, request.deadline = when, None if due is None else when + due
     clock.at(when, lambda: engine.submit(request))
     return request
@@ -195,52 +196,61 @@ def waits(model: Model, policy: Policy, length: int, seconds: float, rounds: int
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--load", type=float, action="append", help=f"default: {LOADS}")
-    parser.add_argument("--requests", type=int, default=100)
+    parser.add_argument("--requests", type=int, default=120)
+    parser.add_argument("--go-on", action="store_true", help="keep what the results file has, and add what it lacks")
     options = parser.parse_args()
     torch.set_num_threads(1)
     model = make_model()
     console = Console(width=120)
-    seconds = {kind.name: alone(model, kind.high) for kind in CLASSES}
+    before = json.loads(FILE.read_text()) if options.go_on and FILE.exists() else {"rows": [], "worst_short_wait": {}}
+    seconds = before.get("seconds_alone") or {kind.name: alone(model, kind.high) for kind in CLASSES}
     layer = seconds["long"] / len(model.layers)
     console.print(", ".join(f"{kind.name} ({kind.high} tokens) {seconds[kind.name]:.3f} s" for kind in CLASSES))
 
     policies: dict[str, Callable[[], Policy]] = {"flow": Flow}
     policies |= {f"chunked {budget}": lambda budget=budget: Chunked(tokens=budget) for budget in BUDGETS}
-    rows = []
+    rows, waited = before["rows"], before["worst_short_wait"]
+
+    def save() -> dict[str, float]:
+        ratios = {}
+        for load in sorted({row["load"] for row in rows}):
+            here = {row["policy"]: row["goodput"] for row in rows if row["load"] == load}
+            others = [goodput for name, goodput in here.items() if name != "flow"]
+            if "flow" in here and others:
+                ratios[str(load)] = here["flow"] / max(others)
+        facts = {"seconds_alone": seconds, "layer_seconds": layer, "worst_short_wait": waited}
+        record("flow_prefill", rows, model=SHAPE, requests=options.requests, goodput_ratios=ratios, **facts)
+        return ratios
+
+    for name, policy in policies.items():
+        if name not in waited:
+            waited[name] = max(waits(model, policy(), CLASSES[-1].high, seconds["long"]))
+            save()
     for load in options.load or LOADS:
         arrivals = trace(options.requests, load, seconds)
-        table = Table(
-            "policy", "in time", "goodput /s", *(kind.name for kind in CLASSES), "worst short s", title=f"load {load}"
-        )
         for name, policy in policies.items():
-            found = {"load": load, "policy": name, **serve(model, policy(), arrivals)}
-            rows.append(found)
-            by_class = [f"{found['met_by_class'][kind.name]:.0%}" for kind in CLASSES]
-            worst = found["worst_first_token"]["short"]
-            table.add_row(name, f"{found['met']:.0%}", f"{found['goodput']:.2f}", *by_class, f"{worst:.3f}")
-        console.print(table)
+            if not any((row["load"], row["policy"]) == (load, name) for row in rows):
+                rows.append({"load": load, "policy": name, **serve(model, policy(), arrivals)})
+                save()
 
-    file = RESULTS / "flow_prefill.json"
-    before = json.loads(file.read_text())["rows"] if file.exists() and options.load else []
-    done = {row["load"] for row in rows}
-    rows = sorted([row for row in before if row["load"] not in done] + rows, key=lambda row: row["load"])
-    ratios = {}
+    ratios = save()
     for load in sorted({row["load"] for row in rows}):
-        here = {row["policy"]: row["goodput"] for row in rows if row["load"] == load}
-        best = max((name for name in here if name != "flow"), key=lambda name: here[name])
-        ratios[load] = here["flow"] / here[best]
-        console.print(f"load {load}: goodput {ratios[load]:.2f}x the best chunked setting ({best})")
-
-    bound = layer + seconds["short"]
-    waited = {name: max(waits(model, policy(), CLASSES[-1].high, seconds["long"])) for name, policy in policies.items()}
+        names = [kind.name for kind in CLASSES]
+        table = Table("policy", "in time", "goodput /s", *names, "worst short s", title=f"load {load}")
+        for row in rows:
+            if row["load"] == load:
+                by_class = [f"{row['met_by_class'][name]:.0%}" for name in names]
+                worst = row["worst_first_token"]["short"]
+                table.add_row(row["policy"], f"{row['met']:.0%}", f"{row['goodput']:.2f}", *by_class, f"{worst:.3f}")
+        console.print(table)
+        console.print(f"load {load}: goodput {ratios[str(load)]:.2f}x the best chunked setting")
     others = sorted(wait for name, wait in waited.items() if name != "flow")
+    bound = layer + seconds["short"]
     console.print(
-        f"a short request during a long prompt: at most {waited['flow']:.3f} s; one layer {layer:.3f} s and its own "
-        f"{seconds['short']:.3f} s make {bound:.3f} s; chunked {others[0]:.3f} s "
-        f"to {others[-1]:.3f} s"
+        f"a short request during a long prompt waits at most {waited['flow']:.3f} s; one layer {layer:.3f} s and its "
+        f"own {seconds['short']:.3f} s make {bound:.3f} s; chunked {others[0]:.3f} to {others[-1]:.3f} s"
     )
-    facts = {"seconds_alone": seconds, "layer_seconds": layer, "worst_short_wait": waited, "goodput_ratios": ratios}
-    console.print(f"wrote {record('flow_prefill', rows, model=SHAPE, **facts)}")
+    console.print(f"wrote {FILE}")
 
 
 if __name__ == "__main__":

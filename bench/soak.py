@@ -152,7 +152,7 @@ async def soak_engine(directory: Path, rate: float, seconds: float) -> dict[str,
 
 
 async def soak_server(directory: Path, rate: float, seconds: float) -> dict[str, Any]:
-    with serving(directory, ["--cache-gb", "0.001", "--policy", "flow"]) as url:
+    with serving(directory, ["--cache-gb", "0.001", "--policy", "flow", "--threads", "1"]) as url:
         children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
         process = next(child for child in children if b"serve" in Path(f"/proc/{child}/cmdline").read_bytes())
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=32)
@@ -194,7 +194,7 @@ def summary(traffic: Traffic, left: dict[str, Any]) -> dict[str, Any]:
         "left_early": traffic.left,
         "problems": traffic.problems[:20],
         "memory_growth_mib": parts[-1]["memory_mib"] - parts[1]["memory_mib"],
-        "latency_last_to_second": medians[-1] / medians[1],
+        "latency_last_to_second": medians[-1] / medians[1] if len(medians) > 1 else None,
         "left_over": left,
         "parts": parts,
     }

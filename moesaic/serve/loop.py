@@ -18,7 +18,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from moesaic.serve.engine import Engine
 from moesaic.serve.request import Output, Request
@@ -157,10 +157,18 @@ class EngineLoop:
             queue.put_nowait(error)
 
 
+class Holder(Protocol):
+    """Who has been handed requests: an engine's loop, or several replicas."""
+
+    def forget(self, request: Request) -> None: ...
+
+    def abort(self, request: Request) -> None: ...
+
+
 class Answers:
     """What the engine adds to some requests, until all of them have ended or `seconds` have passed."""
 
-    def __init__(self, loop: EngineLoop, requests: Sequence[Request], seconds: float | None) -> None:
+    def __init__(self, loop: Holder, requests: Sequence[Request], seconds: float | None) -> None:
         self.loop = loop
         self.requests = requests
         self.queue: Queue = asyncio.Queue()
@@ -175,6 +183,8 @@ class Answers:
             raise StopAsyncIteration
         async with asyncio.timeout_at(self.until):
             output = await self.queue.get()
+        if isinstance(output, EngineFailed):
+            raise output
         if isinstance(output, BaseException):
             raise EngineFailed("the engine failed") from output
         if output.finish_reason is not None:

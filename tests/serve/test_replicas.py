@@ -1,0 +1,189 @@
+"""Several engines behind one front give what one engine gives, and one that dies takes nobody else with it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+import moesaic
+from moesaic.errors import UserError
+from moesaic.serve.engine import Engine
+from moesaic.serve.grammar import Grammar
+from moesaic.serve.loop import EngineFailed
+from moesaic.serve.replicas import Replicas, front_engine
+from moesaic.serve.request import Request, Sampling
+from moesaic.serve.routing import Seen
+from tests.serve.made import talking_model
+
+ray = pytest.importorskip("ray")
+CACHE = 4 << 20
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return talking_model(tmp_path_factory.mktemp("replicas") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def alone(directory: Path) -> Engine:
+    return Engine(moesaic.load(directory, threads=1), cache_bytes=CACHE)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="error")
+    yield
+    ray.shutdown()
+
+
+def replicas(directory: Path, count: int = 2, **options) -> Replicas:
+    front = front_engine(directory, cache_bytes=CACHE)
+    return Replicas(front, directory, count, weights={"threads": 1}, options={"cache_bytes": CACHE, **options})
+
+
+async def text_of(loop: Replicas, request: Request) -> str:
+    answers = loop.submit([request])
+    try:
+        return "".join([output.text async for output in answers])
+    finally:
+        answers.close()
+
+
+async def all_free(loop: Replicas) -> None:
+    for place in loop.places:
+        while await place.actor.left.remote():
+            await asyncio.sleep(0.01)
+    assert not loop.open and not loop._queues and not loop._at and not loop.engine.scheduler.requests
+    assert all(place.owed == 0 for place in loop.places)
+
+
+def greedy(tokens: int) -> Sampling:
+    return Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+
+
+def test_answers_are_those_of_one_engine(directory, alone):
+    wishes = [
+        greedy(9),
+        Sampling(max_tokens=9, seed=5, temperature=1.0, logprobs=2, prompt_logprobs=1, ignore_eos=True),
+        Sampling(max_tokens=12, temperature=0.0, grammar=Grammar.choice(["yes", "no"])),
+        Sampling(max_tokens=9, seed=6, stop=("e",), logit_bias={7: 2.0}, stop_tokens=frozenset([3])),
+    ]
+    prompts = [f"{n} The number {n} is a number; def f(x): return x + {n}" for n in range(8)]
+
+    async def ask() -> list[tuple[Request, str]]:
+        async with replicas(directory) as loop:
+            requests = [loop.engine.request(p, wishes[n % 4]) for n, p in enumerate(prompts)]
+            requests.append(loop.engine.request(prompts[0], embed=True))
+            texts = await asyncio.gather(*(text_of(loop, request) for request in requests))
+            await all_free(loop)
+            assert all(place.seen.pages for place in loop.places)  # both had something to do
+            return list(zip(requests, texts, strict=True))
+
+    *told, (embedded, _) = asyncio.run(ask())
+    for number, (request, text) in enumerate(told):
+        wanted = alone.request(prompts[number], wishes[number % 4])
+        wanted.seed = request.seed
+        alone.add(wanted)
+        pieces = []
+        while wanted.finish_reason is None:
+            pieces += [output.text for output in alone.step()]
+        assert (request.tokens, text) == (wanted.tokens, "".join(pieces))
+        assert request.finish_reason == wanted.finish_reason
+        assert [one.token for one in request.answer] == [one.token for one in wanted.answer]
+        for ours, theirs in zip(request.answer, wanted.answer, strict=True):
+            assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+        assert len(request.prompt_logprobs) == len(wanted.prompt_logprobs)
+    assert embedded.hidden_D is not None and embedded.hidden_D.shape == (alone.model.config.hidden,)
+
+
+def test_a_prompt_goes_where_its_beginning_is(directory):
+    async def ask() -> None:
+        async with replicas(directory) as loop:
+            starts = ["one two three four five six seven eight nine ten " * 3, "other words come here for a while " * 3]
+            for round in range(4):
+                for start in starts if round % 2 else reversed(starts):
+                    request = loop.engine.request(f"{start} {round}", greedy(1))
+                    await text_of(loop, request)
+                    if round:
+                        assert request.cached > 0.6 * len(request.prompt)
+            assert all(place.seen.pages for place in loop.places)
+
+    asyncio.run(ask())
+
+
+def test_a_busy_replica_is_left_alone_even_if_it_knows_the_prompt():
+    seen = Seen()
+    seen.add("a", list(range(40)), 16)
+    assert seen.tokens("a", list(range(48)), 16) == 32
+    assert seen.tokens("b", list(range(48)), 16) == 0
+    assert seen.tokens("a", [9, *range(47)], 16) == 0
+    small = Seen(most=2)
+    small.add("a", list(range(32)), 16)
+    small.add("a", list(range(100, 132)), 16)
+    assert small.tokens("a", list(range(32)), 16) == 0 and len(small.pages) == 2
+
+
+def test_a_dead_replica_loses_only_the_answers_it_was_writing(directory, alone):
+    long, short = greedy(300), greedy(4)
+
+    async def ask() -> None:
+        async with replicas(directory, most_requests=1) as loop:
+            writing = [loop.engine.request(f"the number {n}", long) for n in range(2)]
+            answers = [loop.submit([request]) for request in writing]
+            for each in answers:  # both replicas write
+                await anext(each)
+            queued = [loop.engine.request(f"a question {n} to answer", short) for n in range(6)]
+            waiting = [asyncio.create_task(text_of(loop, request)) for request in queued]
+            await asyncio.sleep(0)
+            await asyncio.sleep(0.05)
+            (dead,) = [place for place in loop.places if loop._at[writing[0].number] is place]
+            assert {loop._at[request.number].number for request in queued} == {0, 1}  # behind both
+            ray.kill(dead.actor)
+            with pytest.raises(EngineFailed, match="died; ask again"):
+                async for _ in answers[0]:
+                    pass
+            answers[0].close()
+            async for _ in answers[1]:
+                pass
+            await asyncio.gather(*waiting)
+            assert writing[1].finish_reason == "length"
+            for request in [writing[1], *queued]:
+                (expected,) = alone.generate([request.prompt], **vars(request.sampling))
+                assert request.tokens[len(request.prompt) :] == expected.tokens
+            assert loop.deaths == 1
+            while not dead.ready:  # another takes its place
+                await asyncio.sleep(0.05)
+            await asyncio.gather(*(text_of(loop, loop.engine.request(f"again {n}", short)) for n in range(4)))
+            await all_free(loop)
+
+    asyncio.run(ask())
+
+
+def test_a_request_that_is_given_up_leaves_nothing_behind(directory):
+    async def ask() -> None:
+        async with replicas(directory) as loop:
+            for moment in (0, 1, 3):
+                answers = loop.submit([loop.engine.request(f"the number {moment}", greedy(400)) for _ in range(3)])
+                for _ in range(moment):
+                    await anext(answers)
+                answers.close()
+            await asyncio.wait_for(loop.until_idle(), 10)
+            while loop._tasks:
+                await asyncio.sleep(0.01)
+            await all_free(loop)
+
+    asyncio.run(ask())
+
+
+def test_what_replicas_cannot_do_is_refused(directory):
+    with pytest.raises(UserError, match="at least 1"):
+        replicas(directory, count=0)
+
+    async def change() -> None:
+        loop = replicas(directory)
+        with pytest.raises(UserError, match="cannot be changed"):
+            await loop.call(lambda: None)
+
+    asyncio.run(change())
