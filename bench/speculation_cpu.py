@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,6 +58,7 @@ OTHER = {
     "explain": "Explain how a bicycle stays upright.",
     "letter": "Write a letter to a friend about a journey through the mountains.",
 }
+CACHE = 1 << 28
 
 
 @dataclass
@@ -94,22 +96,30 @@ def ask(engine: Engine, text: str, sampling: Sampling) -> Run:
 def compare(model: Model, kind: str, texts: dict[str, str], sampling: Sampling, rounds: int) -> list[dict[str, Any]]:
     runs: dict[tuple[str, str], list[Run]] = {(text, name): [] for text in texts for name in ("plain", "suffix")}
     for number in range(rounds):
-        engines = {"plain": Engine(model), "suffix": Engine(model, drafter=Suffix())}
+        engines = {
+            "plain": Engine(model, cache_bytes=CACHE),
+            "suffix": Engine(model, cache_bytes=CACHE, drafter=Suffix()),
+        }
         for text, question in texts.items():
             for name in sorted(engines, reverse=bool(number % 2)):  # who goes first changes from round to round
                 runs[text, name].append(ask(engines[name], question, sampling))
-            assert runs[text, "plain"][-1].tokens == runs[text, "suffix"][-1].tokens, f"{text}: the answers differ"
+            plain, drafted = runs[text, "plain"][-1], runs[text, "suffix"][-1]
+            assert plain.tokens == drafted.tokens, f"{text}: the answers differ"
+            held = f"{drafted.accepted} of {drafted.drafted} guesses held, {drafted.passes} passes"
+            print(f"{kind}: {text}: {plain.seconds:.1f} s, {drafted.seconds:.1f} s, {held}", file=sys.stderr)
     rows = []
     for text in texts:
-        plain, drafted = (statistics.median(run.seconds for run in runs[text, name]) for name in ("plain", "suffix"))
+        without, with_guesses = (
+            statistics.median(run.seconds for run in runs[text, name]) for name in ("plain", "suffix")
+        )
         last, written = runs[text, "suffix"][-1], sampling.max_tokens - 1  # the first comes with the prompt
         rows.append(
             {
                 "kind": kind,
                 "text": text,
-                "plain": written / plain,
-                "suffix": written / drafted,
-                "ratio": plain / drafted,
+                "plain": written / without,
+                "suffix": written / with_guesses,
+                "ratio": without / with_guesses,
                 "tokens_per_pass": written / last.passes,
                 "drafted": last.drafted,
                 "accepted": last.accepted,

@@ -96,12 +96,15 @@ class Router(Drafter):
     def draft(self, requests: Sequence[Request], most: int) -> list[Draft]:
         self.bids, self.asked = {}, {request.number for request in requests}
         plain = self.cost.plain(len(requests))
+        began = self.clock()
         if self.always or (plain is not None and self.balance > 0):
             for drafting in self.draftings:
-                self._ask(drafting, requests, most, plain)
+                self._ask(drafting, requests, most)
             if not self.always:
                 self._cut(requests)
         self.began = self.clock()
+        if plain is not None:
+            self.balance -= (self.began - began) / plain
         return [self.bids[request.number].draft if request.number in self.bids else Draft() for request in requests]
 
     def observe(self, done: Pass, hidden_TD: Tensor) -> None:
@@ -120,7 +123,7 @@ class Router(Drafter):
             drafting.acceptance.forget(request)
             drafting.drafter.finished(request)
 
-    def _ask(self, drafting: _Drafting, requests: Sequence[Request], most: int, plain: float | None) -> None:
+    def _ask(self, drafting: _Drafting, requests: Sequence[Request], most: int) -> None:
         """Take a drafter's guesses for the requests that no other one serves better."""
         asking = list(requests)
         if not drafting.drafter.instant and not self.always:
@@ -129,10 +132,7 @@ class Router(Drafter):
             return
         began = self.clock()
         drafts = drafting.drafter.draft(asking, most)
-        seconds = self.clock() - began
-        drafting.timed(seconds, most)
-        if plain is not None:
-            self.balance -= seconds / plain
+        drafting.timed(self.clock() - began, most)
         for request, draft in zip(asking, drafts, strict=True):
             draft = draft.best_line() if self.only_lines else draft
             bid = _Bid(drafting, draft, self._chances(drafting, request, draft))
