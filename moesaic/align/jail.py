@@ -9,6 +9,7 @@ becomes the interpreter. Whoever kills the first kills everything that the progr
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -96,10 +97,11 @@ def prctl(option: int, *values: Any) -> None:
 
 def keep(request: dict[str, Any], status: int) -> None:
     """Start the first, wait until it ends or the time is over or the sandbox says stop, and leave nobody behind."""
-    prctl(DIE_WITH_PARENT, signal.SIGKILL)
-    prctl(SUBREAPER, 1)
     waited_for = {signal.SIGCHLD, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)
+    prctl(DIE_WITH_PARENT, signal.SIGTERM)  # so that there is time to clear away
+    prctl(SUBREAPER, 1)
+    above = os.open(os.path.dirname(request["directory"]), os.O_PATH)  # its path will be out of sight
     request["root"] = os.geteuid() == 0
     request["uid"] = separate_uid() if request["root"] else os.getuid()
     request["tasks_before"] = 0 if request["root"] else tasks_of(request["uid"])
@@ -117,13 +119,47 @@ def keep(request: dict[str, Any], status: int) -> None:
             first = 0
             break
     if first:
-        tell(status, stopped=True)
         os.kill(first, signal.SIGKILL)
-    while True:
-        try:
+    with contextlib.suppress(ChildProcessError):
+        while True:
             os.wait()
-        except ChildProcessError:
-            return
+    if os.getppid() != request["parent"]:  # killed, and cannot clear away itself
+        clear(os.path.basename(request["directory"]), above)
+    elif first:
+        tell(status, stopped=True)
+
+
+def clear(name: str, above: int) -> None:
+    """Remove a directory, whatever a program did to it.
+
+    What lies deep is brought up before it is removed: a program can go deeper than a path is long.
+    """
+    unused, brought_up = os.urandom(8).hex(), 0
+    top = open_directory(name, above)
+    while entries := os.listdir(top):
+        for entry in entries:
+            if not is_directory(entry, top):
+                os.unlink(entry, dir_fd=top)
+                continue
+            folder = open_directory(entry, top)
+            for deep in os.listdir(folder):
+                if is_directory(deep, folder):
+                    os.chmod(deep, 0o700, dir_fd=folder)
+                os.rename(deep, f"{unused}{brought_up}", src_dir_fd=folder, dst_dir_fd=top)
+                brought_up += 1
+            os.close(folder)
+            os.rmdir(entry, dir_fd=top)
+    os.close(top)
+    os.rmdir(name, dir_fd=above)
+
+
+def open_directory(name: str, above: int) -> int:
+    os.chmod(name, 0o700, dir_fd=above)
+    return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY, dir_fd=above)
+
+
+def is_directory(name: str, above: int) -> bool:
+    return stat.S_ISDIR(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode)
 
 
 def separate_uid() -> int:

@@ -28,16 +28,18 @@ from __future__ import annotations
 import json
 import os
 import selectors
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from moesaic.align.jail import clear
 from moesaic.errors import UserError
 
 GRACE = 10.0  # seconds a jail may take to build and to clear away
@@ -75,11 +77,12 @@ def run_python(code: str, *, stdin: str = "", limits: Limits | None = None, name
     if sys.platform != "linux" or os.uname().machine not in MACHINES:
         raise UserError("sandbox", "code is run only on Linux, on x86-64 or arm64", "Leave out rewards that run code.")
     started = time.monotonic()
-    with _Directory() as directory, tempfile.TemporaryFile() as request:
+    with _directory() as directory, tempfile.TemporaryFile() as request:
         asked = {
             "code": _writable(code),
             "stdin": _writable(stdin),
             "directory": directory,
+            "parent": os.getpid(),
             "namespaces": namespaces,
             "seconds": limits.seconds,
             "memory_bytes": limits.memory_mb << 20,
@@ -183,16 +186,13 @@ def _writable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-class _Directory:
-    """A temporary directory that goes away whatever the program did to the modes in it."""
-
-    def __enter__(self) -> str:
-        self.path = tempfile.mkdtemp(prefix="moesaic-sandbox-")
-        return self.path
-
-    def __exit__(self, *_: object) -> None:
-        for folder, folders, _files in os.walk(self.path):  # from the top: what is opened here is listed next
-            for name in folders:
-                if not os.path.islink(path := os.path.join(folder, name)):
-                    os.chmod(path, 0o700)
-        shutil.rmtree(self.path)
+@contextmanager
+def _directory() -> Iterator[str]:
+    """A temporary directory that goes away whatever the program makes of it."""
+    path = tempfile.mkdtemp(prefix="moesaic-sandbox-")
+    above = os.open(os.path.dirname(path), os.O_PATH)
+    try:
+        yield path
+    finally:
+        clear(os.path.basename(path), above)
+        os.close(above)

@@ -228,9 +228,9 @@ class TestAProgramThatTakesTooMuch:
             assert "No space left" in caller.run(code, disk_mb=2, seconds=20)["stderr"]
 
     def test_directories_that_resist(self, caller: Caller) -> None:
-        code = "import os\nfor n in range(5):\n  os.mkdir('deep'); os.mkdir('shut', 0); os.symlink('/', 'link')\n"
-        code += "  os.chdir('deep')"
-        assert caller.run(code)["ok"]  # and `unharmed` finds nothing of it
+        code = "import os\nfor n in range(900):\n  os.mkdir('deep')\n"  # deeper than a path is long
+        code += "  if n % 100 == 0: os.mkdir('shut', 0); os.symlink('/', 'link')\n  os.chdir('deep')"
+        assert caller.run(code, seconds=20)["ok"]  # and `unharmed` finds nothing of it
 
 
 class TestAProgramThatAttacks:
@@ -389,7 +389,7 @@ def test_a_program_dies_with_the_caller(user: str, level: str) -> None:
         caller.start(code, seconds=200)
         wait_until(lambda: running(marker) != [])
         caller.close()
-        wait_until(lambda: running(marker) == [])
+        wait_until(lambda: running(marker) == [] and list(caller.folder.iterdir()) == [])
 
 
 def wait_until(condition: Any) -> None:
