@@ -1,0 +1,144 @@
+"""Advantages and the policy objective against numbers worked by hand and plain formulas."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import moesaic
+from moesaic.align.advantages import ADVANTAGES, generalised_advantages
+from moesaic.align.rewards import Judged
+from moesaic.align.rollout import Sample, as_batch
+from moesaic.model.flow import Routing
+from moesaic.train.objectives.policy import Policy, clipped, distance
+from tests.model import oracle
+
+REWARDS = torch.tensor([[1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 3.0]])
+
+
+def test_advantages_by_hand():
+    relative = ADVANTAGES["group_relative"](REWARDS)
+    torch.testing.assert_close(relative[0], torch.tensor([1.0, -1.0, -1.0, 1.0]), atol=1e-4, rtol=0)
+    assert (relative[1] == 0).all()
+    torch.testing.assert_close(relative[2, 3], torch.tensor(math.sqrt(3.0)), atol=1e-4, rtol=0)
+    assert ADVANTAGES["group_centred"](REWARDS)[2].tolist() == [-0.75, -0.75, -0.75, 2.25]
+    assert ADVANTAGES["leave_one_out"](REWARDS)[2].tolist() == [-1.0, -1.0, -1.0, 3.0]
+    normal = ADVANTAGES["batch_normalised"](REWARDS)
+    # centred: four of 0.5 in size, four zeros, three of 0.75, one of 2.25: mean square (1 + 1.6875 + 5.0625) / 12
+    torch.testing.assert_close(normal[0, 0], torch.tensor(0.5 / math.sqrt(7.75 / 12)), atol=1e-5, rtol=0)
+
+
+def test_generalised_advantages_by_hand():
+    rewards, values = torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.5, 0.4, 0.6])
+    advantages, returns = generalised_advantages(rewards, values, discount=0.9, decay=0.5)
+    last = 1.0 - 0.6
+    middle = 0.9 * 0.6 - 0.4 + 0.45 * last
+    first = 0.9 * 0.4 - 0.5 + 0.45 * middle
+    torch.testing.assert_close(advantages, torch.tensor([first, middle, last]))
+    torch.testing.assert_close(returns, advantages + values)
+
+
+def test_clipping_by_hand():
+    old = torch.zeros(4)
+    new = torch.tensor([1.5, 1.5, 0.5, 0.5]).log()
+    advantage = torch.tensor([1.0, -1.0, 1.0, -1.0])
+    # Up with a good token is cut at 1.28, down with a bad one at 0.8; the other way nothing is forgiven.
+    torch.testing.assert_close(clipped(new, old, advantage, 0.2, 0.28), torch.tensor([-1.28, 1.5, -0.5, 0.8]))
+
+
+def test_distances_by_hand_and_on_average():
+    new, reference = torch.tensor([0.2]).log(), torch.tensor([0.1]).log()
+    assert float(distance(new, reference, "k1")) == pytest.approx(math.log(2))
+    assert float(distance(new, reference, "k2")) == pytest.approx(math.log(2) ** 2 / 2)
+    assert float(distance(new, reference, "k3")) == pytest.approx(0.5 - 1 + math.log(2))
+    p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.2, 0.6])
+    exact = float((p * (p / q).log()).sum())
+    for kind in ("k1", "k3"):  # unbiased: their expectation is the divergence
+        assert float((p * distance(p.log(), q.log(), kind)).sum()) == pytest.approx(exact, rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    oracle.save("qwen3_moe-normalised-mixed", path)
+    return moesaic.load(path)
+
+
+def samples(model) -> list[Sample]:
+    """Two answers, whose recorded log-probabilities are the model's own, the second's moved a little."""
+    made = []
+    for prompt, tokens, advantage, moved in ([[5, 6, 7], [8, 9], 1.0, 0.0], [[11, 12], [13, 14, 15], -0.5, 0.3]):
+        found = model.logprobs([prompt + tokens])[0][len(prompt) - 1 :] + moved
+        made.append(
+            Sample(prompt, tokens, found.tolist(), [0] * len(tokens), "", "stop", Judged(0.0, {}), None, advantage)
+        )
+    return made
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_loss_and_gradient_are_those_of_the_plain_formula(model, level):
+    made = samples(model)
+    batch = as_batch(made, 0, level, {}, {})
+    assert batch.lengths == [5, 5] and batch.count == 5
+    objective = Policy(clip_low=0.2, clip_high=0.28, kl=0.1)
+    reference = [sample.prompt + sample.tokens for sample in made]
+    moved = [piece + 0.05 for piece in model.logprobs(reference)]
+    batch.columns["reference"] = torch.cat([torch.nn.functional.pad(piece, (0, 1)) for piece in moved])
+    model.zero_grad()
+    loss = objective(model, batch, Routing())
+    loss.total.backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    model.zero_grad()
+    total = torch.zeros(())
+    from moesaic.model.layout import Layout
+
+    for sample, other in zip(made, moved, strict=True):
+        tokens = torch.tensor(sample.prompt + sample.tokens)
+        log = model.logits_at(model(tokens, Layout([len(tokens)]))).log_softmax(-1)
+        start = len(sample.prompt) - 1
+        new = log[start:-1].gather(1, tokens[start + 1 :, None]).squeeze(1)
+        ratio = (new - torch.tensor(sample.logprobs)).exp()
+        policy = -torch.minimum(ratio * sample.advantage, ratio.clamp(0.8, 1.28) * sample.advantage)
+        apart = new - other[start:]
+        each = policy + 0.1 * ((-apart).exp() - 1 + apart)
+        total = total + (each.sum() / 5 if level == "token" else each.mean() / 2)
+    total.backward()
+    torch.testing.assert_close(loss.total, total)
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(found[name], parameter.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_what_is_noted_of_a_batch(model):
+    made = samples(model)
+    made[0].versions, made[1].versions = [3, 3], [2, 3, 3]
+    batch = as_batch(made, 3, "token", {}, {})
+    notes = Policy(clip_low=0.2, clip_high=0.2)(model, batch, Routing()).notes
+    # The fresh tokens: both of the first answer, exact, and two of the second, recorded 0.3 too high.
+    assert float(notes["mismatch_max"]) == pytest.approx(0.3, abs=1e-4)
+    assert float(notes["mismatch_mean"]) == pytest.approx(2 * 0.3 / 5, abs=1e-4)
+    assert float(notes["clipped"]) == pytest.approx(3 / 5)  # exp(-0.3) is below 0.8
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"correction": "token", "correction_cap": 1.2}, [1.0, 1.0, *[math.exp(-0.3)] * 3]),
+        ({"correction": "sequence", "correction_cap": 2.0}, [1.0, 1.0, *[math.exp(-0.9)] * 3]),
+        ({"correction": "sequence", "correction_cap": 2.0, "correction_kind": "mask"}, [1.0, 1.0, 0.0, 0.0, 0.0]),
+    ],
+)
+def test_importance_correction_by_hand(model, options, expected):
+    made = samples(model)
+    batch = as_batch(made, 0, "token", {}, {})
+    from moesaic.kernels.cross_entropy import IGNORED
+
+    kept = batch.targets_T != IGNORED
+    logprobs = torch.cat(
+        [torch.nn.functional.pad(p, (0, 1)) for p in model.logprobs([s.prompt + s.tokens for s in made])]
+    )
+    found = Policy(**options).corrected(logprobs * kept, batch.columns, batch.lengths)[kept]
+    torch.testing.assert_close(found, torch.tensor(expected), atol=1e-4, rtol=0)
