@@ -37,6 +37,13 @@ class PassCost:
         """The most guesses there ever were in a pass of so many requests."""
         return max(self.median[_size(requests)])
 
+    def at_worst(self, requests: int, guesses: int) -> float:
+        """Passes that more guesses than ever may cost in addition: each as much as those that were tried, or, where
+        none were, as a token without them."""
+        known, tried = self.median[_size(requests)], self.tried(requests)
+        slope = (known[tried] / known[0] - 1.0) / tried if tried else 1.0 / requests
+        return guesses * max(0.0, slope)
+
     def seconds(self, requests: int, guesses: int) -> float:
         """On a line between the measured sizes next to it; cheap far beyond the largest, so that it is tried."""
         known = self.median[_size(requests)]

@@ -175,9 +175,10 @@ class Router(Drafter):
         tried = self.cost.tried(len(requests))
         for count, chance in enumerate(sorted(chances, reverse=True)[: 2 * tried + 4], 1):
             tokens += chance
-            # A size that was never tried may cost as many passes as it has rows: first earn what it may lose.
-            if count > tried and count - (tokens - len(requests)) > self.balance * len(requests):
-                break
+            if count > tried:  # first earn what it may lose, should half of what is expected come true
+                gain = 0.5 * (tokens / len(requests) - 1.0)
+                if self.cost.at_worst(len(requests), count) - gain > self.balance:
+                    break
             rate = tokens / (self.cost.seconds(len(requests), count) + spent)
             if rate > best_rate * (1.0 if best else WORTH):
                 best_rate, best = rate, count
