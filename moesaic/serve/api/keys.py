@@ -13,9 +13,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from moesaic.errors import UserError
 from moesaic.serve.api.errors import ApiError
 
-# What shows nothing of anybody's requests: signs of life, and the page (which asks for the key).
-OPEN = ("/health", "/ready", "/version")
-GUARDED = ("/v1/", "/tokenize", "/detokenize", "/metrics", "/live", "/openapi.json")
+# Signs of life, which show nothing of anybody's requests. The page is open too: it asks for the key itself.
+OPEN = frozenset({"/health", "/ready", "/version"})
 
 
 @dataclass(frozen=True)
@@ -53,14 +52,15 @@ class Keys:
 
 
 class KeyGuard:
-    """Turns away requests to guarded routes that carry no known key, before anything of them is read."""
+    """Turns away requests that carry no known key, before anything of them is read, but for those to `open` paths."""
 
-    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, open: frozenset[str]) -> None:
         self.app = app
         self.keys = keys
+        self.open = open
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self.keys.hashes and scope["path"].startswith(GUARDED):
+        if scope["type"] == "http" and self.keys.hashes and scope["path"] not in self.open:
             if scope["method"] != "OPTIONS":
                 headers = dict(scope["headers"])
                 owner = self.keys.owner(headers.get(b"authorization", b"").decode("latin-1"))

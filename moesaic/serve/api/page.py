@@ -10,6 +10,20 @@ from fastapi.responses import FileResponse
 FOLDER = Path(__file__).parent.parent / "web"
 
 
+def files() -> dict[str, Path]:
+    """What is served, by path."""
+    found = {
+        f"/{file.relative_to(FOLDER).as_posix()}": file
+        for file in sorted(FOLDER.rglob("*"))
+        if file.is_file() and not file.name.startswith(".")
+    }
+    return found | ({"/": found["/index.html"]} if "/index.html" in found else {})
+
+
+def paths() -> frozenset[str]:
+    return frozenset(files())
+
+
 def router() -> APIRouter:
     """One route for each file: a mount at `/` would answer for every route there is not, and with the wrong words."""
     routes = APIRouter(include_in_schema=False)
@@ -19,9 +33,6 @@ def router() -> APIRouter:
         async def send() -> FileResponse:
             return FileResponse(file, headers={"cache-control": "no-cache", "x-content-type-options": "nosniff"})
 
-    for file in sorted(FOLDER.rglob("*")):
-        if file.is_file() and not file.name.startswith("."):
-            add(f"/{file.relative_to(FOLDER).as_posix()}", file)
-    if (FOLDER / "index.html").is_file():
-        add("/", FOLDER / "index.html")
+    for path, file in files().items():
+        add(path, file)
     return routes

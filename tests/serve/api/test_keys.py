@@ -30,7 +30,7 @@ def test_known_keys_may_and_others_may_not(guarded: Running) -> None:
         assert guarded.client(key).chat.completions.create(model=NAME, **HELLO).choices
     for key in ("first-ke", "first-key2", "x", "FIRST-KEY", "first-key\tsecond-key", "ключ"):
         headers = {"authorization": f"Bearer {key}".encode()}
-        for path in ("/v1/models", "/metrics", "/live", "/live/stream", "/openapi.json", "/v1/nothing"):
+        for path in ("/v1/models", "/metrics", "/live", "/live/stream", "/openapi.json", "/v1/nothing", "/nothing"):
             with guarded.http() as client:
                 answer = client.get(path, headers=headers)
             assert answer.status_code == 401
@@ -43,7 +43,7 @@ def test_known_keys_may_and_others_may_not(guarded: Running) -> None:
         assert client.post("/tokenize", json={"prompt": "x"}).status_code == 401
         assert client.get("/v1/models", headers={"authorization": "Basic first-key"}).status_code == 401
         assert client.get("/v1/models", headers={"authorization": "bearer first-key"}).status_code == 200
-        for path in ("/health", "/ready", "/version"):
+        for path in ("/health", "/ready", "/version", "/", "/main.js"):
             assert client.get(path).status_code == 200
 
 

@@ -1,0 +1,108 @@
+"""Requests made from the OpenAPI document, right ones and wrong ones: the answers are what the document says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.serve.api.running import NAME, Running
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+]
+LIMITS = {"max_tokens": 4, "max_completion_tokens": 4, "max_output_tokens": 4, "n": 2, "best_of": 2}
+
+
+@pytest.fixture(scope="module")
+def document(server: Running) -> Iterator[Any]:
+    yield schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+    server.until(lambda: server.idle)
+    server.until(lambda: not server.tasks())
+
+
+OPERATIONS = [
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/responses"),
+    ("POST", "/v1/embeddings"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/{model}"),
+    ("GET", "/health"),
+    ("GET", "/ready"),
+    ("GET", "/version"),
+    ("GET", "/metrics"),
+    ("GET", "/live"),
+]
+
+
+def test_the_document_is_whole(document: Any) -> None:
+    found = [(operation.ok().method.upper(), operation.ok().path) for operation in document.get_all_operations()]
+    assert sorted(found) == sorted(OPERATIONS)
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_answers_are_as_documented(document: Any, method: str, path: str, mode: GenerationMode) -> None:
+    if method == "GET" and mode is GenerationMode.NEGATIVE:
+        return  # there is nothing to get wrong
+    many = method == "POST"
+
+    @settings(
+        max_examples=40 if many else 4,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=document[path][method].as_strategy(generation_mode=mode))
+    def check(case: Any) -> None:
+        shorten(case)
+        if mode is GenerationMode.POSITIVE:
+            sense(case)
+        case.call_and_validate(checks=CHECKS)
+
+    check()
+
+
+def sense(case: Any) -> None:
+    """Names the document leaves open, as this server knows them; else nearly all would be refused for these alone."""
+    if not isinstance(case.body, dict):
+        return
+    if "model" in case.body:
+        case.body["model"] = NAME
+    if not case.body.get("logprobs"):
+        case.body.pop("top_logprobs", None)
+    for message in [*(case.body.get("messages") or ()), *(case.body.get("input") or ())]:
+        if isinstance(message, dict) and "role" in message:
+            message["role"] = "user"
+
+
+def shorten(case: Any) -> None:
+    """What may be long shall be short."""
+    if not isinstance(case.body, dict):
+        return
+    for name, most in LIMITS.items():
+        if isinstance(case.body.get(name), int) and case.body[name] > most:
+            case.body[name] = most
+    if case.path.startswith("/v1/chat"):
+        case.body.setdefault("max_tokens", 4)
+    elif case.path == "/v1/responses":
+        case.body.setdefault("max_output_tokens", 4)
