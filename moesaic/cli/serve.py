@@ -3,12 +3,13 @@
 moesaic serve out/smollm2
 moesaic serve out/smollm2 --port 8000 --api-key-file keys.txt --metrics-names vllm
 moesaic serve out/smollm2 --policy chunked tokens=256 --drafter suffix
+moesaic serve out/smollm2 --replicas 2
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -52,6 +53,9 @@ def command(
     metrics_names: Annotated[str, typer.Option(metavar="moesaic|vllm", help="vllm: under its names too.")] = "moesaic",
     dtype: Annotated[str | None, typer.Option(help="Of the weights; else what this machine is good at.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; else what there is.")] = None,
+    replicas: Annotated[
+        int | None, typer.Option(min=1, help="Engines in processes of their own, on Ray; else one, in this process.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="Of the processor; else all.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of requests that name none.")] = None,
 ) -> None:
@@ -66,8 +70,10 @@ def command(
     from moesaic.serve.api.service import Service, Settings
     from moesaic.serve.drafters import Drafter
     from moesaic.serve.engine import Engine
+    from moesaic.serve.loop import EngineLoop
     from moesaic.serve.parsers import Parser
     from moesaic.serve.policies import Policy
+    from moesaic.serve.replicas import with_replicas
 
     if metrics_names not in ("moesaic", "vllm"):
         raise UserError("--metrics-names", f'no such names "{metrics_names}"', "Take moesaic or vllm.")
@@ -92,14 +98,17 @@ def command(
         allow_adapters=allow_adapters,
     )
     listener = listen(host, port)  # before the model is read, which takes a while, so that a taken port shows at once
-    engine = Engine(
-        load(directory, dtype=dtype, device=device, threads=threads),
-        cache_bytes=None if cache_gb is None else int(cache_gb * 2**30),
-        most_requests=max_requests,
-        policy=made_policy,
-        drafter=made_drafter,
-        seed=seed,
-    )
+    cache_bytes = None if cache_gb is None else int(cache_gb * 2**30)
+    of_engine: dict[str, Any] = {"most_requests": max_requests, "policy": made_policy, "drafter": made_drafter}
+    make_loop: Any = EngineLoop
+    if replicas is None:
+        model = load(directory, dtype=dtype, device=device, threads=threads)
+        engine = Engine(model, cache_bytes=cache_bytes, seed=seed, **of_engine)
+    elif adapter or allow_adapters:
+        raise UserError("--replicas", "cannot have adapters", "Leave out one of them.")
+    else:
+        weights = {"dtype": dtype, "device": device, "threads": threads}
+        engine, make_loop = with_replicas(directory, replicas, cache_bytes, seed, weights, of_engine)
     for entry in adapter or ():
         own, _, path = entry.partition("=")
         if not own or not path:
@@ -110,4 +119,4 @@ def command(
         shown = f"[{host}]" if ":" in host else host
         print(f"moesaic: {settings.name} at http://{shown}:{listener.getsockname()[1]}", flush=True)
 
-    asyncio.run(serve(engine, settings, listener, drain_seconds=drain_seconds, ready=ready))
+    asyncio.run(serve(engine, settings, listener, drain_seconds=drain_seconds, ready=ready, make_loop=make_loop))

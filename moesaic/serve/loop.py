@@ -35,6 +35,10 @@ class EngineFailed(Exception):
     """The engine stumbled over a mistake of our own; the requests it held are lost."""
 
 
+class ReplicaDied(EngineFailed):
+    """One of several engines went away; the others serve on."""
+
+
 class EngineLoop:
     """`watch` is told the outputs of every step, on the engine's thread."""
 

@@ -15,6 +15,7 @@ import dataclasses
 import itertools
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ from moesaic.model.tokenizer import Tokenizer
 from moesaic.model.transformer import Model
 from moesaic.serve.engine import Engine
 from moesaic.serve.grammar import Grammar
-from moesaic.serve.loop import Answers, EngineFailed, EngineLoop, Queue
+from moesaic.serve.loop import Answers, EngineLoop, Queue, ReplicaDied
+from moesaic.serve.memory import SHARE, free_bytes
 from moesaic.serve.request import Output, Request, Sampling, TokenLogprob
 from moesaic.serve.routing import Seen
 
@@ -47,6 +49,31 @@ def front_engine(directory: Path, **options: Any) -> Engine:
     engine = Engine(model, **options)
     engine.experts.counts = torch.zeros_like(engine.experts.counts, device="cpu")
     return engine
+
+
+def with_replicas(
+    directory: Path,
+    count: int,
+    cache_bytes: int | None,
+    seed: int | None,
+    weights: dict[str, Any],
+    options: dict[str, Any],
+) -> tuple[Engine, Callable[..., Replicas]]:
+    """The front's engine, and what makes the loop behind it. Replicas on one machine share its memory for caches; on
+    GPUs each has its own."""
+    on_gpu = torch.cuda.is_available() and str(weights.get("device") or "cuda").startswith("cuda")
+    if cache_bytes is None and not on_gpu:
+        cache_bytes = int(free_bytes(torch.device("cpu")) * SHARE) // count
+    front = front_engine(directory, cache_bytes=cache_bytes, seed=seed, most_requests=options["most_requests"] * count)
+    make_loop = partial(
+        Replicas,
+        directory=directory,
+        count=count,
+        weights=weights,
+        options=options | {"cache_bytes": cache_bytes},
+        resources={"num_gpus": 1} if on_gpu else None,
+    )
+    return front, make_loop
 
 
 class Replica:
@@ -121,7 +148,8 @@ class Replicas:
         self.deaths = 0
         self.places = [Place(number) for number in range(count)]
         self._begin = (str(directory.resolve()), weights or {}, options or {})
-        self._resources = resources or {"num_cpus": 1}
+        # No processors are reserved: where there are fewer than replicas, they share them.
+        self._resources = resources or {"num_cpus": 0, "scheduling_strategy": "SPREAD"}
         self._at: dict[int, Place] = {}  # who has which request
         self._queues: dict[int, Queue] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -202,7 +230,7 @@ class Replicas:
             except self._ray.exceptions.RayActorError:
                 self._died(place)
                 if request.written or request.first_token is not None:
-                    queue.put_nowait(EngineFailed("the replica that wrote this answer died; ask again"))
+                    queue.put_nowait(ReplicaDied("the replica that wrote this answer died; ask again"))
                     return
             except self._ray.exceptions.RayTaskError as error:
                 queue.put_nowait(error)
@@ -210,7 +238,7 @@ class Replicas:
             finally:
                 place.owed -= owed
                 del self._at[request.number]
-        queue.put_nowait(EngineFailed(f"{TRIES} replicas died at this request"))
+        queue.put_nowait(ReplicaDied(f"{TRIES} replicas died at this request"))
 
     async def _follow(self, place: Place, request: Request, queue: Queue) -> None:
         place.seen.add(request.salt, request.prompt, place.size)
@@ -238,7 +266,7 @@ class Replicas:
         def work(place: Place) -> int:
             return place.owed + len(request.prompt) - place.seen.tokens(request.salt, request.prompt, place.size)
 
-        return min(ready, key=lambda place: (work(place), place.owed, place.number))
+        return min(ready, key=lambda place: (work(place), len(place.seen.pages), place.number))
 
     # Replicas that come and go
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import httpx
 import pytest
 
 import moesaic
 from moesaic.errors import UserError
 from moesaic.serve.engine import Engine
 from moesaic.serve.grammar import Grammar
-from moesaic.serve.loop import EngineFailed
+from moesaic.serve.loop import ReplicaDied
 from moesaic.serve.replicas import Replicas, front_engine
 from moesaic.serve.request import Request, Sampling
 from moesaic.serve.routing import Seen
+from moesaic.serve.serving import serving
 from tests.serve.made import talking_model
 
 ray = pytest.importorskip("ray")
@@ -141,7 +143,7 @@ def test_a_dead_replica_loses_only_the_answers_it_was_writing(directory, alone):
             (dead,) = [place for place in loop.places if loop._at[writing[0].number] is place]
             assert {loop._at[request.number].number for request in queued} == {0, 1}  # behind both
             ray.kill(dead.actor)
-            with pytest.raises(EngineFailed, match="died; ask again"):
+            with pytest.raises(ReplicaDied, match="died; ask again"):
                 async for _ in answers[0]:
                     pass
             answers[0].close()
@@ -175,6 +177,19 @@ def test_a_request_that_is_given_up_leaves_nothing_behind(directory):
             await all_free(loop)
 
     asyncio.run(ask())
+
+
+def test_the_command_serves_with_replicas(directory):
+    with (
+        serving(directory, ["--replicas", "2", "--threads", "1"]) as url,
+        httpx.Client(base_url=url, timeout=60) as client,
+    ):
+        form = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5, "temperature": 0, "n": 3}
+        first, again = [client.post("/v1/chat/completions", json=form).json() for _ in range(2)]
+        assert [choice["message"] for choice in first["choices"]] == [choice["message"] for choice in again["choices"]]
+        assert first["usage"]["completion_tokens"] > 0 and len(first["choices"]) == 3
+        assert client.get("/ready").status_code == 200
+        assert "moesaic:generation_tokens_total" in client.get("/metrics").text
 
 
 def test_what_replicas_cannot_do_is_refused(directory):

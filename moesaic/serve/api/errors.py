@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from moesaic.errors import UserError
+from moesaic.serve.loop import ReplicaDied
 
 logger = logging.getLogger("moesaic.serve")
 
@@ -74,6 +75,8 @@ def api_error(error: BaseException) -> ApiError:
             return _validation(error.errors(), error.body)
         case HTTPException():
             return _http(error)
+        case ReplicaDied():
+            return ApiError(503, str(error), code="replica_died", headers={"retry-after": "1"})
         case TimeoutError():
             return ApiError(408, "the request took longer than this server allows", code="timeout")
     logger.error("internal error", exc_info=error)

@@ -11,6 +11,7 @@ import contextlib
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import uvicorn
 
@@ -50,10 +51,12 @@ async def serve(
     drain_seconds: float = 60.0,
     ready: Callable[[Server, Service], None] | None = None,
     signals: bool = True,
+    make_loop: Callable[..., Any] = EngineLoop,
 ) -> None:
-    """Serve until told to stop: by a signal, or by `should_exit` of the server that `ready` is given."""
+    """Serve until told to stop: by a signal, or by `should_exit` of the server that `ready` is given. `make_loop` makes
+    what stands between the server and its engine, or its replicas."""
     metrics = Metrics(engine, settings.name, settings.vllm_names)
-    loop = EngineLoop(engine, metrics.watch)
+    loop = make_loop(engine, watch=metrics.watch)
     service = Service(loop, settings, metrics)
     config = uvicorn.Config(
         make_app(service),
