@@ -35,6 +35,9 @@ export class Chat {
     this.box.addEventListener("input", () => fit(this.box));
     document.addEventListener("keydown", (event) => {
       if (event.key === "Escape" && this.running) this.stop();
+      // Typing with nothing chosen means to write.
+      const typing = event.key.length === 1 && !event.ctrlKey && !event.metaKey && !event.altKey;
+      if (typing && document.activeElement === document.body) this.box.focus();
     });
     byId("new-chat").addEventListener("click", () => this.startOver());
     byId("ideas").addEventListener("click", (event) => {
@@ -185,7 +188,8 @@ function facts({ asked, first, last, tokens }, reason) {
   const said = [];
   if (tokens) said.push(`${tokens} token${tokens === 1 ? "" : "s"}`);
   if (first !== null) {
-    if (tokens > 1 && last > first) said.push(`${(((tokens - 1) * 1000) / (last - first)).toFixed(1)} per second`);
+    const speed = ((tokens - 1) * 1000) / (last - first);
+    if (tokens > 1 && last > first) said.push(`${speed.toFixed(speed < 100 ? 1 : 0)} per second`);
     said.push(`first after ${((first - asked) / 1000).toFixed(2)} s`);
   }
   if (reason === "abort") said.push("stopped");

@@ -63,15 +63,17 @@ export class ExpertMap {
     const [ink, paper] = [style.color, style.caretColor]; // colours the style sheet can give a canvas, by theme
     const paint = canvas.getContext("2d");
     paint.scale(scale, scale);
+    const snap = (place) => Math.round(place * scale) / scale; // to whole pixels, or gaps look uneven
     rows.forEach((row, at) => {
+      const [top, bottom] = [snap(at * tall), snap((at + 1) * tall)];
       for (let column = 0; column < row.work.length; column++) {
-        const [x, y] = [column * cell, at * tall];
+        const [left, right] = [snap(column * cell), snap((column + 1) * cell)];
         paint.globalAlpha = 1;
         paint.fillStyle = paper;
-        paint.fillRect(x, y, cell - gap, tall - gap);
+        paint.fillRect(left, top, right - left - gap, bottom - top - gap);
         paint.globalAlpha = Math.min(1, Math.sqrt(this.load(row, column) / FULL));
         paint.fillStyle = ink;
-        paint.fillRect(x, y, cell - gap, tall - gap);
+        paint.fillRect(left, top, right - left - gap, bottom - top - gap);
       }
     });
     paint.globalAlpha = 1;

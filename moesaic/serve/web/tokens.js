@@ -68,8 +68,9 @@ export class Tokens {
 
 const visible = (text) => text.replace(/ /g, "␣").replace(/\n/g, "⏎").replace(/\t/g, "⇥") || "∅";
 const percent = (logprob) => {
-  const share = Math.exp(logprob);
-  return share >= 0.9995 ? "100 %" : share >= 0.0995 ? `${(share * 100).toFixed(1)} %` : `${(share * 100).toPrecision(2)} %`;
+  const share = Math.exp(logprob) * 100;
+  if (share < 0.01) return "< 0.01 %";
+  return share >= 99.95 ? "100 %" : `${share >= 9.95 ? share.toFixed(1) : share.toPrecision(2)} %`;
 };
 
 // Shows the card of whichever token is pointed at or has the focus. `tokensOf` finds the tokens of a span's message.
@@ -94,7 +95,7 @@ export function showTokenCards(messages, card, tokensOf) {
       return element("li", { class: chosen ? "chosen" : null }, element("span", { class: "what" }, visible(other)), bar, element("span", { class: "share" }, percent(its)));
     });
     card.replaceChildren(
-      element("p", {}, element("code", {}, visible(text)), element("strong", {}, percent(logprob)), element("span", {}, `log ${logprob.toFixed(3)}`)),
+      element("p", {}, element("code", {}, visible(text)), element("strong", {}, percent(logprob)), element("span", {}, `log ${logprob > -0.0005 ? "0" : logprob.toFixed(3).replace("-", "−")}`)),
       element("ol", {}, ...rows),
     );
     card.hidden = false;

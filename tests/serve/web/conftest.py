@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
 from tests.serve.web.scripted_server import ScriptedServer
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 FLAGS += ["--disable-sync", "--no-first-run", "--disable-dev-shm-usage"]
+
+
+expect.set_options(timeout=30_000)  # a busy machine is no fault of the page
 
 
 @pytest.fixture(scope="session")
@@ -68,7 +71,7 @@ def page(browser: Browser, server: ScriptedServer, watched: Watched) -> Iterator
     context = browser.new_context(
         viewport={"width": 1280, "height": 820}, permissions=["clipboard-read", "clipboard-write"]
     )
-    context.set_default_timeout(15_000)
+    context.set_default_timeout(30_000)
     page = context.new_page()
     watched.watch(page)
     page.goto(server.url)

@@ -104,6 +104,14 @@ def test_enter_sends_and_shift_enter_begins_a_line(page: Page, server: ScriptedS
     assert server.asked[0]["messages"][0]["content"] == "one\ntwo"
 
 
+def test_typing_anywhere_writes_a_message(page: Page) -> None:
+    page.keyboard.type("hello")
+    expect(page.locator("#prompt")).to_have_value("hello")
+    page.focus("#seed")
+    page.keyboard.type("4")
+    expect(page.locator("#prompt")).to_have_value("hello")
+
+
 def test_settings_reach_the_server_and_are_remembered(page: Page, server: ScriptedServer) -> None:
     page.fill("[name=temperature]", "0.2")
     page.fill("[name=top_p]", "0.5")
