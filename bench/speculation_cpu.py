@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -93,9 +94,13 @@ def ask(engine: Engine, text: str, sampling: Sampling) -> Run:
     )
 
 
-def compare(model: Model, kind: str, texts: dict[str, str], sampling: Sampling, rounds: int) -> list[dict[str, Any]]:
+def compare(
+    model: Model, kind: str, texts: dict[str, str], sampling: Sampling, rounds: int, seconds: float
+) -> list[dict[str, Any]]:
+    """At least so many rounds, and more as long as another one fits in the time."""
     runs: dict[tuple[str, str], list[Run]] = {(text, name): [] for text in texts for name in ("plain", "suffix")}
-    for number in range(rounds):
+    began, number = time.monotonic(), 0
+    while number < rounds or (time.monotonic() - began) * (number + 1) / number < seconds:
         engines = {
             "plain": Engine(model, cache_bytes=CACHE),
             "suffix": Engine(model, cache_bytes=CACHE, drafter=Suffix()),
@@ -107,25 +112,29 @@ def compare(model: Model, kind: str, texts: dict[str, str], sampling: Sampling, 
             assert plain.tokens == drafted.tokens, f"{text}: the answers differ"
             held = f"{drafted.accepted} of {drafted.drafted} guesses held, {drafted.passes} passes"
             print(f"{kind}: {text}: {plain.seconds:.1f} s, {drafted.seconds:.1f} s, {held}", file=sys.stderr)
+        number += 1
     rows = []
     for text in texts:
         without, with_guesses = (
             statistics.median(run.seconds for run in runs[text, name]) for name in ("plain", "suffix")
         )
-        last, written = runs[text, "suffix"][-1], sampling.max_tokens - 1  # the first comes with the prompt
+        last = runs[text, "suffix"][-1]
+        written = len(last.tokens) - 1  # the first comes with the prompt
         rows.append(
             {
                 "kind": kind,
                 "text": text,
+                "tokens": written,
                 "plain": written / without,
                 "suffix": written / with_guesses,
                 "ratio": without / with_guesses,
                 "tokens_per_pass": written / last.passes,
                 "drafted": last.drafted,
                 "accepted": last.accepted,
+                "rounds": number,
             }
         )
-    total = sum(written / row["plain"] for row in rows) / sum(written / row["suffix"] for row in rows)
+    total = sum(row["tokens"] / row["plain"] for row in rows) / sum(row["tokens"] / row["suffix"] for row in rows)
     return [*rows, {"kind": kind, "text": "all", "ratio": total}]
 
 
@@ -134,22 +143,24 @@ def main() -> None:
     parser.add_argument("--model", default="out/smollm2")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--seconds", type=float, default=210.0, help="for each kind: more rounds, as long as there is time"
+    )
     parser.add_argument("--kind", choices=["repetitive", "other"], action="append")
     wanted = parser.parse_args()
     model = moesaic.load(wanted.model, dtype="float32", device="cpu")
-    rows = []
+    ask(Engine(model, cache_bytes=CACHE), "Hello", Sampling(max_tokens=8))  # first passes are slow
     for kind in wanted.kind or ["repetitive", "other"]:
         # At temperature zero so small a model soon repeats itself, whatever it was asked.
         texts, temperature = (REPETITIVE, 0.0) if kind == "repetitive" else (OTHER, 1.0)
-        sampling = Sampling(max_tokens=wanted.tokens, temperature=temperature, seed=1, ignore_eos=True)
-        rows += compare(model, kind, texts, sampling, wanted.rounds)
-    print(f"{'':28}{'plain':>10}{'suffix':>10}{'ratio':>9}{'tokens/pass':>13}{'accepted':>12}")
-    for row in rows:
-        speeds = f"{row['plain']:10.1f}{row['suffix']:10.1f}" if "plain" in row else " " * 20
-        rest = f"{row['tokens_per_pass']:13.2f}{row['accepted']:6} /{row['drafted']:4}" if "plain" in row else ""
-        print(f"{row['kind'] + ': ' + row['text']:28}{speeds}{row['ratio']:8.2f}x{rest}")
-    if wanted.kind is None:
-        print(record("speculation_cpu", rows, model=wanted.model, tokens=wanted.tokens, rounds=wanted.rounds))
+        sampling = Sampling(max_tokens=wanted.tokens, temperature=temperature, seed=1)
+        rows = compare(model, kind, texts, sampling, wanted.rounds, wanted.seconds)
+        print(f"{kind:20}{'plain':>10}{'suffix':>10}{'ratio':>9}{'tokens/pass':>13}{'accepted':>12}")
+        for row in rows:
+            speeds = f"{row['plain']:10.1f}{row['suffix']:10.1f}" if "plain" in row else " " * 20
+            rest = f"{row['tokens_per_pass']:13.2f}{row['accepted']:6} /{row['drafted']:4}" if "plain" in row else ""
+            print(f"{row['text']:20}{speeds}{row['ratio']:8.2f}x{rest}")
+        print(record(f"speculation_cpu_{kind}", rows, model=wanted.model, tokens=wanted.tokens))
 
 
 if __name__ == "__main__":

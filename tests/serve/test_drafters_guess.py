@@ -261,3 +261,44 @@ def test_cost_of_sizes_between_and_beyond():
     for _ in range(64):
         cost.note(1, 4, 3.0)
     assert cost.plain(1) is None  # contexts have grown: measure anew
+
+
+def test_guesses_go_to_the_requests_that_use_them(model):
+    """Of four requests side by side, two are foreseen and two are not."""
+    prompts, wishes = [[number, 2, 3] for number in range(1, 5)], greedy(120)
+    answers = {
+        tuple(prompt): answer.tokens
+        for prompt, answer in zip(
+            prompts, Engine(model).generate(prompts, max_tokens=120, temperature=0.0, ignore_eos=True)
+        )
+    }
+
+    class Half(Drafter):
+        instant = True
+        given = {number: 0 for number in range(1, 5)}
+
+        def draft(self, requests: Sequence[Request], most: int) -> list[Draft]:
+            lines = [answers[tuple(r.prompt)][r.written : r.written + most] for r in requests]
+            wrong = [[(token + 1) % 97 for token in line] for line in lines]
+            return [
+                Draft.line(line if request.prompt[0] < 3 else miss, [0.8] * len(line))
+                for request, line, miss in zip(requests, lines, wrong)
+            ]
+
+        def observe(self, done: Any, hidden_TD: torch.Tensor) -> None:
+            for share in done.shares:
+                self.given[share.request.prompt[0]] += len(share.draft or ())
+
+    took = []
+    for drafter in (None, Half()):
+        clock = LayerClock(model, 0.8, 0.05)
+        engine = Engine(model, drafter=drafter, clock=clock)
+        requests = [engine.request(prompt, wishes) for prompt in prompts]
+        for request in requests:
+            engine.add(request)
+        clock.run(engine)
+        assert [r.tokens[3:] for r in requests] == list(answers.values())
+        took.append([request.last_token for request in requests])
+    assert Half.given[1] + Half.given[2] > 4 * (Half.given[3] + Half.given[4])
+    assert all(drafted < 0.6 * plain for plain, drafted in zip(*(ends[:2] for ends in took)))
+    assert all(drafted < 1.05 * plain for plain, drafted in zip(*took))

@@ -83,6 +83,7 @@ class Drafter:
 
     # Whether guesses cost next to nothing to make, so that it may be asked first and judged by what it says.
     instant: ClassVar[bool] = False
+    length: int = 64  # guesses one after the other that it makes at most
 
     def start(self, engine: Engine) -> None:
         """Called once, before anything else."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 CREDIT = 3.0  # passes that may be lost to drafting before it has won any
 INTEREST = 0.02  # of all time that may be lost to it in the long run
 SAVINGS = 12.0  # passes: as much as may be lost again of what was won
+FAINT = 0.05  # a chance to be reached that is not worth thinking further than
 WORTH = 1.02  # the gain in speed below which guesses are left out
 
 
@@ -145,7 +146,7 @@ class Router(Drafter):
         hopes: dict[int, list[float]] = {request.number: [] for request in requests}
         best_rate, _ = self._best(requests, [chance for bid in self.bids.values() for chance in bid.chances])
         length, asking = 0, list[Request]()
-        for guesses in range(1, most + 1):
+        for guesses in range(1, min(most, drafting.drafter.length) + 1):
             for request in requests:
                 hope = hopes[request.number]
                 reached = hope[-1] if hope else 1.0
@@ -157,6 +158,8 @@ class Router(Drafter):
             rate, _ = self._best(requests, chances, guesses * drafting.seconds)
             if better and rate > best_rate * WORTH:
                 best_rate, length, asking = rate, guesses, better
+            if max(hope[-1] for hope in hopes.values()) < FAINT:
+                break
         return length, asking
 
     def _chances(self, drafting: _Drafting, request: Request, draft: Draft) -> list[float]:
