@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, cast
 import torch
 from torch import Tensor
 
-Mode = Literal["fast", "reference"]
+Mode = Literal["fast", "reference", "invariant"]
 
 
 class Batch(Protocol):
@@ -143,4 +143,9 @@ def choose(device: torch.device | str, mode: Mode = "fast") -> Kernels:
         return cast(Kernels, reference)
     from moesaic.kernels import native
 
-    return cast(Kernels, native.kernels() or cpu)
+    compiled = native.kernels()
+    if mode == "invariant" and compiled is not None:
+        from moesaic.kernels.invariant import InvariantKernels
+
+        return cast(Kernels, InvariantKernels(compiled))
+    return cast(Kernels, compiled or cpu)

@@ -7,38 +7,54 @@ such, in plain PyTorch over one number per token. The forward is to the bit what
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from moesaic.kernels.cross_entropy import IGNORED, ROWS
 
+Product = Callable[[Tensor, Tensor], Tensor]
+
 
 def token_logprobs(
-    hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, *, temperature: float = 1.0, rows: int = ROWS
+    hidden_TD: Tensor,
+    weight_VD: Tensor,
+    targets_T: Tensor,
+    *,
+    temperature: float = 1.0,
+    linear: Product = F.linear,
+    rows: int = ROWS,
 ) -> tuple[Tensor, Tensor]:
     """log p(target) of every row, zero where the target is ignored; and the entropy of every row, which has no
-    gradient."""
-    logprobs_T, entropy_T = _TokenLogprobs.apply(hidden_TD, weight_VD, targets_T, temperature, rows)
+    gradient. `linear` makes the logits: the model's own product gives the model's own bits."""
+    logprobs_T, entropy_T = _TokenLogprobs.apply(hidden_TD, weight_VD, targets_T, temperature, linear, rows)
     return logprobs_T, entropy_T
 
 
-def _log_probabilities(hidden_TD: Tensor, weight_VD: Tensor, temperature: float) -> Tensor:
-    logits_TV = torch.mm(hidden_TD, weight_VD.t()).float()
+def _log_probabilities(hidden_TD: Tensor, weight_VD: Tensor, temperature: float, linear: Product) -> Tensor:
+    logits_TV = linear(hidden_TD, weight_VD).float()
     return (logits_TV if temperature == 1.0 else logits_TV / temperature).log_softmax(-1)
 
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, temperature: float, rows: int
+        ctx: Any,
+        hidden_TD: Tensor,
+        weight_VD: Tensor,
+        targets_T: Tensor,
+        temperature: float,
+        linear: Product,
+        rows: int,
     ) -> tuple[Tensor, Tensor]:
         logprobs_T = torch.zeros(len(targets_T), dtype=torch.float32, device=hidden_TD.device)
         entropy_T = torch.zeros_like(logprobs_T)
         for start in range(0, len(targets_T), rows):
             part = slice(start, start + rows)
-            log_TV = _log_probabilities(hidden_TD[part], weight_VD, temperature)
+            log_TV = _log_probabilities(hidden_TD[part], weight_VD, temperature, linear)
             chosen_T = log_TV.gather(1, targets_T[part].clamp(min=0).unsqueeze(1)).squeeze(1)
             logprobs_T[part] = chosen_T.masked_fill(targets_T[part] == IGNORED, 0.0)
             entropy_T[part] = -(log_TV.exp() * log_TV).sum(-1)
@@ -56,10 +72,10 @@ class _TokenLogprobs(torch.autograd.Function):
         for start in range(0, len(targets_T), ctx.rows):
             part = slice(start, start + ctx.rows)
             # The slope of log p(target) is one at the target, less every token's probability.
-            d_logits_TV = -_log_probabilities(hidden_TD[part], weight_VD, ctx.temperature).exp_()
+            d_logits_TV = -_log_probabilities(hidden_TD[part], weight_VD, ctx.temperature, F.linear).exp_()
             target_T1 = targets_T[part].clamp(min=0).unsqueeze(1)
             d_logits_TV.scatter_add_(1, target_T1, d_logits_TV.new_ones(target_T1.shape))
             d_logits_TV = (d_logits_TV * d_logprobs_T[part].unsqueeze(1)).to(hidden_TD.dtype)
             d_hidden_TD[part] = torch.mm(d_logits_TV, weight_VD)
             d_weight_VD += torch.mm(d_logits_TV.t(), hidden_TD[part])
-        return d_hidden_TD, d_weight_VD.to(weight_VD.dtype), None, None, None
+        return d_hidden_TD, d_weight_VD.to(weight_VD.dtype), None, None, None, None

@@ -103,7 +103,8 @@ class LatentAttention(nn.Module):
             if keep_TM is not None and span.new == 1:  # one query: drop what it will not look at
                 chosen = keep_TM[0].nonzero().squeeze(1)
                 latent_MX, keep_TM = latent_MX[chosen], None
-            attend = self._absorbed if in_cache and self._absorbing_pays(span) else self._expanded
+            absorb = flow.absorb and in_cache and self._absorbing_pays(span)
+            attend = self._absorbed if absorb else self._expanded
             pieces.append(attend(q, latent_MX, keep_TM, ops))
         out_THX = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         return self.out(out_THX.flatten(1), ops)

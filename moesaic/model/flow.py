@@ -31,6 +31,8 @@ class Flow:
     cos_TR: Tensor
     sin_TR: Tensor
     routing: Routing | None = None
+    # Whether latent attention may take the shorter of its two ways, whose results differ in the last bits.
+    absorb: bool = True
     # DSA: which tokens the last full layer selected, one (T, M) mask per sequence; None where all fit.
     selected: list[Tensor | None] | None = None
 

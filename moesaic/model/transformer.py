@@ -91,7 +91,7 @@ class Model(nn.Module):
         return self.embed if self.head is None else self.head
 
     def flow(self, layout: Layout, routing: Routing | None = None, ops: kernels.Kernels | None = None) -> Flow:
-        return Flow(layout, ops or self.kernels, *self.angles(layout), routing)
+        return Flow(layout, ops or self.kernels, *self.angles(layout), routing, absorb=self.mode != "invariant")
 
     def angles(self, layout: Layout) -> tuple[Tensor, Tensor]:
         """Cosines and sines of every token's rotary angles, float32."""

@@ -44,7 +44,9 @@ class Policy(Objective):
             assert recorded, "the rollouts recorded no routes"
             routing.choices, routing.replay = recorded, True
         hidden_TD = model(batch.tokens_T, layout_of(batch), routing, through)
-        new_T, entropy_T = token_logprobs(hidden_TD, model.output, batch.targets_T, temperature=self.temperature)
+        new_T, entropy_T = token_logprobs(
+            hidden_TD, model.output, batch.targets_T, temperature=self.temperature, linear=model.kernels.linear
+        )
         spoken_T = batch.targets_T != IGNORED
         weight_T = columns["weight"] * spoken_T
         policy_T = clipped(new_T, columns["old"], columns["advantage"], self.clip_low, self.clip_high)

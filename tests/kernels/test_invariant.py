@@ -1,0 +1,100 @@
+"""The trainer's log-probabilities are to the bit those the engine recorded, whatever the engine went through."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import moesaic
+from moesaic.kernels.logprobs import token_logprobs
+from moesaic.model.flow import Routing
+from moesaic.model.layout import Layout
+from moesaic.serve.drafters.suffix import Suffix
+from moesaic.serve.policies.chunked import Chunked
+from moesaic.serve.request import Sampling
+from tests.model import oracle
+
+KINDS = [
+    "glm4_moe-groups",
+    "glm4_moe-plain-weights",
+    "qwen3_moe-normalised-mixed",
+    "qwen3_moe-window",
+    "mixtral-top1",
+    "llama-llama3-biases",
+    "deepseek_v3-yarn",
+]
+
+
+def load(case: str, path, mode: str):
+    oracle.save(case, path)
+    model = moesaic.load(path)
+    model.mode = mode
+    return model
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_recorded_log_probabilities_are_the_trainers_to_the_bit(case, tmp_path):
+    model = load(case, tmp_path, "invariant")
+    generator = torch.Generator().manual_seed(1)
+    common = torch.randint(3, 97, (12,), generator=generator).tolist()
+    prompts = [common + torch.randint(3, 97, (n % 9,), generator=generator).tolist() for n in range(30)]
+    page = sum(torch.Size(shape).numel() for layer in model.cache_shapes() for shape in layer.values()) * 4 * 4
+    engine = moesaic.Engine(
+        model, page_size=4, cache_bytes=60 * page, policy=Chunked(tokens=29), drafter=Suffix(), most_requests=12
+    )
+    wishes = {"max_tokens": 24, "temperature": 1.0, "ignore_eos": True, "record_routes": False}
+    requests = [engine.request(prompt, Sampling(**wishes, seed=n)) for n, prompt in enumerate(prompts)]
+    for request in requests:
+        engine.add(request)
+    while engine.working:
+        engine.step()
+    assert engine.scheduler.preemptions > 0 and engine.blocks.hits > 0
+
+    tokens_T = torch.tensor([token for request in requests for token in request.tokens])
+    lengths = [len(request.tokens) for request in requests]
+    hidden_TD = model(tokens_T, Layout(lengths), Routing())
+    assert hidden_TD.requires_grad
+    targets_T = torch.cat([torch.tensor([*request.tokens[1:], -100]) for request in requests])
+    logprobs_T, _ = token_logprobs(hidden_TD, model.output, targets_T, linear=model.kernels.linear)
+    start = 0
+    for request in requests:
+        row = start + len(request.prompt) - 1
+        learned = logprobs_T[row : row + request.written]
+        recorded = torch.tensor([entry.logprob for entry in request.answer])
+        assert torch.equal(learned, recorded), f"{(learned - recorded).detach().abs().max()} apart"
+        start += len(request.tokens)
+    assert start == len(tokens_T) and sum(request.written for request in requests) == 30 * 24
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_gradients_are_those_of_the_reference(case, tmp_path):
+    model = load(case, tmp_path, "invariant")
+    lengths = [9, 1, 14]
+    tokens_T = torch.randint(3, 97, (sum(lengths),), generator=torch.Generator().manual_seed(2))
+    weights_TD = torch.randn(sum(lengths), model.config.hidden, generator=torch.Generator().manual_seed(3))
+    found = {}
+    for mode in ("invariant", "reference"):
+        model.mode = mode
+        model.zero_grad()
+        hidden_TD = model(tokens_T, Layout(lengths))
+        (hidden_TD * weights_TD).sum().backward()
+        found[mode] = (
+            hidden_TD.detach(),
+            {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None},
+        )
+    torch.testing.assert_close(found["invariant"][0], found["reference"][0], rtol=1e-4, atol=1e-4)
+    assert set(found["invariant"][1]) == set(found["reference"][1]) != set()
+    for name, gradient in found["reference"][1].items():
+        scale = float(gradient.abs().max())
+        torch.testing.assert_close(found["invariant"][1][name], gradient, rtol=1e-3, atol=1e-4 * scale + 1e-5)
+
+
+def test_without_the_mode_the_two_are_close_but_not_equal(tmp_path):
+    """So the promise is the mode's doing, and the test above can fail."""
+    model = load("glm4_moe-groups", tmp_path, "fast")
+    tokens_T = torch.randint(3, 97, (60,), generator=torch.Generator().manual_seed(2))
+    with torch.inference_mode():
+        served_TD = model(tokens_T, Layout([60]))
+    trained_TD = model(tokens_T, Layout([60])).detach()
+    torch.testing.assert_close(trained_TD, served_TD, rtol=1e-4, atol=1e-4)
+    assert not torch.equal(trained_TD, served_TD)
