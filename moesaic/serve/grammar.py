@@ -78,7 +78,7 @@ class Matcher:
 
         self.vocab = vocab
         self.stop_tokens = stop_tokens
-        self.inner = LLMatcher(known_tokens(tokenizer, vocab), grammar.text)
+        self.inner = LLMatcher(known_tokens(tokenizer, vocab), grammar.text, log_level=0)
         if self.inner.is_error():
             raise UserError("grammar", f"cannot be followed ({self.inner.get_error()[:300]})", "Correct it.")
 

@@ -79,8 +79,9 @@ def penalised(logits_V: Tensor, request: Request) -> Tensor:
             tokens = torch.tensor(list(counts))
             times = torch.tensor(list(counts.values()), dtype=torch.float32)
             logits_V[tokens] -= sampling.presence_penalty + sampling.frequency_penalty * times
-    for token, bias in sampling.logit_bias.items():
-        logits_V[token] += bias
+    if sampling.logit_bias:
+        tokens = torch.tensor(list(sampling.logit_bias), device=logits_V.device)
+        logits_V[tokens] += torch.tensor(list(sampling.logit_bias.values()), device=logits_V.device)
     return logits_V
 
 

@@ -18,7 +18,7 @@ from moesaic.serve.api.schema.chat import ChatAnswer, ChatRequest
 from moesaic.serve.api.schema.usage import Usage
 from moesaic.serve.api.service import Service, new_id, salt_of
 from moesaic.serve.api.stream import DONE, EventStream, event, while_connected
-from moesaic.serve.api.structure import wanted_grammar
+from moesaic.serve.api.structure import check_form, wanted_grammar
 from moesaic.serve.api.tools import EventReader, ListReader, NamedReader, call_grammar, forced_tools
 from moesaic.serve.api.turn import Turn
 from moesaic.serve.api.wishes import requests, sampling
@@ -46,6 +46,7 @@ class Chat:
 def prepare(service: Service, form: ChatRequest, salt: str) -> Chat:
     """Everything that can be wrong with a request shows here."""
     service.adapter(form.model)
+    service.check_count(form.n or 1)
     text = prompt_text(form, service.tokenizer)
     forced = forced_tools(form)
     grammar = wanted_grammar(form)
@@ -78,6 +79,7 @@ def prepare(service: Service, form: ChatRequest, salt: str) -> Chat:
 
 async def whole(chat: Chat, answers: Answers) -> ChatAnswer:
     async for output in answers:
+        check_form(output)
         chat.turns[output.request.number].push(output)
     return ChatAnswer(
         id=new_id("chatcmpl"),
@@ -103,6 +105,7 @@ async def events(chat: Chat, answers: Answers) -> AsyncIterator[str]:
     for turn in chat.turns.values():
         yield chunk(turn.index, {"role": "assistant", "content": ""})
     async for output in answers:
+        check_form(output)
         turn = chat.turns[output.request.number]
         changes, infos = turn.push(output)
         delta = turn.delta(changes)

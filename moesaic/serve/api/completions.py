@@ -18,7 +18,7 @@ from moesaic.serve.api.schema.completions import CompletionAnswer, CompletionReq
 from moesaic.serve.api.schema.usage import Usage
 from moesaic.serve.api.service import Service, new_id, salt_of
 from moesaic.serve.api.stream import DONE, EventStream, event, while_connected
-from moesaic.serve.api.structure import wanted_grammar
+from moesaic.serve.api.structure import check_form, wanted_grammar
 from moesaic.serve.api.wishes import requests, sampling
 from moesaic.serve.loop import Answers
 
@@ -74,6 +74,7 @@ def prepare(service: Service, form: CompletionRequest, salt: str) -> Job:
         grammar=wanted_grammar(form),
     )
     tokens = tokens_of(service, form.prompt)
+    service.check_count(len(tokens) * tried)
     texts = texts_of(service, form.prompt, tokens) if form.echo else [""] * len(tokens)
     answers = [
         Continuation(request, service.texts, text, form)
@@ -86,6 +87,7 @@ def prepare(service: Service, form: CompletionRequest, salt: str) -> Job:
 async def whole(job: Job, answers: Answers) -> CompletionAnswer:
     own = {answer.request.number: answer for answer in job.answers}
     async for output in answers:
+        check_form(output)
         own[output.request.number].push(output)
     return CompletionAnswer(
         id=new_id("cmpl"),
@@ -102,6 +104,7 @@ async def events(job: Job, answers: Answers) -> AsyncIterator[str]:
     own = {answer.request.number: (index, answer) for index, answer in enumerate(job.answers)}
     frame = {"id": new_id("cmpl"), "object": "text_completion", "created": int(time.time()), "model": job.model}
     async for output in answers:
+        check_form(output)
         index, answer = own[output.request.number]
         change = answer.push(output)
         if change.text or change.logprobs is not None or change.finish_reason is not None:

@@ -17,7 +17,6 @@ from moesaic.serve.api.schema.sampling import Form
 from moesaic.serve.api.service import Service, salt_of
 from moesaic.serve.api.stream import while_connected
 from moesaic.serve.engine import completion
-from moesaic.serve.loop import Answers
 from moesaic.serve.request import Request as EngineRequest
 from moesaic.serve.request import Sampling
 
@@ -62,9 +61,16 @@ def prepare(service: Service, form: EmbeddingRequest, salt: str) -> list[EngineR
     return made
 
 
-async def whole(form: EmbeddingRequest, name: str, requests: list[EngineRequest], answers: Answers) -> EmbeddingAnswer:
-    async for _ in answers:
-        pass
+async def whole(service: Service, form: EmbeddingRequest, requests: list[EngineRequest]) -> EmbeddingAnswer:
+    most = service.engine.scheduler.most
+    for start in range(0, len(requests), most):  # a long list takes turns with other clients
+        answers = service.submit(requests[start : start + most])
+        try:
+            async for _ in answers:
+                pass
+        finally:
+            answers.close()
+    name = form.model or service.settings.name
     data = []
     for index, request in enumerate(requests):
         vector_D = completion(request, "").embedding
@@ -85,12 +91,7 @@ def router(service: Service) -> APIRouter:
         """Texts as vectors."""
         salt = salt_of(request.state, None)
         requests = await service.prepare(lambda: prepare(service, form, salt))
-        answers = service.submit(requests)
-        try:
-            name = form.model or service.settings.name
-            answer = await while_connected(request, whole(form, name, requests, answers))
-        finally:
-            answers.close()
+        answer = await while_connected(request, whole(service, form, requests))
         return answer if isinstance(answer, Response) else JSONResponse(answer.model_dump())
 
     return routes

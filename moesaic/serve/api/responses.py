@@ -28,6 +28,7 @@ from moesaic.serve.api.schema.responses import (
 )
 from moesaic.serve.api.service import Service, new_id, salt_of
 from moesaic.serve.api.stream import EventStream, event, while_connected
+from moesaic.serve.api.structure import check_form
 from moesaic.serve.api.turn import Turn
 from moesaic.serve.loop import Answers
 from moesaic.serve.request import Output
@@ -93,6 +94,7 @@ class Reply:
         return next(iter(self.chat.turns.values()))
 
     def push(self, output: Output) -> list[dict[str, Any]]:
+        check_form(output)
         events, infos = self.turn.push(output)
         told = self.items.push(events, [info.model_dump() for info in infos])
         if output.finish_reason is not None:

@@ -17,6 +17,7 @@ import uvicorn
 
 from moesaic.errors import UserError
 from moesaic.serve.api.app import make_app
+from moesaic.serve.api.patience import PatientProtocol
 from moesaic.serve.api.service import Service, Settings
 from moesaic.serve.engine import Engine
 from moesaic.serve.loop import EngineLoop
@@ -63,6 +64,7 @@ async def serve(
         log_level="warning",
         access_log=False,
         lifespan="off",
+        http=PatientProtocol,
         server_header=False,
         timeout_graceful_shutdown=10,
     )

@@ -98,14 +98,22 @@ class Service:
                 code="context_length_exceeded",
             )
 
+    @property
+    def most_open(self) -> int:
+        return self.engine.scheduler.most + self.settings.most_waiting
+
+    def check_count(self, count: int) -> None:
+        """Whether so many answers could ever be asked for at once."""
+        if count > self.most_open:
+            message = f"asks for {count} answers, and this server holds {self.most_open}"
+            raise ApiError(400, message, param="n", code="invalid_value")
+
     def submit(self, requests: Sequence[Request]) -> Answers:
         """Hand requests to the engine, if there is room."""
         if self.draining:
             raise ApiError(503, "the server is shutting down", code="shutting_down", headers={"retry-after": "5"})
-        most = self.engine.scheduler.most + self.settings.most_waiting
-        if len(requests) > most:
-            raise ApiError(400, f"asks for {len(requests)} answers, and this server holds {most}", code="invalid_value")
-        if self.loop.open + len(requests) > most:
+        self.check_count(len(requests))
+        if self.loop.open + len(requests) > self.most_open:
             raise ApiError(
                 429,
                 f"the queue is full ({self.loop.open} requests)",

@@ -26,10 +26,16 @@ def event(data: BaseModel | dict[str, Any], name: str | None = None) -> str:
     return f"event: {name}\ndata: {text}\n\n" if name else f"data: {text}\n\n"
 
 
+class Stalled(Exception):
+    """The client does not read what it asked for."""
+
+
 class EventStream(Response):
-    """Sends events as they are made. An error on the way is the last event; a client that leaves ends it all."""
+    """Sends events as they are made. An error on the way is the last event; a client that leaves, or does not take an
+    event for `patience` seconds, ends it all."""
 
     media_type = "text/event-stream"
+    patience = 60.0
 
     def __init__(self, events: AsyncIterator[str], ending: str = "", close: Callable[[], None] | None = None) -> None:
         self.events = events
@@ -42,18 +48,26 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await unless_gone(receive, self._send(send))
+        except Stalled:
+            pass  # left unfinished, the connection is closed by the server
         finally:
             if self.close is not None:
                 self.close()
 
     async def _send(self, send: Send) -> None:
         async def put(text: str, more: bool = True) -> None:
-            await send({"type": "http.response.body", "body": text.encode(), "more_body": more})
+            try:
+                async with asyncio.timeout(self.patience):
+                    await send({"type": "http.response.body", "body": text.encode(), "more_body": more})
+            except TimeoutError:
+                raise Stalled from None
 
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             async for text in self.events:
                 await put(text)
+        except Stalled:
+            raise
         except Exception as error:
             await put(event(api_error(error).answer))
         await put(self.ending, more=False)

@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 from moesaic.errors import UserError
-from moesaic.serve.api.schema.sampling import JsonObjectFormat, JsonSchemaFormat, SamplingForm
+from moesaic.serve.api.schema.sampling import MOST_FORM, JsonObjectFormat, JsonSchemaFormat, SamplingForm
 from moesaic.serve.grammar import Grammar
+from moesaic.serve.request import Output
 
 
 def wanted_grammar(form: SamplingForm) -> Grammar | None:
@@ -19,9 +20,10 @@ def wanted_grammar(form: SamplingForm) -> Grammar | None:
         case JsonSchemaFormat(json_schema=wish):
             if wish.json_schema is None:
                 raise UserError("response_format.json_schema.schema", "is missing")
-            found["response_format"] = Grammar.json(wish.json_schema)
+            schema = checked_schema(wish.json_schema, "response_format")
+            found["response_format"] = Grammar.json(schema)
     if form.guided_json is not None:
-        found["guided_json"] = Grammar.json(_schema(form.guided_json, "guided_json"))
+        found["guided_json"] = Grammar.json(checked_schema(form.guided_json, "guided_json"))
     if form.guided_regex is not None:
         found["guided_regex"] = Grammar.regex(form.guided_regex)
     if form.guided_choice is not None:
@@ -30,7 +32,7 @@ def wanted_grammar(form: SamplingForm) -> Grammar | None:
         found["guided_grammar"] = Grammar.lark(form.guided_grammar)
     if (wishes := form.structured_outputs) is not None:
         if wishes.json_form is not None:
-            found["structured_outputs.json"] = Grammar.json(_schema(wishes.json_form, "structured_outputs.json"))
+            found["structured_outputs.json"] = Grammar.json(checked_schema(wishes.json_form, "structured_outputs.json"))
         if wishes.regex is not None:
             found["structured_outputs.regex"] = Grammar.regex(wishes.regex)
         if wishes.choice is not None:
@@ -44,13 +46,22 @@ def wanted_grammar(form: SamplingForm) -> Grammar | None:
     return next(iter(found.values()), None)
 
 
-def _schema(wish: dict[str, Any] | str, place: str) -> dict[str, Any]:
-    if isinstance(wish, dict):
-        return wish
+def check_form(output: Output) -> None:
+    """Some forms turn out to be more than the grammar's library will follow only when an answer is half written."""
+    matcher = output.request.matcher
+    if output.finish_reason is not None and matcher is not None and matcher.inner.is_error():
+        reason = " ".join(matcher.inner.get_error().split("\n")[0].split())[:200]
+        raise UserError("response_format", f"the form of the answer cannot be followed ({reason})", "Make it simpler.")
+
+
+def checked_schema(wish: dict[str, Any] | str, place: str) -> dict[str, Any]:
+    """A schema of a size that is compiled in reasonable time."""
     try:
-        schema = json.loads(wish)
+        schema = json.loads(wish) if isinstance(wish, str) else wish
     except (ValueError, RecursionError):
         schema = None
     if not isinstance(schema, dict):
         raise UserError(place, "is not a JSON schema")
+    if len(json.dumps(schema)) > MOST_FORM:
+        raise UserError(place, f"is longer than {MOST_FORM} characters")
     return schema

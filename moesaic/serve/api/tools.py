@@ -9,6 +9,7 @@ from typing import Protocol
 
 from moesaic.errors import UserError
 from moesaic.serve.api.schema.chat import ChatRequest, Function, NamedTool
+from moesaic.serve.api.structure import checked_schema
 from moesaic.serve.grammar import WHITESPACE, Grammar
 from moesaic.serve.parsers import CallArguments, CallBegan, CallEnded, Event
 
@@ -41,6 +42,8 @@ def forced_tools(form: ChatRequest) -> list[Function]:
 
 def call_grammar(form: ChatRequest, tools: Sequence[Function]) -> Grammar:
     """The arguments of one tool that was named, or a list of calls of any of them."""
+    for tool in tools:
+        checked_schema(tool.parameters or {}, f"tools: {tool.name}")
     if isinstance(form.tool_choice, NamedTool):
         return Grammar.json(tools[0].parameters)
     more = "" if form.parallel_tool_calls is False else ' (", " call)*'

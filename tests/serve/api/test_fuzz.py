@@ -71,8 +71,10 @@ def changed(body: Any, chance: random.Random) -> Any:
     return body
 
 
-FIELDS = sorted({key for _, body in GOOD for key in body} | {"guided_grammar", "guided_json", "structured_outputs",
-    "priority", "deadline_ms", "cache_salt", "chat_template_kwargs", "stream_options", "stop_token_ids", "top_p"})  # fmt: skip
+MORE = (
+    "guided_grammar guided_json structured_outputs priority deadline_ms cache_salt chat_template_kwargs stream_options"
+)
+FIELDS = sorted({key for _, body in GOOD for key in body} | {*MORE.split(), "stop_token_ids", "top_p"})
 
 
 async def slowly(body: bytes, chance: random.Random) -> AsyncIterator[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -180,3 +181,34 @@ def test_a_full_queue_says_when_to_come_back(new_engine: Callable[..., Engine]) 
         server.until(lambda: server.idle)
         assert server.post("/v1/chat/completions", LONG | {"max_tokens": 1}).status_code == 200
         assert server.post("/v1/chat/completions", LONG | {"n": 4}).status_code == 400
+
+
+def raw(server: Running) -> socket.socket:
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+def test_a_head_that_never_ends_is_cut_off(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moesaic.serve.api.patience.PatientProtocol.head_seconds", 0.2)
+    whole = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
+    with raw(server) as silent, raw(server) as half, raw(server) as second:
+        half.sendall(whole[:20])
+        second.sendall(whole)
+        assert b"200 OK" in second.recv(4096)
+        second.sendall(whole[:20])
+        assert [one.recv(4096) for one in (silent, half)] == [b"", b""]
+        while second.recv(4096):
+            pass
+
+
+def test_a_client_that_does_not_read_is_left(
+    new_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moesaic.serve.api.stream.EventStream.patience", 0.3)
+    body = json.dumps(LONG | {"stream": True, "logprobs": True, "top_logprobs": 100, "n": 8}).encode()
+    with running(new_engine()) as server, raw(server) as deaf:
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        deaf.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        server.until(lambda: server.service.loop.open == 8)
+        server.until(lambda: server.idle and not server.tasks())
+        assert generated(server) < 8 * 400

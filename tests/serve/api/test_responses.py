@@ -115,6 +115,12 @@ class TestEmbeddings:
             assert math.isclose(sum(x * x for x in entry.embedding), 1.0, rel_tol=1e-4)
         assert answer.usage.prompt_tokens == sum(len(tokenizer.encode(text)) for text in texts)
 
+    def test_more_texts_than_the_engine_takes_at_once(self, server: Running, client: openai.OpenAI) -> None:
+        answer = client.embeddings.create(model=NAME, input=["yes", "no"] * 200)
+        assert [entry.index for entry in answer.data] == list(range(400))
+        assert answer.data[398].embedding == pytest.approx(answer.data[0].embedding, abs=1e-5)
+        assert answer.data[1].embedding != pytest.approx(answer.data[0].embedding, abs=1e-2)
+
     def test_as_numbers_and_as_bytes_are_the_same(self, server: Running, client: openai.OpenAI) -> None:
         plain = server.post("/v1/embeddings", {"input": "yes"}).json()["data"][0]["embedding"]
         packed = client.embeddings.create(model=NAME, input="yes").data[0].embedding  # the client asks for base64

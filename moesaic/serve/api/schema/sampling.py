@@ -6,8 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+MOST_FORM = 65_536  # characters of a grammar, a regular expression or a schema
 LIKELIEST = 100  # tokens reported beside a chosen one, at most
 Token = Annotated[int, Field(ge=0, lt=2**31)]
+FormText = Annotated[str, Field(max_length=MOST_FORM)]
+Choices = Annotated[list[str], Field(max_length=1000)]
 
 
 class Form(BaseModel):
@@ -48,9 +51,9 @@ class StructuredOutputs(Form):
     """One of them."""
 
     json_form: dict[str, Any] | str | None = Field(default=None, alias="json")
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
+    regex: FormText | None = None
+    choice: Choices | None = None
+    grammar: FormText | None = None
     json_object: bool | None = None
 
 
@@ -79,7 +82,7 @@ class SamplingForm(Form):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
+    guided_regex: FormText | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: FormText | None = None
     user: str | None = None
