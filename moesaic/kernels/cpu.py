@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -156,6 +157,7 @@ def experts(
     gate_up_EGD: Tensor,
     down_EDF: Tensor,
     activation: str,
+    gated: Callable[[Tensor, str], Tensor] = gated,
 ) -> Tensor:
     tokens, per_token = routes_TK.shape
     if tokens <= FEW_ROWS and not torch.is_grad_enabled():

@@ -1,7 +1,8 @@
 """Few rows on a CPU at the speed of its memory: C kernels, one call per operation, raw pointers in and out.
 
-They work without gradients and in float32; whatever else is asked goes to `kernels.cpu`, which is library calls. Every
-operation gives a token the same bits alone and in any batch, and however its sequence was split into steps.
+They work in float32; whatever else is asked goes to `kernels.cpu`, which is library calls, as do matrix products and
+attention that want gradients. Without gradients every operation gives a token the same bits alone and in any batch,
+and however its sequence was split into steps.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from moesaic.kernels import Batch, RouteRules, cpu
 from moesaic.kernels.native import build
+from moesaic.kernels.native.gradients import Attend, Heads, RMSNorm, SwiGLU
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 SIGNATURES = {
@@ -24,7 +26,11 @@ SIGNATURES = {
     "swiglu": [_POINTER] * 2 + [_LONG] * 2 + [_INT],
     "route": [_POINTER] * 4 + [_LONG] * 5 + [_INT] * 2 + [_FLOAT, _INT],
     "experts": [_POINTER] * 6 + [_LONG] * 5 + [_INT],
-    "attend": [_POINTER] * 9 + [_LONG] * 11 + [_FLOAT, _INT],
+    "rms_norm_back": [_POINTER] * 5 + [_LONG] * 2 + [_FLOAT, _INT],
+    "heads_back": [_POINTER] * 11 + [_LONG] * 5 + [_FLOAT, _INT, _INT],
+    "swiglu_back": [_POINTER] * 3 + [_LONG] * 2 + [_INT],
+    "attend": [_POINTER] * 10 + [_LONG] * 11 + [_FLOAT, _INT],
+    "attend_back": [_POINTER] * 10 + [_LONG] * 9 + [_FLOAT, _INT],
 }
 
 
@@ -37,9 +43,17 @@ def kernels() -> NativeKernels | None:
 
 def _plain(*tensors: Tensor | None) -> bool:
     """Whether these can be handed over as they are: float32 on the CPU, and nobody wants a gradient."""
-    return not torch.is_grad_enabled() and all(
-        tensor is None or (tensor.dtype == torch.float32 and tensor.is_cpu) for tensor in tensors
-    )
+    return not torch.is_grad_enabled() and _floats(*tensors)
+
+
+def _trained(*tensors: Tensor | None) -> bool:
+    """The same, but a gradient is wanted."""
+    wanted = any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    return torch.is_grad_enabled() and wanted and _floats(*tensors)
+
+
+def _floats(*tensors: Tensor | None) -> bool:
+    return all(tensor is None or (tensor.dtype == torch.float32 and tensor.is_cpu) for tensor in tensors)
 
 
 class NativeKernels:
@@ -65,6 +79,9 @@ class NativeKernels:
         return y_TO
 
     def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+        if _trained(x_TD, weight_D):
+            trained_TD: Tensor = RMSNorm.apply(self, x_TD, weight_D, eps)
+            return trained_TD
         if not _plain(x_TD, weight_D):
             return cpu.rms_norm(x_TD, weight_D, eps)
         x_TD = x_TD.contiguous()
@@ -87,8 +104,12 @@ class NativeKernels:
         sin_TR: Tensor,
         interleaved: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        arguments = (qkv_TXC, kv_heads, q_weight_C, k_weight_C, eps, cos_TR, sin_TR, interleaved)
+        if _trained(qkv_TXC, q_weight_C, k_weight_C, cos_TR, sin_TR) and qkv_TXC.is_contiguous():
+            trained: tuple[Tensor, Tensor, Tensor] = Heads.apply(self, *arguments)
+            return trained
         if not _plain(qkv_TXC, q_weight_C, k_weight_C, cos_TR, sin_TR) or not qkv_TXC.is_contiguous():
-            return cpu.heads(qkv_TXC, kv_heads, q_weight_C, k_weight_C, eps, cos_TR, sin_TR, interleaved)
+            return cpu.heads(*arguments)
         tokens, all_heads, size = qkv_TXC.shape
         heads = all_heads - 2 * kv_heads
         q_THC, k_TNC = qkv_TXC.new_empty(tokens, heads, size), qkv_TXC.new_empty(tokens, kv_heads, size)
@@ -102,6 +123,9 @@ class NativeKernels:
         return q_THC, k_TNC, qkv_TXC[:, heads + kv_heads :]
 
     def gated(self, gate_up_TG: Tensor, activation: str) -> Tensor:
+        if activation == "silu" and gate_up_TG.dim() == 2 and _trained(gate_up_TG):
+            trained_TF: Tensor = SwiGLU.apply(self, gate_up_TG)
+            return trained_TF
         if activation != "silu" or gate_up_TG.dim() != 2 or not _plain(gate_up_TG):
             return cpu.gated(gate_up_TG, activation)
         rows, both = gate_up_TG.shape
@@ -138,7 +162,7 @@ class NativeKernels:
     ) -> Tensor:
         whole = gate_up_EGD.is_contiguous() and down_EDF.is_contiguous() and routes_TK.dtype == torch.int64
         if activation != "silu" or not whole or not _plain(x_TD, weights_TK, gate_up_EGD, down_EDF):
-            return cpu.experts(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF, activation)
+            return cpu.experts(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF, activation, self.gated)
         tokens, per_token = routes_TK.shape
         count, hidden, width = down_EDF.shape
         x_TD, routes_TK, weights_TK = x_TD.contiguous(), routes_TK.contiguous(), weights_TK.contiguous()
@@ -161,11 +185,16 @@ class NativeKernels:
     ) -> Tensor:
         keys, values = (slabs["keys"], slabs["values"]) if slabs is not None else (None, None)
         rows = (q_THC, k_TNC, v_TNC)
+        if _trained(*rows) and slabs is None and not layout.branches and all(map(_packed, rows)):
+            trained_THC: Tensor = Attend.apply(self, *rows, layout.spans_S4, scale, window)
+            return trained_THC
         if not _plain(*rows, keys, values) or not all(map(_packed, rows)):
             return cpu.attend(q_THC, k_TNC, v_TNC, layout, slabs, scale, window)
         masks = [layout.seen(span, window)[0] for span in layout.spans] if layout.branches else []
         out_THC = q_THC.new_empty(q_THC.shape)
-        self._attend(q_THC, k_TNC, v_TNC, keys, values, out_THC, layout.spans_S4, layout.pages_SP, masks, scale, window)
+        self.attend_spans(
+            q_THC, k_TNC, v_TNC, keys, values, out_THC, None, layout.spans_S4, layout.pages_SP, masks, scale, window
+        )
         return out_THC
 
     def attention(
@@ -185,10 +214,10 @@ class NativeKernels:
         if keep_TM is not None:
             keep_TM = keep_TM & cpu.visible_TM(new, total, window, q_THC.device)
         out_THX = q_THC.new_empty(new, q_THC.shape[1], v_MNX.shape[2])
-        self._attend(q_THC, k_MNC, v_MNX, None, None, out_THX, span_14, None, [keep_TM], scale, window)
+        self.attend_spans(q_THC, k_MNC, v_MNX, None, None, out_THX, None, span_14, None, [keep_TM], scale, window)
         return out_THX
 
-    def _attend(
+    def attend_spans(
         self,
         q_THC: Tensor,
         k_TNC: Tensor,
@@ -196,6 +225,7 @@ class NativeKernels:
         keys: Tensor | None,
         values: Tensor | None,
         out_THX: Tensor,
+        sums_TH: Tensor | None,
         spans_S4: Tensor,
         pages_SP: Tensor | None,
         masks: list[Tensor | None],
@@ -208,7 +238,7 @@ class NativeKernels:
         size = 0 if keys is None else keys.shape[1]
         self.library.attend(
             q_THC.data_ptr(), k_TNC.data_ptr(), v_TNX.data_ptr(), _pointer(keys), _pointer(values), out_THX.data_ptr(),
-            spans_S4.data_ptr(), _pointer(pages_SP), _pointer(addresses_S),
+            _pointer(sums_TH), spans_S4.data_ptr(), _pointer(pages_SP), _pointer(addresses_S),
             len(spans_S4), 0 if pages_SP is None else pages_SP.shape[1], size,
             q_THC.stride(0), k_TNC.stride(0), v_TNX.stride(0),
             q_THC.shape[1], k_TNC.shape[1], q_THC.shape[2], v_TNX.shape[2], window or 0, scale,

@@ -4,9 +4,8 @@
    (online softmax). What one query does is thus the same, operation for operation, whichever queries it shares a tile
    with, and however its sequence was split into steps. Rows of the cache that no query of a tile may see are not
    touched: they may hold anything. */
-#include "vector.h"
+#include "attention.h"
 
-#define B 64     /* keys in a block */
 #define ROWS 16  /* about how many queries share a block of keys while it is in the nearest cache */
 #define ALONE 16384
 
@@ -14,6 +13,7 @@ typedef struct {
     const float *q, *k, *v; /* of the new tokens, or of all where nothing is paged */
     float *keys, *values;   /* slabs of the cache (pages, page_size, N, C), or NULL */
     float *out;
+    float *sums;          /* (T, H): the logarithm of each query's softmax sum, for the way back, or NULL */
     const int64_t *spans; /* (S, 4): first and last+1 row of the batch, tokens before them, first row in k and v */
     const int64_t *table; /* (S, columns): pages */
     const int64_t *masks; /* (S): address of a mask (new, total) of bytes, or 0 */
@@ -23,39 +23,6 @@ typedef struct {
 
 INLINE long page_row(const Attention *a, long s, long place) {
     return a->table[s * a->columns + place / a->page_size] * a->page_size + place % a->page_size;
-}
-
-/* Scores of R queries against W keys. */
-INLINE void score(int R, const float *const *q, const float *const *k, long C, float *to, float scale) {
-    vec sum[4 * W];
-    UNROLL for (int i = 0; i < R * W; i++) sum[i] = splat(0.0f);
-    long c = 0;
-    for (; c + W <= C; c += W) {
-        vec ks[W];
-        UNROLL for (int j = 0; j < W; j++) ks[j] = load(k[j] + c);
-        UNROLL for (int r = 0; r < R; r++) {
-            vec qs = load(q[r] + c);
-            UNROLL for (int j = 0; j < W; j++) sum[r * W + j] += qs * ks[j];
-        }
-    }
-    UNROLL for (int r = 0; r < R; r++) {
-        vec *m = sum + r * W;
-        transpose(m);
-        for (int half = W / 2; half; half /= 2) UNROLL for (int i = 0; i < half; i++) m[i] += m[i + half];
-        for (long rest = c; rest < C; rest++) UNROLL for (int j = 0; j < W; j++) m[0][j] += q[r][rest] * k[j][rest];
-        store(to + r * B, m[0] * splat(scale));
-    }
-}
-
-/* Adds keys begin..end's values, weighed, to V vectors of R queries. */
-INLINE void weigh(int R, int V, const float *p, const float *const *v, long begin, long end, float *const *o, long at) {
-    vec sum[16];
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < V; i++) sum[r * V + i] = load(o[r] + at + i * W);
-    for (long m = begin; m < end; m++) UNROLL for (int i = 0; i < V; i++) {
-        vec values = load(v[m] + at + i * W);
-        UNROLL for (int r = 0; r < R; r++) sum[r * V + i] += values * p[r * B + m];
-    }
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < V; i++) store(o[r] + at + i * W, sum[r * V + i]);
 }
 
 typedef struct {
@@ -127,38 +94,24 @@ static void attend_tile(const Attention *a, long s, long n, long first, long las
         }
         for (long r = 0; r < rows; r += 4) {
             long R = rows - r < 4 ? rows - r : 4;
-            for (long m = begin / W * W; m < count; m += W) {
-                if (R == 4) score(4, q + r, k + m, C, scratch + m, a->scale);
-                else if (R == 3) score(3, q + r, k + m, C, scratch + m, a->scale);
-                else if (R == 2) score(2, q + r, k + m, C, scratch + m, a->scale);
-                else score(1, q + r, k + m, C, scratch + m, a->scale);
-            }
+            scores(R, q + r, k, C, begin, count, scratch, a->scale);
             for (long i = 0; i < R; i++) weights(query + r + i, scratch + i * B, block, count, o[r + i], X);
-            long at = 0;
-            for (; at + 4 * W <= X; at += 4 * W) {
-                if (R == 4) weigh(4, 4, scratch, v, begin, count, o + r, at);
-                else if (R == 3) weigh(3, 4, scratch, v, begin, count, o + r, at);
-                else if (R == 2) weigh(2, 4, scratch, v, begin, count, o + r, at);
-                else weigh(1, 4, scratch, v, begin, count, o + r, at);
-            }
-            for (; at + W <= X; at += W)
-                for (long i = 0; i < R; i++) weigh(1, 1, scratch + i * B, v, begin, count, o + r + i, at);
-            for (; at < X; at++)
-                for (long i = 0; i < R; i++)
-                    for (long m = begin; m < count; m++) o[r + i][at] += scratch[i * B + m] * v[m][at];
+            weigh_all(R, scratch, B, 1, v, begin, count, o + r, X);
         }
     }
-    for (long r = 0; r < rows; r++)
+    for (long r = 0; r < rows; r++) {
         for (long i = 0; i < X; i++) o[r][i] /= query[r].total;
+        if (a->sums) a->sums[(o[r] - a->out) / X] = query[r].most + logf(query[r].total);
+    }
 }
 
 /* New keys and values go to the cache, if there is one; then every token attends to its own sequence so far. */
 void attend(const float *q, const float *k, const float *v, float *keys, float *values, float *out,
-            const int64_t *spans, const int64_t *table, const int64_t *masks, long S, long columns, long page_size,
+            float *sums, const int64_t *spans, const int64_t *table, const int64_t *masks, long S, long columns, long page_size,
             long q_stride, long k_stride, long v_stride, long H, long N, long C, long X, long window, float scale,
             int threads) {
-    Attention a = {q,       k,         v,        keys,     values,   out, spans, table, masks,  S,
-                   columns, page_size, q_stride, k_stride, v_stride, H,   N,     C,     X,      window, scale};
+    Attention a = {q,       k,         v,        keys,     values,   out, sums, spans, table, masks, S,
+                   columns, page_size, q_stride, k_stride, v_stride, H,   N,    C,     X,     window, scale};
     long tokens_a_tile = ROWS / (H / N) > 1 ? ROWS / (H / N) : 1, work = 0;
     long *first_item = malloc((S + 1) * sizeof *first_item);
     first_item[0] = 0;
