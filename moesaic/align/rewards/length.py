@@ -1,0 +1,31 @@
+"""Full marks between two lengths, and less the further outside of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from moesaic.align.rewards import Answer, Reward
+
+
+@dataclass(frozen=True)
+class Length(Reward):
+    least: int = 0
+    most: int | None = None
+    slack: int = 0  # over so many more or fewer the reward falls from 1 to 0
+    unit: Literal["tokens", "words", "characters"] = "tokens"
+
+    def __post_init__(self) -> None:
+        if self.least < 0 or self.slack < 0 or (self.most is not None and self.most < self.least):
+            raise ValueError("lengths must be 0 <= least <= most, and slack at least 0")
+
+    def __call__(self, answer: Answer) -> float:
+        length = length_of(answer, self.unit)
+        outside = max(self.least - length, 0 if self.most is None else length - self.most, 0)
+        return max(0.0, 1.0 - outside / self.slack) if self.slack else float(outside == 0)
+
+
+def length_of(answer: Answer, unit: str) -> int:
+    if unit == "tokens":
+        return answer.tokens
+    return len(answer.text.split()) if unit == "words" else len(answer.text)
