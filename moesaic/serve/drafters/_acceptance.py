@@ -63,6 +63,11 @@ class Acceptance:
                 held = float(any(node in accepted for node in children))
                 self.depth[min(depths[children[0]], FAR)].count(held, 1.0, FADE)
 
+    def fade(self) -> None:
+        """A pass went by without its guesses."""
+        for tally in self.depth.values():
+            tally.count(0.0, 0.0, FADE)
+
     def forget(self, request: Request) -> None:
         self.request.pop(request.number, None)
 

@@ -49,6 +49,12 @@ class _Drafting:
         each = seconds / max(1, guesses)
         self.seconds = 0.8 * self.seconds + 0.2 * each if self.seconds else each
 
+    def rest(self) -> None:
+        """Not asked this time. Texts change, and the first draft may have taken long to read a prompt: in time, what
+        is known fades, and it is tried again."""
+        self.seconds *= 0.98
+        self.acceptance.fade()
+
 
 @dataclass
 class _Bid:
@@ -130,6 +136,7 @@ class Router(Drafter):
         if not drafting.drafter.instant and not self.always:
             most, asking = self._length(drafting, requests, most)
         if not asking:
+            drafting.rest()
             return
         began = self.clock()
         drafts = drafting.drafter.draft(asking, most)
