@@ -24,11 +24,13 @@ from typing import Any
 
 import httpx
 import torch
-import transformers
 
 import moesaic
 from bench.measure import record
 from moesaic.data.tokenizer_training import train_tokenizer, write_tokenizer
+from moesaic.model.directory import save
+from moesaic.model.families import read_config
+from moesaic.model.transformer import Model
 from moesaic.serve.engine import Engine
 from moesaic.serve.load import says_something, some_words
 from moesaic.serve.loop import EngineLoop
@@ -41,24 +43,27 @@ LEAVING = 1 / 3
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
 
 
+SHAPE: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 32,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+}
+
+
 def make_directory(path: Path) -> Path:
-    torch.manual_seed(0)
-    tokenizer = train_tokenizer([some_words(random.Random(n), 50) for n in range(50)], 300)
-    config = transformers.Qwen3MoeConfig(
-        vocab_size=300,
-        hidden_size=64,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        intermediate_size=64,
-        moe_intermediate_size=32,
-        num_experts=8,
-        num_experts_per_tok=2,
-        max_position_embeddings=512,
-    )
-    transformers.Qwen3MoeForCausalLM(config).save_pretrained(path)
-    write_tokenizer(tokenizer, path)
+    save(Model(read_config(SHAPE, "bench")).initialize(), path)
+    write_tokenizer(train_tokenizer([some_words(random.Random(n), 50) for n in range(50)], SHAPE["vocab_size"]), path)
     (path / "chat_template.jinja").write_text(TEMPLATE)
     return path
 
@@ -210,7 +215,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as path:
-        directory = make_directory(Path(path))
+        directory = make_directory(Path(path) / "tiny")
         soak = soak_server if options.server else soak_engine
         found = asyncio.run(soak(directory, options.rate, options.minutes * 60))
     print({key: value for key, value in found.items() if key != "parts"})
