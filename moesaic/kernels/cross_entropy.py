@@ -46,18 +46,25 @@ class _LinearCrossEntropy(torch.autograd.Function):
             target_T = targets_T[part]
             valid_T = target_T != IGNORED
             row_T1 = target_T.clamp(min=0).unsqueeze(1)
-            logits_TV = torch.mm(hidden_TD[part], weight_VD.t()).float()
-            if cap:
-                logits_TV = torch.tanh(logits_TV / cap) * cap
-            log_TV = logits_TV.log_softmax(-1)
-            losses_T[part] = -log_TV.gather(1, row_T1).squeeze(1) * valid_T
+            logits_TV = torch.mm(hidden_TD[part], weight_VD.t())
+            if logits_TV.is_cuda and not cap:
+                from moesaic.kernels.triton.softmax_loss import softmax_loss
+
+                losses_T[part] = softmax_loss(logits_TV, target_T, IGNORED, gradient=wanted)
+                d_logits_TV = logits_TV
+            else:
+                logits_TV = logits_TV.float()
+                if cap:
+                    logits_TV = torch.tanh(logits_TV / cap) * cap
+                log_TV = logits_TV.log_softmax(-1)
+                losses_T[part] = -log_TV.gather(1, row_T1).squeeze(1) * valid_T
+                d_logits_TV = log_TV.exp_()
+                d_logits_TV.scatter_add_(1, row_T1, d_logits_TV.new_full(row_T1.shape, -1.0))
+                if cap:
+                    d_logits_TV *= 1 - (logits_TV / cap).square()
+                d_logits_TV = d_logits_TV.to(hidden_TD.dtype)
             if d_hidden_TD is None or d_weight_VD is None:
                 continue
-            d_logits_TV = log_TV.exp_()
-            d_logits_TV.scatter_add_(1, row_T1, d_logits_TV.new_full(row_T1.shape, -1.0))
-            if cap:
-                d_logits_TV *= 1 - (logits_TV / cap).square()
-            d_logits_TV = d_logits_TV.to(hidden_TD.dtype)
             # How much a token counts is laid on the narrow side of both products, not on its row of the vocabulary.
             counts_T1 = (scale_T[part] * valid_T).unsqueeze(1).to(hidden_TD.dtype)
             torch.mm(d_logits_TV, weight_VD, out=d_hidden_TD[part]).mul_(counts_T1)

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from moesaic.kernels.triton.overlap import launch_overlapped, overlaps
+
 LANES = 16  # the fewest rows a tensor-core product takes
 
 
@@ -32,6 +34,8 @@ def hidden_kernel(
 ):
     """One block of one assignment's hidden row: gate, up, SwiGLU."""
     if OVERLAP:
+        # In this order: the kernel after this one reads the routes before it waits.
+        gdc_wait()
         gdc_launch_dependents()
     assignment = tl.program_id(0)
     expert = tl.load(routes_N + assignment).to(tl.int64)
@@ -102,6 +106,7 @@ def output_kernel(
         tl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [ahead], tl.int32, is_pure=False, pack=1
         )
+        gdc_launch_dependents()
         gdc_wait()
     for base in tl.range(0, F, BK, num_stages=STAGES):
         inside = k < F - base
@@ -135,10 +140,11 @@ def decode(
     precision = "ieee" if x_TD.dtype == torch.float32 else "tf32"
     hidden_NF = torch.empty(T * K, F, dtype=x_TD.dtype, device=x_TD.device)
     out_TD = torch.empty_like(x_TD)
-    overlap = x_TD.is_cuda and torch.cuda.get_device_capability(x_TD.device)[0] >= 9
-    launch = {"launch_pdl": True} if overlap else {}
+    overlap = overlaps(x_TD.device)
     BN, BK, stages, warps = up_tile
-    hidden_kernel[(T * K, triton.cdiv(F, BN))](
+    launch_overlapped(
+        hidden_kernel,
+        (T * K, triton.cdiv(F, BN)),
         x_TD,
         routes_TK,
         gate_up_EGD,
@@ -155,7 +161,9 @@ def decode(
         num_warps=warps,
     )
     BN, BK, stages, warps = down_tile
-    output_kernel[(T, triton.cdiv(D, BN))](
+    launch_overlapped(
+        output_kernel,
+        (T, triton.cdiv(D, BN)),
         hidden_NF,
         routes_TK,
         weights_TK,
@@ -173,6 +181,5 @@ def decode(
         LINES=triton.next_power_of_2(triton.cdiv(F, 64)),
         OVERLAP=overlap,
         num_warps=warps,
-        **launch,
     )
     return out_TD

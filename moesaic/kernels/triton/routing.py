@@ -14,6 +14,7 @@ import triton.language as tl
 
 RECORD = 8  # int32 per table record: expert, first tile of it, tiles of it, first row, rows used; the rest is padding
 CHUNK = 256  # assignments placed by one program
+SMALL_CHUNK = 64  # the same while there are few: more programs, each with less to compare
 ALONE = 256  # up to this many assignments one program does it all
 BLOCK = 64  # tiles described by one program
 
@@ -152,7 +153,8 @@ def route(routes_TK: torch.Tensor, experts: int, align: int) -> Routing:
         chunk, chunks = max(64, triton.next_power_of_2(assignments)), 1
         before = totals = slots  # not read
     else:
-        chunk, chunks = CHUNK, triton.cdiv(assignments, CHUNK)
+        chunk = SMALL_CHUNK if assignments <= 128 * SMALL_CHUNK else CHUNK
+        chunks = triton.cdiv(assignments, chunk)
         before = torch.empty(chunks + 1, experts, dtype=torch.int32, device=device)
         totals = before[chunks]
         count_chunk[(chunks,)](routes_N, before, assignments, experts, CHUNK=chunk, BINS=bins, num_warps=4)

@@ -1,0 +1,248 @@
+"""Whole training steps on one GPU beside transformers compiled layer by layer: same weights, same data, same optimizer.
+
+    python bench/gpu_train.py                     the 5.27 B mixture of the tables, 4 x 4096 tokens a step (3 minutes)
+    python bench/gpu_train.py --layers 2          a quick look
+    python bench/gpu_train.py --profile           where our time goes, kernel by kernel
+
+Forward, backward and a fused AdamW step in bfloat16. Operations are counted as 6 per active parameter and token, and
+causal attention as it is computed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import gc
+import json
+import pathlib
+import statistics
+import sys
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from bench.measure import record
+from moesaic.kernels.cross_entropy import linear_cross_entropy
+from moesaic.kernels.triton.adamw import adamw
+from moesaic.model.config import Experts, GroupedQuery, Layer, ModelConfig, Rope
+from moesaic.model.layout import Layout
+from moesaic.model.transformer import Model
+
+HIDDEN, EXPERTS, PER_TOKEN, EXPERT_HIDDEN, HEADS, KV_HEADS, HEAD_SIZE, VOCAB = 2048, 64, 8, 768, 32, 4, 128, 32000
+
+
+def config_of(layers: int, context: int = 8192) -> ModelConfig:
+    return ModelConfig(
+        family="qwen3_moe",
+        vocab=VOCAB,
+        hidden=HIDDEN,
+        attention=GroupedQuery(HEADS, KV_HEADS, HEAD_SIZE, qk_norm=True),
+        rope=Rope(HEAD_SIZE, theta=1e6),
+        layers=tuple(Layer(Experts(EXPERTS, PER_TOKEN, EXPERT_HIDDEN)) for _ in range(layers)),
+        context=context,
+        dtype="bfloat16",
+    )
+
+
+def make_ours(layers: int, seed: int = 0) -> Model:
+    with torch.device("cuda"):
+        torch.set_default_dtype(torch.bfloat16)
+        model = Model(config_of(layers))
+        torch.set_default_dtype(torch.float32)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.02) if parameter.dim() > 1 else parameter.fill_(1.0)
+    return model
+
+
+def make_peer(layers: int, ours: Model) -> torch.nn.Module:
+    """transformers' model with our weights."""
+    import transformers
+
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        moe_intermediate_size=EXPERT_HIDDEN,
+        num_hidden_layers=layers,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        head_dim=HEAD_SIZE,
+        num_experts=EXPERTS,
+        num_experts_per_tok=PER_TOKEN,
+        norm_topk_prob=True,
+        max_position_embeddings=8192,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        use_cache=False,
+    )
+    with torch.device("cuda"):
+        peer = transformers.AutoModelForCausalLM.from_config(
+            config, dtype=torch.bfloat16, attn_implementation="sdpa", experts_implementation="grouped_mm"
+        )
+    state = {
+        "model.embed_tokens.weight": ours.embed,
+        "lm_head.weight": ours.head,
+        "model.norm.weight": ours.norm.weight,
+    }
+    for number, block in enumerate(ours.layers):
+        here = f"model.layers.{number}."
+        q, k, v = block.attention.qkv.weight.split([HEADS * HEAD_SIZE, KV_HEADS * HEAD_SIZE, KV_HEADS * HEAD_SIZE])
+        state |= {
+            here + "self_attn.q_proj.weight": q,
+            here + "self_attn.k_proj.weight": k,
+            here + "self_attn.v_proj.weight": v,
+            here + "self_attn.o_proj.weight": block.attention.out.weight,
+            here + "self_attn.q_norm.weight": block.attention.q_norm.weight,
+            here + "self_attn.k_norm.weight": block.attention.k_norm.weight,
+            here + "input_layernorm.weight": block.attention_norm.weight,
+            here + "post_attention_layernorm.weight": block.ffn_norm.weight,
+            here + "mlp.gate.weight": block.ffn.router.weight,
+            here + "mlp.experts.gate_up_proj": block.ffn.gate_up_EGD,
+            here + "mlp.experts.down_proj": block.ffn.down_EDF,
+        }
+    with torch.no_grad():
+        missing, extra = peer.load_state_dict({name: tensor.detach() for name, tensor in state.items()}, strict=False)
+    assert not missing and not extra, (missing, extra)
+    return peer
+
+
+def data(step: int, sequences: int, length: int) -> torch.Tensor:
+    """Tokens with something to learn: each row repeats a short passage of its own."""
+    generator = torch.Generator("cuda").manual_seed(1000 + step)
+    passages = torch.randint(VOCAB, (sequences, 64), generator=generator, device="cuda")
+    return passages.repeat(1, length // 64 + 1)[:, : length + 1]
+
+
+def timed(step, warm: int, steps: int) -> tuple[float, list[float], float]:
+    """Median seconds per step after `warm` steps, all losses, peak GiB."""
+    losses, times = [], []
+    torch.cuda.reset_peak_memory_stats()
+    for number in range(warm + steps):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        losses.append(step(number))
+        end.record()
+        times.append((start, end))
+    torch.cuda.synchronize()
+    seconds = [start.elapsed_time(end) / 1000 for start, end in times[warm:]]
+    return statistics.median(seconds), [loss.item() for loss in losses], torch.cuda.max_memory_allocated() / 2**30
+
+
+def our_step(model: Model, sequences: int, length: int):
+    for block in model.layers:
+        block.compile(dynamic=False)
+    parameters = list(model.parameters())
+    averages, squares = [[torch.zeros_like(parameter) for parameter in parameters] for _ in range(2)]
+    counts = [torch.zeros((), device="cuda") for _ in parameters]
+    layout = Layout([length] * sequences, device="cuda")
+    scale_T = torch.full((sequences * length,), 1 / (sequences * length), device="cuda")
+
+    def step(number: int) -> torch.Tensor:
+        tokens = data(number, sequences, length)
+        hidden_TD = model(tokens[:, :-1].reshape(-1), layout)
+        loss, _ = linear_cross_entropy(hidden_TD, model.output, tokens[:, 1:].reshape(-1), scale_T, rows=4096)
+        loss.backward()
+        gradients = [parameter.grad for parameter in parameters]
+        with torch.no_grad():
+            adamw(
+                parameters, gradients, averages, squares, counts,
+                lr=1e-4, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01,
+            )  # fmt: skip
+        model.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def peer_step(peer: torch.nn.Module, sequences: int, length: int, cudnn: bool):
+    for layer in peer.model.layers:
+        layer.compile()
+    peer.train()
+    optimizer = torch.optim.AdamW(peer.parameters(), lr=1e-4, fused=True)
+
+    def step(number: int) -> torch.Tensor:
+        tokens = data(number, sequences, length)
+        backends = [SDPBackend.CUDNN_ATTENTION] if cudnn else [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION]
+        with sdpa_kernel(backends) if cudnn else torch.enable_grad():
+            logits = peer(input_ids=tokens[:, :-1]).logits
+            loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].reshape(-1))
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def profile(step, times: int = 2) -> list[tuple[str, float]]:
+    """Milliseconds per step of the kernels that take most."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        for number in range(times):
+            step(number)
+        torch.cuda.synchronize()
+    total: dict[str, float] = collections.defaultdict(float)
+    for event in found.key_averages():
+        total[event.key[:110]] += event.self_device_time_total / 1000 / times
+    return sorted(total.items(), key=lambda item: -item[1])[:45]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--sequences", type=int, default=4)
+    parser.add_argument("--length", type=int, default=4096)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--warm", type=int, default=6)
+    parser.add_argument("--who", nargs="*", default=["transformers", "transformers, cuDNN attention", "moesaic"])
+    parser.add_argument("--profile", action="store_true")
+    options = parser.parse_args()
+    torch._dynamo.config.recompile_limit = 64
+    torch.backends.cuda.matmul.allow_tf32 = (
+        True  # the peer compiles with it; our router's products are exact either way
+    )
+    rows = []
+    for who in options.who:
+        model = make_ours(options.layers)
+        total = sum(parameter.numel() for parameter in model.parameters())
+        idle = options.layers * (EXPERTS - PER_TOKEN) * 3 * HIDDEN * EXPERT_HIDDEN
+        active = total - idle
+        if who == "moesaic":
+            step = our_step(model, options.sequences, options.length)
+        else:
+            peer = make_peer(options.layers, model)
+            step = peer_step(peer, options.sequences, options.length, "cuDNN" in who)
+            del peer
+        del model
+        gc.collect()
+        seconds, losses, gib = timed(step, options.warm, options.steps)
+        tokens = options.sequences * options.length
+        attention = 6 * options.layers * HEADS * HEAD_SIZE * options.length
+        operations = 6 * (active - VOCAB * HIDDEN) + attention  # looking up a row is no product
+        row = {
+            "who": who,
+            "tokens_per_second": round(tokens / seconds),
+            "ms": round(seconds * 1000, 2),
+            "tflops": round(operations * tokens / seconds / 1e12, 1),
+            "peak_gib": round(gib, 1),
+            "losses": [round(loss, 4) for loss in losses],
+            "parameters": total,
+            "active": active,
+        }
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        if options.profile:
+            for name, ms in profile(step):
+                print(f"{ms:9.3f} ms  {name}", flush=True)
+        del step
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch._dynamo.reset()
+    best = {row["who"]: row["tokens_per_second"] for row in rows}
+    if "moesaic" in best and "transformers" in best:
+        print(f"ratio {best['moesaic'] / best['transformers']:.3f}x transformers compiled layer by layer", flush=True)
+    record("gpu_train", rows, layers=options.layers, sequences=options.sequences, length=options.length)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""What is fastest on a GPU: Triton experts and paged attention, library attention in training.
+
+Without gradients every operation gives a token the same bits alone and in any batch. Where a kernel does not take a
+shape or a format, the library does the work.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from moesaic.kernels import Batch, reference
+from moesaic.kernels.reference import gated, rotate, route, visible_TM
+from moesaic.kernels.triton import linear as invariant
+from moesaic.kernels.triton import norm, paged_attention
+from moesaic.kernels.triton.layer import experts as triton_experts
+from moesaic.kernels.triton.paged_attention import Rows, tiles_of
+
+__all__ = ["attend", "attention", "experts", "gated", "heads", "linear", "rms_norm", "rotate", "route"]
+
+HALF = (torch.bfloat16, torch.float16)
+EVEN = 256  # documents of one length, a multiple of this, may go to cuDNN
+
+
+def training(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
+def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    if x_TI.dim() != 2 or not x_TI.numel() or training(x_TI, weight_OI, bias_O):
+        return F.linear(x_TI, weight_OI, bias_O)
+    return invariant.linear(x_TI, weight_OI, bias_O)
+
+
+def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    if training(x_TD, weight_D):
+        return reference.rms_norm(x_TD, weight_D, eps)
+    return norm.rms_norm(x_TD, weight_D, eps)
+
+
+def heads(
+    qkv_TXC: Tensor,
+    kv_heads: int,
+    q_weight_C: Tensor | None,
+    k_weight_C: Tensor | None,
+    eps: float,
+    cos_TR: Tensor,
+    sin_TR: Tensor,
+    interleaved: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return reference.heads(qkv_TXC, kv_heads, q_weight_C, k_weight_C, eps, cos_TR, sin_TR, interleaved, rms_norm)
+
+
+def experts(
+    x_TD: Tensor,
+    routes_TK: Tensor,
+    weights_TK: Tensor,
+    gate_up_EGD: Tensor,
+    down_EDF: Tensor,
+    activation: str,
+) -> Tensor:
+    if activation == "silu" and weights_TK.dtype == torch.float32:
+        return experts_apart(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF)
+    return reference.experts(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF, activation)
+
+
+# Compilers of whole blocks stop before these and go on after them.
+@torch.compiler.disable
+def experts_apart(x_TD: Tensor, routes_TK: Tensor, weights_TK: Tensor, gate_up_EGD: Tensor, down_EDF: Tensor) -> Tensor:
+    return triton_experts(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF)
+
+
+def attention(
+    q_THC: Tensor,
+    k_MNC: Tensor,
+    v_MNX: Tensor,
+    scale: float,
+    window: int | None = None,
+    keep_TM: Tensor | None = None,
+) -> Tensor:
+    new, total = q_THC.shape[0], k_MNC.shape[0]
+    whole = new == total and keep_TM is None and (window is None or window >= total)
+    seen_TM = None
+    if not whole:
+        seen_TM = visible_TM(new, total, window, q_THC.device)
+        seen_TM = seen_TM if keep_TM is None else seen_TM & keep_TM
+    out_HTX = F.scaled_dot_product_attention(
+        q_THC.transpose(0, 1).unsqueeze(0),
+        k_MNC.transpose(0, 1).unsqueeze(0),
+        v_MNX.transpose(0, 1).unsqueeze(0),
+        attn_mask=seen_TM,
+        is_causal=whole,
+        scale=scale,
+        enable_gqa=q_THC.shape[1] != k_MNC.shape[1],
+    )
+    return out_HTX.squeeze(0).transpose(0, 1)
+
+
+@torch.compiler.disable
+def attend(
+    q_THC: Tensor,
+    k_TNC: Tensor,
+    v_TNC: Tensor,
+    layout: Batch,
+    slabs: dict[str, Tensor] | None,
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    if slabs is None:
+        if q_THC.dtype in HALF and q_THC.shape[2] % 8 == 0 and q_THC.shape[2] <= 256 and not _trees(layout):
+            return documents(q_THC, k_TNC, v_TNC, layout, scale, window)
+    elif not training(q_THC, k_TNC, v_TNC) and not (_trees(layout) and window is not None):
+        layout.write(slabs["keys"], k_TNC)
+        layout.write(slabs["values"], v_TNC)
+        rows = rows_of(layout, slabs["keys"].shape[1], q_THC.shape[1] // k_TNC.shape[1], q_THC.dtype == torch.float32)
+        return paged_attention.attend(q_THC, slabs["keys"], slabs["values"], rows, scale, window)
+    return reference.attend(q_THC, k_TNC, v_TNC, layout, slabs, scale, window, attention)
+
+
+def _trees(layout: Batch) -> bool:
+    trees = getattr(layout, "trees", None)
+    return trees is not None and any(tree is not None for tree in trees)
+
+
+def documents(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, layout: Any, scale: float, window: int | None) -> Tensor:
+    """Whole documents side by side, each attending to itself: one call of the library for all of them."""
+    lengths = [span.new for span in layout.spans]
+    if training(q_THC, k_TNC, v_TNC) and window is None and _even(lengths, q_THC):
+        return even_documents(q_THC, k_TNC, v_TNC, lengths[0], scale)
+    out_THC: Tensor = Documents.apply(q_THC, k_TNC, v_TNC, layout.starts_S1, max(lengths), scale, window)
+    return out_THC
+
+
+def _even(lengths: list[int], q_THC: Tensor) -> bool:
+    """Whether cuDNN, 1.8 times faster than flash attention on a Hopper GPU, can take these documents: it has no working
+    form for uneven ones, plans anew for every length, and does not promise to repeat its gradients' bits."""
+    return (
+        len(set(lengths)) == 1
+        and lengths[0] % EVEN == 0
+        and q_THC.shape[2] in (64, 128)
+        and torch.cuda.get_device_capability(q_THC.device)[0] >= 9
+        and not torch.are_deterministic_algorithms_enabled()
+    )
+
+
+def even_documents(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, length: int, scale: float) -> Tensor:
+    q_SHTC, k_SNTC, v_SNTC = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in (q_THC, k_TNC, v_TNC))
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        out_SHTC = F.scaled_dot_product_attention(q_SHTC, k_SNTC, v_SNTC, is_causal=True, scale=scale, enable_gqa=True)
+    return out_SHTC.transpose(1, 2).flatten(0, 1)
+
+
+class Documents(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_THC: Tensor,
+        k_TNC: Tensor,
+        v_TNC: Tensor,
+        starts_S1: Tensor,
+        longest: int,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        left = -1 if window is None else window - 1
+        out_THC, sums, state, unused, _ = torch.ops.aten._flash_attention_forward(
+            q_THC, k_TNC, v_TNC, starts_S1, starts_S1, longest, longest, 0.0, True, False, scale=scale,
+            window_size_left=left, window_size_right=0,
+        )  # fmt: skip
+        ctx.save_for_backward(q_THC, k_TNC, v_TNC, out_THC, sums, starts_S1, state, unused)
+        ctx.facts = (longest, scale, left)
+        return out_THC
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q_THC, k_TNC, v_TNC, out_THC, sums, starts_S1, state, unused = ctx.saved_tensors
+        longest, scale, left = ctx.facts
+        d_q, d_k, d_v = torch.ops.aten._flash_attention_backward(
+            grads[0].contiguous(), q_THC, k_TNC, v_TNC, out_THC, sums, starts_S1, starts_S1, longest, longest, 0.0,
+            True, state, unused, scale=scale, window_size_left=left, window_size_right=0,
+        )  # fmt: skip
+        return d_q, d_k, d_v, None, None, None, None
+
+
+def rows_of(layout: Any, page_size: int, group: int, wide: bool) -> Rows:
+    """Where the tokens of a layout stand, on the device. Made once for all layers of a forward, and kept with it."""
+    known: Rows | None = vars(layout).get("cuda_rows")
+    if known is None:
+        known = make_rows(layout, group, wide)
+        vars(layout)["cuda_rows"] = known
+    return known
+
+
+def make_rows(layout: Any, group: int, wide: bool) -> Rows:
+    spans = [span for span in layout.spans if span.new]
+    pages = [list(layout.pages[span.number]) for span in layout.spans]
+    width = max(map(len, pages), default=1)
+
+    def device(values: list[Any]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32).to(layout.device, non_blocking=True)
+
+    few, few_tokens, many, many_tokens = tiles_of([(span.start, span.new) for span in spans], group, wide)
+    trees_TM = cached_S = None
+    if _trees(layout):
+        few, many, few_tokens = few + many, [], max(few_tokens, many_tokens if many else 1)
+        most = max(span.new for span in spans)
+        trees_TM = torch.ones(layout.tokens, most, dtype=torch.int8, device=layout.device)
+        for span in spans:
+            tree_TT = layout.trees[span.number]
+            if tree_TT is not None:
+                trees_TM[span.start : span.stop, : span.new] = tree_TT.to(torch.int8)
+        cached_S = device([span.cached for span in layout.spans])
+    return Rows(
+        places_T=device([place for span in spans for place in range(span.cached, span.total)]),
+        sequences_T=device([span.number for span in spans for _ in range(span.new)]),
+        table_SP=device([row + [0] * (width - len(row)) for row in pages]),
+        longest=max((span.total for span in spans), default=1),
+        few_X2=device(few) if few else None,
+        few_tokens=few_tokens,
+        many_X2=device(many) if many else None,
+        many_tokens=many_tokens,
+        trees_TM=trees_TM,
+        cached_S=cached_S,
+    )

@@ -1,0 +1,22 @@
+"""Start a kernel while the one before it is still running (programmatic dependent launch, Hopper and later).
+
+A kernel so launched may read weights at once, and must wait (`gdc_wait`) before it reads what others wrote or writes
+what others read. Every such kernel waits, so when one has finished, all before it have; but when one has merely begun,
+those before its predecessor may still be running, unless the predecessor waited before it let the next one start. What
+was there before the first of a row of such kernels began (a plain kernel came before it) may be read at any time.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+from functools import cache
+
+import torch
+
+
+@cache
+def overlaps(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+
+
+def launch_overlapped(kernel, grid: tuple[int, ...], *arguments, OVERLAP: bool, **options) -> None:
+    early = {"launch_pdl": True} if OVERLAP else {}
+    kernel[grid](*arguments, OVERLAP=OVERLAP, **options, **early)

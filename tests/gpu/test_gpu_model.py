@@ -1,0 +1,322 @@
+"""The whole model on a real GPU: equal to transformers, to its own reference kernels, and to itself in any batch.
+
+pytest tests/gpu/test_gpu_model.py
+"""
+
+import itertools
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device: these tests run on a GPU", allow_module_level=True)
+
+import transformers
+
+import moesaic
+from moesaic import kernels
+from moesaic.kernels import cuda
+from moesaic.kernels.triton.linear import linear, tiled
+from moesaic.kernels.triton.sample import sample
+from moesaic.model.layout import Layout
+from moesaic.serve.cuda_step import DecodeStep, takes
+
+DEVICE = "cuda"
+VOCAB = 500
+CONFIGS = {
+    "qwen3_moe": transformers.Qwen3MoeConfig(
+        vocab_size=VOCAB,
+        hidden_size=512,
+        intermediate_size=640,
+        moe_intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=64,
+        num_experts=16,
+        num_experts_per_tok=4,
+        norm_topk_prob=True,
+        mlp_only_layers=[0],
+        max_position_embeddings=2048,
+        initializer_range=0.06,
+    ),
+    "mixtral": transformers.MixtralConfig(
+        vocab_size=VOCAB,
+        hidden_size=256,
+        intermediate_size=384,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        sliding_window=None,
+        max_position_embeddings=2048,
+        initializer_range=0.06,
+    ),
+    "glm4_moe": transformers.Glm4MoeConfig(
+        vocab_size=VOCAB,
+        hidden_size=256,
+        intermediate_size=384,
+        moe_intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=64,
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+        max_position_embeddings=2048,
+        initializer_range=0.06,
+    ),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def exact_float32():
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory):
+    made = {}
+    for name, config in CONFIGS.items():
+        torch.manual_seed(0)
+        made[name] = tmp_path_factory.mktemp(name)
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(made[name])
+    return made
+
+
+def peer(directory, dtype):
+    return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).to(DEVICE).eval()
+
+
+def error(given, wanted):
+    assert torch.isfinite(given).all()
+    return ((given.float() - wanted.float()).norm() / wanted.float().norm()).item()
+
+
+def tokens_of(*lengths, seed=0):
+    torch.manual_seed(seed)
+    return [torch.randint(VOCAB, (length,)).tolist() for length in lengths]
+
+
+def test_cuda_models_get_the_gpu_kernels(directories):
+    model = moesaic.load(directories["qwen3_moe"], device=DEVICE)
+    assert model.kernels is cuda and takes(model)
+    assert kernels.choose(DEVICE, "reference") is not cuda
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@torch.inference_mode()
+def test_logits_equal_transformers(directories, name):
+    sequences = tokens_of(70, 1, 300, 33)
+    wide = peer(directories[name], torch.float32)
+    wanted = [wide(torch.tensor([tokens], device=DEVICE)).logits[0] for tokens in sequences]
+    exact = moesaic.load(directories[name], dtype=torch.float32, device=DEVICE)
+    for given, one in zip(exact.logits(sequences), wanted, strict=True):
+        assert error(given, one) < 1e-4
+        assert torch.equal(given.argmax(-1), one.argmax(-1))
+    half = peer(directories[name], torch.bfloat16)
+    rounded = moesaic.load(directories[name], dtype=torch.bfloat16, device=DEVICE)
+    for given, one, tokens in zip(rounded.logits(sequences), wanted, sequences, strict=True):
+        theirs = error(half(torch.tensor([tokens], device=DEVICE)).logits[0], one)
+        assert error(given, one) < max(1.5 * theirs, 0.02), theirs
+
+
+@pytest.mark.parametrize("lengths", [(50, 130, 7), (256, 256)], ids=["uneven", "even"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_gradients_equal_the_reference(directories, name, lengths):
+    sequences = tokens_of(*lengths)
+    tokens_T = torch.tensor(list(itertools.chain(*sequences)), device=DEVICE)
+
+    def gradients(dtype, mode):
+        model = moesaic.load(directories[name], dtype=dtype, device=DEVICE, mode=mode)
+        layout = Layout([len(tokens) for tokens in sequences], device=DEVICE)
+        loss = torch.nn.functional.cross_entropy(model.logits_at(model(tokens_T, layout)).float(), tokens_T.roll(-1))
+        loss.backward()
+        return loss.item(), {key: parameter.grad for key, parameter in model.named_parameters()}
+
+    true_loss, true = gradients(torch.float32, "reference")
+    plain_loss, plain = gradients(torch.bfloat16, "reference")
+    loss, given = gradients(torch.bfloat16, "fast")
+    assert abs(loss - true_loss) < 0.02
+    for key, gradient in given.items():
+        assert gradient is not None, key
+        # bf16 moves a few tokens to other experts; the plain kernels say how much that does.
+        assert error(gradient, true[key]) < max(1.5 * error(plain[key], true[key]), 0.03), key
+
+
+def paged(model, lengths, page_size=16, seed=0):
+    """A cache, and pages in no order for sequences of these lengths."""
+    counts = [-(-length // page_size) for length in lengths]
+    order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(seed)).tolist()
+    return model.new_cache(sum(counts), page_size), [[order.pop() for _ in range(count)] for count in counts]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", CONFIGS)
+@torch.inference_mode()
+def test_cached_equals_whole(directories, name, dtype):
+    """Prompts in uneven parts, then single tokens, against one forward without a cache."""
+    model = moesaic.load(directories[name], dtype=dtype, device=DEVICE)
+    sequences = tokens_of(700, 40, 301)
+    whole = model.logits(sequences)
+    cache, pages = paged(model, [700, 40, 301])
+    done, pieces = [0, 0, 0], [[], [], []]
+    for step in ([300, 39, 9], [5, 1, 1], [1, 0, 290], [393, 0, 0], [1, 0, 1]):
+        layout = Layout(step, cached=done, cache=cache, pages=pages, device=DEVICE)
+        new = [tokens[at : at + n] for tokens, at, n in zip(sequences, done, step, strict=True)]
+        tokens_T = torch.tensor(list(itertools.chain(*new)), device=DEVICE)
+        logits_TV = model.logits_at(model(tokens_T, layout)).float()
+        for span in layout.spans:
+            pieces[span.number].append(logits_TV[span.start : span.stop])
+        done = [at + n for at, n in zip(done, step, strict=True)]
+    exact = moesaic.load(directories[name], dtype=torch.float32, device=DEVICE).logits(sequences)
+    for given, wanted, true in zip(pieces, whole, exact, strict=True):
+        # bf16 moves a few tokens to other experts; the forward without a cache says how much that does.
+        assert error(torch.cat(given), true) < max(1e-4, 1.3 * error(wanted, true))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@torch.inference_mode()
+def test_same_bits_alone_and_in_a_crowd(directories, name):
+    """A token's logits: prompt read whole, in parts, among others; then decoded alone and among many."""
+    model = moesaic.load(directories[name], dtype=torch.bfloat16, device=DEVICE)
+    lengths = [601] + [17 + 13 * i for i in range(60)]
+    sequences = tokens_of(*lengths)
+    cache, pages = paged(model, lengths)
+
+    def run(chosen, step, done):
+        layout = Layout(step, cached=done, cache=cache, pages=[pages[i] for i in chosen], device=DEVICE)
+        new = [sequences[i][at : at + n] for i, at, n in zip(chosen, done, step, strict=True)]
+        hidden = model(torch.tensor(list(itertools.chain(*new)), device=DEVICE), layout)
+        return model.logits_at(hidden)
+
+    crowd = list(range(61))
+    prompts = [length - 2 for length in lengths]
+    together = run(crowd, prompts, [0] * 61)
+    first = run(crowd, [1] * 61, prompts)
+    second = run(crowd, [1] * 61, [length + 1 for length in prompts])
+    alone = run([0], [prompts[0]], [0])
+    assert torch.equal(alone, together[: prompts[0]])
+    assert torch.equal(run([0], [1], [prompts[0]])[0], first[0])
+    assert torch.equal(run([0], [1], [prompts[0] + 1])[0], second[0])
+    run([0, 7], [200, 3], [0, 0]), run([0], [5], [200]), run([0, 3], [prompts[0] - 205, 1], [205, 0])
+    assert torch.equal(run([0], [2], [prompts[0]])[:, :], torch.stack([first[0], second[0]]))
+
+
+@torch.inference_mode()
+def test_a_tree_of_guesses_equals_each_branch(directories):
+    model = moesaic.load(directories["qwen3_moe"], dtype=torch.bfloat16, device=DEVICE)
+    prompt, (a, b, c) = tokens_of(290)[0], (11, 12, 13)
+    cache, pages = paged(model, [300, 300])
+
+    def run(tokens, done, pages, **tree):
+        layout = Layout([len(tokens)], cached=[done], cache=cache, pages=[pages], device=DEVICE, **tree)
+        return model.logits_at(model(torch.tensor(tokens, device=DEVICE), layout))
+
+    run(prompt, 0, pages[0]), run(prompt, 0, pages[1])
+    tree_TT = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.bool)
+    given = run([a, b, c], 290, pages[0], trees=[tree_TT], positions=torch.tensor([290, 291, 291], device=DEVICE))
+    assert error(given[:2], run([a, b], 290, pages[1])) < 1e-2
+    assert error(given[2:], run([a, c], 290, pages[1])[1:]) < 1e-2
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral"])
+def test_graphs_write_the_same_text_as_the_model(directories, name):
+    """Greedy text of captured steps, alone and in a batch, equals the model's and (in float32) transformers'."""
+    prompts = tokens_of(5, 260, 33)
+    for dtype in (torch.float32, torch.bfloat16):
+        model = moesaic.load(directories[name], dtype=dtype, device=DEVICE)
+        lengths = [len(prompt) + 40 for prompt in prompts]
+        texts, logprobs = [], []
+        for rows in ([0, 1, 2], [1]):
+            cache, pages = paged(model, lengths)
+            step = DecodeStep(model, cache, sequences=4, longest=512)
+            layout = Layout([len(prompts[i]) for i in rows], cache=cache, pages=[pages[i] for i in rows], device=DEVICE)
+            tokens_T = torch.tensor([token for i in rows for token in prompts[i]], device=DEVICE)
+            last = torch.tensor([span.stop - 1 for span in layout.spans], device=DEVICE)
+            hidden = step.forward(tokens_T, layout)
+            first = linear(hidden[last], model.output).argmax(-1).tolist()
+            step.begin(
+                range(len(rows)), first, [len(prompts[i]) for i in rows], [pages[i] for i in rows],
+                [0.0] * len(rows), [0] * len(rows),
+            )  # fmt: skip
+            chosen = [step.run(len(rows)).wait() for _ in range(30)]
+            texts.append([[one, *(tokens[row] for tokens, _ in chosen)] for row, one in enumerate(first)])
+            logprobs.append([[values[row] for _, values in chosen] for row in range(len(rows))])
+        assert texts[0][1] == texts[1][0], "alone and in a batch"
+        if dtype == torch.bfloat16:  # to the bit
+            assert logprobs[0][1] == logprobs[1][0]
+        with torch.inference_mode():
+            for prompt, text, values in zip(prompts, texts[0], logprobs[0], strict=True):
+                (whole,) = model.logprobs([prompt + text])
+                apart = (whole[len(prompt) :].cpu() - torch.tensor(values)).abs()
+                # In bf16 a token may go to another expert; most do not.
+                assert apart.max() < 1e-3 if dtype == torch.float32 else apart.median() < 0.03
+        if dtype == torch.float32:
+            wide = peer(directories[name], dtype)
+            for prompt, text in zip(prompts, texts[0], strict=True):
+                given = torch.tensor([prompt], device=DEVICE)
+                wanted = wide.generate(given, max_new_tokens=31, do_sample=False, eos_token_id=None, pad_token_id=0)
+                assert wanted[0, len(prompt) :].tolist() == text
+
+
+def test_draws_follow_the_distribution():
+    logits = torch.tensor([1.0, 0.0, 2.0, -1.0], device=DEVICE).log_softmax(-1).repeat(20000, 1)
+    n = len(logits)
+    chosen, logprobs = sample(
+        logits,
+        torch.full((n,), 1.0, device=DEVICE),
+        torch.full((n,), 7, device=DEVICE),
+        torch.zeros(n, dtype=torch.int32, device=DEVICE),
+        torch.arange(n, dtype=torch.int32, device=DEVICE),
+    )
+    shares = torch.bincount(chosen.long(), minlength=4) / n
+    assert (shares - logits[0].exp()).abs().max() < 0.015
+    assert torch.allclose(logprobs, logits[0][chosen.long()], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs"), [(2048, 5120), (4096, 2048), (2048, 32000), (4096, 1024), (768, 2048), (512, 640), (200, 72)]
+)
+@pytest.mark.parametrize("product", [linear, tiled], ids=["chosen", "tiled"])
+def test_linear_has_the_same_bits_for_any_number_of_rows(product, inputs, outputs):
+    torch.manual_seed(0)
+    x = torch.randn(4096, inputs, device=DEVICE, dtype=torch.bfloat16)
+    weight = (torch.randn(outputs, inputs, device=DEVICE) / inputs**0.5).to(torch.bfloat16)
+    whole = product(x, weight)
+    assert error(whole, x.float() @ weight.float().T) < 4e-3
+    counts = (
+        1,
+        2,
+        3,
+        4,
+        7,
+        8,
+        15,
+        16,
+        17,
+        31,
+        32,
+        33,
+        48,
+        64,
+        65,
+        100,
+        127,
+        128,
+        129,
+        192,
+        256,
+        300,
+        512,
+        777,
+        1024,
+        2047,
+    )
+    for rows in counts:  # enough results each time that another order of sums would show
+        parts = x[: max(rows, (1 << 18) // outputs // rows * rows)].split(rows)[:128]
+        given = torch.cat([product(part, weight) for part in parts if len(part) == rows])
+        assert torch.equal(given, whole[: len(given)]), rows

@@ -1,0 +1,178 @@
+"""The serving kernels in Triton's interpreter, in float32, against the plain meaning of each.
+
+In a process of its own, because the interpreter is chosen when kernels are defined.
+    pytest tests/kernels/test_triton_serving.py
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+
+    def test_in_the_interpreter():
+        environment = {**os.environ, "TRITON_INTERPRET": "1"}
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout[-4000:]
+
+else:
+    import torch
+
+    from moesaic.kernels import reference
+    from moesaic.kernels.cuda import make_rows
+    from moesaic.kernels.triton import norm, paged_attention
+    from moesaic.kernels.triton.linear import linear
+    from moesaic.kernels.triton.router import route
+    from moesaic.kernels.triton.sample import sample
+    from moesaic.model.config import Experts
+    from moesaic.model.layout import Layout, PagedCache
+    from moesaic.model.router import Router
+
+    def close(given, wanted):
+        torch.testing.assert_close(given, wanted, rtol=2e-5, atol=2e-5)
+
+    @pytest.mark.parametrize(("T", "inputs", "outputs"), [(1, 48, 40), (5, 70, 33), (20, 64, 96)])
+    def test_linear(T, inputs, outputs):
+        torch.manual_seed(0)
+        x, weight, bias = torch.randn(T, inputs), torch.randn(outputs, inputs) / 8, torch.randn(outputs)
+        close(linear(x, weight), x @ weight.T)
+        close(linear(x, weight, bias), x @ weight.T + bias)
+
+    def test_rms_norm():
+        x, weight = torch.randn(3, 5, 24), torch.randn(24)
+        close(norm.rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6))
+        more = torch.randn(3, 5, 24)
+        both, normed = norm.add_and_norm(x, more, weight, 1e-6)
+        close(both, x + more), close(normed, reference.rms_norm(x + more, weight, 1e-6))
+
+    def batch(lengths, cached, N, C, page_size=4, trees=None, positions=None):
+        """A layout over a cache whose pages lie in no order, filled with what was cached."""
+        torch.manual_seed(1)
+        counts = [-(-(new + old) // page_size) for new, old in zip(lengths, cached, strict=True)]
+        cache = PagedCache([{"keys": (N, C), "values": (N, C)}], sum(counts) + 3, page_size, torch.float32)
+        order = torch.randperm(sum(counts) + 3).tolist()
+        pages = [[order.pop() for _ in range(count)] for count in counts]
+        for slab in cache.layers[0].values():
+            slab.normal_()
+        return Layout(lengths, cached=cached, cache=cache, pages=pages, trees=trees, positions=positions)
+
+    @pytest.mark.parametrize("window", [None, 7])
+    @pytest.mark.parametrize("heads", [(4, 2, 16), (6, 2, 10)])
+    def test_paged_attention(heads, window, monkeypatch):
+        monkeypatch.setattr(paged_attention, "SPLIT", 32)
+        monkeypatch.setattr(paged_attention, "BLOCK", 16)
+        H, N, C = heads
+        layout = batch([1, 3, 11, 1, 40], [0, 45, 30, 70, 0], N, C)
+        q, k, v = torch.randn(56, H, C), torch.randn(56, N, C), torch.randn(56, N, C)
+        slabs = layout.cache.layers[0]
+        wanted = reference.attend(q, k, v, layout, slabs, 0.3, window)
+        rows = make_rows(layout, H // N, wide=True)
+        assert rows.few_X2 is not None and rows.many_X2 is not None
+        close(paged_attention.attend(q, slabs["keys"], slabs["values"], rows, 0.3, window), wanted)
+
+    def test_a_tree_of_guesses():
+        tree_TT = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]], dtype=torch.bool)
+        positions = torch.tensor([20, 21, 21, 22, 5])
+        layout = batch([4, 1], [20, 5], 2, 16, trees=[tree_TT, None], positions=positions)
+        q, k, v = torch.randn(5, 4, 16), torch.randn(5, 2, 16), torch.randn(5, 2, 16)
+        slabs = layout.cache.layers[0]
+        wanted = reference.attend(q, k, v, layout, slabs, 0.25)
+        rows = make_rows(layout, 2, wide=True)
+        close(paged_attention.attend(q, slabs["keys"], slabs["values"], rows, 0.25), wanted)
+
+    @pytest.mark.parametrize("interleaved", [False, True])
+    @pytest.mark.parametrize("turning", [16, 8])
+    @pytest.mark.parametrize("normed", [False, True])
+    def test_heads(interleaved, turning, normed):
+        H, N, C, eps = 4, 2, 16, 1e-6
+        layout = batch([2, 1], [3, 9], N, C)
+        slabs = layout.cache.layers[0]
+        qkv, q_norm, k_norm = torch.randn(3, (H + 2 * N) * C), torch.randn(C), torch.randn(C)
+        angle_PR = torch.randn(32, turning // 2)
+        q, k, v = qkv.view(3, -1, C).split([H, N, N], dim=1)
+        if normed:
+            q, k = reference.rms_norm(q, q_norm, eps), reference.rms_norm(k, k_norm, eps)
+        angles = angle_PR[layout.positions_T]
+        q = reference.rotate(q, angles.cos(), angles.sin(), interleaved)
+        k = reference.rotate(k, angles.cos(), angles.sin(), interleaved)
+        wanted = {name: slab.clone() for name, slab in slabs.items()}
+        layout.write(wanted["keys"], k), layout.write(wanted["values"], v)
+        given = norm.heads(
+            qkv, (q_norm, k_norm, eps) if normed else None, (angle_PR.cos(), angle_PR.sin(), layout.positions_T),
+            interleaved, make_rows(layout, H // N, wide=True), slabs, H, N,
+        )  # fmt: skip
+        close(given, q), close(slabs["keys"], wanted["keys"]), close(slabs["values"], wanted["values"])
+
+    @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+    @pytest.mark.parametrize("tokens", [1, 19])
+    def test_router(score, tokens):
+        torch.manual_seed(2)
+        shape = Experts(6, 3, 8, score=score, scale=1.5, correction=score == "sigmoid")
+        router = Router(40, shape, 0)
+        torch.nn.init.normal_(router.weight)
+        if router.correction is not None:
+            router.correction.normal_()
+        x = torch.randn(tokens, 40)
+        wanted_routes, wanted_weights = router(x)
+        routes, weights = route(x, router.weight.detach(), router.correction, 3, score == "sigmoid", True, 1.5)
+        assert torch.equal(routes.long(), wanted_routes)
+        close(weights, wanted_weights.detach())
+
+    def test_sample():
+        torch.manual_seed(3)
+        logits = torch.randn(5, 1500) * 3
+        tokens, places = torch.zeros(5, dtype=torch.int32), torch.tensor([4, -1, 9, 7, 0], dtype=torch.int32)
+        hot = torch.tensor([0.0, 0.0, 0.7, 0.0, 1.0])
+        seeds = torch.arange(5)
+        chosen, logprobs = sample(logits, hot, seeds, tokens, places)
+        cold = [0, 1, 3]
+        assert torch.equal(chosen[cold].long(), logits.argmax(-1)[cold])
+        close(logprobs, logits.log_softmax(-1).gather(1, chosen.long()[:, None]).squeeze(1))
+        assert places.tolist() == [5, -1, 10, 8, 1]
+        assert tokens.tolist() == [chosen[0], 0, chosen[2], chosen[3], chosen[4]]
+        again, _ = sample(logits[2:3], hot[2:3], seeds[2:3], tokens[2:3].clone(), torch.tensor([9], dtype=torch.int32))
+        assert again[0] == chosen[2], "a draw depends on its seed and place alone"
+
+    def test_softmax_loss(monkeypatch):
+        from moesaic.kernels.triton import softmax_loss as module
+
+        monkeypatch.setattr(module, "BLOCK", 32)
+        torch.manual_seed(5)
+        logits, targets = torch.randn(4, 75) * 4, torch.tensor([3, 74, -100, 0])
+        wanted = torch.nn.functional.cross_entropy(logits, targets, ignore_index=-100, reduction="none")
+        d_logits = logits.softmax(-1) - torch.nn.functional.one_hot(targets.clamp(min=0), 75)
+        close(module.softmax_loss(logits, targets, -100, gradient=False), wanted)
+        close(module.softmax_loss(logits, targets, -100, gradient=True), wanted)
+        rows = [0, 1, 3]
+        close(logits[rows], d_logits[rows])
+
+    def test_adamw_equals_the_library():
+        from moesaic.kernels.triton.adamw import adamw
+
+        torch.manual_seed(6)
+        start = [torch.randn(37), torch.randn(3, 50)]
+        library = [tensor.clone().requires_grad_() for tensor in start]
+        optimizer = torch.optim.AdamW(library, lr=0.01, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+        ours = [tensor.clone() for tensor in start]
+        averages, squares = [[torch.zeros_like(tensor) for tensor in start] for _ in range(2)]
+        steps = [torch.zeros(()) for _ in start]
+        options = {"lr": 0.01, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
+        for number in range(4):
+            gradients = [torch.randn_like(tensor) for tensor in start]
+            for tensor, gradient in zip(library, gradients, strict=True):
+                tensor.grad = gradient.clone()
+            optimizer.step()
+            doubled = [2 * gradient for gradient in gradients]
+            skip = torch.tensor(float(number == 2))
+            if number == 2:  # a step that is skipped leaves everything as it was
+                adamw(ours, doubled, averages, squares, steps, **options, skip=skip)
+                skip = torch.tensor(0.0)
+            adamw(ours, doubled, averages, squares, steps, **options, divisor=torch.tensor(2.0), skip=skip)
+        for tensor, other in zip(ours, library, strict=True):
+            close(tensor, other.detach())
+        assert [step.item() for step in steps] == [4, 4]
