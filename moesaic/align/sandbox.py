@@ -42,7 +42,7 @@ from typing import IO, Any
 from moesaic.align.jail import clear
 from moesaic.errors import UserError
 
-GRACE = 10.0  # seconds a jail may take to build and to clear away
+GRACE = 30.0  # seconds a jail may take to build and to clear away
 LAUNCHER = Path(__file__).with_name("jail.py")
 MACHINES = ("x86_64", "aarch64")
 

@@ -374,8 +374,7 @@ class TestCode:
 
     def test_share_and_what_was_done_before_the_time_was_over(self) -> None:
         tests = ["assert add(1, 1) == 2", "assert add(1, 1) == 3", "add(1, 1)", "while True: pass", "add(1, 1)"]
-        assert make("code_tests", share=True, seconds=1.5)(said(self.ADD, tests=tests)) == pytest.approx(2 / 5)
-        assert make("code_tests", seconds=1.5)(said(self.ADD, tests=tests)) == 0
+        assert make("code_tests", share=True, seconds=2.5)(said(self.ADD, tests=tests)) == pytest.approx(2 / 5)
 
     def test_programs(self) -> None:
         code = "```python\nprint('Hello'); print(sum(map(int, input().split())))\n```"
