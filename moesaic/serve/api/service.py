@@ -56,7 +56,7 @@ class Service:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         if self.engine.tokenizer is None:
-            raise UserError("model", "has no tokenizer", "Send token numbers to /v1/completions.")
+            raise UserError("model", "has no tokenizer", "Serve it from a directory that holds its tokenizer.json.")
         return self.engine.tokenizer
 
     @cached_property

@@ -147,10 +147,10 @@ def attack(engine: Engine, count: int, seed: int = 0) -> Counter[str]:
 
 
 def test_nothing_a_client_sends_is_a_server_error(new_engine: Callable[..., Engine]) -> None:
-    results = attack(new_engine(most_requests=8, cache_bytes=1 << 20), 300)
-    assert results["200"] > 50
-    assert results["400"] > 30
-    assert results["left"] + results["gave up"] > 20
+    results = attack(new_engine(most_requests=8, cache_bytes=1 << 20), 200)
+    assert results["200"] > 30
+    assert results["400"] > 20
+    assert results["left"] + results["gave up"] > 15
     assert results["413"] + results["cut"] > 0
 
 

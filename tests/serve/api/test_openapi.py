@@ -66,7 +66,7 @@ def test_answers_are_as_documented(document: Any, method: str, path: str, mode: 
     many = method == "POST"
 
     @settings(
-        max_examples=40 if many else 4,
+        max_examples=25 if many else 4,
         derandomize=True,
         database=None,
         phases=[Phase.generate],

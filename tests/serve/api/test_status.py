@@ -52,9 +52,10 @@ def test_metrics_count_what_was_done(new_engine: Callable[..., Engine]) -> None:
         cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in used)
         assert value("generation_tokens_total") == 30
         assert value("prefix_cache_hits_total") == cached > 0
-        assert (
-            value("prompt_tokens_total") == read - cached + server.post("/tokenize", {"prompt": "yes"}).json()["count"]
-        )
+        embedded = server.post("/tokenize", {"prompt": "yes"}).json()["count"]
+        assert value("prompt_tokens_total") == read + embedded
+        computed = found[("moesaic:prompt_tokens_computed_total", (("model_name", NAME),))]
+        assert computed == read - cached + embedded
         assert value("time_to_first_token_seconds_count") == 3
         assert value("inter_token_latency_seconds_count") == 27
         assert value("e2e_request_latency_seconds_count") == 4
@@ -65,7 +66,7 @@ def test_metrics_count_what_was_done(new_engine: Callable[..., Engine]) -> None:
         assert value("num_requests_running") == value("num_requests_waiting") == value("kv_cache_usage_perc") == 0
         assert value("num_preemptions_total") == value("spec_decode_num_draft_tokens_total") == 0
         assert value("spec_decode_num_accepted_tokens_total") == 0
-        computed = value("prompt_tokens_total") + 30 - 3  # the last token of an answer is not computed
+        computed += 30 - 3  # the last token of an answer is not computed
         for layer in range(3):
             load = [
                 found[("moesaic:expert_tokens_total", (("expert", str(e)), ("layer", str(layer))))] for e in range(6)
