@@ -43,10 +43,11 @@ def test_told_to_stop_it_finishes_what_it_began(directory: Path) -> None:
         began = threading.Event()
 
         def talk() -> None:
-            with httpx.stream("POST", f"{url}/v1/chat/completions", json=LONG | {"stream": True}, timeout=60) as answer:
+            body = LONG | {"stream": True, "n": 32}
+            with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as answer:
                 for line in answer.iter_lines():
                     said.append(line)
-                    if len(said) > 4:
+                    if len(said) > 100:
                         began.set()
 
         talker = threading.Thread(target=talk)
@@ -62,7 +63,7 @@ def test_told_to_stop_it_finishes_what_it_began(directory: Path) -> None:
         talker.join(60)
         assert 503 in seen
         assert said[-2] == "data: [DONE]"
-        assert any('"finish_reason": "length"' in line for line in said)
+        assert sum('"finish_reason": "length"' in line for line in said) == 32
         assert server.wait(30) == 0
         assert server.stderr is not None
         assert server.stderr.read() == ""

@@ -81,7 +81,7 @@ def test_without_the_switch_there_are_only_our_names(server: Running) -> None:
 
 
 def test_the_live_view_moves(new_engine: Callable[..., Engine]) -> None:
-    with running(new_engine(), slow=0.005) as server, server.http() as client:
+    with running(new_engine(), slow=0.02) as server, server.http() as client:
         before = client.get("/live").json()
         assert (before["running"], before["waiting"], before["cache_share"]) == (0, 0, 0)
         assert before["ttft_seconds"] is None
