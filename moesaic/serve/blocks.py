@@ -78,6 +78,15 @@ class Blocks:
         request.computed = place
         self.hits += place
 
+    def found(self, request: Request) -> int:
+        """How many of a request's tokens whole pages hold now."""
+        if not self.reuse or request.wants_every_row or request.root is None:
+            return 0
+        children, place = self.roots.get(request.root, {}), 0
+        while node := children.get(tuple(request.tokens[place : place + self.size])):
+            children, place = node.children, place + self.size
+        return min(place, len(request.tokens) - 1)
+
     def grow(self, request: Request, tokens: int) -> bool:
         """See that a request has pages for so many tokens; False, and nothing changed, where there are too few."""
         wanted = -(-tokens // self.size) - len(request.pages)

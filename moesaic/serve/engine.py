@@ -165,6 +165,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         request.root = (request.salt, request.adapter, self.version)
+        request.expected = self.blocks.found(request)
         self.scheduler.requests[request.number] = request
 
     def abort(self, request: Request) -> None:

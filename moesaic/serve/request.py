@@ -133,6 +133,7 @@ class Request:
 
     tokens: list[int] = field(init=False)
     computed: int = 0
+    expected: int = 0  # tokens that were in the cache when the request came
     cached: int = 0  # tokens that were in the cache when the request was first given a place
     pages: list[int] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)  # the shared pages among them, from the first on

@@ -264,7 +264,9 @@ class BlocksMachine(RuleBasedStateMachine):
         request = Request(tokens)
         request.root = salt
         free = self.blocks.available
+        found = self.blocks.found(request)
         self.blocks.match(request, self.live)
+        assert found // SIZE * SIZE <= request.computed
         assert request.computed < len(tokens)
         assert len(request.pages) == -(-request.computed // SIZE)
         assert self.blocks.available <= free

@@ -212,6 +212,19 @@ def test_nothing_goes_before_what_has_waited_too_long(model, patience, last):
     assert (hopeless.first_token > max(request.first_token for request in others)) == last
 
 
+def test_what_is_in_the_cache_already_takes_no_time(model):
+    """A long prompt that was read before can still be in time, and is not put last as one that cannot."""
+    for read_before in (True, False):
+        clock = LayerClock(model)
+        engine = Engine(model, policy=taught(), clock=clock)
+        if read_before:
+            arriving(engine, clock, 0.0, 200, due=10.0)
+        again = arriving(engine, clock, 5.0, 200, due=0.4)
+        other = arriving(engine, clock, 5.0, 100, due=2.0)
+        clock.run(engine)
+        assert (again.first_token < other.first_token) == read_before == (again.cached > 0)
+
+
 def test_priority_comes_before_deadlines(model):
     clock = LayerClock(model)
     engine = Engine(model, policy=taught(), clock=clock)

@@ -101,7 +101,8 @@ class Flow(Policy):
         return plan
 
     def _reading(self, request: Request) -> Job:
-        seconds = self.prompts.seconds([(request.pending, request.computed)])
+        cached = request.computed if request.pages else request.expected
+        seconds = self.prompts.seconds([(len(request.tokens) - cached, cached)])
         if request.deadline is not None and request.first_token is None:
             due = latest = request.deadline
         else:  # after its first token it may have been preempted, and reads again what it wrote
