@@ -320,3 +320,19 @@ def test_linear_has_the_same_bits_for_any_number_of_rows(product, inputs, output
         parts = x[: max(rows, (1 << 18) // outputs // rows * rows)].split(rows)[:128]
         given = torch.cat([product(part, weight) for part in parts if len(part) == rows])
         assert torch.equal(given, whole[: len(given)]), rows
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_engine_writes_what_transformers_writes(directories, name):
+    from moesaic.serve.engine import Engine
+
+    prompts = tokens_of(12, 150, 31)
+    model = moesaic.load(directories[name], dtype=torch.float32, device=DEVICE)
+    engine = Engine(model, cache_bytes=1 << 26)
+    options = {"max_tokens": 20, "temperature": 0.0}
+    together = [completion.tokens for completion in engine.generate(prompts, **options)]
+    wide = peer(directories[name], torch.float32)
+    for prompt, text in zip(prompts, together, strict=True):
+        given = torch.tensor([prompt], device=DEVICE)
+        wanted = wide.generate(given, max_new_tokens=20, do_sample=False, eos_token_id=None, pad_token_id=0)
+        assert list(text) == wanted[0, len(prompt) :].tolist()

@@ -36,7 +36,6 @@ def linear_kernel(
     BN: tl.constexpr,
     BK: tl.constexpr,
     STAGES: tl.constexpr,
-    LINES: tl.constexpr,
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -48,14 +47,6 @@ def linear_kernel(
     k = tl.arange(0, BK)
     if OVERLAP:
         gdc_launch_dependents()
-        if LINES > 0:
-            # The weights do not depend on the kernel before this one: ask for them while it is still running.
-            line = tl.minimum(tl.arange(0, LINES) * 64, INPUTS - 1)
-            row = tl.minimum(n, OUTPUTS - 1).to(tl.int64)
-            ahead = (weight_OI + row[:, None] * INPUTS + line[None, :]).to(tl.int64, bitcast=True)
-            tl.inline_asm_elementwise(
-                "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [ahead], tl.int32, is_pure=False, pack=1
-            )
         gdc_wait()
     x_at = x_TI + m[:, None].to(tl.int64) * INPUTS + k[None, :]
     weight_at = weight_OI + n[None, :].to(tl.int64) * INPUTS + k[:, None]
@@ -80,11 +71,9 @@ def tile_for(T: int, inputs: int, outputs: int, wide: bool) -> Tile:
     if wide:
         return (16, 32, 64, 2, 4)
     if outputs <= 256:  # a router: few columns, so few programs, each with little to carry
-        return (16, 16, 256, 4, 4) if T <= 64 else (32, 32, 128, 4, 4)
+        return (16, 16, 512, 3, 2)
     if T <= 16:
-        if outputs >= 16384:
-            return (16, 64, 128, 4, 4)
-        return (16, 32 if outputs >= 4096 else 16, 256, 4, 4)
+        return (16, 32, 256, 4, 4) if outputs >= 16384 else (64, 16, 128, 8, 4)
     if T <= 64:
         return (triton.next_power_of_2(T), 32, 128, 4, 4)
     if T <= 256:
@@ -161,7 +150,6 @@ def tiled(
     wide = x_TI.dtype == torch.float32
     BM, BN, BK, stages, warps = tile or tile_for(T, inputs, outputs, wide)
     overlap = overlaps(x_TI.device)
-    lines = triton.next_power_of_2(triton.cdiv(inputs, 64)) if T <= 64 and not wide else 0
     launch_overlapped(
         linear_kernel,
         (triton.cdiv(T, BM) * triton.cdiv(outputs, BN),),
@@ -176,7 +164,6 @@ def tiled(
         BN=BN,
         BK=min(BK, triton.next_power_of_2(max(inputs, 16))),
         STAGES=stages,
-        LINES=lines if BN * lines <= 4096 else 0,
         PRECISION="ieee" if wide else "tf32",
         OVERLAP=overlap,
         num_warps=warps,

@@ -52,9 +52,11 @@ def best_kernel(
     total = 0.0
     for j in tl.static_range(K):
         # Of equal ones the first; whatever the scores are, an expert that exists.
-        best = tl.min(tl.where(choice == tl.max(choice, 0), expert, BINS), 0)
+        top, best = tl.max(choice, 0, return_indices=True)
         best = tl.minimum(best, E - 1)
-        weight = tl.sum(tl.where(expert == best, scores, 0.0), 0)
+        weight = top
+        if correction_E is not None:
+            weight = tl.sum(tl.where(expert == best, scores, 0.0), 0)
         choice = tl.where(expert == best, float("-inf"), choice)
         routes = tl.where(slot == j, best, routes)
         weights = tl.where(slot == j, weight, weights)
