@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from moesaic.kernels import cpu, native, reference
+from moesaic.kernels import cpu, native, probe, reference
 from moesaic.model.layout import Layout, PagedCache
 
 OPS = native.kernels()
@@ -74,6 +74,18 @@ class TestLinear:
         whole = OPS.linear(x, weight)
         for start, count in [(0, 1), (5, 2), (39, 1), (7, 3), (8, 4), (3, 5), (10, 9), (1, 17)]:
             assert torch.equal(OPS.linear(x[start : start + count], weight), whole[start : start + count])
+
+    @pytest.mark.parametrize("sizes", [(16, 16), (768, 40), (1030, 77)], ids=str)
+    def test_many_rows_have_the_bits_of_few(self, sizes, threads):
+        """Whoever computes them: the library is asked only where it was seen to agree."""
+        inputs, outputs = sizes
+        x, weight, bias = random(150, inputs), random(outputs, inputs), random(outputs)
+        few = torch.cat([OPS.linear(part, weight, bias) for part in x.split(7)])
+        assert torch.equal(OPS.linear(x, weight, bias), few)
+
+    def test_a_library_of_another_order_is_noticed(self):
+        assert not probe.products_agree(lambda x, w: F.linear(x.flip(1), w.flip(1)), 48)
+        assert probe.products_agree(F.linear, 48)
 
     def test_rows_that_lie_apart(self):
         x, weight = random(6, 40)[:, 4:28], random(9, 24)

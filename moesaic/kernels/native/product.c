@@ -9,7 +9,7 @@
 #define FAR 1
 #endif
 
-#ifdef __aarch64__
+#if W == 4
 #define LANE(memory, loaded, i) (loaded)[i] /* multiplying by one lane of a register is free here, */
 #else
 #define LANE(memory, loaded, i) (memory)[i] /* and by a number from memory there */
@@ -79,7 +79,7 @@ INLINE void packed_tile(int R, const float *packed, long inputs, long outputs, c
     UNROLL for (int r = 0; r < R; r++) x[r] = rows[r];
     UNROLL for (int i = 0; i < 2 * R; i++) sum[i] = splat(0.0f);
     long k = 0;
-#ifdef __aarch64__
+#if W == 4
     for (; k + W <= inputs; k += W) {
         vec xs[8];
         UNROLL for (int r = 0; r < R; r++) xs[r] = load(x[r] + k);

@@ -10,10 +10,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifndef W
 #ifdef __AVX2__
 #define W 8
 #else
 #define W 4
+#endif
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
