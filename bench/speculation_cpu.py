@@ -15,6 +15,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 import moesaic
 from bench.measure import record
 from moesaic.model.transformer import Model
@@ -44,14 +46,23 @@ NOTICE = (
     "on that day can be returned on Tuesday without a fee. The reading room on the second floor opens again at nine "
     "o'clock on Wednesday morning, and the children's section at ten."
 )
-PEOPLE = [("Ada", 36, "London"), ("Emmy", 53, "Erlangen"), ("Sofja", 41, "Moscow"), ("Hypatia", 45, "Alexandria")]
+PEOPLE = [
+    ("Ada", 36, "London"),
+    ("Emmy", 53, "Erlangen"),
+    ("Sofja", 41, "Moscow"),
+    ("Hypatia", 45, "Alexandria"),
+    ("Maria", 77, "Milan"),
+    ("Sophie", 55, "Paris"),
+]
 TABLE = "\n".join(f"{name},{age},{city}" for name, age, city in PEOPLE)
+OBJECTS = "\n".join(f'{{"name": "{name}", "age": {age}, "city": "{city}"}}' for name, age, city in PEOPLE[:2])
 
+# Begun answers, because so small a model follows a pattern better than an order.
 REPETITIVE = {
-    "rewrite code": f"Repeat this code exactly, but rename `result` to `amount`:\n```python\n{CODE}```",
-    "quote a notice": f'Copy the following notice word for word, then say who it is for.\n\n"{NOTICE}"',
-    "table to JSON": f"Turn each line into a JSON object with the keys name, age and city:\n{TABLE}",
-    "count": "Write the numbers from 1 to 40, each on its own line, as 'Item 1', 'Item 2' and so on.",
+    "rewrite code": f"```python\n{CODE}```\n\nThe same with `result` renamed to `amount`:\n\n```python\ndef total(",
+    "quote a notice": f'"{NOTICE}"\n\nThe notice again, word for word:\n\n"The library',
+    "table to JSON": f"{TABLE}\n\nEach line as a JSON object:\n\n{OBJECTS}\n",
+    "list": "Shelf 1: books from A to B\nShelf 2: books from C to D\nShelf 3: books from E to F\n",
 }
 OTHER = {
     "story": "Tell me a story about a lighthouse keeper who finds a map.",
@@ -68,26 +79,26 @@ class Run:
 
     tokens: list[int]
     seconds: float
+    cpu: float  # seconds of all threads: steadier where the machine has other work
     passes: int
     drafted: int
     accepted: int
 
 
-def ask(engine: Engine, text: str, sampling: Sampling) -> Run:
-    assert engine.tokenizer is not None
-    prompt = engine.tokenizer.encode(engine.tokenizer.chat([{"role": "user", "content": text}]))
+def ask(engine: Engine, prompt: str, sampling: Sampling) -> Run:
     request = engine.request(prompt, sampling)
     engine.add(request)
     while request.first_token is None:
         engine.step()
-    before = replace(engine.counts)
+    before, cpu = replace(engine.counts), time.process_time()
     while request.finish_reason is None:
         engine.step()
     assert request.last_token is not None
     after = engine.counts
     return Run(
-        request.tokens[len(prompt) :],
+        request.tokens[len(request.prompt) :],
         request.last_token - request.first_token,
+        time.process_time() - cpu,
         after.steps - before.steps,
         after.drafted_tokens - before.drafted_tokens,
         after.accepted_tokens - before.accepted_tokens,
@@ -110,8 +121,9 @@ def compare(
                 runs[text, name].append(ask(engines[name], question, sampling))
             plain, drafted = runs[text, "plain"][-1], runs[text, "suffix"][-1]
             assert plain.tokens == drafted.tokens, f"{text}: the answers differ"
+            took = ", ".join(f"{run.seconds:.1f} s ({run.cpu:.1f} of CPU)" for run in (plain, drafted))
             held = f"{drafted.accepted} of {drafted.drafted} guesses held, {drafted.passes} passes"
-            print(f"{kind}: {text}: {plain.seconds:.1f} s, {drafted.seconds:.1f} s, {held}", file=sys.stderr)
+            print(f"{kind}: {text}: {took}, {held}", file=sys.stderr)
         number += 1
     rows = []
     for text in texts:
@@ -128,6 +140,7 @@ def compare(
                 "plain": written / without,
                 "suffix": written / with_guesses,
                 "ratio": without / with_guesses,
+                "cpu_ratio": median_cpu(runs[text, "plain"]) / median_cpu(runs[text, "suffix"]),
                 "tokens_per_pass": written / last.passes,
                 "drafted": last.drafted,
                 "accepted": last.accepted,
@@ -136,6 +149,15 @@ def compare(
         )
     total = sum(row["tokens"] / row["plain"] for row in rows) / sum(row["tokens"] / row["suffix"] for row in rows)
     return [*rows, {"kind": kind, "text": "all", "ratio": total}]
+
+
+def questions(model: Model) -> dict[str, str]:
+    assert model.tokenizer is not None
+    return {name: model.tokenizer.chat([{"role": "user", "content": text}]) for name, text in OTHER.items()}
+
+
+def median_cpu(runs: list[Run]) -> float:
+    return statistics.median(run.cpu for run in runs)
 
 
 def main() -> None:
@@ -147,20 +169,33 @@ def main() -> None:
         "--seconds", type=float, default=210.0, help="for each kind: more rounds, as long as there is time"
     )
     parser.add_argument("--kind", choices=["repetitive", "other"], action="append")
+    parser.add_argument("--threads", type=int, default=1, help="one is steadier where the machine has other work")
     wanted = parser.parse_args()
-    model = moesaic.load(wanted.model, dtype="float32", device="cpu")
+    model = moesaic.load(wanted.model, dtype="float32", device="cpu", threads=wanted.threads)
     ask(Engine(model, cache_bytes=CACHE), "Hello", Sampling(max_tokens=8))  # first passes are slow
     for kind in wanted.kind or ["repetitive", "other"]:
         # At temperature zero so small a model soon repeats itself, whatever it was asked.
-        texts, temperature = (REPETITIVE, 0.0) if kind == "repetitive" else (OTHER, 1.0)
+        texts, temperature = (REPETITIVE, 0.0) if kind == "repetitive" else (questions(model), 1.0)
         sampling = Sampling(max_tokens=wanted.tokens, temperature=temperature, seed=1)
         rows = compare(model, kind, texts, sampling, wanted.rounds, wanted.seconds)
-        print(f"{kind:20}{'plain':>10}{'suffix':>10}{'ratio':>9}{'tokens/pass':>13}{'accepted':>12}")
+        print(f"{kind:20}{'plain':>10}{'suffix':>10}{'ratio':>9}{'of CPU':>9}{'tokens/pass':>13}{'accepted':>12}")
         for row in rows:
             speeds = f"{row['plain']:10.1f}{row['suffix']:10.1f}" if "plain" in row else " " * 20
-            rest = f"{row['tokens_per_pass']:13.2f}{row['accepted']:6} /{row['drafted']:4}" if "plain" in row else ""
+            rest = (
+                f"{row['cpu_ratio']:8.2f}x{row['tokens_per_pass']:13.2f}{row['accepted']:6} /{row['drafted']:4}"
+                if "plain" in row
+                else ""
+            )
             print(f"{row['text']:20}{speeds}{row['ratio']:8.2f}x{rest}")
-        print(record(f"speculation_cpu_{kind}", rows, model=wanted.model, tokens=wanted.tokens))
+        print(
+            record(
+                f"speculation_cpu_{kind}",
+                rows,
+                model=wanted.model,
+                tokens=wanted.tokens,
+                threads=torch.get_num_threads(),
+            )
+        )
 
 
 if __name__ == "__main__":

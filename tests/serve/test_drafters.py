@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,19 @@ KINDS = {
     "glm_moe_dsa": 1,
 }
 
+
+def all_together(own: Path, other: Path) -> Router:
+    layers = json.loads((own / "config.json").read_text()).get("num_nextn_predict_layers", 0)
+    foreseeing = [PredictionLayers(length=3)] if layers else []
+    return Router.over(Suffix(), *foreseeing, DraftModel(str(other), length=3), always=True)
+
+
 # Every drafter, made for a model directory and a smaller (here: another) model's. "always": whether it pays or not.
 METHODS: dict[str, Callable[[Path, Path], Router]] = {
     "suffix": lambda own, other: Router.over(Suffix(), always=True),
     "mtp": lambda own, other: Router.over(PredictionLayers(length=3), always=True),
     "model": lambda own, other: Router.over(DraftModel(str(other), length=3), always=True),
-    "router": lambda own, other: Router(str(other), always=True),
+    "router": all_together,
     "router as it is used": lambda own, other: Router(str(other)),
 }
 

@@ -250,9 +250,9 @@ def test_a_dear_drafter_that_fails_is_not_asked_again_and_again(model, answer):
 
 def test_cost_of_sizes_between_and_beyond():
     cost = PassCost()
-    for guesses, took in ((0, 1.0), (4, 3.0), (8, 4.0)):
+    for guesses, took in ((0, 1.0), (0, 9.0), (4, 3.0), (8, 4.0)):
         cost.note(1, guesses, took)
-    assert cost.seconds(1, 0) == 1.0 and cost.seconds(1, 2) == 2.0 and cost.seconds(1, 6) == 3.5
+    assert cost.plain(1) == cost.seconds(1, 0) == 1.0 and cost.seconds(1, 2) == 2.0 and cost.seconds(1, 6) == 3.5
     assert cost.seconds(1, 9) > 4.0  # near what is known it is dearer
     assert cost.seconds(1, 16) < 4.0  # far from it, worth a try
     assert cost.plain(2) is None

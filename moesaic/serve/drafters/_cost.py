@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from bisect import bisect_left
 from collections import deque
 
-SAMPLES = 7  # passes of one size whose median is believed
+SAMPLES = 7  # passes of one size, the quickest of which is believed: whatever disturbs a pass makes it longer
+FIRST = 2  # passes without guesses before there is one with any
 TRIED = 0.05  # what a further guess is taken to cost, in passes, where none so many were ever tried
 REFRESH = 64  # passes after which the cost of one without guesses is measured anew: contexts have grown since
 
@@ -17,36 +17,37 @@ class PassCost:
 
     def __init__(self) -> None:
         self.samples: dict[int, dict[int, deque[float]]] = {}
-        self.median: dict[int, dict[int, float]] = {}
+        self.quickest: dict[int, dict[int, float]] = {}
         self.since: dict[int, int] = {}  # passes with guesses since the last one without
 
     def note(self, requests: int, guesses: int, seconds: float) -> None:
         size = _size(requests)
         samples = self.samples.setdefault(size, {}).setdefault(guesses, deque(maxlen=SAMPLES))
         samples.append(max(seconds, 1e-9))
-        self.median.setdefault(size, {})[guesses] = statistics.median_low(samples)
+        self.quickest.setdefault(size, {})[guesses] = min(samples)
         self.since[size] = self.since.get(size, 0) + 1 if guesses else 0
 
     def plain(self, requests: int) -> float | None:
         """Seconds of a pass without guesses; None where it should be measured first."""
-        if self.since.get(size := _size(requests), 0) >= REFRESH:
+        size = _size(requests)
+        if len(self.samples.get(size, {}).get(0, ())) < FIRST or self.since[size] >= REFRESH:
             return None
-        return self.median.get(size, {}).get(0)
+        return self.quickest[size][0]
 
     def tried(self, requests: int) -> int:
         """The most guesses there ever were in a pass of so many requests."""
-        return max(self.median[_size(requests)])
+        return max(self.quickest[_size(requests)])
 
     def at_worst(self, requests: int, guesses: int) -> float:
         """Passes that more guesses than ever may cost in addition: each as much as those that were tried, or, where
         none were, as a token without them."""
-        known, tried = self.median[_size(requests)], self.tried(requests)
+        known, tried = self.quickest[_size(requests)], self.tried(requests)
         slope = (known[tried] / known[0] - 1.0) / tried if tried else 1.0 / requests
         return guesses * max(0.0, slope)
 
     def seconds(self, requests: int, guesses: int) -> float:
         """On a line between the measured sizes next to it; cheap far beyond the largest, so that it is tried."""
-        known = self.median[_size(requests)]
+        known = self.quickest[_size(requests)]
         sizes = sorted(known)
         above = bisect_left(sizes, guesses)
         if above < len(sizes):
