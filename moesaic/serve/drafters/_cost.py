@@ -8,6 +8,7 @@ from collections import deque
 SAMPLES = 7  # passes of one size, the quickest of which is believed: whatever disturbs a pass makes it longer
 FIRST = 2  # passes without guesses before there is one with any
 TRIED = 0.05  # what a further guess is taken to cost, in passes, where none so many were ever tried
+ROW = 0.01  # what a guess costs at the least, in tokens without: less than that is noise in the measurements
 REFRESH = 64  # passes after which the cost of one without guesses is measured anew: contexts have grown since
 
 
@@ -46,6 +47,10 @@ class PassCost:
         return guesses * max(0.0, slope)
 
     def seconds(self, requests: int, guesses: int) -> float:
+        known = self.quickest[_size(requests)]
+        return max(self._seconds(requests, guesses), known[0] * (1 + ROW * guesses / requests))
+
+    def _seconds(self, requests: int, guesses: int) -> float:
         """On a line between the measured sizes next to it; cheap far beyond the largest, so that it is tried."""
         known = self.quickest[_size(requests)]
         sizes = sorted(known)

@@ -34,7 +34,7 @@ CREDIT = 3.0  # passes that may be lost to drafting before it has won any
 INTEREST = 0.02  # of all time that may be lost to it in the long run
 SAVINGS = 12.0  # passes: as much as may be lost again of what was won
 FAINT = 0.05  # a chance to be reached that is not worth thinking further than
-WORTH = 1.02  # the gain in speed below which guesses are left out
+WORTH = 1.05  # the gain in speed below which guesses are left out
 
 
 @dataclass
