@@ -68,24 +68,25 @@ def compare(fitted_on: list[Path], other: Path, key: str) -> dict[str, Any]:
     }
 
 
-def one_seed(seed: int, out: Path, file: Path) -> dict[str, Any]:
-    def train(name: str, schedule: str) -> Path:
-        run = out / f"{name}-{seed}"
-        if name == "wsd" and not run.exists():
-            _branch(out / f"constant-{seed}", run)
-        options = [f"train.seed={seed}", f"data.seed={seed}", f"train.data={out / 'data'}", f"schedule={schedule}"]
-        if pretrain(load_recipe(file, options), run, quiet=True)["outcome"] != "finished":
-            raise SystemExit("stopped; the same command goes on")
-        return run
+def train(name: str, schedule: str, seed: int, out: Path) -> Path:
+    run = out / f"{name}-{seed}"
+    if name == "wsd" and not run.exists():
+        _branch(out / f"constant-{seed}", run)
+    options = [f"train.seed={seed}", f"data.seed={seed}", f"train.data={out / 'data'}", f"schedule={schedule}"]
+    if pretrain(load_recipe(out / "recipe.yaml", options), run, quiet=True)["outcome"] != "finished":
+        raise SystemExit("stopped; the same command goes on")
+    return run
 
-    runs = {name: train(name, schedule) for name, schedule in SCHEDULES.items()}
+
+def one_seed(seed: int, out: Path) -> dict[str, Any]:
+    runs = {name: train(name, schedule, seed, out) for name, schedule in SCHEDULES.items()}
     known = [runs["constant"], runs["cosine"]]
     law = fit([read_run(run, HELD_OUT) for run in known]).law
     best = optimize(law, STEPS, PEAK, WARMUP)
     schedule = out / f"schedule-{seed}.json"
     if not schedule.exists():  # a run that was stopped goes on with the schedule it began with
         best.save(schedule)
-    runs["optimised"] = train("optimised", f"{{name: from_file, path: {schedule}}}")
+    runs["optimised"] = train("optimised", f"{{name: from_file, path: {schedule}}}", seed, out)
     return {
         "seed": seed,
         "steps": STEPS,
@@ -109,6 +110,7 @@ def _branch(source: Path, run: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2, 3])
+    parser.add_argument("--only", choices=SCHEDULES, help="train only this run of each seed, beside another process")
     parser.add_argument("--core", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out/loss_law"))
     arguments = parser.parse_args()
@@ -120,10 +122,14 @@ def main() -> None:
     if not (out / "data" / "manifest.json").exists():
         prepare(load_recipe(file), out / "data")
 
+    if arguments.only:
+        for seed in arguments.seeds:
+            train(arguments.only, SCHEDULES[arguments.only], seed, out)
+        return
     rows = []
     print("seed  WSD: true, predicted, off, R²            held-out loss at the end")
     for seed in arguments.seeds:
-        row = one_seed(seed, out, file)
+        row = one_seed(seed, out)
         rows.append(row)
         told, ends = row["held_out"], row["finals"]
         print(
