@@ -377,7 +377,7 @@ def filter_calls(among_us: bool) -> None:
     allow, kill, denied, missing = 0x7FFF0000, 0x80000000, 0x50001, 0x50026  # EPERM, ENOSYS
     steps = [(load, 0, 0, 4), (equal, 1, 0, AUDIT[platform.machine()]), (give, 0, 0, kill), (load, 0, 0, 0)]
     if machine == 0:
-        steps += [(at_least, 0, 1, 0x40000000), (give, 0, 0, denied)]  # the other names of the same calls (x32)
+        steps += [(at_least, 0, 1, 512), (give, 0, 0, denied)]  # the same calls under other numbers (x32)
 
     def deny(number: int | None, answer: int = denied) -> None:
         if number is not None:
