@@ -41,6 +41,7 @@ def average(orders):
             number += order.count
     return result / number
 """
+BEGUN = CODE.replace("result", "amount").partition("    number = 0")[0]
 NOTICE = (
     "The library will be closed on Monday the third of March because the heating is being repaired. Books that are due "
     "on that day can be returned on Tuesday without a fee. The reading room on the second floor opens again at nine "
@@ -59,7 +60,7 @@ OBJECTS = "\n".join(f'{{"name": "{name}", "age": {age}, "city": "{city}"}}' for 
 
 # Begun answers, because so small a model follows a pattern better than an order.
 REPETITIVE = {
-    "rewrite code": f"```python\n{CODE}```\n\nThe same with `result` renamed to `amount`:\n\n```python\ndef total(",
+    "rewrite code": f"{CODE}\n\n# The same with amount for result:\n\n" + BEGUN,
     "quote a notice": f'"{NOTICE}"\n\nThe notice again, word for word:\n\n"The library',
     "table to JSON": f"{TABLE}\n\nEach line as a JSON object:\n\n{OBJECTS}\n",
     "list": "Shelf 1: books from A to B\nShelf 2: books from C to D\nShelf 3: books from E to F\n",
@@ -163,13 +164,13 @@ def median_cpu(runs: list[Run]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="out/smollm2")
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument(
-        "--seconds", type=float, default=210.0, help="for each kind: more rounds, as long as there is time"
+        "--seconds", type=float, default=100.0, help="for each kind: more rounds, as long as there is time"
     )
     parser.add_argument("--kind", choices=["repetitive", "other"], action="append")
-    parser.add_argument("--threads", type=int, default=1, help="one is steadier where the machine has other work")
+    parser.add_argument("--threads", type=int, help="by default every core; one is steadier beside other work")
     wanted = parser.parse_args()
     model = moesaic.load(wanted.model, dtype="float32", device="cpu", threads=wanted.threads)
     ask(Engine(model, cache_bytes=CACHE), "Hello", Sampling(max_tokens=8))  # first passes are slow

@@ -42,8 +42,7 @@ class PassCost:
     def at_worst(self, requests: int, guesses: int) -> float:
         """Passes that more guesses than ever may cost in addition: each as much as those that were tried, or, where
         none were, as a token without them."""
-        known, tried = self.quickest[_size(requests)], self.tried(requests)
-        slope = (known[tried] / known[0] - 1.0) / tried if tried else 1.0 / requests
+        slope = self._slope(requests) if self.tried(requests) else 1.0 / requests
         return guesses * max(0.0, slope)
 
     def seconds(self, requests: int, guesses: int) -> float:
@@ -61,9 +60,14 @@ class PassCost:
             low, high = sizes[above - 1], sizes[above]
             return known[low] + (known[high] - known[low]) * (guesses - low) / (high - low)
         largest = sizes[-1]
-        if guesses > 1.5 * largest:  # not judged by its neighbour: a library may change its algorithm on the way
-            return known[0] * (1 + TRIED * guesses)
+        if guesses > 1.5 * largest:  # better than its neighbour: a library may change its algorithm on the way
+            return known[0] * (1 + max(TRIED, self._slope(requests) / 2) * guesses)
         return known[largest] * (requests + guesses) / (requests + largest)
+
+    def _slope(self, requests: int) -> float:
+        """Passes that each of the most guesses ever tried cost."""
+        known, tried = self.quickest[_size(requests)], self.tried(requests)
+        return (known[tried] / known[0] - 1.0) / tried if tried else 0.0
 
 
 def _size(requests: int) -> int:
