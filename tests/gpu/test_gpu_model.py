@@ -104,6 +104,7 @@ def tokens_of(*lengths, seed=0):
 def test_cuda_models_get_the_gpu_kernels(directories):
     model = moesaic.load(directories["qwen3_moe"], device=DEVICE)
     assert model.kernels is cuda and takes(model)
+    assert kernels.choose(DEVICE, "invariant") is cuda
     assert kernels.choose(DEVICE, "reference") is not cuda
 
 
@@ -174,8 +175,11 @@ def test_cached_equals_whole(directories, name, dtype):
         done = [at + n for at, n in zip(done, step, strict=True)]
     exact = moesaic.load(directories[name], dtype=torch.float32, device=DEVICE).logits(sequences)
     for given, wanted, true in zip(pieces, whole, exact, strict=True):
-        # bf16 moves a few tokens to other experts; the forward without a cache says how much that does.
-        assert error(torch.cat(given), true) < max(1e-4, 1.3 * error(wanted, true))
+        # bf16 moves a few tokens to other experts, now these and now those: what counts is the token in the middle.
+        apart, usual = ((rows - true).norm(dim=-1) / true.norm(dim=-1) for rows in (torch.cat(given), wanted))
+        assert apart.median() < max(1e-4, 1.3 * usual.median().item())
+        if dtype == torch.float32:
+            assert apart.max() < 1e-3
 
 
 @pytest.mark.parametrize("name", CONFIGS)
