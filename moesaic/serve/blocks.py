@@ -196,6 +196,9 @@ class Blocks:
     def _give_up(self, node: Node) -> None:
         node.used = next(self.clock)
         heapq.heappush(self.unused, (node.used, id(node), node))
+        if len(self.unused) > 4 * self.cache.pages:  # mostly stale: pages that are used again and again, never evicted
+            self.unused = [entry for entry in self.unused if not entry[2].users and entry[2].used == entry[0]]
+            heapq.heapify(self.unused)
 
     def _evict(self) -> None:
         """Free the least recently used page nobody uses. A parent was given up after its children, so the first that
