@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 
 def device() -> torch.device:
@@ -46,14 +43,3 @@ def _half_is_fast(kind: torch.dtype, size: int = 256) -> bool:
         return time.perf_counter() - start
 
     return seconds(kind) < 1.5 * seconds(torch.float32)
-
-
-def products_agree(linear: Callable[[Tensor, Tensor], Tensor], rows: int) -> bool:
-    """Whether the library's product of `rows` and more rows with 16, 32, 48 ... outputs has the bits of `linear`."""
-    generator = torch.Generator().manual_seed(0)
-    for count, inputs, outputs in ((rows, 16, 16), (rows, 768, 48), (3 * rows, 2050, 64), (rows + 1, 100, 784)):
-        x_TI = torch.randn(count, inputs, generator=generator)
-        weight_OI = torch.randn(outputs, inputs, generator=generator)
-        if not torch.equal(linear(x_TI, weight_OI), F.linear(x_TI, weight_OI)):
-            return False
-    return True

@@ -8,14 +8,13 @@ and however its sequence was split into steps.
 from __future__ import annotations
 
 import ctypes
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from moesaic.kernels import Batch, RouteRules, cpu, probe
+from moesaic.kernels import Batch, RouteRules, cpu
 from moesaic.kernels.native import build
 from moesaic.kernels.native.gradients import Attend, Heads, RMSNorm, SwiGLU
 
@@ -33,9 +32,6 @@ SIGNATURES = {
     "attend": [_POINTER] * 10 + [_LONG] * 11 + [_FLOAT, _INT],
     "attend_back": [_POINTER] * 10 + [_LONG] * 9 + [_FLOAT, _INT],
 }
-# From this many rows on the library's matrix product is faster; it is used where it gives the same bits, which it does
-# not for the last of an odd number of outputs.
-MANY_ROWS = 48
 
 
 @cache
@@ -72,19 +68,6 @@ class NativeKernels:
     def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         if x_TI.dim() != 2 or not _plain(x_TI, weight_OI, bias_O) or not weight_OI.is_contiguous():
             return cpu.linear(x_TI, weight_OI, bias_O)
-        rows, inputs = x_TI.shape
-        outputs = weight_OI.shape[0]
-        if rows >= MANY_ROWS and inputs >= 16 and outputs % 16 == 0 and self.library_agrees:
-            y_TO = F.linear(x_TI, weight_OI)
-            return y_TO if bias_O is None else y_TO.add_(bias_O)
-        return self._linear(x_TI, weight_OI, bias_O)
-
-    @cached_property
-    def library_agrees(self) -> bool:
-        with torch.inference_mode():
-            return probe.products_agree(self._linear, MANY_ROWS)
-
-    def _linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         rows, inputs = x_TI.shape
         outputs = weight_OI.shape[0]
         x_TI = x_TI if x_TI.stride(1) == 1 else x_TI.contiguous()

@@ -7,7 +7,7 @@
 #include "attention.h"
 
 #define ROWS 16  /* about how many queries share a block of keys while it is in the nearest cache */
-#define ALONE 16384
+#define ALONE 262144 /* products; fewer are not worth waking the other threads */
 
 typedef struct {
     const float *q, *k, *v; /* of the new tokens, or of all where nothing is paged */

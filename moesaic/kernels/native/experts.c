@@ -9,7 +9,7 @@ void experts(const float *x, const int64_t *routes, const float *weights, const 
     const float **xs = malloc(A * sizeof *xs), **hs = malloc(A * sizeof *hs);
     float *hidden = malloc(A * F * sizeof *hidden), *part = malloc(A * D * sizeof *part), *weight = malloc(A * sizeof *weight);
     long *place = malloc(A * sizeof *place); /* the assignments of each token, by expert */
-    long actives = 0, widest = D > F ? D : F;
+    long actives = 0;
     for (long a = 0; a < A; a++) first[routes[a] + 1]++;
     for (long e = 0; e < E; e++) {
         if (first[e + 1]) active[actives++] = e;
@@ -33,7 +33,7 @@ void experts(const float *x, const int64_t *routes, const float *weights, const 
     long up_blocks = (F + BLOCK - 1) / BLOCK, down_blocks = (D + BLOCK - 1) / BLOCK;
 #pragma omp parallel num_threads(threads)
     {
-        float *packed = malloc(2 * W * widest * sizeof *packed), *both = malloc(2 * BLOCK * A * sizeof *both);
+        float *both = malloc(2 * BLOCK * A * sizeof *both);
         float **gates = malloc(A * sizeof *gates), **ups = malloc(A * sizeof *ups), **ys = malloc(A * sizeof *ys);
         for (long a = 0; a < A; a++) gates[a] = both + a * 2 * BLOCK, ups[a] = gates[a] + BLOCK;
 #pragma omp for schedule(dynamic, 4)
@@ -41,8 +41,8 @@ void experts(const float *x, const int64_t *routes, const float *weights, const 
             long e = active[item / up_blocks], at = item % up_blocks * BLOCK, rows = first[e + 1] - first[e];
             long count = F - at < BLOCK ? F - at : BLOCK;
             const float *w = gate_up + e * 2 * F * D;
-            product(w, D, 2 * F - 1, at, count, xs + first[e], gates, rows, packed);
-            product(w, D, 2 * F - 1, F + at, count, xs + first[e], ups, rows, packed);
+            product(w, D, 2 * F - 1, at, count, xs + first[e], gates, rows);
+            product(w, D, 2 * F - 1, F + at, count, xs + first[e], ups, rows);
             for (long a = 0; a < rows; a++)
                 swiglu_row(gates[a], ups[a], hidden + (first[e] + a) * F + at, count, weight[first[e] + a]);
         }
@@ -52,7 +52,7 @@ void experts(const float *x, const int64_t *routes, const float *weights, const 
             for (long i = 0; i < actives; i++) {
                 long e = active[i], rows = first[e + 1] - first[e];
                 for (long a = 0; a < rows; a++) ys[a] = part + (first[e] + a) * D + at;
-                product(down + e * D * F, F, D - 1, at, count, hs + first[e], ys, rows, packed);
+                product(down + e * D * F, F, D - 1, at, count, hs + first[e], ys, rows);
             }
             for (long t = 0; t < tokens; t++)
                 for (long o = at; o < at + count; o++) {
@@ -61,7 +61,7 @@ void experts(const float *x, const int64_t *routes, const float *weights, const 
                     y[t * D + o] = sum;
                 }
         }
-        free(packed), free(both), free(gates), free(ups), free(ys);
+        free(both), free(gates), free(ups), free(ys);
     }
     free(first), free(next), free(active), free(xs), free(hs), free(hidden), free(part), free(weight), free(place);
 }

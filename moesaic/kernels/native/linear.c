@@ -10,17 +10,16 @@ void linear(const float *x, const float *w, const float *bias, float *y, long ro
     long blocks = (outputs + BLOCK - 1) / BLOCK;
 #pragma omp parallel num_threads(threads) if (rows * inputs * outputs > ALONE)
     {
-        float **ys = malloc(rows * sizeof *ys), *packed = malloc(2 * W * inputs * sizeof *packed);
-#pragma omp for schedule(static)
+        float **ys = malloc(rows * sizeof *ys);
+#pragma omp for schedule(dynamic, 4)
         for (long b = 0; b < blocks; b++) {
             long at = b * BLOCK, count = outputs - at < BLOCK ? outputs - at : BLOCK;
             for (long t = 0; t < rows; t++) ys[t] = y + t * outputs + at;
-            product(w, inputs, outputs - 1, at, count, xs, ys, rows, packed);
+            product(w, inputs, outputs - 1, at, count, xs, ys, rows);
             if (bias)
                 for (long t = 0; t < rows; t++)
                     for (long o = 0; o < count; o++) ys[t][o] += bias[at + o];
         }
-        free(packed);
         free(ys);
     }
     free(xs);

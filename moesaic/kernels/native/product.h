@@ -3,9 +3,9 @@
 
 #include "vector.h"
 
-#define BLOCK 16 /* outputs that one call takes at most; streams of weights being read at once */
+#define BLOCK 16 /* outputs that one call takes at most */
 
-/* Outputs at..at+outputs (at most BLOCK) of the matrix for any number of rows; y[t] is where the first of them goes,
-   `packed` has room for 2W rows of weights. Rows of weights past `last` do not exist. */
+/* Outputs at..at+outputs (at most BLOCK) of the matrix for any number of rows; y[t] is where the first of them goes.
+   Rows of weights past `last` do not exist. */
 void product(const float *w, long inputs, long last, long at, long outputs, const float *const *x, float *const *y,
-             long rows, float *packed);
+             long rows);
