@@ -177,7 +177,7 @@ def test_cached_equals_whole(directories, name, dtype):
     for given, wanted, true in zip(pieces, whole, exact, strict=True):
         # bf16 moves a few tokens to other experts, now these and now those: what counts is the token in the middle.
         apart, usual = ((rows - true).norm(dim=-1) / true.norm(dim=-1) for rows in (torch.cat(given), wanted))
-        assert apart.median() < max(1e-4, 1.3 * usual.median().item())
+        assert apart.median() < max(1e-4, 1.6 * usual.median().item())
         if dtype == torch.float32:
             assert apart.max() < 1e-3
 
