@@ -18,7 +18,7 @@ from moesaic.kernels.reference import gated, rotate, route, visible_TM
 from moesaic.kernels.triton import linear as invariant
 from moesaic.kernels.triton import norm, paged_attention
 from moesaic.kernels.triton.layer import experts as triton_experts
-from moesaic.kernels.triton.paged_attention import Rows, tiles_of
+from moesaic.kernels.triton.paged_rows import Rows, tiles_of
 
 __all__ = ["attend", "attention", "experts", "gated", "heads", "linear", "rms_norm", "rotate", "route"]
 

@@ -23,7 +23,8 @@ from moesaic.kernels import cuda
 from moesaic.kernels.triton.layer import experts
 from moesaic.kernels.triton.linear import linear
 from moesaic.kernels.triton.norm import add_and_norm, heads, rms_norm
-from moesaic.kernels.triton.paged_attention import SPLIT, Rows, attend
+from moesaic.kernels.triton.paged_attention import SPLIT, attend
+from moesaic.kernels.triton.paged_rows import Rows
 from moesaic.kernels.triton.router import route
 from moesaic.kernels.triton.sample import sample
 from moesaic.model.attention import GroupedQueryAttention

@@ -7,40 +7,19 @@ cores too, whose order does not depend on the tile. Query heads that share a key
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moesaic.kernels.triton.overlap import launch_overlapped, overlaps
+from moesaic.kernels.triton.paged_rows import Rows
 
 SPLIT = 128  # keys to a piece: 256 is 3 % faster with many sequences, and 3 % slower with one
 BLOCK = 64  # keys to a step
-FEW = 8  # up to this many new tokens per sequence, pieces run side by side
 AHEAD = 16  # with so few tiles there is time to fetch keys before they are needed
 LONE = 16  # row sums are a product with this many columns of ones
 NOTHING = tl.constexpr(-1e30)  # the largest score of no keys; finite, so that differences are
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Where the tokens of a flat batch stand, on the device; only `longest` and the tile sizes are known to the host.
-
-    A tile is (first row, how many rows) of one sequence; `few` tiles have at most `few_tokens`, `many` any number.
-    """
-
-    places_T: torch.Tensor  # int32: how many tokens of its sequence come before this one; -1 for a row that is none
-    sequences_T: torch.Tensor  # int32
-    table_SP: torch.Tensor  # int32: each sequence's pages
-    longest: int  # no place is as large as this
-    few_X2: torch.Tensor | None  # int32
-    few_tokens: int = 1
-    many_X2: torch.Tensor | None = None
-    many_tokens: int = 0
-    trees_TM: torch.Tensor | None = None  # int8: whether a token sees the m-th new token of its sequence
-    cached_S: torch.Tensor | None = None  # int32: with trees, how many tokens of each sequence are no guesses
 
 
 @triton.jit
@@ -421,19 +400,3 @@ def attend(
             **shape,
         )
     return out_THC
-
-
-def tiles_of(
-    spans: list[tuple[int, int]], group: int, wide: bool
-) -> tuple[list[tuple[int, int]], int, list[tuple[int, int]], int]:
-    """Tiles of (first row, rows) for spans of (first row, rows): few and their size, many and their size."""
-    few = [span for span in spans if span[1] <= FEW]
-    size = max(1, (16 if wide else 64) // group)
-    many = [
-        (at, min(size, start + count - at))
-        for start, count in spans
-        if count > FEW
-        for at in range(start, start + count, size)
-    ]
-    most = triton.next_power_of_2(max((count for _, count in few), default=1))
-    return few, most, many, size
