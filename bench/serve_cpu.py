@@ -52,8 +52,7 @@ def theirs_generate(model, prompts: list[torch.Tensor], tokens: int, experts: st
         )[:, width:]
 
 
-def ours_generate(model: Model, prompts: list[torch.Tensor], tokens: int) -> list[list[int]]:
-    engine = moesaic.Engine(model, reuse_prefixes=False)
+def ours_generate(engine: moesaic.Engine, prompts: list[torch.Tensor], tokens: int) -> list[list[int]]:
     asked = [prompt.tolist() for prompt in prompts]
     answers = engine.generate(asked, max_tokens=tokens, temperature=0.0, ignore_eos=True)
     return [answer.tokens for answer in answers]
@@ -66,12 +65,13 @@ def against_transformers(name: str, theirs, ours: Model, lengths: list[int], rou
     runs: dict[str, Callable[[], object]] = {
         kind: lambda kind=kind: theirs_generate(theirs, prompts, ANSWER, kind) for kind in kinds
     }
-    runs["ours"] = lambda: ours_generate(ours, prompts, ANSWER)
+    engine = moesaic.Engine(ours, reuse_prefixes=False)  # made once, as the peer's model is
+    runs["ours"] = lambda: ours_generate(engine, prompts, ANSWER)
     seconds = turn_about(runs, rounds)
     same = [
         sum(a == b for a, b in zip(mine, other))
         for mine, other in zip(
-            ours_generate(ours, prompts, ANSWER), theirs_generate(theirs, prompts, ANSWER, kinds[0]).tolist()
+            ours_generate(engine, prompts, ANSWER), theirs_generate(theirs, prompts, ANSWER, kinds[0]).tolist()
         )
     ]
     speed = {key: len(lengths) * ANSWER / value for key, value in seconds.items()}

@@ -49,8 +49,10 @@ class PagedCache:
     ) -> None:
         self.page_size = page_size
         self.pages = pages
+        # On a CPU memory that was never written costs nothing, and a row is never read before it is written.
+        new = torch.empty if torch.device(device).type == "cpu" else torch.zeros
         self.layers = [
-            {name: torch.zeros(pages, page_size, *shape, dtype=dtype, device=device) for name, shape in layer.items()}
+            {name: new(pages, page_size, *shape, dtype=dtype, device=device) for name, shape in layer.items()}
             for layer in shapes
         ]
 
