@@ -1,0 +1,119 @@
+"""Stages end to end on a very small model: files, exact agreement of trainer and engine, exact resumption."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import moesaic
+from moesaic.align.align import align
+from moesaic.errors import UserError
+from moesaic.model import lineage
+from moesaic.recipe import load_recipe
+from moesaic.train.run import Run
+from tests.serve.made import talking_model
+
+FAMILY = "builtin:chain_sum:min_terms=2,max_terms=2,min_digits=1,max_digits=1"
+RECIPE = f"""
+align:
+  stages:
+    - {{name: sft, steps: 3, lr: 0.01, data: [{{path: "{FAMILY}"}}], batch_tokens: 300, max_tokens: 4, evaluate: 4,
+        evaluate_every: 3}}
+    - {{name: policy, steps: 4, lr: 0.001, data: [{{path: "{FAMILY}"}}], prompts: 3, group: 4, max_tokens: 6,
+        updates: 2,
+        rewards: [{{name: length, weight: 0.1, most: 4, slack: 4}}, {{name: task}}], drafter: suffix, evaluate: 4,
+        evaluate_every: 2, save_every: 1, advantage: group_centred}}
+optimizer: {{name: adamw, lr: 0.001}}
+"""
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return talking_model(tmp_path_factory.mktemp("base"))
+
+
+def recipe(path, text: str = RECIPE, overrides: list[str] | None = None):
+    file = path / "align.yaml"
+    file.write_text(text)
+    return load_recipe(file, overrides or [])
+
+
+def lines(path) -> list[dict]:
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_times(found: list[dict]) -> list[dict]:
+    timed = {"seconds", "tokens_per_second", "mfu"}
+    return [{key: value for key, value in line.items() if key not in timed} for line in found]
+
+
+def test_stages_follow_each_other_and_trainer_and_engine_agree(base, tmp_path):
+    out = tmp_path / "out"
+    result = align(recipe(tmp_path), base, out, quiet=True)
+    assert [stage["stage"] for stage in result["stages"]] == ["sft", "policy"]
+    assert [entry["stage"] for entry in lineage.read(out)][-2:] == ["sft", "policy"]
+    taught = lines(out / "stages" / "1-sft")
+    assert taught[-1]["loss"] < taught[0]["loss"] and "accuracy" in taught[-1]
+    learned = lines(out)
+    assert len(learned) == 4
+    for line in learned:
+        assert line["mismatch_max"] == 0.0 and line["mismatch_mean"] == 0.0
+        assert line["routers_differ"] == 0.0
+    for line in learned[::2]:  # each set of rollouts serves two steps
+        assert line["staleness_max"] == 0 and line["accepted_per_step"] >= 0 and "reward" in line
+    assert "accuracy" in learned[1]
+    before, after = moesaic.load(out / "stages" / "1-sft"), moesaic.load(out)
+    assert any(not torch.equal(a, b) for a, b in zip(before.parameters(), after.parameters(), strict=True))
+
+
+def test_a_stopped_stage_goes_on_to_the_same_bits(base, tmp_path, monkeypatch):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    align(recipe(tmp_path), base, whole, quiet=True)
+
+    # Stopped after every step, also between two updates from the same rollouts.
+    started = {"at": 0}
+    plain = Run.finished
+
+    def finished(self: Run) -> bool:
+        if self.step > started["at"]:
+            self.stopping = True
+        return plain(self)
+
+    monkeypatch.setattr(Run, "finished", finished)
+    for _ in range(12):
+        run_steps = [len(lines(p)) for p in (parts, parts / "stages" / "1-sft") if (p / "metrics.jsonl").exists()]
+        started["at"] = min(run_steps, default=0) if len(run_steps) < 2 else run_steps[0]
+        result = align(recipe(tmp_path), base, parts, quiet=True)
+        if len(result["stages"]) == 2 and result["stages"][1]["outcome"] == "finished":
+            break
+    assert without_times(lines(parts)) == without_times(lines(whole))
+    one, other = moesaic.load(whole).state_dict(), moesaic.load(parts).state_dict()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        ("{name: nothing}", "no such method"),
+        ("{name: sft, step: 3}", "no such option of sft"),
+        ("{name: sft, data: []}", "names no source"),
+        ('{name: sft, data: [{path: "builtin:nothing"}]}', "no family of tasks"),
+        ('{name: sft, data: [{path: "none.jsonl"}]}', "cannot be read"),
+        (f'{{name: policy, data: [{{path: "{FAMILY}"}}], group: 1}}', "group at least 2"),
+        (f'{{name: policy, data: [{{path: "{FAMILY}"}}], advantage: x}}', "advantage is one of"),
+        (f'{{name: policy, data: [{{path: "{FAMILY}"}}], rewards: [{{name: nothing}}]}}', "no such method"),
+        (f'{{name: policy, data: [{{path: "{FAMILY}"}}], objective: {{clp: 1}}}}', "no such option of policy"),
+    ],
+)
+def test_a_bad_stage_is_refused_before_it_begins(base, tmp_path, stage, message):
+    with pytest.raises(UserError, match=message):
+        align(recipe(tmp_path, f"align: {{stages: [{stage}]}}"), base, tmp_path / "out", quiet=True)
+
+
+def test_what_cannot_be_aligned_is_refused(base, tmp_path):
+    with pytest.raises(UserError, match="align.stages is empty"):
+        align(recipe(tmp_path, "train: {steps: 1}"), base, tmp_path / "out", quiet=True)
+    with pytest.raises(UserError, match="is the model itself"):
+        align(recipe(tmp_path), base, base, quiet=True)
