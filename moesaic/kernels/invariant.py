@@ -21,7 +21,7 @@ class InvariantKernels:
     """What needs no gradient goes straight to the native kernels."""
 
     def __init__(self, native: NativeKernels) -> None:
-        self.native = native
+        self.native, self.library = native, native.library
         self.rotate, self.rms_norm, self.heads, self.gated = native.rotate, native.rms_norm, native.heads, native.gated
 
     def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:

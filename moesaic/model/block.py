@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from moesaic.model.attention import make_attention
 from moesaic.model.config import Layer, ModelConfig
-from moesaic.model.experts import make_feed_forward
+from moesaic.model.experts import MixtureFeedForward, make_feed_forward
 from moesaic.model.flow import Flow
 from moesaic.model.linear import Linear, Norm
+from moesaic.model.whole import Whole, whole
 
 
 class Block(nn.Module):
@@ -22,8 +23,11 @@ class Block(nn.Module):
         self.ffn = make_feed_forward(config, layer.ffn, number)
         self.attention_post_norm = Norm(config.hidden, config.norm_eps) if config.post_norms else None
         self.ffn_post_norm = Norm(config.hidden, config.norm_eps) if config.post_norms else None
+        self.parts: Whole | None = None  # found when they are first wanted
 
     def forward(self, x_TD: Tensor, flow: Flow) -> Tensor:
+        if flow.library is not None and (done_TD := self._at_once(x_TD, flow)) is not None:
+            return done_TD
         y_TD = self.attention(self.attention_norm(x_TD, flow.ops), flow)
         if self.attention_post_norm is not None:
             y_TD = self.attention_post_norm(y_TD, flow.ops)
@@ -32,6 +36,21 @@ class Block(nn.Module):
         if self.ffn_post_norm is not None:
             y_TD = self.ffn_post_norm(y_TD, flow.ops)
         return x_TD + y_TD
+
+    def _at_once(self, x_TD: Tensor, flow: Flow) -> Tensor | None:
+        """The whole layer in one native call, to the same bits, where that can be done: for steps of few tokens."""
+        routing, slabs = flow.routing, flow.cache_layer(self.attention.number)
+        if routing is not None and (routing.replay or routing.keep_logits):
+            return None
+        if self.parts is None or self.parts.matrices[0] is not self.attention_norm.weight:
+            self.parts = whole(self)
+        if self.parts is None or not self.parts.takes(x_TD, flow.layout, slabs):
+            return None
+        assert slabs is not None and flow.library is not None
+        y_TD, routes_TK = self.parts.run(flow.library, x_TD, flow.cos_TR, flow.sin_TR, flow.layout, slabs)
+        if routing is not None and isinstance(self.ffn, MixtureFeedForward):
+            routing.choices[self.ffn.router.number] = routes_TK
+        return y_TD
 
 
 class PredictionBlock(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -33,6 +34,8 @@ class Flow:
     routing: Routing | None = None
     # Whether latent attention may take the shorter of its two ways, whose results differ in the last bits.
     absorb: bool = True
+    # Native code that can run a whole layer at once, where there is such and nothing comes between its operations.
+    library: Any = None
     # DSA: which tokens the last full layer selected, one (T, M) mask per sequence; None where all fit.
     selected: list[Tensor | None] | None = None
 

@@ -91,7 +91,10 @@ class Model(nn.Module):
         return self.embed if self.head is None else self.head
 
     def flow(self, layout: Layout, routing: Routing | None = None, ops: kernels.Kernels | None = None) -> Flow:
-        return Flow(layout, ops or self.kernels, *self.angles(layout), routing, absorb=self.mode != "invariant")
+        ops = ops or self.kernels
+        library = getattr(ops, "library", None)
+        absorb = self.mode != "invariant"
+        return Flow(layout, ops, *self.angles(layout), routing, absorb, library)
 
     def angles(self, layout: Layout) -> tuple[Tensor, Tensor]:
         """Cosines and sines of every token's rotary angles, float32."""

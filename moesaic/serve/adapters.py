@@ -36,6 +36,8 @@ class Adapter:
 class AdaptedKernels:
     """Kernels whose matrix products add each adapter's correction to its rows."""
 
+    library = None  # a whole layer in one call has no place for corrections
+
     def __init__(self, plain: Kernels, rows: dict[Adapter, Tensor]) -> None:
         self._plain = plain
         self._rows = rows

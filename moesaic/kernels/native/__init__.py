@@ -29,6 +29,7 @@ SIGNATURES = {
     "rms_norm_back": [_POINTER] * 5 + [_LONG] * 2 + [_FLOAT, _INT],
     "heads_back": [_POINTER] * 11 + [_LONG] * 5 + [_FLOAT, _INT, _INT],
     "swiglu_back": [_POINTER] * 3 + [_LONG] * 2 + [_INT],
+    "block": [_POINTER] * 6 + [_LONG] + [_POINTER] * 4 + [_LONG] * 4 + [_INT],
     "attend": [_POINTER] * 10 + [_LONG] * 11 + [_FLOAT, _INT],
     "attend_back": [_POINTER] * 10 + [_LONG] * 9 + [_FLOAT, _INT],
 }
