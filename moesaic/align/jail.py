@@ -260,7 +260,8 @@ def build_root(request: dict[str, Any]) -> None:
         os.makedirs(root + "/dev", exist_ok=True)
         bind(path, root + path, devices=True)
     os.mkdir(root + INSIDE)
-    os.symlink(INSIDE, root + "/tmp")
+    if not os.path.lexists(root + "/tmp"):  # else the interpreter lies there; TMPDIR says where to write
+        os.symlink(INSIDE, root + "/tmp")
     owner = f"uid={request['uid']},gid={request['uid'] if request['root'] else os.getgid()}"
     size = f"size={request['disk_bytes']},nr_inodes=4096,mode=700,{owner}"
     mount("tmpfs", root + INSIDE, "tmpfs", NO_SUID | NO_DEVICES, size)
