@@ -92,6 +92,15 @@ class Terminal:
         if select.select([self.master], [], [], 0.5)[0]:
             self.seen += os.read(self.master, 65536).decode(errors="replace")
 
+    def settle(self) -> None:
+        """Wait until nothing more is shown for a while: the program listens then."""
+        for _ in range(120):
+            before = self.seen
+            self.read()
+            self.read()
+            if self.seen == before:
+                return
+
     def until(self, text: str) -> str:
         """Everything shown up to and with some text."""
         end = time.monotonic() + 60
@@ -120,10 +129,10 @@ def terminal(directory: Path) -> Iterator[Terminal]:
 def test_ctrl_c_stops_the_answer_and_not_the_program(terminal: Terminal) -> None:
     terminal.until("Ctrl-D leaves.")
     terminal.until("> ")
-    while "> " not in terminal.seen:  # at the prompt it leaves nothing (and may come before the prompt listens)
-        terminal.interrupt()
-        terminal.read()
+    terminal.settle()
+    terminal.interrupt()  # at the prompt it leaves nothing
     terminal.until("> ")
+    terminal.settle()
     terminal.type("The number 7 is\n")
     terminal.until("The number 7 is\r\n")
     while not terminal.seen:  # it is writing then
