@@ -45,7 +45,8 @@ def begin(
     begun = directory.load(model, device=device)
     if begun.tokenizer is None or begun.tokenizer.chat_template is None:
         raise UserError(model, "has no tokenizer with a chat template", "Alignment needs one to speak with.")
-    begun.mode = "invariant" if recipe.align.invariant else "fast"
+    # Only what learns from the engine's own numbers needs them to the bit, and it costs the trainer time.
+    begun.mode = "invariant" if recipe.align.invariant and stage.exact else "fast"
     optimizer = recipe.optimizer
     if stage.lr is not None:
         optimizer = Method(optimizer.name, {**optimizer.options, "lr": stage.lr})

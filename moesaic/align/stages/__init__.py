@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from moesaic.data.stream import Stream
 from moesaic.methods import Method
@@ -17,6 +17,8 @@ Data = tuple[dict[str, Any], ...]
 
 @dataclass(frozen=True)
 class Stage:
+    exact: ClassVar[bool] = False  # whether trainer and engine must agree to the bit
+
     steps: int = 100
     lr: float | None = None  # else the recipe's
     save_every: int = 50

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from moesaic.align.accuracy import Accuracy
 from moesaic.align.advantages import ADVANTAGES
@@ -32,6 +32,8 @@ from moesaic.serve.engine import Engine
 
 @dataclass(frozen=True)
 class Policy(Stage):
+    exact: ClassVar[bool] = True
+
     data: Data = ()
     rewards: tuple[dict[str, Any], ...] = ({"name": "task"},)
     prompts: int = 16  # questions of a step
