@@ -8,6 +8,7 @@ import glob
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from moesaic.errors import UserError
 from moesaic.model.tensor_file import readable
 
 _EXCHANGE = 2  # renameat2's flag
+ATTEMPTS = 50
 _HERE = -100  # AT_FDCWD
 
 
@@ -111,17 +113,17 @@ def _exchange(a: Path, b: Path) -> bool:
 
 def _rename_twice(fresh: Path, target: Path) -> None:
     """The next best thing: between the two renames there is no directory, and `settle` puts the old one back."""
-    for attempt in range(10):
-        if target.exists():
-            shutil.rmtree(_old(target), ignore_errors=True)
-            target.rename(_old(target))
+    for attempt in range(ATTEMPTS):
         try:
+            if target.exists():
+                shutil.rmtree(_old(target), ignore_errors=True)
+                target.rename(_old(target))
             fresh.rename(target)
         except OSError:
             settle(target)
-            if attempt == 9 or not fresh.exists():
+            if attempt == ATTEMPTS - 1 or not fresh.exists():
                 raise
-            # else a reader, too, may have put the old one back in between: again
+            time.sleep(0.001 * attempt)  # another writer was between the two, or a reader put the old one back: again
         else:
             break
     shutil.rmtree(_old(target), ignore_errors=True)
