@@ -249,7 +249,7 @@ class AlignSection(Section):
     """The stages of alignment, in order."""
 
     stages: tuple[Named, ...] = Field((), description="sft, preference, policy, ... with their options")
-    invariant: bool = Field(True, description="trainer and engine agree to the bit")
+    invariant: bool = Field(True, description="in policy stages trainer and engine agree to the bit")
 
 
 class CompressSection(Section):

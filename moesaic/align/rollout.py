@@ -18,8 +18,8 @@ from moesaic.align.conversation import opening
 from moesaic.align.examples import Example
 from moesaic.align.rewards import Answer, Judged, Reward, judge
 from moesaic.data.packing import IGNORED, Batch
-from moesaic.serve.engine import Engine, completion
-from moesaic.serve.request import Request, Sampling
+from moesaic.serve.engine import Engine
+from moesaic.serve.request import Request, Sampling, completion
 
 
 @dataclass

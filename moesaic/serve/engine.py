@@ -31,7 +31,7 @@ from moesaic.serve.memory import pages_that_fit
 from moesaic.serve.passes import Pass, Share
 from moesaic.serve.policies import Policy
 from moesaic.serve.policies.chunked import Chunked
-from moesaic.serve.request import Completion, Output, Request, Sampling
+from moesaic.serve.request import Completion, Output, Request, Sampling, completion
 from moesaic.serve.sampler import Choices
 from moesaic.serve.scheduler import Scheduler
 from moesaic.serve.text import TextStream
@@ -396,22 +396,3 @@ class Engine:
         self.counts.finished += 1
         if self.drafter is not None:
             self.drafter.finished(request)
-
-
-def completion(request: Request, text: str) -> Completion:
-    """What a finished request has to say."""
-    hidden_D = request.hidden_D
-    return Completion(
-        text=text,
-        tokens=request.tokens[len(request.prompt) :],
-        logprobs=request.answer,
-        finish_reason=request.finish_reason or "abort",
-        prompt_tokens=len(request.prompt),
-        cached_tokens=request.cached,
-        prompt_logprobs=request.prompt_logprobs or None,
-        versions=request.versions,
-        routes={layer: torch.cat(rows) for layer, rows in request.routes.items()} or None,
-        embedding=torch.nn.functional.normalize(hidden_D / len(request.prompt), dim=0)
-        if hidden_D is not None
-        else None,
-    )

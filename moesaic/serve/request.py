@@ -8,6 +8,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from moesaic.errors import UserError
@@ -182,3 +184,20 @@ class Request:
     def urgency(self) -> tuple[float, ...]:
         """Smaller goes first."""
         return (self.priority, self.deadline if self.deadline is not None else float("inf"), self.arrived, self.number)
+
+
+def completion(request: Request, text: str) -> Completion:
+    """What a finished request has to say."""
+    hidden_D = request.hidden_D
+    return Completion(
+        text=text,
+        tokens=request.tokens[len(request.prompt) :],
+        logprobs=request.answer,
+        finish_reason=request.finish_reason or "abort",
+        prompt_tokens=len(request.prompt),
+        cached_tokens=request.cached,
+        prompt_logprobs=request.prompt_logprobs or None,
+        versions=request.versions,
+        routes={layer: torch.cat(rows) for layer, rows in request.routes.items()} or None,
+        embedding=F.normalize(hidden_D / len(request.prompt), dim=0) if hidden_D is not None else None,
+    )

@@ -97,7 +97,7 @@ def test_embedding_is_the_mean_hidden_state(pair):
         engine.step()
     with torch.inference_mode():
         mean = ours(torch.tensor(asked), Layout([13])).mean(0)
-    from moesaic.serve.engine import completion
+    from moesaic.serve.request import completion
 
     expected = torch.nn.functional.normalize(mean, dim=0)
     torch.testing.assert_close(completion(request, "").embedding, expected, rtol=1e-4, atol=1e-5)

@@ -16,9 +16,8 @@ from moesaic.serve.api.schema.completions import Prompts
 from moesaic.serve.api.schema.sampling import Form
 from moesaic.serve.api.service import Service, salt_of
 from moesaic.serve.api.stream import while_connected
-from moesaic.serve.engine import completion
 from moesaic.serve.request import Request as EngineRequest
-from moesaic.serve.request import Sampling
+from moesaic.serve.request import Sampling, completion
 
 
 class EmbeddingRequest(Form):
