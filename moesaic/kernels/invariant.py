@@ -8,13 +8,14 @@ engine recorded when it sampled it. Gradients themselves are ordinary library pr
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from moesaic.kernels import Batch, RouteRules, cpu
-from moesaic.kernels.native import NativeKernels
+from moesaic.kernels.native import NativeKernels, packed
 
 
 class InvariantKernels:
@@ -57,6 +58,9 @@ class InvariantKernels:
         scale: float,
         window: int | None = None,
     ) -> Tensor:
+        if slabs is None and not layout.branches and all(map(packed, (q_THC, k_TNC, v_TNC))):
+            return self.native.attend(q_THC, k_TNC, v_TNC, layout, slabs, scale, window)  # has a gradient of its own
+
         def run(kernels: Any, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor) -> Tensor:
             out_THC: Tensor = kernels.attend(q_THC, k_TNC, v_TNC, layout, slabs, scale, window)
             return out_THC
@@ -86,6 +90,10 @@ class InvariantKernels:
         down_EDF: Tensor,
         activation: str,
     ) -> Tensor:
+        if activation == "silu" and _learning(x_TD, weights_TK, gate_up_EGD, down_EDF):
+            out_TD: Tensor = _Experts.apply(self.native, x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF)
+            return out_TD
+
         def run(kernels: Any, x_TD: Tensor, weights_TK: Tensor, gate_up_EGD: Tensor, down_EDF: Tensor) -> Tensor:
             out_TD: Tensor = kernels.experts(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF, activation)
             return out_TD
@@ -118,6 +126,55 @@ class _Linear(torch.autograd.Function):
         d_x_TI = d_out_TO @ weight_OI if ctx.needs_input_grad[1] else None
         d_weight_OI = d_out_TO.T @ x_TI if ctx.needs_input_grad[2] else None
         return None, d_x_TI, d_weight_OI, d_out_TO.sum(0) if ctx.biased else None
+
+
+class _Experts(torch.autograd.Function):
+    """Only what the gradient needs is computed again: the products into the hidden vectors, not those out of them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        native: NativeKernels,
+        x_TD: Tensor,
+        routes_TK: Tensor,
+        weights_TK: Tensor,
+        gate_up_EGD: Tensor,
+        down_EDF: Tensor,
+    ) -> Tensor:
+        ctx.native = native
+        ctx.save_for_backward(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF)
+        return native.experts(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF, "silu")
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF = ctx.saved_tensors
+        flat_A = routes_TK.reshape(-1)  # an assignment A is a token and one of its experts
+        order_A = flat_A.argsort(stable=True)
+        token_A = order_A // routes_TK.shape[1]
+        counts = torch.bincount(flat_A, minlength=len(gate_up_EGD)).tolist()
+        x_AD, d_y_AD = x_TD.index_select(0, token_A), grads[0].index_select(0, token_A)
+        weight_A1 = weights_TK.reshape(-1).index_select(0, order_A).unsqueeze(1)
+
+        gate_up_AG = x_AD.new_empty(len(order_A), gate_up_EGD.shape[1])
+        d_weighed_AF = x_AD.new_empty(len(order_A), down_EDF.shape[2])
+        runs = [(e, slice(end - count, end)) for e, (count, end) in enumerate(zip(counts, accumulate(counts))) if count]
+        for expert, run in runs:
+            torch.mm(x_AD[run], gate_up_EGD[expert].t(), out=gate_up_AG[run])
+            torch.mm(d_y_AD[run], down_EDF[expert], out=d_weighed_AF[run])
+        hidden_AF = ctx.native.gated(gate_up_AG, "silu")
+        d_weights_A = (d_weighed_AF * hidden_AF).sum(1)
+        d_gate_up_AG = ctx.native.gated_back(gate_up_AG, d_weighed_AF.mul_(weight_A1))
+        weighed_AF = hidden_AF.mul_(weight_A1)
+
+        d_gate_up_EGD, d_down_EDF = torch.zeros_like(gate_up_EGD), torch.zeros_like(down_EDF)
+        d_x_AD = torch.empty_like(x_AD)
+        for expert, run in runs:
+            torch.mm(d_gate_up_AG[run].t(), x_AD[run], out=d_gate_up_EGD[expert])
+            torch.mm(d_y_AD[run].t(), weighed_AF[run], out=d_down_EDF[expert])
+            torch.mm(d_gate_up_AG[run], gate_up_EGD[expert], out=d_x_AD[run])
+        d_x_TD = torch.zeros_like(x_TD).index_add_(0, token_A, d_x_AD)
+        d_weights_TK = torch.empty_like(weights_TK).view(-1).index_copy_(0, order_A, d_weights_A).view_as(weights_TK)
+        return None, d_x_TD, None, d_weights_TK, d_gate_up_EGD, d_down_EDF
 
 
 class _Twice(torch.autograd.Function):

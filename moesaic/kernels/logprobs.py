@@ -28,10 +28,14 @@ def token_logprobs(
     linear: Product = F.linear,
     rows: int = ROWS,
 ) -> tuple[Tensor, Tensor]:
-    """log p(target) of every row, zero where the target is ignored; and the entropy of every row, which has no
-    gradient. `linear` makes the logits: the model's own product gives the model's own bits."""
-    logprobs_T, entropy_T = _TokenLogprobs.apply(hidden_TD, weight_VD, targets_T, temperature, linear, rows)
-    return logprobs_T, entropy_T
+    """log p(target) of every row and its entropy, which has no gradient; both zero where the target is ignored.
+    `linear` makes the logits: the model's own product gives the model's own bits."""
+    wanted_W = (targets_T != IGNORED).nonzero().squeeze(1)  # questions are not predicted, and often the longer part
+    logprobs_W, entropy_W = _TokenLogprobs.apply(
+        hidden_TD.index_select(0, wanted_W), weight_VD, targets_T[wanted_W], temperature, linear, rows
+    )
+    zeros_T = logprobs_W.new_zeros(len(targets_T))
+    return zeros_T.index_copy(0, wanted_W, logprobs_W), zeros_T.index_copy(0, wanted_W, entropy_W)
 
 
 def _log_probabilities(hidden_TD: Tensor, weight_VD: Tensor, temperature: float, linear: Product) -> Tensor:
@@ -55,8 +59,7 @@ class _TokenLogprobs(torch.autograd.Function):
         for start in range(0, len(targets_T), rows):
             part = slice(start, start + rows)
             log_TV = _log_probabilities(hidden_TD[part], weight_VD, temperature, linear)
-            chosen_T = log_TV.gather(1, targets_T[part].clamp(min=0).unsqueeze(1)).squeeze(1)
-            logprobs_T[part] = chosen_T.masked_fill(targets_T[part] == IGNORED, 0.0)
+            logprobs_T[part] = log_TV.gather(1, targets_T[part].unsqueeze(1)).squeeze(1)
             entropy_T[part] = -(log_TV.exp() * log_TV).sum(-1)
         ctx.save_for_backward(hidden_TD, weight_VD, targets_T)
         ctx.temperature, ctx.rows = temperature, rows
@@ -68,12 +71,12 @@ class _TokenLogprobs(torch.autograd.Function):
         hidden_TD, weight_VD, targets_T = ctx.saved_tensors
         d_hidden_TD = torch.zeros_like(hidden_TD)
         d_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
-        d_logprobs_T = grads[0].masked_fill(targets_T == IGNORED, 0.0) / ctx.temperature
+        d_logprobs_T = grads[0] / ctx.temperature
         for start in range(0, len(targets_T), ctx.rows):
             part = slice(start, start + ctx.rows)
             # The slope of log p(target) is one at the target, less every token's probability.
             d_logits_TV = -_log_probabilities(hidden_TD[part], weight_VD, ctx.temperature, F.linear).exp_()
-            target_T1 = targets_T[part].clamp(min=0).unsqueeze(1)
+            target_T1 = targets_T[part].unsqueeze(1)
             d_logits_TV.scatter_add_(1, target_T1, d_logits_TV.new_ones(target_T1.shape))
             d_logits_TV = (d_logits_TV * d_logprobs_T[part].unsqueeze(1)).to(hidden_TD.dtype)
             d_hidden_TD[part] = torch.mm(d_logits_TV, weight_VD)

@@ -135,6 +135,14 @@ class NativeKernels:
         self.library.swiglu(gate_up_TG.data_ptr(), y_TF.data_ptr(), rows, both // 2, torch.get_num_threads())
         return y_TF
 
+    def gated_back(self, gate_up_TG: Tensor, d_y_TF: Tensor) -> Tensor:
+        """The gradient of SwiGLU; all float32, side by side."""
+        d_gate_up_TG = torch.empty_like(gate_up_TG)
+        self.library.swiglu_back(
+            gate_up_TG.data_ptr(), d_y_TF.data_ptr(), d_gate_up_TG.data_ptr(), *d_y_TF.shape, torch.get_num_threads()
+        )
+        return d_gate_up_TG
+
     def route(
         self, logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules, chosen_TK: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -186,10 +194,10 @@ class NativeKernels:
     ) -> Tensor:
         keys, values = (slabs["keys"], slabs["values"]) if slabs is not None else (None, None)
         rows = (q_THC, k_TNC, v_TNC)
-        if _trained(*rows) and slabs is None and not layout.branches and all(map(_packed, rows)):
+        if _trained(*rows) and slabs is None and not layout.branches and all(map(packed, rows)):
             trained_THC: Tensor = Attend.apply(self, *rows, layout.spans_S4, scale, window)
             return trained_THC
-        if not _plain(*rows, keys, values) or not all(map(_packed, rows)):
+        if not _plain(*rows, keys, values) or not all(map(packed, rows)):
             return cpu.attend(q_THC, k_TNC, v_TNC, layout, slabs, scale, window)
         masks = [layout.seen(span, window)[0] for span in layout.spans] if layout.branches else []
         out_THC = q_THC.new_empty(q_THC.shape)
@@ -208,7 +216,7 @@ class NativeKernels:
         keep_TM: Tensor | None = None,
     ) -> Tensor:
         rows = (q_THC, k_MNC, v_MNX)
-        if not _plain(*rows) or not all(map(_packed, rows)):
+        if not _plain(*rows) or not all(map(packed, rows)):
             return cpu.attention(q_THC, k_MNC, v_MNX, scale, window, keep_TM)
         new, total = q_THC.shape[0], k_MNC.shape[0]
         span_14 = torch.tensor([[0, new, total - new, 0]])
@@ -251,6 +259,6 @@ def _pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _packed(x_THC: Tensor) -> bool:
+def packed(x_THC: Tensor) -> bool:
     """Whether each token's heads lie side by side; tokens may lie apart."""
     return x_THC.stride(2) == 1 and x_THC.stride(1) == x_THC.shape[2]

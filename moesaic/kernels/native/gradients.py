@@ -74,7 +74,7 @@ class Heads(torch.autograd.Function):
 class SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, ops: Any, gate_up_TG: Tensor) -> Tensor:
-        ctx.library = ops.library
+        ctx.ops = ops
         ctx.save_for_backward(gate_up_TG)
         y_TF: Tensor = ops.gated(gate_up_TG, "silu")
         return y_TF
@@ -82,12 +82,7 @@ class SwiGLU(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
         (gate_up_TG,) = ctx.saved_tensors
-        gate_up_TG, d_y_TF = gate_up_TG.contiguous(), grads[0].contiguous()
-        d_gate_up_TG = torch.empty_like(gate_up_TG)
-        ctx.library.swiglu_back(
-            gate_up_TG.data_ptr(), d_y_TF.data_ptr(), d_gate_up_TG.data_ptr(), *d_y_TF.shape, torch.get_num_threads()
-        )
-        return None, d_gate_up_TG
+        return None, ctx.ops.gated_back(gate_up_TG.contiguous(), grads[0].contiguous())
 
 
 class Attend(torch.autograd.Function):
