@@ -1,0 +1,239 @@
+/* Products of rows with matrices of small integers: weight = scale * (code - zero), within groups of inputs.
+
+   Rows are rounded to integers too: to 8 bits with one scale a row (planes = 1), or to 15 bits with one scale a group,
+   held as two planes of 8 bits (planes = 2), which is as good as float. Products of integers are exact, and what is
+   added in float is added group by group: a row has the same bits alone and in any batch.
+
+   32 inputs of an output are a block of 4 * bits bytes. With 4 bits, byte j holds inputs j and j + 16; with 2 bits j,
+   j + 8, j + 16, j + 24; with 1 bit j, j + 4, ...; 3 bits are the two low ones as 2 and the high one as 1. */
+#include "vector.h"
+
+#ifdef __ARM_FEATURE_DOTPROD
+#include <arm_neon.h>
+#endif
+
+#define BLOCK_INPUTS 32
+#define TILE 4           /* outputs at a time */
+#define CHUNK 16         /* outputs that a thread takes */
+#define ALONE 262144     /* products; fewer are not worth waking the other threads */
+#define FINE 16256.0f    /* 127 * 128: the largest value of two planes */
+
+typedef struct {
+    const uint8_t *codes;
+    const float *scales, *zeros; /* (groups, outputs); zeros may be NULL: the middle of the codes */
+    long inputs, outputs, bits, group, planes;
+    long padded, groups, row_bytes; /* inputs in whole blocks; bytes of an output's codes */
+} Matrix;
+
+typedef struct {
+    int8_t *values;       /* (rows, planes, padded) */
+    float *scales, *sums; /* (rows, groups): of the integers, and of what they stand for */
+} Rounded;
+
+static void round_row(const float *x, const Matrix *m, int8_t *high, int8_t *low, float *scales, float *sums) {
+    float most = 0.0f;
+    if (m->planes == 1)
+        for (long i = 0; i < m->inputs; i++) most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
+    for (long g = 0; g < m->groups; g++) {
+        long start = g * m->group, stop = start + m->group < m->inputs ? start + m->group : m->inputs;
+        if (m->planes == 2) {
+            most = 0.0f;
+            for (long i = start; i < stop; i++) most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
+        }
+        /* 8 bits with one scale a row are as the world's W8A8 formats have them: 255 steps over twice the largest. */
+        float scale = m->planes == 1 ? most / 127.5f : most / FINE, back = most > 0.0f ? 1.0f / scale : 0.0f;
+        int32_t sum = 0;
+        if (m->planes == 1)
+            for (long i = start; i < stop; i++) {
+                float q = __builtin_rintf(x[i] * back);
+                q = q > 127.0f ? 127.0f : q;
+                high[i] = (int8_t)(int32_t)q;
+                sum += (int32_t)q;
+            }
+        else
+            for (long i = start; i < stop; i++) {
+                int32_t q = (int32_t)__builtin_rintf(x[i] * back), h = (q + 64) >> 7;
+                high[i] = (int8_t)h;
+                low[i] = (int8_t)(q - h * 128);
+                sum += q;
+            }
+        scales[g] = scale;
+        sums[g] = (float)sum;
+    }
+    for (long i = m->inputs; i < m->padded; i++) {
+        high[i] = 0;
+        if (m->planes == 2) low[i] = 0;
+    }
+}
+
+#ifdef __ARM_FEATURE_DOTPROD
+/* A block's codes as two vectors of 16; 8 bits come out less 128, so that they are signed. */
+INLINE void unpack(int bits, const uint8_t *from, int8x16_t *out) {
+    static const int8_t two[2][16] = {{0, 0, 0, 0, 0, 0, 0, 0, -2, -2, -2, -2, -2, -2, -2, -2},
+                                      {-4, -4, -4, -4, -4, -4, -4, -4, -6, -6, -6, -6, -6, -6, -6, -6}};
+    static const int8_t one[2][16] = {{0, 0, 0, 0, -1, -1, -1, -1, -2, -2, -2, -2, -3, -3, -3, -3},
+                                      {-4, -4, -4, -4, -5, -5, -5, -5, -6, -6, -6, -6, -7, -7, -7, -7}};
+    if (bits == 8) {
+        out[0] = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(from), vdupq_n_u8(128)));
+        out[1] = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(from + 16), vdupq_n_u8(128)));
+    } else if (bits == 4) {
+        uint8x16_t both = vld1q_u8(from);
+        out[0] = vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15)));
+        out[1] = vreinterpretq_s8_u8(vshrq_n_u8(both, 4));
+    } else
+        for (int half = 0; half < 2; half++) {
+            uint8x16_t value = vdupq_n_u8(0);
+            if (bits >= 2) {
+                uint8x8_t some = vld1_u8(from);
+                value = vandq_u8(vshlq_u8(vcombine_u8(some, some), vld1q_s8(two[half])), vdupq_n_u8(3));
+            }
+            if (bits != 2) {
+                uint32_t some;
+                memcpy(&some, from + (bits == 3 ? 8 : 0), 4);
+                uint8x16_t bit = vshlq_u8(vreinterpretq_u8_u32(vdupq_n_u32(some)), vld1q_s8(one[half]));
+                bit = vandq_u8(bit, vdupq_n_u8(1));
+                value = bits == 3 ? vorrq_u8(value, vshlq_n_u8(bit, 2)) : bit;
+            }
+            out[half] = vreinterpretq_s8_u8(value);
+        }
+}
+
+/* TILE outputs of a group times R rows: exact sums of products, for each plane. */
+INLINE void group_sums(int bits, int R, int planes, const Matrix *m, const uint8_t *const *codes,
+                       const int8_t *const *x, long start, long stop, int32_t sums[][2][TILE]) {
+    int32x4_t sum[2][2][TILE];
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int p = 0; p < planes; p++) UNROLL for (int o = 0; o < TILE; o++)
+        sum[r][p][o] = vdupq_n_s32(0);
+    for (long i = start; i < stop; i += BLOCK_INPUTS) {
+        int8x16_t rows[2][2][2];
+        UNROLL for (int r = 0; r < R; r++) UNROLL for (int p = 0; p < planes; p++) {
+            rows[r][p][0] = vld1q_s8(x[r] + p * m->padded + i);
+            rows[r][p][1] = vld1q_s8(x[r] + p * m->padded + i + 16);
+        }
+        UNROLL for (int o = 0; o < TILE; o++) {
+            int8x16_t w[2];
+            unpack(bits, codes[o] + i / BLOCK_INPUTS * 4 * bits, w);
+            UNROLL for (int r = 0; r < R; r++) UNROLL for (int p = 0; p < planes; p++) {
+                sum[r][p][o] = vdotq_s32(sum[r][p][o], w[0], rows[r][p][0]);
+                sum[r][p][o] = vdotq_s32(sum[r][p][o], w[1], rows[r][p][1]);
+            }
+        }
+    }
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int p = 0; p < planes; p++) {
+        int32x4_t *s = sum[r][p];
+        vst1q_s32(sums[r][p], vpaddq_s32(vpaddq_s32(s[0], s[1]), vpaddq_s32(s[2], s[3])));
+    }
+}
+#else
+INLINE void unpack(int bits, const uint8_t *from, int8_t *out) {
+    for (int i = 0; i < BLOCK_INPUTS; i++) {
+        if (bits == 8) out[i] = (int8_t)(from[i] ^ 128);
+        else if (bits == 4) out[i] = from[i % 16] >> (i / 16 * 4) & 15;
+        else {
+            int value = bits >= 2 ? from[i % 8] >> (i / 8 * 2) & 3 : 0;
+            if (bits == 1) value = from[i % 4] >> (i / 4) & 1;
+            if (bits == 3) value |= (from[8 + i % 4] >> (i / 4) & 1) << 2;
+            out[i] = (int8_t)value;
+        }
+    }
+}
+
+INLINE void group_sums(int bits, int R, int planes, const Matrix *m, const uint8_t *const *codes,
+                       const int8_t *const *x, long start, long stop, int32_t sums[][2][TILE]) {
+    memset(sums, 0, R * sizeof *sums);
+    for (long i = start; i < stop; i += BLOCK_INPUTS)
+        for (int o = 0; o < TILE; o++) {
+            int8_t w[BLOCK_INPUTS];
+            unpack(bits, codes[o] + i / BLOCK_INPUTS * 4 * bits, w);
+            for (int r = 0; r < R; r++)
+                for (int p = 0; p < planes; p++) {
+                    const int8_t *from = x[r] + p * m->padded + i;
+                    int32_t sum = 0;
+                    for (int k = 0; k < BLOCK_INPUTS; k++) sum += (int32_t)w[k] * from[k];
+                    sums[r][p][o] += sum;
+                }
+        }
+}
+#endif
+
+INLINE void quantised_tile(int bits, int R, int planes, const Matrix *m, const Rounded *x, long at, long t, float *y,
+                           const float *bias) {
+    float total[2][TILE] = {{0}}, scale[TILE], zero[TILE];
+    const uint8_t *codes[TILE];
+    const int8_t *rows[2];
+    long count = m->outputs - at < TILE ? m->outputs - at : TILE;
+    for (int o = 0; o < TILE; o++) codes[o] = m->codes + (at + (o < count ? o : count - 1)) * m->row_bytes;
+    for (int r = 0; r < R; r++) rows[r] = x->values + (t + r) * planes * m->padded;
+    float middle = bits == 8 ? 0.0f : (float)(1 << (bits - 1));
+    for (long g = 0; g < m->groups; g++) {
+        long start = g * m->group, stop = start + m->group < m->padded ? start + m->group : m->padded;
+        int32_t sums[2][2][TILE];
+        group_sums(bits, R, planes, m, codes, rows, start, stop, sums);
+        if (count == TILE) memcpy(scale, m->scales + g * m->outputs + at, sizeof scale);
+        else
+            for (long o = 0; o < TILE; o++) scale[o] = o < count ? m->scales[g * m->outputs + at + o] : 0.0f;
+        UNROLL for (int o = 0; o < TILE; o++) zero[o] = middle;
+        if (m->zeros)
+            for (long o = 0; o < count; o++)
+                zero[o] = m->zeros[g * m->outputs + at + o] - (bits == 8 ? 128.0f : 0.0f);
+        UNROLL for (int r = 0; r < R; r++) {
+            float x_scale = x->scales[(t + r) * m->groups + g], x_sum = x->sums[(t + r) * m->groups + g];
+            UNROLL for (int o = 0; o < TILE; o++) {
+                float product = (float)sums[r][0][o];
+                if (planes == 2) product = __builtin_fmaf(product, 128.0f, (float)sums[r][1][o]);
+                product = __builtin_fmaf(-zero[o], x_sum, product);
+                total[r][o] = __builtin_fmaf(product, scale[o] * x_scale, total[r][o]);
+            }
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (long o = 0; o < count; o++)
+            y[(t + r) * m->outputs + at + o] = total[r][o] + (bias ? bias[at + o] : 0.0f);
+}
+
+INLINE void quantised_chunk(int bits, int planes, const Matrix *m, const Rounded *x, long chunk, long rows, float *y,
+                            const float *bias) {
+    long stop = (chunk + 1) * CHUNK < m->outputs ? (chunk + 1) * CHUNK : m->outputs;
+    for (long t = 0; t < rows; t += 2)
+        for (long at = chunk * CHUNK; at < stop; at += TILE) {
+            if (t + 1 < rows) quantised_tile(bits, 2, planes, m, x, at, t, y, bias);
+            else quantised_tile(bits, 1, planes, m, x, at, t, y, bias);
+        }
+}
+
+static void any_chunk(const Matrix *m, const Rounded *x, long chunk, long rows, float *y, const float *bias) {
+#define CASE(B)                                                                                                        \
+    case B:                                                                                                            \
+        if (m->planes == 1) quantised_chunk(B, 1, m, x, chunk, rows, y, bias);                                         \
+        else quantised_chunk(B, 2, m, x, chunk, rows, y, bias);                                                        \
+        break;
+    switch (m->bits) {
+        CASE(1)
+        CASE(2)
+        CASE(3)
+        CASE(4)
+        CASE(8)
+    }
+#undef CASE
+}
+
+void quantised_linear(const float *x, const uint8_t *codes, const float *scales, const float *zeros, const float *bias,
+                      float *y, long rows, long inputs, long outputs, long x_stride, long bits, long group, long planes,
+                      int threads) {
+    long padded = (inputs + BLOCK_INPUTS - 1) / BLOCK_INPUTS * BLOCK_INPUTS, groups = (inputs + group - 1) / group;
+    Matrix m = {codes, scales, zeros, inputs, outputs, bits, group, planes, padded, groups, padded / 8 * bits};
+    Rounded rounded = {malloc(rows * planes * padded), malloc(rows * groups * sizeof(float)),
+                       malloc(rows * groups * sizeof(float))};
+    long chunks = (outputs + CHUNK - 1) / CHUNK;
+#pragma omp parallel num_threads(threads) if (rows * inputs * outputs > ALONE)
+    {
+#pragma omp for schedule(static)
+        for (long t = 0; t < rows; t++) {
+            int8_t *to = rounded.values + t * planes * padded;
+            round_row(x + t * x_stride, &m, to, to + padded, rounded.scales + t * groups, rounded.sums + t * groups);
+        }
+#pragma omp for schedule(dynamic, 2)
+        for (long chunk = 0; chunk < chunks; chunk++) any_chunk(&m, &rounded, chunk, rows, y, bias);
+    }
+    free(rounded.values), free(rounded.scales), free(rounded.sums);
+}

@@ -1,0 +1,214 @@
+"""Matrices of small integers, and kernels that multiply by them beside plain ones.
+
+A weight is scale * (code - zero); scale and zero belong to a group of neighbouring inputs of one output. `docs/compress.md`
+shows how codes are packed. `dense` is the meaning; the native kernel rounds the rows it multiplies to 15 bits a group,
+which float32 hides, or to 8 bits a row where the matrix was made for that (W8A8, W4A8).
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from moesaic.kernels import Kernels
+
+BITS = (1, 2, 3, 4, 8)
+BLOCK = 32  # inputs that are packed together
+# How far apart the inputs lie that share a byte, and by how many bits each is shifted there.
+_SPREAD = {1: 4, 2: 8, 4: 16, 8: 32}
+
+
+class QuantisedMatrix(nn.Module):
+    """(O, I) as integers of `bits`, with a correction of low rank where there is one."""
+
+    codes: Tensor  # uint8, packed
+    scales_GO: Tensor
+    zeros_GO: Tensor | None  # None: the middle of the codes
+
+    def __init__(
+        self,
+        codes: Tensor,
+        scales_GO: Tensor,
+        zeros_GO: Tensor | None,
+        *,
+        inputs: int,
+        bits: int,
+        group: int,
+        activation_bits: int = 16,
+    ) -> None:
+        super().__init__()
+        assert bits in BITS and group % BLOCK == 0, f"{bits} bits in groups of {group}"
+        self.bits, self.group, self.activation_bits = bits, group, activation_bits
+        self.shape = torch.Size((scales_GO.shape[1], inputs))
+        assert codes.shape == (self.shape[0], padded(inputs) * bits // 8), "codes do not fit the shape"
+        assert scales_GO.shape[0] == -(-inputs // group), "scales do not fit the groups"
+        self.register_buffer("codes", codes)
+        self.register_buffer("scales_GO", scales_GO)
+        self.register_buffer("zeros_GO", zeros_GO)
+        # MiLo: what is added to the product, up @ down.
+        self.down_RI: QuantisedMatrix | None = None
+        self.up_OR: QuantisedMatrix | None = None
+
+    @classmethod
+    def of(
+        cls, codes_OI: Tensor, scales_OG: Tensor, zeros_OG: Tensor | None, bits: int, group: int, activation_bits: int = 16
+    ) -> QuantisedMatrix:
+        """From one code per weight."""
+        zeros_GO = None if zeros_OG is None else zeros_OG.float().T.contiguous()
+        return cls(
+            pack(codes_OI, bits),
+            scales_OG.float().T.contiguous(),
+            zeros_GO,
+            inputs=codes_OI.shape[1],
+            bits=bits,
+            group=group,
+            activation_bits=activation_bits,
+        )
+
+    @property
+    def device(self) -> torch.device:
+        return self.codes.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what comes out."""
+        return self.scales_GO.dtype
+
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    @property
+    def bytes(self) -> int:
+        """In memory, corrections included."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.buffers())
+
+    def dense(self) -> Tensor:
+        """The matrix it stands for, (O, I)."""
+        out_OI = self.rows(slice(None))
+        if self.up_OR is not None and self.down_RI is not None:
+            out_OI = out_OI + self.up_OR.dense() @ self.down_RI.dense()
+        return out_OI
+
+    def rows(self, chosen: Tensor | slice) -> Tensor:
+        """Some rows of it, without corrections: what an embedding looks up."""
+        inputs = self.shape[1]
+        codes_OI = unpack(self.codes[chosen], self.bits)[:, :inputs].to(self.dtype)
+        scales_OI = self._spread(self.scales_GO[:, chosen])
+        if self.zeros_GO is None:
+            return (codes_OI - 2 ** (self.bits - 1)) * scales_OI
+        return (codes_OI - self._spread(self.zeros_GO[:, chosen])) * scales_OI
+
+    def _spread(self, of_GO: Tensor) -> Tensor:
+        return of_GO.T.repeat_interleave(self.group, dim=1)[:, : self.shape[1]]
+
+    def extra_repr(self) -> str:
+        return f"{self.shape[0]}x{self.shape[1]}, {self.bits} bits, groups of {self.group}"
+
+
+def padded(inputs: int) -> int:
+    return -(-inputs // BLOCK) * BLOCK
+
+
+def pack(codes_OI: Tensor, bits: int) -> Tensor:
+    """One code per byte to `bits` per code; inputs are filled up to whole blocks."""
+    codes_OI = codes_OI.to(torch.uint8)
+    codes_OI = F.pad(codes_OI, (0, padded(codes_OI.shape[1]) - codes_OI.shape[1]))
+    if bits == 3:
+        low, high = pack(codes_OI & 3, 2), pack(codes_OI >> 2, 1)
+        return torch.cat([low.unflatten(1, (-1, 8)), high.unflatten(1, (-1, 4))], dim=2).flatten(1)
+    parts = codes_OI.unflatten(1, (-1, BLOCK // _SPREAD[bits], _SPREAD[bits]))
+    out = torch.zeros_like(parts[:, :, 0])
+    for number in range(parts.shape[2]):
+        out |= parts[:, :, number] << (bits * number)
+    return out.flatten(1)
+
+
+def unpack(packed: Tensor, bits: int) -> Tensor:
+    """One code per byte, blocks filled up as `pack` left them."""
+    if bits == 3:
+        both = packed.unflatten(1, (-1, 12))
+        return unpack(both[:, :, :8].flatten(1), 2) | (unpack(both[:, :, 8:].flatten(1), 1) << 2)
+    bytes_OBS = packed.unflatten(1, (-1, _SPREAD[bits]))
+    shifts = range(0, 8, bits) if bits < 8 else (0,)
+    return torch.stack([(bytes_OBS >> shift) & (2**bits - 1) for shift in shifts], dim=2).flatten(1)
+
+
+def rounded_to_8_bits(x_TI: Tensor) -> Tensor:
+    """Each row to 255 steps over twice its largest value, as W8A8 formats have it (ZeroQuant's token-wise rounding)."""
+    scale_T1 = x_TI.abs().amax(-1, keepdim=True) / 127.5
+    back_T1 = torch.where(scale_T1 > 0, 1 / scale_T1, 0)
+    return (x_TI * back_T1).round().clamp(max=127) * scale_T1
+
+
+Experts = list[QuantisedMatrix]
+
+
+class QuantisedKernels:
+    """Any kernels, which then take quantised matrices too. Experts come as one matrix each, in a module list."""
+
+    library = None  # a whole layer in one call knows plain matrices only
+
+    def __init__(self, plain: Kernels) -> None:
+        self._plain = plain
+        self._native: Any = getattr(plain, "library", None) or getattr(getattr(plain, "native", None), "library", None)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plain, name)
+
+    def linear(self, x_TI: Tensor, weight_OI: Tensor | QuantisedMatrix, bias_O: Tensor | None = None) -> Tensor:
+        if not isinstance(weight_OI, QuantisedMatrix):
+            return self._plain.linear(x_TI, weight_OI, bias_O)
+        y_TO = self._product(x_TI, weight_OI, bias_O)
+        if weight_OI.down_RI is not None and weight_OI.up_OR is not None:
+            y_TO = y_TO + self._product(self._product(x_TI, weight_OI.down_RI), weight_OI.up_OR)
+        return y_TO
+
+    def _product(self, x_TI: Tensor, weight: QuantisedMatrix, bias_O: Tensor | None = None) -> Tensor:
+        plain = x_TI.dim() == 2 and x_TI.is_cpu and x_TI.dtype == torch.float32 and not torch.is_grad_enabled()
+        if self._native is not None and plain:
+            return _native_product(self._native, x_TI, weight, bias_O)
+        if weight.activation_bits == 8:
+            x_TI = rounded_to_8_bits(x_TI)
+        return F.linear(x_TI, weight.rows(slice(None)).to(x_TI.dtype), bias_O)
+
+    def experts(
+        self,
+        x_TD: Tensor,
+        routes_TK: Tensor,
+        weights_TK: Tensor,
+        gate_up_EGD: Tensor | nn.ModuleList,
+        down_EDF: Tensor | nn.ModuleList,
+        activation: str,
+    ) -> Tensor:
+        if isinstance(gate_up_EGD, Tensor) and isinstance(down_EDF, Tensor):
+            return self._plain.experts(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF, activation)
+        # Shares of a token are added in the order of the experts, so that its sum does not depend on the batch.
+        out_TD = torch.zeros_like(x_TD)
+        for expert in routes_TK.unique().tolist():
+            rows, choices = (routes_TK == expert).nonzero(as_tuple=True)
+            alone = len(rows) == len(x_TD)
+            both_AG = self.linear(x_TD if alone else x_TD[rows], cast(Any, gate_up_EGD)[expert])
+            hidden_AF = self._plain.gated(both_AG, activation)
+            y_AD = self.linear(hidden_AF, cast(Any, down_EDF)[expert])
+            y_AD = y_AD * weights_TK[rows, choices].to(y_AD.dtype)[:, None]
+            if alone:
+                out_TD += y_AD
+            else:
+                out_TD[rows] += y_AD
+        return out_TD
+
+
+def _native_product(library: Any, x_TI: Tensor, weight: QuantisedMatrix, bias_O: Tensor | None) -> Tensor:
+    x_TI = x_TI if x_TI.stride(1) == 1 else x_TI.contiguous()
+    rows, inputs = x_TI.shape
+    y_TO = x_TI.new_empty(rows, weight.shape[0])
+    zeros, planes = weight.zeros_GO, 1 if weight.activation_bits == 8 else 2
+    library.quantised_linear(
+        x_TI.data_ptr(), weight.codes.data_ptr(), weight.scales_GO.data_ptr(),
+        None if zeros is None else zeros.data_ptr(), None if bias_O is None else bias_O.data_ptr(), y_TO.data_ptr(),
+        rows, inputs, weight.shape[0], x_TI.stride(0), weight.bits, weight.group, planes, torch.get_num_threads(),
+    )  # fmt: skip
+    return y_TO
