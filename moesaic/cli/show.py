@@ -25,6 +25,7 @@ def command(
     from moesaic.model.checkpoint import Checkpoint
     from moesaic.model.directory import match
     from moesaic.model.facts import describe_layers, facts
+    from moesaic.model.value_head import has_head
 
     source = Checkpoint(directory)
     config, _ = match(source)
@@ -47,6 +48,7 @@ def command(
         "run_bytes": known.run_bytes,
         "train_bytes": known.train_bytes,
         "kv_bytes_per_token": known.kv_bytes_per_token,
+        "value_head": has_head(directory),
         "life": lineage.read(directory),
     }
     if json:
@@ -74,6 +76,7 @@ def _print(report: dict[str, Any]) -> None:
         ("model", f"{report['family']}, {parameters}"),
         *[("layers" if not number else "", line) for number, line in enumerate(report["layer_kinds"])],
         *([("", f"{count(further)} parameters that predict further tokens")] if further else []),
+        *([("", "a value head: it is a reward model or critic")] if report["value_head"] else []),
         ("sizes", f"hidden {report['hidden']}, vocabulary {report['vocab']:,}, context {report['context']:,}"),
         ("on disk", f"{readable(report['disk_bytes'])}, {report['dtype']}"),
         ("to run", f"{readable(report['run_bytes'])}, and {readable(report['kv_bytes_per_token'])} a token of context"),

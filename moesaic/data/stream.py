@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
 
 from moesaic.data.curricula import Curriculum
 from moesaic.data.mixture import Plan, make_plan
@@ -25,7 +27,7 @@ from moesaic.data.shards import Shards
 from moesaic.errors import UserError
 from moesaic.recipe import LengthWarmup, Recipe
 
-__all__ = ["Batch", "Stream", "TokenStream", "prefetched"]
+__all__ = ["Batch", "Keeper", "Stream", "TokenStream", "prefetched"]
 
 Position = dict[str, Any]  # {"tokens": drawn so far, "step": batches so far, "data": ..., "order": ...}: plain JSON
 
@@ -41,6 +43,17 @@ class Stream(Protocol):
     def skip(self, past: int | Mapping[str, Any]) -> Stream: ...
 
     def __next__(self) -> Batch: ...
+
+
+@runtime_checkable
+class Keeper(Protocol):
+    """A stream that learns something itself (a critic): tensors that are saved and restored with the run."""
+
+    def kept(self) -> dict[str, dict[str, Tensor]]:
+        """Group, such as critic -> name -> tensor."""
+
+    def restore(self, group: Callable[[str], dict[str, Tensor]]) -> None:
+        """`group` reads what was kept under a name; nothing, if nothing was."""
 
 
 class TokenStream(Iterator[Batch]):

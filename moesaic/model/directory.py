@@ -23,6 +23,7 @@ from moesaic.model.config import Experts, ModelConfig
 from moesaic.model.families import Place, family_for, read_config, write_config
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.model.transformer import Model
+from moesaic.model.value_head import read_head, write_head
 
 SHARD_BYTES = 4 * 10**9
 # Shown of the tensors that are missing, extra or misshapen.
@@ -52,6 +53,7 @@ def load(
     wanted = wanted or probe.dtype(device, getattr(torch, config.dtype))
     model = fill(config, source, places, wanted, device, mode)
     model.tokenizer = tokenizer
+    model.value = read_head(source.place, config.hidden, device)
     return model
 
 
@@ -174,7 +176,8 @@ def save(
         whole = state[place.parameter].detach()
         return whole[place.part] if place.part else whole
 
-    write(path, model.config, tensor, kind, files, life or [], shard_bytes, progress)
+    head = partial(write_head, state=state)
+    write(path, model.config, tensor, kind, files, life or [], shard_bytes, progress, also=head)
 
 
 def open_source(name: str | Path) -> Source:

@@ -16,6 +16,7 @@ from moesaic.model.flow import Flow, Routing
 from moesaic.model.layout import Layout, PagedCache
 from moesaic.model.linear import Norm
 from moesaic.model.rope import dynamic_frequencies, frequencies
+from moesaic.model.value_head import ValueHead
 
 if TYPE_CHECKING:
     from moesaic.model.tokenizer import Tokenizer
@@ -39,6 +40,7 @@ class Model(nn.Module):
         self.config = config
         self.mode = mode
         self.tokenizer: Tokenizer | None = None
+        self.value: ValueHead | None = None  # of a reward model or critic
         self.embed = nn.Parameter(torch.empty(config.vocab, config.hidden))
         self.layers = nn.ModuleList(Block(config, layer, number) for number, layer in enumerate(config.layers))
         self.norm = Norm(config.hidden, config.norm_eps)

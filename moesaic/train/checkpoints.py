@@ -26,6 +26,7 @@ from moesaic.model import directory
 from moesaic.model.checkpoint import read_json
 from moesaic.model.config import ModelConfig
 from moesaic.model.families import Place
+from moesaic.model.value_head import write_head
 
 
 @dataclass
@@ -74,6 +75,7 @@ class Checkpoints:
             return whole[place.part] if place.part else whole
 
         def state(fresh: Path) -> None:
+            write_head(fresh, snapshot.weights)
             (fresh / "state").mkdir()
             for group, tensors in snapshot.tensors.items():
                 save_file(

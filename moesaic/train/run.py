@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moesaic.data.stream import Batch, Stream, TokenStream
+from moesaic.data.stream import Batch, Keeper, Stream, TokenStream
 from moesaic.errors import UserError
 from moesaic.kernels import probe
 from moesaic.model import directory, lineage
@@ -63,6 +63,7 @@ class Run:
         self.step = 0
         self.rewinds = 0
         self.stopping = False
+        self._frozen = False  # whether the present batch is only looked at
 
         self.checkpoints = Checkpoints(out, self.settings.keep_last, self.settings.keep_every)
         self.model, self.files, self.life = begun or beginning.model(recipe, _given(data), self.device)
@@ -104,15 +105,18 @@ class Run:
     def learn(self, batch: Batch) -> Loss:
         """Gradients of the whole batch, taken in parts to save memory; the sum of their losses."""
         self.optimizer.zero_grad()
+        self._frozen = batch.frozen
         through = self.shortcuts.through(self.step)
         whole = Loss(torch.zeros((), device=self.device))
         for part in batch.parts(self.settings.accumulate, self.device):
             routing = self.balance.routing()
-            loss = self.objective(self.model, part, routing, through)
-            extra = self.balance.losses(routing, part.lengths, len(part.tokens_T) / len(batch.tokens_T))
+            with torch.set_grad_enabled(not batch.frozen):
+                loss = self.objective(self.model, part, routing, through)
+                extra = self.balance.losses(routing, part.lengths, len(part.tokens_T) / len(batch.tokens_T))
             total = sum(extra.values(), loss.total)
-            (total if self.scale is None else self.scale.apply(total)).backward()
-            self.balance.count(routing)
+            if not batch.frozen:
+                (total if self.scale is None else self.scale.apply(total)).backward()
+                self.balance.count(routing)
             whole.total += loss.total.detach()
             named = {f"loss/{name}": value for name, value in loss.parts.items()} | loss.notes
             for name, value in (named | {f"balance/{name}": value for name, value in extra.items()}).items():
@@ -127,8 +131,12 @@ class Run:
 
     def update(self) -> StepResult:
         value = None if self.scale is None else self.scale.value
-        result = self.optimizer.step(self.rate(self.step), clip=self.settings.clip, loss_scale=value)
-        if self.scale is not None:
+        if self._frozen:
+            none = torch.zeros((), device=self.device)
+            result = StepResult(none, none.bool(), self.optimizer.updates.clone())
+        else:
+            result = self.optimizer.step(self.rate(self.step), clip=self.settings.clip, loss_scale=value)
+        if self.scale is not None and not self._frozen:
             self.scale.update(result.skipped)
         self.step += 1
         self.average.update(self.step, self.model)
@@ -199,6 +207,8 @@ class Run:
                 weights = weights | copied(self.average.tensors)
         if self.scale is not None:
             tensors["loss_scale"] = copied(self.scale.state_dict())
+        if isinstance(self.data, Keeper):
+            tensors |= {name: copied(group) for name, group in self.data.kept().items()}
         report = self.report.state()
         numbers = {
             "step": self.step,
@@ -223,6 +233,8 @@ class Run:
         if numbers["recipe"]["model"] != self.recipe.dump()["model"]:
             raise UserError(self.out, "holds a run of another model than the recipe's", "Name another --out.")
         self.data = self.data.from_position(numbers["position"])
+        if isinstance(self.data, Keeper):
+            self.data.restore(group)
         saved = directory.load(place, dtype=self.model.dtype, device=self.device).state_dict()
         self.model.load_state_dict(saved | group("last"))
         self.optimizer.load_state_dict(group("optimizer"))

@@ -9,7 +9,7 @@ from torch import nn
 
 Role = Literal["embedding", "head", "gate", "hidden", "vector"]
 
-GATES = ("router", "residual")  # few outputs, each a choice of its own
+GATES = ("router", "residual", "value")  # few outputs, each a choice of its own
 
 
 def role(name: str, parameter: nn.Parameter) -> Role:
