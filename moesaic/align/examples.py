@@ -20,6 +20,7 @@ from moesaic.data.tasks import Split, Task, check_family, tasks
 from moesaic.errors import UserError
 
 BUILTIN = "builtin:"
+Place = tuple[int, int]  # an example of a mixture: the number of its source, and its number there
 
 
 @dataclass(frozen=True)
@@ -112,10 +113,18 @@ class Mixture:
         self.taken = [0] * len(sources)
 
     def __next__(self) -> Example:
+        return self[self.turn()]
+
+    def __getitem__(self, place: Place) -> Example:
+        source, number = place
+        return self.sources[source][number]
+
+    def turn(self) -> Place:
+        """Where the next example is."""
         due = sum(self.taken) + 1
         source = max(range(len(self.sources)), key=lambda n: (self.weights[n] * due - self.taken[n], -n))
         self.taken[source] += 1
-        return self.sources[source][self.taken[source] - 1]
+        return source, self.taken[source] - 1
 
     def at(self, taken: Sequence[int]) -> Mixture:
         mixture = Mixture(self.sources, self.weights)

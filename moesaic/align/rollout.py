@@ -35,6 +35,7 @@ class Sample:
     judged: Judged
     routes: dict[int, Tensor] | None = None
     advantage: float = 0.0
+    learn: list[bool] | None = None  # which of the tokens are learned from; None: all
 
     def plain(self) -> dict[str, Any]:
         """For a checkpoint, between the updates that are taken from one set of rollouts."""
@@ -43,8 +44,12 @@ class Sample:
             "tokens": self.tokens,
             "logprobs": self.logprobs,
             "versions": self.versions,
+            "text": self.text,
+            "finish_reason": self.finish_reason,
             "advantage": self.advantage,
             "reward": self.judged.total,
+            "problems": list(self.judged.problems),
+            "learn": self.learn,
             "routes": {str(n): r.tolist() for n, r in self.routes.items()} if self.routes is not None else None,
         }
 
@@ -56,12 +61,17 @@ class Sample:
             values["tokens"],
             values["logprobs"],
             values["versions"],
-            "",
-            "",
-            Judged(values["reward"], {}),
+            values["text"],
+            values["finish_reason"],
+            Judged(values["reward"], {}, tuple(values["problems"])),
             {int(n): torch.tensor(r) for n, r in routes.items()} if routes is not None else None,
             values["advantage"],
+            values["learn"],
         )
+
+    @property
+    def learned(self) -> list[bool]:
+        return self.learn if self.learn is not None else [True] * len(self.tokens)
 
 
 @dataclass
@@ -81,6 +91,25 @@ def seed_of(*parts: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
+def ask(engine: Engine, example: Example, group: int, wishes: Mapping[str, Any], seed: int) -> list[Request]:
+    """`group` requests for answers to one question, not yet submitted."""
+    assert engine.tokenizer is not None
+    prompt = opening(engine.tokenizer, example.messages, example.facts.get("tools"))
+    return [engine.request(prompt, Sampling(**wishes, seed=seed_of(seed, number))) for number in range(group)]
+
+
+def answer_of(example: Example, request: Request, text: str) -> Answer:
+    reason = request.finish_reason or "abort"
+    return Answer(example.question, text, request.written, reason, example.answer, example.task, example.facts)
+
+
+def sample_of(request: Request, text: str, judged: Judged) -> Sample:
+    done = completion(request, text)
+    logprobs = [entry.logprob for entry in done.logprobs]
+    prompt, reason = list(request.prompt), done.finish_reason
+    return Sample(prompt, done.tokens, logprobs, done.versions, text, reason, judged, done.routes)
+
+
 def roll(
     engine: Engine,
     examples: Sequence[Example],
@@ -90,13 +119,9 @@ def roll(
     seeds: Sequence[int],
 ) -> Rolled:
     """`group` answers to every question. The seeds are one per question."""
-    assert engine.tokenizer is not None
     asked: list[tuple[Example, Request]] = []
     for example, seed in zip(examples, seeds, strict=True):
-        prompt = opening(engine.tokenizer, example.messages, example.facts.get("tools"))
-        for number in range(group):
-            sampling = Sampling(**wishes, seed=seed_of(seed, number))
-            asked.append((example, engine.request(prompt, sampling)))
+        asked += [(example, request) for request in ask(engine, example, group, wishes, seed)]
     before = (engine.counts.steps, engine.counts.generated_tokens, engine.counts.accepted_tokens)
     texts: dict[int, str] = {request.number: "" for _, request in asked}
     for _, request in asked:
@@ -108,34 +133,10 @@ def roll(
     finally:
         for _, request in asked:
             engine.abort(request)
-    answers = [
-        Answer(
-            example.question,
-            texts[request.number],
-            request.written,
-            request.finish_reason or "abort",
-            example.answer,
-            example.task,
-            example.facts,
-        )
-        for example, request in asked
+    judged = judge(rewards, [answer_of(example, request, texts[request.number]) for example, request in asked])
+    samples = [
+        sample_of(request, texts[request.number], verdict) for (_, request), verdict in zip(asked, judged, strict=True)
     ]
-    judged = judge(rewards, answers)
-    samples = []
-    for (_, request), answer, verdict in zip(asked, answers, judged, strict=True):
-        done = completion(request, answer.text)
-        samples.append(
-            Sample(
-                list(request.prompt),
-                done.tokens,
-                [entry.logprob for entry in done.logprobs],
-                done.versions,
-                answer.text,
-                done.finish_reason,
-                verdict,
-                done.routes,
-            )
-        )
     after = (engine.counts.steps, engine.counts.generated_tokens, engine.counts.accepted_tokens)
     steps, generated, accepted = (a - b for a, b in zip(after, before))
     problems = [problem for verdict in judged for problem in verdict.problems]
@@ -150,17 +151,18 @@ def as_batch(
 
     `level` token: every token counts the same (DAPO); sequence: every answer counts the same (GRPO).
     """
-    count = sum(len(sample.tokens) for sample in samples)
+    count = sum(sum(sample.learned) for sample in samples)
     targets: list[int] = []
     rows: dict[str, list[float]] = {name: [] for name in ("old", "advantage", "weight", "fresh", "routed")}
     for sample in samples:
-        before, spoken = len(sample.prompt) - 1, len(sample.tokens)
+        before, spoken, learned = len(sample.prompt) - 1, len(sample.tokens), sample.learned
         # The row before a token predicts it; the last token's row predicts nothing.
-        targets += [IGNORED] * before + sample.tokens + [IGNORED]
-        share = 1.0 / count if level == "token" else 1.0 / (len(samples) * spoken)
+        said = [token if learn else IGNORED for token, learn in zip(sample.tokens, learned, strict=True)]
+        targets += [IGNORED] * before + said + [IGNORED]
+        share = 1.0 / max(1, count if level == "token" else len(samples) * sum(learned))
         rows["old"] += [0.0] * before + sample.logprobs + [0.0]
         rows["advantage"] += [0.0] * before + [sample.advantage] * spoken + [0.0]
-        rows["weight"] += [0.0] * before + [share] * spoken + [0.0]
+        rows["weight"] += [0.0] * before + [share * learn for learn in learned] + [0.0]
         rows["fresh"] += [0.0] * before + [float(v == version) for v in sample.versions] + [0.0]
         # The engine never read the last token of an answer, so nobody routed it.
         current = float(all(v == version for v in sample.versions))

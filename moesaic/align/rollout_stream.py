@@ -7,8 +7,8 @@ the same, because such a question teaches nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import torch
 
@@ -16,6 +16,7 @@ from moesaic.align.advantages import ADVANTAGES
 from moesaic.align.examples import Mixture
 from moesaic.align.rewards import Reward
 from moesaic.align.rollout import Rolled, Sample, as_batch, roll, seed_of
+from moesaic.align.selection import Selector
 from moesaic.data.packing import Batch
 from moesaic.errors import UserError
 from moesaic.model.transformer import Model
@@ -35,14 +36,16 @@ class RolloutSettings:
     reference: bool = False  # log-probabilities under the weights the stage began with
 
 
-@dataclass
-class RolloutStream:
-    engine: Engine
+@dataclass(kw_only=True)
+class PolicyStream:
+    """Groups of answers, however they are come by, to batches."""
+
     examples: Mixture
-    rewards: Sequence[tuple[str, float, Reward]]
     settings: RolloutSettings
+    selector: Selector
     reference: Model | None = None
     iteration: int = 0
+    version: int = 0  # of the weights: how many times rollouts were asked of them
     pending: list[list[Sample]] = field(default_factory=list)  # of the present rollouts, not yet learned from
     notes: dict[str, float] = field(default_factory=dict)
     shown: list[tuple[str, str, float]] = field(default_factory=list)  # a few question, answer, reward
@@ -50,22 +53,20 @@ class RolloutStream:
     @property
     def position(self) -> dict[str, Any]:
         return {
-            "taken": list(self.examples.taken),
+            "selection": self.selector.state(),
             "iteration": self.iteration,
             "pending": [[sample.plain() for sample in samples] for samples in self.pending],
-            "version": self.engine.version,
+            "version": self.version,
         }
 
-    def from_position(self, position: Mapping[str, Any] | None) -> RolloutStream:
-        position = position or {"taken": [0] * len(self.examples.sources), "iteration": 0, "pending": [], "version": 0}
-        self.engine.version = position["version"]
+    def from_position(self, position: Mapping[str, Any] | None) -> Self:
+        if position is None:
+            return self
+        self.selector.restore(position["selection"])
         pending = [[Sample.from_plain(sample) for sample in samples] for samples in position["pending"]]
-        examples = self.examples.at(position["taken"])
-        return RolloutStream(
-            self.engine, examples, self.rewards, self.settings, self.reference, position["iteration"], pending
-        )
+        return replace(self, iteration=position["iteration"], version=position["version"], pending=pending)
 
-    def skip(self, past: int | Mapping[str, Any]) -> RolloutStream:
+    def skip(self, past: int | Mapping[str, Any]) -> Self:
         """A rewound run asks new questions."""
         assert isinstance(past, Mapping)
         return self.from_position(dict(past) | {"pending": []})
@@ -78,31 +79,20 @@ class RolloutStream:
         if not self.pending:
             self.iteration += 1
         # Tokens are fresh if the weights have not changed since: in the first update only.
-        version = self.engine.version if fresh else -1
-        batch = as_batch(samples, version, self.settings.level, self.position, notes)
+        version = self.version if fresh else -1
+        batch = as_batch(samples, version, self.settings.level, {}, notes)
         if self.reference is not None:
             pieces = self.reference.logprobs([[*sample.prompt, *sample.tokens] for sample in samples])
             batch.columns["reference"] = torch.cat([torch.nn.functional.pad(piece, (0, 1)) for piece in pieces])
         return batch
 
+    def gather(self) -> tuple[list[list[Sample]], list[Rolled]]:
+        """The groups of the next set of rollouts, and all that was asked for them; the weights are new."""
+        raise NotImplementedError
+
     def _collect(self) -> None:
-        """Ask until there are enough questions that teach something, or patience is at its end."""
         settings = self.settings
-        self.engine.weights_changed()
-        groups: list[list[Sample]] = []
-        every: list[Rolled] = []
-        for attempt in range(settings.dynamic):
-            examples = [next(self.examples) for _ in range(settings.prompts)]
-            seeds = [seed_of(settings.seed, self.iteration, attempt, n) for n in range(len(examples))]
-            rolled = roll(self.engine, examples, settings.group, settings.wishes, self.rewards, seeds)
-            every.append(rolled)
-            teaching = rolled.groups
-            if settings.dynamic > 1:
-                teaching = [group for group in rolled.groups if len({sample.judged.total for sample in group}) > 1]
-            groups += teaching
-            if len(groups) >= settings.prompts:
-                break
-        groups = groups[: settings.prompts] or every[-1].groups  # nothing to learn is better than a shape of nothing
+        groups, every = self.gather()
         rewards_QG = torch.tensor([[sample.judged.total for sample in group] for group in groups])
         advantages_QG = ADVANTAGES[settings.advantage](rewards_QG)
         for group, advantages in zip(groups, advantages_QG.tolist()):
@@ -117,9 +107,44 @@ class RolloutStream:
         )
         shuffled = [samples[n] for n in order.tolist()] if settings.updates > 1 else samples
         self.pending = [shuffled[start : start + size] for start in range(0, len(shuffled), size)]
-        self.notes = _notes(every, groups)
+        self.notes = _notes(every, groups) | self.selector.notes()
         first = every[0].groups[0]
         self.shown = [(sample.text, sample.finish_reason, sample.judged.total) for sample in first[:2]]
+
+
+@dataclass(kw_only=True)
+class RolloutStream(PolicyStream):
+    """Asks the engine that holds the trainer's own weights, and waits for it."""
+
+    engine: Engine
+    rewards: Sequence[tuple[str, float, Reward]]
+
+    def gather(self) -> tuple[list[list[Sample]], list[Rolled]]:
+        """Ask until there are enough questions that teach something, or patience is at its end."""
+        settings = self.settings
+        self.engine.version = self.version
+        self.engine.weights_changed()
+        self.version = self.engine.version
+        groups: list[list[Sample]] = []
+        every: list[Rolled] = []
+        for attempt in range(settings.dynamic):
+            places = self.selector.choose(settings.prompts)
+            examples = [self.examples[place] for place in places]
+            seeds = [seed_of(settings.seed, self.iteration, attempt, n) for n in range(len(examples))]
+            rolled = roll(self.engine, examples, settings.group, settings.wishes, self.rewards, seeds)
+            every.append(rolled)
+            for place, group in zip(places, rolled.groups, strict=True):
+                self.selector.learn(place, group)
+            groups += [group for group in rolled.groups if settings.dynamic == 1 or teaches(group)]
+            if len(groups) >= settings.prompts:
+                break
+        # Nothing to learn is better than a shape of nothing.
+        return groups[: settings.prompts] or every[-1].groups, every
+
+
+def teaches(group: Sequence[Sample]) -> bool:
+    """Answers that are all worth the same say nothing about which is better."""
+    return len({sample.judged.total for sample in group}) > 1
 
 
 def _notes(every: Sequence[Rolled], groups: Sequence[Sequence[Sample]]) -> dict[str, float]:

@@ -22,6 +22,7 @@ from moesaic.align.advantages import ADVANTAGES
 from moesaic.align.examples import open_examples
 from moesaic.align.rewards import Reward
 from moesaic.align.rollout_stream import RolloutSettings, RolloutStream
+from moesaic.align.selection import Selection
 from moesaic.align.stages import Data, Measure, Stage, methods, sources
 from moesaic.data.stream import Stream
 from moesaic.methods import Method, build
@@ -45,12 +46,13 @@ class Policy(Stage):
     level: Literal["token", "sequence"] = "token"
     dynamic: int = 1  # DAPO's dynamic sampling: rounds of questions, at most, until enough of them teach something
     objective: dict[str, Any] = field(default_factory=dict)  # options of the policy objective
+    selection: dict[str, Any] | str = "uniform"  # which questions are asked
     drafter: str | None = None
     record_routes: bool = True
 
     def __post_init__(self) -> None:
         sources(self.data)
-        methods(self.rewards)
+        methods((*self.rewards, self.selection))
         if self.advantage not in ADVANTAGES:
             raise ValueError(f"advantage is one of {', '.join(ADVANTAGES)}")
         if min(self.prompts, self.updates, self.dynamic, self.max_tokens) < 1 or self.group < 2:
@@ -60,24 +62,47 @@ class Policy(Stage):
         return Method("policy", {"temperature": self.temperature} | self.objective)
 
     def stream(self, model: Model) -> Stream:
+        examples = open_examples(self.data, "train", self.seed)
+        settings = RolloutSettings(
+            self.prompts,
+            self.group,
+            self.updates,
+            self.advantage,
+            self.level,
+            self.dynamic,
+            self.wishes(model),
+            self.seed,
+        )
+        (selection,) = methods((self.selection,))
+        selector = build(selection, Selection, "align.stages: selection").begin(examples, model, self.seed)
+        reference = copy.deepcopy(model) if self.objective.get("kl") else None
         drafter = build(Method(self.drafter), Drafter, "align.stages: drafter") if self.drafter else None
-        engine = Engine(model, drafter=drafter, most_requests=self.prompts * self.group, seed=self.seed)
-        rewards = []
-        for method in methods(self.rewards):
-            options = dict(method.options)
-            weight = float(options.pop("weight", 1.0))
-            reward = build(Method(method.name, options), Reward, "align.stages: rewards")
-            rewards.append((method.name, weight, reward))
-        wishes = {
+        return RolloutStream(
+            examples=examples,
+            settings=settings,
+            selector=selector,
+            reference=reference,
+            engine=Engine(model, drafter=drafter, most_requests=self.prompts * self.group, seed=self.seed),
+            rewards=named_rewards(self.rewards),
+        )
+
+    def wishes(self, model: Model) -> dict[str, Any]:
+        return {
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
             "record_routes": self.record_routes and model.config.has_experts,
         }
-        settings = RolloutSettings(
-            self.prompts, self.group, self.updates, self.advantage, self.level, self.dynamic, wishes, self.seed
-        )
-        reference = copy.deepcopy(model) if self.objective.get("kl") else None
-        return RolloutStream(engine, open_examples(self.data, "train", self.seed), rewards, settings, reference)
 
     def measure(self, model: Model) -> Measure | None:
         return Accuracy.of(self.data, self.evaluate, self.max_tokens)
+
+
+def named_rewards(named: tuple[dict[str, Any], ...]) -> list[tuple[str, float, Reward]]:
+    """Name, weight and reward of each that a recipe names."""
+    rewards = []
+    for method in methods(named):
+        options = dict(method.options)
+        weight = float(options.pop("weight", 1.0))
+        reward = build(Method(method.name, options), Reward, "align.stages: rewards")
+        rewards.append((method.name, weight, reward))
+    return rewards

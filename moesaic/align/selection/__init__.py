@@ -1,0 +1,45 @@
+"""Which questions are asked next. Each way of choosing is one file, found by its name.
+
+    selection: {name: rlcs, middle: 0.5}
+
+A selection is options; its selector has the state: what was chosen, and what came of it. The state is plain JSON and
+goes with every checkpoint, so a run that goes on asks what it would have asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from moesaic.align.examples import Mixture, Place
+
+if TYPE_CHECKING:
+    from moesaic.align.rollout import Sample
+    from moesaic.model.transformer import Model
+
+
+class Selector:
+    """Chooses, and is told what came of it. `model` is the trainer's own, with the weights of now."""
+
+    def choose(self, count: int) -> list[Place]:
+        raise NotImplementedError
+
+    def learn(self, place: Place, group: Sequence[Sample]) -> None:
+        """All answers to a question that was chosen."""
+
+    def state(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+    def notes(self) -> dict[str, float]:
+        """For the record of the step."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Selection:
+    def begin(self, examples: Mixture, model: Model, seed: int) -> Selector:
+        raise NotImplementedError
