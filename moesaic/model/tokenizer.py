@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as FastTokenizer
 
@@ -46,6 +46,10 @@ class Tokenizer:
             raise UserError(place / "tokenizer.json", problem, "Copy the file again.") from None
         return cls(fast, files, place)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy compiles its own template: it is a program, and programs do not travel."""
+        return {name: value for name, value in self.__dict__.items() if name != "_template"}
+
     def __len__(self) -> int:
         return self.fast.get_vocab_size(with_added_tokens=True)
 
@@ -79,6 +83,18 @@ class Tokenizer:
         if self.chat_template is None:
             raise UserError(self.place, "the model has no chat template", "Give it plain text instead.")
 
+        names = ("bos_token", "eos_token", "pad_token", "unk_token")
+        special = {name: self.special(name) or "" for name in names}
+        try:
+            return self._template.render(messages=messages, add_generation_prompt=reply, **special, **extra)
+        except Exception as error:  # a template is a program, and may fail in any way a program can
+            problem = f"the chat template refuses the messages ({' '.join(str(error).split())[:300]})"
+            raise UserError(self.place, problem, "Correct them.") from None
+
+    @cached_property
+    def _template(self) -> Template:
+        """Compiled once: that takes a hundred times as long as a short conversation."""
+
         def refuse(message: str) -> None:
             raise TemplateError(message)
 
@@ -89,14 +105,8 @@ class Tokenizer:
             value, ensure_ascii=False, **{key: options[key] for key in ("indent",) if key in options}
         )
         environment.globals["raise_exception"] = refuse
-        names = ("bos_token", "eos_token", "pad_token", "unk_token")
-        special = {name: self.special(name) or "" for name in names}
-        try:
-            template = environment.from_string(self.chat_template)
-            return template.render(messages=messages, add_generation_prompt=reply, **special, **extra)
-        except Exception as error:  # a template is a program, and may fail in any way a program can
-            problem = f"the chat template refuses the messages ({' '.join(str(error).split())[:300]})"
-            raise UserError(self.place, problem, "Correct them.") from None
+        assert self.chat_template is not None
+        return environment.from_string(self.chat_template)
 
 
 def _mapping(raw: bytes | None) -> dict[str, Any]:
