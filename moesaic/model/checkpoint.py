@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from moesaic.errors import UserError
@@ -83,6 +84,9 @@ class Checkpoint:
     def tensor(self, name: str, part: Part = ()) -> Tensor:
         return self._home[name].tensor(name, part)
 
+    def dtype(self, name: str) -> torch.dtype:
+        return self._home[name].tensors[name].dtype
+
     def _identity(self) -> tuple[int, ...] | None:
         settle(self.place)
         try:
@@ -113,8 +117,9 @@ class Checkpoint:
         self.files = {name: content for name, content in contents if content is not None}
 
     def _weight_files(self) -> Iterator[TensorFile]:
+        compressed = bool(self.config.get("quantization_config"))
         if is_file(self.place / SINGLE):  # also where an index is there: as `transformers` does
-            yield TensorFile(self.place / SINGLE)
+            yield TensorFile(self.place / SINGLE, integers=compressed)
             return
         if not is_file(self.place / INDEX):
             raise self._no_weights()
@@ -128,7 +133,7 @@ class Checkpoint:
             # safe: only someone who can write here can place one, and what it leads to is read as tensors or refused.
             if not is_file(self.place / shard):
                 raise UserError(index, f"names {shard}, which is not there", "Copy the missing file.")
-            file = TensorFile(self.place / shard)
+            file = TensorFile(self.place / shard, integers=compressed)
             for name in names:
                 if name not in file.tensors:
                     raise UserError(index, f"says {name} is in {shard}, but it is not", "Copy index and shards again.")

@@ -9,16 +9,18 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from moesaic.errors import UserError
 from moesaic.kernels import Mode, probe
+from moesaic.kernels.quantised import QuantisedMatrix
 from moesaic.model import lineage, tensor_file
 from moesaic.model.atomic import replacing
-from moesaic.model.checkpoint import INDEX, SINGLE, Checkpoint, Source
+from moesaic.model.checkpoint import INDEX, SINGLE, Source
+from moesaic.model.compressed import Quantised, open_checkpoint
 from moesaic.model.config import Experts, ModelConfig
 from moesaic.model.families import Place, family_for, read_config, write_config
 from moesaic.model.tokenizer import Tokenizer
@@ -29,6 +31,19 @@ SHARD_BYTES = 4 * 10**9
 # Shown of the tensors that are missing, extra or misshapen.
 SHOWN = 10
 Progress = Callable[[int, int], None]
+
+
+class Entry(NamedTuple):
+    """A tensor to be written: its name, and how it is made when its turn comes."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    make: Callable[[], Tensor]
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
 
 
 def load(
@@ -45,7 +60,7 @@ def load(
         raise UserError("dtype", f"{dtype} is not a format of weights", "Take float32, bfloat16 or float16.")
     if threads is not None and threads < 1:
         raise UserError("threads", f"must be at least 1, not {threads}", "Leave it out to use every core.")
-    source = Checkpoint(path)
+    source = open_checkpoint(path)
     config, places = match(source)
     tokenizer = Tokenizer.from_files(source.files, source.place)
     torch.set_num_threads(threads or probe.threads())
@@ -137,8 +152,12 @@ def fill(
     for place in places:
         if not place.copy:
             by_parameter[place.parameter].append(place)
+    quantised = getattr(source, "quantised", None)  # what is kept in few bits stays so
     for name, blank in list(model.state_dict().items()):
         parts = by_parameter[name]
+        if quantised is not None and (matrix := quantised(name, parts)) is not None:
+            install(model, name, matrix.to(device), dtype)
+            continue
         kind = _kind(parts[0], dtype)
         tensor = torch.empty(blank.shape, dtype=kind, device=device)
         assert sum(prod(place.shape) for place in parts) == tensor.numel(), f"{name} is not covered"
@@ -155,6 +174,17 @@ def _assign(model: Model, name: str, tensor: Tensor) -> None:
         module._buffers[leaf] = tensor
     else:
         setattr(module, leaf, torch.nn.Parameter(tensor, requires_grad=tensor.is_floating_point()))
+
+
+def install(model: nn.Module, name: str, matrix: Quantised, dtype: torch.dtype) -> None:
+    """Put a quantised matrix, or one per expert, in the place of a parameter; `dtype` is what it computes in."""
+    for part in matrix.modules():
+        if isinstance(part, QuantisedMatrix):
+            part.dtype = dtype
+    path, _, leaf = name.rpartition(".")
+    module = model.get_submodule(path)
+    del module._parameters[leaf]
+    module.add_module(leaf, matrix)
 
 
 def save(
@@ -187,7 +217,7 @@ def open_source(name: str | Path) -> Source:
     path = Path(name)
     if str(name) == "smollm2" and not path.exists():
         return GGUFSource(find_smollm2())
-    return GGUFSource(path) if path.suffix == ".gguf" else Checkpoint(path)
+    return GGUFSource(path) if path.suffix == ".gguf" else open_checkpoint(path)
 
 
 class Parts:
@@ -261,31 +291,47 @@ def write(
     places: list[Place] = family_for(config.family, path).layouts(config)[0]
     # A tied head is not written twice: `transformers` ties it again.
     places = [place for place in places if not (place.copy and place.name == "lm_head.weight")]
-    sizes = [_bytes(place, dtype) for place in places]
-    shards = list(_shards(places, sizes, shard_bytes))
+    entries = [Entry(place.name, _kind(place, dtype), place.shape, partial(tensor, place)) for place in places]
+    files = {"generation_config.json": _json(_generation(config)), **files}
+    write_entries(path, raw, entries, files, life, shard_bytes, progress, also=also, also_bytes=also_bytes)
+
+
+def write_entries(
+    path: str | Path,
+    raw: dict[str, Any],
+    entries: list[Entry],
+    files: dict[str, bytes],
+    life: list[dict[str, Any]],
+    shard_bytes: int = SHARD_BYTES,
+    progress: Progress | None = None,
+    *,
+    also: Callable[[Path], None] | None = None,
+    also_bytes: int = 0,
+) -> None:
+    """A model directory of the given tensors, which are made one by one; `raw` is its config.json."""
+    total = sum(entry.bytes for entry in entries)
+    shards = list(_shards(entries, shard_bytes))
     names = [SINGLE] if len(shards) == 1 else [_shard_name(n + 1, len(shards)) for n in range(len(shards))]
     texts = {**files, "config.json": _json(raw), lineage.FILE: _json(lineage.content(life))}
-    texts.setdefault("generation_config.json", _json(_generation(config)))
     if len(shards) > 1:
-        where = {place.name: name for name, shard in zip(names, shards, strict=True) for place in shard}
-        texts[INDEX] = _json({"metadata": {"total_size": sum(sizes)}, "weight_map": where})
+        where = {entry.name: name for name, shard in zip(names, shards, strict=True) for entry in shard}
+        texts[INDEX] = _json({"metadata": {"total_size": total}, "weight_map": where})
     done = 0
 
-    def make(place: Place) -> Tensor:
+    def make(entry: Entry) -> Tensor:
         nonlocal done
-        made = tensor(place)
-        done += _bytes(place, dtype)
+        made = entry.make()
+        done += entry.bytes
         if progress is not None:
-            progress(done, sum(sizes))
+            progress(done, total)
         return made
 
     _spare_other_things(Path(path))
-    headers = sum(len(place.name) + 200 for place in places)
-    room = sum(sizes) + headers + sum(map(len, texts.values())) + also_bytes + 2**20
+    headers = sum(len(entry.name) + 200 for entry in entries)
+    room = total + headers + sum(map(len, texts.values())) + also_bytes + 2**20
     with replacing(Path(path), room) as fresh:
         for name, shard in zip(names, shards, strict=True):
-            entries = [(p.name, _kind(p, dtype), p.shape, partial(make, p)) for p in shard]
-            tensor_file.write(fresh / name, entries)
+            tensor_file.write(fresh / name, [(e.name, e.dtype, e.shape, partial(make, e)) for e in shard])
         for name, text in texts.items():
             (fresh / name).write_bytes(text)
         if also is not None:
@@ -310,23 +356,19 @@ def _kind(place: Place, dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if place.parameter.endswith("correction") else dtype
 
 
-def _bytes(place: Place, dtype: torch.dtype) -> int:
-    return prod(place.shape) * _kind(place, dtype).itemsize
-
-
 def _shard_name(number: int, count: int) -> str:
     return f"model-{number:05}-of-{count:05}.safetensors"
 
 
-def _shards(places: list[Place], sizes: list[int], limit: int) -> Iterator[list[Place]]:
-    shard: list[Place] = []
+def _shards(entries: list[Entry], limit: int) -> Iterator[list[Entry]]:
+    shard: list[Entry] = []
     total = 0
-    for place, size in zip(places, sizes, strict=True):
-        if shard and total + size > limit:
+    for entry in entries:
+        if shard and total + entry.bytes > limit:
             yield shard
             shard, total = [], 0
-        shard.append(place)
-        total += size
+        shard.append(entry)
+        total += entry.bytes
     yield shard
 
 

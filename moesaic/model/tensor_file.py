@@ -22,7 +22,9 @@ from torch import Tensor
 from moesaic.errors import UserError
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+# What compressed weights are made of.
+INTEGERS = {"U8": torch.uint8, "I8": torch.int8, "I32": torch.int32, "I64": torch.int64}
+_NAMES = {dtype: name for name, dtype in (DTYPES | INTEGERS).items()}
 # Far above any real file, and small enough that a corrupt one costs neither memory nor time.
 MOST_HEADER, LONGEST_NAME, MOST_DIMENSIONS = 100 * 2**20, 500, 8
 _AT_ONCE = 2**30  # the kernel reads no more than two gigabytes in one call
@@ -40,8 +42,9 @@ class Stored(NamedTuple):
 class TensorFile:
     """`tensors` says what is in it. The file stays open as long as this object lives."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, integers: bool = False) -> None:
         self.path = path
+        self._dtypes = DTYPES | INTEGERS if integers else DTYPES
         try:
             # Without O_NONBLOCK a pipe of this name would wait for a writer for ever.
             self._handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -114,11 +117,11 @@ class TensorFile:
                 pass
             case _:
                 raise self._wrong(f"has a corrupt entry for {name}")
-        if dtype not in DTYPES:
-            raise self._wrong(f"{name} has type {dtype[:20]!r}, and only {', '.join(DTYPES)} can be read")
-        if begin < 0 or end - begin != prod(shape) * DTYPES[dtype].itemsize:
+        if dtype not in self._dtypes:
+            raise self._wrong(f"{name} has type {dtype[:20]!r}, and only {', '.join(self._dtypes)} can be read")
+        if begin < 0 or end - begin != prod(shape) * self._dtypes[dtype].itemsize:
             raise self._wrong(f"has a corrupt entry for {name}")
-        return Stored(DTYPES[dtype], tuple(shape), start + begin)
+        return Stored(self._dtypes[dtype], tuple(shape), start + begin)
 
     def _wrong(self, problem: str) -> UserError:
         return UserError(self.path, problem, _AGAIN)

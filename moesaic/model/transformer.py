@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from moesaic import kernels
+from moesaic.kernels.quantised import QuantisedKernels, QuantisedMatrix
 from moesaic.model.block import Block, PredictionBlock
 from moesaic.model.config import ModelConfig
 from moesaic.model.flow import Flow, Routing
@@ -74,7 +76,8 @@ class Model(nn.Module):
         return self.norm(x_TD, flow.ops)
 
     def embedded(self, tokens_T: Tensor) -> Tensor:
-        return F.embedding(tokens_T, self.embed)
+        table: Tensor | QuantisedMatrix = self._modules.get("embed") or self.embed  # type: ignore[assignment]
+        return table.rows(tokens_T) if isinstance(table, QuantisedMatrix) else F.embedding(tokens_T, table)
 
     def predict_further(
         self, number: int, hidden_TD: Tensor, next_T: Tensor, layout: Layout, routing: Routing | None = None
@@ -109,7 +112,13 @@ class Model(nn.Module):
 
     @property
     def kernels(self) -> kernels.Kernels:
-        return kernels.choose(self.device, self.mode)
+        chosen = kernels.choose(self.device, self.mode)
+        return cast(kernels.Kernels, QuantisedKernels(chosen)) if self.quantised else chosen
+
+    @cached_property
+    def quantised(self) -> bool:
+        """Whether any matrix is kept in few bits. A model is made so when it is read, and not changed after."""
+        return any(isinstance(module, QuantisedMatrix) for module in self.modules())
 
     def cache_shapes(self) -> list[dict[str, tuple[int, ...]]]:
         """What each layer, prediction layers last, keeps per token."""
