@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from moesaic.data.sources import BUILTIN, GYM
 from moesaic.data.tasks import Split, Task, check_family, tasks
+from moesaic.data.tasks.families import PRESETS, split_names
 from moesaic.errors import UserError
 
-BUILTIN = "builtin:"
 Place = tuple[int, int]  # an example of a mixture: the number of its source, and its number there
 
 
@@ -36,6 +37,11 @@ class Example:
     def question(self) -> str:
         return str(self.messages[-1].get("content", "")) if self.messages else ""
 
+    @property
+    def truth(self) -> str | None:
+        """The right answer, without the way to it."""
+        return self.task.answer if self.task is not None else self.answer
+
     def conversation(self) -> list[dict[str, Any]]:
         """The question with its answer, as it is to be said."""
         if self.answer is None:
@@ -48,15 +54,18 @@ class Examples(Protocol):
 
 
 class TaskExamples:
-    """A family of tasks, without end."""
+    """Families of tasks in turn, without end: a set of them by its name, or as in a source of pretraining."""
 
-    def __init__(self, family: str, split: Split) -> None:
-        check_family(family, f"{BUILTIN}{family}")
-        self.family, self.split = family, split
+    def __init__(self, name: str, split: Split) -> None:
+        self.families = PRESETS.get(name) or split_names(name.removeprefix(GYM))
+        for family in self.families:
+            check_family(family, f"{BUILTIN}{name}")
+        self.split = split
 
     def __getitem__(self, index: int) -> Example:
-        task = tasks(self.family, self.split, index)
-        return Example(({"role": "user", "content": task.question.strip()},), task.answer, task)
+        place, which = divmod(index, len(self.families))
+        task = tasks(self.families[which], self.split, place)
+        return Example(({"role": "user", "content": task.question.strip()},), task.solution, task)
 
 
 class FileExamples:

@@ -100,7 +100,7 @@ def ask(engine: Engine, example: Example, group: int, wishes: Mapping[str, Any],
 
 def answer_of(example: Example, request: Request, text: str) -> Answer:
     reason = request.finish_reason or "abort"
-    return Answer(example.question, text, request.written, reason, example.answer, example.task, example.facts)
+    return Answer(example.question, text, request.written, reason, example.truth, example.task, example.facts)
 
 
 def sample_of(request: Request, text: str, judged: Judged) -> Sample:

@@ -2,7 +2,7 @@
 
 path: corpus.jsonl.zst | texts/ | "texts/**/*.parquet"      files, in the order of their names
 path: builtin:stdlib                                        the source code of Python's standard library
-path: builtin:reasoning_gym/gcd,lcm                         tasks with answers, of the training seeds
+path: builtin:reasoning_gym/gcd,chain_sum:max_terms=2       tasks with answers, of the training seeds
 path: builtin:arithmetic                                    a set of such tasks (see tasks/families.py)
 
 corpus = open_source(source)
@@ -24,7 +24,7 @@ from typing import Protocol
 
 from moesaic.data.records import Document, Format, Place, Record, read_file
 from moesaic.data.tasks import as_text, check_family, tasks
-from moesaic.data.tasks.families import PRESETS
+from moesaic.data.tasks.families import PRESETS, split_names
 from moesaic.errors import UserError
 from moesaic.recipe import Source
 from moesaic.strict import did_you_mean
@@ -164,7 +164,7 @@ def _builtin(source: Source, here: str, form: Format) -> Corpus:
     if name in PRESETS:
         families: Sequence[str] = PRESETS[name]
     elif name.startswith(GYM):
-        families = [family.strip() for family in name.removeprefix(GYM).split(",")]
+        families = split_names(name.removeprefix(GYM))
     else:
         known = ["stdlib", *PRESETS, GYM + "FAMILY"]
         raise UserError(here, f'there is no "{source.path}"{did_you_mean(name, known)}')

@@ -4,6 +4,7 @@
     task.question, task.answer
     score(task, "12")                     # 1.0 for a right answer
     tasks("chain_sum:max_terms=2,max_digits=1", "train", 0)       # with options of the family
+    tasks("chain_sum:worked=0.3", "train", 0).solution            # worked out step by step, for this share of them
 
 Training and test never meet, in two ways at once. *Seeds*: index i of a split draws from the seeds
 `FIRST_SEED[split] + i * BLOCK` to the last of that block, and the two ranges do not touch. *Content*: small families
@@ -20,6 +21,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from moesaic.data.tasks.families import UNSUITABLE
+from moesaic.data.tasks.working import WORKING
 from moesaic.errors import UserError
 from moesaic.strict import did_you_mean
 
@@ -27,6 +29,7 @@ Split = Literal["train", "test"]
 FIRST_SEED: dict[Split, int] = {"train": 0, "test": 1 << 30}
 BLOCK = 64  # seeds of one index
 INDICES = (1 << 30) // BLOCK  # of each split
+WORKED = "worked"  # our own option of a family: the share of solutions that are worked out
 TEST_IN = 4  # one question in so many is a test question
 
 # Their items are made when the data set is, so that each seed needs a data set of its own.
@@ -35,7 +38,8 @@ MADE_AT_ONCE = {"acre", "gsm_symbolic"}
 
 @dataclass(frozen=True)
 class Task:
-    """`answer` is None where the family knows no answer of its own and only scores what it is given."""
+    """`answer` is None where the family knows no answer of its own and only scores what it is given; `solution` is what
+    there is to learn to say: the answer, or the way to it with the answer as its last line."""
 
     question: str
     answer: str | None
@@ -43,6 +47,7 @@ class Task:
     family: str
     split: Split
     index: int
+    solution: str | None
 
 
 def tasks(family: str, split: Split, index: int) -> Task:
@@ -53,19 +58,23 @@ def tasks(family: str, split: Split, index: int) -> Task:
     for seed in range(first, first + BLOCK):
         entry = _entry(family, seed)
         if (_hash(entry["question"]) % TEST_IN == 0) == (split == "test"):
-            return Task(entry["question"], entry["answer"], entry["metadata"], family, split, index)
+            solution = _solution(family, seed, entry)
+            return Task(entry["question"], entry["answer"], entry["metadata"], family, split, index, solution)
     raise UserError(family, f"makes too few different questions for a {split} split", "Choose another family.")
 
 
 def score(task: Task, answer: str | None) -> float:
-    """How right an answer is, from 0 to 1, as the family itself judges."""
+    """How right an answer is, from 0 to 1, as the family itself judges the whole of it or its last line."""
     entry = {"question": task.question, "answer": task.answer, "metadata": task.metadata}
-    return float(_data_set(task.family, 0).score_answer(answer=answer, entry=entry))
+    judge = _data_set(task.family, 0).score_answer
+    lines = (answer or "").strip().splitlines()
+    found = float(judge(answer=answer, entry=entry))
+    return max(found, float(judge(answer=lines[-1].strip(), entry=entry))) if len(lines) > 1 else found
 
 
 def as_text(task: Task) -> str:
     """A task as text to learn from."""
-    return f"Question: {task.question.strip()}\nAnswer: {task.answer}\n"
+    return f"Question: {task.question.strip()}\nAnswer: {task.solution}\n"
 
 
 def families() -> list[str]:
@@ -109,9 +118,32 @@ def _entry(family: str, seed: int) -> dict[str, Any]:
 def _make(family: str, seed: int) -> Any:
     import reasoning_gym
 
-    name, _, given = family.partition(":")
-    options = dict(_option(text) for text in given.split(",")) if given else {}
+    name, options = _options(family)
+    worked = options.pop(WORKED, 0)
+    if worked and name not in WORKING:
+        raise ValueError(f"{WORKED} is for {', '.join(WORKING)} only")
+    if not isinstance(worked, int | float) or not 0 <= worked <= 1:
+        raise ValueError(f"{WORKED} is a share between 0 and 1")
     return reasoning_gym.create_dataset(name, seed=seed, size=1, **options)
+
+
+def _solution(family: str, seed: int, entry: dict[str, Any]) -> str | None:
+    name, options = _options(family)
+    answer: str | None = entry["answer"]
+    if answer is None or _hash(f"worked {seed}") % 1000 >= 1000 * options.get(WORKED, 0):
+        return answer
+    return WORKING[name](entry["metadata"], answer)
+
+
+@lru_cache(128)
+def _parsed(family: str) -> tuple[str, dict[str, Any]]:
+    name, _, given = family.partition(":")
+    return name, dict(_option(text) for text in given.split(",")) if given else {}
+
+
+def _options(family: str) -> tuple[str, dict[str, Any]]:
+    name, options = _parsed(family)
+    return name, dict(options)
 
 
 def _option(text: str) -> tuple[str, Any]:

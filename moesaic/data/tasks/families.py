@@ -5,6 +5,8 @@ from __future__ import annotations
 PRESETS: dict[str, tuple[str, ...]] = {
     # Short questions with short answers, which a very small model can learn something of.
     "arithmetic": ("chain_sum", "basic_arithmetic", "gcd", "lcm", "products", "count_bits"),
+    # What half a million parameters can learn in minutes: sums of three or four digits, some of them worked out.
+    "sums": ("chain_sum:min_terms=3,max_terms=4,min_digits=1,max_digits=1,worked=0.35",),
     "words": ("spell_backward", "letter_counting", "word_sorting", "caesar_cipher", "word_sequence_reversal"),
     "logic": ("syllogism", "knights_knaves", "family_relationships", "aiw", "coin_flip"),
 }
@@ -23,3 +25,14 @@ UNSUITABLE: dict[str, str] = {
     "sokoban": _HANGS,
     "word_ladder": _CHANGES,
 }
+
+
+def split_names(text: str) -> list[str]:
+    """`a,b:x=1,y=2,c` as `a`, `b:x=1,y=2` and `c`: what has an equals sign is an option of the family before it."""
+    names: list[str] = []
+    for piece in (piece.strip() for piece in text.split(",")):
+        if names and "=" in piece and ":" not in piece:
+            names[-1] += f",{piece}"
+        else:
+            names.append(piece)
+    return names
