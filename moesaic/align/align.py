@@ -5,6 +5,8 @@ A stage that is done is not done again; one that was stopped goes on where it wa
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from moesaic.errors import UserError
 from moesaic.kernels import probe
 from moesaic.methods import Method
 from moesaic.model import directory, lineage
+from moesaic.model.value_head import give_head
 from moesaic.recipe import Recipe
 from moesaic.train.loop import train
 from moesaic.train.run import Run
@@ -25,17 +28,39 @@ def align(recipe: Recipe, model: Path, out: Path, *, quiet: bool = False, comman
         raise UserError(recipe.origin(("align",)), "align.stages is empty", "Name at least one stage.")
     if model.resolve() == out.resolve():
         raise UserError(out, "is the model itself", "Name another --out.")
+    named = tuple(Method(each.name, resolved(each.options, out, [m.name for m in named])) for each in named)
+    recipe = recipe.changed(align={"stages": named})
     stages = [recipe.build(f"align.stages.{number}", Stage) for number in range(len(named))]
     summaries = []
     for number, (stage, method) in enumerate(zip(stages, named), 1):
-        place = out if number == len(stages) else out / "stages" / f"{number}-{method.name}"
+        place = place_of(number, out, [each.name for each in named])
         run = begin(recipe, stage, method.name, model, place, quiet=quiet, command=command)
         train(run)
         summaries.append({"stage": method.name} | run.summary)
         if run.step < stage.steps:  # stopped
             break
-        model = place
+        if stage.goes_on:
+            model = place
     return {"directory": str(out), "stages": summaries}
+
+
+def place_of(number: int, out: Path, names: Sequence[str]) -> Path:
+    """Where a stage's run is; they are counted from 1."""
+    return out if number == len(names) else out / "stages" / f"{number}-{names[number - 1]}"
+
+
+def resolved(options: Any, out: Path, names: Sequence[str]) -> Any:
+    """Options in which `stage:2/pairs.jsonl` became that file of the second stage's run, wherever it is named."""
+    if isinstance(options, Mapping):
+        return {key: resolved(value, out, names) for key, value in options.items()}
+    if isinstance(options, list | tuple):
+        return type(options)(resolved(value, out, names) for value in options)
+    if not isinstance(options, str) or not (found := re.fullmatch(r"stage:(\d+)(/.*)?", options)):
+        return options
+    number = int(found[1])
+    if not 1 <= number <= len(names):
+        raise UserError("align.stages", f"{options}: there are {len(names)} stages", "They are counted from 1.")
+    return f"{place_of(number, out, names)}{found[2] or ''}"
 
 
 def begin(
@@ -46,6 +71,10 @@ def begin(
     if begun.tokenizer is None or begun.tokenizer.chat_template is None:
         raise UserError(model, "has no tokenizer with a chat template", "Alignment needs one to speak with.")
     # Only what learns from the engine's own numbers needs them to the bit, and it costs the trainer time.
+    if stage.headed:
+        give_head(begun)
+    else:
+        begun.value = None  # what a reward model learned beside speaking is not carried on untrained
     begun.mode = "invariant" if recipe.align.invariant and stage.exact else "fast"
     optimizer = recipe.optimizer
     if stage.lr is not None:
@@ -68,6 +97,6 @@ def begin(
         command=command,
         name=name,
         begun=(begun, dict(begun.tokenizer.files), lineage.read(model)),
-        stream=stage.stream,
+        stream=lambda model: stage.open(model, out),
         measure=stage.measure(begun) if stage.evaluate_every else None,
     )

@@ -21,12 +21,13 @@ class Said:
 
 
 def read_conversation(
-    tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Any] | None = None
+    tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Any] | None = None, since: int = 0
 ) -> list[Said]:
     """One sequence; or one for each answer, where the template shows earlier turns otherwise than it showed them when
-    they were said (some leave earlier thoughts out)."""
+    they were said (some leave earlier thoughts out). What was said before message `since` is not learned."""
     options = {"tools": list(tools)} if tools else {}
     turns = [number for number, message in enumerate(messages) if message.get("role") == "assistant"]
+    turns = [number for number in turns if number >= since]
     if not turns:
         raise UserError("messages", "hold nothing that an assistant said", "Add a message of role assistant.")
     texts = []

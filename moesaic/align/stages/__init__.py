@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from moesaic.data.stream import Stream
@@ -18,6 +19,8 @@ Data = tuple[dict[str, Any], ...]
 @dataclass(frozen=True)
 class Stage:
     exact: ClassVar[bool] = False  # whether trainer and engine must agree to the bit
+    headed: ClassVar[bool] = False  # whether a value head is learned
+    goes_on: ClassVar[bool] = True  # whether the next stage goes on from what this one makes
 
     steps: int = 100
     lr: float | None = None  # else the recipe's
@@ -32,6 +35,10 @@ class Stage:
 
     def stream(self, model: Model) -> Stream:
         raise NotImplementedError
+
+    def open(self, model: Model, out: Path) -> Stream:
+        """The stream, where it keeps files of its own in the run's directory."""
+        return self.stream(model)
 
     def measure(self, model: Model) -> Measure | None:
         return None

@@ -1,0 +1,113 @@
+"""Learning from pairs of answers (DPO and its kin): data is JSON lines of {prompt | messages, chosen, rejected}.
+
+align:
+  stages:
+    - name: preference
+      steps: 200
+      data: [{path: pairs.jsonl}]
+      held_out: [{path: more-pairs.jsonl}]
+      objective: {kind: sigmoid, beta: 0.1}
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from moesaic.align.preference_batch import GroupStream, pack_pairs
+from moesaic.align.preference_pairs import Pair, PairSource, read_source
+from moesaic.align.preference_reference import answer_logprobs, reference_logprobs
+from moesaic.align.stages import Data, Measure, Stage, sources
+from moesaic.data.stream import Stream
+from moesaic.data.tasks import Split
+from moesaic.methods import Method, build
+from moesaic.model.transformer import Model
+from moesaic.train.objectives import Objective
+from moesaic.train.objectives.preference import Preference as PreferenceObjective
+
+
+@dataclass(frozen=True)
+class Preference(Stage):
+    data: Data = ()
+    held_out: Data = ()  # pairs that accuracy is measured on; by default those of builtin families' test split
+    pairs: int = 1000  # taken of each builtin family
+    batch_pairs: int = 32  # pairs of a step
+    longest: int = 1024  # tokens of a question with its answer; longer pairs are left out
+    objective: dict[str, Any] = field(default_factory=dict)  # options of the preference objective
+
+    def __post_init__(self) -> None:
+        sources(self.data)
+        if self.held_out:
+            sources(self.held_out)
+        if min(self.pairs, self.batch_pairs, self.longest) < 1:
+            raise ValueError("pairs, batch_pairs and longest are at least 1")
+
+    def learned_by(self) -> Method:
+        return Method("preference", self.objective)
+
+    def open(self, model: Model, out: Path) -> Stream:
+        read, left_out = read_pairs(model, self.data, "train", self.pairs, self.longest)
+        opened = [PairSource(pairs, self.seed) for pairs in read]
+        weights = [float(source.get("weight", 1.0)) for source in self.data]
+        notes = {"pairs_left_out": float(left_out)}
+        plain = GroupStream(opened, weights, self.batch_pairs, partial(pack_pairs, notes=notes))
+        if not self._objective().reference:
+            return plain
+        wanted = {pair.number for pair in plain.coming(self.steps)}
+        everything = [pair for pairs in read for pair in pairs]
+        reference_P2 = reference_logprobs(model, everything, wanted, out / "reference")
+        pack = partial(pack_pairs, reference_P2=reference_P2, notes=notes)
+        return GroupStream(opened, weights, self.batch_pairs, pack)
+
+    def measure(self, model: Model) -> Measure | None:
+        data, split = held_out_data(self.data, self.held_out)
+        if not data or not self.evaluate:
+            return None
+        read, _ = read_pairs(model, data, split, self.evaluate, self.longest)
+        return PairAccuracy(model, [pair for pairs in read for pair in pairs][: self.evaluate], self._objective())
+
+    def _objective(self) -> PreferenceObjective:
+        objective = build(self.learned_by(), Objective, "align.stages: objective")
+        assert isinstance(objective, PreferenceObjective)
+        return objective
+
+
+class PairAccuracy:
+    """The share of held-out pairs whose chosen answer the model holds to be worth more. `model` has its weights from
+    before the stage."""
+
+    def __init__(self, model: Model, pairs: list[Pair], objective: PreferenceObjective) -> None:
+        self.objective = objective
+        self.said = [side for pair in pairs for side in pair.sides]
+        self.tokens_S = torch.tensor([sum(side.learn) for side in self.said])
+        self.reference_S = answer_logprobs(model, self.said).cpu() if objective.reference else None
+
+    def __call__(self, model: Model) -> dict[str, float]:
+        rewards_S = self.objective.rewards(answer_logprobs(model, self.said).cpu(), self.reference_S, self.tokens_S)
+        lead_P = rewards_S[::2] - rewards_S[1::2]
+        return {"accuracy": float((lead_P > 0).float().mean()), "held_out_margin": float(lead_P.mean())}
+
+
+def held_out_data(data: Data, held_out: Data) -> tuple[Data, Split]:
+    """What is measured on: what the recipe names, or else other tasks of the same families."""
+    if held_out:
+        return held_out, "test"
+    return tuple(source for source in data if source["path"].startswith("builtin:")), "test"
+
+
+def read_pairs(model: Model, data: Data, split: Split, most: int, longest: int) -> tuple[list[list[Pair]], int]:
+    """The pairs of each source, numbered through, and how many were too long."""
+    assert model.tokenizer is not None
+    read: list[list[Pair]] = []
+    first = left_out = 0
+    for source in data:
+        path = str(source["path"])
+        pairs, long = read_source(model.tokenizer, path, split, most, min(longest, model.config.context), first)
+        read.append(pairs)
+        left_out += long
+        first = max(pair.number for pair in pairs) + 1
+    return read, left_out
