@@ -1,10 +1,11 @@
-"""Generation on one GPU: prompts read, then whole steps replayed as graphs; beside transformers' static cache.
+"""Generation on one GPU through `moesaic.Engine`: prompts in, answers out; beside transformers' static cache.
 
-    python bench/gpu_decode.py                     1, 128 and 512 sequences of 512 in, 128 out
+    python bench/gpu_decode.py                     1, 128 and 512 requests of 512 in, 128 out
     python bench/gpu_decode.py --profile           where a step's time goes, kernel by kernel
+    python bench/gpu_decode.py --start             only how long it takes from nothing to the first token
 
-Tokens per second count the output over the whole time, reading prompts included; each step's tokens are read by the
-host while the next step runs, as a server would. Random weights, bfloat16, greedy.
+Tokens per second count the output over the whole time, reading prompts included. Random weights, bfloat16, greedy;
+every request comes at once, and every run has prompts that were not read before.
 """
 
 from __future__ import annotations
@@ -16,146 +17,148 @@ import pathlib
 import sys
 import time
 
-import torch
+STARTED = time.perf_counter()
+
+import torch  # noqa: E402  the clock starts before
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from bench.gpu_train import VOCAB, make_ours, make_peer
-from bench.measure import record
-from moesaic.kernels.triton.linear import linear
-from moesaic.model.layout import Layout, PagedCache
-from moesaic.serve.cuda_step import DecodeStep
-
-READ = 16384  # tokens of prompts read in one forward
+from bench.gpu_train import VOCAB, make_ours, make_peer  # noqa: E402
+from bench.measure import record  # noqa: E402
+from moesaic.serve.engine import Engine  # noqa: E402
+from moesaic.serve.request import Sampling  # noqa: E402
 
 
-class Server:
-    def __init__(self, model, sequences: int, prompt: int, out: int, page_size: int = 16) -> None:
-        self.model, self.sequences, self.prompt, self.out = model, sequences, prompt, out
-        per_sequence = -(-(prompt + out) // page_size)
-        self.cache: PagedCache = model.new_cache(sequences * per_sequence, page_size)
-        order = torch.randperm(sequences * per_sequence).tolist()
-        self.pages = [order[i * per_sequence : (i + 1) * per_sequence] for i in range(sequences)]
-        self.step = DecodeStep(model, self.cache, sequences, prompt + out)
+def prompts_of(count: int, length: int, seed: int) -> list[list[int]]:
+    """The first of many, so that fewer are always among more."""
+    return torch.randint(VOCAB, (1024, length), generator=torch.Generator().manual_seed(seed))[:count].tolist()
 
-    @torch.inference_mode()
-    def read(self, prompts: torch.Tensor) -> list[int]:
-        """The first token after each prompt."""
-        first = []
-        per_pass = max(1, READ // self.prompt)
-        for at in range(0, self.sequences, per_pass):
-            part = prompts[at : at + per_pass]
-            layout = Layout(
-                [self.prompt] * len(part), cache=self.cache, pages=self.pages[at : at + per_pass], device="cuda"
-            )
-            hidden_TD = self.step.forward(part.reshape(-1), layout)
-            last_SD = hidden_TD.view(len(part), self.prompt, -1)[:, -1]
-            first.append(linear(last_SD.contiguous(), self.model.output).argmax(-1))
-        return torch.cat(first).tolist()
 
-    def generate(self, prompts: torch.Tensor) -> tuple[list[list[int]], float, float]:
-        """(texts, seconds to the first tokens, seconds after them)."""
+def generate(engine: Engine, prompts: list[list[int]], out: int) -> tuple[list[list[int]], float]:
+    """(texts, seconds)."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    answers = engine.generate(prompts, max_tokens=out, temperature=0.0)
+    return [answer.tokens for answer in answers], time.perf_counter() - start
+
+
+def decode_ms(engine: Engine, prompts: list[list[int]], out: int) -> float:
+    """Milliseconds per step once all prompts are read."""
+    requests = [engine.request(prompt, Sampling(max_tokens=out, temperature=0.0)) for prompt in prompts]
+    for request in requests:
+        engine.add(request)
+    while any(request.written < 2 for request in requests):
+        engine.step()
+    begun, before = time.perf_counter(), requests[-1].written
+    while all(request.finish_reason is None for request in requests):
+        engine.step()
+    steps = requests[-1].written - before
+    seconds = time.perf_counter() - begun
+    while engine.working:
+        engine.step()
+    return seconds / steps * 1000
+
+
+def profile(engine: Engine, prompts: list[list[int]], steps: int = 10) -> list[tuple[str, int, float]]:
+    """(kernel, launches, microseconds) per step of answers."""
+    requests = [engine.request(prompt, Sampling(max_tokens=2 * steps + 40, temperature=0.0)) for prompt in prompts]
+    for request in requests:
+        engine.add(request)
+    while any(request.written < 4 for request in requests):
+        engine.step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        for _ in range(steps):
+            engine.step()
         torch.cuda.synchronize()
-        start = time.perf_counter()
-        texts = [[token] for token in self.read(prompts)]
-        begun = time.perf_counter()
-        count = self.sequences
-        self.step.begin(
-            range(count), [text[0] for text in texts], [self.prompt] * count, self.pages, [0.0] * count, [0] * count
-        )
-        under_way = None
-        for _ in range(self.out - 1):
-            chosen = self.step.run(count)
-            if under_way is not None:
-                for text, token in zip(texts, under_way.wait()[0], strict=True):
-                    text.append(token)
-            under_way = chosen
-        for text, token in zip(texts, under_way.wait()[0], strict=True):
-            text.append(token)
-        return texts, begun - start, time.perf_counter() - begun
-
-    def profile(self, steps: int = 10) -> list[tuple[str, int, float]]:
-        """(kernel, launches, microseconds) per step."""
-        count = self.sequences
-        self.step.begin(range(count), [1] * count, [self.prompt] * count, self.pages, [0.0] * count, [0] * count)
-        self.step.run(count).wait()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
-            for _ in range(steps):
-                self.step.run(count)
-            torch.cuda.synchronize()
-        total: dict[str, list[float]] = collections.defaultdict(lambda: [0, 0.0])
-        for event in found.key_averages():
-            total[event.key[:90]][0] += event.count / steps
-            total[event.key[:90]][1] += event.self_device_time_total / steps
-        return sorted(((name, round(n, 1), us) for name, (n, us) in total.items()), key=lambda row: -row[2])[:24]
+    for request in requests:
+        engine.abort(request)
+    while engine.step():
+        pass
+    total: dict[str, list[float]] = collections.defaultdict(lambda: [0, 0.0])
+    for event in found.key_averages():
+        total[event.key[:90]][0] += event.count / steps
+        total[event.key[:90]][1] += event.self_device_time_total / steps
+    return sorted(((name, round(n, 1), us) for name, (n, us) in total.items()), key=lambda row: -row[2])[:24]
 
 
-def peer_alone(peer, prompts: torch.Tensor, out: int) -> tuple[list[int], float]:
+def peer_alone(peer, prompt: list[int], out: int) -> tuple[list[int], float]:
     """One sequence, static cache, the forward compiled as transformers advises: (text, seconds)."""
     peer.eval()
     peer.config.use_cache = True
     options = {"max_new_tokens": out, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    given = torch.tensor([prompt], device="cuda")
     for _ in range(2):
-        peer.generate(prompts[:1], cache_implementation="static", **options)
+        peer.generate(given, cache_implementation="static", **options)
     torch.cuda.synchronize()
     start = time.perf_counter()
-    text = peer.generate(prompts[:1], cache_implementation="static", **options)
+    text = peer.generate(given, cache_implementation="static", **options)
     torch.cuda.synchronize()
-    return text[0, prompts.shape[1] :].tolist(), time.perf_counter() - start
+    return text[0, len(prompt) :].tolist(), time.perf_counter() - start
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--layers", type=int, default=16)
-    parser.add_argument("--sequences", type=int, nargs="*", default=[1, 128, 512])
+    parser.add_argument("--requests", type=int, nargs="*", default=[1, 128, 512])
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--out", type=int, default=128)
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--start", action="store_true")
     parser.add_argument("--no-peer", action="store_true")
     options = parser.parse_args()
+    torch._dynamo.config.recompile_limit = 64
     model = make_ours(options.layers)
-    prompts = torch.randint(VOCAB, (max(options.sequences), options.prompt), device="cuda")
+    built = time.perf_counter() - STARTED
+    most = max(options.requests)
+    engine = Engine(model, most_requests=most, cache_bytes=(most + 8) * (options.prompt + options.out + 16) << 15)
+    generate(engine, prompts_of(1, options.prompt, 99), 1)
+    first = {"built_seconds": round(built, 1), "first_token_seconds": round(time.perf_counter() - STARTED, 1)}
+    print(json.dumps(first), flush=True)
+    if options.start:
+        return
     rows, texts = [], {}
-    for sequences in options.sequences:
-        server = Server(model, sequences, options.prompt, options.out)
+    for count in options.requests:
         begun = time.perf_counter()
-        server.generate(prompts[:sequences])
-        first_seconds = time.perf_counter() - begun
-        runs = [server.generate(prompts[:sequences]) for _ in range(2)]
-        assert runs[0][0] == runs[1][0], "the same prompts gave another text"
-        texts[sequences], read, write = min(runs, key=lambda run: run[1] + run[2])
+        generate(engine, prompts_of(count, options.prompt, 77), options.out)
+        warming = time.perf_counter() - begun
+        runs = []
+        for number in range(3):
+            engine.weights_changed()  # nothing that was read before counts
+            runs.append(generate(engine, prompts_of(count, options.prompt, 0), options.out))
+            assert runs[number][0] == runs[0][0], "the same prompts gave another text"
+        texts[count], seconds = min(runs, key=lambda run: run[1])
+        step = decode_ms(engine, prompts_of(count, options.prompt, 55), options.out)
         row = {
             "who": "moesaic",
-            "sequences": sequences,
-            "output_tokens_per_second": round(sequences * options.out / (read + write)),
-            "decode_tokens_per_second": round(sequences * (options.out - 1) / write),
-            "step_ms": round(write / (options.out - 1) * 1000, 3),
-            "prompt_tokens_per_second": round(sequences * options.prompt / read),
-            "first_use_seconds": round(first_seconds, 1),
+            "requests": count,
+            "output_tokens_per_second": round(count * options.out / seconds),
+            "all_runs": [round(count * options.out / run[1]) for run in runs],
+            "step_ms": round(step, 3),
+            "reading_ms": round((seconds - step / 1000 * (options.out - 1)) * 1000, 1),
+            "first_use_seconds": round(warming, 1),
         }
         rows.append(row)
         print(json.dumps(row), flush=True)
         if options.profile:
-            for name, count, us in server.profile():
-                print(f"{us:9.1f} us {count:7.1f}x  {name}", flush=True)
-        del server
-        torch.cuda.empty_cache()
-    counts = options.sequences
+            for name, times, us in profile(engine, prompts_of(count, options.prompt, 33)):
+                print(f"{us:9.1f} us {times:7.1f}x  {name}", flush=True)
+    counts = options.requests
     same = [all(texts[counts[0]][i] == texts[n][i] for i in range(counts[0])) for n in counts[1:]]
     facts = {
         "layers": options.layers,
         "prompt": options.prompt,
         "out": options.out,
         "same_text_in_batches_of": dict(zip(map(str, counts[1:]), same, strict=True)),
+        **first,
     }
     print(json.dumps(facts), flush=True)
     record("gpu_decode", rows, **facts)
     if options.no_peer:
         return
-    text, seconds = peer_alone(make_peer(options.layers, model), prompts, options.out)
+    text, seconds = peer_alone(make_peer(options.layers, model), prompts_of(1, options.prompt, 0)[0], options.out)
     own = texts[counts[0]][0]
     row = {
         "who": "transformers, static cache, compiled",
-        "sequences": 1,
+        "requests": 1,
         "output_tokens_per_second": round(options.out / seconds),
         "same_text_until": next((i for i, (one, other) in enumerate(zip(text, own)) if one != other), len(own)),
     }

@@ -1,22 +1,24 @@
-"""Serving on a GPU with few kernels and no waiting: a fused forward, and whole decode steps as CUDA graphs.
+"""One step of generation as one CUDA graph: tokens in, a forward of few kernels, the next tokens out.
 
-    step = DecodeStep(model, cache, sequences=512, longest=4096)
-    hidden_TD = step.forward(tokens_T, layout)                  prompts, any layout over the same cache
-    step.begin(row, token, place, pages, temperature, seed)     a sequence's last token, and where it stands
-    step.run(rows).wait()                                       one more token for each of the first rows
+    steps = GraphedSteps(model, cache, sequences=512, counts=...)
+    steps.give_pages({(slot, 3): page})
+    flight = steps.run(inputs)              queued; nothing waits
+    tokens, logprobs = flight.wait()
 
-A step feeds itself: the token it chose is the next one's input, on the device, so that steps can be queued before the
-host has seen what came out.
+A step is any mixture of prompts and answers: rows of (token, slot of its sequence, place), of which some are to be
+followed by a token. A row's token may be left open: it is then the one last chosen for its slot, on the device, so that
+a step can be queued before the host knows what came out of the one before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from moesaic.kernels import cuda
@@ -27,21 +29,27 @@ from moesaic.kernels.triton.paged_attention import SPLIT, attend
 from moesaic.kernels.triton.paged_rows import Rows
 from moesaic.kernels.triton.router import route
 from moesaic.kernels.triton.sample import sample
+from moesaic.kernels.triton.step_ends import count, embed
 from moesaic.model.attention import GroupedQueryAttention
 from moesaic.model.block import Block
 from moesaic.model.config import GroupedQuery
 from moesaic.model.experts import DenseFeedForward, MixtureFeedForward
-from moesaic.model.layout import Layout, PagedCache
+from moesaic.model.layout import PagedCache
 from moesaic.model.linear import Linear, Norm
 from moesaic.model.rope import frequencies
 from moesaic.model.transformer import Model
+from moesaic.serve.cuda_inputs import Inputs, Shape, sections
 
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+KINDS: dict[type, torch.dtype] = {np.int32: torch.int32, np.float32: torch.float32, np.float64: torch.float64}
+TURNS = 4  # so many steps may be under way before their buffers are used again; the engine queues two
 
 
 def takes(model: Model) -> bool:
     """Whether a model is of the kind the fused forward is written for; others run as plain blocks."""
+    return model.device.type == "cuda" and model.mode != "reference" and has_known_parts(model)
 
+
+def has_known_parts(model: Model) -> bool:
     def plain(block: nn.Module) -> bool:
         assert isinstance(block, Block)
         attention, ffn = block.attention, block.ffn
@@ -50,44 +58,43 @@ def takes(model: Model) -> bool:
             isinstance(attention, GroupedQueryAttention)
             and block.attention_post_norm is None
             and all(type(part) is Linear for part in linears)
-            and (isinstance(ffn, DenseFeedForward) or (ffn.shared is None and ffn.router.shape.groups == 1))
-            and model.config.activation == "silu"
+            and (isinstance(ffn, DenseFeedForward) or (ffn.residual is None and ffn.router.shape.groups == 1))
         )
 
-    return model.device.type == "cuda" and model.config.rope.kind != "dynamic" and all(map(plain, model.layers))
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """What one step chose: on its way to the host, there after `wait`."""
-
-    tokens_S: Tensor
-    logprobs_S: Tensor
-    there: torch.cuda.Event
-
-    def wait(self) -> tuple[list[int], list[float]]:
-        self.there.synchronize()
-        return self.tokens_S.tolist(), self.logprobs_S.tolist()
+    mixtures = [layer.ffn.router.shape for layer in model.layers if isinstance(layer.ffn, MixtureFeedForward)]
+    return (
+        model.config.rope.kind != "dynamic"
+        and model.config.activation == "silu"
+        and all(map(plain, model.layers))
+        and len({(shape.count, shape.per_token) for shape in mixtures}) <= 1
+    )
 
 
 class FusedForward:
-    """The forward of `Model`, with the small operations joined; the cache must be of the model's own format."""
+    """The forward of `Model`, with the small operations joined; the cache must be of the model's own format.
+
+    The experts that mixture layers choose go to `routes_LTK`, layer by layer; rows that are no tokens choose none.
+    """
 
     def __init__(self, model: Model, cache: PagedCache, longest: int) -> None:
-        assert takes(model), "a model of another kind"
         self.model, self.cache = model, cache
         speed_R, factor = frequencies(model.config.rope, model.config.context, model.device)
         angle_PR = torch.arange(longest, device=model.device)[:, None].float() * speed_R
         self.cos_PR, self.sin_PR = angle_PR.cos() * factor, angle_PR.sin() * factor
 
-    def __call__(self, tokens_T: Tensor, positions_T: Tensor, rows: Rows) -> Tensor:
+    def __call__(self, x_TD: Tensor, rows: Rows, routes_LTK: Tensor) -> Tensor:
         """Each half of a block leaves what is to be added to the stream; the norm after it adds it."""
-        x_TD, more_TD = F.embedding(tokens_T, self.model.embed), None
+        more_TD = None
+        mixtures = iter(routes_LTK)
         for number, block in enumerate(self.model.layers):
             assert isinstance(block, Block)
             x_TD, h_TD = self.normed(x_TD, more_TD, block.attention_norm)
-            more_TD = self.attention(block, h_TD, positions_T, rows, self.cache.layers[number])
-            x_TD, more_TD = self.feed_forward(block, x_TD, more_TD)
+            more_TD = self.attention(block, h_TD, rows, self.cache.layers[number])
+            x_TD, h_TD = self.normed(x_TD, more_TD, block.ffn_norm)
+            if isinstance(block.ffn, MixtureFeedForward):
+                more_TD = self.mixture(block.ffn, h_TD, rows, next(mixtures))
+            else:
+                more_TD = self.dense(block.ffn, h_TD)
         return self.normed(x_TD, more_TD, self.model.norm)[1]
 
     def normed(self, x_TD: Tensor, more_TD: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
@@ -95,137 +102,157 @@ class FusedForward:
             return x_TD, rms_norm(x_TD, norm.weight, norm.eps)
         return add_and_norm(x_TD, more_TD, norm.weight, norm.eps)
 
-    def attention(
-        self, block: Block, h_TD: Tensor, positions_T: Tensor, rows: Rows, slabs: dict[str, Tensor]
-    ) -> Tensor:
+    def attention(self, block: Block, h_TD: Tensor, rows: Rows, slabs: dict[str, Tensor]) -> Tensor:
         part = block.attention
         assert isinstance(part, GroupedQueryAttention)
         qkv_TX = linear(h_TD, part.qkv.weight, part.qkv.bias)
         norms = None
         if part.q_norm is not None and part.k_norm is not None:
             norms = (part.q_norm.weight, part.k_norm.weight, part.q_norm.eps)
-        angles = (self.cos_PR, self.sin_PR, positions_T)
+        angles = (self.cos_PR, self.sin_PR, rows.places_T)
         q_THC = heads(qkv_TX, norms, angles, part.interleaved, rows, slabs, part.heads, part.kv_heads)
         out_THC = attend(q_THC, slabs["keys"], slabs["values"], rows, part.scale, part.window)
         return linear(out_THC.flatten(1), part.out.weight, part.out.bias)
 
-    def feed_forward(self, block: Block, x_TD: Tensor, more_TD: Tensor) -> tuple[Tensor, Tensor]:
-        part, norm = block.ffn, block.ffn_norm
-        x_TD, h_TD = add_and_norm(x_TD, more_TD, norm.weight, norm.eps)
-        if isinstance(part, MixtureFeedForward):
-            router, shape = part.router, part.router.shape
-            routes_TK, weights_TK = route(
-                h_TD, router.weight, router.correction, shape.per_token, shape.score == "sigmoid", shape.normalize,
-                shape.scale,
-            )  # fmt: skip
-            return x_TD, experts(h_TD, routes_TK, weights_TK, part.gate_up_EGD, part.down_EDF)
+    def mixture(self, part: MixtureFeedForward, h_TD: Tensor, rows: Rows, routes_TK: Tensor) -> Tensor:
+        router, shape = part.router, part.router.shape
+        _, weights_TK = route(
+            h_TD, router.weight, router.correction, shape.per_token, shape.score == "sigmoid", shape.normalize,
+            shape.scale, rows.places_T, routes_TK,
+        )  # fmt: skip
+        out_TD = experts(h_TD, routes_TK, weights_TK, part.gate_up_EGD, part.down_EDF)
+        return out_TD if part.shared is None else out_TD + self.dense(part.shared, h_TD)
+
+    def dense(self, part: DenseFeedForward, h_TD: Tensor) -> Tensor:
         hidden_TF = cuda.gated(linear(h_TD, part.gate_up.weight, part.gate_up.bias), "silu")
-        return x_TD, linear(hidden_TF, part.down.weight, part.down.bias)
+        return linear(hidden_TF, part.down.weight, part.down.bias)
 
 
-class DecodeStep:
-    """One token for each of up to `sequences` sequences, none longer than `longest`, in one graph replay."""
+@dataclass(frozen=True)
+class Flight:
+    """A step that was queued. What it chose is on its way to the host, and there after `wait`; hidden states, logits
+    and routes are the step's own, and hold until it is queued again."""
 
-    def __init__(self, model: Model, cache: PagedCache, sequences: int = 512, longest: int | None = None) -> None:
-        longest = min(longest or model.config.context, cache.pages * cache.page_size)
-        self.model, self.cache, self.longest = model, cache, longest
-        self.fused = FusedForward(model, cache, longest)
+    hidden_TD: Tensor
+    logits_RV: Tensor
+    routes_LTK: Tensor
+    results_2R: np.ndarray
+    there: torch.cuda.Event | None
+
+    def wait(self) -> tuple[list[int], list[float]]:
+        if self.there is not None:
+            self.there.synchronize()
+        return self.results_2R[0].tolist(), self.results_2R[1].view(np.float32).tolist()
+
+
+@dataclass
+class Recorded:
+    """One shape of step: its graph, and the buffers it reads and writes."""
+
+    inputs: Tensor
+    outputs: tuple[Tensor, Tensor, Tensor, Tensor]  # hidden states, logits, routes, results
+    graph: torch.cuda.CUDAGraph | None
+    to_device: list[Tensor]
+    to_host: list[Tensor]
+    turn: int = 0
+
+
+class GraphedSteps:
+    """Steps over one cache, for up to `sequences` slots; a graph is captured when a shape is first wanted.
+
+    `counts` is told how often each expert was chosen, `starts` where each mixture layer's experts begin in it.
+    """
+
+    def __init__(self, model: Model, cache: PagedCache, sequences: int, counts: Tensor, starts: list[int]) -> None:
+        self.model, self.cache, self.counts = model, cache, counts
         device = model.device
-        self.tokens_S = torch.zeros(sequences, dtype=torch.int32, device=device)
-        self.places_S = torch.full((sequences,), -1, dtype=torch.int32, device=device)
+        longest = min(model.config.context, cache.pages * cache.page_size)
+        self.fused = FusedForward(model, cache, longest)
+        self.chosen_S = torch.zeros(sequences, dtype=torch.int32, device=device)
         self.table_SP = torch.zeros(sequences, -(-longest // cache.page_size), dtype=torch.int32, device=device)
-        self.temperatures_S = torch.zeros(sequences, dtype=torch.float32, device=device)
-        self.seeds_S = torch.zeros(sequences, dtype=torch.int64, device=device)
-        self.numbers_S = torch.arange(sequences, dtype=torch.int32, device=device)
-        self.tiles_S2 = torch.stack([self.numbers_S, torch.ones_like(self.numbers_S)], 1).contiguous()
-        self.sizes = sorted({size for size in SIZES if size < sequences} | {sequences})
-        self.known_places = [-1] * sequences  # as the device has them
-        self.graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
+        self.starts_L = torch.tensor(starts, dtype=torch.int64, device=device)
+        self.graphs: dict[Shape, Recorded] = {}
         self.pool: Any = None
-
-    @torch.inference_mode()
-    def forward(self, tokens_T: Tensor, layout: Layout) -> Tensor:
-        """The normalised hidden states of any layout over this cache: a prompt, or a part of one."""
-        assert layout.cache is self.cache
-        shape = self.model.config.attention
+        self.real = device.type == "cuda"  # elsewhere, in tests, steps run as they come
+        shape = model.config.attention
         assert isinstance(shape, GroupedQuery)
-        group = shape.heads // shape.kv_heads
-        rows = cuda.rows_of(layout, self.cache.page_size, group, self.model.dtype == torch.float32)
-        return self.fused(tokens_T, layout.positions_T.to(torch.int32), rows)
+        self.tile = max(1, (16 if model.dtype == torch.float32 else 64) // (shape.heads // shape.kv_heads))
+        mixtures = [layer.ffn.router.shape for layer in model.layers if isinstance(layer.ffn, MixtureFeedForward)]
+        self.experts, self.per_token = (mixtures[0].count, mixtures[0].per_token) if mixtures else (0, 0)
 
-    def begin(
-        self,
-        rows: Sequence[int],
-        tokens: Sequence[int],
-        places: Sequence[int],
-        pages: Sequence[Sequence[int]],
-        temperatures: Sequence[float],
-        seeds: Sequence[int],
-    ) -> None:
-        """Put sequences in rows: their last token, not yet computed, its place (-1 empties the row), their pages."""
-        at = self._device(rows, torch.int64)
-        self.tokens_S.index_copy_(0, at, self._device(tokens, torch.int32))
-        self.places_S.index_copy_(0, at, self._device(places, torch.int32))
-        self.temperatures_S.index_copy_(0, at, self._device(temperatures, torch.float32))
-        self.seeds_S.index_copy_(0, at, self._device(seeds, torch.int64))
-        for row, place in zip(rows, places, strict=True):
-            self.known_places[row] = place
-        self.give_pages(rows, pages)
-
-    def give_pages(self, rows: Sequence[int], pages: Sequence[Sequence[int]]) -> None:
-        """All pages of some rows' sequences, after some were added."""
+    def give_pages(self, pages: dict[tuple[int, int], int]) -> None:
+        """Entries (slot, number of the page in its sequence) of the table that are new or changed."""
         width = self.table_SP.shape[1]
-        table = [[*mine, *[0] * (width - len(mine))] for mine in pages]
-        self.table_SP.index_copy_(0, self._device(rows, torch.int64), self._device(table, torch.int32))
+        both = torch.tensor([[slot * width + number for slot, number in pages], list(pages.values())])
+        at, page = (both.pin_memory() if self.real else both).to(self.table_SP.device, non_blocking=True)
+        self.table_SP.view(-1).index_copy_(0, at, page.to(torch.int32))
 
-    @torch.inference_mode()
-    def run(self, sequences: int) -> Chosen:
-        """One step of the first `sequences` rows. The pages they will write to must have been given."""
-        size = next(size for size in self.sizes if size >= sequences)
-        longest = max(self.known_places[:size]) + 1
-        assert 0 < longest <= self.longest, "no sequence, or one that has outgrown this step"
-        graph, chosen_S, logprobs_S = self.graph(size, longest)
-        graph.replay()
-        self.known_places[:size] = [place + 1 if place >= 0 else place for place in self.known_places[:size]]
-        tokens_S = torch.empty(sequences, dtype=torch.int32, pin_memory=True)
-        values_S = torch.empty(sequences, dtype=torch.float32, pin_memory=True)
-        tokens_S.copy_(chosen_S[:sequences], non_blocking=True)
-        values_S.copy_(logprobs_S[:sequences], non_blocking=True)
-        there = torch.cuda.Event()
-        there.record()
-        return Chosen(tokens_S, values_S, there)
+    def forget(self) -> None:
+        """Graphs hold the places of weights in memory; after those have changed, none is right."""
+        self.graphs.clear()
 
-    def graph(self, size: int, longest: int) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
-        """The graph for so many rows and such lengths, captured when first wanted. How many pieces of the keys it has
-        room for changes no bit of the result."""
-        pieces = 1
-        while pieces * SPLIT < longest:
-            pieces *= 2
-        key = (size, pieces)
-        if key not in self.graphs:
-            before = self.tokens_S.clone(), self.places_S.clone()
-            self._step(size, pieces)  # compiles; what it writes to the cache the graph will write again
-            self.tokens_S.copy_(before[0]), self.places_S.copy_(before[1])
+    def run(self, inputs: Inputs) -> Flight:
+        """Queue a step. The pages it writes to must have been given."""
+        recorded = self.graphs.get(inputs.shape)
+        if recorded is None:
+            recorded = self.graphs[inputs.shape] = self.record(inputs.shape)
+        turn = recorded.turn = (recorded.turn + 1) % TURNS
+        recorded.to_device[turn].numpy()[:] = inputs.words
+        recorded.inputs.copy_(recorded.to_device[turn], non_blocking=True)
+        if recorded.graph is not None:
+            recorded.graph.replay()
+            hidden_TD, logits_RV, routes_LTK, results_2R = recorded.outputs
+        else:
+            hidden_TD, logits_RV, routes_LTK, results_2R = self.step(inputs.shape, recorded.inputs)
+        recorded.to_host[turn].copy_(results_2R, non_blocking=True)
+        there = None
+        if self.real:
+            there = torch.cuda.Event()
+            there.record()
+        return Flight(hidden_TD, logits_RV, routes_LTK, recorded.to_host[turn].numpy(), there)
+
+    def record(self, shape: Shape) -> Recorded:
+        words = Inputs.empty(shape)  # rows that are no tokens: a step of them compiles everything and changes nothing
+        inputs = torch.from_numpy(words).to(self.model.device)
+        outputs = self.step(shape, inputs)
+        graph = None
+        if self.real:
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self.pool):
-                chosen_S, logprobs_S = self._step(size, pieces)
+                outputs = self.step(shape, inputs)
             self.pool = self.pool or graph.pool()
-            self.graphs[key] = (graph, chosen_S, logprobs_S)
-        return self.graphs[key]
+        host = partial(torch.empty, dtype=torch.int32, pin_memory=self.real)
+        to_device = [host(len(words)) for _ in range(TURNS)]
+        return Recorded(inputs, outputs, graph, to_device, [host(2, shape.chosen) for _ in range(TURNS)])
 
-    def _step(self, size: int, pieces: int) -> tuple[Tensor, Tensor]:
-        tokens_S, places_S = self.tokens_S[:size], self.places_S[:size]
+    def step(self, shape: Shape, words: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        given = dict(self.views(shape, words))
+        places_T, slots_T = given["places"], given["slots"]
         rows = Rows(
-            places_T=places_S,
-            sequences_T=self.numbers_S[:size],
-            table_SP=self.table_SP[:size],
-            longest=pieces * SPLIT,
-            few_X2=self.tiles_S2[:size],
+            places_T=places_T,
+            sequences_T=slots_T,
+            table_SP=self.table_SP,
+            longest=shape.pieces * SPLIT,
+            few_X2=given["tiles"].view(-1, 2) if shape.answers else None,
+            many_X2=None if shape.answers else given["tiles"].view(-1, 2),
+            many_tokens=self.tile,
         )
-        hidden_SD = self.fused(tokens_S, places_S, rows)
-        logits_SV = linear(hidden_SD, self.model.output)
-        return sample(logits_SV, self.temperatures_S[:size], self.seeds_S[:size], tokens_S, places_S)
+        routes_LTK = torch.empty(
+            len(self.starts_L), shape.tokens, self.per_token, dtype=torch.int32, device=words.device
+        )
+        x_TD = embed(given["tokens"], slots_T, self.chosen_S, self.model.embed)
+        hidden_TD = self.fused(x_TD, rows, routes_LTK)
+        last_RD = hidden_TD if shape.answers else hidden_TD.index_select(0, given["rows"])
+        logits_RV = linear(last_RD, self.model.output)
+        results_2R = sample(logits_RV, given["temperatures"], given["draws"], given["followed"], self.chosen_S)
+        if len(routes_LTK):
+            count(routes_LTK, self.starts_L, self.counts, self.experts)
+        return hidden_TD, logits_RV, routes_LTK, results_2R
 
-    def _device(self, values: Sequence[object], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype).pin_memory().to(self.model.device, non_blocking=True)
+    def views(self, shape: Shape, words: Tensor) -> Iterator[tuple[str, Tensor]]:
+        at = 0
+        for name, (length, kind) in sections(shape).items():
+            part = words[at : at + length]
+            yield name, part.view(KINDS[kind])
+            at += length

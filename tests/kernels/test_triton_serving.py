@@ -126,17 +126,21 @@ else:
     def test_sample():
         torch.manual_seed(3)
         logits = torch.randn(5, 1500) * 3
-        tokens, places = torch.zeros(5, dtype=torch.int32), torch.tensor([4, -1, 9, 7, 0], dtype=torch.int32)
         hot = torch.tensor([0.0, 0.0, 0.7, 0.0, 1.0])
-        seeds = torch.arange(5)
-        chosen, logprobs = sample(logits, hot, seeds, tokens, places)
+        draws = torch.tensor([0.0, 0.0, 0.37, 0.0, 0.91], dtype=torch.float64)
+        slots, known = torch.tensor([2, -1, 0, 4, 1], dtype=torch.int32), torch.full((5,), -7, dtype=torch.int32)
+        chosen, bits = sample(logits, hot, draws, slots, known)
         cold = [0, 1, 3]
         assert torch.equal(chosen[cold].long(), logits.argmax(-1)[cold])
-        close(logprobs, logits.log_softmax(-1).gather(1, chosen.long()[:, None]).squeeze(1))
-        assert places.tolist() == [5, -1, 10, 8, 1]
-        assert tokens.tolist() == [chosen[0], 0, chosen[2], chosen[3], chosen[4]]
-        again, _ = sample(logits[2:3], hot[2:3], seeds[2:3], tokens[2:3].clone(), torch.tensor([9], dtype=torch.int32))
-        assert again[0] == chosen[2], "a draw depends on its seed and place alone"
+        logprobs = logits.log_softmax(-1)
+        close(bits.view(torch.float32), logprobs.gather(1, chosen.long()[:, None]).squeeze(1))
+        assert known.tolist() == [chosen[2], chosen[4], chosen[0], -7, chosen[3]]
+        for row in (2, 4):  # the token in which the drawn share of the distribution falls, as numpy finds it
+            below = (logits[row] / hot[row]).double().softmax(-1).numpy().cumsum()
+            assert chosen[row] == below.searchsorted(draws[row].item(), side="right")
+        ends = torch.tensor([0.0, 1.0 - 2**-53], dtype=torch.float64)
+        first, last = sample(logits[:2], torch.ones(2), ends, slots[:2], known)[0].tolist()
+        assert first == 0 and last == 1499
 
     def test_softmax_loss(monkeypatch):
         from moesaic.kernels.triton import softmax_loss as module

@@ -38,7 +38,7 @@ def hidden_kernel(
         gdc_wait()
         gdc_launch_dependents()
     assignment = tl.program_id(0)
-    expert = tl.load(routes_N + assignment).to(tl.int64)
+    expert = tl.maximum(tl.load(routes_N + assignment), 0).to(tl.int64)  # -1: a row that is no token
     lane = tl.arange(0, LANES)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
@@ -93,7 +93,7 @@ def output_kernel(
     choice = pair // BN
     n = tl.program_id(1) * BN + pair % BN
     k = tl.arange(0, BK)
-    expert = tl.load(routes_N + token * K + choice, mask=choice < K, other=0).to(tl.int64)
+    expert = tl.maximum(tl.load(routes_N + token * K + choice, mask=choice < K, other=0), 0).to(tl.int64)
     kept = (choice < K) & (n < D)
     hidden_at = hidden_NF + (token * K + lane)[:, None] * F + k[None, :]
     down_at = down_EDF + (expert * D + n)[None, :] * F + k[:, None]

@@ -263,7 +263,8 @@ def many_kernel(
     tile, head = tl.program_id(1), tl.program_id(0)
     first = tl.load(tiles_X2 + 2 * tile).to(tl.int64)
     count = tl.load(tiles_X2 + 2 * tile + 1)
-    last = tl.load(places_T + first + count - 1)
+    # A tile of no rows, which fills up a list of fixed length, has no keys either.
+    last = tl.load(places_T + tl.maximum(first + count - 1, 0), mask=count > 0, other=-1)
     row = tl.arange(0, ROWS)
     token = first + row // GROUP
     known = row // GROUP < count

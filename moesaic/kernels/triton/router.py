@@ -18,6 +18,7 @@ from moesaic.kernels.triton.overlap import launch_overlapped, overlaps
 def best_kernel(
     logits_TE,
     correction_E,
+    places_T,
     routes_TK,
     weights_TK,
     E,
@@ -63,6 +64,8 @@ def best_kernel(
         total += weight
     if NORMALIZE:
         weights = weights / (total + tiny)
+    if places_T is not None:
+        routes = tl.where(tl.load(places_T + token) < 0, -1, routes)
     tl.store(routes_TK + token * K + slot, routes, mask=slot < K)
     tl.store(weights_TK + token * K + slot, weights * factor, mask=slot < K)
 
@@ -75,17 +78,22 @@ def route(
     sigmoid: bool,
     normalize: bool,
     factor: float,
+    places_T: torch.Tensor | None = None,
+    routes_TK: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(chosen experts (T, K) int32, their float32 weights)."""
+    """(chosen experts (T, K) int32, in `routes_TK` where that is given, and their float32 weights). Rows whose place is
+    negative are no tokens: their experts are -1."""
     T, E = h_TD.shape[0], router_ED.shape[0]
     logits_TE = tiled(h_TD, router_ED, out_dtype=torch.float32)
-    routes_TK = torch.empty(T, per_token, dtype=torch.int32, device=h_TD.device)
+    if routes_TK is None:
+        routes_TK = torch.empty(T, per_token, dtype=torch.int32, device=h_TD.device)
     weights_TK = torch.empty(T, per_token, dtype=torch.float32, device=h_TD.device)
     launch_overlapped(
         best_kernel,
         (T,),
         logits_TE,
         correction_E,
+        places_T,
         routes_TK,
         weights_TK,
         E,

@@ -2,7 +2,8 @@
 
 Every assignment (token t, choice k) gets a row in a buffer of P rows in which each expert owns one segment that starts
 at a multiple of `align`. A table then says, for every tile of rows, whose it is. It is a counting sort in three
-launches (one for small batches) whose order is that of the tokens, so that results repeat to the bit.
+launches (one for small batches) whose order is that of the tokens, so that results repeat to the bit. An assignment to
+expert -1 is none, and has no row.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -23,7 +24,7 @@ BLOCK = 64  # tiles described by one program
 class Routing:
     """Where each assignment's row is. N = T * K assignments, P padded rows."""
 
-    slots_N: torch.Tensor  # row of each assignment
+    slots_N: torch.Tensor  # row of each assignment; -1: none
     sources_P: torch.Tensor  # assignment of each row; undefined in padding
     tiles: torch.Tensor  # a record for each tile of `align` rows
     wide_tiles: torch.Tensor  # the same for tiles of 2 * align rows
@@ -39,8 +40,8 @@ class Routing:
 @triton.jit
 def count_chunk(routes_N, counts_CE, assignments, experts, CHUNK: tl.constexpr, BINS: tl.constexpr):
     at = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
-    expert = tl.load(routes_N + at, mask=at < assignments, other=0).to(tl.int32)
-    counts = tl.histogram(expert, BINS, mask=at < assignments)
+    expert = tl.load(routes_N + at, mask=at < assignments, other=-1).to(tl.int32)
+    counts = tl.histogram(tl.maximum(expert, 0), BINS, mask=expert >= 0)
     bins = tl.arange(0, BINS)
     tl.store(counts_CE + tl.program_id(0) * experts + bins, counts, mask=bins < experts)
 
@@ -103,8 +104,8 @@ def place_chunk(
     bins = tl.arange(0, BINS)
     order = tl.arange(0, CHUNK)
     if ALONE:
-        everyone = tl.load(routes_N + order, mask=order < assignments, other=0).to(tl.int32)
-        count_E = tl.histogram(everyone, BINS, mask=order < assignments)
+        everyone = tl.load(routes_N + order, mask=order < assignments, other=-1).to(tl.int32)
+        count_E = tl.histogram(tl.maximum(everyone, 0), BINS, mask=everyone >= 0)
     else:
         count_E = tl.load(totals_E + bins, mask=bins < experts, other=0)
     padded_E = (count_E + ALIGN - 1) // ALIGN * ALIGN
@@ -121,12 +122,13 @@ def place_chunk(
         if not ALONE:
             next_E += tl.load(before_CE + program * experts + bins, mask=bins < experts, other=0)
         at = program * CHUNK + order
-        valid = at < assignments
-        expert = tl.load(routes_N + at, mask=valid, other=-1).to(tl.int32)
+        inside = at < assignments
+        expert = tl.load(routes_N + at, mask=inside, other=-1).to(tl.int32)
+        valid = expert >= 0
         same = (expert[:, None] == expert[None, :]) & (order[None, :] < order[:, None])
         mine = expert[:, None] == bins[None, :]
         slot = tl.sum(same.to(tl.int32), 1) + tl.sum(tl.where(mine, next_E[None, :], 0), 1)
-        tl.store(slots_N + at, slot, mask=valid)
+        tl.store(slots_N + at, tl.where(valid, slot, -1), mask=inside)
         tl.store(sources_P + slot, at, mask=valid)
 
 

@@ -33,7 +33,7 @@ def spread_rows(
         x = tl.load(x_TD + program.to(tl.int64) * D + column, mask=inside, other=0.0)
         for k in tl.static_range(K):
             slot = tl.load(slots_N + program * K + k).to(tl.int64)
-            tl.store(out_PD + slot * D + column, x, mask=inside)
+            tl.store(out_PD + slot * D + column, x, mask=column < tl.where(slot >= 0, D, 0))
     else:
         record = segments_E + (program - T) * RECORD
         start = tl.load(record + 3)
@@ -73,7 +73,7 @@ def combine_rows(
     total = tl.zeros([BLOCK_D], tl.float32)
     for k in tl.static_range(K):
         slot = tl.load(slots_N + token * K + k).to(tl.int64)
-        row = tl.load(rows_PD + slot * D + column, mask=column < D, other=0.0).to(tl.float32)
+        row = tl.load(rows_PD + slot * D + column, mask=column < tl.where(slot >= 0, D, 0), other=0.0).to(tl.float32)
         if WEIGHTED:
             total += tl.load(weights_N + token * K + k) * row
         else:

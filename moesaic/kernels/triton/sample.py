@@ -1,6 +1,8 @@
-"""Choose each sequence's next token on the device: the best one, or one drawn by adding Gumbel noise to the logits.
+"""Choose each sequence's next token on the device: the likeliest one, or the one at a given share of the distribution.
 
-The noise depends on a sequence's seed and place alone, so that a draw is the same alone and in any batch.
+The share (a number in [0, 1) for each row) is drawn by the caller, by `moesaic.serve.sampler.draw`, so that a draw is
+the same alone, in any batch, and on the host. The vocabulary is walked in chunks: each gives its largest logit and its
+sums, a second kernel finds the chunk in which the share falls, and in it the token.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -16,107 +18,112 @@ CHUNK = 1024
 
 @triton.jit
 def scan_kernel(
-    logits_SV,
-    temperatures_S,
-    seeds_S,
-    places_S,
-    best_SX,
-    token_SX,
-    top_SX,
-    sum_SX,
+    logits_RV,
+    temperatures_R,
+    token_RX,
+    top_RX,
+    sum_RX,
+    warm_RX,
     V,
     X,
     CHUNK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """A chunk of the vocabulary: its best token, and the parts of the logarithm of the sum of all."""
+    """A chunk of the vocabulary: its best token, its sum of probabilities, and the same at the row's temperature."""
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
     row, chunk = tl.program_id(0), tl.program_id(1)
     token = chunk * CHUNK + tl.arange(0, CHUNK)
-    logits = tl.load(logits_SV + row.to(tl.int64) * V + token, mask=token < V, other=float("-inf")).to(tl.float32)
+    logits = tl.load(logits_RV + row.to(tl.int64) * V + token, mask=token < V, other=float("-inf")).to(tl.float32)
     top = tl.max(logits, 0)
     at = row * X + chunk
-    tl.store(top_SX + at, top)
-    tl.store(sum_SX + at, tl.sum(tl.exp(logits - top), 0))
-    temperature = tl.load(temperatures_S + row)
-    score = logits
+    tl.store(top_RX + at, top)
+    tl.store(token_RX + at, tl.min(tl.where(logits == top, token, V - 1), 0))
+    tl.store(sum_RX + at, tl.sum(tl.exp(logits - top), 0))
+    temperature = tl.load(temperatures_R + row)
     if temperature > 0:
-        seed = tl.load(seeds_S + row)
-        place = tl.load(places_S + row)
-        bits, _, _, _ = tl.philox(seed, token, token * 0 + place, token * 0, token * 0)
-        uniform = ((bits >> 8).to(tl.float32) + 0.5) * (1.0 / 16777216.0)
-        score = logits / temperature - tl.log(-tl.log(uniform))
-    best = tl.max(score, 0)
-    tl.store(best_SX + at, best)
-    tl.store(token_SX + at, tl.min(tl.where(score == best, token, V - 1), 0))
+        tl.store(warm_RX + at, tl.sum(tl.exp((logits - top) / temperature), 0))
 
 
 @triton.jit
 def choose_kernel(
-    logits_SV,
-    best_SX,
-    token_SX,
-    top_SX,
-    sum_SX,
-    tokens_S,
-    places_S,
+    logits_RV,
+    temperatures_R,
+    draws_R,
+    slots_R,
+    token_RX,
+    top_RX,
+    sum_RX,
+    warm_RX,
     chosen_S,
-    logprobs_S,
+    out_R,
+    logprobs_R,
     V,
     X,
+    CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """The best of all chunks. The sequence moves on: its last token and its place are those of the next step."""
+    """The token of the whole vocabulary; where its sequence has a slot, that is the next step's input."""
     if OVERLAP:
         gdc_launch_dependents()
         gdc_wait()
     row = tl.program_id(0)
+    slot = tl.load(slots_R + row)
+    temperature = tl.load(temperatures_R + row)
     chunk = tl.arange(0, CHUNKS)
     at = row * X + chunk
-    best = tl.load(best_SX + at, mask=chunk < X, other=float("-inf"))
-    token = tl.load(token_SX + at, mask=chunk < X, other=V)
-    chosen = tl.min(tl.where(best == tl.max(best, 0), token, V - 1), 0)
-    top = tl.load(top_SX + at, mask=chunk < X, other=float("-inf"))
+    top = tl.load(top_RX + at, mask=chunk < X, other=float("-inf"))
     whole = tl.max(top, 0)
-    total = tl.sum(tl.load(sum_SX + at, mask=chunk < X, other=0.0) * tl.exp(top - whole), 0)
-    logit = tl.load(logits_SV + row.to(tl.int64) * V + chosen).to(tl.float32)
-    tl.store(logprobs_S + row, logit - whole - tl.log(total))
-    tl.store(chosen_S + row, chosen)
-    place = tl.load(places_S + row)
-    tl.store(tokens_S + row, chosen, mask=place >= 0)
-    tl.store(places_S + row, tl.where(place >= 0, place + 1, place))
+    total = tl.sum(tl.load(sum_RX + at, mask=chunk < X, other=0.0) * tl.exp(top - whole), 0)
+    logits_V = logits_RV + row.to(tl.int64) * V
+    chosen = tl.min(tl.where(top == whole, tl.load(token_RX + at, mask=chunk < X, other=V - 1), V - 1), 0)
+    if temperature > 0:
+        warm = tl.load(warm_RX + at, mask=chunk < X, other=0.0) * tl.exp((top - whole) / temperature)
+        below = tl.cumsum(warm.to(tl.float64), 0)
+        target = tl.load(draws_R + row).to(tl.float64) * tl.max(below, 0)
+        # The first chunk that reaches beyond the share; rounding may leave none, then the last that has anything.
+        last = tl.max(tl.where(warm > 0, chunk, 0), 0)
+        mine = tl.minimum(tl.min(tl.where(below > target, chunk, CHUNKS), 0), last)
+        rest = target - tl.sum(tl.where(chunk == mine, below - warm.to(tl.float64), 0.0), 0)
+        token = mine * CHUNK + tl.arange(0, CHUNK)
+        logits = tl.load(logits_V + token, mask=token < V, other=float("-inf")).to(tl.float32)
+        inner = tl.exp((logits - whole) / temperature)
+        reached = tl.cumsum(inner.to(tl.float64), 0) > rest
+        furthest = tl.max(tl.where(inner > 0, token, 0), 0)
+        chosen = tl.minimum(tl.min(tl.where(reached, token, V), 0), furthest)
+    logit = tl.load(logits_V + chosen).to(tl.float32)
+    tl.store(logprobs_R + row, logit - whole - tl.log(total))
+    tl.store(out_R + row, chosen)
+    tl.store(chosen_S + slot, chosen, mask=slot >= 0)
 
 
 def sample(
-    logits_SV: torch.Tensor,
-    temperatures_S: torch.Tensor,
-    seeds_S: torch.Tensor,
-    tokens_S: torch.Tensor,
-    places_S: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(chosen tokens int32, their log-probabilities at temperature one); `tokens_S` and `places_S` move on by one."""
-    S, V = logits_SV.shape
+    logits_RV: torch.Tensor,
+    temperatures_R: torch.Tensor,
+    draws_R: torch.Tensor,
+    slots_R: torch.Tensor,
+    chosen_S: torch.Tensor,
+) -> torch.Tensor:
+    """(2, R) int32: the chosen tokens, and the bits of their float32 log-probabilities at temperature one. A token also
+    goes to its row's slot of `chosen_S`, where that is not negative. Temperature zero takes the likeliest token."""
+    R, V = logits_RV.shape
     X = triton.cdiv(V, CHUNK)
-    device = logits_SV.device
-    parts_3SX = torch.empty(3, S, X, dtype=torch.float32, device=device)
-    token_SX = torch.empty(S, X, dtype=torch.int32, device=device)
-    chosen_S = torch.empty(S, dtype=torch.int32, device=device)
-    logprobs_S = torch.empty(S, dtype=torch.float32, device=device)
+    device = logits_RV.device
+    parts_3RX = torch.empty(3, R, X, dtype=torch.float32, device=device)
+    token_RX = torch.empty(R, X, dtype=torch.int32, device=device)
+    out_2R = torch.empty(2, R, dtype=torch.int32, device=device)
     overlap = overlaps(device)
     launch_overlapped(
         scan_kernel,
-        (S, X),
-        logits_SV,
-        temperatures_S,
-        seeds_S,
-        places_S,
-        parts_3SX[0],
-        token_SX,
-        parts_3SX[1],
-        parts_3SX[2],
+        (R, X),
+        logits_RV,
+        temperatures_R,
+        token_RX,
+        parts_3RX[0],
+        parts_3RX[1],
+        parts_3RX[2],
         V,
         X,
         CHUNK=CHUNK,
@@ -125,20 +132,23 @@ def sample(
     )
     launch_overlapped(
         choose_kernel,
-        (S,),
-        logits_SV,
-        parts_3SX[0],
-        token_SX,
-        parts_3SX[1],
-        parts_3SX[2],
-        tokens_S,
-        places_S,
+        (R,),
+        logits_RV,
+        temperatures_R,
+        draws_R,
+        slots_R,
+        token_RX,
+        parts_3RX[0],
+        parts_3RX[1],
+        parts_3RX[2],
         chosen_S,
-        logprobs_S,
+        out_2R[0],
+        out_2R[1].view(torch.float32),
         V,
         X,
+        CHUNK=CHUNK,
         CHUNKS=triton.next_power_of_2(X),
         OVERLAP=overlap,
         num_warps=4,
     )
-    return chosen_S, logprobs_S
+    return out_2R

@@ -1,0 +1,155 @@
+"""The engine on a real GPU, its steps queued as graphs: the same answers alone and in a crowd, and transformers' own.
+
+pytest tests/gpu/test_gpu_engine.py
+"""
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device: these tests run on a GPU", allow_module_level=True)
+
+import transformers
+
+import moesaic
+from moesaic.serve.engine import Engine
+from moesaic.serve.policies.chunked import Chunked
+from moesaic.serve.request import Sampling
+from tests.gpu.models import CONFIGS, saved, tokens_of
+
+DEVICE = "cuda"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def exact_float32():
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory):
+    return saved(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def model(directories):
+    return moesaic.load(directories["qwen3_moe"], dtype=torch.bfloat16, device=DEVICE)
+
+
+def engine_of(model, **options):
+    engine = Engine(model, **{"cache_bytes": 1 << 26, **options})
+    assert engine.queued is not None, "steps are queued"
+    return engine
+
+
+def said(answers):
+    """Tokens, and log-probabilities to the bit."""
+    return [(answer.tokens, [entry.logprob for entry in answer.logprobs]) for answer in answers]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_greedy_text_is_that_of_transformers(directories, name):
+    prompts = tokens_of(12, 150, 31)
+    exact = moesaic.load(directories[name], dtype=torch.float32, device=DEVICE)
+    engine = engine_of(exact)
+    together = engine.generate(prompts, max_tokens=30, temperature=0.0)
+    assert engine.queued.steps.graphs, "and run as graphs"
+    wide = transformers.AutoModelForCausalLM.from_pretrained(directories[name], dtype=torch.float32).to(DEVICE).eval()
+    for prompt, answer in zip(prompts, together, strict=True):
+        given = torch.tensor([prompt], device=DEVICE)
+        wanted = wide.generate(given, max_new_tokens=30, do_sample=False, eos_token_id=None, pad_token_id=0)
+        assert answer.tokens == wanted[0, len(prompt) :].tolist()
+        (whole,) = exact.logprobs([prompt + answer.tokens])
+        apart = whole[len(prompt) - 1 :].cpu() - torch.tensor([entry.logprob for entry in answer.logprobs])
+        assert apart.abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 0.9, "seed": 3}], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_same_bits_alone_and_in_a_crowd(directories, name, options):
+    """Read whole or in parts, with much memory or so little that requests lose their pages, beside others or not."""
+    model = moesaic.load(directories[name], dtype=torch.bfloat16, device=DEVICE)
+    prompts = tokens_of(5, 260, 33, *(17 + 13 * i for i in range(30)))
+    crowd = engine_of(model).generate(prompts, max_tokens=40, **options)
+    chosen = [0, 1, 2, 20]
+    alone = [engine_of(model).generate([prompts[i]], max_tokens=40, **options)[0] for i in chosen]
+    assert said(alone) == said([crowd[i] for i in chosen])
+    small = engine_of(model, cache_bytes=1 << 22, policy=Chunked(tokens=100), most_requests=12)
+    assert said(small.generate(prompts, max_tokens=40, **options)) == said(crowd)
+    assert small.scheduler.preemptions > 0 and small.blocks.in_use == 0
+
+
+def test_requests_that_come_and_go(model):
+    prompts = tokens_of(*(20 + 7 * i for i in range(24)))
+    wanted = said(engine_of(model).generate(prompts, max_tokens=30, temperature=0.0))
+    engine = engine_of(model, most_requests=10)
+    requests = []
+    while len(requests) < len(prompts) or engine.working:
+        if len(requests) < len(prompts):
+            requests.append(engine.request(prompts[len(requests)], Sampling(max_tokens=30, temperature=0.0)))
+            engine.submit(requests[-1])
+        if len(requests) == 12:
+            engine.abort(requests[3])
+        engine.step()
+    for number, request in enumerate(requests):
+        tokens, logprobs = wanted[number]
+        if number != 3:
+            assert request.tokens[len(request.prompt) :] == tokens and request.finish_reason == "length"
+            assert [entry.logprob for entry in request.answer] == logprobs
+    assert engine.blocks.in_use == 0
+
+
+def test_an_answer_ends_at_a_stop_token(model):
+    engine = engine_of(model)
+    prompts = tokens_of(9, 40)
+    free = engine.generate(prompts, max_tokens=30, temperature=0.0)
+    end = free[0].tokens[7]
+    cut = engine.generate(prompts, max_tokens=30, temperature=0.0, stop_tokens=frozenset([end]))
+    for one, other in zip(cut, free, strict=True):
+        place = other.tokens.index(end) + 1 if end in other.tokens else 30
+        assert one.tokens == other.tokens[:place]
+
+
+def test_a_prompt_that_was_read_is_not_read_again(model):
+    engine = engine_of(model)
+    (prompt,) = tokens_of(200)
+    first = engine.generate([prompt], max_tokens=20, temperature=0.0)
+    read = engine.counts.prompt_tokens
+    again = engine.generate([prompt, prompt[:150]], max_tokens=20, temperature=0.0)
+    assert said(again[:1]) == said(first) and again[0].cached_tokens >= 192
+    assert engine.counts.prompt_tokens - read < 30
+    fresh = engine_of(model, reuse_prefixes=False).generate([prompt[:150]], max_tokens=20, temperature=0.0)
+    assert said(again[1:]) == said(fresh)
+
+
+def test_wishes_the_device_does_not_know(model):
+    """Chosen on the host from the same logits, beside requests of the other kind."""
+    engine = engine_of(model)
+    prompts = tokens_of(30, 60)
+    plain = engine.generate(prompts, max_tokens=20, temperature=0.0)
+    bounded = engine.generate(prompts, max_tokens=20, temperature=0.7, top_k=1)
+    assert [answer.tokens for answer in bounded] == [answer.tokens for answer in plain]
+    drawn = engine.generate(prompts, max_tokens=20, temperature=0.8, seed=5)
+    by_host = engine.generate(prompts, max_tokens=20, temperature=0.8, seed=5, logprobs=1)
+    assert [answer.tokens for answer in by_host] == [answer.tokens for answer in drawn]
+    told = engine.generate(prompts, max_tokens=5, temperature=0.0, logprobs=3, prompt_logprobs=1)
+    assert told[0].tokens == plain[0].tokens[:5] and len(told[1].prompt_logprobs) == 60
+    assert all(entry.top[0][0] == entry.token for entry in told[0].logprobs)
+
+
+def test_new_weights_are_read_in_place_or_where_they_are_now(directories):
+    model = moesaic.load(directories["mixtral"], dtype=torch.bfloat16, device=DEVICE)
+    engine = engine_of(model)
+    prompts = tokens_of(30)
+
+    def wanted():
+        return said(engine_of(model).generate(prompts, max_tokens=10, temperature=0.0))
+
+    first = said(engine.generate(prompts, max_tokens=10, temperature=0.0))
+    with torch.no_grad():
+        model.layers[0].attention.out.weight.mul_(-1.0)
+    engine.weights_changed()
+    second = said(engine.generate(prompts, max_tokens=10, temperature=0.0))
+    assert second == wanted() != first
+    model.layers[0].attention.out.weight = torch.nn.Parameter(-model.layers[0].attention.out.weight.detach())
+    engine.weights_changed()
+    assert said(engine.generate(prompts, max_tokens=10, temperature=0.0)) == wanted() == first

@@ -1,0 +1,161 @@
+"""The engine's queued steps in Triton's interpreter: what they write is what plain passes write, whatever happens.
+
+In a process of its own, because the interpreter is chosen when kernels are defined.
+    pytest tests/kernels/test_triton_engine.py
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+
+    def test_in_the_interpreter():
+        environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stdout[-4000:]
+
+else:
+    import torch
+
+    from moesaic.serve.cuda_engine import QueuedSteps
+    from moesaic.serve.cuda_step import has_known_parts
+    from moesaic.serve.engine import Engine
+    from moesaic.serve.policies.chunked import Chunked
+    from moesaic.serve.request import Sampling
+    from tests.serve.tiny import VOCABULARY, page_bytes, tiny_model
+
+    @pytest.fixture(scope="module")
+    def model():
+        made = tiny_model(layers=1)
+        assert has_known_parts(made)
+        return made
+
+    def engines(model, **options):
+        """One that queues steps, and one that does not."""
+        queued, plain = Engine(model, **options), Engine(model, **options)
+        queued.queued = QueuedSteps(queued)
+        return queued, plain
+
+    def prompts(*lengths, seed=0):
+        generator = torch.Generator().manual_seed(seed)
+        return [torch.randint(3, VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
+
+    def same(given, wanted):
+        for one, other in zip(given, wanted, strict=True):
+            assert one.tokens == other.tokens and one.finish_reason == other.finish_reason
+            found, expected = ([entry.logprob for entry in answer.logprobs] for answer in (one, other))
+            assert found == pytest.approx(expected, abs=1e-4)
+
+    def test_greedy_and_drawn_answers(model):
+        queued, plain = engines(model, page_size=4, seed=5)
+        asked = prompts(3, 17, 9)
+        for options in ({"temperature": 0.0}, {"temperature": 0.8, "seed": 11}):
+            same(*(engine.generate(asked, max_tokens=5, **options) for engine in (queued, plain)))
+        assert queued.counts.generated_tokens == plain.counts.generated_tokens == 30
+        assert queued.counts.prompt_tokens == plain.counts.prompt_tokens
+        assert not queued.scheduler.requests and queued.blocks.in_use == 0
+        # A prompt that was read before is not read again, and gives the same answer.
+        assert queued.generate(asked[1:2], max_tokens=1, temperature=0.0)[0].cached_tokens >= 16
+
+    def test_the_host_learns_of_a_token_one_step_late(model):
+        queued, _ = engines(model, page_size=4)
+        request = queued.request(prompts(5)[0], Sampling(max_tokens=4, temperature=0.0))
+        queued.add(request)
+        seen = [[len(output.tokens) for output in queued.step()] for _ in range(5)]
+        assert seen == [[], [1], [1], [1], [1]], "a step is queued before the one before it is read"
+        assert request.finish_reason == "length" and not queued.scheduler.requests
+
+    def test_an_answer_ends_at_a_token_and_the_step_queued_meanwhile_counts_for_nothing(model):
+        queued, plain = engines(model, page_size=4)
+        asked = prompts(6, 4)
+        words = plain.generate(asked, max_tokens=9, temperature=0.0)[0].tokens
+        options = {"max_tokens": 9, "temperature": 0.0, "stop_tokens": frozenset([words[3]])}
+        same(*(engine.generate(asked, **options) for engine in (queued, plain)))
+        (again,) = queued.generate(asked[:1], **options)
+        assert again.tokens == words[: words.index(words[3]) + 1]
+
+    def test_little_memory_and_many_requests(model):
+        """Requests lose their pages while a step of theirs is under way, and write the same."""
+        options = {"page_size": 4, "most_requests": 3, "cache_bytes": 8 * page_bytes(model, 4)}
+        queued, plain = engines(model, **options, policy=Chunked(tokens=10))
+        asked = prompts(9, 12, 5)
+        wanted = [plain.generate([prompt], max_tokens=8, temperature=0.0)[0] for prompt in asked]
+        same(queued.generate(asked, max_tokens=8, temperature=0.0), wanted)
+        assert queued.scheduler.preemptions > 0
+        assert queued.blocks.in_use == 0
+
+    def test_wishes_the_device_does_not_know(model):
+        queued, plain = engines(model, page_size=4, seed=1)
+        asked = prompts(5, 8)
+        for options in (
+            {"temperature": 0.9, "top_p": 0.8, "seed": 4},
+            {"temperature": 0.0, "repetition_penalty": 1.3},
+            {"temperature": 0.0, "logprobs": 3, "prompt_logprobs": 2},
+        ):
+            given, wanted = (engine.generate(asked, max_tokens=5, **options) for engine in (queued, plain))
+            same(given, wanted)
+            assert [len(entry.top) for entry in given[0].logprobs] == [options.get("logprobs", 0)] * 5
+        for one, other in zip(given, wanted, strict=True):
+            found, expected = ([entry.logprob for entry in x.prompt_logprobs[1:]] for x in (one, other))
+            assert found == pytest.approx(expected, abs=1e-4)
+
+    def test_both_kinds_of_wishes_side_by_side(model):
+        queued, plain = engines(model, page_size=4)
+        wishes = [Sampling(max_tokens=6, temperature=0.0), Sampling(max_tokens=6, top_k=5, seed=3)]
+        texts = []
+        for engine in (queued, plain):
+            requests = [engine.request(prompt, wish) for prompt, wish in zip(prompts(7, 7), wishes, strict=True)]
+            for request in requests:
+                engine.add(request)
+            while engine.working:
+                engine.step()
+            texts.append([request.tokens for request in requests])
+        assert texts[0] == texts[1]
+
+    def test_routes_counts_and_embeddings(model):
+        queued, plain = engines(model, page_size=4, policy=Chunked(tokens=8))
+        asked = prompts(11, 3)
+        given, wanted = (
+            engine.generate(asked, max_tokens=4, temperature=0.0, record_routes=True) for engine in (queued, plain)
+        )
+        for one, other in zip(given, wanted, strict=True):
+            assert one.routes.keys() == other.routes.keys()
+            for layer, routes in one.routes.items():
+                assert torch.equal(routes.sort(-1).values, other.routes[layer].long().sort(-1).values)
+        assert queued.experts.by_layer() == plain.experts.by_layer()
+        hidden = []
+        for engine in (queued, plain):
+            request = engine.request(asked[0], embed=True)
+            engine.add(request)
+            while engine.working:
+                engine.step()
+            assert request.finish_reason == "stop"
+            hidden.append(request.hidden_D)
+        torch.testing.assert_close(*hidden, rtol=1e-4, atol=1e-4)
+
+    def test_new_weights_abort_and_pause_in_the_middle(model):
+        queued, plain = engines(model, page_size=4)
+        asked = prompts(6, 9)
+        requests = [queued.request(prompt, Sampling(max_tokens=8, temperature=0.0)) for prompt in asked]
+        for request in requests:
+            queued.add(request)
+        queued.step(), queued.step(), queued.step()
+        queued.weights_changed(recompute=True)  # the same weights, in the same place
+        queued.step()
+        queued.abort(requests[0])
+        queued.pause()
+        queued.step()
+        assert queued.step() == [] and len(requests[1].tokens) < 17
+        queued.resume()
+        while queued.working:
+            queued.step()
+        (wanted,) = plain.generate(asked[1:], max_tokens=8, temperature=0.0)
+        assert requests[1].tokens[9:] == wanted.tokens
+        assert requests[0].finish_reason == "abort" and queued.blocks.in_use == 0
+        assert set(requests[1].versions) == {0, 1}
