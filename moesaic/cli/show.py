@@ -22,12 +22,12 @@ def command(
 ) -> None:
     """Show what a model is: parameters, layers, memory, and its life so far."""
     from moesaic.model import lineage
-    from moesaic.model.checkpoint import Checkpoint
+    from moesaic.model.compressed import is_compressed, open_checkpoint
     from moesaic.model.directory import match
     from moesaic.model.facts import describe_layers, facts
     from moesaic.model.value_head import has_head
 
-    source = Checkpoint(directory)
+    source = open_checkpoint(directory)
     config, _ = match(source)
     known = facts(config)
     report: dict[str, Any] = {
@@ -45,7 +45,9 @@ def command(
         "context": config.context,
         "dtype": config.dtype,
         "disk_bytes": source.bytes,
-        "run_bytes": known.run_bytes,
+        "bits_per_weight": round(source.bytes * 8 / known.parameters, 3),
+        "compressed": is_compressed(source),
+        "run_bytes": source.bytes if is_compressed(source) else known.run_bytes,
         "train_bytes": known.train_bytes,
         "kv_bytes_per_token": known.kv_bytes_per_token,
         "value_head": has_head(directory),
@@ -72,13 +74,14 @@ def _print(report: dict[str, Any]) -> None:
     active = f", {count(report['active_parameters'])} active per token"
     parameters = count(report["parameters"]) + (active if report["experts"] else "")
     further = report["prediction_parameters"]
+    stored = f"{report['bits_per_weight']:.2f} bits a weight" if report["compressed"] else report["dtype"]
     rows = [
         ("model", f"{report['family']}, {parameters}"),
         *[("layers" if not number else "", line) for number, line in enumerate(report["layer_kinds"])],
         *([("", f"{count(further)} parameters that predict further tokens")] if further else []),
         *([("", "a value head: it is a reward model or critic")] if report["value_head"] else []),
         ("sizes", f"hidden {report['hidden']}, vocabulary {report['vocab']:,}, context {report['context']:,}"),
-        ("on disk", f"{readable(report['disk_bytes'])}, {report['dtype']}"),
+        ("on disk", f"{readable(report['disk_bytes'])}, {stored}"),
         ("to run", f"{readable(report['run_bytes'])}, and {readable(report['kv_bytes_per_token'])} a token of context"),
         ("to train", f"{readable(report['train_bytes'])} (weights, gradients, AdamW; float32), and activations"),
     ]

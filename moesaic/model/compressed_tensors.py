@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -181,70 +181,86 @@ def _groups(settings: dict[str, Any], where: Path) -> list[tuple[list[str], tupl
     return sorted(found, key=lambda entry: "Linear" in entry[0])
 
 
-def tensors_for(place: Place, matrix: QuantisedMatrix) -> Iterator[tuple[str, Tensor]]:
+Made = tuple[str, torch.dtype, tuple[int, ...], Callable[[], Tensor]]
+
+
+def entries_for(place: Place, scheme: Scheme, matrix: Callable[[], QuantisedMatrix], where: Path) -> Iterator[Made]:
     """What is written for the part of a matrix that `place` names; scales stay in half precision."""
-    assert matrix.up_OR is None, "the layout has no corrections"
     rows = slice(None)
     if place.part and isinstance(place.part[-1], slice):
         rows = place.part[-1]
     module, (outputs, inputs) = place.name.removesuffix(".weight"), place.shape
-    codes_OI = unpack(matrix.codes[rows], matrix.bits)[:, :inputs]
-    scales_OG = matrix.scales_GO[:, rows].T.contiguous()
-    if matrix.activation_bits == 8 and matrix.bits == 8:
-        yield f"{module}.weight", (codes_OI.int() - 128).to(torch.int8)
-        yield f"{module}.weight_scale", scales_OG.half()
-        return
-    yield f"{module}.weight_packed", _pack32(codes_OI, matrix.bits)
-    yield f"{module}.weight_scale", scales_OG.half()
-    yield f"{module}.weight_shape", torch.tensor([outputs, inputs])
-    if matrix.zeros_GO is not None:
-        zeros_OG = matrix.zeros_GO[:, rows].T.contiguous()
-        assert bool((zeros_OG == zeros_OG.round()).all()), "the layout has whole zero points"
-        yield (
-            f"{module}.weight_zero_point",
-            _pack32(zeros_OG.to(torch.uint8).T.contiguous(), matrix.bits).T.contiguous(),
-        )
+    groups = -(-inputs // scheme.group)
+    problem = ""
+    if scheme.rank:
+        problem = "has no place for corrections of low rank"
+    elif groups > 1 and inputs % scheme.group:
+        problem = f"has no groups of {scheme.group} for {inputs} inputs ({place.name})"
+    if problem:
+        raise UserError(where, f"the compressed-tensors layout {problem}", "Leave out --layout, or choose otherwise.")
+
+    def codes() -> Tensor:
+        found = matrix()
+        return unpack(found.codes[rows], found.bits)[:, :inputs]
+
+    def zeros() -> Tensor:
+        found_GO = matrix().zeros_GO
+        assert found_GO is not None
+        zeros_GO = found_GO[:, rows]
+        if not bool((zeros_GO == zeros_GO.round()).all()):
+            problem = "the compressed-tensors layout has whole zero points only"
+            raise UserError(where, problem, "Leave out --layout.")
+        return _pack32(zeros_GO.to(torch.uint8).contiguous(), scheme.bits).T.contiguous()
+
+    if scheme.activation_bits == 8 and scheme.bits == 8:
+        yield f"{module}.weight", torch.int8, (outputs, inputs), lambda: (codes().int() - 128).to(torch.int8)
+    else:
+        words = (outputs, -(-inputs * scheme.bits // 32))
+        yield f"{module}.weight_packed", torch.int32, words, lambda: _pack32(codes(), scheme.bits)
+        yield f"{module}.weight_shape", torch.int64, (2,), lambda: torch.tensor([outputs, inputs])
+        if scheme.zeros:
+            shape = (-(-outputs * scheme.bits // 32), groups)
+            yield f"{module}.weight_zero_point", torch.int32, shape, zeros
+    scales = f"{module}.weight_scale"
+    yield scales, torch.float16, (outputs, groups), lambda: matrix().scales_GO[:, rows].T.contiguous()
 
 
-def settings_for(kinds: dict[str, QuantisedMatrix], plain: list[str]) -> dict[str, Any]:
-    """config.json's part, from a matrix for each module; `plain` are linear modules that were left as they are."""
-    schemes: dict[str, list[str]] = defaultdict(list)
-    made: dict[str, dict[str, Any]] = {}
-    for module, matrix in kinds.items():
-        scheme = _scheme(matrix)
-        schemes[str(scheme)].append(module)
-        made[str(scheme)] = scheme
-    most = max(schemes, key=lambda key: len(schemes[key]))
+def settings_for(kinds: dict[str, Scheme], plain: list[str]) -> dict[str, Any]:
+    """config.json's part, from the scheme of each module (group 0: a whole channel); `plain` are linear modules that
+    were left as they are."""
+    by_scheme: dict[Scheme, list[str]] = defaultdict(list)
+    for module, scheme in kinds.items():
+        by_scheme[scheme].append(module)
+    most = max(by_scheme, key=lambda scheme: len(by_scheme[scheme]))
     groups = {}
-    for number, (key, modules) in enumerate(schemes.items()):
-        groups[f"group_{number}"] = {**made[key], "targets": ["Linear"] if key == most else sorted(modules)}
+    for number, (scheme, modules) in enumerate(by_scheme.items()):
+        targets = ["Linear"] if scheme == most else sorted(modules)
+        groups[f"group_{number}"] = {**_described(scheme), "targets": targets}
     formats = {group["format"] for group in groups.values()}
     return {
         "quant_method": "compressed-tensors",
         "format": formats.pop() if len(formats) == 1 else "mixed-precision",
         "quantization_status": "compressed",
         "config_groups": groups,
-        "ignore": sorted(plain),
+        "ignore": plain,
         "kv_cache_scheme": None,
     }
 
 
-def _scheme(matrix: QuantisedMatrix) -> dict[str, Any]:
-    whole = matrix.group >= matrix.shape[1]
+def _described(scheme: Scheme) -> dict[str, Any]:
     weights = {
-        "num_bits": matrix.bits,
+        "num_bits": scheme.bits,
         "type": "int",
-        "symmetric": matrix.zeros_GO is None,
-        "strategy": "channel" if whole else "group",
-        "group_size": None if whole else matrix.group,
+        "symmetric": not scheme.zeros,
+        "strategy": "group" if scheme.group else "channel",
+        "group_size": scheme.group or None,
         "dynamic": False,
     }
     inputs = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
-    whole_bytes = matrix.activation_bits == 8 and matrix.bits == 8
     return {
         "weights": weights,
-        "input_activations": inputs if matrix.activation_bits == 8 else None,
-        "format": "int-quantized" if whole_bytes else "pack-quantized",
+        "input_activations": inputs if scheme.activation_bits == 8 else None,
+        "format": "int-quantized" if scheme.activation_bits == 8 and scheme.bits == 8 else "pack-quantized",
     }
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from moesaic.errors import UserError
 from moesaic.kernels import Kernels
+from moesaic.kernels.quantised import QuantisedMatrix
 from moesaic.model.families import family_for
 from moesaic.model.families.places import Place
 from moesaic.model.linear import Linear
@@ -61,7 +62,8 @@ def load_adapter(model: Model, path: str | Path, name: str) -> Adapter:
     directory = Path(path)
     settings = _settings(directory / "adapter_config.json")
     file = TensorFile(directory / "adapter_model.safetensors")
-    parameters = dict(model.named_parameters())
+    parameters: dict[str, Any] = dict(model.named_parameters())
+    parameters |= {name: module for name, module in model.named_modules() if isinstance(module, QuantisedMatrix)}
     plain = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Linear)}
     layouts = family_for(model.config.family, directory).layouts(model.config)
     places = {place.name: place for candidates in layouts for place in candidates}
@@ -101,7 +103,7 @@ def _joined(weight_OI: Tensor, pieces: list[tuple[Place, Tensor, Tensor]]) -> tu
     for place, down, up in pieces:
         up_OR[place.part[0] if place.part else slice(None), start : start + len(down)] = up.float()
         start += len(down)
-    return down_RI.to(weight_OI), up_OR.to(weight_OI)
+    return down_RI.to(weight_OI.device, weight_OI.dtype), up_OR.to(weight_OI.device, weight_OI.dtype)
 
 
 def _settings(path: Path) -> dict[str, Any]:

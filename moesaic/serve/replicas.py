@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from moesaic.errors import UserError
-from moesaic.model.checkpoint import Checkpoint
+from moesaic.model.compressed import open_checkpoint
 from moesaic.model.directory import load, match
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.model.transformer import Model
@@ -41,7 +41,7 @@ PAUSE = 1.0  # seconds before a replica that died is begun again; doubled while 
 
 def front_engine(directory: Path, **options: Any) -> Engine:
     """An engine that checks requests and computes nothing: its weights and its cache have shapes only."""
-    source = Checkpoint(directory)
+    source = open_checkpoint(directory)
     config, _ = match(source)
     with torch.device("meta"):
         model = Model(config)

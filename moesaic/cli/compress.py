@@ -1,0 +1,82 @@
+"""A model directory made smaller.
+
+moesaic compress out/smollm2 --method rtn --out out/small bits=4 group=64
+moesaic compress out/smollm2 --method gptq --out out/small --data text.txt bits=3 group=64
+moesaic compress out/mixture --method rtn --out out/w4a16 --layout compressed-tensors bits=4 group=64
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moesaic.cli.app import JsonFlag, print_json
+
+ORDER = 60
+
+
+def command(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A model directory.", show_default=False)],
+    options: Annotated[
+        list[str] | None, typer.Argument(metavar="[option=value ...]", help="Of the method.", show_default=False)
+    ] = None,
+    method: Annotated[str, typer.Option(metavar="NAME", help="How; see docs/compress.md.")] = "gptq",
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="The directory to write.", show_default=False)] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Text to calibrate with; else Python's own reference.")
+    ] = None,
+    samples: Annotated[int, typer.Option(help="Pieces of text to calibrate with.")] = 16,
+    length: Annotated[int, typer.Option(help="Tokens of a piece.")] = 512,
+    least: Annotated[int, typer.Option(help="Tokens every expert sees, routed to it or not.")] = 64,
+    ends_bits: Annotated[
+        int | None,
+        typer.Option(help="Of the embedding and the output matrix; 0: as they are. Else 8 in our own layout."),
+    ] = None,
+    layout: Annotated[
+        str, typer.Option(metavar="moesaic|compressed-tensors", help="The second is what transformers and vLLM load.")
+    ] = "moesaic",
+    check_tokens: Annotated[int, typer.Option(help="To measure perplexity on, before and after; 0: do not.")] = 2048,
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is a model directory.")] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Make a model smaller, and say what it cost."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from moesaic.cli.method_options import MethodOptions
+    from moesaic.compress.compress import Wish, compress
+    from moesaic.compress.methods import Compressor
+    from moesaic.errors import UserError
+    from moesaic.model.checkpoint import readable
+
+    if out is None:
+        raise UserError("--out", "is missing", "Name the directory to write.")
+    chosen = MethodOptions(options or [])
+    made = chosen.make(method, Compressor, "--method")  # type: ignore[type-abstract]
+    chosen.check()
+    assert made is not None
+    wish = Wish(data, samples, length, ends_bits, least, layout, check_tokens, force)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=json) as bar:
+        task = bar.add_task("reading")
+
+        def progress(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total)
+
+        told = compress(directory, made, out, wish, progress)
+    if json:
+        print_json({"directory": str(out), **told})
+        return
+    print(
+        f"{out}: {readable(told['bytes'])}, {told['ratio']:.3f} of {readable(told['bytes_before'])}; "
+        f"{told['bits_per_weight']:.2f} bits a weight; {told['seconds']:.0f} s."
+    )
+    if "perplexity" in told:
+        print(
+            f"Perplexity on {told['check_tokens']:,} tokens at the end of the text: "
+            f"{told['perplexity_before']:.3f} before, {told['perplexity']:.3f} after "
+            f"({told['perplexity_change']:+.2%})."
+        )
+    print(f"Talk to it: moesaic chat {out}    Measure it: moesaic evaluate {out} --suite perplexity --data FILE")

@@ -1,0 +1,143 @@
+"""What `moesaic compress` does: look whether it can be done, run the method, write the directory, measure, report."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moesaic.compress import calibration, writing
+from moesaic.compress.job import Job, Told
+from moesaic.compress.methods import Compressor
+from moesaic.compress.report import draw, layer_errors
+from moesaic.compress.shelf import Shelf
+from moesaic.errors import UserError
+from moesaic.evaluate.suites.perplexity import perplexity
+from moesaic.model import lineage
+from moesaic.model.checkpoint import Checkpoint
+from moesaic.model.compressed import is_compressed, open_checkpoint
+from moesaic.model.directory import Parts, load
+from moesaic.model.facts import facts
+from moesaic.model.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Wish:
+    """Everything that is asked for beside the method and its own options."""
+
+    data: Path | None = None
+    samples: int = 16
+    length: int = 512
+    ends_bits: int | None = None
+    least: int = 64
+    layout: str = "moesaic"
+    check_tokens: int = 2048
+    force: bool = False
+
+    def check(self) -> None:
+        writing.check_layout(self.layout)
+        for flag, number, low in (
+            ("--samples", self.samples, 1),
+            ("--length", self.length, 16),
+            ("--least", self.least, 1),
+            ("--check-tokens", self.check_tokens, 0),
+        ):
+            if number < low:
+                raise UserError(flag, f"must be at least {low}, not {number}")
+        if self.ends_bits not in (None, 0, 2, 3, 4, 8):
+            raise UserError("--ends-bits", f"must be 0 (as they are), 2, 3, 4 or 8, not {self.ends_bits}")
+        if self.ends_bits and self.layout != "moesaic":
+            problem = f"the {self.layout} layout keeps the embedding and the output matrix as they are"
+            raise UserError("--ends-bits", problem, "Leave one of them out.")
+
+
+def compress(
+    directory: Path, method: Compressor, out: Path, wish: Wish, progress: Told = lambda what, done, total: None
+) -> dict[str, Any]:
+    """Returns what it came to, as it also stands in the new directory's life."""
+    wish.check()
+    begun = time.perf_counter()
+    source = open_checkpoint(directory)
+    if is_compressed(source):
+        raise UserError(directory, "is compressed already", "Compress the original.")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())) and not wish.force:
+        raise UserError(out, "exists already", "Name another directory, or add --force to replace it.")
+    if out.resolve() == directory.resolve():
+        raise UserError(out, "is the model itself", "Name another directory.")
+    parts = Parts(source)
+    named = {"name": type(method).__module__.rpartition(".")[2], **dataclasses.asdict(method)}  # type: ignore[call-overload]
+    tokenizer = Tokenizer.from_files(source.files, source.place)
+    text = calibration.read_text(wish.data)
+    sequences: list[list[int]] = []
+    length = min(wish.length, parts.config.context)
+    if method.reads_text:
+        if tokenizer is None:
+            raise UserError(directory, "has no tokenizer, and this method reads text", "Take rtn or hqq.")
+        sequences = calibration.sequences(text, tokenizer, wish.samples, length, wish.data or "builtin text")
+    ends_bits = method.ends_bits if wish.layout == "moesaic" else 0
+    ends_bits = ends_bits if wish.ends_bits is None else wish.ends_bits
+    request = {
+        "source": str(directory.resolve()),
+        "config": source.config,
+        "life": lineage.read(directory),
+        "bytes": Checkpoint(directory).bytes,
+        "method": named,
+        "text": hashlib.sha256(repr(sequences).encode()).hexdigest(),
+        "ends_bits": ends_bits,
+        "least": wish.least,
+    }
+    shelf = Shelf(out, request)
+    job = Job(parts, directory, shelf, sequences, ends_bits, wish.least, progress)
+    config = method.run(job)
+    errors = layer_errors(shelf)
+    before, known = Checkpoint(directory).bytes, facts(config)
+    told: dict[str, Any] = {
+        "method": named,
+        "source": directory.name,
+        "layout": wish.layout,
+        "calibration_tokens": sum(map(len, sequences)),
+        "bytes_before": before,
+        "parameters": known.parameters,
+    }
+    writing.write(job, config, out, [*lineage.read(directory), lineage.stage("compress", **told)], wish.layout)
+    told["bytes"] = Checkpoint(out).bytes
+    told["bits_per_weight"] = round(told["bytes"] * 8 / known.parameters, 3)
+    told["ratio"] = round(told["bytes"] / before, 4)
+    told["layer_errors"] = errors
+    if wish.check_tokens and tokenizer is not None:
+        progress("measuring", 0, 1)
+        told |= _cost(directory, out, tokenizer, text, wish, length)
+    told["seconds"] = round(time.perf_counter() - begun, 1)
+    _tell(out, told, directory)
+    shelf.clear()
+    return told
+
+
+def _cost(directory: Path, out: Path, tokenizer: Tokenizer, text: str, wish: Wish, length: int) -> dict[str, Any]:
+    """Perplexity before and after on the end of the text, which is the last that calibration would take."""
+    tail = tokenizer.encode(text[-wish.check_tokens * 16 :])[-wish.check_tokens :]
+    if len(tail) < 2:
+        return {}
+    before = perplexity(load(directory), tail, length, length).perplexity
+    after = perplexity(load(out), tail, length, length).perplexity
+    return {
+        "check_tokens": len(tail),
+        "perplexity_before": round(before, 4),
+        "perplexity": round(after, 4),
+        "perplexity_change": round(after / before - 1, 5),
+    }
+
+
+def _tell(out: Path, told: dict[str, Any], source: Path) -> None:
+    """What was measured after writing goes to the life as well, and the picture beside it."""
+    import json
+
+    life = [*lineage.read(source), lineage.stage("compress", **told)]
+    fresh = out / f"{lineage.FILE}.new"
+    fresh.write_text(json.dumps(lineage.content(life), indent=2) + "\n")
+    fresh.replace(out / lineage.FILE)
+    if told["layer_errors"]:
+        draw(told, out / "compression.png")

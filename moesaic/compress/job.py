@@ -1,0 +1,35 @@
+"""What a method is given: the model to be made smaller, tensor by tensor, the text to read, and where results go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from moesaic.compress.shelf import Shelf
+from moesaic.model.config import ModelConfig
+from moesaic.model.directory import Parts
+
+Told = Callable[[str, int, int], None]
+
+
+@dataclass
+class Job:
+    parts: Parts
+    source: Path
+    shelf: Shelf
+    sequences: list[list[int]] = field(default_factory=list)
+    ends_bits: int = 8  # of the embedding and the output matrix; 0: as they are
+    least: int = 64  # tokens that every expert sees
+    progress: Told = lambda what, done, total: None
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.parts.config
+
+    @property
+    def dtype(self) -> torch.dtype:
+        found: torch.dtype = getattr(torch, self.config.dtype)
+        return found

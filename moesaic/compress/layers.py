@@ -1,0 +1,182 @@
+"""The walk over a model's layers, one in memory at a time: read, watch, compress, put away, go on with what comes out.
+
+Each layer is calibrated on what the compressed layers before it let through, so that it can make up for their errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor, nn
+
+from moesaic import kernels
+from moesaic.compress.grid import Grid
+from moesaic.compress.methods import ByMatrix, Maker
+from moesaic.compress.seen import TOKENS_AT_ONCE, Seen, Watched, WatchingKernels, unseen
+from moesaic.compress.shelf import Part, rounded_scales
+from moesaic.kernels.quantised import QuantisedKernels, QuantisedMatrix
+from moesaic.model.block import Block, PredictionBlock
+from moesaic.model.config import Layer, ModelConfig
+from moesaic.model.directory import install
+from moesaic.model.flow import Flow
+from moesaic.model.layout import Layout
+from moesaic.model.linear import Linear
+from moesaic.model.rope import frequencies
+
+if TYPE_CHECKING:
+    from moesaic.compress.job import Job
+
+# Small, or used otherwise than by multiplying: which expert, which token, and the latent that attention folds away.
+KEPT_PLAIN = ("router", "indexer", "kv_up", "residual")
+
+
+def walk(job: Job, method: ByMatrix) -> None:
+    make = method.maker(job)
+    config, shelf = job.config, job.shelf
+    count = len(config.layers)
+    start, hidden = 0, []
+    lengths = [len(tokens) for tokens in job.sequences]
+    if method.reads_text:
+        saved = shelf.state()
+        if saved is None:
+            hidden = [_embedded(job)]
+        else:
+            start, hidden = saved[0], [saved[1]["hidden_TD"]]
+    for number, layer in enumerate(config.layers):
+        name = f"layer-{number:05}"
+        job.progress("layer", number, count)
+        if number < start if method.reads_text else shelf.has(name):
+            continue
+        block = load_block(job, f"layers.{number}", layer, number)
+        if not method.reads_text:
+            shelf.put(name, compressed(block, f"layers.{number}", method, make, None))
+            continue
+        watcher = WatchingKernels(kernels.choose("cpu"))
+        plain_TD = run_block(block, config, lengths, hidden[0], cast(kernels.Kernels, watcher))
+        part = compressed(block, f"layers.{number}", method, make, Watched(block, watcher, job.least))
+        del watcher
+        fit_in(block, f"layers.{number}", part)
+        after_TD = run_block(block, config, lengths, hidden[0], quantised_kernels())
+        off = (after_TD - plain_TD).norm() / plain_TD.norm()
+        part.facts["layer_error"] = float(off)
+        shelf.put(name, part)
+        shelf.put_state(number + 1, {"hidden_TD": after_TD})
+        hidden = [after_TD]
+    job.progress("layer", count, count)
+    for number, layer in enumerate(config.mtp):
+        if not shelf.has(f"further-{number:05}"):
+            further = load_further(job, layer, number)
+            shelf.put(f"further-{number:05}", compressed(further, f"mtp.{number}", method, make, None))
+    if job.ends_bits and not shelf.has("ends"):
+        grid = Grid(job.ends_bits, 0)
+        names = ["embed"] if config.tied else ["embed", "head"]
+        shelf.put("ends", Part({name: rounded_scales(grid.matrix(job.parts.tensor(name).float())) for name in names}))
+
+
+def quantised_kernels() -> kernels.Kernels:
+    return cast(kernels.Kernels, QuantisedKernels(kernels.choose("cpu")))
+
+
+def _embedded(job: Job) -> Tensor:
+    tokens_T = torch.tensor([token for tokens in job.sequences for token in tokens])
+    return job.parts.tensor("embed")[tokens_T].float()
+
+
+def load_block(job: Job, path: str, layer: Layer, number: int) -> Block:
+    with torch.device("meta"):
+        block = Block(job.config, layer, number)
+    return cast(Block, _filled(job, block, path))
+
+
+def load_further(job: Job, layer: Layer, number: int) -> PredictionBlock:
+    with torch.device("meta"):
+        block = PredictionBlock(job.config, layer, len(job.config.layers) + number)
+    return cast(PredictionBlock, _filled(job, block, f"mtp.{number}"))
+
+
+def _filled(job: Job, module: nn.Module, path: str) -> nn.Module:
+    state = {name: job.parts.tensor(f"{path}.{name}").float() for name in module.state_dict()}
+    module.load_state_dict(state, assign=True)
+    return module.requires_grad_(False)
+
+
+def chunks(lengths: list[int]) -> Iterator[tuple[slice, list[int]]]:
+    """Sequences side by side, as many as are run at once."""
+    start = 0
+    taken: list[int] = []
+    for length in lengths:
+        if taken and sum(taken) + length > TOKENS_AT_ONCE:
+            yield slice(start, start + sum(taken)), taken
+            start, taken = start + sum(taken), []
+        taken.append(length)
+    if taken:
+        yield slice(start, start + sum(taken)), taken
+
+
+def flow_for(config: ModelConfig, lengths: list[int], ops: kernels.Kernels) -> Flow:
+    layout = Layout(lengths)
+    speed_R, factor = frequencies(config.rope, config.context, torch.device("cpu"))
+    angle_TR = layout.positions_T[:, None].float() * speed_R
+    return Flow(layout, ops, angle_TR.cos() * factor, angle_TR.sin() * factor)
+
+
+@torch.no_grad()
+def run_block(block: Block, config: ModelConfig, lengths: list[int], x_TD: Tensor, ops: kernels.Kernels) -> Tensor:
+    return torch.cat([block(x_TD[rows], flow_for(config, some, ops)) for rows, some in chunks(lengths)])
+
+
+def matrices_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """What can be made smaller, by name; an expert's number comes last."""
+    for path, part in module.named_modules():
+        if isinstance(part, Linear) and not any(word in path.split(".") for word in KEPT_PLAIN):
+            yield f"{path}.weight", part.weight
+    for name, parameter in module.named_parameters():
+        if parameter.dim() == 3:
+            yield from ((f"{name}.{expert}", weight_OI) for expert, weight_OI in enumerate(parameter))
+
+
+@torch.no_grad()
+def compressed(module: nn.Module, path: str, method: ByMatrix, make: Maker, watched: Watched | None) -> Part:
+    part = Part()
+    if watched is not None and isinstance(module, Block):
+        part.plain |= {f"{path}.{name}": tensor for name, tensor in method.prepare(module, watched).items()}
+    errors, shares, seen = {}, {}, None
+    for name, weight_OI in matrices_of(module):
+        seen = (watched.seen(name) if watched is not None else None) or unseen(weight_OI.shape[1])
+        made = make(f"{path}.{name}", weight_OI.detach(), seen)
+        if isinstance(made, QuantisedMatrix):
+            part.matrices[f"{path}.{name}"] = rounded_scales(made)
+        else:
+            part.plain[f"{path}.{name}"] = made
+        errors[name] = seen.error(weight_OI, made.dense() if isinstance(made, QuantisedMatrix) else made)
+        shares[name] = seen.share
+    part.facts = {"errors": errors, "shares": shares}
+    return part
+
+
+def fit_in(module: nn.Module, path: str, part: Part) -> None:
+    """Put what was made in the place of what it was made from."""
+    experts: dict[str, dict[int, QuantisedMatrix]] = {}
+    for name, matrix in part.matrices.items():
+        own = name.removeprefix(f"{path}.")
+        stem, _, leaf = own.rpartition(".")
+        if leaf.isdigit():
+            experts.setdefault(stem, {})[int(leaf)] = matrix
+        else:
+            install(module, own, matrix, torch.float32)
+    for stem, by_number in experts.items():
+        install(module, stem, nn.ModuleList(by_number[number] for number in sorted(by_number)), torch.float32)
+    parameters = dict(module.named_parameters())
+    for name, tensor in part.plain.items():
+        own = name.removeprefix(f"{path}.")
+        stem, _, leaf = own.rpartition(".")
+        target = parameters[stem][int(leaf)] if leaf.isdigit() else parameters[own]
+        target.data.copy_(tensor)
+
+
+def seen_all(watched: Watched, names: list[str]) -> Seen:
+    """Several matrices that are fed together."""
+    found = [seen for name in names if (seen := watched.seen(name)) is not None]
+    return Seen(torch.cat([seen.rows_TI for seen in found]))

@@ -1,0 +1,54 @@
+"""What compression cost, layer by layer: numbers from the shelf, and a picture of them."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+from moesaic.compress.shelf import Shelf
+from moesaic.train.plot import COLOURS, STYLE
+
+
+def layer_errors(shelf: Shelf) -> list[dict[str, Any]]:
+    """For each layer the error of each kind of matrix (experts' together), as a share of its output."""
+    found = []
+    for name in shelf.names():
+        if not name.startswith("layer-"):
+            continue
+        facts = shelf.about(name)["facts"]
+        kinds: dict[str, list[float]] = {}
+        for matrix, error in facts.get("errors", {}).items():
+            stem, _, leaf = matrix.removesuffix(".weight").rpartition(".")
+            kinds.setdefault(stem if leaf.isdigit() else f"{stem}.{leaf}", []).append(error)
+        row: dict[str, Any] = {"layer": int(name.removeprefix("layer-"))}
+        row["errors"] = {kind: round(statistics.fmean(errors), 6) for kind, errors in kinds.items()}
+        if "layer_error" in facts:
+            row["layer_error"] = round(facts["layer_error"], 6)
+        if any(leaf.rpartition(".")[2].isdigit() for leaf in facts.get("shares", {})):
+            shares = [share for leaf, share in facts["shares"].items() if leaf.rpartition(".")[2].isdigit()]
+            row["least_routed"] = round(min(shares), 6)
+        found.append(row)
+    return found
+
+
+def draw(told: dict[str, Any], file: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = told["layer_errors"]
+    kinds = sorted({kind for row in rows for kind in row["errors"]})
+    with pyplot.rc_context(STYLE):
+        figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
+        for colour, kind in zip(COLOURS * 4, kinds, strict=False):
+            points = [(row["layer"], row["errors"][kind]) for row in rows if kind in row["errors"]]
+            axes.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=3, label=kind)
+        axes.set_yscale("log")
+        axes.set_xlabel("layer")
+        axes.set_ylabel("squared error, share of the output")
+        axes.set_title(f"{told['method']['name']}: {told['bits_per_weight']:.2f} bits a weight")
+        axes.legend(ncols=2)
+        figure.savefig(file, dpi=120)
+        pyplot.close(figure)

@@ -1,0 +1,121 @@
+"""What flows into each matrix of a layer while a calibration text is read: the inputs that rounding must respect.
+
+Tokens choose their experts, so some experts see few of them. An expert that was sent fewer than `least` also gets the
+tokens that came nearest to being sent to it, for its statistics alone: what the layer computes is untouched.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from moesaic.kernels import Kernels
+from moesaic.model.block import Block
+from moesaic.model.experts import MixtureFeedForward
+
+TOKENS_AT_ONCE = 2048
+
+
+class Seen:
+    """The rows that flowed into a matrix (T, I), and what follows from them. `share` is their share of all tokens."""
+
+    def __init__(self, rows_TI: Tensor, share: float = 1.0) -> None:
+        self.rows_TI, self.share = rows_TI, share
+
+    @cached_property
+    def moments_II(self) -> Tensor:
+        """The mean outer product: an error e of a row of weights costs e @ moments @ e at the output."""
+        inputs = self.rows_TI.shape[1]
+        total_II = torch.zeros(inputs, inputs)
+        for rows in self.rows_TI.split(TOKENS_AT_ONCE):
+            total_II.addmm_(rows.T, rows)
+        return total_II / max(len(self.rows_TI), 1)
+
+    @property
+    def importance_I(self) -> Tensor:
+        return self.moments_II.diagonal()
+
+    @property
+    def size_I(self) -> Tensor:
+        return self.rows_TI.abs().mean(0)
+
+    def error(self, weight_OI: Tensor, other_OI: Tensor) -> float:
+        """The squared error at the output as a share of the output's own size."""
+        off_OI = other_OI - weight_OI
+        size = (weight_OI @ self.moments_II * weight_OI).sum()
+        return float((off_OI @ self.moments_II * off_OI).sum() / size.clamp(min=1e-20))
+
+
+def unseen(inputs: int) -> Seen:
+    """For matrices that no text is read through: every input as important as any other."""
+    seen = Seen(torch.zeros(0, inputs))
+    seen.moments_II = torch.eye(inputs)
+    return seen
+
+
+class WatchingKernels:
+    """Kernels that keep what every matrix is multiplied by."""
+
+    library = None  # every operation must pass by
+
+    def __init__(self, plain: Kernels) -> None:
+        self._plain = plain
+        self.rows: dict[int, list[Tensor]] = defaultdict(list)
+        self.routed: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+
+    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        self.rows[id(weight_OI)].append(x_TI)
+        return self._plain.linear(x_TI, weight_OI, bias_O)
+
+    def experts(
+        self,
+        x_TD: Tensor,
+        routes_TK: Tensor,
+        weights_TK: Tensor,
+        gate_up_EGD: Tensor,
+        down_EDF: Tensor,
+        activation: str,
+    ) -> Tensor:
+        self.routed[id(gate_up_EGD)].append((x_TD, routes_TK))
+        return self._plain.experts(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF, activation)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plain, name)
+
+
+class Watched:
+    """What was seen in one layer, by the name of the parameter in it (`attention.qkv.weight`, `ffn.down_EDF.3`)."""
+
+    def __init__(self, block: Block, kernels: WatchingKernels, least: int) -> None:
+        self._block, self._kernels, self._least = block, kernels, least
+        self._by_name = dict(block.named_parameters())
+
+    def seen(self, name: str) -> Seen | None:
+        path, _, leaf = name.rpartition(".")
+        if leaf.isdigit():
+            return self._expert(path, int(leaf))
+        rows = self._kernels.rows.get(id(self._by_name[name]))
+        return Seen(torch.cat(rows)) if rows else None
+
+    def _expert(self, name: str, expert: int) -> Seen | None:
+        ffn = self._block.ffn
+        assert isinstance(ffn, MixtureFeedForward)
+        calls = self._kernels.routed.get(id(ffn.gate_up_EGD))
+        if not calls:
+            return None
+        x_TD = torch.cat([x for x, _ in calls])
+        chosen_T = torch.cat([(routes == expert).any(1) for _, routes in calls])
+        share = float(chosen_T.float().mean())
+        rows = chosen_T.nonzero().squeeze(1)
+        if len(rows) < min(self._least, len(x_TD)):
+            scores_T = F.linear(x_TD, ffn.router.weight[expert][None]).squeeze(1).masked_fill(chosen_T, float("inf"))
+            rows = scores_T.topk(min(self._least, len(x_TD))).indices
+        x_AD = x_TD[rows]
+        if name.endswith("gate_up_EGD"):
+            return Seen(x_AD, share)
+        return Seen(self._kernels.gated(F.linear(x_AD, ffn.gate_up_EGD[expert]), ffn.activation), share)
