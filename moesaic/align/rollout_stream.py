@@ -90,6 +90,10 @@ class PolicyStream:
         """The groups of the next set of rollouts, and all that was asked for them; the weights are new."""
         raise NotImplementedError
 
+    def extra_notes(self) -> dict[str, float]:
+        """More to record of a set of rollouts."""
+        return {}
+
     def _collect(self) -> None:
         settings = self.settings
         groups, every = self.gather()
@@ -107,7 +111,7 @@ class PolicyStream:
         )
         shuffled = [samples[n] for n in order.tolist()] if settings.updates > 1 else samples
         self.pending = [shuffled[start : start + size] for start in range(0, len(shuffled), size)]
-        self.notes = _notes(every, groups) | self.selector.notes()
+        self.notes = _notes(every, groups) | self.selector.notes() | self.extra_notes()
         first = every[0].groups[0]
         self.shown = [(sample.text, sample.finish_reason, sample.judged.total) for sample in first[:2]]
 

@@ -27,7 +27,7 @@ from moesaic.data.shards import Shards
 from moesaic.errors import UserError
 from moesaic.recipe import LengthWarmup, Recipe
 
-__all__ = ["Batch", "Keeper", "Stream", "TokenStream", "prefetched"]
+__all__ = ["Batch", "Closing", "Keeper", "Stream", "TokenStream", "prefetched"]
 
 Position = dict[str, Any]  # {"tokens": drawn so far, "step": batches so far, "data": ..., "order": ...}: plain JSON
 
@@ -54,6 +54,13 @@ class Keeper(Protocol):
 
     def restore(self, group: Callable[[str], dict[str, Tensor]]) -> None:
         """`group` reads what was kept under a name; nothing, if nothing was."""
+
+
+@runtime_checkable
+class Closing(Protocol):
+    """A stream that holds something (other processes) which must be let go when the run ends, however it ends."""
+
+    def close(self) -> None: ...
 
 
 class TokenStream(Iterator[Batch]):

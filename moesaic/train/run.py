@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moesaic.data.stream import Batch, Keeper, Stream, TokenStream
+from moesaic.data.stream import Batch, Closing, Keeper, Stream, TokenStream
 from moesaic.errors import UserError
 from moesaic.kernels import probe
 from moesaic.model import directory, lineage
@@ -262,6 +262,8 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         signal.signal(signal.SIGINT, self._handler)
+        if isinstance(self.data, Closing):
+            self.data.close()
         if error is not None:
             self.report.__exit__(kind, error, trace)
             return

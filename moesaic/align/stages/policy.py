@@ -19,6 +19,9 @@ from typing import Any, ClassVar, Literal
 
 from moesaic.align.accuracy import Accuracy
 from moesaic.align.advantages import ADVANTAGES
+from moesaic.align.asynchronous import Asynchronous, AsynchronousStream
+from moesaic.align.asynchronous_crew import Crew
+from moesaic.align.asynchronous_worker import Setup
 from moesaic.align.examples import open_examples
 from moesaic.align.rewards import Reward
 from moesaic.align.rollout_stream import RolloutSettings, RolloutStream
@@ -47,6 +50,7 @@ class Policy(Stage):
     dynamic: int = 1  # DAPO's dynamic sampling: rounds of questions, at most, until enough of them teach something
     objective: dict[str, Any] = field(default_factory=dict)  # options of the policy objective
     selection: dict[str, Any] | str = "uniform"  # which questions are asked
+    asynchronous: Asynchronous | None = None  # rollouts by workers on Ray, beside the trainer
     drafter: str | None = None
     record_routes: bool = True
 
@@ -76,15 +80,38 @@ class Policy(Stage):
         (selection,) = methods((self.selection,))
         selector = build(selection, Selection, "align.stages: selection").begin(examples, model, self.seed)
         reference = copy.deepcopy(model) if self.objective.get("kl") else None
+        given: dict[str, Any] = {
+            "examples": examples,
+            "settings": settings,
+            "selector": selector,
+            "reference": reference,
+        }
+        if self.asynchronous is not None:
+            return AsynchronousStream(model=model, options=self.asynchronous, crew=self.crew(model), **given)
         drafter = build(Method(self.drafter), Drafter, "align.stages: drafter") if self.drafter else None
-        return RolloutStream(
-            examples=examples,
-            settings=settings,
-            selector=selector,
-            reference=reference,
-            engine=Engine(model, drafter=drafter, most_requests=self.prompts * self.group, seed=self.seed),
-            rewards=named_rewards(self.rewards),
+        engine = Engine(model, drafter=drafter, most_requests=self.prompts * self.group, seed=self.seed)
+        return RolloutStream(engine=engine, rewards=named_rewards(self.rewards), **given)
+
+    def crew(self, model: Model) -> Crew:
+        options = self.asynchronous
+        assert options is not None and model.tokenizer is not None
+        named_rewards(self.rewards)  # what is wrong with them is said here, not by a worker
+        setup = Setup(
+            config=model.config,
+            files=dict(model.tokenizer.files),
+            dtype=model.dtype,
+            device=model.device.type,
+            mode=model.mode,
+            threads=options.worker_threads(),
+            drafter=self.drafter,
+            most_requests=self.prompts * self.group,
+            group=self.group,
+            wishes=self.wishes(model),
+            rewards=self.rewards,
+            on_update=options.on_update,
+            seed=self.seed,
         )
+        return Crew(setup, options.workers, options.patience, options.retries, options.address)
 
     def wishes(self, model: Model) -> dict[str, Any]:
         return {
