@@ -226,11 +226,13 @@ class QueuedSteps:
                     chosen = choices.choose(entry.logits, request, engine.stop_tokens)
                 elif entry.row is not None:
                     chosen = TokenLogprob(tokens[entry.row], logprobs[entry.row])
-                outputs.append(self._gain(request, entry, chosen, done.version))
+                output = self._gain(request, entry, chosen, done.version)
+                outputs.append(output)
+                if output.finish_reason is not None:
+                    engine._retire(request)
+                    continue
             if request.computed // engine.blocks.size > len(request.nodes):
                 engine.blocks.publish(request)
-            if request.finish_reason is not None:
-                engine._retire(request)
         return outputs
 
     def _gain(self, request: Request, entry: Entry, chosen: TokenLogprob | None, version: int) -> Output:

@@ -214,7 +214,9 @@ class GraphedSteps:
     def record(self, shape: Shape) -> Recorded:
         words = Inputs.empty(shape)  # rows that are no tokens: a step of them compiles everything and changes nothing
         inputs = torch.from_numpy(words).to(self.model.device)
+        counted = self.counts.clone()
         outputs = self.step(shape, inputs)
+        self.counts.copy_(counted)
         graph = None
         if self.real:
             torch.cuda.synchronize()

@@ -65,7 +65,9 @@ def best_kernel(
     if NORMALIZE:
         weights = weights / (total + tiny)
     if places_T is not None:
-        routes = tl.where(tl.load(places_T + token) < 0, -1, routes)
+        # Not the first row, whatever it is: products of no rows at all are not made.
+        nobody = tl.where(token > 0, tl.load(places_T + token), 0) < 0
+        routes = tl.where(nobody, -1, routes)
     tl.store(routes_TK + token * K + slot, routes, mask=slot < K)
     tl.store(weights_TK + token * K + slot, weights * factor, mask=slot < K)
 
@@ -81,8 +83,8 @@ def route(
     places_T: torch.Tensor | None = None,
     routes_TK: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(chosen experts (T, K) int32, in `routes_TK` where that is given, and their float32 weights). Rows whose place is
-    negative are no tokens: their experts are -1."""
+    """(chosen experts (T, K) int32, in `routes_TK` where that is given, and their float32 weights). Rows after
+    the first whose place is negative are no tokens: their experts are -1."""
     T, E = h_TD.shape[0], router_ED.shape[0]
     logits_TE = tiled(h_TD, router_ED, out_dtype=torch.float32)
     if routes_TK is None:
