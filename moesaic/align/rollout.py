@@ -100,7 +100,8 @@ def ask(engine: Engine, example: Example, group: int, wishes: Mapping[str, Any],
 
 def answer_of(example: Example, request: Request, text: str) -> Answer:
     reason = request.finish_reason or "abort"
-    return Answer(example.question, text, request.written, reason, example.truth, example.task, example.facts)
+    known = example.truth, example.task, example.facts, example.messages
+    return Answer(example.question, text, request.written, reason, *known)
 
 
 def sample_of(request: Request, text: str, judged: Judged) -> Sample:
@@ -153,7 +154,7 @@ def as_batch(
     """
     count = sum(sum(sample.learned) for sample in samples)
     targets: list[int] = []
-    rows: dict[str, list[float]] = {name: [] for name in ("old", "advantage", "weight", "fresh", "routed")}
+    rows: dict[str, list[float]] = {name: [] for name in ("old", "advantage", "reward", "weight", "fresh", "routed")}
     for sample in samples:
         before, spoken, learned = len(sample.prompt) - 1, len(sample.tokens), sample.learned
         # The row before a token predicts it; the last token's row predicts nothing.
@@ -162,6 +163,7 @@ def as_batch(
         share = 1.0 / max(1, count if level == "token" else len(samples) * sum(learned))
         rows["old"] += [0.0] * before + sample.logprobs + [0.0]
         rows["advantage"] += [0.0] * before + [sample.advantage] * spoken + [0.0]
+        rows["reward"] += [0.0] * before + [sample.judged.total] * spoken + [0.0]
         rows["weight"] += [0.0] * before + [share * learn for learn in learned] + [0.0]
         rows["fresh"] += [0.0] * before + [float(v == version) for v in sample.versions] + [0.0]
         # The engine never read the last token of an answer, so nobody routed it.

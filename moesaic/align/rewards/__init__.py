@@ -27,6 +27,11 @@ class Answer:
     truth: str | None = None  # the right answer, where there is one
     task: Task | None = None  # where the question came from a family of tasks
     facts: dict[str, Any] = field(default_factory=dict)  # what else came with the question: tests, schema, constraints
+    messages: tuple[dict[str, Any], ...] = ()  # all that was said before, where the question was not all
+
+    @property
+    def asked(self) -> list[dict[str, Any]]:
+        return list(self.messages) or [{"role": "user", "content": self.question}]
 
 
 class Reward:
@@ -36,6 +41,20 @@ class Reward:
 
     def __call__(self, answer: Answer) -> float:
         raise NotImplementedError
+
+    def each(self, answers: Sequence[Answer]) -> list[float | Exception]:
+        """Of every answer, or why there is none. Whoever is quicker with many at once does it in its own way."""
+
+        def attempt(answer: Answer) -> float | Exception:
+            try:
+                return float(self(answer))
+            except Exception as error:  # whatever a judge or a piece of code may come up with
+                return error
+
+        if self.parallel > 1:
+            with ThreadPoolExecutor(self.parallel) as pool:
+                return list(pool.map(attempt, answers))
+        return [attempt(answer) for answer in answers]
 
 
 @dataclass(frozen=True)
@@ -54,19 +73,7 @@ def judge(rewards: Sequence[tuple[str, float, Reward]], answers: Sequence[Answer
     totals = [0.0 for _ in answers]
 
     for name, weight, reward in rewards:
-
-        def attempt(answer: Answer, reward: Reward = reward) -> float | Exception:
-            try:
-                return float(reward(answer))
-            except Exception as error:  # whatever a judge or a piece of code may come up with
-                return error
-
-        if reward.parallel > 1:
-            with ThreadPoolExecutor(reward.parallel) as pool:
-                results = list(pool.map(attempt, answers))
-        else:
-            results = [attempt(answer) for answer in answers]
-        for number, result in enumerate(results):
+        for number, result in enumerate(reward.each(answers)):
             if isinstance(result, Exception):
                 parts[number][name] = None
                 problems[number].append(f"{name}: {' '.join(str(result).split())[:200] or type(result).__name__}")
