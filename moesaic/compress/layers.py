@@ -5,7 +5,8 @@ Each layer is calibrated on what the compressed layers before it let through, so
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from moesaic import kernels
 from moesaic.compress.grid import Grid
 from moesaic.compress.methods import ByMatrix, Maker
-from moesaic.compress.seen import TOKENS_AT_ONCE, Seen, Watched, WatchingKernels, unseen
+from moesaic.compress.seen import TOKENS_AT_ONCE, Watched, WatchingKernels, unseen
 from moesaic.compress.shelf import Part, rounded_scales
 from moesaic.kernels.quantised import QuantisedKernels, QuantisedMatrix
 from moesaic.model.block import Block, PredictionBlock
@@ -53,10 +54,13 @@ def walk(job: Job, method: ByMatrix) -> None:
         if not method.reads_text:
             shelf.put(name, compressed(block, f"layers.{number}", method, make, None))
             continue
-        watcher = WatchingKernels(kernels.choose("cpu"))
-        plain_TD = run_block(block, config, lengths, hidden[0], cast(kernels.Kernels, watcher))
-        part = compressed(block, f"layers.{number}", method, make, Watched(block, watcher, job.least))
-        del watcher
+        plain_TD, watched = watch(job, block, hidden[0])
+        changed = method.prepare(block, watched)
+        if changed:  # what was seen belongs to the weights before
+            _, watched = watch(job, block, hidden[0])
+        part = compressed(block, f"layers.{number}", method, make, watched)
+        part.plain |= {f"layers.{number}.{key}": tensor for key, tensor in changed.items()}
+        del watched
         fit_in(block, f"layers.{number}", part)
         after_TD = run_block(block, config, lengths, hidden[0], quantised_kernels())
         off = (after_TD - plain_TD).norm() / plain_TD.norm()
@@ -73,6 +77,24 @@ def walk(job: Job, method: ByMatrix) -> None:
         grid = Grid(job.ends_bits, 0)
         names = ["embed"] if config.tied else ["embed", "head"]
         shelf.put("ends", Part({name: rounded_scales(grid.matrix(job.parts.tensor(name).float())) for name in names}))
+
+
+def watch(job: Job, block: Block, x_TD: Tensor) -> tuple[Tensor, Watched]:
+    """What comes out of a layer, and what flowed into its matrices."""
+    watcher = WatchingKernels(kernels.choose("cpu"))
+    lengths = [len(tokens) for tokens in job.sequences]
+    out_TD = run_block(block, job.config, lengths, x_TD, cast(kernels.Kernels, watcher))
+
+    def pieces(ops: kernels.Kernels) -> Iterator[tuple[slice, Callable[[Block], Tensor]]]:
+        for rows, some in chunks(lengths):
+            yield rows, partial(_apply, x_TD=x_TD[rows], flow=flow_for(job.config, some, ops))
+
+    return out_TD, Watched(block, watcher, job.least, pieces, out_TD)
+
+
+def _apply(block: Block, x_TD: Tensor, flow: Flow) -> Tensor:
+    out_TD: Tensor = block(x_TD, flow)
+    return out_TD
 
 
 def quantised_kernels() -> kernels.Kernels:
@@ -140,9 +162,7 @@ def matrices_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 @torch.no_grad()
 def compressed(module: nn.Module, path: str, method: ByMatrix, make: Maker, watched: Watched | None) -> Part:
     part = Part()
-    if watched is not None and isinstance(module, Block):
-        part.plain |= {f"{path}.{name}": tensor for name, tensor in method.prepare(module, watched).items()}
-    errors, shares, seen = {}, {}, None
+    errors, shares = {}, {}
     for name, weight_OI in matrices_of(module):
         seen = (watched.seen(name) if watched is not None else None) or unseen(weight_OI.shape[1])
         made = make(f"{path}.{name}", weight_OI.detach(), seen)
@@ -174,9 +194,3 @@ def fit_in(module: nn.Module, path: str, part: Part) -> None:
         stem, _, leaf = own.rpartition(".")
         target = parameters[stem][int(leaf)] if leaf.isdigit() else parameters[own]
         target.data.copy_(tensor)
-
-
-def seen_all(watched: Watched, names: list[str]) -> Seen:
-    """Several matrices that are fed together."""
-    found = [seen for name in names if (seen := watched.seen(name)) is not None]
-    return Seen(torch.cat([seen.rows_TI for seen in found]))

@@ -7,6 +7,7 @@ tokens that came nearest to being sent to it, for its statistics alone: what the
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -88,12 +89,17 @@ class WatchingKernels:
         return getattr(self._plain, name)
 
 
+# Runs a layer again on what flows into it, piece by piece: (kernels) -> (rows of it, what comes out) ...
+Run = Callable[[Kernels], Iterator[tuple[slice, Callable[[Block], Tensor]]]]
+
+
 class Watched:
     """What was seen in one layer, by the name of the parameter in it (`attention.qkv.weight`, `ffn.down_EDF.3`)."""
 
-    def __init__(self, block: Block, kernels: WatchingKernels, least: int) -> None:
+    def __init__(self, block: Block, kernels: WatchingKernels, least: int, run: Run, out_TD: Tensor) -> None:
         self._block, self._kernels, self._least = block, kernels, least
         self._by_name = dict(block.named_parameters())
+        self.run, self.out_TD = run, out_TD
 
     def seen(self, name: str) -> Seen | None:
         path, _, leaf = name.rpartition(".")
@@ -101,6 +107,12 @@ class Watched:
             return self._expert(path, int(leaf))
         rows = self._kernels.rows.get(id(self._by_name[name]))
         return Seen(torch.cat(rows)) if rows else None
+
+    def all_inputs(self) -> Seen | None:
+        """What flowed into the mixture, whichever experts it went to."""
+        assert isinstance(self._block.ffn, MixtureFeedForward)
+        calls = self._kernels.routed.get(id(self._block.ffn.gate_up_EGD))
+        return Seen(torch.cat([x for x, _ in calls])) if calls else None
 
     def _expert(self, name: str, expert: int) -> Seen | None:
         ffn = self._block.ffn

@@ -1,0 +1,139 @@
+"""MiLo (Huang et al. 2025): three or four bits and a correction of low rank, larger where a matrix is harder to round.
+
+    moesaic compress out/mixture --method milo --out out/small bits=3 group=64 rank=16
+    moesaic compress out/mixture --method milo --out out/small bits=3 group=64 rank=16 calibrate=false
+
+W is taken apart into codes and U V in turns: the codes of W - U V, then U V from what the codes left over. Matrices
+that every token passes (attention, dense and shared networks) get `rank`; of the routed experts' equal budget each gets
+a share by the kurtosis of its weights (heavy tails round badly) and by how often it is chosen. U and V are kept in few
+bits too. The paper reads no text: `calibrate=false` is that. With it, errors count by what flows into the matrix: the
+codes come from GPTQ, and the correction from the singular values of the error at the output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from moesaic.compress.grid import Grid
+from moesaic.compress.methods import ByMatrix, Maker
+from moesaic.compress.methods.gptq import gptq
+from moesaic.compress.methods.hqq import half_quadratic
+from moesaic.compress.seen import Seen
+from moesaic.kernels.quantised import QuantisedMatrix
+
+if TYPE_CHECKING:
+    from moesaic.compress.job import Job
+
+LEAST_GAIN = 1e-3  # of the error, for another turn
+
+
+@dataclass(frozen=True)
+class MiLo(ByMatrix):
+    bits: int = 3
+    group: int = 64
+    rank: int = 16
+    expert_rank: int = 8  # on average
+    correction_bits: int = 8
+    turns: int = 6
+    calibrate: bool = True
+    symmetric: bool = False
+
+    def __post_init__(self) -> None:
+        Grid(self.bits, self.group)
+        Grid(self.correction_bits, 32)
+        if self.rank < 0 or self.expert_rank < 0 or self.turns < 1:
+            raise ValueError("ranks must not be negative, and turns at least 1")
+
+    def maker(self, job: Job) -> Maker:
+        kurtoses: dict[str, float] = {}
+
+        def make(name: str, weight_OI: Tensor, seen: Seen) -> QuantisedMatrix:
+            path, _, leaf = name.rpartition(".")
+            if not leaf.isdigit():
+                return self._taken_apart(weight_OI, seen, self.rank)
+            if path not in kurtoses:  # the mean over the experts of a layer, whose ranks are given out around it
+                whole_EOI = job.parts.tensor(path).float()
+                kurtoses[path] = sum(map(_kurtosis, whole_EOI)) / len(whole_EOI)
+            usual = _per_token_share(job, path)
+            often = min(max(seen.share / usual, 0.25), 4.0) if self.calibrate and seen.share < 1 else 1.0
+            rank = self.expert_rank * (_kurtosis(weight_OI) / kurtoses[path]) ** 0.5 * often**0.5
+            return self._taken_apart(weight_OI, seen, round(rank))
+
+        return make
+
+    def matrix(self, name: str, weight_OI: Tensor, seen: Seen) -> QuantisedMatrix:
+        return self._taken_apart(weight_OI, seen, self.rank)
+
+    def _taken_apart(self, weight_OI: Tensor, seen: Seen, rank: int) -> QuantisedMatrix:
+        rank = min(rank, *weight_OI.shape)
+        turn_II = _root(seen.moments_II) if self.calibrate else None
+        low_OI = torch.zeros_like(weight_OI)
+        best: QuantisedMatrix | None = None
+        least = float("inf")
+        for _ in range(self.turns):
+            made = self._codes(weight_OI - low_OI, seen)
+            if not rank:
+                return made
+            down, up = self._correction(weight_OI - made.dense(), rank, turn_II)
+            low_OI = up.dense() @ down.dense()
+            off_OI = weight_OI - made.dense() - low_OI
+            error = float((off_OI @ seen.moments_II * off_OI).sum()) if self.calibrate else float(off_OI.square().sum())
+            made.down_RI, made.up_OR = down, up
+            if error >= least * (1 - LEAST_GAIN):
+                break
+            best, least = made, error
+        assert best is not None
+        return best
+
+    def _codes(self, weight_OI: Tensor, seen: Seen) -> QuantisedMatrix:
+        grid = Grid(self.bits, self.group, self.symmetric)
+        if self.calibrate:
+            return gptq(weight_OI, seen.moments_II, grid)
+        return half_quadratic(weight_OI, Grid(self.bits, self.group, symmetric=False), 20)
+
+    def _correction(
+        self, off_OI: Tensor, rank: int, turn_II: tuple[Tensor, Tensor] | None
+    ) -> tuple[QuantisedMatrix, QuantisedMatrix]:
+        turned_OI = off_OI if turn_II is None else off_OI @ turn_II[0]
+        u_OR, v_RI = _largest(turned_OI, rank)
+        size_R = (u_OR.norm(dim=0) / v_RI.norm(dim=1)).sqrt().clamp(min=1e-12)  # alike in size, so alike in steps
+        down_RI = v_RI * size_R[:, None]
+        down_RI = down_RI if turn_II is None else down_RI @ turn_II[1]
+        grid = Grid(self.correction_bits, 64)
+        return grid.matrix(down_RI), grid.matrix(u_OR / size_R)
+
+
+def _largest(off_OI: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """The best (O, R) @ (R, I), from the eigenvectors of the smaller side's products."""
+    outputs, inputs = off_OI.shape
+    if outputs <= inputs:
+        u_OR = torch.linalg.eigh((off_OI @ off_OI.T).double()).eigenvectors[:, -rank:].flip(1).float()
+        return u_OR, u_OR.T @ off_OI
+    v_IR = torch.linalg.eigh((off_OI.T @ off_OI).double()).eigenvectors[:, -rank:].flip(1).float()
+    return off_OI @ v_IR, v_IR.T.contiguous()
+
+
+def _kurtosis(weight_OI: Tensor) -> float:
+    centred = weight_OI.float() - weight_OI.float().mean()
+    return float(centred.pow(4).mean() / centred.square().mean().square().clamp(min=1e-20))
+
+
+def _per_token_share(job: Job, path: str) -> float:
+    """How often an expert is chosen if all are alike."""
+    number = int(path.split(".")[1])
+    layers = job.config.mtp if path.startswith("mtp") else job.config.layers
+    ffn = layers[number].ffn
+    return getattr(ffn, "per_token", 1) / getattr(ffn, "count", 1)
+
+
+def _root(moments_II: Tensor) -> tuple[Tensor, Tensor]:
+    """The square root of the moments and its inverse: errors seen through it are errors at the output."""
+    values_I, vectors_II = torch.linalg.eigh(moments_II.double())
+    values_I = values_I.clamp(min=float(values_I.max()) * 1e-6).sqrt()
+    root_II = vectors_II * values_I @ vectors_II.T
+    back_II = vectors_II / values_I @ vectors_II.T
+    return root_II.float(), back_II.float()

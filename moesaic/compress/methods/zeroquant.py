@@ -1,0 +1,113 @@
+"""ZeroQuant (Yao et al. 2022): weights by group, activations by token, and each layer taught by its float self.
+
+    moesaic compress out/smollm2 --method zeroquant --out out/w8a8 bits=8 group=0
+    moesaic compress out/smollm2 --method zeroquant --out out/w4a8 bits=4 group=64 steps=50
+
+What flows into a matrix is rounded to 8 bits with one scale per token, found as it comes (W8A8, W4A8). Layer-by-layer
+distillation then moves the weights so that the rounded layer gives what the float layer gave. It needs no original
+data: any text will do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from moesaic import kernels
+from moesaic.compress.grid import Grid
+from moesaic.compress.layers import matrices_of
+from moesaic.compress.methods import ByMatrix
+from moesaic.compress.seen import Seen, Watched
+from moesaic.kernels.quantised import QuantisedMatrix, rounded_to_8_bits
+from moesaic.model.block import Block
+
+
+@dataclass(frozen=True)
+class ZeroQuant(ByMatrix):
+    bits: int = 8
+    group: int = 0
+    activation_bits: int = 8
+    steps: int = 20  # of distillation, each over one piece of the text
+    rate: float = 0.02  # how far a step may move a weight, as a share of their mean size
+
+    def __post_init__(self) -> None:
+        self._grid()
+        if self.steps < 0 or not 0 < self.rate < 1:
+            raise ValueError("steps must not be negative, and rate between 0 and 1")
+
+    def _grid(self) -> Grid:
+        return Grid(self.bits, self.group, activation_bits=self.activation_bits)
+
+    def matrix(self, name: str, weight_OI: Tensor, seen: Seen) -> QuantisedMatrix:
+        return self._grid().matrix(weight_OI)
+
+    def prepare(self, block: Block, watched: Watched) -> dict[str, Tensor]:
+        if self.steps:
+            with torch.enable_grad():
+                self._distil(block, watched)
+        return {}
+
+    def _distil(self, block: Block, watched: Watched) -> None:
+        """Adam on the weights before rounding; the rounding itself passes gradients through."""
+        grid = self._grid()
+        ops = cast(kernels.Kernels, _RoundingKernels(kernels.choose("cpu"), self.activation_bits))
+        stems = {name.rpartition(".")[0] if name[-1].isdigit() else name for name, _ in matrices_of(block)}
+        parameters = {name: tensor for name, tensor in block.named_parameters() if name in stems}
+        learned = {name: tensor.detach().clone().requires_grad_() for name, tensor in parameters.items()}
+        optimizer = torch.optim.Adam(
+            [{"params": [t], "lr": self.rate * float(t.detach().abs().mean())} for t in learned.values()],
+            betas=(0.9, 0.95),
+        )
+        pieces = list(watched.run(ops))
+        before = self._loss_of_all(block, parameters, grid, pieces, watched)
+        for step in range(self.steps):
+            rows, run = pieces[step % len(pieces)]
+            optimizer.zero_grad()
+            loss = self._loss(block, learned, grid, run, watched.out_TD[rows])
+            loss.backward()
+            optimizer.step()
+            for group in optimizer.param_groups:
+                group["lr"] *= 1 - 1 / self.steps
+        if self._loss_of_all(block, learned, grid, pieces, watched) < before:
+            for name, tensor in parameters.items():
+                tensor.data.copy_(learned[name].detach())
+
+    def _loss_of_all(self, block: Block, weights: dict[str, Any], grid: Grid, pieces: Any, watched: Watched) -> float:
+        with torch.no_grad():
+            return sum(float(self._loss(block, weights, grid, run, watched.out_TD[rows])) for rows, run in pieces)
+
+    def _loss(self, block: Block, weights: dict[str, Any], grid: Grid, run: Any, wanted_TD: Tensor) -> Tensor:
+        tensors = {name: _rounding(tensor, grid) for name, tensor in weights.items()}
+        out_TD: Tensor = run(lambda x_TD, flow: functional_call(block, tensors, (x_TD, flow)))
+        return (out_TD - wanted_TD).square().mean()
+
+
+def _rounding(tensor: Tensor, grid: Grid) -> Tensor:
+    """What it is rounded to, with the gradient of no rounding."""
+    flat = tensor.detach().flatten(0, -2)
+    scales_OG, zeros_OG = grid.fit(flat)
+    inputs = flat.shape[1]
+    zeros_OI = 2 ** (grid.bits - 1) if zeros_OG is None else grid.spread(zeros_OG, inputs)
+    rounded = (grid.codes(flat, scales_OG, zeros_OG) - zeros_OI) * grid.spread(scales_OG, inputs)
+    return tensor + (rounded.view_as(tensor) - tensor.detach())
+
+
+class _RoundingKernels:
+    """Kernels whose products see their inputs in few bits."""
+
+    library = None
+
+    def __init__(self, plain: kernels.Kernels, activation_bits: int) -> None:
+        self._plain, self._bits = plain, activation_bits
+
+    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        if self._bits == 8:
+            x_TI = x_TI + (rounded_to_8_bits(x_TI.detach()) - x_TI.detach())
+        return self._plain.linear(x_TI, weight_OI, bias_O)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plain, name)
