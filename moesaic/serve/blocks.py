@@ -99,7 +99,7 @@ class Blocks:
         """Share the pages a request has filled."""
         if not self.reuse or request.root is None:
             return
-        for number in range(len(request.nodes), request.known // self.size):
+        for number in range(len(request.nodes), request.computed // self.size):
             tokens = tuple(request.tokens[number * self.size : (number + 1) * self.size])
             children = self._children(request, number)
             node = children.get(tokens)
@@ -114,7 +114,7 @@ class Blocks:
     def release(self, request: Request) -> None:
         """Take all pages back; the published ones keep their contents until the room is needed."""
         self.publish(request)
-        full, rest = divmod(request.known, self.size)
+        full, rest = divmod(request.computed, self.size)
         private = request.pages[len(request.nodes) :]
         if rest and self.reuse and request.root is not None and len(request.nodes) == full:
             # Nobody writes it any more, so the last page, partly filled, can be copied from too.

@@ -1,9 +1,10 @@
 """The engine's step on a GPU: queue the next step before the last one's tokens are known, so the device never waits.
 
-A request whose next token is chosen on the device may be given its next step at once: only that token is unknown, and
-it is already where the next step reads it. What the host learns one step late is that a request has ended; the step it
-was still part of is then thrown away. All steps run in one stream, in the order in which they were queued, so pages and
-slots can change hands without waiting.
+A request whose next token is chosen on the device can be given its next step at once: only that token is unknown, and
+it is already where the next step reads it. Such requests form a cohort (`cuda_cohort.py`) that goes on by itself; the
+scheduler sees to the others, and keeps off those in the cohort because they are busy. What the host learns one step
+late is that a request has ended; the step it was still part of is then thrown away. All steps run in one stream, in the
+order in which they were queued, so pages and slots can change hands without waiting.
 
 Requests whose wishes are not those of the device (a grammar, penalties, top-p) get their logits, are chosen for on the
 host, and take part in every second step.
@@ -13,18 +14,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from moesaic.model.layout import Span
+from moesaic.serve.cuda_cohort import Cohort, Seat, Seats
 from moesaic.serve.cuda_inputs import Inputs, Part
 from moesaic.serve.cuda_step import Flight, GraphedSteps, takes
 from moesaic.serve.passes import Share
 from moesaic.serve.policies.chunked import Chunked
-from moesaic.serve.request import Output, Request, Sampling, TokenLogprob
+from moesaic.serve.request import Output, Request, TokenLogprob
 from moesaic.serve.sampler import Choices, draw
 
 if TYPE_CHECKING:
@@ -32,46 +34,24 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Seat:
-    """A request's slot on the device, as long as it keeps the pages it sat down with."""
-
-    slot: int
-    request: Request
-    pages: list[int]
-    simple: bool  # whether the device chooses its tokens
-    fixed: int = 0  # pages that are shared, and will not change any more
-    sent: tuple[int, ...] = ()  # the pages after those, as the device knows them
-
-    @property
-    def taken(self) -> bool:
-        return self.request.pages is self.pages
-
-
-@dataclass
 class Entry:
-    """One request's part of a step under way."""
+    """The part in a step of a request that was not in the cohort."""
 
     seat: Seat
     span: Span
     last: bool  # whether the model has then seen all the request knows
     row: int | None  # of the tokens chosen, if one is
-    counted: bool = False  # whether the request went on without knowing the token
     logits: int | None = None  # its row of the logits kept for the host
 
 
 @dataclass
 class UnderWay:
     flight: Flight
+    cohort: list[Seat]  # one row each, the first
     entries: list[Entry]
     version: int
     logits_XV: Tensor | None
     routes_LTK: Tensor | None
-
-
-def chosen_on_device(sampling: Sampling) -> bool:
-    """Whether a request wants the likeliest token, or one drawn from the whole distribution, and nothing else."""
-    whole = not sampling.top_k and sampling.top_p >= 1.0 and sampling.min_p <= 0.0
-    return whole and not sampling.logprobs and replace(sampling, temperature=0.0).plain
 
 
 class QueuedSteps:
@@ -79,11 +59,11 @@ class QueuedSteps:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        starts = list(engine.experts.starts.values())
         most = engine.scheduler.most
+        starts = list(engine.experts.starts.values())
         self.steps = GraphedSteps(engine.model, engine.cache, most, engine.experts.counts, starts)
-        self.seats: dict[int, Seat] = {}
-        self.free = list(range(most - 1, -1, -1))
+        self.seats = Seats(most)
+        self.cohort = Cohort(engine.blocks)
         self.under_way: deque[UnderWay] = deque()
         self.version = engine.version
         self.weights = self._addresses()
@@ -98,60 +78,94 @@ class QueuedSteps:
         engine, began = self.engine, self.engine.clock()
         scheduler = engine.scheduler
         others = scheduler.stopped or any(one.adapter is not None for one in scheduler.requests.values())
-        if engine.paused or others:
-            outputs = self._settle_all()
-            return outputs if outputs or not others else None
-        self._follow_weights()
-        shares = scheduler.schedule(began)
-        assert isinstance(shares, list)
-        if shares:
+        if engine.paused:
+            return self._settle_all()
+        if others:
+            return self._dissolve() or None
+        outputs = self._follow_weights()
+        self.cohort.drop_ended()
+        shares = self._others(began) if self.cohort.grow() else None
+        if shares is None:  # not enough pages for all: the scheduler must take some away
+            outputs += self._dissolve()
+            made = scheduler.schedule(began)
+            assert isinstance(made, list)
+            shares = made
+        busy = bool(shares or self.cohort.seats)
+        if busy:
             self.under_way.append(self._launch(shares))
-        outputs = self._settle_all(but=1 if shares else 0)
-        if shares or outputs:
+        outputs += self._settle_all(but=1 if busy else 0)
+        if busy or outputs:
             engine.counts.busy_seconds += engine.clock() - began
+        return outputs
+
+    def _others(self, now: float) -> list[Share] | None:
+        """Tokens for the requests that are not in the cohort; None, where nobody goes on and there are no pages."""
+        scheduler, members = self.engine.scheduler, self.cohort.seats
+        if len(scheduler.requests) == len(members):
+            return []
+        policy = scheduler.policy
+        assert isinstance(policy, Chunked)
+        ready = scheduler.ready()
+        left = policy.tokens - len(members)
+        plan = Chunked(left).choose(ready, [], now) if left > 0 else []
+        assert isinstance(plan, list)
+        shares = scheduler.find_pages(plan)
+        return None if plan and not shares and not members else shares
+
+    def _dissolve(self) -> list[Output]:
+        """Have everybody where the host knows all of it, and the scheduler decide."""
+        outputs = self._settle_all()
+        for seat in self.cohort.seats:
+            seat.request.busy = False
+        self.cohort.clear()
         return outputs
 
     # Queueing
 
     def _launch(self, shares: Sequence[Share]) -> UnderWay:
-        engine = self.engine
+        members = self.cohort.seats
         parts: list[Part] = []
         entries: list[Entry] = []
-        pages: dict[tuple[int, int], int] = {}
-        row = chosen = 0
+        row = chosen = len(members)
         for share in shares:
-            request, start, last = share.request, share.request.computed, share.last
-            seat = self._seat(request)
-            pages.update(self._new_pages(seat))
-            tokens = request.tokens[start : start + share.tokens]
-            part = Part(seat.slot, start, tokens, share.tokens, last and not request.embed)
+            request, start = share.request, share.request.computed
+            seat = self.seats.of(request)
+            seat.changed = True
+            part = Part(seat.slot, start, share.new_tokens(), share.last and not request.embed)
             if part.followed and seat.simple and request.sampling.temperature > 0:
                 part.temperature = request.sampling.temperature
                 part.draw = draw(request.seed, start + share.tokens)
             parts.append(part)
             span = Span(len(entries), row, row + share.tokens, start)
-            entries.append(Entry(seat, span, last, chosen if part.followed else None))
+            entries.append(Entry(seat, span, share.last, chosen if part.followed else None))
             row += share.tokens
             chosen += part.followed
-        if pages:
+        changed = [entry.seat for entry in entries] + [seat for seat in members if seat.changed]
+        if pages := {place: page for seat in changed for place, page in seat.new_pages().items()}:
             self.steps.give_pages(pages)
-        flight = self.steps.run(Inputs.of(parts, engine.scheduler.most, self.steps.tile))
-        kept = UnderWay(flight, entries, engine.version, *self._keep(flight, entries, shares))
+        inputs = Inputs.of(self.cohort.rows(), parts, self.engine.scheduler.most, self.steps.tile)
+        flight = self.steps.run(inputs)
+        kept = UnderWay(
+            flight, list(members), entries, self.engine.version, *self._keep(flight, entries, shares, members)
+        )
+        self.cohort.advance()
         for share, entry in zip(shares, entries, strict=True):
             self._advance(share, entry)
         return kept
 
-    def _keep(self, flight: Flight, entries: list[Entry], shares: Sequence[Share]) -> tuple[Tensor | None, ...]:
+    def _keep(
+        self, flight: Flight, entries: list[Entry], shares: Sequence[Share], members: list[Seat]
+    ) -> tuple[Tensor | None, Tensor | None]:
         """What the host wants of a step besides tokens must be copied before the next one overwrites it."""
-        device = flight.logits_RV.device
         if any(share.request.embed or share.request.sampling.prompt_logprobs is not None for share in shares):
             self.engine._note_prompts(shares, [entry.span for entry in entries], flight.hidden_TD)
         by_host = [entry for entry in entries if entry.row is not None and not entry.seat.simple]
         for number, entry in enumerate(by_host):
             entry.logits = number
         rows = [entry.row for entry in by_host]
-        logits_XV = flight.logits_RV[torch.tensor(rows, device=device)] if rows else None
-        recorded = any(entry.seat.request.sampling.record_routes for entry in entries)
+        logits_XV = flight.logits_RV[torch.tensor(rows, device=flight.logits_RV.device)] if rows else None
+        seats = [*members, *(entry.seat for entry in entries)]
+        recorded = any(seat.request.sampling.record_routes for seat in seats)
         return logits_XV, flight.routes_LTK.clone() if recorded else None
 
     def _advance(self, share: Share, entry: Entry) -> None:
@@ -159,84 +173,66 @@ class QueuedSteps:
         request, counts = share.request, self.engine.counts
         counts.prompt_tokens += max(0, min(share.tokens, len(request.prompt) - request.computed))
         request.computed += share.tokens
+        request.busy = entry.last  # until its token is there, or as long as it is in the cohort
         if entry.row is not None and entry.seat.simple and request.computed + 1 < request.limit:
-            request.ahead += 1
-            entry.counted = True
-        elif entry.last:
-            request.busy = True  # until the token is there
+            self.cohort.join(entry.seat, request.computed)
         if share.tokens > 1:
             self.engine.blocks.publish(request)
-
-    def _seat(self, request: Request) -> Seat:
-        seat = self.seats.get(request.number)
-        if seat is not None and seat.taken:
-            return seat
-        if seat is None and not self.free:
-            for number in [number for number, old in self.seats.items() if not old.taken]:
-                self.free.append(self.seats.pop(number).slot)
-        slot = seat.slot if seat is not None else self.free.pop()
-        seat = Seat(slot, request, request.pages, chosen_on_device(request.sampling) and request.matcher is None)
-        self.seats[request.number] = seat
-        return seat
-
-    def _new_pages(self, seat: Seat) -> dict[tuple[int, int], int]:
-        """What the device does not know yet of a request's pages. A page may change until it is shared."""
-        current = tuple(seat.pages[seat.fixed :])
-        if current == seat.sent:
-            return {}
-        known = {number: page for number, page in enumerate(seat.sent)}
-        new = {
-            (seat.slot, seat.fixed + number): page for number, page in enumerate(current) if known.get(number) != page
-        }
-        shared = len(seat.request.nodes)
-        seat.sent = current[shared - seat.fixed :]
-        seat.fixed = shared
-        return new
 
     # What came of it
 
     def _settle_all(self, but: int = 0) -> list[Output]:
         outputs: list[Output] = []
         while len(self.under_way) > but:
-            outputs += self._settle(self.under_way.popleft())
+            self._settle(self.under_way.popleft(), outputs)
         return outputs
 
-    def _settle(self, done: UnderWay) -> list[Output]:
-        engine = self.engine
+    def _settle(self, done: UnderWay, outputs: list[Output]) -> None:
+        engine, size = self.engine, self.engine.blocks.size
         tokens, logprobs = done.flight.wait()
-        choices = Choices(done.logits_XV) if done.logits_XV is not None else None
         engine.counts.steps += 1
-        outputs = []
+        for row, (seat, token, logprob) in enumerate(zip(done.cohort, tokens, logprobs)):
+            request = seat.request
+            if self._counts(seat, done):
+                if done.routes_LTK is not None:
+                    self._note_routes(request, done.routes_LTK[:, row : row + 1])
+                request.computed += 1
+                outputs.append(self._gain(seat, TokenLogprob(token, logprob), done.version))
+                if request.computed % size == 0:
+                    engine.blocks.publish(request)
+                    seat.changed = True
+        choices = Choices(done.logits_XV) if done.logits_XV is not None else None
         for entry in done.entries:
             request = entry.seat.request
-            if entry.last and not entry.counted:
-                request.busy = False
-            if request.finish_reason is not None:
-                engine._retire(request)
+            if not self._counts(entry.seat, done):
                 continue
-            if not entry.seat.taken:  # its pages were taken meanwhile: it begins anew
-                continue
-            if done.version < engine.oldest:
-                engine._start_over(request)
-                continue
-            self._note_routes(entry, done)
+            if done.routes_LTK is not None:
+                self._note_routes(request, done.routes_LTK[:, entry.span.start : entry.span.stop])
             if entry.last:
                 chosen = None
                 if entry.logits is not None and choices is not None:
                     chosen = choices.choose(entry.logits, request, engine.stop_tokens)
                 elif entry.row is not None:
                     chosen = TokenLogprob(tokens[entry.row], logprobs[entry.row])
-                output = self._gain(request, entry, chosen, done.version)
-                outputs.append(output)
-                if output.finish_reason is not None:
-                    engine._retire(request)
-                    continue
-            if request.computed // engine.blocks.size > len(request.nodes):
-                engine.blocks.publish(request)
-        return outputs
+                outputs.append(self._gain(entry.seat, chosen, done.version))
 
-    def _gain(self, request: Request, entry: Entry, chosen: TokenLogprob | None, version: int) -> Output:
-        request.ahead -= entry.counted
+    def _counts(self, seat: Seat, done: UnderWay) -> bool:
+        """Whether a request still wants what a step computed for it."""
+        request = seat.request
+        if request.finish_reason is not None:
+            request.busy = False
+            self.engine._retire(request)
+            return False
+        if not seat.taken:  # its pages were taken meanwhile: it has begun anew
+            return False
+        if done.version < self.engine.oldest:
+            request.busy = False
+            self.engine._start_over(request)
+            return False
+        return True
+
+    def _gain(self, seat: Seat, chosen: TokenLogprob | None, version: int) -> Output:
+        request = seat.request
         output = Output(request, [], "", [])
         if chosen is None:  # all it wanted was its prompt read
             request.finish_reason = "stop"
@@ -244,23 +240,37 @@ class QueuedSteps:
             output.tokens.append(chosen.token)
             output.logprobs.append(chosen)
             output.text = self.engine._append(request, chosen.token)
-        return self.engine._said(output, version)
+        self.engine._said(output, version)
+        if request.finish_reason is not None:
+            request.busy = False
+            self.engine._retire(request)
+        elif not seat.member:
+            request.busy = False
+        return output
 
-    def _note_routes(self, entry: Entry, done: UnderWay) -> None:
-        request = entry.seat.request
-        if done.routes_LTK is not None and request.sampling.record_routes:
-            for layer, routes_TK in zip(self.engine.experts.starts, done.routes_LTK, strict=True):
-                request.routes.setdefault(layer, []).append(routes_TK[entry.span.start : entry.span.stop].long())
+    def _note_routes(self, request: Request, routes_LTK: Tensor) -> None:
+        if request.sampling.record_routes:
+            for layer, routes_TK in zip(self.engine.experts.starts, routes_LTK, strict=True):
+                request.routes.setdefault(layer, []).append(routes_TK.long())
 
     # Weights
 
-    def _follow_weights(self) -> None:
-        """Weights that were changed in place are read by the next step; moved ones need new graphs."""
-        if self.version != self.engine.version:
-            self.version = self.engine.version
+    def _follow_weights(self) -> list[Output]:
+        """Weights that were changed in place are read by the next step; moved ones need new graphs. Members of the
+        cohort begin anew, if they are to, like everybody else."""
+        engine, outputs = self.engine, []
+        if self.version != engine.version:
+            if self.version < engine.oldest:
+                members = list(self.cohort.seats)
+                outputs = self._dissolve()
+                for seat in members:
+                    if seat.taken and seat.request.finish_reason is None:
+                        engine._start_over(seat.request)
+            self.version = engine.version
             before, self.weights = self.weights, self._addresses()
             if before != self.weights:
                 self.steps.forget()
+        return outputs
 
     def _addresses(self) -> tuple[int, ...]:
         return tuple(parameter.data_ptr() for parameter in self.engine.model.parameters())

@@ -23,14 +23,23 @@ class Shape:
     answers: bool  # one row per sequence, each followed by a token
 
 
+@dataclass(frozen=True)
+class CohortRows:
+    """Sequences with one new row each, whose token is the one chosen for their slot, and which a token follows."""
+
+    slots: np.ndarray
+    places: np.ndarray
+    temperatures: np.ndarray
+    draws: np.ndarray
+
+
 @dataclass
 class Part:
-    """The new rows of one sequence: at most one token is left open, the last."""
+    """The new rows of one other sequence."""
 
     slot: int
     start: int  # tokens of it that were computed before
     tokens: Sequence[int]
-    count: int  # one more than there are tokens, where the last is the one chosen for its slot
     followed: bool
     temperature: float = 0.0
     draw: float = 0.0
@@ -49,13 +58,14 @@ def rounded(count: int) -> int:
     return size // 4 * 3 if size // 4 * 3 >= max(count, 16) else size
 
 
-def shape_for(parts: Sequence[Part], sequences: int, tile: int) -> Shape:
-    rows = sum(part.count for part in parts)
-    followed = sum(part.followed for part in parts)
-    if all(part.count == 1 and part.followed for part in parts):
+def shape_for(cohort: CohortRows, parts: Sequence[Part], sequences: int, tile: int) -> Shape:
+    """`sequences` is the most there can be, `tile` how many rows of one sequence attend together."""
+    rows = len(cohort.slots) + sum(len(part.tokens) for part in parts)
+    followed = len(cohort.slots) + sum(part.followed for part in parts)
+    if rows == followed:  # one row each
+        longest = max([int(cohort.places.max(initial=0)), *(part.start for part in parts)]) + 1
         size = power(2, rows)
-        pieces = power(2, -(-max(part.start + 1 for part in parts) // SPLIT))
-        return Shape(size, size, size, pieces, answers=True)
+        return Shape(size, size, size, power(2, -(-longest // SPLIT)), answers=True)
     size = rounded(rows)
     return Shape(size, power(8, followed), size // tile + min(size, sequences), 1, answers=False)
 
@@ -101,38 +111,35 @@ class Inputs:
         return words
 
     @staticmethod
-    def of(parts: Sequence[Part], sequences: int, tile: int) -> Inputs:
-        """`sequences` is the most there can be, `tile` how many rows of one sequence attend together."""
-        shape = shape_for(parts, sequences, tile)
+    def of(cohort: CohortRows, parts: Sequence[Part], sequences: int, tile: int) -> Inputs:
+        shape = shape_for(cohort, parts, sequences, tile)
         words = Inputs.empty(shape)
         given = Inputs.views(shape, words)
-        if shape.answers:
-            count = len(parts)
-            given["tokens"][:count] = [part.tokens[0] if part.tokens else -1 for part in parts]
-            given["slots"][:count] = given["followed"][:count] = [part.slot for part in parts]
-            given["places"][:count] = [part.start for part in parts]
-        else:
-            _fill(parts, given, tile)
-        ends = [part for part in parts if part.followed]
-        given["temperatures"][: len(ends)] = [part.temperature for part in ends]
-        given["draws"][: len(ends)] = [part.draw for part in ends]
+        row = chosen = len(cohort.slots)
+        given["tokens"][:row] = -1
+        given["slots"][:row] = given["followed"][:row] = cohort.slots
+        given["places"][:row] = cohort.places
+        given["temperatures"][:row] = cohort.temperatures
+        given["draws"][:row] = cohort.draws
+        for part in parts:
+            end = row + len(part.tokens)
+            given["tokens"][row:end] = part.tokens
+            given["slots"][row:end] = part.slot
+            given["places"][row:end] = np.arange(part.start, part.start + len(part.tokens))
+            if part.followed:
+                if not shape.answers:
+                    given["rows"][chosen] = end - 1
+                given["followed"][chosen] = part.slot
+                given["temperatures"][chosen], given["draws"][chosen] = part.temperature, part.draw
+                chosen += 1
+            row = end
+        if not shape.answers:
+            given["rows"][: len(cohort.slots)] = np.arange(len(cohort.slots))
+            tiles = [(number, 1) for number in range(len(cohort.slots))]
+            row = len(cohort.slots)
+            for part in parts:
+                end = row + len(part.tokens)
+                tiles += [(start, min(tile, end - start)) for start in range(row, end, tile)]
+                row = end
+            given["tiles"].reshape(-1, 2)[: len(tiles)] = tiles
         return Inputs(shape, words)
-
-
-def _fill(parts: Sequence[Part], given: dict[str, np.ndarray], tile: int) -> None:
-    tiles_X2 = given["tiles"].reshape(-1, 2)
-    row = tiles = chosen = 0
-    for part in parts:
-        end = row + part.count
-        given["tokens"][row : row + len(part.tokens)] = part.tokens
-        given["tokens"][row + len(part.tokens) : end] = -1
-        given["slots"][row:end] = part.slot
-        given["places"][row:end] = np.arange(part.start, part.start + part.count)
-        starts = np.arange(row, end, tile)
-        tiles_X2[tiles : tiles + len(starts), 0] = starts
-        tiles_X2[tiles : tiles + len(starts), 1] = np.minimum(end - starts, tile)
-        tiles += len(starts)
-        if part.followed:
-            given["rows"][chosen], given["followed"][chosen] = end - 1, part.slot
-            chosen += 1
-        row = end

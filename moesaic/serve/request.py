@@ -135,7 +135,6 @@ class Request:
 
     tokens: list[int] = field(init=False)
     computed: int = 0
-    ahead: int = 0  # tokens chosen on the device that are not among `tokens` yet
     expected: int = 0  # tokens that were in the cache when the request came
     cached: int = 0  # tokens that were in the cache when the request was first given a place
     pages: list[int] = field(default_factory=list)
@@ -160,17 +159,12 @@ class Request:
 
     def start_over(self) -> None:
         """Its pages are gone: what was noted of every row will be noted again."""
-        self.prompt_logprobs, self.routes, self.hidden_D, self.ahead = [], {}, None, 0
+        self.prompt_logprobs, self.routes, self.hidden_D = [], {}, None
 
     @property
     def pending(self) -> int:
         """Known tokens the model has not seen."""
-        return len(self.tokens) + self.ahead - self.computed
-
-    @property
-    def known(self) -> int:
-        """Tokens the model has seen, less one that only the device knows."""
-        return min(self.computed, len(self.tokens))
+        return len(self.tokens) - self.computed
 
     @property
     def written(self) -> int:
@@ -178,7 +172,7 @@ class Request:
 
     @property
     def decoding(self) -> bool:
-        return self.pending == 1 and self.written + self.ahead > 0
+        return self.pending == 1 and self.written > 0
 
     @property
     def wants_every_row(self) -> bool:

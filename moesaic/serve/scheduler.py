@@ -7,6 +7,8 @@ urgent request, which will be computed again (preemption by recomputation).
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from moesaic.serve.blocks import Blocks
 from moesaic.serve.passes import Pass, Share
 from moesaic.serve.policies import Plan, Policy
@@ -21,6 +23,7 @@ class Scheduler:
         self.requests: dict[int, Request] = {}
         self.stopped: list[Pass] = []
         self.preemptions = 0
+        self.readers: dict[Hashable, list[Request]] = {}  # who holds pages, by how it begins
 
     def schedule(self, now: float) -> list[Share] | Pass:
         """What to run next: a pass that was stopped, or some tokens for some requests. Nothing, if all wait."""
@@ -44,8 +47,10 @@ class Scheduler:
         shares: list[Share] = []
         for request, count in plan:
             # Siblings that come together: one of them reads the prompt, the others wait for its pages.
-            if not request.pages and (self.shares_soon(request) or not self.admit(request)):
-                continue
+            if not request.pages:
+                if self.shares_soon(request) or not self.admit(request):
+                    continue
+                self.readers.setdefault(self.opening(request), []).append(request)
             share = Share(request, min(count, request.pending))
             while not self.blocks.grow(request, request.computed + share.rows):
                 victim = self.victim(request, shares)
@@ -58,10 +63,14 @@ class Scheduler:
 
     def ready(self) -> list[Request]:
         """Requests with tokens to compute that are in no pass: those under way, and more as far as there is room."""
-        free = [request for request in self.requests.values() if request.pending and not request.busy]
+        free = [request for request in self.requests.values() if not request.busy and request.pending]
         under_way = [request for request in free if request.pages]
-        room = max(0, self.most - sum(bool(request.pages) for request in self.requests.values()))
         waiting = sorted((request for request in free if not request.pages), key=lambda request: request.urgency)
+        holding = [request for request in self.requests.values() if request.pages] if waiting else []
+        room = max(0, self.most - len(holding))
+        self.readers.clear()
+        for request in holding:
+            self.readers.setdefault(self.opening(request), []).append(request)
         return under_way + [request for request in waiting[: room + 8] if not self.shares_soon(request)][:room]
 
     def shares_soon(self, request: Request) -> bool:
@@ -69,13 +78,17 @@ class Scheduler:
         size = self.blocks.size
         if not self.blocks.reuse or request.wants_every_row:
             return False
-        for other in self.requests.values():
-            if other.pages and other.root == request.root and other.urgency < request.urgency:
-                place = other.computed // size * size
-                ahead = min(len(other.tokens), len(request.tokens) - 1) // size * size
-                if place < ahead and other.tokens[: place + size] == request.tokens[: place + size]:
+        for other in self.readers.get(self.opening(request), ()):
+            place = other.computed // size * size
+            ahead = min(len(other.tokens), len(request.tokens) - 1) // size * size
+            if place < ahead and other.pages and other.urgency < request.urgency:
+                if other.tokens[: place + size] == request.tokens[: place + size]:
                     return True
         return False
+
+    def opening(self, request: Request) -> Hashable:
+        """Requests of which this differs share no page."""
+        return request.root, tuple(request.tokens[: self.blocks.size])
 
     def admit(self, request: Request) -> bool:
         """Give a waiting request its first pages, if the whole of what it knows has room without taking any away."""
