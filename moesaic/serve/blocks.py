@@ -145,8 +145,10 @@ class Blocks:
         place = len(request.pages) * self.size
         wanted = tuple(request.tokens[place : min(place + self.size, known)])
         best, page, node = 0, -1, None
+        if not wanted:
+            return 0
         for tokens, child in children.items():
-            if (agreeing := _agreeing(tokens, wanted)) > best:
+            if tokens[0] == wanted[0] and (agreeing := _agreeing(tokens, wanted)) > best:
                 best, page, node = agreeing, child.page, child
         for other in others:
             if other.root == request.root and other.nodes == request.nodes and other.computed > place:

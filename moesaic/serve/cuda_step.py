@@ -176,6 +176,7 @@ class GraphedSteps:
         self.real = device.type == "cuda"  # elsewhere, in tests, steps run as they come
         shape = model.config.attention
         assert isinstance(shape, GroupedQuery)
+        self.arrived_SN = torch.zeros(sequences, shape.kv_heads, dtype=torch.int32, device=device)
         self.tile = max(1, (16 if model.dtype == torch.float32 else 64) // (shape.heads // shape.kv_heads))
         mixtures = [layer.ffn.router.shape for layer in model.layers if isinstance(layer.ffn, MixtureFeedForward)]
         self.experts, self.per_token = (mixtures[0].count, mixtures[0].per_token) if mixtures else (0, 0)
@@ -239,6 +240,7 @@ class GraphedSteps:
             few_X2=given["tiles"].view(-1, 2) if shape.answers else None,
             many_X2=None if shape.answers else given["tiles"].view(-1, 2),
             many_tokens=self.tile,
+            arrived_TN=self.arrived_SN,
         )
         routes_LTK = torch.empty(
             len(self.starts_L), shape.tokens, self.per_token, dtype=torch.int32, device=words.device

@@ -97,8 +97,7 @@ class Scheduler:
         if not request.preemptions and not request.written:
             request.cached = request.computed
         missing = -(-len(request.tokens) // self.blocks.size) - len(request.pages)
-        taking = any(other.urgency > request.urgency for other in others)
-        if missing > self.blocks.available and not taking:
+        if missing > self.blocks.available and not any(other.urgency > request.urgency for other in others):
             self.blocks.release(request)
             return False
         return True
