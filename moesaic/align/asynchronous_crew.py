@@ -44,6 +44,7 @@ class Hand:
     listening: Any = None  # the reference of its next news
     heard: float = 0.0  # when it last said something
     begun: bool = False
+    process: int = 0
     asked: dict[int, tuple[Ticket, Example, float]] = field(default_factory=dict)  # and when
 
 
@@ -137,7 +138,7 @@ class Crew:
         now = time.monotonic()
         if not hand.begun:  # its tickets' time begins now
             hand.asked = {number: (ticket, example, now) for number, (ticket, example, _) in hand.asked.items()}
-        hand.heard, hand.begun = now, True
+        hand.heard, hand.begun, hand.process = now, True, news.process
         hand.listening = hand.actor.collect.remote()
         self.counted.steps += news.steps
         self.counted.generated += news.generated

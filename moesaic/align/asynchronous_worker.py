@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 import time
 from collections import deque
@@ -82,6 +83,7 @@ class News:
     generated: int
     accepted: int
     idle: float  # seconds it had nothing to do
+    process: int
 
 
 class Worker:
@@ -134,7 +136,7 @@ class Worker:
         now = (counts.steps, counts.generated_tokens, counts.accepted_tokens, self.idle)
         steps, generated, accepted, idle = (a - b for a, b in zip(now, self._told))
         self._told = now
-        return News(finished, int(steps), int(generated), int(accepted), idle)
+        return News(finished, int(steps), int(generated), int(accepted), idle, os.getpid())
 
     def _note(self, note: Callable[[], None]) -> None:
         self.inbox.append(note)
@@ -148,10 +150,11 @@ class Worker:
                 self.inbox.popleft()()
             self._renew()
             self._start()
-            for number, result in self.under_way.step():
+            ended = self.under_way.step()
+            for number, result in ended:
                 problem = "" if isinstance(result, list) else f"{type(result).__name__}: {result}"
                 self._tell(Finished(number, result if isinstance(result, list) else None, problem))
-            if not self.engine.working and not self.inbox and not self._startable():
+            if not (ended or self.inbox or self.engine.working or self._startable()):
                 began = time.monotonic()
                 self.under_way.news.wait()
                 if not self.under_way.groups:  # else it waited for tools or judges

@@ -1,0 +1,256 @@
+"""Rollouts beside the trainer, with real workers on Ray: the same run as without them, whoever is killed on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import moesaic
+from moesaic.align.align import align
+from moesaic.align.asynchronous import AsynchronousStream
+from moesaic.align.asynchronous_crew import Crew
+from moesaic.align.examples import Example
+from moesaic.align.rewards.math import MathEqual
+from moesaic.align.rollout import Sample, ask
+from moesaic.align.under_way import Answering, UnderWay
+from moesaic.errors import UserError
+from moesaic.recipe import load_recipe
+from moesaic.serve.engine import Engine
+from tests.serve.made import talking_model
+
+ray = pytest.importorskip("ray")
+FAMILY = "builtin:chain_sum:min_terms=2,max_terms=2,min_digits=1,max_digits=1"
+STEPS = 6
+TIMED = {"seconds", "tokens_per_second", "mfu", "trainer_waited", "workers_waited", "accepted_per_step"}
+TIMED |= {"tokens_per_pass", "worker_deaths", "requeued"}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return talking_model(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error")
+    yield
+    ray.shutdown()
+
+
+def recipe(path: Path, asynchronous: str = "", **options) -> Path:
+    """A run whose answers are rewarded by their letters, so that a model that knows nothing learns something."""
+    settings = {"steps": STEPS, "prompts": 3, "group": 4, "max_tokens": 12, "save_every": 2, "evaluate_every": 0}
+    given = ", ".join(f"{key}: {value}" for key, value in (settings | options).items())
+    file = path / f"recipe{abs(hash((asynchronous, given)))}.yaml"
+    file.write_text(
+        f"""
+align:
+  stages:
+    - {{name: policy, lr: 0.003, data: [{{path: "{FAMILY}"}}], {given}, advantage: group_centred,
+        rewards: [{{name: repetition, n: 1, unit: characters}}], drafter: suffix,
+        {f"asynchronous: {asynchronous}" if asynchronous else ""}}}
+optimizer: {{name: adamw, lr: 0.001}}
+"""
+    )
+    return file
+
+
+def run(base: Path, out: Path, asynchronous: str = "", **options) -> list[dict]:
+    align(load_recipe(recipe(out.parent, asynchronous, **options), []), base, out, quiet=True)
+    return lines(out)
+
+
+def lines(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def untimed(found: list[dict], also: frozenset[str] = frozenset()) -> list[dict]:
+    return [{key: value for key, value in line.items() if key not in TIMED | also} for line in found]
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    a, b = moesaic.load(one).state_dict(), moesaic.load(other).state_dict()
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_staleness_0_is_the_synchronous_run(base, tmp_path, cluster):
+    plain = run(base, tmp_path / "plain", updates=2, dynamic=2)
+    beside = run(base, tmp_path / "beside", "{staleness: 0}", updates=2, dynamic=2)
+    assert any(line["loss"] != 0 for line in plain)
+    shared = [{key: line[key] for key in other if key in line} for line, other in zip(untimed(beside), untimed(plain))]
+    assert shared == untimed(plain)
+    assert same_weights(tmp_path / "plain", tmp_path / "beside")
+    assert not ray.util.list_named_actors() and ray.is_initialized()  # a cluster that was there is left
+
+
+@pytest.fixture(scope="module")
+def undisturbed(base, tmp_path_factory, cluster):
+    out = tmp_path_factory.mktemp("finish") / "undisturbed"
+    found = run(base, out, "{staleness: 1, on_update: finish}")
+    assert [line["staleness_max"] for line in found] == [0, 1, 1, 1, 1, 1]
+    return out
+
+
+def test_killed_and_hung_workers_cost_nothing_but_time(base, tmp_path, undisturbed, monkeypatch):
+    plain, done = Crew.publish, []
+
+    def publish(crew: Crew, version, model):
+        """The questions of the version before are being answered, or about to be."""
+        if crew.hands[0].process and len(done) < 2 and version in (3, 5):
+            os.kill(crew.hands[0].process, signal.SIGKILL if version == 3 else signal.SIGSTOP)
+            done.append(crew.hands[0].process)
+        plain(crew, version, model)
+
+    monkeypatch.setattr(Crew, "publish", publish)
+    found = run(base, tmp_path / "killed", "{staleness: 1, on_update: finish, patience: 6}")
+    assert len(done) == 2 and sum(line["worker_deaths"] for line in found) == 2
+    assert untimed(found) == untimed(lines(undisturbed)) and same_weights(tmp_path / "killed", undisturbed)
+    assert sum(line["failed"] + line["dropped"] for line in found) == 0
+
+
+def test_a_killed_trainer_goes_on_to_the_same_bits(base, tmp_path, undisturbed):
+    out = tmp_path / "killed"
+    file = recipe(tmp_path, "{staleness: 1, on_update: finish}")
+    command = [sys.executable, "-m", "moesaic", "align", str(file), "--model", str(base), "--out", str(out)]
+    ours = os.environ | {"MOESAIC_TEST": str(out)}
+    ours.pop("RAY_ADDRESS", None)
+    first = subprocess.Popen(command, env=ours, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 120
+        while not (out / "metrics.jsonl").exists() or len(lines_so_far(out)) < 3:
+            assert first.poll() is None and time.monotonic() < end
+            time.sleep(0.02)
+    finally:
+        first.kill()
+        first.wait()
+    end = time.monotonic() + 30
+    while left := processes_of(str(out)):
+        assert time.monotonic() < end, f"left behind: {left}"
+        time.sleep(0.2)
+    again = subprocess.run(command, env=ours, capture_output=True, text=True, timeout=200)
+    assert again.returncode == 0, again.stderr
+    assert processes_of(str(out)) == []
+    assert untimed(lines(out)) == untimed(lines(undisturbed)) and same_weights(out, undisturbed)
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+    assert any(event["kind"] == "resume" for event in events)
+
+
+def lines_so_far(out: Path) -> list[str]:
+    return (out / "metrics.jsonl").read_text().splitlines()
+
+
+def processes_of(mark: str) -> list[int]:
+    """Processes that inherited a mark in their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdecimal() and f"MOESAIC_TEST={mark}".encode() in (entry / "environ").read_bytes():
+                if (entry / "stat").read_text().rsplit(")", 1)[1].split()[0] != "Z":
+                    found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("on_update", ["recompute", "keep"])
+def test_answers_go_on_under_new_weights(base, tmp_path, cluster, on_update, monkeypatch):
+    """Groups of very different length, so that some are under way when weights come."""
+    taken: list[Sample] = []
+    plain = AsynchronousStream.gather
+
+    def gather(stream: AsynchronousStream):
+        groups, every = plain(stream)
+        taken.extend(sample for group in groups for sample in group)
+        return groups, every
+
+    monkeypatch.setattr(AsynchronousStream, "gather", gather)
+    options = f"{{staleness: 2, on_update: {on_update}}}"
+    found = run(base, tmp_path / "out", options, max_tokens=120, prompts=2, group=2, steps=8)
+    assert len(found) == 8 and all(line["staleness_max"] <= 2 for line in found)
+    assert max(line["staleness_max"] for line in found) > 0
+    mixed = [sample for sample in taken if len(set(sample.versions)) > 1]
+    assert mixed and all(sample.versions == sorted(sample.versions) for sample in taken)
+    if on_update == "recompute":  # what was sampled from the trainer's weights is the trainer's to the bit
+        assert all(line["mismatch_max"] == 0 for line in found)
+
+
+def test_a_reward_whose_process_is_killed_judges_again(base):
+    """Also a question that cannot be asked, and one that is given up, cost nobody else anything."""
+    engine = Engine(moesaic.load(base, threads=1), cache_bytes=4 << 20)
+    reward = MathEqual()
+    under_way = UnderWay(engine, [("math", 1.0, reward)], judged_again=True)
+    examples = [Example(({"role": "user", "content": f"{n} + {n}"},), f"{2 * n}") for n in range(4)]
+    for number, example in enumerate(examples):
+        requests = ask(engine, example, 2, {"max_tokens": 6 if number else 400}, number)
+        under_way.add(number, [Answering(example, request) for request in requests])
+    killed = threading.Event()
+
+    def kill() -> None:
+        while not killed.is_set():
+            if (process := reward.worker._process) is not None:
+                process.kill()
+                killed.set()
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    under_way.step()
+    under_way.give_up(0)
+    ended = []
+    while under_way.groups:
+        ended += under_way.step()
+        if not engine.working:
+            under_way.news.wait(1)
+    killed.set()
+    thread.join()
+    under_way.close()
+    assert sorted(number for number, _ in ended) == [1, 2, 3] and not engine.scheduler.requests
+    for _, samples in ended:
+        assert isinstance(samples, list) and all(not sample.judged.problems for sample in samples)
+
+
+def test_an_engine_that_fails_gives_up_what_it_holds_and_goes_on(base, monkeypatch):
+    engine = Engine(moesaic.load(base, threads=1), cache_bytes=4 << 20)
+    under_way = UnderWay(engine, [])
+    example = Example(({"role": "user", "content": "1 + 1"},), "2")
+
+    def add(number: int) -> None:
+        requests = ask(engine, example, 2, {"max_tokens": 4}, number)
+        under_way.add(number, [Answering(example, request) for request in requests])
+
+    add(0)
+    under_way.step()
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.model, "forward", None)
+        broken.setattr("moesaic.serve.engine.Pass", None)
+        ((number, problem),) = under_way.step()
+    assert number == 0 and isinstance(problem, TypeError)
+    assert not engine.scheduler.requests and not engine.blocks.in_use
+    add(1)
+    ended = []
+    while under_way.groups:
+        ended += under_way.step()
+    assert [number for number, _ in ended] == [1] and len(ended[0][1]) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("{worker: 1}", "workers"),
+        ("{staleness: -1}", "at least 0"),
+        ("{on_update: never}", "recompute"),
+        ("{workers: 0}", "at least 1"),
+    ],
+)
+def test_bad_options_are_refused(base, tmp_path, options, message):
+    with pytest.raises(UserError, match=message):
+        run(base, tmp_path / "out", options)
