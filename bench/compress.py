@@ -28,14 +28,17 @@ from moesaic.methods import Method, build
 from moesaic.model.directory import load
 
 ENTRIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "rtn8": ("rtn", {"bits": 8, "group": 0}),
+    "rtn8": ("rtn", {"bits": 8, "group": 64}),
+    "rtn8_channel": ("rtn", {"bits": 8, "group": 0}),
     "w8a8": ("zeroquant", {"bits": 8, "group": 0, "steps": 0}),
     "w4a8": ("zeroquant", {"bits": 4, "group": 64, "steps": 20}),
     "rtn4": ("rtn", {"bits": 4, "group": 64}),
     "rtn4_128": ("rtn", {"bits": 4, "group": 128}),
     "hqq4": ("hqq", {"bits": 4, "group": 64}),
     "awq4": ("awq", {"bits": 4, "group": 64}),
-    "gptq4": ("gptq", {"bits": 4, "group": 64}),
+    "gptq4_symmetric": ("gptq", {"bits": 4, "group": 64}),
+    "gptq4": ("gptq", {"bits": 4, "group": 64, "symmetric": False}),
+    "milo4": ("milo", {"bits": 4, "group": 64, "rank": 16}),
     "gptq4_128": ("gptq", {"bits": 4, "group": 128}),
     "rtn3": ("rtn", {"bits": 3, "group": 64, "symmetric": False}),
     "rtn3_32": ("rtn", {"bits": 3, "group": 32, "symmetric": False}),

@@ -6,6 +6,7 @@ Each layer is calibrated on what the compressed layers before it let through, so
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -21,6 +22,7 @@ from moesaic.kernels.quantised import QuantisedKernels, QuantisedMatrix
 from moesaic.model.block import Block, PredictionBlock
 from moesaic.model.config import Layer, ModelConfig
 from moesaic.model.directory import install
+from moesaic.model.experts import MixtureFeedForward
 from moesaic.model.flow import Flow
 from moesaic.model.layout import Layout
 from moesaic.model.linear import Linear
@@ -29,6 +31,7 @@ from moesaic.model.rope import frequencies
 if TYPE_CHECKING:
     from moesaic.compress.job import Job
 
+ENDS_GROUP = 64  # of the embedding and the output matrix
 # Small, or used otherwise than by multiplying: which expert, which token, and the latent that attention folds away.
 KEPT_PLAIN = ("router", "indexer", "kv_up", "residual")
 
@@ -42,7 +45,7 @@ def walk(job: Job, method: ByMatrix) -> None:
     if method.reads_text:
         saved = shelf.state()
         if saved is None:
-            hidden = [_embedded(job)]
+            hidden = [embedded(job)]
         else:
             start, hidden = saved[0], [saved[1]["hidden_TD"]]
     for number, layer in enumerate(config.layers):
@@ -74,7 +77,7 @@ def walk(job: Job, method: ByMatrix) -> None:
             further = load_further(job, layer, number)
             shelf.put(f"further-{number:05}", compressed(further, f"mtp.{number}", method, make, None))
     if job.ends_bits and not shelf.has("ends"):
-        grid = Grid(job.ends_bits, 0)
+        grid = Grid(job.ends_bits, ENDS_GROUP)
         names = ["embed"] if config.tied else ["embed", "head"]
         shelf.put("ends", Part({name: rounded_scales(grid.matrix(job.parts.tensor(name).float())) for name in names}))
 
@@ -101,7 +104,7 @@ def quantised_kernels() -> kernels.Kernels:
     return cast(kernels.Kernels, QuantisedKernels(kernels.choose("cpu")))
 
 
-def _embedded(job: Job) -> Tensor:
+def embedded(job: Job) -> Tensor:
     tokens_T = torch.tensor([token for tokens in job.sequences for token in tokens])
     return job.parts.tensor("embed")[tokens_T].float()
 
@@ -194,3 +197,13 @@ def fit_in(module: nn.Module, path: str, part: Part) -> None:
         stem, _, leaf = own.rpartition(".")
         target = parameters[stem][int(leaf)] if leaf.isdigit() else parameters[own]
         target.data.copy_(tensor)
+
+
+def fit_in_experts(ffn: MixtureFeedForward, made: dict[str, Tensor], count: int) -> None:
+    """A mixture with other experts, and as many as `count`."""
+    ffn.gate_up_EGD = nn.Parameter(made["gate_up_EGD"], requires_grad=False)
+    ffn.down_EDF = nn.Parameter(made["down_EDF"], requires_grad=False)
+    ffn.router.weight = nn.Parameter(made["router.weight"], requires_grad=False)
+    if "router.correction" in made:
+        ffn.router.correction = made["router.correction"]
+    ffn.router.shape = replace(ffn.router.shape, count=count)

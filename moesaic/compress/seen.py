@@ -67,7 +67,7 @@ class WatchingKernels:
     def __init__(self, plain: Kernels) -> None:
         self._plain = plain
         self.rows: dict[int, list[Tensor]] = defaultdict(list)
-        self.routed: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        self.routed: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
 
     def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         self.rows[id(weight_OI)].append(x_TI)
@@ -82,7 +82,7 @@ class WatchingKernels:
         down_EDF: Tensor,
         activation: str,
     ) -> Tensor:
-        self.routed[id(gate_up_EGD)].append((x_TD, routes_TK))
+        self.routed[id(gate_up_EGD)].append((x_TD, routes_TK, weights_TK))
         return self._plain.experts(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF, activation)
 
     def __getattr__(self, name: str) -> Any:
@@ -108,11 +108,16 @@ class Watched:
         rows = self._kernels.rows.get(id(self._by_name[name]))
         return Seen(torch.cat(rows)) if rows else None
 
+    def calls(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """What flowed into the mixture, where it went, and with which weights."""
+        assert isinstance(self._block.ffn, MixtureFeedForward)
+        return self._kernels.routed[id(self._block.ffn.gate_up_EGD)]
+
     def all_inputs(self) -> Seen | None:
         """What flowed into the mixture, whichever experts it went to."""
         assert isinstance(self._block.ffn, MixtureFeedForward)
         calls = self._kernels.routed.get(id(self._block.ffn.gate_up_EGD))
-        return Seen(torch.cat([x for x, _ in calls])) if calls else None
+        return Seen(torch.cat([x for x, _, _ in calls])) if calls else None
 
     def _expert(self, name: str, expert: int) -> Seen | None:
         ffn = self._block.ffn
@@ -120,8 +125,8 @@ class Watched:
         calls = self._kernels.routed.get(id(ffn.gate_up_EGD))
         if not calls:
             return None
-        x_TD = torch.cat([x for x, _ in calls])
-        chosen_T = torch.cat([(routes == expert).any(1) for _, routes in calls])
+        x_TD = torch.cat([x for x, _, _ in calls])
+        chosen_T = torch.cat([(routes == expert).any(1) for _, routes, _ in calls])
         share = float(chosen_T.float().mean())
         rows = chosen_T.nonzero().squeeze(1)
         if len(rows) < min(self._least, len(x_TD)):

@@ -81,12 +81,12 @@ class ZeroQuant(ByMatrix):
             return sum(float(self._loss(block, weights, grid, run, watched.out_TD[rows])) for rows, run in pieces)
 
     def _loss(self, block: Block, weights: dict[str, Any], grid: Grid, run: Any, wanted_TD: Tensor) -> Tensor:
-        tensors = {name: _rounding(tensor, grid) for name, tensor in weights.items()}
+        tensors = {name: rounding(tensor, grid) for name, tensor in weights.items()}
         out_TD: Tensor = run(lambda x_TD, flow: functional_call(block, tensors, (x_TD, flow)))
         return (out_TD - wanted_TD).square().mean()
 
 
-def _rounding(tensor: Tensor, grid: Grid) -> Tensor:
+def rounding(tensor: Tensor, grid: Grid) -> Tensor:
     """What it is rounded to, with the gradient of no rounding."""
     flat = tensor.detach().flatten(0, -2)
     scales_OG, zeros_OG = grid.fit(flat)

@@ -1,0 +1,51 @@
+"""Mixture-of-Students (DeepSpeed-MoE, Rajbhandari et al. 2022): a mixture of fewer layers, taught by the whole one.
+
+    moesaic compress out/mixture --method students --out out/student depth=0.75 steps=300
+
+The student keeps the experts and takes every layer it can from the teacher. Teaching is staged: the teacher is followed
+for the first part of the steps, and the text alone for the rest: a student of less depth cannot follow to the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from moesaic.compress.distil import Lesson, distil, reduced
+from moesaic.compress.methods import Compressor
+from moesaic.compress.shelf import Part
+from moesaic.model.config import ModelConfig
+
+if TYPE_CHECKING:
+    from moesaic.compress.job import Job
+
+
+@dataclass(frozen=True)
+class Students(Compressor):
+    depth: float = 0.75
+    steps: int = 200
+    rate: float = 3e-4
+    teaching: float = 0.7
+
+    def __post_init__(self) -> None:
+        if not 0 < self.depth <= 1 or not 0 <= self.teaching <= 1 or self.steps < 0 or self.rate <= 0:
+            raise ValueError("depth must be above 0 and at most 1, teaching from 0 to 1, steps and rate not negative")
+
+    @property
+    def ends_bits(self) -> int:
+        return 0
+
+    def run(self, job: Job) -> ModelConfig:
+        kept = spread(len(job.config.layers), self.depth)
+        config = replace(job.config, layers=tuple(job.config.layers[number] for number in kept), mtp=())
+        weights = distil(job, config, reduced(job, kept, config), Lesson(self.steps, self.rate, self.teaching))
+        job.shelf.put("student", Part(plain=weights, facts={"layers": kept}))
+        return config
+
+
+def spread(layers: int, depth: float) -> list[int]:
+    """Which layers stay: evenly, the first and the last among them."""
+    count = max(1, round(layers * depth))
+    if count == 1:
+        return [0]
+    return [round(number * (layers - 1) / (count - 1)) for number in range(count)]

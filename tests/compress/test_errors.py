@@ -1,0 +1,100 @@
+"""What a user can get wrong about compression, told in one line with exit code 2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from moesaic.cli import main
+from tests.compress.made import make
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("plain") / "model", "llama", tie_word_embeddings=True)
+
+
+@pytest.mark.parametrize(
+    "words, problem",
+    [
+        (["--method", "rtn", "bits=5"], "bits must be one of 1, 2, 3, 4, 8, not 5"),
+        (["--method", "rtn", "group=48"], "multiple of 32"),
+        (["--method", "gptt"], 'no such method "gptt"'),
+        (["--method", "rtn", "bit=4"], "no method that was named has such an option"),
+        (["--method", "nm", "n=4"], "n must be from 1 to below m"),
+        (["--method", "mixed", "bits=9.5"], "bits must be from 2 to 8"),
+        (["--method", "prune_experts", "keep=2"], "has no experts"),
+        (["--method", "rtn", "--layout", "gguf"], 'no such layout "gguf"'),
+        (["--method", "rtn", "--layout", "compressed-tensors", "--ends-bits", "8"], "keeps the embedding"),
+        (["--method", "milo", "--layout", "compressed-tensors"], "no place for corrections"),
+        (["--method", "rtn", "--layout", "compressed-tensors", "group=128", "bits=4", "--ends-bits", "5"], "must be 0"),
+        (["--method", "gptq", "--samples", "0"], "must be at least 1"),
+        (["--method", "gptq", "--data", "nowhere.txt"], "no such file"),
+    ],
+)
+def test_wrong_requests(
+    words: list[str], problem: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compress", str(model), "--out", str(tmp_path / "out"), *words]) == 2
+    shown = capsys.readouterr().err
+    assert problem in shown and "Traceback" not in shown
+    assert not (tmp_path / "out").exists()
+
+
+def test_too_little_text(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "short.txt").write_text("A few words.")
+    words = ["compress", str(model), "--method", "gptq", "--out", str(tmp_path / "out")]
+    assert main([*words, "--data", str(tmp_path / "short.txt")]) == 2
+    assert "too small to calibrate with" in capsys.readouterr().err
+
+
+def test_compressed_already(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--method", "rtn", "--check-tokens", "0"]
+    assert main(["compress", str(model), "--out", str(tmp_path / "one"), *words]) == 0
+    assert main(["compress", str(tmp_path / "one"), "--out", str(tmp_path / "two"), *words]) == 2
+    assert "is compressed already" in capsys.readouterr().err
+    assert main(["compress", str(model), "--out", str(tmp_path / "one"), *words]) == 2
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_show_says_bits_and_convert_gives_plain_weights_back(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import json
+
+    import torch
+
+    from moesaic.model.directory import load
+
+    assert main(["compress", str(model), "--method", "rtn", "--check-tokens", "0", "--out", str(tmp_path / "one")]) == 0
+    capsys.readouterr()
+    assert main(["show", str(tmp_path / "one"), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    size = (tmp_path / "one" / "model.safetensors").stat().st_size
+    assert shown["bits_per_weight"] == pytest.approx(size * 8 / shown["parameters"], abs=1e-3) and shown["compressed"]
+    assert shown["life"][-1]["stage"] == "compress" and shown["life"][-1]["layer_errors"]
+    assert main(["convert", str(tmp_path / "one"), str(tmp_path / "plain")]) == 0
+    ids = [[1, 2, 3, 4, 5]]
+    small, plain = load(tmp_path / "one", mode="reference"), load(tmp_path / "plain", mode="reference")
+    assert not plain.quantised and small.quantised
+    torch.testing.assert_close(small.logits(ids)[0], plain.logits(ids)[0], rtol=1e-4, atol=1e-4)
+
+
+def test_a_damaged_directory_is_refused(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import json
+
+    out = tmp_path / "one"
+    assert main(["compress", str(model), "--method", "rtn", "--check-tokens", "0", "--out", str(out)]) == 0
+    config = json.loads((out / "config.json").read_text())
+    for wrong, problem in (
+        ({"bits": 5, "group": 64}, "5 bits"),
+        ({"bits": 4, "group": 30}, "multiples of 32"),
+        ({"bits": 3, "group": 64}, "is (256, 32), not (256, 24)"),
+        ({"bits": 4}, "needs bits and group"),
+        ([], "is no scheme"),
+    ):
+        config["quantization_config"]["default"] = wrong
+        (out / "config.json").write_text(json.dumps(config))
+        assert main(["evaluate", str(out)]) == 2
+        assert problem in capsys.readouterr().err, wrong

@@ -1,0 +1,49 @@
+"""Compressed checkpoints as others read them: `transformers` with compressed-tensors, logits beside ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from moesaic.compress.compress import Wish, compress
+from moesaic.compress.methods import Compressor
+from moesaic.methods import Method, build
+from moesaic.model.directory import load
+from tests.compress.made import make
+
+pytest.importorskip("compressed_tensors", reason="an extra of `transformers`")
+IDS = [[5, 9, 200, 31, 8, 77, 123, 4, 90, 17, 55, 300]]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "method, options, off",
+    [
+        ("rtn", {"bits": 4, "group": 32}, 2e-3),
+        ("gptq", {"bits": 4, "group": 32}, 2e-3),
+        ("rtn", {"bits": 4, "group": 0}, 2e-3),
+        ("rtn", {"bits": 8, "group": 0}, 2e-3),
+        ("rtn", {"bits": 4, "group": 32, "symmetric": False}, 2e-3),
+        ("zeroquant", {"bits": 8, "group": 0, "steps": 0}, 2e-2),
+    ],
+)
+def test_transformers_reads_it_and_agrees(
+    kind: str, method: str, options: dict[str, Any], off: float, tmp_path: Path
+) -> None:
+    if kind == "qwen3_moe" and (not options.get("symmetric", True) or method == "zeroquant"):
+        pytest.skip("transformers joins packed experts of symmetric codes only")
+    path = make(tmp_path / "model", kind)
+    made = build(Method(method, options), Compressor, "test")  # type: ignore[type-abstract]
+    wish = Wish(samples=2, length=64, check_tokens=0, layout="compressed-tensors")
+    compress(path, made, tmp_path / "out", wish)
+    ours = load(tmp_path / "out").logits(IDS)[0]
+    theirs_model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
+    with torch.no_grad():
+        theirs = theirs_model(torch.tensor(IDS)).logits[0]
+    assert (ours - theirs).norm() / theirs.norm() < off
+    plain = load(path).logits(IDS)[0]
+    assert (theirs - plain).norm() / plain.norm() > 2e-3  # it was rounded at all

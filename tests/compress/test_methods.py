@@ -1,0 +1,144 @@
+"""One matrix for every method: it makes the model smaller, it is read, it serves, and a killed run goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import moesaic
+from moesaic.compress import layers
+from moesaic.compress.compress import Wish, compress
+from moesaic.compress.job import Job
+from moesaic.compress.methods import ByMatrix, Compressor
+from moesaic.methods import Method, build, known
+from moesaic.model.directory import load
+from tests.compress.made import make
+
+# Options, the largest share of the bytes that may be left, and the largest change of logits (None: another model).
+METHODS: dict[str, tuple[dict[str, Any], float, float | None]] = {
+    "rtn": ({"bits": 4, "group": 32}, 0.25, 0.4),
+    "gptq": ({"bits": 4, "group": 32}, 0.25, 0.4),
+    "awq": ({"bits": 4, "group": 32}, 0.25, 0.4),
+    "hqq": ({"bits": 4, "group": 32}, 0.28, 0.4),
+    "milo": ({"bits": 3, "group": 32, "rank": 8, "expert_rank": 4}, 0.5, 0.6),
+    "zeroquant": ({"bits": 8, "group": 0, "steps": 3}, 0.35, 0.1),
+    "mixed": ({"bits": 4.0, "group": 32}, 0.28, 0.45),
+    "nm": ({"score": "admm", "bits": 4, "group": 32}, 0.25, None),
+    "prune_experts": ({"keep": 2}, 0.95, None),
+    "merge_experts": ({"keep": 2}, 0.95, None),
+    "students": ({"depth": 0.5, "steps": 4}, 0.75, None),
+    "xtc": ({"bits": 1, "group": 32, "depth": 0.5, "steps": 4}, 0.25, None),
+}
+WISH = Wish(samples=4, length=64, check_tokens=64, least=16)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("plain") / "model")
+
+
+def built(name: str) -> Compressor:
+    return build(Method(name, METHODS[name][0]), Compressor, "test")  # type: ignore[type-abstract]
+
+
+def test_every_method_is_in_the_matrix() -> None:
+    assert set(known(Compressor)) == set(METHODS)
+
+
+@pytest.mark.parametrize("name", METHODS)
+class TestEveryMethod:
+    def test_smaller_read_back_and_served_in_a_crowd(self, name: str, model: Path, tmp_path: Path) -> None:
+        options, share, change = METHODS[name]
+        told = compress(model, built(name), tmp_path / "out", WISH)
+        assert told["bytes"] <= share * told["bytes_before"]
+        assert told["bits_per_weight"] == pytest.approx(told["bytes"] * 8 / told["parameters"], abs=1e-3)
+        assert told["perplexity"] > 0 and (tmp_path / "out" / "moesaic.json").is_file()
+        small, plain = load(tmp_path / "out"), load(model)
+        prompts = [[5, 6, 7, 8], [9, 10], [11, 12, 13]]
+        if change is not None:
+            off = torch.cat(small.logits(prompts)) - torch.cat(plain.logits(prompts))
+            assert off.norm() / torch.cat(plain.logits(prompts)).norm() < change
+        engine = moesaic.Engine(small)
+        crowd = engine.generate(prompts, max_tokens=6, temperature=0.0)
+        alone = [engine.generate([prompt], max_tokens=6, temperature=0.0)[0] for prompt in prompts]
+        assert [answer.tokens for answer in crowd] == [answer.tokens for answer in alone]
+
+    def test_a_killed_run_goes_on_to_the_same_weights(
+        self, name: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        wish = Wish(samples=4, length=64, check_tokens=0, least=16)
+        compress(model, built(name), tmp_path / "whole", wish)
+        calls = 0
+
+        def stop(what: str, done: int, total: int) -> None:
+            nonlocal calls
+            calls += 1
+            if done >= 1:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            compress(model, built(name), tmp_path / "part", wish, stop)
+        assert not (tmp_path / "part").exists()
+        compress(model, built(name), tmp_path / "part", wish)
+        files = [(tmp_path / where / "model.safetensors").read_bytes() for where in ("whole", "part")]
+        assert files[0] == files[1]
+        assert not list(tmp_path.glob(".*compressing"))
+
+
+def test_a_resumed_run_does_not_do_layers_again(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    honest = layers.load_block
+
+    def counted(job: Job, path: str, *rest: Any) -> Any:
+        done.append(path)
+        return honest(job, path, *rest)
+
+    monkeypatch.setattr(layers, "load_block", counted)
+
+    def stop(what: str, number: int, total: int) -> None:
+        if number == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compress(model, built("gptq"), tmp_path / "out", WISH, stop)
+    compress(model, built("gptq"), tmp_path / "out", WISH)
+    assert done == ["layers.0", "layers.1"]
+
+
+def test_gptq_loses_less_than_rounding(model: Path, tmp_path: Path) -> None:
+    """At the outputs of the matrices of the first layer, which see the same inputs under both."""
+    errors = {}
+    for name, options in (("rtn", {"bits": 3, "group": 32}), ("gptq", {"bits": 3, "group": 32})):
+        method = build(Method(name, options), Compressor, "test")  # type: ignore[type-abstract]
+        assert isinstance(method, ByMatrix)
+        seen_by = build(Method("gptq", options), Compressor, "test")  # type: ignore[type-abstract]
+
+        class Both(type(seen_by)):  # type: ignore[misc]
+            def matrix(self, *arguments: Any, method: Any = method) -> Any:
+                return method.matrix(*arguments)
+
+        told = compress(model, Both(**options), tmp_path / name, WISH)
+        errors[name] = told["layer_errors"][0]["errors"]
+    assert errors["gptq"].keys() == errors["rtn"].keys()
+    for kind, error in errors["gptq"].items():
+        assert error < 0.95 * errors["rtn"][kind], kind
+
+
+def test_every_expert_sees_tokens_though_none_are_sent_to_it(tmp_path: Path) -> None:
+    """Two experts can never win: their router rows point away from a constant part of every input."""
+    from safetensors.torch import load_file, save_file
+
+    path = make(tmp_path / "model")
+    tensors = load_file(path / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith("mlp.gate.weight"):
+            tensor.copy_(tensor[:1].expand_as(tensor))
+            tensor[2:] = -1e-3 * tensor[2:].abs()  # nearly nothing, so the first two win or tie below
+            tensor[:2] *= 0
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    told = compress(path, built("gptq"), tmp_path / "out", WISH)
+    row = told["layer_errors"][0]
+    assert row["least_routed"] < 0.3 and all(error < 0.1 for error in row["errors"].values())
