@@ -5,25 +5,10 @@
    with, and however its sequence was split into steps. Rows of the cache that no query of a tile may see are not
    touched: they may hold anything. */
 #include "attention.h"
+#include "stages.h"
 
 #define ROWS 16  /* about how many queries share a block of keys while it is in the nearest cache */
 #define ALONE 262144 /* products; fewer are not worth waking the other threads */
-
-typedef struct {
-    const float *q, *k, *v; /* of the new tokens, or of all where nothing is paged */
-    float *keys, *values;   /* slabs of the cache (pages, page_size, N, C), or NULL */
-    float *out;
-    float *sums;          /* (T, H): the logarithm of each query's softmax sum, for the way back, or NULL */
-    const int64_t *spans; /* (S, 4): first and last+1 row of the batch, tokens before them, first row in k and v */
-    const int64_t *table; /* (S, columns): pages */
-    const int64_t *masks; /* (S): address of a mask (new, total) of bytes, or 0 */
-    long S, columns, page_size, q_stride, k_stride, v_stride, H, N, C, X, window;
-    float scale;
-} Attention;
-
-INLINE long page_row(const Attention *a, long s, long place) {
-    return a->table[s * a->columns + place / a->page_size] * a->page_size + place % a->page_size;
-}
 
 typedef struct {
     long low, high; /* the keys this query may see */
@@ -105,6 +90,30 @@ static void attend_tile(const Attention *a, long s, long n, long first, long las
     }
 }
 
+void attend_stage(Member *m, const Attention *a) {
+    long tokens_a_tile = ROWS / (a->H / a->N) > 1 ? ROWS / (a->H / a->N) : 1, S = a->S, N = a->N, item;
+    const int64_t *spans = a->spans;
+    long *first_item = malloc((S + 1) * sizeof *first_item);
+    first_item[0] = 0;
+    for (long s = 0; s < S; s++) {
+        long new = spans[4 * s + 1] - spans[4 * s];
+        first_item[s + 1] = first_item[s] + (new + tokens_a_tile - 1) / tokens_a_tile * N;
+    }
+    float scratch[4 * B];
+    while (take_one(m, first_item[S], &item)) {
+        long low = 0, high = S; /* the sequence this item belongs to */
+        while (high - low > 1) {
+            long middle = (low + high) / 2;
+            if (first_item[middle] <= item) low = middle;
+            else high = middle;
+        }
+        long within = item - first_item[low], start = spans[4 * low] + within / N * tokens_a_tile;
+        long stop = start + tokens_a_tile < spans[4 * low + 1] ? start + tokens_a_tile : spans[4 * low + 1];
+        attend_tile(a, low, within % N, start, stop, scratch);
+    }
+    free(first_item);
+}
+
 /* New keys and values go to the cache, if there is one; then every token attends to its own sequence so far. */
 void attend(const float *q, const float *k, const float *v, float *keys, float *values, float *out,
             float *sums, const int64_t *spans, const int64_t *table, const int64_t *masks, long S, long columns, long page_size,
@@ -112,38 +121,26 @@ void attend(const float *q, const float *k, const float *v, float *keys, float *
             int threads) {
     Attention a = {q,       k,         v,        keys,     values,   out, sums, spans, table, masks, S,
                    columns, page_size, q_stride, k_stride, v_stride, H,   N,    C,     X,     window, scale};
-    long tokens_a_tile = ROWS / (H / N) > 1 ? ROWS / (H / N) : 1, work = 0;
-    long *first_item = malloc((S + 1) * sizeof *first_item);
-    first_item[0] = 0;
+    Team team = {0};
+    long work = 0;
     for (long s = 0; s < S; s++) {
         long new = spans[4 * s + 1] - spans[4 * s];
-        first_item[s + 1] = first_item[s] + (new + tokens_a_tile - 1) / tokens_a_tile * N;
         work += new * (new + spans[4 * s + 2]) * H * C;
     }
 #pragma omp parallel num_threads(threads) if (work > ALONE)
     {
+        Member m = join(&team);
         if (keys) {
-#pragma omp for schedule(static)
-            for (long s = 0; s < S; s++)
-                for (long t = spans[4 * s]; t < spans[4 * s + 1]; t++) {
-                    long row = page_row(&a, s, t - spans[4 * s] + spans[4 * s + 2]);
-                    memcpy(keys + row * N * C, k + t * k_stride, N * C * sizeof(float));
-                    memcpy(values + row * N * X, v + t * v_stride, N * X * sizeof(float));
-                }
+            long from, to;
+            while (take(&m, S, &from, &to))
+                for (long s = from; s < to; s++)
+                    for (long t = spans[4 * s]; t < spans[4 * s + 1]; t++) {
+                        long row = page_row(&a, s, t - spans[4 * s] + spans[4 * s + 2]);
+                        memcpy(keys + row * N * C, k + t * k_stride, N * C * sizeof(float));
+                        memcpy(values + row * N * X, v + t * v_stride, N * X * sizeof(float));
+                    }
+            meet(&m);
         }
-        float scratch[4 * B];
-#pragma omp for schedule(dynamic, 1)
-        for (long item = 0; item < first_item[S]; item++) {
-            long low = 0, high = S; /* the sequence this item belongs to */
-            while (high - low > 1) {
-                long middle = (low + high) / 2;
-                if (first_item[middle] <= item) low = middle;
-                else high = middle;
-            }
-            long within = item - first_item[low], start = spans[4 * low] + within / N * tokens_a_tile;
-            long stop = start + tokens_a_tile < spans[4 * low + 1] ? start + tokens_a_tile : spans[4 * low + 1];
-            attend_tile(&a, low, within % N, start, stop, scratch);
-        }
+        attend_stage(&m, &a);
     }
-    free(first_item);
 }

@@ -1,17 +1,6 @@
 /* A whole layer in one call, made of the same functions in the same order, so with the same bits as one by one. */
-#include "vector.h"
-
-void linear(const float *, const float *, const float *, float *, long, long, long, long, int);
-void rms_norm(const float *, const float *, float *, long, long, float, int);
-void heads(const float *, const float *, const float *, const float *, const float *, float *, float *, long, long,
-           long, long, long, long, float, int, int);
-void swiglu(const float *, float *, long, long, int);
-void route(const float *, const float *, int64_t *, float *, long, long, long, long, long, int, int, float, int);
-void experts(const float *, const int64_t *, const float *, const float *, const float *, float *, long, long, long,
-             long, long, int);
-void attend(const float *, const float *, const float *, float *, float *, float *, float *, const int64_t *,
-            const int64_t *, const int64_t *, long, long, long, long, long, long, long, long, long, long, long, float,
-            int);
+#include "product.h"
+#include "stages.h"
 
 typedef struct {
     const float *attention_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *out, *out_bias, *ffn_norm;
@@ -22,41 +11,83 @@ typedef struct {
     float eps, attention_scale, route_scale;
 } Block;
 
-static void add(const float *a, const float *b, float *sum, long size) {
-    for (long i = 0; i < size; i++) sum[i] = a[i] + b[i];
+static void norm_stage(Member *m, const float *x, const float *weight, float *y, long T, long D, float eps) {
+    for (long t; take_one(m, T, &t);) norm_row(x + t * D, weight, y + t * D, D, eps);
+}
+
+/* Queries to q, keys and values to the cache. */
+static void heads_stage(Member *m, const Block *b, const Attention *a, const float *qkv, float *q, const float *cosine,
+                        const float *sine, long R, long T) {
+    long H = b->H, N = b->N, C = b->C, each = H + 2 * N, from, to;
+    while (take(m, T * each, &from, &to))
+        for (long item = from, s = 0; item < to; item++) {
+            long t = item / each, h = item % each;
+            while (t >= a->spans[4 * s + 1]) s++;
+            long row = page_row(a, s, t - a->spans[4 * s] + a->spans[4 * s + 2]);
+            const float *head = qkv + item * C;
+            if (h < H) head_row(head, b->q_norm, q + (t * H + h) * C, cosine + t * R, sine + t * R, R, C, b->eps, b->interleaved);
+            else if (h < H + N)
+                head_row(head, b->k_norm, a->keys + (row * N + h - H) * C, cosine + t * R, sine + t * R, R, C, b->eps,
+                         b->interleaved);
+            else memcpy(a->values + (row * N + h - H - N) * C, head, C * sizeof *head);
+        }
+}
+
+/* Normed rows, and where there is a router, each row's experts. */
+static void choose_stage(Member *m, const Block *b, const float *x, float *normed, float *logits, float *weights,
+                         int64_t *routes, long T) {
+    for (long item; take_one(m, (T + 3) / 4, &item);) {
+        long first = item * 4, rows = T - first < 4 ? T - first : 4;
+        const float *xs[4];
+        float *ys[4];
+        for (long r = 0; r < rows; r++) {
+            long t = first + r;
+            norm_row(x + t * b->D, b->ffn_norm, normed + t * b->D, b->D, b->eps);
+            xs[r] = normed + t * b->D, ys[r] = logits + t * b->E;
+        }
+        if (!b->E) continue;
+        product(b->router, b->D, b->E - 1, 0, b->E, xs, ys, rows);
+        for (long t = first; t < first + rows; t++)
+            route_row(logits + t * b->E, b->correction, routes + t * b->K, weights + t * b->K, b->E, b->K, b->groups,
+                      b->top_groups, b->softmax, b->normalize, b->route_scale, 0);
+    }
+}
+
+static void gated_stage(Member *m, const float *both, float *inner, long T, long F) {
+    for (long t; take_one(m, T, &t);) swiglu_row(both + t * 2 * F, both + t * 2 * F + F, inner + t * F, F, 1.0f);
 }
 
 void block(const Block *b, const float *x, float *y, int64_t *routes, const float *cosine, const float *sine, long R,
            float *keys, float *values, const int64_t *spans, const int64_t *table, long T, long S, long columns,
            long page_size, int threads) {
     long D = b->D, size = (b->H + 2 * b->N) * b->C, hidden = b->H * b->C;
-    float *scratch = malloc(T * (3 * D + size + 2 * hidden + b->N * b->C + 3 * b->F + b->E + b->K) * sizeof *scratch);
-    float *normed = scratch, *part = normed + T * D, *more = part + T * D, *qkv = more + T * D, *q = qkv + T * size;
-    float *k = q + T * hidden, *seen = k + T * b->N * b->C, *both = seen + T * hidden, *inner = both + 2 * T * b->F;
-    float *logits = inner + T * b->F, *weights = logits + T * b->E;
-
-    rms_norm(x, b->attention_norm, normed, T, D, b->eps, threads);
-    linear(normed, b->qkv, b->qkv_bias, qkv, T, D, size, D, threads);
-    heads(qkv, b->q_norm, b->k_norm, cosine, sine, q, k, T, b->H, b->N, b->C, R, size, b->eps, b->interleaved, threads);
-    attend(q, k, qkv + (b->H + b->N) * b->C, keys, values, seen, NULL, spans, table, NULL, S, columns, page_size,
-           hidden, b->N * b->C, size, b->H, b->N, b->C, b->C, b->window, b->attention_scale, threads);
-    linear(seen, b->out, b->out_bias, part, T, hidden, D, hidden, threads);
-    add(x, part, y, T * D);
-
-    rms_norm(y, b->ffn_norm, normed, T, D, b->eps, threads);
-    if (b->E) {
-        linear(normed, b->router, NULL, logits, T, D, b->E, D, threads);
-        route(logits, b->correction, routes, weights, T, b->E, b->K, b->groups, b->top_groups, b->softmax, b->normalize,
-              b->route_scale, 0);
-        experts(normed, routes, weights, b->experts_gate_up, b->experts_down, part, T, D, b->G, b->E, b->K, threads);
+    long each = 3 * D + size + 2 * hidden + 3 * b->F + b->E + b->K + b->K * b->G;
+    float *normed = malloc(T * each * sizeof *normed), *part = normed + T * D, *middle = part + T * D;
+    float *qkv = middle + T * D, *q = qkv + T * size, *seen = q + T * hidden, *both = seen + T * hidden;
+    float *inner = both + 2 * T * b->F, *logits = inner + T * b->F, *weights = logits + T * b->E;
+    float *gated = weights + T * b->K;
+    Attention a = {.q = q, .keys = keys, .values = values, .out = seen, .spans = spans, .table = table, .S = S,
+                   .columns = columns, .page_size = page_size, .q_stride = hidden, .H = b->H, .N = b->N, .C = b->C,
+                   .X = b->C, .window = b->window, .scale = b->attention_scale};
+    Team team = {0};
+#pragma omp parallel num_threads(threads)
+    {
+        Member me = join(&team), *m = &me;
+        norm_stage(m, x, b->attention_norm, normed, T, D, b->eps), meet(m);
+        linear_stage(m, normed, b->qkv, b->qkv_bias, NULL, qkv, T, D, size, D), meet(m);
+        heads_stage(m, b, &a, qkv, q, cosine, sine, R, T), meet(m);
+        attend_stage(m, &a), meet(m);
+        linear_stage(m, seen, b->out, b->out_bias, x, middle, T, hidden, D, hidden), meet(m);
+        choose_stage(m, b, middle, normed, logits, weights, routes, T), meet(m);
+        if (b->F) {
+            linear_stage(m, normed, b->gate_up, b->gate_up_bias, NULL, both, T, D, 2 * b->F, D), meet(m);
+            gated_stage(m, both, inner, T, b->F), meet(m);
+            linear_stage(m, inner, b->down, b->down_bias, b->E ? NULL : middle, b->E ? part : y, T, b->F, D, b->F);
+            meet(m);
+        }
+        if (b->E)
+            experts_stage(m, normed, routes, weights, b->experts_gate_up, b->experts_down, b->F ? part : NULL, middle, y,
+                          gated, T, D, b->G, b->E, b->K);
     }
-    if (b->F) {
-        float *to = b->E ? more : part;
-        linear(normed, b->gate_up, b->gate_up_bias, both, T, D, 2 * b->F, D, threads);
-        swiglu(both, inner, T, b->F, threads);
-        linear(inner, b->down, b->down_bias, to, T, b->F, D, b->F, threads);
-        if (b->E) add(part, more, part, T * D);
-    }
-    add(y, part, y, T * D);
-    free(scratch);
+    free(normed);
 }

@@ -1,67 +1,85 @@
-#include "product.h"
-
 /* The weighted sum of each token's routed experts (SwiGLU). Each expert that is wanted is read once, whatever the
    number of its tokens; the shares of a token are added in the order of the experts. */
-void experts(const float *x, const int64_t *routes, const float *weights, const float *gate_up, const float *down,
-            float *y, long tokens, long D, long F, long E, long K, int threads) {
-    long A = tokens * K; /* assignments: a token and one of its experts */
-    long *first = calloc(E + 1, sizeof *first), *next = malloc(E * sizeof *next), *active = malloc(E * sizeof *active);
-    const float **xs = malloc(A * sizeof *xs), **hs = malloc(A * sizeof *hs);
-    float *hidden = malloc(A * F * sizeof *hidden), *part = malloc(A * D * sizeof *part), *weight = malloc(A * sizeof *weight);
-    long *place = malloc(A * sizeof *place); /* the assignments of each token, by expert */
-    long actives = 0;
-    for (long a = 0; a < A; a++) first[routes[a] + 1]++;
+#include "product.h"
+#include "stages.h"
+
+#define WIDE 32 /* outputs of the second product that are taken together: a stretch of every expert's matrix */
+
+/* Assignments, a token and one of its experts each, sorted by expert. Every thread sorts for itself. */
+typedef struct {
+    long actives, *first, *active; /* an expert's assignments begin at first[e]; the experts that have any */
+    long *token, *source, *place;  /* of each assignment its token and where it came from; a token's, by expert */
+    long *next;
+} Sorted;
+
+static Sorted sorted(const int64_t *routes, long tokens, long E, long K) {
+    long A = tokens * K, *room = calloc(3 * E + 1 + 3 * A, sizeof *room);
+    Sorted s = {0, room, room + E + 1, room + 3 * E + 1, room + 3 * E + 1 + A, room + 3 * E + 1 + 2 * A, room + 2 * E + 1};
+    for (long a = 0; a < A; a++) s.first[routes[a] + 1]++;
     for (long e = 0; e < E; e++) {
-        if (first[e + 1]) active[actives++] = e;
-        first[e + 1] += first[e];
-        next[e] = first[e];
+        if (s.first[e + 1]) s.active[s.actives++] = e;
+        s.first[e + 1] += s.first[e];
+        s.next[e] = s.first[e];
     }
     for (long a = 0; a < A; a++) {
-        long at = next[routes[a]]++;
-        xs[at] = x + a / K * D;
-        hs[at] = hidden + at * F;
-        weight[at] = weights[a];
-        place[a] = at; /* sorted assignments run by expert, so a smaller place is an earlier expert */
+        long at = s.next[routes[a]]++;
+        s.token[at] = a / K, s.source[at] = a;
+        long *mine = s.place + a / K * K, i = a % K; /* a smaller place is an earlier expert: kept in that order */
+        for (; i && mine[i - 1] > at; i--) mine[i] = mine[i - 1];
+        mine[i] = at;
     }
-    for (long t = 0; t < tokens; t++)
-        for (long i = 1; i < K; i++)
-            for (long j = i; j && place[t * K + j - 1] > place[t * K + j]; j--) {
-                long swap = place[t * K + j];
-                place[t * K + j] = place[t * K + j - 1];
-                place[t * K + j - 1] = swap;
-            }
-    long up_blocks = (F + BLOCK - 1) / BLOCK, down_blocks = (D + BLOCK - 1) / BLOCK;
-#pragma omp parallel num_threads(threads)
-    {
-        float *both = malloc(2 * BLOCK * A * sizeof *both);
-        float **gates = malloc(A * sizeof *gates), **ups = malloc(A * sizeof *ups), **ys = malloc(A * sizeof *ys);
-        for (long a = 0; a < A; a++) gates[a] = both + a * 2 * BLOCK, ups[a] = gates[a] + BLOCK;
-#pragma omp for schedule(dynamic, 4)
-        for (long item = 0; item < actives * up_blocks; item++) {
-            long e = active[item / up_blocks], at = item % up_blocks * BLOCK, rows = first[e + 1] - first[e];
-            long count = F - at < BLOCK ? F - at : BLOCK;
+    return s;
+}
+
+void experts_stage(Member *m, const float *x, const int64_t *routes, const float *weights, const float *gate_up,
+                   const float *down, const float *shared, const float *plus, float *y, float *hidden, long tokens,
+                   long D, long F, long E, long K) {
+    long A = tokens * K, up_blocks = (F + BLOCK - 1) / BLOCK, down_blocks = (D + WIDE - 1) / WIDE, from, to;
+    Sorted s = sorted(routes, tokens, E, K);
+    const float **xs = malloc(A * sizeof *xs);
+    float **one = malloc(A * sizeof *one), **two = malloc(A * sizeof *two), *part = malloc(2 * BLOCK * A * sizeof *part);
+    _Static_assert(WIDE <= 2 * BLOCK, "part serves both products");
+
+    for (long a = 0; a < A; a++) xs[a] = x + s.token[a] * D, one[a] = part + a * 2 * BLOCK, two[a] = one[a] + BLOCK;
+    while (take(m, s.actives * up_blocks, &from, &to))
+        for (long item = from; item < to; item++) {
+            long e = s.active[item / up_blocks], at = item % up_blocks * BLOCK, first = s.first[e];
+            long count = F - at < BLOCK ? F - at : BLOCK, rows = s.first[e + 1] - first;
             const float *w = gate_up + e * 2 * F * D;
-            product(w, D, 2 * F - 1, at, count, xs + first[e], gates, rows);
-            product(w, D, 2 * F - 1, F + at, count, xs + first[e], ups, rows);
+            product(w, D, 2 * F - 1, at, count, xs + first, one, rows);
+            product(w, D, 2 * F - 1, F + at, count, xs + first, two, rows);
             for (long a = 0; a < rows; a++)
-                swiglu_row(gates[a], ups[a], hidden + (first[e] + a) * F + at, count, weight[first[e] + a]);
+                swiglu_row(one[a], two[a], hidden + (first + a) * F + at, count, weights[s.source[first + a]]);
         }
-#pragma omp for schedule(dynamic, 4)
-        for (long block = 0; block < down_blocks; block++) {
-            long at = block * BLOCK, count = D - at < BLOCK ? D - at : BLOCK;
-            for (long i = 0; i < actives; i++) {
-                long e = active[i], rows = first[e + 1] - first[e];
-                for (long a = 0; a < rows; a++) ys[a] = part + (first[e] + a) * D + at;
-                product(down + e * D * F, F, D - 1, at, count, hs + first[e], ys, rows);
+    meet(m);
+
+    for (long a = 0; a < A; a++) xs[a] = hidden + a * F, one[a] = part + a * WIDE;
+    while (take(m, down_blocks, &from, &to))
+        for (long block = from; block < to; block++) {
+            long at = block * WIDE, count = D - at < WIDE ? D - at : WIDE;
+            for (long i = 0; i < s.actives; i++) {
+                long e = s.active[i], first = s.first[e];
+                product(down + e * D * F, F, D - 1, at, count, xs + first, one + first, s.first[e + 1] - first);
             }
             for (long t = 0; t < tokens; t++)
-                for (long o = at; o < at + count; o++) {
+                for (long o = 0; o < count; o++) {
                     float sum = 0.0f;
-                    for (long c = 0; c < K; c++) sum += part[place[t * K + c] * D + o];
-                    y[t * D + o] = sum;
+                    for (long c = 0; c < K; c++) sum += part[s.place[t * K + c] * WIDE + o];
+                    if (shared) sum += shared[t * D + at + o];
+                    y[t * D + at + o] = plus ? plus[t * D + at + o] + sum : sum;
                 }
         }
-        free(both), free(gates), free(ups), free(ys);
+    free(s.first), free(xs), free(one), free(two), free(part);
+}
+
+void experts(const float *x, const int64_t *routes, const float *weights, const float *gate_up, const float *down,
+             float *y, long tokens, long D, long F, long E, long K, int threads) {
+    Team team = {0};
+    float *hidden = malloc(tokens * K * F * sizeof *hidden);
+#pragma omp parallel num_threads(threads)
+    {
+        Member m = join(&team);
+        experts_stage(&m, x, routes, weights, gate_up, down, NULL, NULL, y, hidden, tokens, D, F, E, K);
     }
-    free(first), free(next), free(active), free(xs), free(hs), free(hidden), free(part), free(weight), free(place);
+    free(hidden);
 }

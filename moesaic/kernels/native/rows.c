@@ -1,5 +1,5 @@
 /* What is done to each row by itself: norms, rotary angles, gated activations, the choice of experts. */
-#include "vector.h"
+#include "stages.h"
 
 #define ALONE 16384 /* numbers; fewer are not worth waking the other threads */
 
@@ -16,7 +16,7 @@ static float mean_square(const float *x, long size) {
     return (lane_sum((sum[0] + sum[1]) + (sum[2] + sum[3])) + rest) / (float)size;
 }
 
-static void norm_row(const float *x, const float *weight, float *y, long size, float eps) {
+void norm_row(const float *x, const float *weight, float *y, long size, float eps) {
     float spread = 1.0f / sqrtf(mean_square(x, size) + eps);
     for (long i = 0; i < size; i++) y[i] = (x[i] * spread) * weight[i];
 }
@@ -38,23 +38,26 @@ static void turn(const float *from, float *to, const float *cosine, const float 
     memcpy(to + 2 * R, from + 2 * R, (size - 2 * R) * sizeof *to);
 }
 
+void head_row(const float *from, const float *weight, float *to, const float *cosine, const float *sine, long R, long C,
+              float eps, int interleaved) {
+    float normed[C];
+    if (weight) {
+        norm_row(from, weight, normed, C, eps);
+        from = normed;
+    }
+    turn(from, to, cosine, sine, R, C, interleaved);
+}
+
 /* Queries and keys out of one row per token of (queries, keys, values): normed if there are weights, then turned. */
 void heads(const float *qkv, const float *q_weight, const float *k_weight, const float *cosine, const float *sine,
            float *q, float *k, long tokens, long H, long N, long C, long R, long stride, float eps, int interleaved,
            int threads) {
 #pragma omp parallel for num_threads(threads) if (tokens * (H + N) * C > ALONE)
     for (long t = 0; t < tokens; t++) {
-        float normed[C];
-        for (long h = 0; h < H + N; h++) {
-            const float *from = qkv + t * stride + h * C;
-            float *to = h < H ? q + (t * H + h) * C : k + (t * N + h - H) * C;
-            const float *weight = h < H ? q_weight : k_weight;
-            if (weight) {
-                norm_row(from, weight, normed, C, eps);
-                from = normed;
-            }
-            turn(from, to, cosine + t * R, sine + t * R, R, C, interleaved);
-        }
+        for (long h = 0; h < H + N; h++)
+            head_row(qkv + t * stride + h * C, h < H ? q_weight : k_weight,
+                     h < H ? q + (t * H + h) * C : k + (t * N + h - H) * C, cosine + t * R, sine + t * R, R, C, eps,
+                     interleaved);
     }
 }
 
@@ -81,42 +84,45 @@ static void best(const float *score, long size, long count, int64_t *chosen) {
     }
 }
 
+void route_row(const float *logits, const float *correction, int64_t *chosen, float *weights, long E, long K,
+               long groups, long top_groups, int softmax, int normalize, float scale, int replayed) {
+    float score[E], choice[E], strength[groups];
+    int64_t open[groups];
+    float most = logits[0], total = 0.0f;
+    for (long e = 1; e < E; e++) most = logits[e] > most ? logits[e] : most;
+    for (long e = 0; e < E; e++)
+        total += score[e] = softmax ? exp1(logits[e] - most) : 1.0f / (1.0f + exp1(-logits[e]));
+    if (softmax)
+        for (long e = 0; e < E; e++) score[e] /= total;
+    if (!replayed) {
+        for (long e = 0; e < E; e++) choice[e] = correction ? score[e] + correction[e] : score[e];
+        if (groups > 1) {
+            long size = E / groups;
+            for (long g = 0; g < groups; g++) {
+                int64_t two[2];
+                best(choice + g * size, size, 2, two);
+                strength[g] = choice[g * size + two[0]] + choice[g * size + two[1]];
+            }
+            best(strength, groups, top_groups, open);
+            for (long g = 0; g < groups; g++) {
+                int closed = 1;
+                for (long i = 0; i < top_groups; i++) closed &= open[i] != g;
+                for (long e = 0; closed && e < size; e++) choice[g * size + e] = -INFINITY;
+            }
+        }
+        best(choice, E, K, chosen);
+    }
+    float sum = 0.0f;
+    for (long c = 0; c < K; c++) sum += weights[c] = score[chosen[c]];
+    if (normalize)
+        for (long c = 0; c < K; c++) weights[c] /= sum + (softmax ? 0.0f : 1e-20f);
+    for (long c = 0; c < K; c++) weights[c] *= scale;
+}
+
 /* Router logits (T, E) to the chosen experts and their weights (T, K). With `replayed`, routes are given. */
 void route(const float *logits, const float *correction, int64_t *routes, float *weights, long tokens, long E, long K,
            long groups, long top_groups, int softmax, int normalize, float scale, int replayed) {
-    float score[E], choice[E], strength[groups];
-    int64_t open[groups];
-    for (long t = 0; t < tokens; t++) {
-        const float *row = logits + t * E;
-        float most = row[0], total = 0.0f;
-        for (long e = 1; e < E; e++) most = row[e] > most ? row[e] : most;
-        for (long e = 0; e < E; e++)
-            total += score[e] = softmax ? exp1(row[e] - most) : 1.0f / (1.0f + exp1(-row[e]));
-        if (softmax)
-            for (long e = 0; e < E; e++) score[e] /= total;
-        int64_t *chosen = routes + t * K;
-        if (!replayed) {
-            for (long e = 0; e < E; e++) choice[e] = correction ? score[e] + correction[e] : score[e];
-            if (groups > 1) {
-                long size = E / groups;
-                for (long g = 0; g < groups; g++) {
-                    int64_t two[2];
-                    best(choice + g * size, size, 2, two);
-                    strength[g] = choice[g * size + two[0]] + choice[g * size + two[1]];
-                }
-                best(strength, groups, top_groups, open);
-                for (long g = 0; g < groups; g++) {
-                    int closed = 1;
-                    for (long i = 0; i < top_groups; i++) closed &= open[i] != g;
-                    for (long e = 0; closed && e < size; e++) choice[g * size + e] = -INFINITY;
-                }
-            }
-            best(choice, E, K, chosen);
-        }
-        float sum = 0.0f;
-        for (long c = 0; c < K; c++) sum += weights[t * K + c] = score[chosen[c]];
-        if (normalize)
-            for (long c = 0; c < K; c++) weights[t * K + c] /= sum + (softmax ? 0.0f : 1e-20f);
-        for (long c = 0; c < K; c++) weights[t * K + c] *= scale;
-    }
+    for (long t = 0; t < tokens; t++)
+        route_row(logits + t * E, correction, routes + t * K, weights + t * K, E, K, groups, top_groups, softmax,
+                  normalize, scale, replayed);
 }

@@ -32,6 +32,16 @@ INLINE vec pick(ivec condition, vec yes, vec no) {
     return (vec)((condition & (ivec)yes) | (~condition & (ivec)no));
 }
 
+/* sum + a * b, rounded once. Left to itself the compiler copies sums from register to register between unrolled steps. */
+INLINE vec fused(vec sum, vec a, vec b) {
+#if defined(__aarch64__) && W == 4
+    __asm__("fmla %0.4s, %1.4s, %2.4s" : "+w"(sum) : "w"(a), "w"(b));
+    return sum;
+#else
+    return sum + a * b;
+#endif
+}
+
 /* W rows of W become W columns. */
 INLINE void transpose(vec *m) {
 #define SWAP(a, b, ...)                                                                                                \
