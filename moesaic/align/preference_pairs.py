@@ -122,9 +122,9 @@ def task_pair(tokenizer: Tokenizer, family: str, tasks: TaskExamples, index: int
     if example.task is None or example.answer is None:
         raise UserError(place, "gives no answers to compare", "Choose another family.")
     for further in range(1, TRIES):
-        wrong = tasks[index + further].answer
-        if wrong is not None and wrong != example.answer and score(example.task, wrong) < 1.0:
-            texts = [{"role": "assistant", "content": text} for text in (example.answer, wrong)]
+        other = tasks[index + further]
+        if other.answer is not None and other.truth != example.truth and score(example.task, other.truth) < 1.0:
+            texts = [{"role": "assistant", "content": text} for text in (example.answer, other.answer)]
             chosen, rejected = (answered(tokenizer, example.messages, [text], None, place) for text in texts)
             return Pair(number, chosen, rejected)
     raise UserError(place, "all answers are right everywhere", "Choose another family.")

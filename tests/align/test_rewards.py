@@ -22,6 +22,7 @@ from moesaic.align.rewards.overlong import Overlong
 from moesaic.data.tasks import tasks
 from moesaic.errors import UserError
 from moesaic.methods import Method, build, known
+from tests.align.made import reward_directory
 
 UNREACHABLE = "http://127.0.0.1:9/v1"
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -34,6 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "json_schema": {"default_schema": {"type": "object"}},
     "length": {"most": 10},
     "math": {"seconds": 1.0},
+    "model": {"by": "min"},
     "numeric": {},
     "overlong": {"limit": 100},
     "process": {},
@@ -43,7 +45,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def make(name: str, **options: Any) -> Reward:
-    return build(Method(name, {**OPTIONS[name], **options}), Reward, "test")
+    needed = {"path": str(reward_directory())} if name == "model" else {}
+    return build(Method(name, {**OPTIONS[name], **needed, **options}), Reward, "test")
 
 
 def said(text: str, truth: str | None = None, **facts: Any) -> Answer:

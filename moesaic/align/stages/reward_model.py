@@ -1,0 +1,85 @@
+"""A reward model: the model with a value head, taught which answer of a pair is better and which steps are right.
+
+align:
+  stages:
+    - {name: reward_model, steps: 200, data: [{path: pairs.jsonl}], lengths: weigh, objective: {stability: 0.01}}
+    - {name: policy, rewards: [{name: model, path: "stage:1"}], data: [{path: questions.jsonl}]}
+
+The next stage goes on from the model this one began with, and may use what this one made (`stage:1`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar
+
+from moesaic.align.preference_batch import GroupStream
+from moesaic.align.preference_pairs import Pair, PairSource
+from moesaic.align.reward_model import Judgeable, JudgedAccuracy, pack_judged, read_judged, weighed
+from moesaic.align.reward_model_lengths import Lengths, balanced, length_bias
+from moesaic.align.stages import Data, Measure, Stage, sources
+from moesaic.align.stages.preference import held_out_data
+from moesaic.data.stream import Stream
+from moesaic.data.tasks import Split
+from moesaic.errors import UserError
+from moesaic.methods import Method
+from moesaic.model.transformer import Model
+
+
+@dataclass(frozen=True)
+class RewardModel(Stage):
+    headed: ClassVar[bool] = True
+    goes_on: ClassVar[bool] = False
+
+    data: Data = ()
+    held_out: Data = ()  # what accuracy is measured on; by default builtin families' test split
+    pairs: int = 1000  # taken of each builtin family
+    batch_pairs: int = 32  # pairs, or answers with judged steps, of a step
+    longest: int = 1024
+    lengths: Lengths = "as_they_are"  # ChatGLM-RLHF's balancing of lengths
+    objective: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        sources(self.data)
+        if self.held_out:
+            sources(self.held_out)
+        if min(self.pairs, self.batch_pairs, self.longest) < 1:
+            raise ValueError("pairs, batch_pairs and longest are at least 1")
+
+    def learned_by(self) -> Method:
+        return Method("reward_model", self.objective)
+
+    def stream(self, model: Model) -> Stream:
+        read, left_out = self._read(model, self.data, "train", self.pairs)
+        everything = [item for items in read for item in items if isinstance(item, Pair)]
+        kept = balanced(everything, self.lengths)
+        read = [weighed(items, kept) for items in read]
+        for source, items in zip(self.data, read, strict=True):
+            if not items:
+                problem = "no pair is left: in all of them the answer of the same side is longer"
+                raise UserError(source["path"], problem, "Take lengths: weigh, or other pairs.")
+        pairs = [item for items in read for item in items if isinstance(item, Pair)]
+        notes = {"pairs_left_out": float(left_out + len(everything) - len(pairs))}
+        notes |= {"length_bias": length_bias(pairs)} if pairs else {}
+        opened = [PairSource(items, self.seed) for items in read]
+        weights = [float(source.get("weight", 1.0)) for source in self.data]
+        return GroupStream(opened, weights, self.batch_pairs, partial(pack_judged, notes=notes))
+
+    def measure(self, model: Model) -> Measure | None:
+        data, split = held_out_data(self.data, self.held_out)
+        if not data or not self.evaluate:
+            return None
+        read, _ = self._read(model, data, split, self.evaluate)
+        return JudgedAccuracy([item for items in read for item in items][: self.evaluate])
+
+    def _read(self, model: Model, data: Data, split: Split, most: int) -> tuple[list[list[Judgeable]], int]:
+        assert model.tokenizer is not None
+        longest = min(self.longest, model.config.context)
+        read: list[list[Judgeable]] = []
+        first = left_out = 0
+        for source in data:
+            items, long = read_judged(model.tokenizer, str(source["path"]), split, most, longest, first)
+            read.append(items)
+            first, left_out = max(item.number for item in items) + 1, left_out + long
+        return read, left_out
