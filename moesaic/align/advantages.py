@@ -51,11 +51,13 @@ def generalised_advantages(
 
     `values_T[i]` is what the critic expected before token i; nothing is expected behind the last.
     """
-    advantages_T = torch.zeros_like(rewards_T)
-    ahead = rewards_T.new_zeros(())
-    for place in range(len(rewards_T) - 1, -1, -1):
-        following = values_T[place + 1] if place + 1 < len(values_T) else values_T.new_zeros(())
-        surprise = rewards_T[place] + discount * following - values_T[place]
+    # Plain numbers: a loop over tensors of one element takes fifty times as long.
+    rewards, values = rewards_T.tolist(), [*values_T.tolist(), 0.0]
+    found = [0.0] * len(rewards)
+    ahead = 0.0
+    for place in range(len(rewards) - 1, -1, -1):
+        surprise = rewards[place] + discount * values[place + 1] - values[place]
         ahead = surprise + discount * decay * ahead
-        advantages_T[place] = ahead
+        found[place] = ahead
+    advantages_T = torch.tensor(found, dtype=rewards_T.dtype, device=rewards_T.device)
     return advantages_T, advantages_T + values_T

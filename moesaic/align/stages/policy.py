@@ -22,10 +22,14 @@ from moesaic.align.advantages import ADVANTAGES
 from moesaic.align.asynchronous import Asynchronous, AsynchronousStream
 from moesaic.align.asynchronous_crew import Crew
 from moesaic.align.asynchronous_worker import Setup
+from moesaic.align.critic import Critic, CriticOptions
+from moesaic.align.critic_stream import CriticStream
 from moesaic.align.examples import open_examples
+from moesaic.align.remember import RememberOptions, RememberStream
 from moesaic.align.rewards import Reward
 from moesaic.align.rollout_stream import RolloutSettings, RolloutStream
 from moesaic.align.selection import Selection
+from moesaic.align.sft import ConversationStream
 from moesaic.align.stages import Data, Measure, Stage, methods, sources
 from moesaic.data.stream import Stream
 from moesaic.methods import Method, build
@@ -51,6 +55,8 @@ class Policy(Stage):
     objective: dict[str, Any] = field(default_factory=dict)  # options of the policy objective
     selection: dict[str, Any] | str = "uniform"  # which questions are asked
     asynchronous: Asynchronous | None = None  # rollouts by workers on Ray, beside the trainer
+    critic: CriticOptions | None = None  # PPO: advantages of tokens, from a second model that expects the reward
+    remember: RememberOptions | None = None  # conversations learned beside, against forgetting
     drafter: str | None = None
     record_routes: bool = True
 
@@ -59,13 +65,28 @@ class Policy(Stage):
         methods((*self.rewards, self.selection))
         if self.advantage not in ADVANTAGES:
             raise ValueError(f"advantage is one of {', '.join(ADVANTAGES)}")
-        if min(self.prompts, self.updates, self.dynamic, self.max_tokens) < 1 or self.group < 2:
-            raise ValueError("prompts, updates, dynamic and max_tokens are at least 1, and group at least 2")
+        least = 1 if self.critic is not None and not self.critic.baseline and self.dynamic == 1 else 2
+        if min(self.prompts, self.updates, self.dynamic, self.max_tokens) < 1 or self.group < least:
+            raise ValueError(f"prompts, updates, dynamic and max_tokens are at least 1, and group at least {least}")
+        if self.remember is not None and self.objective.get("replay"):
+            raise ValueError("remember does not go with replay: nobody routed those conversations before")
 
     def learned_by(self) -> Method:
         return Method("policy", {"temperature": self.temperature} | self.objective)
 
     def stream(self, model: Model) -> Stream:
+        found = self.rollouts(model)
+        if self.critic is not None:
+            found = CriticStream(found, Critic(model, self.critic))
+        if self.remember is not None:
+            assert model.tokenizer is not None
+            told, longest = self.remember, min(self.remember.longest, model.config.context)
+            examples = open_examples(told.data, "train", self.seed)
+            conversations = ConversationStream(model.tokenizer, examples, told.batch_tokens, longest)
+            found = RememberStream(found, conversations, told.weight)
+        return found
+
+    def rollouts(self, model: Model) -> Stream:
         examples = open_examples(self.data, "train", self.seed)
         settings = RolloutSettings(
             self.prompts,
@@ -79,7 +100,8 @@ class Policy(Stage):
         )
         (selection,) = methods((self.selection,))
         selector = build(selection, Selection, "align.stages: selection").begin(examples, model, self.seed)
-        reference = copy.deepcopy(model) if self.objective.get("kl") else None
+        kept_near = self.objective.get("kl") or (self.critic is not None and self.critic.kl)
+        reference = copy.deepcopy(model) if kept_near else None
         given: dict[str, Any] = {
             "examples": examples,
             "settings": settings,

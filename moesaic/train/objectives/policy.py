@@ -47,7 +47,7 @@ class Policy(Objective):
         new_T, entropy_T = token_logprobs(
             hidden_TD, model.output, batch.targets_T, temperature=self.temperature, linear=model.kernels.linear
         )
-        spoken_T = batch.targets_T != IGNORED
+        spoken_T = (batch.targets_T != IGNORED) & (columns["weight"] > 0)
         weight_T = columns["weight"] * spoken_T
         policy_T = clipped(new_T, columns["old"], columns["advantage"], self.clip_low, self.clip_high)
         policy_T = policy_T * self.corrected(new_T, columns, batch.lengths)
@@ -57,6 +57,10 @@ class Policy(Objective):
             apart = (distance(new_T, columns["reference"], self.kl_kind) * weight_T).sum()
             parts["kl"] = apart.detach()
             total = total + self.kl * apart
+        if "remember" in columns:  # conversations beside the answers, against forgetting
+            told = -(new_T * columns["remember"]).sum()
+            parts["remember"] = told.detach()
+            total = total + told
         with torch.no_grad():
             notes = self._notes(new_T, entropy_T, spoken_T, columns, batch.count)
             notes |= {} if self.replay else routers_differ(recorded, routing.choices, columns)

@@ -1,0 +1,81 @@
+"""ChatGLM-RLHF's guard against forgetting: conversations learned beside the rollouts, in the same steps.
+
+remember: {data: [{path: chats.jsonl}], weight: 0.1, batch_tokens: 1024}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moesaic.align.sft import ConversationStream
+from moesaic.align.stages import Data, sources
+from moesaic.data.packing import IGNORED, Batch
+from moesaic.data.stream import Closing, Keeper, Stream
+
+
+@dataclass(frozen=True)
+class RememberOptions:
+    data: Data = ()
+    weight: float = 0.1  # of the conversations' loss per token
+    batch_tokens: int = 1024
+    longest: int = 1024
+
+    def __post_init__(self) -> None:
+        sources(self.data)
+        if not self.weight > 0 or min(self.batch_tokens, self.longest) < 1:
+            raise ValueError("remember: weight is above 0, batch_tokens and longest are at least 1")
+
+
+class RememberStream:
+    """Batches of a policy with conversations laid behind the answers; `remember` says how much each of their tokens
+    counts, and their policy weight is none."""
+
+    def __init__(self, behind: Stream, conversations: ConversationStream, weight: float) -> None:
+        self.behind, self.conversations, self.weight = behind, conversations, weight
+
+    @property
+    def position(self) -> dict[str, Any]:
+        return {"behind": self.behind.position, "conversations": self.conversations.position}
+
+    def from_position(self, position: Mapping[str, Any] | None) -> RememberStream:
+        here: Mapping[str, Any] = position or {}
+        behind = self.behind.from_position(here.get("behind"))
+        return RememberStream(behind, self.conversations.from_position(here.get("conversations")), self.weight)
+
+    def skip(self, past: int | Mapping[str, Any]) -> RememberStream:
+        assert isinstance(past, Mapping)
+        conversations = self.conversations.from_position(past["conversations"])
+        return RememberStream(self.behind.skip(past["behind"]), conversations, self.weight)
+
+    def __next__(self) -> Batch:
+        batch, more = next(self.behind), next(self.conversations)
+        columns = {}
+        for name, column_T in batch.columns.items():
+            if name.startswith("routes/"):  # any experts: nobody routed these tokens before
+                filler_T = torch.arange(column_T.shape[1]).expand(len(more.tokens_T), -1)
+            else:
+                filler_T = column_T.new_zeros(len(more.tokens_T), *column_T.shape[1:])
+            columns[name] = torch.cat([column_T, filler_T])
+        learned_T = (more.targets_T != IGNORED).float() * (self.weight / more.count)
+        columns["remember"] = torch.cat([torch.zeros(len(batch.tokens_T)), learned_T])
+        batch.tokens_T = torch.cat([batch.tokens_T, more.tokens_T])
+        batch.targets_T = torch.cat([batch.targets_T, more.targets_T])
+        batch.lengths, batch.domains = batch.lengths + more.lengths, batch.domains + more.domains
+        batch.columns = columns
+        return batch
+
+    def kept(self) -> dict[str, dict[str, Tensor]]:
+        return self.behind.kept() if isinstance(self.behind, Keeper) else {}
+
+    def restore(self, group: Callable[[str], dict[str, Tensor]]) -> None:
+        if isinstance(self.behind, Keeper):
+            self.behind.restore(group)
+
+    def close(self) -> None:
+        if isinstance(self.behind, Closing):
+            self.behind.close()
