@@ -71,11 +71,17 @@ def _in_chunks(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
         yield some
 
 
-def _key(model: Model, pairs: Sequence[Pair]) -> str:
+def fingerprint(model: Model) -> str:
+    """Of its shape and all its weights."""
     digest = hashlib.blake2b(repr(model.config).encode(), digest_size=12)
     for name, tensor in model.state_dict().items():
         digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _key(model: Model, pairs: Sequence[Pair]) -> str:
+    digest = hashlib.blake2b(fingerprint(model).encode(), digest_size=12)
     for pair in pairs:
         digest.update(repr((pair.number, [(side.tokens, side.learn) for side in pair.sides])).encode())
     return digest.hexdigest()

@@ -8,6 +8,7 @@ The loss is weight * KL(teacher || student) + (1 - weight) * cross-entropy, both
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ class Distill(Objective):
     teacher: str
     weight: float = 0.9
     temperature: float = 1.0
+    direction: Literal["forward", "reverse"] = "forward"  # reverse: KL(student || teacher)
     _loaded: list[Model] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -65,5 +67,6 @@ class Distill(Objective):
         logits_TV = model.logits_at(hidden_TD).float()
         soft_TV = (logits_TV / self.temperature).log_softmax(-1)
         taught_TV = (taught_TV.float() / self.temperature).log_softmax(-1)
-        kl = (taught_TV.exp() * (taught_TV - soft_TV)).sum() * self.temperature**2
+        one_TV, other_TV = (taught_TV, soft_TV) if self.direction == "forward" else (soft_TV, taught_TV)
+        kl = (one_TV.exp() * (one_TV - other_TV)).sum() * self.temperature**2
         return kl, torch.nn.functional.cross_entropy(logits_TV, targets_T, reduction="sum")

@@ -1,0 +1,65 @@
+"""Learning from a teacher's whole distribution: on conversations as they are, or on the student's own answers.
+
+align:
+  stages:
+    - {name: distill, teacher: out/large, data: [{path: chats.jsonl}], steps: 200}
+    - {name: distill, teacher: out/large, data: [{path: questions.jsonl}], on: policy, prompts: 16, direction: reverse}
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from moesaic.align.accuracy import Accuracy
+from moesaic.align.distill import AnswerStream, check_teacher
+from moesaic.align.examples import open_examples
+from moesaic.align.sft import ConversationStream
+from moesaic.align.stages import Data, Measure, Stage, sources
+from moesaic.data.stream import Stream
+from moesaic.methods import Method
+from moesaic.model.transformer import Model
+from moesaic.serve.engine import Engine
+
+
+@dataclass(frozen=True)
+class Distill(Stage):
+    teacher: str = ""
+    data: Data = ()
+    on: Literal["data", "policy"] = "data"
+    weight: float = 1.0  # of the teacher; the rest is that of the tokens themselves (of data only)
+    softness: float = 1.0  # the temperature at which teacher and student are compared
+    direction: Literal["forward", "reverse"] = "forward"  # reverse: what the teacher would not say is not said
+    batch_tokens: int = 4096  # on data
+    longest: int = 1024
+    prompts: int = 16  # on policy: questions of a step
+    max_tokens: int = 64  # of an answer
+    temperature: float = 1.0  # of the student's answers
+
+    def __post_init__(self) -> None:
+        sources(self.data)
+        if not self.teacher:
+            raise ValueError("distill needs a teacher, a model directory")
+        if min(self.batch_tokens, self.longest, self.prompts, self.max_tokens) < 1:
+            raise ValueError("batch_tokens, longest, prompts and max_tokens are at least 1")
+        if self.on == "policy" and self.weight != 1.0:
+            raise ValueError("on policy only the teacher teaches: weight is 1")
+
+    def learned_by(self) -> Method:
+        options = {"teacher": self.teacher, "weight": self.weight, "temperature": self.softness}
+        return Method("distill", options | {"direction": self.direction})
+
+    def stream(self, model: Model) -> Stream:
+        assert model.tokenizer is not None
+        check_teacher(Path(self.teacher), model.tokenizer)
+        examples = open_examples(self.data, "train", self.seed)
+        if self.on == "data":
+            longest = min(self.longest, model.config.context)
+            return ConversationStream(model.tokenizer, examples, self.batch_tokens, longest)
+        wishes = {"max_tokens": self.max_tokens, "temperature": self.temperature}
+        engine = Engine(model, most_requests=self.prompts, seed=self.seed)
+        return AnswerStream(engine, examples, self.prompts, wishes, self.seed)
+
+    def measure(self, model: Model) -> Measure | None:
+        return Accuracy.of(self.data, self.evaluate, self.max_tokens)

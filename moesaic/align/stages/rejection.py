@@ -1,0 +1,95 @@
+"""Rejective fine-tuning (ChatGLM-Math): answers of the model itself, judged; the good ones are learned.
+
+align:
+  stages:
+    - {name: rejection, data: [{path: "builtin:chain_sum"}], rewards: [{name: task}], questions: 200, group: 8}
+    - {name: preference, data: [{path: "stage:1/rejection/pairs.jsonl"}]}
+
+The paper's critic is one of the rewards: `critique` (any model behind a URL, also this one) or `model`. The second
+stage learns from the same samples, the best answer to a question against the worst.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from moesaic.align.accuracy import Accuracy
+from moesaic.align.examples import FileExamples, Mixture, open_examples
+from moesaic.align.preference_reference import fingerprint
+from moesaic.align.rejection import Rule, collect, key_of
+from moesaic.align.sft import ConversationStream
+from moesaic.align.stages import Data, Measure, Stage, methods, sources
+from moesaic.align.stages.policy import named_rewards
+from moesaic.data.packing import Batch
+from moesaic.data.stream import Stream
+from moesaic.methods import Method
+from moesaic.model.transformer import Model
+from moesaic.serve.engine import Engine
+
+
+@dataclass(frozen=True)
+class Rejection(Stage):
+    data: Data = ()
+    rewards: tuple[dict[str, Any], ...] = ({"name": "task"},)
+    questions: int = 256
+    group: int = 8  # answers to each
+    right: float = 1.0  # the score from which on an answer is good
+    keep: int = 4  # good answers to a question that are learned, at most
+    margin: float = 0.0  # least distance of the scores of a pair
+    max_tokens: int = 64
+    temperature: float = 1.0
+    batch_tokens: int = 4096
+    longest: int = 1024
+
+    def __post_init__(self) -> None:
+        sources(self.data)
+        methods(self.rewards)
+        if min(self.questions, self.group, self.keep, self.max_tokens, self.batch_tokens, self.longest) < 1:
+            raise ValueError("questions, group, keep, max_tokens, batch_tokens and longest are at least 1")
+
+    def learned_by(self) -> Method:
+        return Method("next_token")
+
+    def open(self, model: Model, out: Path) -> Stream:
+        assert model.tokenizer is not None
+        folder = out / "rejection"
+        options = {name: value for name, value in asdict(self).items() if name not in ("steps", "lr", "save_every")}
+        notes = collect(
+            Engine(model, most_requests=64, seed=self.seed),
+            open_examples(self.data, "train", self.seed),
+            self.questions,
+            self.group,
+            {"max_tokens": self.max_tokens, "temperature": self.temperature},
+            named_rewards(self.rewards),
+            Rule(self.right, self.keep, self.margin),
+            self.seed,
+            folder,
+            key_of(options, fingerprint(model)),
+        )
+        kept = Mixture([FileExamples(folder / "kept.jsonl", self.seed)], [1.0])
+        longest = min(self.longest, model.config.context)
+        return _Noted(model.tokenizer, kept, self.batch_tokens, longest, notes)
+
+    def measure(self, model: Model) -> Measure | None:
+        return Accuracy.of(self.data, self.evaluate, self.max_tokens)
+
+
+class _Noted(ConversationStream):
+    """With what came of the sampling in every step's record."""
+
+    def __init__(self, *given: Any) -> None:
+        *conversations, self.notes = given
+        super().__init__(*conversations)
+
+    def from_position(self, position: Any) -> _Noted:
+        plain = super().from_position(position)
+        made = _Noted(self.tokenizer, plain.examples, self.batch_tokens, self.longest, self.notes)
+        made.left_out = plain.left_out
+        return made
+
+    def __next__(self) -> Batch:
+        batch = super().__next__()
+        batch.notes = batch.notes | self.notes
+        return batch
