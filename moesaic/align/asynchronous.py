@@ -140,7 +140,7 @@ class AsynchronousStream(PolicyStream):
         """As without workers, but that the first questions of each iteration were asked `staleness` before it."""
         settings = self.settings
         while self.rounds <= self.iteration + self.options.staleness:
-            self._ask(self.selector.choose(settings.prompts), (self.rounds, 0))
+            self._ask(self.questions(), (self.rounds, 0))
             self.rounds += 1
         groups: list[list[Sample]] = []
         every: list[Rolled] = []
@@ -148,7 +148,7 @@ class AsynchronousStream(PolicyStream):
         while len(every) < settings.dynamic:
             round = (self.iteration, len(every) + fruitless)
             if round[1]:
-                self._ask(self.selector.choose(settings.prompts), round)
+                self._ask(self.questions(), round)
             self._until(lambda round=round: not self.buffer.of_round(round)[0])
             found = [group for group in self.buffer.take(self.buffer.of_round(round)[1]) if self._young(group)]
             if not found:

@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 
 from moesaic.align.advantages import ADVANTAGES
-from moesaic.align.examples import Mixture
+from moesaic.align.examples import Mixture, Place
 from moesaic.align.rewards import Reward
 from moesaic.align.rollout import Rolled, Sample, as_batch, roll, seed_of
 from moesaic.align.selection import Selector
@@ -90,6 +90,11 @@ class PolicyStream:
         """The groups of the next set of rollouts, and all that was asked for them; the weights are new."""
         raise NotImplementedError
 
+    def questions(self) -> list[Place]:
+        """What to ask next, in one go."""
+        count = self.settings.prompts
+        return self.selector.choose(self.selector.needed(count) if self.settings.dynamic > 1 else count)
+
     def extra_notes(self) -> dict[str, float]:
         """More to record of a set of rollouts."""
         return {}
@@ -132,7 +137,7 @@ class RolloutStream(PolicyStream):
         groups: list[list[Sample]] = []
         every: list[Rolled] = []
         for attempt in range(settings.dynamic):
-            places = self.selector.choose(settings.prompts)
+            places = self.questions()
             examples = [self.examples[place] for place in places]
             seeds = [seed_of(settings.seed, self.iteration, attempt, n) for n in range(len(examples))]
             rolled = roll(self.engine, examples, settings.group, settings.wishes, self.rewards, seeds)

@@ -20,10 +20,14 @@ if TYPE_CHECKING:
 
 
 class Selector:
-    """Chooses, and is told what came of it. `model` is the trainer's own, with the weights of now."""
+    """Chooses, and is told what came of it."""
 
     def choose(self, count: int) -> list[Place]:
         raise NotImplementedError
+
+    def needed(self, count: int) -> int:
+        """How many questions to ask at once so that `count` of them teach something (dynamic sampling)."""
+        return count
 
     def learn(self, place: Place, group: Sequence[Sample]) -> None:
         """All answers to a question that was chosen."""
@@ -41,5 +45,7 @@ class Selector:
 
 @dataclass(frozen=True)
 class Selection:
+    """`model` is the trainer's own: whenever something is chosen, it has the weights of then."""
+
     def begin(self, examples: Mixture, model: Model, seed: int) -> Selector:
         raise NotImplementedError

@@ -1,0 +1,181 @@
+"""Which questions are asked: those of middle difficulty, those of influence; and the same after a stop."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import moesaic
+from moesaic.align.align import align
+from moesaic.align.examples import Example, Mixture
+from moesaic.align.rewards import Judged
+from moesaic.align.rollout import Sample
+from moesaic.align.selection import Selection
+from moesaic.align.selection.cropi import ByInfluence, Cropi, Shrink, gradient
+from moesaic.align.selection.rlcs import ByDifficulty, Rlcs
+from moesaic.methods import Method, build, known
+from moesaic.model.layout import Layout
+from moesaic.recipe import load_recipe
+from moesaic.train.run import Run
+from tests.serve.made import talking_model
+
+FAMILY = "builtin:chain_sum:min_terms=2,max_terms=2,min_digits=1,max_digits=1"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return talking_model(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def model(base):
+    return moesaic.load(base, threads=1)
+
+
+def mixture(sources: int) -> Mixture:
+    return Mixture([[Example(({"role": "user", "content": str(n)},)) for n in range(99)]] * sources, [1.0] * sources)
+
+
+def group(rewards: list[float], prompt: list[int] | None = None, tokens: list[list[int]] | None = None):
+    spoken = tokens or [[7, 8]] * len(rewards)
+    return [
+        Sample(prompt or [5, 6], said, [-1.0] * len(said), [1] * len(said), "", "stop", Judged(reward, {}))
+        for reward, said in zip(rewards, spoken, strict=True)
+    ]
+
+
+def answered(share: float) -> list:
+    return group([1.0] * round(8 * share) + [0.0] * (8 - round(8 * share)))
+
+
+def test_weights_of_difficulties_by_hand():
+    options = Rlcs(middle=0.5, sharpness=2.0, explore=0.1)
+    assert [options.weight(rate) for rate in (0.0, 0.25, 0.5, 0.75, 1.0)] == pytest.approx([0.1, 0.325, 1, 0.325, 0.1])
+    assert Rlcs(middle=0.25).weight(0.25) == 1 and Rlcs(middle=0.25, explore=0.1).weight(1.0) == pytest.approx(0.1)
+
+
+def test_sources_of_middle_difficulty_are_asked_most():
+    selector = ByDifficulty(Rlcs(), mixture(3), 0)
+    for _ in range(60):
+        for place in selector.choose(4):
+            selector.learn(place, answered((0.0, 0.5, 1.0)[place[0]]))
+    chosen = [place[0] for place in selector.choose(300)]
+    assert chosen.count(1) > 200 and min(chosen.count(0), chosen.count(2)) > 3  # and nothing is forgotten
+    assert selector.rates[0] < 0.2 and selector.rates[2] > 0.8 and abs(selector.rates[1] - 0.5) < 0.05
+    # Every question of a source is asked once, in turn, where there is no pool.
+    assert len(set(selector.choose(50))) == 50
+
+
+def test_questions_of_a_pool_of_middle_difficulty_are_asked_most():
+    selector = ByDifficulty(Rlcs(pool=9, decay=0.5), mixture(1), 0)
+    for _ in range(40):
+        for place in selector.choose(4):
+            selector.learn(place, answered((0.0, 0.5, 1.0)[place[1] % 3]))
+    chosen = [place[1] for place in selector.choose(300)]
+    assert sum(number % 3 == 1 for number in chosen) > 200 and max(chosen) < 9
+
+
+def test_more_is_asked_where_less_teaches():
+    selector = ByDifficulty(Rlcs(oversample=3.0), mixture(1), 0)
+    assert selector.needed(8) == 8
+    for _ in range(200):
+        for share in (0.5, 0.0):  # every other question teaches something
+            selector.learn((0, 0), answered(share))
+    assert selector.teaching == pytest.approx(0.5, abs=0.03) and selector.needed(8) in (16, 17)
+    for _ in range(400):
+        selector.learn((0, 0), answered(0.0))
+    assert selector.needed(8) == 24
+
+
+def test_a_gradient_is_that_of_the_expected_reward(model):
+    answers = [
+        {"prompt": [5, 6, 7], "tokens": [8, 9], "advantage": 0.5},
+        {"prompt": [5, 6, 7], "tokens": [10], "advantage": -0.5},
+    ]
+    found = gradient(model, answers)
+    value = torch.zeros(())
+    for answer in answers:
+        tokens = torch.tensor(answer["prompt"] + answer["tokens"])
+        log = model.logits_at(model(tokens, Layout([len(tokens)]))).log_softmax(-1)
+        said = log[2:-1].gather(1, tokens[3:, None])
+        value = value + answer["advantage"] * said.mean() / 2
+    expected = torch.autograd.grad(value, list(model.parameters()), allow_unused=True)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other if other is not None else torch.zeros_like(one), rtol=1e-3, atol=1e-6)
+    assert any(float(one.abs().max()) > 0 for one in found) and all(p.grad is None for p in model.parameters())
+
+
+def test_shrunk_gradients_keep_their_inner_products():
+    draw = torch.Generator().manual_seed(1)
+    a, noise = torch.randn(20_000, generator=draw), torch.randn(20_000, generator=draw)
+    b = 0.7 * a + 0.7 * noise
+    shrink = Shrink(Cropi(kept=10_000, dims=2048), 0)
+    small_a, small_b = shrink([a[:50], a[50:]]), shrink([b])
+    assert len(small_a) == 2048
+    assert float(small_a @ small_b) == pytest.approx(float(a @ b), rel=0.15)
+    assert float(small_a @ shrink([noise])) == pytest.approx(0.0, abs=0.1 * float(a @ a))
+
+
+def test_questions_that_pull_where_validation_pulls_are_selected(model):
+    selector = ByInfluence(Cropi(pool=12, validation=4, share=0.25, every=2), mixture(1), model, 0)
+    first = selector.choose(12)
+    assert first == selector.pool and sorted(first) == [(0, n) for n in range(12)]
+    for place in first:
+        number = place[1]
+        good, bad = ([8], [9]) if number < 8 else ([9], [8])  # the last four teach the opposite of validation
+        if number in (5, 6):
+            selector.learn(place, group([1.0, 1.0]))  # nothing to learn here
+        else:
+            selector.learn(place, group([1.0, 0.0], [5, 6, 7], [good, bad]))
+    chosen = selector.choose(6)
+    assert set(selector.selected) == {(0, 4), (0, 7), (0, 5)} and set(chosen) <= set(selector.selected)
+    notes = selector.notes()
+    assert notes["influence_selected"] > notes["influence_all"] and selector.notes() == {}
+    selector.choose(6)
+    assert selector.choose(6)[:4] == selector.pool[:4]  # the next selection; validation is asked anew
+
+
+@pytest.mark.parametrize("name", known(Selection))
+def test_every_selection_goes_on_from_its_state(model, name):
+    options = {"cropi": {"pool": 10, "validation": 2, "every": 2}, "rlcs": {"pool": 5}}.get(name, {})
+    selection = build(Method(name, options), Selection, "test")
+    whole, parts = [], []
+    for interrupted in (False, True):
+        selector = selection.begin(mixture(2), model, 3)
+        for _ in range(8):
+            places = selector.choose(3)
+            (parts if interrupted else whole).append(places)
+            for place in places:
+                selector.learn(place, group([1.0, float(sum(place) % 2)], [5, 6, sum(place)], [[8], [9]]))
+            if interrupted:
+                kept = json.loads(json.dumps(selector.state()))
+                selector = selection.begin(mixture(2), model, 3)
+                selector.restore(kept)
+    assert parts == whole and all(0 <= source < 2 for places in whole for source, _ in places)
+
+
+@pytest.mark.parametrize("selection", ["{name: rlcs, pool: 6}", "{name: cropi, pool: 6, validation: 2, every: 1}"])
+def test_a_stopped_run_asks_what_it_would_have_asked(base, tmp_path, selection, monkeypatch):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(
+        f"""
+align:
+  stages:
+    - {{name: policy, steps: 5, lr: 0.003, data: [{{path: "{FAMILY}"}}], prompts: 3, group: 3, max_tokens: 6,
+        rewards: [{{name: repetition, n: 1, unit: characters}}], selection: {selection}, dynamic: 2,
+        evaluate_every: 0, save_every: 1, advantage: group_centred}}
+"""
+    )
+    recipe = load_recipe(file, [])
+    align(recipe, base, tmp_path / "whole", quiet=True)
+    plain = Run.finished
+    monkeypatch.setattr(
+        Run, "finished", lambda run: plain(run) or setattr(run, "stopping", run.step == 3) or run.stopping
+    )
+    assert align(recipe, base, tmp_path / "parts", quiet=True)["stages"][0]["outcome"] == "stopped"
+    monkeypatch.undo()
+    align(recipe, base, tmp_path / "parts", quiet=True)
+    one, other = moesaic.load(tmp_path / "whole").state_dict(), moesaic.load(tmp_path / "parts").state_dict()
+    assert all(torch.equal(one[name], other[name]) for name in one)
