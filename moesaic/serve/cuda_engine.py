@@ -12,6 +12,7 @@ host, and take part in every second step.
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,6 +68,8 @@ class QueuedSteps:
         self.under_way: deque[UnderWay] = deque()
         self.version = engine.version
         self.weights = self._addresses()
+        # A step makes thousands of small objects, and collections that walk the whole program would stop the device.
+        gc.freeze()
 
     @staticmethod
     def fits(engine: Engine) -> bool:
@@ -198,7 +201,7 @@ class QueuedSteps:
                     self._note_routes(request, done.routes_LTK[:, row : row + 1])
                 request.computed += 1
                 outputs.append(self._gain(seat, TokenLogprob(token, logprob), done.version))
-                if request.computed % size == 0:
+                if request.computed % size == 0 and request.pages:
                     engine.blocks.publish(request)
                     seat.changed = True
         choices = Choices(done.logits_XV) if done.logits_XV is not None else None
@@ -233,13 +236,11 @@ class QueuedSteps:
 
     def _gain(self, seat: Seat, chosen: TokenLogprob | None, version: int) -> Output:
         request = seat.request
-        output = Output(request, [], "", [])
         if chosen is None:  # all it wanted was its prompt read
             request.finish_reason = "stop"
+            output = Output(request, [], "", [])
         else:
-            output.tokens.append(chosen.token)
-            output.logprobs.append(chosen)
-            output.text = self.engine._append(request, chosen.token)
+            output = Output(request, [chosen.token], self.engine._append(request, chosen.token), [chosen])
         self.engine._said(output, version)
         if request.finish_reason is not None:
             request.busy = False

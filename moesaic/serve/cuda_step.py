@@ -12,7 +12,9 @@ a step can be queued before the host knows what came out of the one before it.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,14 +24,14 @@ import torch
 from torch import Tensor, nn
 
 from moesaic.kernels import cuda
+from moesaic.kernels.triton.embedding import embed
 from moesaic.kernels.triton.layer import experts
 from moesaic.kernels.triton.linear import linear
 from moesaic.kernels.triton.norm import add_and_norm, heads, rms_norm
 from moesaic.kernels.triton.paged_attention import SPLIT, attend
 from moesaic.kernels.triton.paged_rows import Rows
-from moesaic.kernels.triton.router import route
+from moesaic.kernels.triton.router import Choice, norm_and_route
 from moesaic.kernels.triton.sample import sample
-from moesaic.kernels.triton.step_ends import count, embed
 from moesaic.model.attention import GroupedQueryAttention
 from moesaic.model.block import Block
 from moesaic.model.config import GroupedQuery
@@ -42,6 +44,18 @@ from moesaic.serve.cuda_inputs import Inputs, Shape, sections
 
 KINDS: dict[type, torch.dtype] = {np.int32: torch.int32, np.float32: torch.float32, np.float64: torch.float64}
 TURNS = 4  # so many steps may be under way before their buffers are used again; the engine queues two
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Graphs that nobody needs any more must not be collected while another is captured: that breaks the capture."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def takes(model: Model) -> bool:
@@ -66,18 +80,19 @@ def has_known_parts(model: Model) -> bool:
         model.config.rope.kind != "dynamic"
         and model.config.activation == "silu"
         and all(map(plain, model.layers))
-        and len({(shape.count, shape.per_token) for shape in mixtures}) <= 1
+        and len({shape.per_token for shape in mixtures}) <= 1
     )
 
 
 class FusedForward:
     """The forward of `Model`, with the small operations joined; the cache must be of the model's own format.
 
-    The experts that mixture layers choose go to `routes_LTK`, layer by layer; rows that are no tokens choose none.
+    The experts that mixture layers choose go to `routes_LTK`, layer by layer, and are counted in each layer's `counts`;
+    rows that are no tokens choose none.
     """
 
-    def __init__(self, model: Model, cache: PagedCache, longest: int) -> None:
-        self.model, self.cache = model, cache
+    def __init__(self, model: Model, cache: PagedCache, longest: int, counts: list[Tensor]) -> None:
+        self.model, self.cache, self.counts = model, cache, counts
         speed_R, factor = frequencies(model.config.rope, model.config.context, model.device)
         angle_PR = torch.arange(longest, device=model.device)[:, None].float() * speed_R
         self.cos_PR, self.sin_PR = angle_PR.cos() * factor, angle_PR.sin() * factor
@@ -85,15 +100,15 @@ class FusedForward:
     def __call__(self, x_TD: Tensor, rows: Rows, routes_LTK: Tensor) -> Tensor:
         """Each half of a block leaves what is to be added to the stream; the norm after it adds it."""
         more_TD = None
-        mixtures = iter(routes_LTK)
+        mixtures = iter(zip(routes_LTK, self.counts, strict=True))
         for number, block in enumerate(self.model.layers):
             assert isinstance(block, Block)
             x_TD, h_TD = self.normed(x_TD, more_TD, block.attention_norm)
             more_TD = self.attention(block, h_TD, rows, self.cache.layers[number])
-            x_TD, h_TD = self.normed(x_TD, more_TD, block.ffn_norm)
             if isinstance(block.ffn, MixtureFeedForward):
-                more_TD = self.mixture(block.ffn, h_TD, rows, next(mixtures))
+                x_TD, more_TD = self.mixture(block.ffn, x_TD, more_TD, block.ffn_norm, rows, *next(mixtures))
             else:
+                x_TD, h_TD = self.normed(x_TD, more_TD, block.ffn_norm)
                 more_TD = self.dense(block.ffn, h_TD)
         return self.normed(x_TD, more_TD, self.model.norm)[1]
 
@@ -114,14 +129,25 @@ class FusedForward:
         out_THC = attend(q_THC, slabs["keys"], slabs["values"], rows, part.scale, part.window)
         return linear(out_THC.flatten(1), part.out.weight, part.out.bias)
 
-    def mixture(self, part: MixtureFeedForward, h_TD: Tensor, rows: Rows, routes_TK: Tensor) -> Tensor:
+    def mixture(
+        self,
+        part: MixtureFeedForward,
+        x_TD: Tensor,
+        more_TD: Tensor,
+        norm: Norm,
+        rows: Rows,
+        routes_TK: Tensor,
+        counts_E: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         router, shape = part.router, part.router.shape
-        _, weights_TK = route(
-            h_TD, router.weight, router.correction, shape.per_token, shape.score == "sigmoid", shape.normalize,
-            shape.scale, rows.places_T, routes_TK,
-        )  # fmt: skip
+        choice = Choice(
+            shape.per_token, shape.score == "sigmoid", shape.normalize, shape.scale, rows.places_T, routes_TK, counts_E
+        )
+        x_TD, h_TD, weights_TK = norm_and_route(
+            x_TD, more_TD, norm.weight, norm.eps, router.weight, router.correction, choice
+        )
         out_TD = experts(h_TD, routes_TK, weights_TK, part.gate_up_EGD, part.down_EDF)
-        return out_TD if part.shared is None else out_TD + self.dense(part.shared, h_TD)
+        return x_TD, out_TD if part.shared is None else out_TD + self.dense(part.shared, h_TD)
 
     def dense(self, part: DenseFeedForward, h_TD: Tensor) -> Tensor:
         hidden_TF = cuda.gated(linear(h_TD, part.gate_up.weight, part.gate_up.bias), "silu")
@@ -167,19 +193,17 @@ class GraphedSteps:
         self.model, self.cache, self.counts = model, cache, counts
         device = model.device
         longest = min(model.config.context, cache.pages * cache.page_size)
-        self.fused = FusedForward(model, cache, longest)
+        self.fused = FusedForward(model, cache, longest, [counts[start:] for start in starts])
         self.chosen_S = torch.zeros(sequences, dtype=torch.int32, device=device)
         self.table_SP = torch.zeros(sequences, -(-longest // cache.page_size), dtype=torch.int32, device=device)
-        self.starts_L = torch.tensor(starts, dtype=torch.int64, device=device)
         self.graphs: dict[Shape, Recorded] = {}
         self.pool: Any = None
         self.real = device.type == "cuda"  # elsewhere, in tests, steps run as they come
         shape = model.config.attention
         assert isinstance(shape, GroupedQuery)
-        self.arrived_SN = torch.zeros(sequences, shape.kv_heads, dtype=torch.int32, device=device)
         self.tile = max(1, (16 if model.dtype == torch.float32 else 64) // (shape.heads // shape.kv_heads))
         mixtures = [layer.ffn.router.shape for layer in model.layers if isinstance(layer.ffn, MixtureFeedForward)]
-        self.experts, self.per_token = (mixtures[0].count, mixtures[0].per_token) if mixtures else (0, 0)
+        self.per_token = mixtures[0].per_token if mixtures else 0
 
     def give_pages(self, pages: dict[tuple[int, int], int]) -> None:
         """Entries (slot, number of the page in its sequence) of the table that are new or changed."""
@@ -191,6 +215,7 @@ class GraphedSteps:
     def forget(self) -> None:
         """Graphs hold the places of weights in memory; after those have changed, none is right."""
         self.graphs.clear()
+        self.pool = None  # it went with them
 
     def run(self, inputs: Inputs) -> Flight:
         """Queue a step. The pages it writes to must have been given."""
@@ -222,7 +247,7 @@ class GraphedSteps:
         if self.real:
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self.pool):
+            with no_collection(), torch.cuda.graph(graph, pool=self.pool):
                 outputs = self.step(shape, inputs)
             self.pool = self.pool or graph.pool()
         host = partial(torch.empty, dtype=torch.int32, pin_memory=self.real)
@@ -240,18 +265,15 @@ class GraphedSteps:
             few_X2=given["tiles"].view(-1, 2) if shape.answers else None,
             many_X2=None if shape.answers else given["tiles"].view(-1, 2),
             many_tokens=self.tile,
-            arrived_TN=self.arrived_SN,
         )
         routes_LTK = torch.empty(
-            len(self.starts_L), shape.tokens, self.per_token, dtype=torch.int32, device=words.device
+            len(self.fused.counts), shape.tokens, self.per_token, dtype=torch.int32, device=words.device
         )
         x_TD = embed(given["tokens"], slots_T, self.chosen_S, self.model.embed)
         hidden_TD = self.fused(x_TD, rows, routes_LTK)
         last_RD = hidden_TD if shape.answers else hidden_TD.index_select(0, given["rows"])
         logits_RV = linear(last_RD, self.model.output)
         results_2R = sample(logits_RV, given["temperatures"], given["draws"], given["followed"], self.chosen_S)
-        if len(routes_LTK):
-            count(routes_LTK, self.starts_L, self.counts, self.experts)
         return hidden_TD, logits_RV, routes_LTK, results_2R
 
     def views(self, shape: Shape, words: Tensor) -> Iterator[tuple[str, Tensor]]:

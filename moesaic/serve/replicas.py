@@ -344,12 +344,12 @@ def plain_output(output: Output) -> dict[str, Any]:
     return {
         "tokens": output.tokens,
         "text": output.text,
-        "logprobs": [dataclasses.astuple(one) for one in output.logprobs],
+        "logprobs": [tuple(one) for one in output.logprobs],
         "finish_reason": output.finish_reason,
         "cached": request.cached,
         "versions": request.versions[-len(output.tokens) :] if output.tokens else [],
         "preemptions": request.preemptions,
-        "prompt_logprobs": [one and dataclasses.astuple(one) for one in request.prompt_logprobs] if ended else [],
+        "prompt_logprobs": [one and tuple(one) for one in request.prompt_logprobs] if ended else [],
         "routes": {layer: torch.cat(rows).tolist() for layer, rows in request.routes.items()} if ended else {},
         "hidden": request.hidden_D.tolist() if ended and request.hidden_D is not None else None,
     }

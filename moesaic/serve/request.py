@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -79,8 +79,7 @@ class Sampling:
         )
 
 
-@dataclass(frozen=True)
-class TokenLogprob:
+class TokenLogprob(NamedTuple):
     """One token's log-probability under the model, and the likeliest tokens in its place, likeliest first."""
 
     token: int

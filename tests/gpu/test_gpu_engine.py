@@ -73,7 +73,8 @@ def test_the_same_bits_alone_and_in_a_crowd(directories, name, options):
     chosen = [0, 1, 2, 20]
     alone = [engine_of(model).generate([prompts[i]], max_tokens=40, **options)[0] for i in chosen]
     assert said(alone) == said([crowd[i] for i in chosen])
-    small = engine_of(model, cache_bytes=1 << 22, policy=Chunked(tokens=100), most_requests=12)
+    page = sum(slab[0].nbytes for layer in model.new_cache(1, 16).layers for slab in layer.values())
+    small = engine_of(model, cache_bytes=60 * page, policy=Chunked(tokens=100), most_requests=12)
     assert said(small.generate(prompts, max_tokens=40, **options)) == said(crowd)
     assert small.scheduler.preemptions > 0 and small.blocks.in_use == 0
 

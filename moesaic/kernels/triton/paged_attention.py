@@ -1,10 +1,9 @@
 """Attention over a paged cache, the same to the bit for a token alone, in any batch, and however its prompt was cut.
 
 Keys are split by their place in the sequence (`SPLIT` to a piece), each piece is walked in blocks of `BLOCK`, and the
-pieces are added in order. With few new tokens per sequence every piece is a program of its own, and the last of them to
-finish, or a second kernel, adds them up; with many, one program walks all pieces and does the same sums. Row sums of
-the weights are taken by the tensor cores too, whose order does not depend on the tile. Query heads that share a key
-head are rows of one tile.
+pieces are added in order. With few new tokens per sequence every piece is a program of its own and a second kernel adds
+them up; with many, one program walks all pieces and does the same sums. Row sums of the weights are taken by the tensor
+cores too, whose order does not depend on the tile. Query heads that share a key head are rows of one tile.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -19,7 +18,6 @@ from moesaic.kernels.triton.paged_rows import Rows
 SPLIT = 128  # keys to a piece: 256 is 3 % faster with many sequences, and 3 % slower with one
 BLOCK = 64  # keys to a step
 AHEAD = 16  # with so few tiles there is time to fetch keys before they are needed
-JOINED = 16  # with so few tiles the last program of a tile adds its pieces up, and no second kernel is needed
 LONE = 16  # row sums are a product with this many columns of ones
 NOTHING = tl.constexpr(-1e30)  # the largest score of no keys; finite, so that differences are
 
@@ -125,8 +123,6 @@ def few_kernel(
     best_PTH,
     weight_PTH,
     out_PTHC,
-    arrived_TN,
-    out_THC,
     T,
     H,
     N,
@@ -187,29 +183,7 @@ def few_kernel(
         to = (token + number * T) * H + q_head
         tl.store(best_PTH + to, best, mask=known)
         tl.store(weight_PTH + to, weight, mask=known)
-        inside = known[:, None] & (c[None, :] < C)
-        tl.store(out_PTHC + to[:, None] * C + c[None, :], out, mask=inside)
-        if arrived_TN is not None:
-            # Whoever comes last adds the pieces up, in order. What the others wrote is not in this processor's L1.
-            pieces = last // SPLIT + 1
-            tl.debug_barrier()
-            arrived = arrived_TN + first * N + head
-            if tl.atomic_add(arrived, 1, sem="acq_rel") == pieces - 1:
-                best = tl.full([ROWS], NOTHING, tl.float32)
-                weight = tl.zeros([ROWS], tl.float32)
-                out = tl.zeros([ROWS, BLOCK_C], tl.float32)
-                for other in range(0, pieces):
-                    at = (token + other * T) * H + q_head
-                    new_best = tl.load(best_PTH + at, mask=known, other=NOTHING, cache_modifier=".cg")
-                    new_weight = tl.load(weight_PTH + at, mask=known, other=0.0, cache_modifier=".cg")
-                    new_out = tl.load(
-                        out_PTHC + at[:, None] * C + c[None, :], mask=inside, other=0.0, cache_modifier=".cg"
-                    )
-                    best, weight, out = added(best, weight, out, new_best, new_weight, new_out)
-                out = tl.where(weight[:, None] > 0, out / weight[:, None], 0.0)
-                at = (token * H + q_head)[:, None] * C + c[None, :]
-                tl.store(out_THC + at, out.to(out_THC.dtype.element_ty), mask=inside)
-                tl.store(arrived, 0)
+        tl.store(out_PTHC + to[:, None] * C + c[None, :], out, mask=known[:, None] & (c[None, :] < C))
 
 
 @triton.jit
@@ -354,8 +328,6 @@ def attend(
         weight_PTH = torch.empty_like(best_PTH)
         out_PTHC = torch.empty(pieces, T, H, C, dtype=torch.float32, device=q_THC.device)
         trees = rows.trees_TM is not None
-        # With few tiles nobody waits for the one who adds up; with many, adding up is better spread out.
-        arrived_TN = rows.arrived_TN if tiles <= JOINED and rows.few_tokens == 1 and window is None else None
         launch_overlapped(
             few_kernel,
             (tiles, N, pieces),
@@ -371,8 +343,6 @@ def attend(
             best_PTH,
             weight_PTH,
             out_PTHC,
-            arrived_TN,
-            out_THC,
             T,
             H,
             N,
@@ -389,27 +359,26 @@ def attend(
             num_warps=4,
             **shape,
         )
-        if arrived_TN is None:
-            launch_overlapped(
-                add_kernel,
-                (tiles * rows.few_tokens, N),
-                best_PTH,
-                weight_PTH,
-                out_PTHC,
-                rows.places_T,
-                rows.few_X2,
-                out_THC,
-                T,
-                H,
-                C,
-                GROUP=group,
-                HEADS=triton.next_power_of_2(group),
-                TOKENS=rows.few_tokens,
-                SPLIT=SPLIT,
-                BLOCK_C=shape["BLOCK_C"],
-                OVERLAP=overlap,
-                num_warps=4,
-            )
+        launch_overlapped(
+            add_kernel,
+            (tiles * rows.few_tokens, N),
+            best_PTH,
+            weight_PTH,
+            out_PTHC,
+            rows.places_T,
+            rows.few_X2,
+            out_THC,
+            T,
+            H,
+            C,
+            GROUP=group,
+            HEADS=triton.next_power_of_2(group),
+            TOKENS=rows.few_tokens,
+            SPLIT=SPLIT,
+            BLOCK_C=shape["BLOCK_C"],
+            OVERLAP=overlap,
+            num_warps=4,
+        )
     if rows.many_X2 is not None:
         many_kernel[(N, rows.many_X2.shape[0])](
             q_THC,

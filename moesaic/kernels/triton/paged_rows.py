@@ -24,8 +24,6 @@ class Rows:
     many_X2: torch.Tensor | None = None
     many_tokens: int = 0
     trees_TM: torch.Tensor | None = None  # int8: whether a token sees the m-th new token of its sequence
-    # int32 zeros, one for each tile of one token and key head; left as they were.
-    arrived_TN: torch.Tensor | None = None
     cached_S: torch.Tensor | None = None  # int32: with trees, how many tokens of each sequence are no guesses
 
 
