@@ -23,6 +23,8 @@ import torch
 
 from moesaic.align.asynchronous_buffer import Ticket
 from moesaic.align.asynchronous_weights import unpack_into
+from moesaic.align.environments import Environment
+from moesaic.align.environments._playing import Begin, players
 from moesaic.align.examples import Example
 from moesaic.align.rollout import Sample, ask
 from moesaic.align.under_way import Answering, UnderWay
@@ -52,6 +54,7 @@ class Setup:
     group: int
     wishes: dict[str, Any]
     rewards: tuple[dict[str, Any], ...]
+    environment: Method | None
     on_update: str
     seed: int
 
@@ -63,6 +66,17 @@ class Setup:
             model = Model(self.config, self.mode).to(self.dtype)
         model.tokenizer = Tokenizer.from_files(self.files, Path("the trainer's model"))
         return model
+
+    def begin(self) -> Begin:
+        """What makes the answers of a group."""
+        if self.environment is not None:
+            world = build(self.environment, Environment, "align.stages: environment")
+            return players(world, self.group, self.wishes)
+
+        def answers(engine: Engine, example: Example, seed: int) -> list[Answering]:
+            return [Answering(example, request) for request in ask(engine, example, self.group, self.wishes, seed)]
+
+        return answers
 
 
 @dataclass(frozen=True)
@@ -95,6 +109,7 @@ class Worker:
         self.setup = setup
         drafter = build(Method(setup.drafter), Drafter, "align.stages: drafter") if setup.drafter else None
         self.engine = Engine(setup.model(), drafter=drafter, most_requests=setup.most_requests, seed=setup.seed)
+        self.begin_group = setup.begin()
         self.under_way = UnderWay(self.engine, named_rewards(setup.rewards), judged_again=True)
         self.waiting: dict[int, tuple[Ticket, Example]] = {}
         self.renewals: dict[int, tuple[np.ndarray, frozenset[int]]] = {}  # version -> weights, after which tickets
@@ -182,8 +197,7 @@ class Worker:
                 continue
             del self.waiting[number]
             try:
-                requests = ask(self.engine, example, self.setup.group, self.setup.wishes, ticket.seed)
-                self.under_way.add(number, [Answering(example, request) for request in requests])
+                self.under_way.add(number, self.begin_group(self.engine, example, ticket.seed))
             except Exception as error:  # a question that cannot be asked costs only itself
                 self._tell(Finished(number, None, f"{type(error).__name__}: {error}"))
 

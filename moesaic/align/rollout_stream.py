@@ -13,6 +13,7 @@ from typing import Any, Self
 import torch
 
 from moesaic.align.advantages import ADVANTAGES
+from moesaic.align.environments._playing import Begin, play
 from moesaic.align.examples import Mixture, Place
 from moesaic.align.rewards import Reward
 from moesaic.align.rollout import Rolled, Sample, as_batch, roll, seed_of
@@ -127,6 +128,7 @@ class RolloutStream(PolicyStream):
 
     engine: Engine
     rewards: Sequence[tuple[str, float, Reward]]
+    begin: Begin | None = None  # of answers in an environment; else plain ones are asked for
 
     def gather(self) -> tuple[list[list[Sample]], list[Rolled]]:
         """Ask until there are enough questions that teach something, or patience is at its end."""
@@ -140,7 +142,10 @@ class RolloutStream(PolicyStream):
             places = self.questions()
             examples = [self.examples[place] for place in places]
             seeds = [seed_of(settings.seed, self.iteration, attempt, n) for n in range(len(examples))]
-            rolled = roll(self.engine, examples, settings.group, settings.wishes, self.rewards, seeds)
+            if self.begin is not None:
+                rolled = play(self.engine, examples, self.begin, self.rewards, seeds)
+            else:
+                rolled = roll(self.engine, examples, settings.group, settings.wishes, self.rewards, seeds)
             every.append(rolled)
             for place, group in zip(places, rolled.groups, strict=True):
                 self.selector.learn(place, group)

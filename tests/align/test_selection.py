@@ -91,8 +91,8 @@ def test_more_is_asked_where_less_teaches():
 
 def test_a_gradient_is_that_of_the_expected_reward(model):
     answers = [
-        {"prompt": [5, 6, 7], "tokens": [8, 9], "advantage": 0.5},
-        {"prompt": [5, 6, 7], "tokens": [10], "advantage": -0.5},
+        {"prompt": [5, 6, 7], "tokens": [8, 9], "learn": [True, True], "advantage": 0.5},
+        {"prompt": [5, 6, 7], "tokens": [10], "learn": [True], "advantage": -0.5},
     ]
     found = gradient(model, answers)
     value = torch.zeros(())

@@ -77,9 +77,14 @@ class ByInfluence(Selector):
     def learn(self, place: Place, group: Sequence[Sample]) -> None:
         mean = sum(sample.judged.total for sample in group) / len(group)
         self.stored[place] = [
-            {"prompt": sample.prompt, "tokens": sample.tokens, "advantage": sample.judged.total - mean}
+            {
+                "prompt": sample.prompt,
+                "tokens": sample.tokens,
+                "learn": sample.learned,
+                "advantage": sample.judged.total - mean,
+            }
             for sample in group
-            if sample.tokens and sample.judged.total != mean
+            if any(sample.learned) and sample.judged.total != mean
         ]
 
     def state(self) -> dict[str, Any]:
@@ -133,8 +138,9 @@ def gradient(model: Model, answers: Sequence[Mapping[str, Any]]) -> list[Tensor]
     for answer in answers:
         before, spoken = len(answer["prompt"]) - 1, len(answer["tokens"])
         tokens += [*answer["prompt"], *answer["tokens"]]
-        targets += [IGNORED] * before + list(answer["tokens"]) + [IGNORED]
-        advantages += [0.0] * before + [answer["advantage"] / spoken] * spoken + [0.0]
+        learned = [token if learn else IGNORED for token, learn in zip(answer["tokens"], answer["learn"], strict=True)]
+        targets += [IGNORED] * before + learned + [IGNORED]
+        advantages += [0.0] * before + [answer["advantage"] / sum(answer["learn"])] * spoken + [0.0]
         lengths.append(before + 1 + spoken)
     device = model.device
     hidden_TD = model(torch.tensor(tokens, device=device), Layout(lengths, device=device))

@@ -24,6 +24,8 @@ from moesaic.align.asynchronous_crew import Crew
 from moesaic.align.asynchronous_worker import Setup
 from moesaic.align.critic import Critic, CriticOptions
 from moesaic.align.critic_stream import CriticStream
+from moesaic.align.environments import Environment
+from moesaic.align.environments._playing import players
 from moesaic.align.examples import open_examples
 from moesaic.align.remember import RememberOptions, RememberStream
 from moesaic.align.rewards import Reward
@@ -54,6 +56,7 @@ class Policy(Stage):
     dynamic: int = 1  # DAPO's dynamic sampling: rounds of questions, at most, until enough of them teach something
     objective: dict[str, Any] = field(default_factory=dict)  # options of the policy objective
     selection: dict[str, Any] | str = "uniform"  # which questions are asked
+    environment: dict[str, Any] | str | None = None  # several turns, with tools; else a question and its answer
     asynchronous: Asynchronous | None = None  # rollouts by workers on Ray, beside the trainer
     critic: CriticOptions | None = None  # PPO: advantages of tokens, from a second model that expects the reward
     remember: RememberOptions | None = None  # conversations learned beside, against forgetting
@@ -112,12 +115,21 @@ class Policy(Stage):
             return AsynchronousStream(model=model, options=self.asynchronous, crew=self.crew(model), **given)
         drafter = build(Method(self.drafter), Drafter, "align.stages: drafter") if self.drafter else None
         engine = Engine(model, drafter=drafter, most_requests=self.prompts * self.group, seed=self.seed)
-        return RolloutStream(engine=engine, rewards=named_rewards(self.rewards), **given)
+        world = self.world()
+        begin = players(world, self.group, self.wishes(model)) if world is not None else None
+        return RolloutStream(engine=engine, rewards=named_rewards(self.rewards), begin=begin, **given)
+
+    def world(self) -> Environment | None:
+        if self.environment is None:
+            return None
+        (method,) = methods((self.environment,))
+        return build(method, Environment, "align.stages: environment")
 
     def crew(self, model: Model) -> Crew:
         options = self.asynchronous
         assert options is not None and model.tokenizer is not None
         named_rewards(self.rewards)  # what is wrong with them is said here, not by a worker
+        self.world()
         setup = Setup(
             config=model.config,
             files=dict(model.tokenizer.files),
@@ -130,6 +142,7 @@ class Policy(Stage):
             group=self.group,
             wishes=self.wishes(model),
             rewards=self.rewards,
+            environment=methods((self.environment,))[0] if self.environment is not None else None,
             on_update=options.on_update,
             seed=self.seed,
         )
@@ -143,7 +156,7 @@ class Policy(Stage):
         }
 
     def measure(self, model: Model) -> Measure | None:
-        return Accuracy.of(self.data, self.evaluate, self.max_tokens)
+        return Accuracy.of(self.data, self.evaluate, self.max_tokens, self.world())
 
 
 def named_rewards(named: tuple[dict[str, Any], ...]) -> list[tuple[str, float, Reward]]:

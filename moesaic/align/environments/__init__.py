@@ -1,0 +1,47 @@
+"""Worlds in which a model acts over several turns. Each is one file, found by its name.
+
+    environment: {name: tool_use, tools: [python], turns: 4}
+
+An environment is options; an episode of it is one attempt at one example. The episode says how the conversation begins,
+and after each turn what the model is shown next. What it is shown is never learned from; what it said is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from moesaic.align.examples import Example
+from moesaic.serve.parsers import Message
+
+
+@dataclass(frozen=True)
+class Step:
+    """What became of a turn. `score`, from 0 to 1, is of this step alone (process reward: `rewards: [process]`);
+    `reward` is what the environment gives (`rewards: [environment]`)."""
+
+    messages: Sequence[dict[str, Any]] = ()  # what the model is shown before its next turn
+    done: bool = False
+    score: float | None = None
+    reward: float = 0.0
+
+
+@dataclass
+class Episode:
+    """Belongs to one answer. `step` may take its time: it does not run on the engine's thread."""
+
+    messages: list[dict[str, Any]]  # how it begins
+    tools: list[dict[str, Any]]  # as in the API
+
+    def step(self, said: Message) -> Step:
+        """`said` is the model's turn, taken apart: content, reasoning, calls."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Environment:
+    turns: int = 4  # of the model, at most
+
+    def begin(self, example: Example) -> Episode:
+        raise NotImplementedError

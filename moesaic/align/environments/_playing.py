@@ -1,0 +1,176 @@
+"""Answers of several turns, through the engine: what was said and what was shown, as one sequence of tokens.
+
+The tokens of a turn are kept as they were sampled; only what comes between turns is made from the chat template. So the
+sequence that is learned from is, token for token, what the engine computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from moesaic.align.conversation import opening
+from moesaic.align.environments import Environment
+from moesaic.align.examples import Example
+from moesaic.align.rewards import Answer, Judged, Reward
+from moesaic.align.rollout import Rolled, Sample, sample_of, seed_of
+from moesaic.align.under_way import Answering, UnderWay
+from moesaic.errors import UserError
+from moesaic.model.tokenizer import Tokenizer
+from moesaic.serve.engine import Engine
+from moesaic.serve.parsers import Parser, detect
+from moesaic.serve.request import Request, Sampling
+
+MARK = "\u241e9c1f\u241e"  # stands for an answer in a conversation that is written only to see what follows it
+
+
+def between(
+    tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], tools: Sequence[Any], shown: Sequence[dict[str, Any]]
+) -> str:
+    """The text from the end of an answer to the opening of the next, its end mark included."""
+    options = {"tools": list(tools)} if tools else {}
+    text = tokenizer.chat([*messages, {"role": "assistant", "content": MARK}, *shown], reply=True, **options)
+    _, mark, after = text.rpartition(MARK)
+    if not mark:
+        raise UserError(tokenizer.place, "the chat template leaves an answer out once others follow", "Mend it.")
+    return after
+
+
+class Playing(Answering):
+    """One attempt: a request for each turn, each beginning with all that came before."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        parser: Parser,
+        environment: Environment,
+        example: Example,
+        wishes: Mapping[str, Any],
+        seed: int,
+    ) -> None:
+        assert engine.tokenizer is not None
+        self.engine, self.tokenizer, self.parser = engine, engine.tokenizer, parser
+        self.environment, self.wishes, self.seed = environment, wishes, seed
+        self.episode = environment.begin(example)
+        self.messages = list(self.episode.messages)
+        self.prompt = opening(self.tokenizer, self.messages, self.episode.tools or None)
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.versions: list[int] = []
+        self.learn: list[bool] = []
+        self.scores: list[float] = []
+        self.reward = 0.0
+        self.turn = 0
+        self.said = ""  # in the last turn, calls and thoughts left out
+        super().__init__(example, self._request())
+        self.turns = True
+
+    def _request(self) -> Request:
+        sampling = Sampling(**self.wishes, seed=seed_of(self.seed, self.turn))
+        return self.engine.request([*self.prompt, *self.tokens], sampling)
+
+    def next_turn(self) -> Request | None:
+        request = self.request
+        written = request.tokens[len(request.prompt) :]
+        self._add(written, [entry.logprob for entry in request.answer], request.versions, True)
+        opened = self.tokenizer.decode(request.prompt[-32:], special=True)
+        said = self.parser.parse(self.text, self.episode.tools, opened)
+        self.said = said.content
+        step = self.episode.step(said)
+        self.reward += step.reward
+        if step.score is not None:
+            self.scores.append(step.score)
+        self.turn += 1
+        if step.done or request.finish_reason != "stop" or self.turn >= self.environment.turns:
+            return None
+        rest = between(self.tokenizer, self.messages, self.episode.tools, step.messages)
+        ended = self.tokenizer.decode(written[-1:], special=True) if written else ""
+        if ended and rest.startswith(ended):  # the end mark was said
+            rest = rest[len(ended) :]
+        calls = [{"type": "function", "function": {"name": c.name, "arguments": c.arguments}} for c in said.calls]
+        turn = {"role": "assistant", "content": said.content} | ({"tool_calls": calls} if calls else {})
+        self.messages += [turn, *step.messages]
+        try:
+            shown = self.tokenizer.encode(rest, special=False)
+            last = self.versions[-1] if self.versions else 0
+            self._add(shown, [0.0] * len(shown), [last] * len(shown), False)
+            following = self._request()
+        except UserError:  # no room for another turn
+            self._drop(len(shown))
+            return None
+        self.request, self.text = following, ""
+        return following
+
+    def answer(self) -> Answer:
+        example, reason = self.example, self.request.finish_reason or "abort"
+        facts = example.facts | {"environment": self.reward} | ({"steps": self.scores} if self.scores else {})
+        spoken = sum(self.learn)
+        messages = tuple(self.messages)
+        return Answer(example.question, self.said, spoken, reason, example.truth, example.task, facts, messages)
+
+    def sample(self, judged: Judged) -> Sample:
+        last = sample_of(self.request, self.text, judged)
+        if not any(self.learn):
+            return last
+        return replace(
+            last,
+            prompt=self.prompt,
+            tokens=self.tokens,
+            logprobs=self.logprobs,
+            versions=self.versions,
+            learn=None if all(self.learn) else self.learn,
+        )
+
+    def _add(self, tokens: list[int], logprobs: list[float], versions: list[int], learn: bool) -> None:
+        self.tokens += tokens
+        self.logprobs += logprobs
+        self.versions += versions
+        self.learn += [learn] * len(tokens)
+
+    def _drop(self, count: int) -> None:
+        for kept in (self.tokens, self.logprobs, self.versions, self.learn):
+            del kept[len(kept) - count :]
+
+
+Begin = Callable[[Engine, Example, int], list[Answering]]  # the answers of a group, from a seed
+
+
+def players(environment: Environment, group: int, wishes: Mapping[str, Any]) -> Begin:
+    def begin(engine: Engine, example: Example, seed: int) -> list[Answering]:
+        assert engine.tokenizer is not None
+        parser = detect(engine.tokenizer.chat_template)
+        return [Playing(engine, parser, environment, example, wishes, seed_of(seed, number)) for number in range(group)]
+
+    return begin
+
+
+def play(
+    engine: Engine,
+    examples: Sequence[Example],
+    begin: Begin,
+    rewards: Sequence[tuple[str, float, Reward]],
+    seeds: Sequence[int],
+) -> Rolled:
+    """As `rollout.roll`, in an environment. What cannot be played fails the run: there is nobody else to go on."""
+    counts = engine.counts
+    before = (counts.steps, counts.generated_tokens, counts.accepted_tokens)
+    under_way = UnderWay(engine, rewards)
+    found: dict[int, list[Sample]] = {}
+    try:
+        for number, (example, seed) in enumerate(zip(examples, seeds, strict=True)):
+            under_way.add(number, begin(engine, example, seed))
+        while under_way.groups:
+            for number, result in under_way.step():
+                if isinstance(result, Exception):
+                    raise result
+                found[number] = result
+            if not engine.working:
+                under_way.news.wait(1.0)
+    finally:
+        under_way.close()
+    after = (counts.steps, counts.generated_tokens, counts.accepted_tokens)
+    steps, generated, accepted = (a - b for a, b in zip(after, before))
+    groups = [found[number] for number in range(len(examples))]
+    problems = [problem for group in groups for sample in group for problem in sample.judged.problems]
+    return Rolled(groups, steps, generated, accepted, problems)

@@ -1,0 +1,33 @@
+"""Run a program, shut in (`align/sandbox.py`), and show what it printed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from moesaic.align.environments.tools import Tool
+from moesaic.align.sandbox import Limits, run_python
+
+
+@dataclass(frozen=True)
+class Python(Tool):
+    description: ClassVar[str] = "Run a Python program and see what it prints."
+    parameters: ClassVar[dict[str, Any]] = {
+        "type": "object",
+        "properties": {"code": {"type": "string"}},
+        "required": ["code"],
+    }
+
+    seconds: float = 5.0
+    memory_mb: int = 512
+    longest: int = 500  # characters that are shown
+
+    def __call__(self, **arguments: Any) -> str:
+        code = arguments.get("code")
+        if not isinstance(code, str):
+            raise ValueError("code must be text")
+        result = run_python(code, limits=Limits(seconds=self.seconds, memory_mb=self.memory_mb))
+        if result.ok:
+            return result.stdout.strip()[: self.longest] or "(nothing was printed)"
+        last = result.stderr.strip().splitlines()[-1:] or [result.why]
+        return f"{result.stdout.strip()[: self.longest // 2]}\n{last[0]}".strip()[: self.longest]
