@@ -23,6 +23,7 @@ from moesaic.train.averaging import Average
 from moesaic.train.balance import Balance
 from moesaic.train.beginning import Begun
 from moesaic.train.checkpoints import Checkpoints, Snapshot
+from moesaic.train.compiled import compile_blocks
 from moesaic.train.held_out_loss import HeldOutLoss
 from moesaic.train.loss_scale import LossScale
 from moesaic.train.mfu import flops_per_token, peak_flops
@@ -80,6 +81,8 @@ class Run:
         self.watch = Watch(self.settings.spike.sigmas, self.settings.spike.patience)
         self.average = Average(self.settings.average, self.settings.steps)
         self.shortcuts = Shortcuts(self.settings, self.model.config)
+        if self.device.type == "cuda" and stream is None and not self.settings.token_drop:  # batches of one size
+            compile_blocks(self.model)
         steps = self.checkpoints.steps()
         report_state = self._restore(steps[-1]) if steps else None
         context = recipe.data.sequence_length

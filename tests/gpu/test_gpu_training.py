@@ -11,6 +11,9 @@ if not torch.cuda.is_available():
 
 from moesaic.kernels.cross_entropy import IGNORED, linear_cross_entropy
 from moesaic.kernels.triton.adamw import adamw
+from moesaic.recipe import load_recipe
+from moesaic.train.metrics import read_metrics
+from moesaic.train.pretrain import pretrain
 
 DEVICE = "cuda"
 
@@ -56,3 +59,19 @@ def test_adamw_equals_the_library(dtype):
     for tensor, other in zip(ours, library, strict=True):
         apart = (tensor.float() - other.detach().float()).abs().max()
         assert apart < (1e-5 if dtype == torch.float32 else 0.02), apart
+
+
+def test_a_recipe_compiles_its_blocks_and_learns_the_same(tmp_path, monkeypatch):
+    """The loss of every step with blocks as they are, and compiled: within the noise of bfloat16."""
+    losses = {}
+    for name in ("compiled", "plain"):
+        made = []
+        if name == "plain":
+            monkeypatch.setattr("moesaic.train.run.compile_blocks", made.append)
+        given = [f"train.data={tmp_path / 'compiled' / 'data'}"] if name == "plain" else []
+        recipe = load_recipe("recipes/tiny.yaml", ["train.steps=30", "train.batch_tokens=4096", *given])
+        pretrain(recipe, tmp_path / name, quiet=True)
+        losses[name] = torch.tensor([line["loss"] for line in read_metrics(tmp_path / name)])
+        assert len(made) == (name == "plain"), "a run on a GPU compiles its blocks"
+    assert losses["compiled"][-1] < losses["compiled"][0] - 1.0
+    assert (losses["compiled"] - losses["plain"]).abs().max() < 0.05

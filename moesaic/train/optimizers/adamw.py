@@ -1,8 +1,8 @@
-"""Adam with decoupled weight decay (Decoupled Weight Decay Regularization), PyTorch's fused kernel.
+"""Adam with decoupled weight decay (Decoupled Weight Decay Regularization): PyTorch's fused kernel, ours on a GPU.
 
     moesaic train recipes/tiny.yaml --out out/run "optimizer={name: adamw, lr: 3e-4, betas: [0.9, 0.95]}"
 
-The bits are those of `torch.optim.AdamW(fused=True)`.
+On a CPU the bits are those of `torch.optim.AdamW(fused=True)`.
 """
 
 from __future__ import annotations
@@ -50,6 +50,22 @@ class AdamWRule(Rule):
         }
 
     def update(self, slots: Sequence[Slot], gradients: Sequence[Tensor], step: Step) -> None:
+        if slots and slots[0].weight.is_cuda:  # half again as fast as the library's
+            from moesaic.kernels.triton import adamw as kernel
+
+            kernel.adamw(
+                [slot.weight for slot in slots],
+                gradients,
+                *([slot.state[name] for slot in slots] for name in ("exp_avg", "exp_avg_sq", "step")),
+                lr=self.lr * step.lr_factor,
+                beta1=self.betas[0],
+                beta2=self.betas[1],
+                eps=self.eps,
+                weight_decay=self.weight_decay,
+                divisor=step.divisor,
+                skip=step.skip.float(),
+            )
+            return
         adamw(
             [slot.weight for slot in slots],
             list(gradients),
