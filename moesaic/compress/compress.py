@@ -59,6 +59,9 @@ def compress(
 ) -> dict[str, Any]:
     """Returns what it came to, as it also stands in the new directory's life."""
     wish.check()
+    if method.own_layout and wish.layout != "moesaic":
+        problem = f"what {type(method).__module__.rpartition('.')[2]} makes cannot be kept in {wish.layout}"
+        raise UserError("--layout", problem, "Leave it out, or take rtn, gptq, awq or zeroquant.")
     begun = time.perf_counter()
     source = open_checkpoint(directory)
     if is_compressed(source):

@@ -27,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--method", "prune_experts", "keep=2"], "has no experts"),
         (["--method", "rtn", "--layout", "gguf"], 'no such layout "gguf"'),
         (["--method", "rtn", "--layout", "compressed-tensors", "--ends-bits", "8"], "keeps the embedding"),
-        (["--method", "milo", "--layout", "compressed-tensors"], "no place for corrections"),
+        (["--method", "milo", "--layout", "compressed-tensors"], "cannot be kept in"),
         (["--method", "rtn", "--layout", "compressed-tensors", "group=128", "bits=4", "--ends-bits", "5"], "must be 0"),
         (["--method", "gptq", "--samples", "0"], "must be at least 1"),
         (["--method", "gptq", "--data", "nowhere.txt"], "no such file"),
@@ -90,7 +90,7 @@ def test_a_damaged_directory_is_refused(model: Path, tmp_path: Path, capsys: pyt
     for wrong, problem in (
         ({"bits": 5, "group": 64}, "5 bits"),
         ({"bits": 4, "group": 30}, "multiples of 32"),
-        ({"bits": 3, "group": 64}, "is (256, 32), not (256, 24)"),
+        ({"bits": 3, "group": 64}, "is (128, 32), not (128, 24)"),
         ({"bits": 4}, "needs bits and group"),
         ([], "is no scheme"),
     ):

@@ -28,6 +28,8 @@ class Compressor(ABC):
 
     # Whether a text is read through the model.
     reads_text: ClassVar[bool] = True
+    # Whether only our own layout can hold what it makes.
+    own_layout: ClassVar[bool] = False
 
     @abstractmethod
     def run(self, job: Job) -> ModelConfig: ...

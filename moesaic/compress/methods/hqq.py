@@ -28,6 +28,7 @@ class HQQ(ByMatrix):
     rounds: int = 20
 
     reads_text: ClassVar[bool] = False
+    own_layout: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self._grid()

@@ -13,7 +13,7 @@ codes come from GPTQ, and the correction from the singular values of the error a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -41,6 +41,8 @@ class MiLo(ByMatrix):
     turns: int = 6
     calibrate: bool = True
     symmetric: bool = False
+
+    own_layout: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         Grid(self.bits, self.group)

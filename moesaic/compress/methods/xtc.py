@@ -9,7 +9,7 @@ usual. Weights are rounded in every step as they will be in the end.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -35,6 +35,8 @@ class XTC(Compressor):
     depth: float = 0.5
     steps: int = 300
     rate: float = 3e-4
+
+    own_layout: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self._grid()

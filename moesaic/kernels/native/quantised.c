@@ -18,6 +18,9 @@
 #define ALONE 262144     /* products; fewer are not worth waking the other threads */
 #define FINE 16256.0f    /* 127 * 128: the largest value of two planes */
 
+typedef float four __attribute__((vector_size(4 * TILE)));
+typedef float loose_four __attribute__((vector_size(4 * TILE), aligned(4), may_alias));
+
 typedef struct {
     const uint8_t *codes;
     const float *scales, *zeros; /* (groups, outputs); zeros may be NULL: the middle of the codes */
@@ -98,31 +101,35 @@ INLINE void unpack(int bits, const uint8_t *from, int8x16_t *out) {
         }
 }
 
-/* TILE outputs of a group times R rows: exact sums of products, for each plane. */
+/* TILE outputs of a group times R rows: exact sums of products, the planes put together. */
 INLINE void group_sums(int bits, int R, int planes, const Matrix *m, const uint8_t *const *codes,
-                       const int8_t *const *x, long start, long stop, int32_t sums[][2][TILE]) {
-    int32x4_t sum[2][2][TILE];
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int p = 0; p < planes; p++) UNROLL for (int o = 0; o < TILE; o++)
-        sum[r][p][o] = vdupq_n_s32(0);
+                       const int8_t *const *x, long start, long stop, four *products) {
+    int32x4_t sum[4 * TILE]; /* by row, plane and output */
+    UNROLL for (int i = 0; i < R * planes * TILE; i++) sum[i] = vdupq_n_s32(0);
     for (long i = start; i < stop; i += BLOCK_INPUTS) {
-        int8x16_t rows[2][2][2];
-        UNROLL for (int r = 0; r < R; r++) UNROLL for (int p = 0; p < planes; p++) {
-            rows[r][p][0] = vld1q_s8(x[r] + p * m->padded + i);
-            rows[r][p][1] = vld1q_s8(x[r] + p * m->padded + i + 16);
+        int8x16_t low[4], high[4]; /* the block's first and second half, by row and plane */
+        UNROLL for (int k = 0; k < R * planes; k++) {
+            const int8_t *from = x[k / planes] + k % planes * m->padded + i;
+            low[k] = vld1q_s8(from), high[k] = vld1q_s8(from + 16);
         }
         UNROLL for (int o = 0; o < TILE; o++) {
             int8x16_t w[2];
-            unpack(bits, codes[o] + i / BLOCK_INPUTS * 4 * bits, w);
-            UNROLL for (int r = 0; r < R; r++) UNROLL for (int p = 0; p < planes; p++) {
-                sum[r][p][o] = vdotq_s32(sum[r][p][o], w[0], rows[r][p][0]);
-                sum[r][p][o] = vdotq_s32(sum[r][p][o], w[1], rows[r][p][1]);
+            const uint8_t *block = codes[o] + (unsigned long)i / BLOCK_INPUTS * 4 * bits;
+            __builtin_prefetch(block + TILE * m->row_bytes, 0, 3); /* the same place of the next tile */
+            unpack(bits, block, w);
+            UNROLL for (int k = 0; k < R * planes; k++) {
+                sum[k * TILE + o] = vdotq_s32(sum[k * TILE + o], w[0], low[k]);
+                sum[k * TILE + o] = vdotq_s32(sum[k * TILE + o], w[1], high[k]);
             }
         }
     }
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int p = 0; p < planes; p++) {
-        int32x4_t *s = sum[r][p];
-        vst1q_s32(sums[r][p], vpaddq_s32(vpaddq_s32(s[0], s[1]), vpaddq_s32(s[2], s[3])));
+    float32x4_t total[4];
+    UNROLL for (int k = 0; k < R * planes; k++) {
+        int32x4_t *s = sum + k * TILE;
+        total[k] = vcvtq_f32_s32(vpaddq_s32(vpaddq_s32(s[0], s[1]), vpaddq_s32(s[2], s[3])));
     }
+    UNROLL for (int r = 0; r < R; r++)
+        products[r] = planes == 1 ? (four)total[r] : (four)vfmaq_n_f32(total[2 * r + 1], total[2 * r], 128.0f);
 }
 #else
 INLINE void unpack(int bits, const uint8_t *from, int8_t *out) {
@@ -139,51 +146,53 @@ INLINE void unpack(int bits, const uint8_t *from, int8_t *out) {
 }
 
 INLINE void group_sums(int bits, int R, int planes, const Matrix *m, const uint8_t *const *codes,
-                       const int8_t *const *x, long start, long stop, int32_t sums[][2][TILE]) {
-    memset(sums, 0, R * sizeof *sums);
+                       const int8_t *const *x, long start, long stop, four *products) {
+    int32_t sums[4][TILE] = {{0}};
     for (long i = start; i < stop; i += BLOCK_INPUTS)
         for (int o = 0; o < TILE; o++) {
             int8_t w[BLOCK_INPUTS];
-            unpack(bits, codes[o] + i / BLOCK_INPUTS * 4 * bits, w);
-            for (int r = 0; r < R; r++)
-                for (int p = 0; p < planes; p++) {
-                    const int8_t *from = x[r] + p * m->padded + i;
-                    int32_t sum = 0;
-                    for (int k = 0; k < BLOCK_INPUTS; k++) sum += (int32_t)w[k] * from[k];
-                    sums[r][p][o] += sum;
-                }
+            unpack(bits, codes[o] + (unsigned long)i / BLOCK_INPUTS * 4 * bits, w);
+            for (int k = 0; k < R * planes; k++) {
+                const int8_t *from = x[k / planes] + k % planes * m->padded + i;
+                int32_t sum = 0;
+                for (int j = 0; j < BLOCK_INPUTS; j++) sum += (int32_t)w[j] * from[j];
+                sums[k][o] += sum;
+            }
         }
+    for (int r = 0; r < R; r++)
+        for (int o = 0; o < TILE; o++)
+            products[r][o] = planes == 1 ? (float)sums[r][o]
+                                         : __builtin_fmaf((float)sums[2 * r][o], 128.0f, (float)sums[2 * r + 1][o]);
 }
 #endif
 
+/* Four numbers of (groups, outputs) from `at` on, of which only `count` may be there. */
+INLINE four some(const float *from, long count) {
+    if (count == TILE) return (four)(*(const loose_four *)from);
+    four found = {0};
+    for (long o = 0; o < count; o++) found[o] = from[o];
+    return found;
+}
+
 INLINE void quantised_tile(int bits, int R, int planes, const Matrix *m, const Rounded *x, long at, long t, float *y,
                            const float *bias) {
-    float total[2][TILE] = {{0}}, scale[TILE], zero[TILE];
+    four total[2] = {{0}};
     const uint8_t *codes[TILE];
     const int8_t *rows[2];
     long count = m->outputs - at < TILE ? m->outputs - at : TILE;
     for (int o = 0; o < TILE; o++) codes[o] = m->codes + (at + (o < count ? o : count - 1)) * m->row_bytes;
     for (int r = 0; r < R; r++) rows[r] = x->values + (t + r) * planes * m->padded;
     float middle = bits == 8 ? 0.0f : (float)(1 << (bits - 1));
+    four zero = {middle, middle, middle, middle};
     for (long g = 0; g < m->groups; g++) {
         long start = g * m->group, stop = start + m->group < m->padded ? start + m->group : m->padded;
-        int32_t sums[2][2][TILE];
-        group_sums(bits, R, planes, m, codes, rows, start, stop, sums);
-        if (count == TILE) memcpy(scale, m->scales + g * m->outputs + at, sizeof scale);
-        else
-            for (long o = 0; o < TILE; o++) scale[o] = o < count ? m->scales[g * m->outputs + at + o] : 0.0f;
-        UNROLL for (int o = 0; o < TILE; o++) zero[o] = middle;
-        if (m->zeros)
-            for (long o = 0; o < count; o++)
-                zero[o] = m->zeros[g * m->outputs + at + o] - (bits == 8 ? 128.0f : 0.0f);
+        four products[2], scale = some(m->scales + g * m->outputs + at, count);
+        group_sums(bits, R, planes, m, codes, rows, start, stop, products);
+        if (m->zeros) zero = some(m->zeros + g * m->outputs + at, count) - (bits == 8 ? 128.0f : 0.0f);
         UNROLL for (int r = 0; r < R; r++) {
             float x_scale = x->scales[(t + r) * m->groups + g], x_sum = x->sums[(t + r) * m->groups + g];
-            UNROLL for (int o = 0; o < TILE; o++) {
-                float product = (float)sums[r][0][o];
-                if (planes == 2) product = __builtin_fmaf(product, 128.0f, (float)sums[r][1][o]);
-                product = __builtin_fmaf(-zero[o], x_sum, product);
-                total[r][o] = __builtin_fmaf(product, scale[o] * x_scale, total[r][o]);
-            }
+            four product = products[r] - zero * x_sum;
+            total[r] += product * (scale * x_scale);
         }
     }
     for (int r = 0; r < R; r++)
