@@ -83,12 +83,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--threads", type=int, default=probe.threads())
+    parser.add_argument("--no-record", action="store_true", help="print only")
     parser.add_argument("--work", type=Path, help="where models go, and stay")
     parser.add_argument("--prepare", action="store_true", help="only make the models")
     arguments = parser.parse_args()
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    torch.set_num_threads(probe.threads())
+    torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory() as scratch:
         work = arguments.work or Path(scratch)
         paths = {"qwen3_moe 271M": work / "mixture", "SmolLM2 135M": work / "smollm2"}
@@ -102,7 +104,8 @@ def main() -> None:
             return
         rows: list[dict[str, Any]] = []
         for name, path in paths.items():
-            plain, small = load(path), load(path.with_name(f"{path.name}-4"))
+            plain = load(path, threads=arguments.threads)
+            small = load(path.with_name(f"{path.name}-4"), threads=arguments.threads)
             prompts = batch([PROMPT], plain.config.vocab)
             times: dict[str, list[float]] = {"float32": [], "4 bits": []}
             for model in (plain, small):
@@ -124,7 +127,8 @@ def main() -> None:
             del plain, small
         rows += products()
         print(machine())
-        print(record("compress_speed", rows))
+        if not arguments.no_record:
+            print(record("compress_speed", rows))
 
 
 if __name__ == "__main__":

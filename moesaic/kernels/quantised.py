@@ -150,11 +150,9 @@ Experts = list[QuantisedMatrix]
 class QuantisedKernels:
     """Any kernels, which then take quantised matrices too. Experts come as one matrix each, in a module list."""
 
-    library = None  # a whole layer in one call knows plain matrices only
-
     def __init__(self, plain: Kernels) -> None:
         self._plain = plain
-        self._native: Any = getattr(plain, "library", None) or getattr(getattr(plain, "native", None), "library", None)
+        self.library: Any = getattr(plain, "library", None)  # of native code, which may run a whole layer at once
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._plain, name)
@@ -169,8 +167,8 @@ class QuantisedKernels:
 
     def _product(self, x_TI: Tensor, weight: QuantisedMatrix, bias_O: Tensor | None = None) -> Tensor:
         plain = x_TI.dim() == 2 and x_TI.is_cpu and x_TI.dtype == torch.float32 and not torch.is_grad_enabled()
-        if self._native is not None and plain:
-            return _native_product(self._native, x_TI, weight, bias_O)
+        if self.library is not None and plain:
+            return _native_product(self.library, x_TI, weight, bias_O)
         if weight.activation_bits == 8:
             x_TI = rounded_to_8_bits(x_TI)
         return F.linear(x_TI, weight.rows(slice(None)).to(x_TI.dtype), bias_O)

@@ -11,7 +11,7 @@ from moesaic.model.config import Layer, ModelConfig
 from moesaic.model.experts import MixtureFeedForward, make_feed_forward
 from moesaic.model.flow import Flow
 from moesaic.model.linear import Linear, Norm
-from moesaic.model.whole import Whole, whole
+from moesaic.model.whole import QuantisedWhole, Whole, whole
 
 
 class Block(nn.Module):
@@ -23,7 +23,7 @@ class Block(nn.Module):
         self.ffn = make_feed_forward(config, layer.ffn, number)
         self.attention_post_norm = Norm(config.hidden, config.norm_eps) if config.post_norms else None
         self.ffn_post_norm = Norm(config.hidden, config.norm_eps) if config.post_norms else None
-        self.parts: Whole | None = None  # found when they are first wanted
+        self.parts: Whole | QuantisedWhole | None = None  # found when they are first wanted
 
     def forward(self, x_TD: Tensor, flow: Flow) -> Tensor:
         if flow.library is not None and (done_TD := self._at_once(x_TD, flow)) is not None:

@@ -174,7 +174,8 @@ INLINE four some(const float *from, long count) {
     return found;
 }
 
-INLINE void quantised_tile(int bits, int R, int planes, const Matrix *m, const Rounded *x, long at, long t, float *y,
+/* `fixed` is the group's size where it is known when this is compiled, else 0. */
+INLINE void quantised_tile(int bits, int R, int planes, long fixed, const Matrix *m, const Rounded *x, long at, long t, float *y,
                            const float *bias) {
     four total[2] = {{0}};
     const uint8_t *codes[TILE];
@@ -186,6 +187,7 @@ INLINE void quantised_tile(int bits, int R, int planes, const Matrix *m, const R
     four zero = {middle, middle, middle, middle};
     for (long g = 0; g < m->groups; g++) {
         long start = g * m->group, stop = start + m->group < m->padded ? start + m->group : m->padded;
+        if (fixed) start = g * fixed, stop = start + fixed;
         four products[2], scale = some(m->scales + g * m->outputs + at, count);
         group_sums(bits, R, planes, m, codes, rows, start, stop, products);
         if (m->zeros) zero = some(m->zeros + g * m->outputs + at, count) - (bits == 8 ? 128.0f : 0.0f);
@@ -200,21 +202,22 @@ INLINE void quantised_tile(int bits, int R, int planes, const Matrix *m, const R
             y[(t + r) * m->outputs + at + o] = total[r][o] + (bias ? bias[at + o] : 0.0f);
 }
 
-INLINE void quantised_chunk(int bits, int planes, const Matrix *m, const Rounded *x, long chunk, long rows, float *y,
+INLINE void quantised_chunk(int bits, int planes, long fixed, const Matrix *m, const Rounded *x, long chunk, long rows, float *y,
                             const float *bias) {
     long stop = (chunk + 1) * CHUNK < m->outputs ? (chunk + 1) * CHUNK : m->outputs;
     for (long t = 0; t < rows; t += 2)
         for (long at = chunk * CHUNK; at < stop; at += TILE) {
-            if (t + 1 < rows) quantised_tile(bits, 2, planes, m, x, at, t, y, bias);
-            else quantised_tile(bits, 1, planes, m, x, at, t, y, bias);
+            if (t + 1 < rows) quantised_tile(bits, 2, planes, fixed, m, x, at, t, y, bias);
+            else quantised_tile(bits, 1, planes, fixed, m, x, at, t, y, bias);
         }
 }
 
 static void any_chunk(const Matrix *m, const Rounded *x, long chunk, long rows, float *y, const float *bias) {
 #define CASE(B)                                                                                                        \
     case B:                                                                                                            \
-        if (m->planes == 1) quantised_chunk(B, 1, m, x, chunk, rows, y, bias);                                         \
-        else quantised_chunk(B, 2, m, x, chunk, rows, y, bias);                                                        \
+        if (m->planes == 1) quantised_chunk(B, 1, 0, m, x, chunk, rows, y, bias);                                      \
+        else if (m->group == 64 && m->padded % 64 == 0) quantised_chunk(B, 2, 64, m, x, chunk, rows, y, bias);         \
+        else quantised_chunk(B, 2, 0, m, x, chunk, rows, y, bias);                                                     \
         break;
     switch (m->bits) {
         CASE(1)
@@ -226,23 +229,112 @@ static void any_chunk(const Matrix *m, const Rounded *x, long chunk, long rows, 
 #undef CASE
 }
 
+static void multiply(const float *x, const Matrix *m, const float *bias, float *y, long rows, long x_stride,
+                     int threads) {
+    long planes = m->planes, padded = m->padded, groups = m->groups, chunks = (m->outputs + CHUNK - 1) / CHUNK;
+    Rounded rounded = {malloc(rows * planes * padded), malloc(rows * groups * sizeof(float)),
+                       malloc(rows * groups * sizeof(float))};
+#pragma omp parallel num_threads(threads) if (rows * m->inputs * m->outputs > ALONE)
+    {
+#pragma omp for schedule(static)
+        for (long t = 0; t < rows; t++) {
+            int8_t *to = rounded.values + t * planes * padded;
+            round_row(x + t * x_stride, m, to, to + padded, rounded.scales + t * groups, rounded.sums + t * groups);
+        }
+#pragma omp for schedule(dynamic, 2)
+        for (long chunk = 0; chunk < chunks; chunk++) any_chunk(m, &rounded, chunk, rows, y, bias);
+    }
+    free(rounded.values), free(rounded.scales), free(rounded.sums);
+}
+
 void quantised_linear(const float *x, const uint8_t *codes, const float *scales, const float *zeros, const float *bias,
                       float *y, long rows, long inputs, long outputs, long x_stride, long bits, long group, long planes,
                       int threads) {
     long padded = (inputs + BLOCK_INPUTS - 1) / BLOCK_INPUTS * BLOCK_INPUTS, groups = (inputs + group - 1) / group;
     Matrix m = {codes, scales, zeros, inputs, outputs, bits, group, planes, padded, groups, padded / 8 * bits};
-    Rounded rounded = {malloc(rows * planes * padded), malloc(rows * groups * sizeof(float)),
-                       malloc(rows * groups * sizeof(float))};
-    long chunks = (outputs + CHUNK - 1) / CHUNK;
-#pragma omp parallel num_threads(threads) if (rows * inputs * outputs > ALONE)
-    {
-#pragma omp for schedule(static)
-        for (long t = 0; t < rows; t++) {
-            int8_t *to = rounded.values + t * planes * padded;
-            round_row(x + t * x_stride, &m, to, to + padded, rounded.scales + t * groups, rounded.sums + t * groups);
-        }
-#pragma omp for schedule(dynamic, 2)
-        for (long chunk = 0; chunk < chunks; chunk++) any_chunk(&m, &rounded, chunk, rows, y, bias);
+    multiply(x, &m, bias, y, rows, x_stride, threads);
+}
+
+/* A whole layer of such matrices in one call: the same operations in the same order as one by one, so the same bits. */
+void linear(const float *, const float *, const float *, float *, long, long, long, long, int);
+void rms_norm(const float *, const float *, float *, long, long, float, int);
+void heads(const float *, const float *, const float *, const float *, const float *, float *, float *, long, long,
+           long, long, long, long, float, int, int);
+void swiglu(const float *, float *, long, long, int);
+void route(const float *, const float *, int64_t *, float *, long, long, long, long, long, int, int, float, int);
+void attend(const float *, const float *, const float *, float *, float *, float *, float *, const int64_t *,
+            const int64_t *, const int64_t *, long, long, long, long, long, long, long, long, long, long, long, float,
+            int);
+
+typedef struct {
+    const float *attention_norm, *q_norm, *k_norm, *ffn_norm, *qkv_bias, *out_bias, *gate_up_bias, *down_bias;
+    const float *router, *correction;
+    const Matrix *qkv, *out, *gate_up, *down, *experts_gate_up, *experts_down; /* experts: one behind the other */
+    long D, H, N, C, F, E, K, G, groups, top_groups, window; /* F: dense or shared, 0 for neither; G: of an expert */
+    long interleaved, softmax, normalize;
+    float eps, attention_scale, route_scale;
+} QuantisedBlock;
+
+static void add(const float *a, const float *b, float *sum, long size) {
+    for (long i = 0; i < size; i++) sum[i] = a[i] + b[i];
+}
+
+/* Experts in order; a share is weighed and kept before it is added, or the two would be rounded as one. */
+static void weigh_experts(const QuantisedBlock *b, const float *x, const int64_t *routes, const float *weights, float *y,
+                          float *scratch, long T, int threads) {
+    long D = b->D, G = b->G;
+    float *rows = scratch, *both = rows + T * D, *inner = both + 2 * T * G, *part = inner + T * G;
+    memset(y, 0, T * D * sizeof *y);
+    for (long e = 0; e < b->E; e++) {
+        long tokens[T], count = 0;
+        float share[T];
+        for (long a = 0; a < T * b->K; a++)
+            if (routes[a] == e) tokens[count] = a / b->K, share[count++] = weights[a];
+        if (!count) continue;
+        for (long a = 0; a < count; a++) memcpy(rows + a * D, x + tokens[a] * D, D * sizeof *x);
+        multiply(rows, b->experts_gate_up + e, NULL, both, count, D, threads);
+        swiglu(both, inner, count, G, threads);
+        multiply(inner, b->experts_down + e, NULL, part, count, G, threads);
+        for (long a = 0; a < count; a++)
+            for (long i = 0; i < D; i++) part[a * D + i] *= share[a];
+        for (long a = 0; a < count; a++) add(y + tokens[a] * D, part + a * D, y + tokens[a] * D, D);
     }
-    free(rounded.values), free(rounded.scales), free(rounded.sums);
+}
+
+void quantised_block(const QuantisedBlock *b, const float *x, float *y, int64_t *routes, const float *cosine,
+                     const float *sine, long R, float *keys, float *values, const int64_t *spans, const int64_t *table,
+                     long T, long S, long columns, long page_size, int threads) {
+    long D = b->D, size = (b->H + 2 * b->N) * b->C, hidden = b->H * b->C;
+    long each = 3 * D + size + 2 * hidden + b->N * b->C + 3 * b->F + b->E + b->K;
+    float *normed = malloc(T * each * sizeof *normed), *part = normed + T * D, *more = part + T * D;
+    float *qkv = more + T * D, *q = qkv + T * size, *k = q + T * hidden, *seen = k + T * b->N * b->C;
+    float *both = seen + T * hidden, *inner = both + 2 * T * b->F, *logits = inner + T * b->F;
+    float *weights = logits + T * b->E;
+
+    rms_norm(x, b->attention_norm, normed, T, D, b->eps, threads);
+    multiply(normed, b->qkv, b->qkv_bias, qkv, T, D, threads);
+    heads(qkv, b->q_norm, b->k_norm, cosine, sine, q, k, T, b->H, b->N, b->C, R, size, b->eps, b->interleaved, threads);
+    attend(q, k, qkv + (b->H + b->N) * b->C, keys, values, seen, NULL, spans, table, NULL, S, columns, page_size,
+           hidden, b->N * b->C, size, b->H, b->N, b->C, b->C, b->window, b->attention_scale, threads);
+    multiply(seen, b->out, b->out_bias, part, T, hidden, threads);
+    add(x, part, y, T * D);
+
+    rms_norm(y, b->ffn_norm, normed, T, D, b->eps, threads);
+    if (b->E) {
+        float *room = malloc(T * (2 * D + 3 * b->G) * sizeof *room);
+        linear(normed, b->router, NULL, logits, T, D, b->E, D, threads);
+        route(logits, b->correction, routes, weights, T, b->E, b->K, b->groups, b->top_groups, b->softmax, b->normalize,
+              b->route_scale, 0);
+        weigh_experts(b, normed, routes, weights, part, room, T, threads);
+        free(room);
+    }
+    if (b->F) {
+        float *to = b->E ? more : part;
+        multiply(normed, b->gate_up, b->gate_up_bias, both, T, D, threads);
+        swiglu(both, inner, T, b->F, threads);
+        multiply(inner, b->down, b->down_bias, to, T, b->F, threads);
+        if (b->E) add(part, more, part, T * D);
+    }
+    add(y, part, y, T * D);
+    free(normed);
 }
