@@ -5,7 +5,7 @@
     python bench/gpu_decode.py --start             only how long it takes from nothing to the first token
 
 Tokens per second count the output over the whole time, reading prompts included. Random weights, bfloat16, greedy;
-every request comes at once, and every run has prompts that were not read before.
+every request comes at once, and no run finds a prompt read before. The best of three runs, and all of them.
 """
 
 from __future__ import annotations

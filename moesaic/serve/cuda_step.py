@@ -30,7 +30,7 @@ from moesaic.kernels.triton.linear import linear
 from moesaic.kernels.triton.norm import add_and_norm, heads, rms_norm
 from moesaic.kernels.triton.paged_attention import SPLIT, attend
 from moesaic.kernels.triton.paged_rows import Rows
-from moesaic.kernels.triton.router import Choice, norm_and_route
+from moesaic.kernels.triton.router import Choice, route
 from moesaic.kernels.triton.sample import sample
 from moesaic.model.attention import GroupedQueryAttention
 from moesaic.model.block import Block
@@ -105,10 +105,10 @@ class FusedForward:
             assert isinstance(block, Block)
             x_TD, h_TD = self.normed(x_TD, more_TD, block.attention_norm)
             more_TD = self.attention(block, h_TD, rows, self.cache.layers[number])
+            x_TD, h_TD = self.normed(x_TD, more_TD, block.ffn_norm)
             if isinstance(block.ffn, MixtureFeedForward):
-                x_TD, more_TD = self.mixture(block.ffn, x_TD, more_TD, block.ffn_norm, rows, *next(mixtures))
+                more_TD = self.mixture(block.ffn, h_TD, rows, *next(mixtures))
             else:
-                x_TD, h_TD = self.normed(x_TD, more_TD, block.ffn_norm)
                 more_TD = self.dense(block.ffn, h_TD)
         return self.normed(x_TD, more_TD, self.model.norm)[1]
 
@@ -130,24 +130,15 @@ class FusedForward:
         return linear(out_THC.flatten(1), part.out.weight, part.out.bias)
 
     def mixture(
-        self,
-        part: MixtureFeedForward,
-        x_TD: Tensor,
-        more_TD: Tensor,
-        norm: Norm,
-        rows: Rows,
-        routes_TK: Tensor,
-        counts_E: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+        self, part: MixtureFeedForward, h_TD: Tensor, rows: Rows, routes_TK: Tensor, counts_E: Tensor
+    ) -> Tensor:
         router, shape = part.router, part.router.shape
         choice = Choice(
             shape.per_token, shape.score == "sigmoid", shape.normalize, shape.scale, rows.places_T, routes_TK, counts_E
         )
-        x_TD, h_TD, weights_TK = norm_and_route(
-            x_TD, more_TD, norm.weight, norm.eps, router.weight, router.correction, choice
-        )
+        _, weights_TK = route(h_TD, router.weight, router.correction, choice)
         out_TD = experts(h_TD, routes_TK, weights_TK, part.gate_up_EGD, part.down_EDF)
-        return x_TD, out_TD if part.shared is None else out_TD + self.dense(part.shared, h_TD)
+        return out_TD if part.shared is None else out_TD + self.dense(part.shared, h_TD)
 
     def dense(self, part: DenseFeedForward, h_TD: Tensor) -> Tensor:
         hidden_TF = cuda.gated(linear(h_TD, part.gate_up.weight, part.gate_up.bias), "silu")

@@ -68,8 +68,9 @@ def test_a_recipe_compiles_its_blocks_and_learns_the_same(tmp_path, monkeypatch)
         made = []
         if name == "plain":
             monkeypatch.setattr("moesaic.train.run.compile_blocks", made.append)
+        source = "data.sources=[{name: code, path: 'builtin:stdlib', documents: 100, weight: 1.0}]"
         given = [f"train.data={tmp_path / 'compiled' / 'data'}"] if name == "plain" else []
-        recipe = load_recipe("recipes/tiny.yaml", ["train.steps=30", "train.batch_tokens=4096", *given])
+        recipe = load_recipe("recipes/tiny.yaml", ["train.steps=30", "train.batch_tokens=4096", source, *given])
         pretrain(recipe, tmp_path / name, quiet=True)
         losses[name] = torch.tensor([line["loss"] for line in read_metrics(tmp_path / name)])
         assert len(made) == (name == "plain"), "a run on a GPU compiles its blocks"
