@@ -18,6 +18,7 @@ from moesaic.model.flow import Flow, Routing
 from moesaic.model.layout import Layout, PagedCache
 from moesaic.model.linear import Norm
 from moesaic.model.rope import dynamic_frequencies, frequencies
+from moesaic.model.stack import Stack, all_layers
 from moesaic.model.value_head import ValueHead
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Model(nn.Module):
         self.mode = mode
         self.tokenizer: Tokenizer | None = None
         self.value: ValueHead | None = None  # of a reward model or critic
+        self.stack: Stack | None = None  # the layers as one piece, when first wanted
         self.embed = nn.Parameter(torch.empty(config.vocab, config.hidden))
         self.layers = nn.ModuleList(Block(config, layer, number) for number, layer in enumerate(config.layers))
         self.norm = Norm(config.hidden, config.norm_eps)
@@ -70,6 +72,8 @@ class Model(nn.Module):
         """The normalised hidden state after each token; `logits_at` turns rows of it into predictions."""
         flow = self.flow(layout, routing, ops)
         x_TD = self.embedded(tokens_T)
+        if through is plainly and (done_TD := all_layers(self, x_TD, flow)) is not None:
+            return self.norm(done_TD, flow.ops)
         for number, block in enumerate(self.layers):
             assert isinstance(block, Block)
             x_TD = through(block, number, x_TD, flow)

@@ -11,6 +11,7 @@ from torch import Tensor
 from moesaic.kernels import Kernels
 from moesaic.model.flow import Routing
 from moesaic.model.layout import Layout, PagedCache
+from moesaic.model.stack import all_layers
 from moesaic.model.transformer import Model
 from moesaic.serve.adapters import AdaptedKernels, rows_by_adapter
 from moesaic.serve.drafters import Draft
@@ -60,7 +61,7 @@ class Share:
 
 
 class Pass:
-    """`advance` runs one layer; after the last, `hidden_TD` is there."""
+    """`advance` runs a layer; after the last, `hidden_TD` is there."""
 
     def __init__(self, model: Model, shares: list[Share], cache: PagedCache, version: int = 0) -> None:
         self.model = model
@@ -103,6 +104,10 @@ class Pass:
         return self.layer == len(self.model.layers)
 
     def advance(self) -> None:
+        """One layer; or all, where a step is so short that they are run as one piece."""
+        if self.layer == 0 and (done_TD := all_layers(self.model, self.x_TD, self.flow)) is not None:
+            self.x_TD, self.layer = done_TD, len(self.model.layers)
+            return
         self.x_TD = self.model.layers[self.layer](self.x_TD, self.flow)
         self.layer += 1
 

@@ -1,13 +1,17 @@
-"""A layer in one native call gives the bits its operations give one by one."""
+"""A layer, or all layers, in one native call gives the bits its operations give one by one."""
 
 from __future__ import annotations
+
+import copy
 
 import pytest
 import torch
 
 import moesaic
+from moesaic.kernels.native.layers import MOST_TOKENS
 from moesaic.model.flow import Routing
 from moesaic.model.layout import Layout
+from moesaic.model.stack import all_layers
 from tests.model import oracle
 
 AT_ONCE = [
@@ -30,7 +34,7 @@ def test_same_bits_and_same_experts_as_one_by_one(case, tmp_path, monkeypatch):
     tokens = [torch.randint(3, 97, (n,), generator=torch.Generator().manual_seed(n)) for n in lengths]
     steps = [(0, 5), (5, 6), (6, 7), (7, 19), (19, 30)]
 
-    def run(at_once: bool) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+    def run(how: str) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         cache = model.new_cache(16, page_size=4)
         for slabs in cache.layers:
             for slab in slabs.values():
@@ -44,21 +48,24 @@ def test_same_bits_and_same_experts_as_one_by_one(case, tmp_path, monkeypatch):
                 layout = Layout([len(part) for part in new], cached=cached, cache=cache, pages=pages)
                 routing = Routing()
                 flow = model.flow(layout, routing)
-                if not at_once:
+                if how == "operations":
                     flow.library = None
                 x = model.embedded(torch.cat(new))
-                for block in model.layers:
+                done = all_layers(model, x, flow) if how == "stack" else None
+                assert (done is not None) == (how == "stack" and case in AT_ONCE and len(x) <= MOST_TOKENS)
+                for block in model.layers if done is None else ():
                     x = block(x, flow)
-                rows.append(x)
+                rows.append(x if done is None else done)
                 for layer, routes in routing.choices.items():
                     chosen.setdefault(layer, []).append(routes)
         return torch.cat(rows), {layer: torch.cat(routes) for layer, routes in chosen.items()}
 
-    one, chosen = run(True)
-    other, expected = run(False)
-    assert torch.equal(one, other) and not one.isnan().any()
-    assert set(chosen) == set(expected)
-    assert all(torch.equal(chosen[layer], expected[layer]) for layer in expected)
+    other, expected = run("operations")
+    for how in ("layers", "stack"):
+        one, chosen = run(how)
+        assert torch.equal(one, other) and not one.isnan().any()
+        assert set(chosen) == set(expected)
+        assert all(torch.equal(chosen[layer], expected[layer]) for layer in expected)
     assert all((block.parts is not None) == (case in AT_ONCE) for block in model.layers)
 
 
@@ -80,3 +87,20 @@ def test_replaced_weights_are_seen(tmp_path):
     for parameter, old in zip(model.parameters(), again.parameters(), strict=True):
         parameter.data = old.data
     assert torch.equal(step(), before)
+
+
+def test_a_model_that_has_run_can_be_copied(tmp_path):
+    oracle.save("qwen3_moe-window", tmp_path)
+    model = moesaic.load(tmp_path)
+
+    def step(model: moesaic.Model) -> torch.Tensor:
+        layout = Layout([2], cached=[0], cache=model.new_cache(2, page_size=4), pages=[[1]])
+        with torch.inference_mode():
+            return model(torch.tensor([5, 6]), layout)
+
+    before = step(model)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert torch.equal(step(other), before)

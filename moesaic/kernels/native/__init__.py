@@ -30,6 +30,7 @@ SIGNATURES = {
     "heads_back": [_POINTER] * 11 + [_LONG] * 5 + [_FLOAT, _INT, _INT],
     "swiglu_back": [_POINTER] * 3 + [_LONG] * 2 + [_INT],
     "block": [_POINTER] * 6 + [_LONG] + [_POINTER] * 4 + [_LONG] * 4 + [_INT],
+    "layers": [_POINTER, _LONG] + [_POINTER] * 5 + [_LONG] + [_POINTER] * 3 + [_LONG] * 5 + [_INT],
     "attend": [_POINTER] * 10 + [_LONG] * 11 + [_FLOAT, _INT],
     "quantised_block": [_POINTER] * 6 + [_LONG] + [_POINTER] * 4 + [_LONG] * 4 + [_INT],
     "quantised_linear": [_POINTER] * 6 + [_LONG] * 7 + [_INT],

@@ -16,6 +16,11 @@ typedef struct {
     float most, total;
 } Query;
 
+/* Has a short row fetched while other work is done. */
+INLINE void ask_for(const float *row, long size) {
+    for (long i = 0; i < size; i += 16) __builtin_prefetch(row + i, 0, 2);
+}
+
 /* Turns one query's scores of a block into weights; what it has gathered so far is scaled to the new maximum. */
 static void weights(Query *query, float *s, long block, long count, float *o, long X) {
     long padded = (count + W - 1) / W * W;
@@ -69,13 +74,19 @@ static void attend_tile(const Attention *a, long s, long n, long first, long las
         high = query[r].high > high ? query[r].high : high;
         memset(o[r], 0, X * sizeof(float));
     }
+    long row = 0, at = -2, page_end = 0;
     for (long block = low / B * B; block < high; block += B) {
         long begin = low > block ? low - block : 0, count = high - block < B ? high - block : B;
         for (long m = 0; m < B; m++) { /* places that may not be touched stand for their nearest neighbour */
             long place = block + (m < begin ? begin : m < count ? m : count - 1);
-            long row = a->keys ? page_row(a, s, place) : span[3] + place;
+            if (!a->keys) row = span[3] + place;
+            else if (place == at + 1 && place < page_end) row++; /* spares the divisions */
+            else if (place != at) row = page_row(a, s, place), page_end = place - place % a->page_size + a->page_size;
+            at = place;
             k[m] = a->keys ? a->keys + (row * a->N + n) * C : a->k + row * a->k_stride + n * C;
             v[m] = a->keys ? a->values + (row * a->N + n) * X : a->v + row * a->v_stride + n * X;
+            /* A head's row is short and the next lies apart: the processor does not guess them by itself. */
+            if (m < count) ask_for(k[m], C), ask_for(v[m], X);
         }
         for (long r = 0; r < rows; r += 4) {
             long R = rows - r < 4 ? rows - r : 4;

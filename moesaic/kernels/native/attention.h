@@ -15,7 +15,7 @@ INLINE void score(int R, const float *const *q, const float *const *k, long C, f
         UNROLL for (int j = 0; j < W; j++) ks[j] = load(k[j] + c);
         UNROLL for (int r = 0; r < R; r++) {
             vec qs = load(q[r] + c);
-            UNROLL for (int j = 0; j < W; j++) sum[r * W + j] += qs * ks[j];
+            UNROLL for (int j = 0; j < W; j++) sum[r * W + j] = fused(sum[r * W + j], qs, ks[j]);
         }
     }
     UNROLL for (int r = 0; r < R; r++) {
@@ -34,7 +34,7 @@ INLINE void weigh(int R, int V, const float *p, long row, long column, const flo
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < V; i++) sum[r * V + i] = load(o[r] + at + i * W);
     for (long m = begin; m < end; m++) UNROLL for (int i = 0; i < V; i++) {
         vec values = load(v[m] + at + i * W);
-        UNROLL for (int r = 0; r < R; r++) sum[r * V + i] += values * p[r * row + m * column];
+        UNROLL for (int r = 0; r < R; r++) sum[r * V + i] = fused(sum[r * V + i], values, splat(p[r * row + m * column]));
     }
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < V; i++) store(o[r] + at + i * W, sum[r * V + i]);
 }

@@ -1,4 +1,4 @@
-/* A whole layer in one call, made of the same functions in the same order, so with the same bits as one by one. */
+/* A whole layer, or all, in one call, made of the same functions in the same order, so with the same bits as one by one. */
 #include "product.h"
 #include "stages.h"
 
@@ -57,37 +57,67 @@ static void gated_stage(Member *m, const float *both, float *inner, long T, long
     for (long t; take_one(m, T, &t);) swiglu_row(both + t * 2 * F, both + t * 2 * F + F, inner + t * F, F, 1.0f);
 }
 
+/* What all layers of a step have in common. */
+typedef struct {
+    const float *cosine, *sine;
+    const int64_t *spans, *table;
+    long R, T, S, columns, page_size;
+} Step;
+
+static long scratch_size(const Block *b) {
+    return 3 * b->D + (3 * b->H + 2 * b->N) * b->C + 3 * b->F + b->E + b->K + b->K * b->G;
+}
+
+static void block_stages(Member *m, const Block *b, const Step *step, const float *x, float *y, int64_t *routes,
+                         float *keys, float *values, float *scratch) {
+    long T = step->T, D = b->D, size = (b->H + 2 * b->N) * b->C, hidden = b->H * b->C;
+    float *normed = scratch, *part = normed + T * D, *middle = part + T * D, *qkv = middle + T * D;
+    float *q = qkv + T * size, *seen = q + T * hidden, *both = seen + T * hidden, *inner = both + 2 * T * b->F;
+    float *logits = inner + T * b->F, *weights = logits + T * b->E, *gated = weights + T * b->K;
+    Attention a = {.q = q, .keys = keys, .values = values, .out = seen, .spans = step->spans, .table = step->table,
+                   .S = step->S, .columns = step->columns, .page_size = step->page_size, .q_stride = hidden, .H = b->H,
+                   .N = b->N, .C = b->C, .X = b->C, .window = b->window, .scale = b->attention_scale};
+    norm_stage(m, x, b->attention_norm, normed, T, D, b->eps), meet(m);
+    linear_stage(m, normed, b->qkv, b->qkv_bias, NULL, qkv, T, D, size, D), meet(m);
+    heads_stage(m, b, &a, qkv, q, step->cosine, step->sine, step->R, T), meet(m);
+    attend_stage(m, &a), meet(m);
+    linear_stage(m, seen, b->out, b->out_bias, x, middle, T, hidden, D, hidden), meet(m);
+    choose_stage(m, b, middle, normed, logits, weights, routes, T), meet(m);
+    if (b->F) {
+        linear_stage(m, normed, b->gate_up, b->gate_up_bias, NULL, both, T, D, 2 * b->F, D), meet(m);
+        gated_stage(m, both, inner, T, b->F), meet(m);
+        linear_stage(m, inner, b->down, b->down_bias, b->E ? NULL : middle, b->E ? part : y, T, b->F, D, b->F), meet(m);
+    }
+    if (b->E) {
+        experts_stage(m, normed, routes, weights, b->experts_gate_up, b->experts_down, b->F ? part : NULL, middle, y,
+                      gated, T, D, b->G, b->E, b->K);
+        meet(m);
+    }
+}
+
+/* All layers in one call: between two of them Python, which finds the caches full of weights, would take a tenth of the
+   time. `slabs` holds each layer's keys and values, `routes` T * K places for each layer. */
+void layers(const Block *blocks, long L, const float *x, float *y, int64_t *routes, const float *cosine,
+            const float *sine, long R, float *const *slabs, const int64_t *spans, const int64_t *table, long T, long S,
+            long columns, long page_size, long K, int threads) {
+    Step step = {cosine, sine, spans, table, R, T, S, columns, page_size};
+    long most = 0;
+    for (long l = 0; l < L; l++) most = scratch_size(blocks + l) > most ? scratch_size(blocks + l) : most;
+    float *scratch = malloc((most + blocks->D) * T * sizeof *scratch), *between = scratch + most * T;
+    Team *teams = calloc(L, sizeof *teams); /* the last thread may still be leaving one when the first enters the next */
+#pragma omp parallel num_threads(threads)
+    for (long l = 0; l < L; l++) {
+        Member me = join(teams + l);
+        float *to = (L - l) % 2 ? y : between;
+        block_stages(&me, blocks + l, &step, l == 0 ? x : to == y ? between : y, to, routes + l * T * K, slabs[2 * l],
+                     slabs[2 * l + 1], scratch);
+    }
+    free(scratch), free(teams);
+}
+
 void block(const Block *b, const float *x, float *y, int64_t *routes, const float *cosine, const float *sine, long R,
            float *keys, float *values, const int64_t *spans, const int64_t *table, long T, long S, long columns,
            long page_size, int threads) {
-    long D = b->D, size = (b->H + 2 * b->N) * b->C, hidden = b->H * b->C;
-    long each = 3 * D + size + 2 * hidden + 3 * b->F + b->E + b->K + b->K * b->G;
-    float *normed = malloc(T * each * sizeof *normed), *part = normed + T * D, *middle = part + T * D;
-    float *qkv = middle + T * D, *q = qkv + T * size, *seen = q + T * hidden, *both = seen + T * hidden;
-    float *inner = both + 2 * T * b->F, *logits = inner + T * b->F, *weights = logits + T * b->E;
-    float *gated = weights + T * b->K;
-    Attention a = {.q = q, .keys = keys, .values = values, .out = seen, .spans = spans, .table = table, .S = S,
-                   .columns = columns, .page_size = page_size, .q_stride = hidden, .H = b->H, .N = b->N, .C = b->C,
-                   .X = b->C, .window = b->window, .scale = b->attention_scale};
-    Team team = {0};
-#pragma omp parallel num_threads(threads)
-    {
-        Member me = join(&team), *m = &me;
-        norm_stage(m, x, b->attention_norm, normed, T, D, b->eps), meet(m);
-        linear_stage(m, normed, b->qkv, b->qkv_bias, NULL, qkv, T, D, size, D), meet(m);
-        heads_stage(m, b, &a, qkv, q, cosine, sine, R, T), meet(m);
-        attend_stage(m, &a), meet(m);
-        linear_stage(m, seen, b->out, b->out_bias, x, middle, T, hidden, D, hidden), meet(m);
-        choose_stage(m, b, middle, normed, logits, weights, routes, T), meet(m);
-        if (b->F) {
-            linear_stage(m, normed, b->gate_up, b->gate_up_bias, NULL, both, T, D, 2 * b->F, D), meet(m);
-            gated_stage(m, both, inner, T, b->F), meet(m);
-            linear_stage(m, inner, b->down, b->down_bias, b->E ? NULL : middle, b->E ? part : y, T, b->F, D, b->F);
-            meet(m);
-        }
-        if (b->E)
-            experts_stage(m, normed, routes, weights, b->experts_gate_up, b->experts_down, b->F ? part : NULL, middle, y,
-                          gated, T, D, b->G, b->E, b->K);
-    }
-    free(normed);
+    float *slabs[2] = {keys, values};
+    layers(b, 1, x, y, routes, cosine, sine, R, slabs, spans, table, T, S, columns, page_size, b->K, threads);
 }

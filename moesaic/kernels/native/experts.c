@@ -3,7 +3,12 @@
 #include "product.h"
 #include "stages.h"
 
-#define WIDE 32 /* outputs of the second product that are taken together: a stretch of every expert's matrix */
+#define WIDE 64 /* outputs of the second product that are taken together: a stretch of every expert's matrix */
+
+/* The beginning of a stretch of weights, while another is worked on: the rest of it the processor sees coming. */
+INLINE void ask_for(const float *weights) {
+    for (long i = 0; i < 512; i += 16) __builtin_prefetch(weights + i, 0, 2);
+}
 
 /* Assignments, a token and one of its experts each, sorted by expert. Every thread sorts for itself. */
 typedef struct {
@@ -37,8 +42,8 @@ void experts_stage(Member *m, const float *x, const int64_t *routes, const float
     long A = tokens * K, up_blocks = (F + BLOCK - 1) / BLOCK, down_blocks = (D + WIDE - 1) / WIDE, from, to;
     Sorted s = sorted(routes, tokens, E, K);
     const float **xs = malloc(A * sizeof *xs);
-    float **one = malloc(A * sizeof *one), **two = malloc(A * sizeof *two), *part = malloc(2 * BLOCK * A * sizeof *part);
-    _Static_assert(WIDE <= 2 * BLOCK, "part serves both products");
+    float **one = malloc(A * sizeof *one), **two = malloc(A * sizeof *two), *part = malloc(WIDE * A * sizeof *part);
+    _Static_assert(WIDE >= 2 * BLOCK, "part serves both products");
 
     for (long a = 0; a < A; a++) xs[a] = x + s.token[a] * D, one[a] = part + a * 2 * BLOCK, two[a] = one[a] + BLOCK;
     while (take(m, s.actives * up_blocks, &from, &to))
@@ -46,6 +51,7 @@ void experts_stage(Member *m, const float *x, const int64_t *routes, const float
             long e = s.active[item / up_blocks], at = item % up_blocks * BLOCK, first = s.first[e];
             long count = F - at < BLOCK ? F - at : BLOCK, rows = s.first[e + 1] - first;
             const float *w = gate_up + e * 2 * F * D;
+            ask_for(w + (F + at) * D);
             product(w, D, 2 * F - 1, at, count, xs + first, one, rows);
             product(w, D, 2 * F - 1, F + at, count, xs + first, two, rows);
             for (long a = 0; a < rows; a++)
@@ -59,6 +65,7 @@ void experts_stage(Member *m, const float *x, const int64_t *routes, const float
             long at = block * WIDE, count = D - at < WIDE ? D - at : WIDE;
             for (long i = 0; i < s.actives; i++) {
                 long e = s.active[i], first = s.first[e];
+                if (i + 1 < s.actives) ask_for(down + (s.active[i + 1] * D + at) * F);
                 product(down + e * D * F, F, D - 1, at, count, xs + first, one + first, s.first[e + 1] - first);
             }
             for (long t = 0; t < tokens; t++)

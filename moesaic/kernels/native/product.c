@@ -67,7 +67,7 @@ INLINE void tile(int O, int R, const float *weights, long inputs, long last, lon
 static void some_rows(const float *w, long inputs, long last, long at, long outputs, const float *const *x,
                       float *const *y, long rows) {
 #define TILES(O, R, part, lines)                                                                                       \
-    tile(O, R, w, inputs, last, at + o, outputs - o, x + t, y + t, o, w + (at + o + O + part) * inputs, lines), t += R
+    (tile(O, R, w, inputs, last, at + o, outputs - o, x + t, y + t, o, w + (at + o + O + part) * inputs, lines), t += R)
 #if W == 4
     long O = rows <= 4 ? 4 : 8;
 #else
@@ -80,10 +80,11 @@ static void some_rows(const float *w, long inputs, long last, long at, long outp
         else if (rows == 3) TILES(4, 3, 0, 4);
         else if (rows == 2) TILES(4, 2, 0, 0);
         else if (rows == 1) TILES(4, 1, 0, 0);
-        else if (rows < 12) TILES(8, 3, 0, 8);
-        else {
+        else if (rows < 6) TILES(8, 3, 0, 8);
+        else if (rows < 12)
+            for (int part = 0; part < 8; part += 4) TILES(8, 3, part, 4);
+        else
             for (int part = 0; part < 8; part += 2) TILES(8, 3, part, 2);
-        }
         while (rows - t > 4 || rows - t == 3) TILES(8, 3, 0, 0);
 #endif
         while (rows - t >= 2) TILES(8, 2, 0, 0);

@@ -1,0 +1,56 @@
+"""All layers of a model as one piece, for kernels that can run them so; `Block.forward` says what it means."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+
+from moesaic.kernels.native.block import Whole
+from moesaic.kernels.native.layers import MOST_TOKENS, Stack
+from moesaic.model.experts import MixtureFeedForward
+from moesaic.model.flow import Flow
+from moesaic.model.whole import whole
+
+if TYPE_CHECKING:
+    from moesaic.model.block import Block
+    from moesaic.model.transformer import Model
+
+
+def all_layers(model: Model, x_TD: Tensor, flow: Flow) -> Tensor | None:
+    """What comes out of the last layer, to the same bits as layer by layer; None where that is the way to go."""
+    layout, routing = flow.layout, flow.routing
+    few = flow.library is not None and x_TD.shape[0] <= MOST_TOKENS and layout.cache is not None
+    if not few or layout.branches or torch.is_grad_enabled() or x_TD.dtype != torch.float32:
+        return None
+    if routing is not None and (routing.replay or routing.keep_logits):
+        return None
+    stack = _stack(model)
+    assert layout.cache is not None
+    slabs = layout.cache.layers[: len(model.layers)]
+    if stack is None or not stack.takes() or slabs[0]["keys"].dtype != torch.float32:
+        return None
+    y_TD, routes_LTK = stack.run(flow.library, x_TD, flow.cos_TR, flow.sin_TR, layout, slabs)
+    if routing is not None:
+        routing.choices.update(
+            (number, routes_TK)
+            for number, routes_TK in zip(stack.routers, routes_LTK, strict=True)
+            if number is not None
+        )
+    return y_TD
+
+
+def _stack(model: Model) -> Stack | None:
+    """Made when it is first wanted, and again when a layer is another than it was; None if one has to go alone."""
+    blocks = cast("list[Block]", list(model.layers))
+    for block in blocks:
+        if block.parts is None or block.parts.matrices[0] is not block.attention_norm.weight:
+            block.parts = whole(block)
+        if not isinstance(block.parts, Whole):
+            return None
+    parts = cast("list[Whole]", [block.parts for block in blocks])
+    if model.stack is None or any(one is not other for one, other in zip(parts, model.stack.layers, strict=True)):
+        routers = [b.ffn.router.number if isinstance(b.ffn, MixtureFeedForward) else None for b in blocks]
+        model.stack = Stack(parts, routers)
+    return model.stack
