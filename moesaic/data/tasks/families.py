@@ -6,7 +6,7 @@ PRESETS: dict[str, tuple[str, ...]] = {
     # Short questions with short answers, which a very small model can learn something of.
     "arithmetic": ("chain_sum", "basic_arithmetic", "gcd", "lcm", "products", "count_bits"),
     # What half a million parameters can learn in minutes: sums of three or four digits, some of them worked out.
-    "sums": ("chain_sum:min_terms=3,max_terms=4,min_digits=1,max_digits=1,worked=0.35",),
+    "sums": ("chain_sum:min_terms=3,max_terms=4,min_digits=1,max_digits=1,worked=0.4",),
     "words": ("spell_backward", "letter_counting", "word_sorting", "caesar_cipher", "word_sequence_reversal"),
     "logic": ("syllogism", "knights_knaves", "family_relationships", "aiw", "coin_flip"),
 }
