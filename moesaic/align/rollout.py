@@ -36,6 +36,7 @@ class Sample:
     routes: dict[int, Tensor] | None = None
     advantage: float = 0.0
     learn: list[bool] | None = None  # which of the tokens are learned from; None: all
+    kept: list[tuple[int, ...]] | None = None  # among which tokens each was drawn, where sampling was truncated
 
     def plain(self) -> dict[str, Any]:
         """For a checkpoint, between the updates that are taken from one set of rollouts."""
@@ -50,6 +51,7 @@ class Sample:
             "reward": self.judged.total,
             "problems": list(self.judged.problems),
             "learn": self.learn,
+            "kept": self.kept,
             "routes": {str(n): r.tolist() for n, r in self.routes.items()} if self.routes is not None else None,
         }
 
@@ -67,6 +69,7 @@ class Sample:
             {int(n): torch.tensor(r) for n, r in routes.items()} if routes is not None else None,
             values["advantage"],
             values["learn"],
+            values.get("kept"),
         )
 
     @property
@@ -106,9 +109,12 @@ def answer_of(example: Example, request: Request, text: str) -> Answer:
 
 def sample_of(request: Request, text: str, judged: Judged) -> Sample:
     done = completion(request, text)
-    logprobs = [entry.logprob for entry in done.logprobs]
+    logprobs = [entry.logprob if entry.drawn is None else entry.drawn for entry in done.logprobs]
     prompt, reason = list(request.prompt), done.finish_reason
-    return Sample(prompt, done.tokens, logprobs, done.versions, text, reason, judged, done.routes)
+    kept = [entry.kept for entry in done.logprobs if entry.kept is not None]
+    sample = Sample(prompt, done.tokens, logprobs, done.versions, text, reason, judged, done.routes)
+    sample.kept = kept if len(kept) == len(logprobs) else None
+    return sample
 
 
 def roll(
@@ -179,8 +185,20 @@ def as_batch(
                 routes_TK = sample.routes[layer]
                 pieces += [routes_TK, torch.arange(routes_TK.shape[1])[None]]
             columns[f"routes/{layer}"] = torch.cat(pieces)
+    if samples and all(sample.kept is not None for sample in samples):
+        columns["kept"] = _kept(samples)
     tokens = [token for sample in samples for token in (*sample.prompt, *sample.tokens)]
     lengths = [len(sample.prompt) + len(sample.tokens) for sample in samples]
     return Batch(
         torch.tensor(tokens), torch.tensor(targets), lengths, [0] * len(lengths), count, position, columns, notes
     )
+
+
+def _kept(samples: Sequence[Sample]) -> Tensor:
+    """The tokens each row was drawn among, side by side; rows with fewer of them name their first again."""
+    rows: list[tuple[int, ...]] = []
+    for sample in samples:
+        assert sample.kept is not None
+        rows += [(0,)] * (len(sample.prompt) - 1) + [tuple(kept) for kept in sample.kept] + [(0,)]
+    width = max(map(len, rows))
+    return torch.tensor([row + row[:1] * (width - len(row)) for row in rows])

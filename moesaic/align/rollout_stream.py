@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 
 from moesaic.align.advantages import ADVANTAGES
 from moesaic.align.environments._playing import Begin, play
@@ -20,6 +21,8 @@ from moesaic.align.rollout import Rolled, Sample, as_batch, roll, seed_of
 from moesaic.align.selection import Selector
 from moesaic.data.packing import Batch
 from moesaic.errors import UserError
+from moesaic.kernels.logprobs import token_logprobs
+from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
 from moesaic.serve.engine import Engine
 
@@ -83,9 +86,22 @@ class PolicyStream:
         version = self.version if fresh else -1
         batch = as_batch(samples, version, self.settings.level, {}, notes)
         if self.reference is not None:
-            pieces = self.reference.logprobs([[*sample.prompt, *sample.tokens] for sample in samples])
-            batch.columns["reference"] = torch.cat([torch.nn.functional.pad(piece, (0, 1)) for piece in pieces])
+            batch.columns["reference"] = self._under(self.reference, batch)
         return batch
+
+    def _under(self, model: Model, batch: Batch) -> Tensor:
+        """Log-probabilities of the answers under other weights, drawn in the same way."""
+        (there,) = batch.parts(1, model.output.device)
+        with torch.no_grad():
+            logprobs_T, _ = token_logprobs(
+                model(there.tokens_T, Layout(there.lengths)),
+                model.output,
+                there.targets_T,
+                temperature=self.settings.wishes["temperature"],
+                linear=model.kernels.linear,
+                kept_TK=there.columns.get("kept"),
+            )
+        return logprobs_T.cpu()
 
     def gather(self) -> tuple[list[list[Sample]], list[Rolled]]:
         """The groups of the next set of rollouts, and all that was asked for them; the weights are new."""

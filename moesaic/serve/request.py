@@ -45,6 +45,7 @@ class Sampling:
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None
     record_routes: bool = False
+    record_draws: bool = False  # how likely a token was under temperature and truncation, and among which it was drawn
 
     def __post_init__(self) -> None:
         self._check("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "must be at least 1")
@@ -85,6 +86,8 @@ class TokenLogprob(NamedTuple):
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    drawn: float | None = None  # under temperature and truncation, where that was asked for
+    kept: tuple[int, ...] | None = None  # what truncation left; None: everything
 
 
 @dataclass

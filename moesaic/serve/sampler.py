@@ -13,7 +13,8 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from moesaic.serve.request import Request, TokenLogprob
+from moesaic.kernels.logprobs import within
+from moesaic.serve.request import Request, Sampling, TokenLogprob
 
 # Sorting a whole vocabulary is slow; the likeliest this many tokens nearly always hold the mass that top-p asks for.
 SORTED = 512
@@ -36,10 +37,11 @@ class Choices:
     def choose(self, row: int, request: Request, stop_tokens: set[int]) -> TokenLogprob:
         """The next token of a request, given everything it knows so far."""
         if request.sampling.plain:
-            token = self.best_R[row]
+            token, kept_A = self.best_R[row], None
         else:
-            token = self._choose(self.logits_RV[row], request, stop_tokens)
-        return self.report(row, token, request.sampling.logprobs)
+            token, kept_A = self._choose(self.logits_RV[row], request, stop_tokens)
+        chosen = self.report(row, token, request.sampling.logprobs)
+        return self._draw(row, chosen, request.sampling, kept_A) if request.sampling.record_draws else chosen
 
     def report(self, row: int, token: int, top: int | None) -> TokenLogprob:
         logprob = float(self.log_RV[row, token])
@@ -48,7 +50,16 @@ class Choices:
         values, indices = self.log_RV[row].topk(min(top, self.log_RV.shape[1]))
         return TokenLogprob(token, logprob, tuple(zip(indices.tolist(), values.tolist())))
 
-    def _choose(self, logits_V: Tensor, request: Request, stop_tokens: set[int]) -> int:
+    def _draw(self, row: int, chosen: TokenLogprob, sampling: Sampling, kept_A: Tensor | None) -> TokenLogprob:
+        """The same arithmetic as `kernels.logprobs`, so that a trainer finds the same bits."""
+        logits_1V = self.logits_RV[row : row + 1]
+        if sampling.temperature not in (0.0, 1.0):
+            logits_1V = logits_1V / sampling.temperature
+        log_1V = within(logits_1V, None if kept_A is None else kept_A[None]).log_softmax(-1)
+        kept = None if kept_A is None else tuple(kept_A.tolist())
+        return chosen._replace(drawn=float(log_1V[0, chosen.token]), kept=kept)
+
+    def _choose(self, logits_V: Tensor, request: Request, stop_tokens: set[int]) -> tuple[int, Tensor | None]:
         sampling = request.sampling
         logits_V = penalised(logits_V.clone(), request)
         if request.written < sampling.min_tokens and stop_tokens:
@@ -56,13 +67,13 @@ class Choices:
         if request.matcher is not None:
             logits_V = request.matcher.mask(logits_V)
         if sampling.temperature == 0.0:
-            return int(logits_V.argmax())
+            return int(logits_V.argmax()), None
         probs_V = (logits_V / sampling.temperature).softmax(-1)
         kept_A, probs_A = truncated(probs_V, sampling.top_k, sampling.top_p, sampling.min_p)
         below_A = probs_A.double().cumsum(0)
         place = torch.searchsorted(below_A, below_A[-1] * draw(request.seed, len(request.tokens)), right=True)
         chosen = min(int(place), len(probs_A) - 1)
-        return int(kept_A[chosen]) if kept_A is not None else chosen
+        return int(kept_A[chosen]) if kept_A is not None else chosen, kept_A
 
 
 def penalised(logits_V: Tensor, request: Request) -> Tensor:

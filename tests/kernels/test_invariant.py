@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import moesaic
+from moesaic.align.rewards import Judged
+from moesaic.align.rollout import as_batch, sample_of
 from moesaic.kernels.logprobs import token_logprobs
 from moesaic.model.flow import Routing
 from moesaic.model.layout import Layout
@@ -98,3 +100,38 @@ def test_without_the_mode_the_two_are_close_but_not_equal(tmp_path):
     trained_TD = model(tokens_T, Layout([60])).detach()
     torch.testing.assert_close(trained_TD, served_TD, rtol=1e-4, atol=1e-4)
     assert not torch.equal(trained_TD, served_TD)
+
+
+@pytest.mark.parametrize("wishes", [{"temperature": 0.7}, {"top_k": 5}, {"temperature": 1.3, "top_p": 0.8}])
+def test_what_was_drawn_from_a_part_of_the_tokens_is_learned_as_such_to_the_bit(wishes, tmp_path):
+    model = load("qwen3_moe-normalised-mixed", tmp_path, "invariant")
+    engine = moesaic.Engine(model, drafter=Suffix())
+    full = {"max_tokens": 24, "temperature": 1.0, "ignore_eos": True, "record_draws": True} | wishes
+    requests = [engine.request([5, 6, 7 + n], Sampling(**full, seed=n)) for n in range(8)]
+    for request in requests:
+        engine.add(request)
+    while engine.working:
+        engine.step()
+    samples = [sample_of(request, "", Judged(0.0, {})) for request in requests]
+    batch = as_batch(samples, 0, "token", {}, {})
+    kept_TK = batch.columns.get("kept")
+    assert (kept_TK is not None) == ("top_k" in wishes or "top_p" in wishes)
+    hidden_TD = model(batch.tokens_T, Layout(batch.lengths), Routing())
+    learned_T, entropy_T = token_logprobs(
+        hidden_TD,
+        model.output,
+        batch.targets_T,
+        temperature=full["temperature"],
+        linear=model.kernels.linear,
+        kept_TK=kept_TK,
+    )
+    assert torch.equal(learned_T, batch.columns["old"]) and entropy_T.isfinite().all()
+    learned_T.sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+    # Against the plain way: softmax over what was kept, renormalised.
+    logits_TV = model.logits_at(hidden_TD).detach() / full["temperature"]
+    for row in (batch.targets_T >= 0).nonzero().flatten().tolist()[:40]:
+        probs_V = logits_TV[row].softmax(-1)
+        among = torch.arange(len(probs_V)) if kept_TK is None else kept_TK[row].unique()
+        expected = probs_V[batch.targets_T[row]] / probs_V[among].sum()
+        torch.testing.assert_close(learned_T[row].detach().exp(), expected, rtol=1e-4, atol=1e-6)

@@ -51,6 +51,8 @@ class Policy(Stage):
     updates: int = 1  # optimizer steps taken from one set of rollouts
     max_tokens: int = 64
     temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: any token
     advantage: str = "group_relative"
     level: Literal["token", "sequence"] = "token"
     dynamic: int = 1  # DAPO's dynamic sampling: rounds of questions, at most, until enough of them teach something
@@ -71,6 +73,8 @@ class Policy(Stage):
         least = 1 if self.critic is not None and not self.critic.baseline and self.dynamic == 1 else 2
         if min(self.prompts, self.updates, self.dynamic, self.max_tokens) < 1 or self.group < least:
             raise ValueError(f"prompts, updates, dynamic and max_tokens are at least 1, and group at least {least}")
+        if self.environment is not None and (self.temperature != 1.0 or self.top_p < 1.0 or self.top_k):
+            raise ValueError("an environment wants temperature 1 without top_p and top_k")
         if self.remember is not None and self.objective.get("replay"):
             raise ValueError("remember does not go with replay: nobody routed those conversations before")
 
@@ -152,6 +156,10 @@ class Policy(Stage):
         return {
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            # Ratios are of the distribution that was drawn from; without these it is the model's own.
+            "record_draws": self.temperature != 1.0 or self.top_p < 1.0 or self.top_k > 0,
             "record_routes": self.record_routes and model.config.has_experts,
         }
 

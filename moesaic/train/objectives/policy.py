@@ -45,7 +45,12 @@ class Policy(Objective):
             routing.choices, routing.replay = recorded, True
         hidden_TD = model(batch.tokens_T, layout_of(batch), routing, through)
         new_T, entropy_T = token_logprobs(
-            hidden_TD, model.output, batch.targets_T, temperature=self.temperature, linear=model.kernels.linear
+            hidden_TD,
+            model.output,
+            batch.targets_T,
+            temperature=self.temperature,
+            linear=model.kernels.linear,
+            kept_TK=columns.get("kept"),
         )
         spoken_T = (batch.targets_T != IGNORED) & (columns["weight"] > 0)
         weight_T = columns["weight"] * spoken_T
