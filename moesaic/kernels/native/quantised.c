@@ -15,6 +15,7 @@
 #define BLOCK_INPUTS 32
 #define TILE 4           /* outputs at a time */
 #define CHUNK 16         /* outputs that a thread takes */
+#define AHEAD 6144       /* bytes */
 #define ALONE 262144     /* products; fewer are not worth waking the other threads */
 #define FINE 16256.0f    /* 127 * 128: the largest value of two planes */
 
@@ -101,35 +102,39 @@ INLINE void unpack(int bits, const uint8_t *from, int8x16_t *out) {
         }
 }
 
-/* TILE outputs of a group times R rows: exact sums of products, the planes put together. */
-INLINE void group_sums(int bits, int R, int planes, const Matrix *m, const uint8_t *const *codes,
+/* V * TILE outputs of a group times R rows (V * R is at most 2): exact sums of products, the planes put together. */
+INLINE void group_sums(int bits, int R, int V, int planes, const Matrix *m, const uint8_t *const *codes,
                        const int8_t *const *x, long start, long stop, four *products) {
+    /* The same place of a later tile: memory answers after about as long as it takes to go through this many bytes. */
+    long O = V * TILE, ahead = (AHEAD / (O * m->row_bytes) + 1) * O * m->row_bytes;
     int32x4_t sum[4 * TILE]; /* by row, plane and output */
-    UNROLL for (int i = 0; i < R * planes * TILE; i++) sum[i] = vdupq_n_s32(0);
+    UNROLL for (int i = 0; i < R * planes * O; i++) sum[i] = vdupq_n_s32(0);
     for (long i = start; i < stop; i += BLOCK_INPUTS) {
         int8x16_t low[4], high[4]; /* the block's first and second half, by row and plane */
         UNROLL for (int k = 0; k < R * planes; k++) {
             const int8_t *from = x[k / planes] + k % planes * m->padded + i;
             low[k] = vld1q_s8(from), high[k] = vld1q_s8(from + 16);
         }
-        UNROLL for (int o = 0; o < TILE; o++) {
+        UNROLL for (int o = 0; o < O; o++) {
             int8x16_t w[2];
             const uint8_t *block = codes[o] + (unsigned long)i / BLOCK_INPUTS * 4 * bits;
-            __builtin_prefetch(block + TILE * m->row_bytes, 0, 3); /* the same place of the next tile */
+            __builtin_prefetch(block + ahead, 0, 3);
             unpack(bits, block, w);
             UNROLL for (int k = 0; k < R * planes; k++) {
-                sum[k * TILE + o] = vdotq_s32(sum[k * TILE + o], w[0], low[k]);
-                sum[k * TILE + o] = vdotq_s32(sum[k * TILE + o], w[1], high[k]);
+                sum[k * O + o] = vdotq_s32(sum[k * O + o], w[0], low[k]);
+                sum[k * O + o] = vdotq_s32(sum[k * O + o], w[1], high[k]);
             }
         }
     }
     float32x4_t total[4];
-    UNROLL for (int k = 0; k < R * planes; k++) {
+    UNROLL for (int k = 0; k < R * planes * V; k++) {
         int32x4_t *s = sum + k * TILE;
         total[k] = vcvtq_f32_s32(vpaddq_s32(vpaddq_s32(s[0], s[1]), vpaddq_s32(s[2], s[3])));
     }
-    UNROLL for (int r = 0; r < R; r++)
-        products[r] = planes == 1 ? (four)total[r] : (four)vfmaq_n_f32(total[2 * r + 1], total[2 * r], 128.0f);
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) {
+        int at = r * planes * V + v;
+        products[r * V + v] = planes == 1 ? (four)total[at] : (four)vfmaq_n_f32(total[at + V], total[at], 128.0f);
+    }
 }
 #else
 INLINE void unpack(int bits, const uint8_t *from, int8_t *out) {
@@ -145,11 +150,11 @@ INLINE void unpack(int bits, const uint8_t *from, int8_t *out) {
     }
 }
 
-INLINE void group_sums(int bits, int R, int planes, const Matrix *m, const uint8_t *const *codes,
+INLINE void group_sums(int bits, int R, int V, int planes, const Matrix *m, const uint8_t *const *codes,
                        const int8_t *const *x, long start, long stop, four *products) {
-    int32_t sums[4][TILE] = {{0}};
+    int32_t sums[4][2 * TILE] = {{0}};
     for (long i = start; i < stop; i += BLOCK_INPUTS)
-        for (int o = 0; o < TILE; o++) {
+        for (int o = 0; o < V * TILE; o++) {
             int8_t w[BLOCK_INPUTS];
             unpack(bits, codes[o] + (unsigned long)i / BLOCK_INPUTS * 4 * bits, w);
             for (int k = 0; k < R * planes; k++) {
@@ -160,56 +165,74 @@ INLINE void group_sums(int bits, int R, int planes, const Matrix *m, const uint8
             }
         }
     for (int r = 0; r < R; r++)
-        for (int o = 0; o < TILE; o++)
-            products[r][o] = planes == 1 ? (float)sums[r][o]
-                                         : __builtin_fmaf((float)sums[2 * r][o], 128.0f, (float)sums[2 * r + 1][o]);
+        for (int o = 0; o < V * TILE; o++)
+            products[r * V + o / TILE][o % TILE] =
+                planes == 1 ? (float)sums[r][o]
+                            : __builtin_fmaf((float)sums[2 * r][o], 128.0f, (float)sums[2 * r + 1][o]);
 }
 #endif
 
-/* Four numbers of (groups, outputs) from `at` on, of which only `count` may be there. */
+INLINE four spread(float value) { return (four){value, value, value, value}; }
+
+/* a * b + c in one rounding, said so: left to choose, the compiler fuses in one tile and not in another. */
+INLINE four add_product(four a, four b, four c) {
+#ifdef __ARM_FEATURE_DOTPROD
+    return (four)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    for (int i = 0; i < TILE; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return c;
+#endif
+}
+
+/* Four numbers of (groups, outputs), of which only `count` may be there. */
 INLINE four some(const float *from, long count) {
-    if (count == TILE) return (four)(*(const loose_four *)from);
+    if (count >= TILE) return (four)(*(const loose_four *)from);
     four found = {0};
     for (long o = 0; o < count; o++) found[o] = from[o];
     return found;
 }
 
 /* `fixed` is the group's size where it is known when this is compiled, else 0. */
-INLINE void quantised_tile(int bits, int R, int planes, long fixed, const Matrix *m, const Rounded *x, long at, long t, float *y,
-                           const float *bias) {
+INLINE void quantised_tile(int bits, int R, int V, int planes, long fixed, const Matrix *m, const Rounded *x, long at,
+                           long t, float *y, const float *bias) {
     four total[2] = {{0}};
-    const uint8_t *codes[TILE];
+    const uint8_t *codes[2 * TILE];
     const int8_t *rows[2];
-    long count = m->outputs - at < TILE ? m->outputs - at : TILE;
-    for (int o = 0; o < TILE; o++) codes[o] = m->codes + (at + (o < count ? o : count - 1)) * m->row_bytes;
+    long left = m->outputs - at;
+    for (int o = 0; o < V * TILE; o++) codes[o] = m->codes + (at + (o < left ? o : left - 1)) * m->row_bytes;
     for (int r = 0; r < R; r++) rows[r] = x->values + (t + r) * planes * m->padded;
     float middle = bits == 8 ? 0.0f : (float)(1 << (bits - 1));
-    four zero = {middle, middle, middle, middle};
     for (long g = 0; g < m->groups; g++) {
         long start = g * m->group, stop = start + m->group < m->padded ? start + m->group : m->padded;
         if (fixed) start = g * fixed, stop = start + fixed;
-        four products[2], scale = some(m->scales + g * m->outputs + at, count);
-        group_sums(bits, R, planes, m, codes, rows, start, stop, products);
-        if (m->zeros) zero = some(m->zeros + g * m->outputs + at, count) - (bits == 8 ? 128.0f : 0.0f);
-        UNROLL for (int r = 0; r < R; r++) {
-            float x_scale = x->scales[(t + r) * m->groups + g], x_sum = x->sums[(t + r) * m->groups + g];
-            four product = products[r] - zero * x_sum;
-            total[r] += product * (scale * x_scale);
+        four products[2];
+        group_sums(bits, R, V, planes, m, codes, rows, start, stop, products);
+        UNROLL for (int v = 0; v < V; v++) {
+            long from = g * m->outputs + at + v * TILE;
+            four zero = spread(middle), scale = some(m->scales + from, left - v * TILE);
+            if (m->zeros) zero = some(m->zeros + from, left - v * TILE) - (bits == 8 ? 128.0f : 0.0f);
+            UNROLL for (int r = 0; r < R; r++) {
+                float x_scale = x->scales[(t + r) * m->groups + g], x_sum = x->sums[(t + r) * m->groups + g];
+                four product = add_product(-zero, spread(x_sum), products[r * V + v]);
+                total[r * V + v] = add_product(product, scale * x_scale, total[r * V + v]);
+            }
         }
     }
     for (int r = 0; r < R; r++)
-        for (long o = 0; o < count; o++)
-            y[(t + r) * m->outputs + at + o] = total[r][o] + (bias ? bias[at + o] : 0.0f);
+        for (long o = 0; o < V * TILE && o < left; o++)
+            y[(t + r) * m->outputs + at + o] = total[r * V + o / TILE][o % TILE] + (bias ? bias[at + o] : 0.0f);
 }
 
-INLINE void quantised_chunk(int bits, int planes, long fixed, const Matrix *m, const Rounded *x, long chunk, long rows, float *y,
-                            const float *bias) {
+INLINE void quantised_chunk(int bits, int planes, long fixed, const Matrix *m, const Rounded *x, long chunk, long rows,
+                            float *y, const float *bias) {
     long stop = (chunk + 1) * CHUNK < m->outputs ? (chunk + 1) * CHUNK : m->outputs;
     for (long t = 0; t < rows; t += 2)
-        for (long at = chunk * CHUNK; at < stop; at += TILE) {
-            if (t + 1 < rows) quantised_tile(bits, 2, planes, fixed, m, x, at, t, y, bias);
-            else quantised_tile(bits, 1, planes, fixed, m, x, at, t, y, bias);
-        }
+        if (t + 1 < rows)
+            for (long at = chunk * CHUNK; at < stop; at += TILE)
+                quantised_tile(bits, 2, 1, planes, fixed, m, x, at, t, y, bias);
+        else
+            for (long at = chunk * CHUNK; at < stop; at += 2 * TILE)
+                quantised_tile(bits, 1, 2, planes, fixed, m, x, at, t, y, bias);
 }
 
 static void any_chunk(const Matrix *m, const Rounded *x, long chunk, long rows, float *y, const float *bias) {
@@ -234,16 +257,21 @@ static void multiply(const float *x, const Matrix *m, const float *bias, float *
     long planes = m->planes, padded = m->padded, groups = m->groups, chunks = (m->outputs + CHUNK - 1) / CHUNK;
     Rounded rounded = {malloc(rows * planes * padded), malloc(rows * groups * sizeof(float)),
                        malloc(rows * groups * sizeof(float))};
-#pragma omp parallel num_threads(threads) if (rows * m->inputs * m->outputs > ALONE)
-    {
-#pragma omp for schedule(static)
+    int alone = rows * m->inputs * m->outputs <= ALONE, few = rows <= 4;
+    if (few)
         for (long t = 0; t < rows; t++) {
             int8_t *to = rounded.values + t * planes * padded;
             round_row(x + t * x_stride, m, to, to + padded, rounded.scales + t * groups, rounded.sums + t * groups);
         }
-#pragma omp for schedule(dynamic, 2)
-        for (long chunk = 0; chunk < chunks; chunk++) any_chunk(m, &rounded, chunk, rows, y, bias);
+    else {
+#pragma omp parallel for num_threads(threads) if (!alone)
+        for (long t = 0; t < rows; t++) {
+            int8_t *to = rounded.values + t * planes * padded;
+            round_row(x + t * x_stride, m, to, to + padded, rounded.scales + t * groups, rounded.sums + t * groups);
+        }
     }
+#pragma omp parallel for num_threads(threads) if (!alone) schedule(static)
+    for (long chunk = 0; chunk < chunks; chunk++) any_chunk(m, &rounded, chunk, rows, y, bias);
     free(rounded.values), free(rounded.scales), free(rounded.sums);
 }
 
