@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from moesaic.align.picture import draw_alignment
 from moesaic.align.stages import Stage
 from moesaic.errors import UserError
 from moesaic.kernels import probe
@@ -36,6 +37,7 @@ def align(recipe: Recipe, model: Path, out: Path, *, quiet: bool = False, comman
         place = place_of(number, out, [each.name for each in named])
         run = begin(recipe, stage, method.name, model, place, quiet=quiet, command=command)
         train(run)
+        draw_alignment(place)
         summaries.append({"stage": method.name} | run.summary)
         if run.step < stage.steps:  # stopped
             break

@@ -37,6 +37,7 @@ class Sample:
     advantage: float = 0.0
     learn: list[bool] | None = None  # which of the tokens are learned from; None: all
     kept: list[tuple[int, ...]] | None = None  # among which tokens each was drawn, where sampling was truncated
+    question: str = ""
 
     def plain(self) -> dict[str, Any]:
         """For a checkpoint, between the updates that are taken from one set of rollouts."""
@@ -52,6 +53,7 @@ class Sample:
             "problems": list(self.judged.problems),
             "learn": self.learn,
             "kept": self.kept,
+            "question": self.question,
             "routes": {str(n): r.tolist() for n, r in self.routes.items()} if self.routes is not None else None,
         }
 
@@ -70,7 +72,13 @@ class Sample:
             values["advantage"],
             values["learn"],
             values.get("kept"),
+            values.get("question", ""),
         )
+
+    def told(self) -> str:
+        """In a line, for people."""
+        question, text = " ".join(self.question.split()), " ".join(self.text.split())
+        return f"{question[-70:]} {text[:200]} (reward {self.judged.total:g})"
 
     @property
     def learned(self) -> list[bool]:
@@ -107,13 +115,13 @@ def answer_of(example: Example, request: Request, text: str) -> Answer:
     return Answer(example.question, text, request.written, reason, *known)
 
 
-def sample_of(request: Request, text: str, judged: Judged) -> Sample:
+def sample_of(request: Request, text: str, judged: Judged, question: str = "") -> Sample:
     done = completion(request, text)
     logprobs = [entry.logprob if entry.drawn is None else entry.drawn for entry in done.logprobs]
     prompt, reason = list(request.prompt), done.finish_reason
     kept = [entry.kept for entry in done.logprobs if entry.kept is not None]
     sample = Sample(prompt, done.tokens, logprobs, done.versions, text, reason, judged, done.routes)
-    sample.kept = kept if len(kept) == len(logprobs) else None
+    sample.kept, sample.question = kept if len(kept) == len(logprobs) else None, question
     return sample
 
 
@@ -142,7 +150,8 @@ def roll(
             engine.abort(request)
     judged = judge(rewards, [answer_of(example, request, texts[request.number]) for example, request in asked])
     samples = [
-        sample_of(request, texts[request.number], verdict) for (_, request), verdict in zip(asked, judged, strict=True)
+        sample_of(request, texts[request.number], verdict, example.question)
+        for (example, request), verdict in zip(asked, judged, strict=True)
     ]
     after = (engine.counts.steps, engine.counts.generated_tokens, engine.counts.accepted_tokens)
     steps, generated, accepted = (a - b for a, b in zip(after, before))

@@ -52,7 +52,7 @@ class PolicyStream:
     version: int = 0  # of the weights: how many times rollouts were asked of them
     pending: list[list[Sample]] = field(default_factory=list)  # of the present rollouts, not yet learned from
     notes: dict[str, float] = field(default_factory=dict)
-    shown: list[tuple[str, str, float]] = field(default_factory=list)  # a few question, answer, reward
+    told: list[str] = field(default_factory=list)  # a few answers with their rewards, for whoever reads the log
 
     @property
     def position(self) -> dict[str, Any]:
@@ -85,6 +85,7 @@ class PolicyStream:
         # Tokens are fresh if the weights have not changed since: in the first update only.
         version = self.version if fresh else -1
         batch = as_batch(samples, version, self.settings.level, {}, notes)
+        batch.told = self.told if fresh else []
         if self.reference is not None:
             batch.columns["reference"] = self._under(self.reference, batch)
         return batch
@@ -134,8 +135,7 @@ class PolicyStream:
         shuffled = [samples[n] for n in order.tolist()] if settings.updates > 1 else samples
         self.pending = [shuffled[start : start + size] for start in range(0, len(shuffled), size)]
         self.notes = _notes(every, groups) | self.selector.notes() | self.extra_notes()
-        first = every[0].groups[0]
-        self.shown = [(sample.text, sample.finish_reason, sample.judged.total) for sample in first[:2]]
+        self.told = [one.told() for one in every[0].groups[0][:2]]
 
 
 @dataclass(kw_only=True)

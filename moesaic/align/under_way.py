@@ -34,7 +34,7 @@ class Answering:
         return answer_of(self.example, self.request, self.text)
 
     def sample(self, judged: Judged) -> Sample:
-        return sample_of(self.request, self.text, judged)
+        return sample_of(self.request, self.text, judged, self.example.question)
 
 
 @dataclass(eq=False)

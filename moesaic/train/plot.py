@@ -56,9 +56,9 @@ STYLE: Any = {
 def plot_run(directory: str | Path, out: str | Path | None = None) -> Path:
     """Draw a run's curves; returns the picture's place, `DIR/training.png` unless told otherwise."""
     directory = Path(directory)
-    lines, events = _lines(directory), read_events(directory)
+    lines, events = lines_of(directory), read_events(directory)
     mixture = any("expert_load" in line for line in lines)
-    with _figure((10.5, 9.0 if mixture else 6.2)) as figure:
+    with Drawing((10.5, 9.0 if mixture else 6.2)) as figure:
         grid = figure.add_gridspec(3 if mixture else 2, 2, height_ratios=[1.5, 1.0, 1.25][: 3 if mixture else 2])
         _draw_loss(figure.add_subplot(grid[0, :]), lines, events)
         _draw_rate(figure.add_subplot(grid[1, 0]), lines)
@@ -74,37 +74,37 @@ def plot_run(directory: str | Path, out: str | Path | None = None) -> Path:
             fontsize=12,
             fontweight="bold",
         )
-        return _save(figure, Path(out) if out else directory / PICTURE)
+        return save(figure, Path(out) if out else directory / PICTURE)
 
 
 def plot_runs(runs: Mapping[str, str | Path], out: str | Path) -> Path:
     """Draw several runs over each other, one colour each."""
     if not runs:
         raise UserError("plot", "no runs were named", "Name at least one run's directory.")
-    found = {name: _lines(Path(directory)) for name, directory in runs.items()}
-    with _figure((10.5, 6.6)) as figure:
+    found = {name: lines_of(Path(directory)) for name, directory in runs.items()}
+    with Drawing((10.5, 6.6)) as figure:
         grid = figure.add_gridspec(2, 3, height_ratios=[1.7, 1.0])
         loss = figure.add_subplot(grid[0, :])
         rate, speed, balance = (figure.add_subplot(grid[1, column]) for column in range(3))
         for (name, lines), colour in zip(found.items(), _colours(len(found))):
-            steps, values = _series(lines, "loss")
+            steps, values = series(lines, "loss")
             smoothed = smooth(values)
             loss.plot(steps, values, color=colour, alpha=0.15, linewidth=0.8)
             loss.plot(steps, smoothed, color=colour, label=f"{name}  {_last(smoothed):.3f}")
-            rate.plot(*_series(lines, "lr"), color=colour)
-            steps, values = _series(lines, "tokens_per_second")
+            rate.plot(*series(lines, "lr"), color=colour)
+            steps, values = series(lines, "tokens_per_second")
             speed.plot(steps, smooth(values), color=colour)
-            steps, values = _series(lines, "balance/max")
+            steps, values = series(lines, "balance/max")
             balance.plot(steps, smooth(values), color=colour)
-        _label(loss, "Loss", "step")
-        _fit_loss(loss, [_series(lines, "loss")[1] for lines in found.values()])
+        label(loss, "Loss", "step")
+        _fit_loss(loss, [series(lines, "loss")[1] for lines in found.values()])
         loss.legend(title="run, and its last loss", title_fontsize=8.0, loc="upper right")
-        _label(rate, "Learning rate", "step", from_zero=True)
-        _label(speed, "Tokens per second", "step", from_zero=True)
-        _label(balance, "Busiest expert, against the mean", "step")
+        label(rate, "Learning rate", "step", from_zero=True)
+        label(speed, "Tokens per second", "step", from_zero=True)
+        label(balance, "Busiest expert, against the mean", "step")
         if not any("balance/max" in line for lines in found.values() for line in lines):
             balance.text(0.5, 0.5, "no experts", ha="center", va="center", transform=balance.transAxes, color="#888888")
-        return _save(figure, Path(out))
+        return save(figure, Path(out))
 
 
 def smooth(values: Series, width: float | None = None) -> Series:
@@ -131,7 +131,7 @@ def smooth(values: Series, width: float | None = None) -> Series:
     return np.where(spread > 1e-9, line, mean)  # a lone value has no slope
 
 
-class _figure:
+class Drawing:
     """A figure with our fonts and no window, closed at the end."""
 
     def __init__(self, size: tuple[float, float]) -> None:
@@ -153,14 +153,14 @@ class _figure:
         self._style.__exit__(*error)
 
 
-def _lines(directory: Path) -> list[Line]:
+def lines_of(directory: Path) -> list[Line]:
     lines = read_metrics(directory)
     if not lines:
         raise UserError(directory, "has no metrics yet", "Wait for the first step.")
     return lines
 
 
-def _series(lines: Sequence[Line], key: str) -> tuple[Series, Series]:
+def series(lines: Sequence[Line], key: str) -> tuple[Series, Series]:
     steps = np.array([line["step"] for line in lines], dtype=np.float64)
     values = [line.get(key) for line in lines]
     return steps, np.array([np.nan if value is None else value for value in values], dtype=np.float64)
@@ -179,7 +179,7 @@ def _colours(count: int) -> list[Any]:
     return [matplotlib.colormaps["viridis"](place / max(1, count - 1) * 0.92) for place in range(count)]
 
 
-def _label(axes: Axes, title: str, x: str, y: str = "", from_zero: bool = False) -> None:
+def label(axes: Axes, title: str, x: str, y: str = "", from_zero: bool = False) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axes.set_title(title)
@@ -209,16 +209,16 @@ def _fit_loss(axes: Axes, curves: Sequence[Series]) -> None:
 
 
 def _draw_loss(axes: Axes, lines: Sequence[Line], events: Sequence[Line]) -> None:
-    steps, values = _series(lines, "loss")
+    steps, values = series(lines, "loss")
     smoothed = smooth(values)
     axes.plot(steps, values, color=COLOURS[0], alpha=0.28, linewidth=0.8, label="each step")
     axes.plot(steps, smoothed, color=COLOURS[0], label="smoothed")
     others = {key for line in lines for key in line if key.startswith("loss/")}
     for key, colour in zip(sorted(others), COLOURS[2:]):
-        axes.plot(steps, smooth(_series(lines, key)[1]), color=colour, linewidth=1.2, label=key)
+        axes.plot(steps, smooth(series(lines, key)[1]), color=colour, linewidth=1.2, label=key)
     _fit_loss(axes, [values])
     _mark(axes, lines, events)
-    _label(axes, f"Loss (at the end {_last(smoothed):.3f})", "step")
+    label(axes, f"Loss (at the end {_last(smoothed):.3f})", "step")
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles))  # a mark that occurs often is named once
     axes.legend(
@@ -256,21 +256,21 @@ def _mark(axes: Axes, lines: Sequence[Line], events: Sequence[Line]) -> None:
 
 
 def _draw_rate(axes: Axes, lines: Sequence[Line]) -> None:
-    axes.plot(*_series(lines, "lr"), color=COLOURS[1])
-    _label(axes, "Learning rate", "step", from_zero=True)
+    axes.plot(*series(lines, "lr"), color=COLOURS[1])
+    label(axes, "Learning rate", "step", from_zero=True)
 
 
 def _draw_speed(axes: Axes, lines: Sequence[Line]) -> None:
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-    steps, values = _series(lines, "tokens_per_second")
+    steps, values = series(lines, "tokens_per_second")
     axes.plot(steps, values, color=COLOURS[2], alpha=0.28, linewidth=0.8)
     axes.plot(steps, smooth(values), color=COLOURS[2])
     typical = float(np.nanmedian(values)) if np.isfinite(values).any() else 0.0
-    _label(axes, f"Tokens per second (median {typical:,.0f})", "step", from_zero=True)
+    label(axes, f"Tokens per second (median {typical:,.0f})", "step", from_zero=True)
     high = float(np.nanpercentile(values, 99.5)) if np.isfinite(values).any() else 1.0
     axes.set_ylim(0, high * 1.12 or 1.0)
-    _, utilisation = _series(lines, "mfu")
+    _, utilisation = series(lines, "mfu")
     known = np.isfinite(utilisation) & (values > 0) & (utilisation > 0)
     if known.any():
         share = float(np.median(utilisation[known] / values[known]))
@@ -334,7 +334,7 @@ def _draw_table(figure: Figure, axes: Axes, lines: Sequence[Line]) -> None:
 def _draw_balance(axes: Axes, lines: Sequence[Line]) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    steps, worst = _series(lines, "balance/max")
+    steps, worst = series(lines, "balance/max")
     mean = np.array(
         [
             np.mean(known)
@@ -347,10 +347,10 @@ def _draw_balance(axes: Axes, lines: Sequence[Line]) -> None:
     axes.plot(steps, smooth(worst), color=COLOURS[3], label="worst layer")
     axes.plot(steps, smooth(mean), color=COLOURS[0], label="mean of layers")
     axes.axhline(1.0, color="#888888", linewidth=0.8, linestyle=(0, (2, 2)))
-    _label(axes, "Busiest expert, against the mean", "step")
+    label(axes, "Busiest expert, against the mean", "step")
     high = float(np.nanpercentile(worst, 99.5)) if np.isfinite(worst).any() else 2.0
     axes.set_ylim(0.9, max(high * 1.15, 1.5))
-    _, dead = _series(lines, "balance/dead")
+    _, dead = series(lines, "balance/dead")
     if np.nanmax(dead, initial=0) > 0:
         right = axes.twinx()
         right.plot(steps, dead, color=ALARM, linewidth=1.1, drawstyle="steps-post")
@@ -362,7 +362,7 @@ def _draw_balance(axes: Axes, lines: Sequence[Line]) -> None:
     axes.legend(loc="upper right", ncols=2)
 
 
-def _save(figure: Figure, out: Path) -> Path:
+def save(figure: Figure, out: Path) -> Path:
     """Whole or not at all, so that whoever looks while a run draws anew sees the last picture."""
     out.parent.mkdir(parents=True, exist_ok=True)
     fresh = out.with_name(f".{out.stem}.writing.png")

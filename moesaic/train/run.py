@@ -154,6 +154,8 @@ class Run:
         parts |= batch.notes
         if self.measure is not None and self.due_to_evaluate():
             parts |= self.measure(self.model)
+            for told in batch.told:
+                self.report.note(told, kind="sample")
             self._clock = time.perf_counter()  # a step's time is that of learning
         self.report.step(
             StepRecord(self.step, loss.total, lr, tokens, seconds, result.norm, result.skipped, parts, loads)
