@@ -11,8 +11,8 @@ import pytest
 
 from moesaic.data.records import Document, Place
 from moesaic.data.sources import Files, open_source
-from moesaic.data.tasks import BLOCK, FIRST_SEED, INDICES, TEST_IN, families, score, tasks
-from moesaic.data.tasks.families import PRESETS, UNSUITABLE
+from moesaic.data.tasks import BLOCK, FIRST_SEED, INDICES, TEST_IN, check_family, families, score, tasks
+from moesaic.data.tasks.families import PRESETS, UNSUITABLE, split_names
 from moesaic.errors import UserError
 from moesaic.recipe import Source
 
@@ -133,7 +133,8 @@ class TestTasks:
 
     def test_all_families_are_known_and_presets_usable(self) -> None:
         assert not set(families()) & set(UNSUITABLE)
-        assert {family for preset in PRESETS.values() for family in preset} <= set(families())
+        named = {family.partition(":")[0] for preset in PRESETS.values() for family in preset}
+        assert named <= set(families())
 
     def test_a_source_of_tasks_takes_families_in_turn_and_reads_on(self) -> None:
         corpus = open_source(Source(name="s", path="builtin:reasoning_gym/gcd,lcm", documents=6))
@@ -144,3 +145,31 @@ class TestTasks:
         assert list(corpus.records(whole[2].after)) == whole[3:]
         first = tasks("gcd", "train", 0)
         assert found[0] == f"Question: {first.question}\nAnswer: {first.answer}\n"
+
+
+class TestSolutions:
+    SUMS = "chain_sum:min_terms=3,max_terms=4,min_digits=1,max_digits=1"
+
+    def test_a_share_is_worked_out_line_by_line_and_judged_by_its_last_line(self) -> None:
+        found = [tasks(f"{self.SUMS},worked=0.5", "train", n) for n in range(80)]
+        worked = [task for task in found if task.solution != task.answer]
+        assert 25 < len(worked) < 55
+        for task in worked:
+            assert task.solution is not None and task.answer is not None
+            *steps, last = task.solution.splitlines()
+            assert last == task.answer and len(steps) == task.metadata["num_terms"] - 1
+            for before, after in zip(steps, [*steps[1:], last], strict=True):
+                sides = before.split("=")
+                assert eval(sides[0]) == int(sides[1]) and after.startswith(sides[1])
+            assert score(task, task.solution) == 1.0 and score(task, f"{task.solution}\n7{task.answer}") < 1.0
+
+    def test_without_the_option_solutions_are_the_answers(self) -> None:
+        assert all((task := tasks(self.SUMS, "test", n)).solution == task.answer for n in range(20))
+
+    @pytest.mark.parametrize("family", ["gcd:worked=0.5", "chain_sum:worked=2", "chain_sum:worked=often"])
+    def test_a_share_that_cannot_be_is_refused(self, family: str) -> None:
+        with pytest.raises(UserError, match="worked"):
+            check_family(family, "here")
+
+    def test_names_and_options_are_told_apart(self) -> None:
+        assert split_names("a, b:x=1,y=2,c") == ["a", "b:x=1,y=2", "c"]
