@@ -101,19 +101,19 @@ def command(
     cache_bytes = None if cache_gb is None else int(cache_gb * 2**30)
     of_engine: dict[str, Any] = {"most_requests": max_requests, "policy": made_policy, "drafter": made_drafter}
     make_loop: Any = EngineLoop
+    adapters: dict[str, str] = {}
+    for entry in adapter or ():
+        own, _, adapters[own] = entry.partition("=")
+        if not own or not adapters[own]:
+            raise UserError("--adapter", f'"{entry}" is not NAME=DIR')
     if replicas is None:
         model = load(directory, dtype=dtype, device=device, threads=threads)
         engine = Engine(model, cache_bytes=cache_bytes, seed=seed, **of_engine)
-    elif adapter or allow_adapters:
-        raise UserError("--replicas", "cannot have adapters", "Leave out one of them.")
+        for own, path in adapters.items():
+            engine.load_adapter(own, path)
     else:
         weights = {"dtype": dtype, "device": device, "threads": threads}
-        engine, make_loop = with_replicas(directory, replicas, cache_bytes, seed, weights, of_engine)
-    for entry in adapter or ():
-        own, _, path = entry.partition("=")
-        if not own or not path:
-            raise UserError("--adapter", f'"{entry}" is not NAME=DIR')
-        engine.load_adapter(own, path)
+        engine, make_loop = with_replicas(directory, replicas, cache_bytes, seed, weights, of_engine, adapters)
 
     def ready(server: Server, service: Service) -> None:
         shown = f"[{host}]" if ":" in host else host

@@ -45,6 +45,8 @@ def _stack(model: Model) -> Stack | None:
     """Made when it is first wanted, and again when a layer is another than it was; None if one has to go alone."""
     blocks = cast("list[Block]", list(model.layers))
     for block in blocks:
+        if block._forward_hooks or block._forward_pre_hooks:  # somebody wants to come between
+            return None
         if block.parts is None or block.parts.matrices[0] is not block.attention_norm.weight:
             block.parts = whole(block)
         if not isinstance(block.parts, Whole):

@@ -240,7 +240,7 @@ class QueuedSteps:
             request.finish_reason = "stop"
             output = Output(request, [], "", [])
         else:
-            output = Output(request, [chosen.token], self.engine._append(request, chosen.token), [chosen])
+            output = Output(request, [chosen.token], request.append(chosen.token, self.engine.stop_tokens), [chosen])
         self.engine._said(output, version)
         if request.finish_reason is not None:
             request.busy = False

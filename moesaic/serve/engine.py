@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 # In one step of a GPU, which is no faster with fewer.
 GPU_TOKENS = 8192
 
+PAUSED = 0.002  # seconds between two looks whether to go on
+
 
 @dataclass
 class Counts:
@@ -109,9 +111,12 @@ class Engine:
             self.add(request)
         try:
             while any(request.finish_reason is None for request in requests):
-                for output in self.step():
+                outputs = self.step()
+                for output in outputs:
                     if output.request.number in texts:
                         texts[output.request.number].append(output.text)
+                if not outputs and not self.working:  # paused: another thread will say when to go on
+                    time.sleep(PAUSED)
         finally:  # also on Ctrl-C
             for request in requests:
                 self.abort(request)
@@ -232,7 +237,7 @@ class Engine:
         self._note_prompts(work.shares, work.layout.spans, hidden_TD)
         outputs = self._accept(work, hidden_TD)
         self.experts.count(work.routing)
-        self._note_routes(work)
+        work.note_routes()
         if self.drafter is not None:
             self.drafter.observe(work, hidden_TD)
         for share in work.shares:
@@ -290,7 +295,7 @@ class Engine:
             chosen = choices.choose(first + 1 + node, request, self.stop_tokens)
             output.tokens.append(chosen.token)
             output.logprobs.append(chosen)
-            output.text += self._append(request, chosen.token)
+            output.text += request.append(chosen.token, self.stop_tokens)
             node = draft.child(node, chosen.token) if draft is not None else None
             if node is not None and request.finish_reason is None:
                 share.accepted.append(node)
@@ -307,26 +312,6 @@ class Engine:
         self.counts.generated_tokens += len(output.tokens)
         output.finish_reason = request.finish_reason
         return output
-
-    def _append(self, request: Request, token: int) -> str:
-        """One more token, the text it makes certain, and whether it was the last."""
-        sampling, stream = request.sampling, request.text
-        request.tokens.append(token)
-        if request.matcher is not None:
-            request.matcher.accept(token)
-        ends = token in self.stop_tokens and not sampling.ignore_eos
-        if ends or token in sampling.stop_tokens:
-            request.finish_reason = "stop"
-            return stream.finish() if stream is not None else ""
-        text = stream.push(token) if stream is not None else ""
-        said_all = request.matcher is not None and request.matcher.finished
-        if said_all or (stream is not None and stream.stopped):
-            request.finish_reason = "stop"
-        elif len(request.tokens) >= request.limit:
-            request.finish_reason = "length"
-        if request.finish_reason is not None and stream is not None:
-            text += stream.finish()
-        return text
 
     def _keep_accepted(self, share: Share) -> None:
         """The guesses that held are computed already; bring their rows in line where they were a tree."""
@@ -370,14 +355,6 @@ class Engine:
                 choices = Choices(self.model.logits_at(hidden[: len(after)]))
                 for row, token in enumerate(after):
                     request.prompt_logprobs.append(choices.report(row, token, request.sampling.prompt_logprobs))
-
-    def _note_routes(self, work: Pass) -> None:
-        for share, span in zip(work.shares, work.layout.spans):
-            if share.request.sampling.record_routes:
-                rows = list(range(share.tokens)) + [share.tokens + node for node in share.accepted]
-                for layer, routes_TK in work.routing.choices.items():
-                    kept = routes_TK[span.start : span.stop][rows]
-                    share.request.routes.setdefault(layer, []).append(kept)
 
     def _read_inbox(self) -> None:
         while self.inbox:

@@ -91,6 +91,12 @@ class EngineLoop:
         self._wake.set()
         return await done
 
+    async def load_adapter(self, name: str, path: str) -> None:
+        await self.call(lambda: self.engine.load_adapter(name, path))
+
+    async def unload_adapter(self, name: str) -> None:
+        await self.call(lambda: self.engine.unload_adapter(name))
+
     @property
     def alive(self) -> bool:
         return self._thread.is_alive() and not self._ended

@@ -115,3 +115,12 @@ class Pass:
     def hidden_TD(self) -> Tensor:
         assert self.done
         return self.model.norm(self.x_TD, self.flow.ops)
+
+    def note_routes(self) -> None:
+        """For the requests that want to know: the experts of every token that was kept."""
+        for share, span in zip(self.shares, self.layout.spans):
+            if share.request.sampling.record_routes:
+                rows = list(range(share.tokens)) + [share.tokens + node for node in share.accepted]
+                for layer, routes_TK in self.routing.choices.items():
+                    kept = routes_TK[span.start : span.stop][rows]
+                    share.request.routes.setdefault(layer, []).append(kept)

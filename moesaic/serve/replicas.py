@@ -23,20 +23,33 @@ import torch
 
 from moesaic.errors import UserError
 from moesaic.model.compressed import open_checkpoint
-from moesaic.model.directory import load, match
+from moesaic.model.directory import match
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.model.transformer import Model
+from moesaic.serve.adapters import load_adapter
+from moesaic.serve.blocks import Blocks
 from moesaic.serve.engine import Engine
-from moesaic.serve.grammar import Grammar
-from moesaic.serve.loop import Answers, EngineLoop, Queue, ReplicaDied
+from moesaic.serve.loop import Answers, Queue, ReplicaDied
 from moesaic.serve.memory import SHARE, free_bytes
-from moesaic.serve.request import Output, Request, Sampling, TokenLogprob
+from moesaic.serve.replica import Replica, plain_wish, read_output
+from moesaic.serve.request import Output, Request
 from moesaic.serve.routing import Seen
 
 logger = logging.getLogger("moesaic.serve")
 
 TRIES = 5  # of one request, before we think that it is what kills replicas
 PAUSE = 1.0  # seconds before a replica that died is begun again; doubled while it keeps dying
+ASKING = 1.0  # seconds between two questions what a replica has done
+
+
+class ToldBlocks(Blocks):
+    """The front's, which has no pages of its own: what the replicas told of theirs."""
+
+    told = 0.0  # the share of all their pages that is in use
+
+    @property
+    def in_use(self) -> int:
+        return round(self.told * self.cache.pages)
 
 
 def front_engine(directory: Path, **options: Any) -> Engine:
@@ -47,6 +60,7 @@ def front_engine(directory: Path, **options: Any) -> Engine:
         model = Model(config)
     model.tokenizer = Tokenizer.from_files(source.files, source.place)
     engine = Engine(model, **options)
+    engine.blocks = ToldBlocks(engine.cache)
     engine.experts.counts = torch.zeros_like(engine.experts.counts, device="cpu")
     return engine
 
@@ -58,6 +72,7 @@ def with_replicas(
     seed: int | None,
     weights: dict[str, Any],
     options: dict[str, Any],
+    adapters: dict[str, str],
 ) -> tuple[Engine, Callable[..., Replicas]]:
     """The front's engine, and what makes the loop behind it. Replicas on one machine share its memory for caches; on
     GPUs each has its own."""
@@ -71,47 +86,10 @@ def with_replicas(
         count=count,
         weights=weights,
         options=options | {"cache_bytes": cache_bytes},
+        adapters=adapters,
         resources={"num_gpus": 1} if on_gpu else None,
     )
     return front, make_loop
-
-
-class Replica:
-    """What runs in the other process. Only plain data goes to and fro."""
-
-    def __init__(self, directory: str, weights: dict[str, Any], options: dict[str, Any]) -> None:
-        self.engine = Engine(load(directory, **weights), **options)
-        self.loop = EngineLoop(self.engine)
-        self.began = False
-        self.answers: dict[int, Answers] = {}
-
-    async def ready(self) -> int:
-        """Tokens a page of its cache holds."""
-        if not self.began:
-            self.began = True
-            await self.loop.__aenter__()
-        return self.engine.blocks.size
-
-    async def answer(self, number: int, wish: dict[str, Any]) -> Any:
-        """All outputs of a request, as they come."""
-        answers = self.answers[number] = self.loop.submit([read_wish(self.engine, wish)])
-        try:
-            async for output in answers:
-                yield plain_output(output)
-        finally:
-            answers.close()
-            del self.answers[number]
-
-    async def abort(self, number: int) -> None:
-        """End a request's answer; nobody reads what is still to come."""
-        if (answers := self.answers.get(number)) is not None:
-            (request,) = answers.requests
-            self.engine.call(lambda: self.engine.abort(request))
-            answers.queue.put_nowait(Output(request, [], "", [], "abort"))
-
-    async def left(self) -> int:
-        """Pages in use."""
-        return self.engine.blocks.in_use
 
 
 @dataclasses.dataclass
@@ -124,6 +102,7 @@ class Place:
     owed: int = 0  # tokens it has still to compute, at most
     seen: Seen = dataclasses.field(default_factory=Seen)
     ready: bool = False
+    told: dict[str, Any] | None = None  # what it has done, when last asked
 
 
 class Replicas:
@@ -137,6 +116,7 @@ class Replicas:
         *,
         weights: dict[str, Any] | None = None,
         options: dict[str, Any] | None = None,
+        adapters: dict[str, str] | None = None,
         resources: dict[str, Any] | None = None,
         watch: Callable[[Sequence[Output]], None] | None = None,
     ) -> None:
@@ -147,6 +127,9 @@ class Replicas:
         self.open = 0
         self.deaths = 0
         self.places = [Place(number) for number in range(count)]
+        self.adapters = {name: str(Path(path).resolve()) for name, path in (adapters or {}).items()}
+        for name, path in self.adapters.items():
+            engine.load_adapter(name, path)  # shapes only, which is enough to see whether it fits
         self._begin = (str(directory.resolve()), weights or {}, options or {})
         # No processors are reserved: where there are fewer than replicas, they share them.
         self._resources = resources or {"num_cpus": 0, "scheduling_strategy": "SPREAD"}
@@ -157,6 +140,7 @@ class Replicas:
         self._idle.set()
         self._changed = asyncio.Event()  # a replica became ready
         self._ended = False
+        self._before: list[dict[str, Any]] = []  # what replicas that died had done
 
     async def __aenter__(self) -> Replicas:
         try:
@@ -168,13 +152,15 @@ class Replicas:
         if self._own:
             await asyncio.to_thread(ray.init, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         await asyncio.gather(*(self._start(place) for place in self.places))
+        self._asking = asyncio.create_task(self._keep_asking())
         return self
 
     async def __aexit__(self, *problem: object) -> None:
         self._ended = True
-        for task in list(self._tasks):
+        going = [*self._tasks, self._asking]
+        for task in going:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*going, return_exceptions=True)
         for place in self.places:
             if place.actor is not None:
                 self._ray.kill(place.actor)
@@ -197,6 +183,52 @@ class Replicas:
 
     async def call(self, note: Callable[[], Any]) -> Any:
         raise UserError("--replicas", "engines cannot be changed while they serve", "Start the server anew.")
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """In every replica, or in none that a request could reach: the front knows it last."""
+        path = str(Path(path).resolve())
+        loaded = load_adapter(self.engine.model, path, name)
+        self.adapters[name] = path
+        try:
+            await asyncio.gather(*(p.actor.load_adapter.remote(name, path) for p in self.places if p.ready))
+        except self._ray.exceptions.RayTaskError as error:
+            self.adapters.pop(name, None)
+            raise UserError("adapter", f"a replica cannot load {name!r} ({error.cause})") from None
+        self.engine.adapters[name] = loaded
+
+    async def unload_adapter(self, name: str) -> None:
+        """Answers under way with it go on."""
+        self.engine.unload_adapter(name)
+        self.adapters.pop(name, None)
+        await asyncio.gather(*(p.actor.unload_adapter.remote(name) for p in self.places if p.ready))
+
+    async def ask(self) -> None:
+        """Learn what the replicas have done, for the metrics. One that died is remembered as it last was."""
+        for place in [place for place in self.places if place.ready]:
+            try:
+                place.told = await place.actor.facts.remote()
+            except self._ray.exceptions.RayActorError:
+                self._died(place)
+        told = [place.told for place in self.places if place.told is not None] + self._before
+        if not told:
+            return
+        engine, blocks = self.engine, self.engine.blocks
+
+        def total(key: str) -> Any:
+            return sum(facts[key] for facts in told)
+
+        assert isinstance(blocks, ToldBlocks)
+        blocks.told = total("pages_in_use") / max(1, total("pages"))
+        blocks.queries, blocks.hits = total("queries"), total("hits")
+        engine.scheduler.preemptions = total("preemptions")
+        for key in ("steps", "prompt_tokens", "drafted_tokens", "accepted_tokens", "busy_seconds"):
+            setattr(engine.counts, key, total(key))
+        engine.experts.counts = torch.tensor([facts["experts"] for facts in told], dtype=torch.int64).sum(0)
+
+    async def _keep_asking(self) -> None:
+        while True:
+            await asyncio.sleep(ASKING)
+            await self.ask()
 
     async def until_idle(self) -> None:
         await self._idle.wait()
@@ -241,7 +273,7 @@ class Replicas:
         queue.put_nowait(ReplicaDied(f"{TRIES} replicas died at this request"))
 
     async def _follow(self, place: Place, request: Request, queue: Queue) -> None:
-        place.seen.add(request.salt, request.prompt, place.size)
+        place.seen.add(shared_with(request), request.prompt, place.size)
         options = {"num_returns": "streaming"}
         stream = place.actor.answer.options(**options).remote(request.number, plain_wish(self.engine, request))
         async for reference in stream:
@@ -249,7 +281,6 @@ class Replicas:
             self.engine.counts.generated_tokens += len(output.tokens)
             if output.finish_reason is not None:
                 self.engine.counts.finished += 1
-                self.engine.counts.prompt_tokens += len(request.prompt)
             if self.watch is not None:
                 self.watch([output])
             if request.number in self._queues:
@@ -264,7 +295,9 @@ class Replicas:
             await self._changed.wait()
 
         def work(place: Place) -> int:
-            return place.owed + len(request.prompt) - place.seen.tokens(request.salt, request.prompt, place.size)
+            return (
+                place.owed + len(request.prompt) - place.seen.tokens(shared_with(request), request.prompt, place.size)
+            )
 
         return min(ready, key=lambda place: (work(place), len(place.seen.pages), place.number))
 
@@ -275,6 +308,7 @@ class Replicas:
         kind = self._ray.remote(Replica)
         place.actor = kind.options(max_concurrency=10_000, **self._resources).remote(*self._begin)
         place.size = await place.actor.ready.remote()
+        await asyncio.gather(*(place.actor.load_adapter.remote(*entry) for entry in self.adapters.items()))
         place.ready = True
         self._changed.set()
 
@@ -285,6 +319,9 @@ class Replicas:
         logger.error("replica %d died; it is begun again", place.number)
         self.deaths += 1
         place.ready, place.seen = False, Seen()
+        if place.told is not None:  # counters never go back, but its pages are gone
+            self._before.append(place.told | {"pages_in_use": 0, "pages": 0})
+            place.told = None
         self._spawn(self._restart(place))
 
     async def _restart(self, place: Place) -> None:
@@ -301,71 +338,6 @@ class Replicas:
         task.add_done_callback(self._tasks.discard)
 
 
-# Requests and outputs as plain data
-
-
-def plain_wish(engine: Engine, request: Request) -> dict[str, Any]:
-    sampling = {field.name: getattr(request.sampling, field.name) for field in dataclasses.fields(Sampling)}
-    sampling["grammar"] = request.sampling.grammar.text if request.sampling.grammar is not None else None
-    sampling["stop_tokens"] = sorted(request.sampling.stop_tokens)
-    sampling["seed"] = None
-    return {
-        "prompt": list(request.prompt),
-        "sampling": sampling,
-        "seed": request.seed,  # siblings and all
-        "priority": request.priority,
-        "within": None if request.deadline is None else request.deadline - engine.clock(),
-        "salt": request.salt,
-        "adapter": request.adapter.name if request.adapter is not None else None,
-        "embed": request.embed,
-    }
-
-
-def read_wish(engine: Engine, wish: dict[str, Any]) -> Request:
-    sampling = dict(wish["sampling"])
-    sampling["grammar"] = Grammar(sampling["grammar"]) if sampling["grammar"] is not None else None
-    sampling["stop_tokens"] = frozenset(sampling["stop_tokens"])
-    request = engine.request(
-        wish["prompt"],
-        Sampling(**sampling),
-        priority=wish["priority"],
-        deadline=None if wish["within"] is None else engine.clock() + wish["within"],
-        salt=wish["salt"],
-        adapter=wish["adapter"],
-        embed=wish["embed"],
-    )
-    request.seed = wish["seed"]
-    return request
-
-
-def plain_output(output: Output) -> dict[str, Any]:
-    request = output.request
-    ended = output.finish_reason is not None
-    return {
-        "tokens": output.tokens,
-        "text": output.text,
-        "logprobs": [tuple(one) for one in output.logprobs],
-        "finish_reason": output.finish_reason,
-        "cached": request.cached,
-        "versions": request.versions[-len(output.tokens) :] if output.tokens else [],
-        "preemptions": request.preemptions,
-        "prompt_logprobs": [one and tuple(one) for one in request.prompt_logprobs] if ended else [],
-        "routes": {layer: torch.cat(rows).tolist() for layer, rows in request.routes.items()} if ended else {},
-        "hidden": request.hidden_D.tolist() if ended and request.hidden_D is not None else None,
-    }
-
-
-def read_output(request: Request, told: dict[str, Any], now: float) -> Output:
-    """Bring the front's request to where the replica's is."""
-    logprobs = [TokenLogprob(*one) for one in told["logprobs"]]
-    request.tokens.extend(told["tokens"])
-    request.answer.extend(logprobs)
-    request.versions.extend(told["versions"])
-    request.cached, request.preemptions = told["cached"], told["preemptions"]
-    request.prompt_logprobs = [one and TokenLogprob(*one) for one in told["prompt_logprobs"]]
-    request.routes = {layer: [torch.tensor(rows)] for layer, rows in told["routes"].items()}
-    request.hidden_D = None if told["hidden"] is None else torch.tensor(told["hidden"])
-    request.first_token = now if request.first_token is None else request.first_token
-    request.last_token = now
-    request.finish_reason = told["finish_reason"]
-    return Output(request, told["tokens"], told["text"], logprobs, told["finish_reason"])
+def shared_with(request: Request) -> str:
+    """Requests of which this differs share no pages."""
+    return f"{request.adapter.name if request.adapter else ''}/{request.salt}"

@@ -159,6 +159,26 @@ class Request:
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
 
+    def append(self, token: int, stop_tokens: set[int]) -> str:
+        """One more token, the text it makes certain, and whether it was the last."""
+        sampling, stream = self.sampling, self.text
+        self.tokens.append(token)
+        if self.matcher is not None:
+            self.matcher.accept(token)
+        ends = token in stop_tokens and not sampling.ignore_eos
+        if ends or token in sampling.stop_tokens:
+            self.finish_reason = "stop"
+            return stream.finish() if stream is not None else ""
+        text = stream.push(token) if stream is not None else ""
+        said_all = self.matcher is not None and self.matcher.finished
+        if said_all or (stream is not None and stream.stopped):
+            self.finish_reason = "stop"
+        elif len(self.tokens) >= self.limit:
+            self.finish_reason = "length"
+        if self.finish_reason is not None and stream is not None:
+            text += stream.finish()
+        return text
+
     def start_over(self) -> None:
         """Its pages are gone: what was noted of every row will be noted again."""
         self.prompt_logprobs, self.routes, self.hidden_D = [], {}, None

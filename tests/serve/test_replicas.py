@@ -17,6 +17,7 @@ from moesaic.serve.replicas import Replicas, front_engine
 from moesaic.serve.request import Request, Sampling
 from moesaic.serve.routing import Seen
 from moesaic.serve.serving import serving
+from tests.serve.api.test_adapters import write_adapter
 from tests.serve.made import talking_model
 
 ray = pytest.importorskip("ray")
@@ -202,3 +203,54 @@ def test_what_replicas_cannot_do_is_refused(directory):
             await loop.call(lambda: None)
 
     asyncio.run(change())
+
+
+def test_adapters_are_loaded_in_every_replica_also_in_one_begun_anew(directory, tmp_path):
+    path = write_adapter(tmp_path / "mine", 1)
+    one = Engine(moesaic.load(directory, threads=1), cache_bytes=CACHE)
+    one.load_adapter("mine", path)
+    plain = one.generate(["The number 7 is"], max_tokens=12, temperature=0.0, ignore_eos=True)[0].text
+    adapted = one.generate(["The number 7 is"], adapter="mine", max_tokens=12, temperature=0.0, ignore_eos=True)[0].text
+    assert plain != adapted
+
+    async def serve() -> None:
+        async with replicas(directory) as loop:
+            await loop.load_adapter("mine", str(path))
+            for round in range(2):
+                ask = [loop.engine.request("The number 7 is", greedy(12), adapter="mine") for _ in range(4)]
+                assert await asyncio.gather(*(text_of(loop, request) for request in ask)) == [adapted] * 4
+                assert await text_of(loop, loop.engine.request("The number 7 is", greedy(12))) == plain
+                if round == 0:
+                    for place in loop.places:
+                        ray.kill(place.actor)
+            await loop.unload_adapter("mine")
+            with pytest.raises(UserError, match="there is no"):
+                loop.engine.request("a", greedy(2), adapter="mine")
+            with pytest.raises(UserError):
+                await loop.load_adapter("broken", str(tmp_path))
+            assert not loop.adapters and not loop.engine.adapters
+
+    asyncio.run(serve())
+
+
+def test_metrics_are_those_of_all_replicas(directory):
+    async def serve() -> None:
+        async with replicas(directory) as loop:
+            asked = [loop.engine.request(f"{n} green bottles hanging on the wall", greedy(6)) for n in range(8)]
+            await asyncio.gather(*(text_of(loop, request) for request in asked))
+            await text_of(loop, loop.engine.request("1 green bottles hanging on the wall", greedy(6)))
+            await loop.ask()
+            engine = loop.engine
+            computed = sum(len(request.prompt) for request in asked)
+            assert 0 < engine.counts.prompt_tokens <= computed + len(asked[1].prompt)
+            assert engine.blocks.hits > 0 and engine.blocks.queries >= computed - len(asked)
+            assert engine.blocks.in_use == 0
+            layers = engine.experts.by_layer()
+            assert layers and all(sum(counts) > computed for counts in layers.values())
+            before = engine.counts.prompt_tokens
+            ray.kill(loop.places[0].actor)
+            await text_of(loop, engine.request("a new prompt", greedy(2)))
+            await loop.ask()
+            assert engine.counts.prompt_tokens > before  # what the dead one had done still counts
+
+    asyncio.run(serve())

@@ -67,14 +67,14 @@ def router(service: Service) -> APIRouter:
         """Load an adapter from a directory the server can read; requests name it as their model."""
         if form.lora_name == name:
             raise ApiError(400, f"{name!r} is the model itself", param="lora_name", code="invalid_value")
-        await service.loop.call(lambda: engine.load_adapter(form.lora_name, form.lora_path))
+        await service.loop.load_adapter(form.lora_name, form.lora_path)
         return AdapterAnswer(status=f"{form.lora_name} is loaded")
 
     @routes.post("/v1/unload_lora_adapter", responses=ERRORS)
     async def unload_lora_adapter(form: UnloadAdapter) -> AdapterAnswer:
         if form.lora_name not in engine.adapters:
             raise ApiError(404, f"there is no adapter {form.lora_name!r}", param="lora_name", code="model_not_found")
-        await service.loop.call(lambda: engine.unload_adapter(form.lora_name))
+        await service.loop.unload_adapter(form.lora_name)
         return AdapterAnswer(status=f"{form.lora_name} is unloaded")
 
     return routes
