@@ -30,6 +30,7 @@ from moesaic.model.directory import load
 ENTRIES: dict[str, tuple[str, dict[str, Any]]] = {
     "rtn8": ("rtn", {"bits": 8, "group": 64}),
     "rtn8_channel": ("rtn", {"bits": 8, "group": 0}),
+    "gptq8": ("gptq", {"bits": 8, "group": 64}),
     "w8a8": ("zeroquant", {"bits": 8, "group": 0, "steps": 0}),
     "w4a8": ("zeroquant", {"bits": 4, "group": 64, "steps": 20}),
     "rtn4": ("rtn", {"bits": 4, "group": 64}),

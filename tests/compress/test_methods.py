@@ -127,18 +127,50 @@ def test_gptq_loses_less_than_rounding(model: Path, tmp_path: Path) -> None:
         assert error < 0.95 * errors["rtn"][kind], kind
 
 
-def test_every_expert_sees_tokens_though_none_are_sent_to_it(tmp_path: Path) -> None:
-    """Two experts can never win: their router rows point away from a constant part of every input."""
-    from safetensors.torch import load_file, save_file
+def test_an_expert_that_nobody_chooses_sees_the_tokens_nearest_to_it(tmp_path: Path) -> None:
+    """The last expert's router row is the first one's turned round, and the first always wins."""
+    from moesaic import kernels
+    from moesaic.compress.seen import Watched, WatchingKernels
 
-    path = make(tmp_path / "model")
-    tensors = load_file(path / "model.safetensors")
-    for name, tensor in tensors.items():
-        if name.endswith("mlp.gate.weight"):
-            tensor.copy_(tensor[:1].expand_as(tensor))
-            tensor[2:] = -1e-3 * tensor[2:].abs()  # nearly nothing, so the first two win or tie below
-            tensor[:2] *= 0
-    save_file(tensors, path / "model.safetensors", {"format": "pt"})
-    told = compress(path, built("gptq"), tmp_path / "out", WISH)
-    row = told["layer_errors"][0]
-    assert row["least_routed"] < 0.3 and all(error < 0.1 for error in row["errors"].values())
+    model = load(make(tmp_path / "model"))
+    block = model.layers[0]
+    router = block.ffn.router  # type: ignore[union-attr]
+    x_TD = torch.randn(40, 64)
+    with torch.no_grad():
+        router.weight.zero_()  # type: ignore[union-attr]
+        router.weight[3, 0] = -1.0  # type: ignore[union-attr, index]
+        x_TD[:, 0] = torch.linspace(1, 2, 40)
+    watcher = WatchingKernels(kernels.choose("cpu"))
+    with torch.no_grad():
+        block.ffn(x_TD, layers.flow_for(model.config, [40], watcher))  # type: ignore[operator, arg-type]
+    watched = Watched(block, watcher, 8, iter, x_TD)  # type: ignore[arg-type]
+    unloved = watched.seen("ffn.gate_up_EGD.3")
+    assert unloved is not None and unloved.share == 0
+    assert torch.equal(unloved.rows_TI.sort(0).values, x_TD[:8].sort(0).values)  # the least repelled
+    down = watched.seen("ffn.down_EDF.3")
+    assert down is not None and down.rows_TI.shape == (8, 32)
+    loved = watched.seen("ffn.gate_up_EGD.0")
+    assert loved is not None and len(loved.rows_TI) == 40 * loved.share > 8
+
+
+def test_a_whole_layer_of_few_bits_has_the_bits_of_its_parts(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from moesaic.model.block import Block
+    from moesaic.model.layout import Layout
+
+    compress(model, built("gptq"), tmp_path / "out", WISH)
+    small = load(tmp_path / "out")
+    tokens_T = torch.arange(5, 45)
+
+    def run() -> torch.Tensor:
+        pages = [[0, 1], [2]]
+        layout = Layout([25, 15], cached=[0, 0], cache=small.new_cache(3, 16), pages=pages)
+        with torch.inference_mode():
+            found: torch.Tensor = small(tokens_T, layout)
+        return found
+
+    whole = run()
+    assert small.kernels.library is None or small.layers[0].parts is not None  # type: ignore[attr-defined, union-attr]
+    monkeypatch.setattr(Block, "_at_once", lambda *arguments: None)
+    assert torch.equal(whole, run())

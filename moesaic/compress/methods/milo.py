@@ -38,7 +38,7 @@ class MiLo(ByMatrix):
     rank: int = 16
     expert_rank: int = 8  # on average
     correction_bits: int = 8
-    turns: int = 6
+    turns: int = 3
     calibrate: bool = True
     symmetric: bool = False
 
