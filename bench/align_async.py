@@ -16,11 +16,14 @@ import shutil
 import statistics
 from pathlib import Path
 
+import torch
+
 from bench.align_selection import HeldOut
 from bench.align_tiny import base, write_files
 from bench.measure import record
 from moesaic.align.align import begin
 from moesaic.align.stages import Stage
+from moesaic.kernels import probe
 from moesaic.recipe import load_recipe
 from moesaic.train.loop import train
 
@@ -88,6 +91,7 @@ def main() -> None:
             f"  waited: trainer {row['trainer_waited']:.3f} s, worker {row['workers_waited']:.3f} s"
             f"  dropped {row['dropped']:.0f}"
         )
+    torch.set_num_threads(probe.threads())  # a run beside a worker leaves fewer
     print(record("align_async", rows, steps=asked.steps, seed=asked.seed))
 
 
