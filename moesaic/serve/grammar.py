@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass
 from functools import lru_cache
@@ -108,3 +109,11 @@ def known_tokens(tokenizer: Tokenizer, vocab: int) -> Any:
 
     eos = min(tokenizer.stop_tokens) if tokenizer.stop_tokens else None
     return LLTokenizer(tokenizer.fast.to_str(), n_vocab=vocab, eos_token=eos)
+
+
+def prepare_grammars(tokenizer: Tokenizer | None, vocab: int) -> None:
+    """Do beforehand, beside other work, what the first structured answer would wait for. Where it cannot be done, that
+    request will say why."""
+    if tokenizer is not None:
+        with contextlib.suppress(BaseException):  # the library panics where it cannot read a tokenizer
+            known_tokens(tokenizer, vocab)

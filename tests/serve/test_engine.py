@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 import torch
 
@@ -188,3 +191,13 @@ def test_the_answer_ends_where_context_or_cache_end(tmp_path):
     assert (len(answer.tokens), answer.finish_reason) == (6, "length")
     with pytest.raises(UserError, match="hold no page"):
         moesaic.Engine(model, page_size=8, cache_bytes=page - 1)
+
+
+def test_generate_sleeps_while_paused_and_goes_on_when_told(model):
+    engine = Engine(model)
+    expected = engine.generate([[5, 6, 7]], max_tokens=4, temperature=0.0)[0].tokens
+    engine.pause()
+    threading.Timer(0.3, lambda: engine.call(engine.resume)).start()
+    before = time.thread_time()
+    assert engine.generate([[5, 6, 7]], max_tokens=4, temperature=0.0)[0].tokens == expected
+    assert time.thread_time() - before < 0.2  # of this thread's own time: it did not spin

@@ -20,6 +20,7 @@ from moesaic.serve.api.app import make_app
 from moesaic.serve.api.patience import PatientProtocol
 from moesaic.serve.api.service import Service, Settings
 from moesaic.serve.engine import Engine
+from moesaic.serve.grammar import prepare_grammars
 from moesaic.serve.loop import EngineLoop
 from moesaic.serve.metrics import Metrics
 
@@ -87,6 +88,8 @@ async def serve(
     if signals:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop)
+    # The first structured answer would wait for it: a second or two with a large vocabulary.
+    preparing = asyncio.create_task(asyncio.to_thread(prepare_grammars, engine.tokenizer, engine.model.config.vocab))
     async with loop:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started and not serving.done():
@@ -94,3 +97,4 @@ async def serve(
         if ready is not None:
             ready(server, service)
         await serving
+    await preparing

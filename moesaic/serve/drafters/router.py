@@ -7,7 +7,7 @@ if one is named. Before each pass, instant ones are asked, and the others if wha
 they cost. The guesses of all requests, likeliest first, then go into the pass as long as they raise the expected tokens
 per second: each drafter's odds are corrected by how often such guesses held, and a pass costs what passes of that size
 were measured to take. An account of the time won and lost ends drafting where the estimates are wrong, so that the
-worst case is a few passes' time and two per cent.
+worst case is a pass or two and one and a half per cent of the time.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from moesaic.serve.engine import Engine
     from moesaic.serve.passes import Pass
 
-CREDIT = 3.0  # passes that may be lost to drafting before it has won any
-INTEREST = 0.02  # of all time that may be lost to it in the long run
+CREDIT = 1.5  # passes that may be lost to drafting before it has won any
+INTEREST = 0.015  # of all time that may be lost to it in the long run
 SAVINGS = 12.0  # passes: as much as may be lost again of what was won
 FAINT = 0.05  # a chance to be reached that is not worth thinking further than
 WORTH = 1.05  # the gain in speed below which guesses are left out

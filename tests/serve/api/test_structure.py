@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesaic.serve.api.tools import ListReader
+from moesaic.serve.grammar import known_tokens
 from moesaic.serve.parsers import collect
-from tests.serve.api.running import NAME
+from tests.serve.api.running import NAME, running
 
 QUESTION: list[Any] = [{"role": "user", "content": "A number, as you like it"}]
 
@@ -200,3 +201,13 @@ def test_calls_are_read_however_they_are_cut(calls: list[tuple[str, Any]], rando
         events += reader.push(text[start:end])
     message = collect([*events, *reader.finish()])
     assert [(call.name, call.arguments) for call in message.calls] == written
+
+
+def test_the_server_reads_the_vocabulary_before_a_form_is_asked_for(new_engine) -> None:
+    known_tokens.cache_clear()
+    with running(new_engine()) as server:
+        server.until(lambda: known_tokens.cache_info().currsize == 1)
+        misses = known_tokens.cache_info().misses
+        answer = ask(server.client(), extra_body={"guided_choice": ["yes", "no"]})
+        assert answer.choices[0].message.content in ("yes", "no")
+        assert known_tokens.cache_info().misses == misses
