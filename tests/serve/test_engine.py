@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 
 import pytest
 import torch
@@ -14,6 +12,7 @@ from moesaic.model.flow import Routing
 from moesaic.model.layout import Layout
 from moesaic.serve.request import Sampling
 from tests.model import oracle
+from tests.serve.tiny import tiny_model
 
 KINDS = ["glm4_moe-groups", "deepseek_v3-yarn", "glm_moe_dsa-shared", "mixtral-window-tied"]
 
@@ -193,11 +192,17 @@ def test_the_answer_ends_where_context_or_cache_end(tmp_path):
         moesaic.Engine(model, page_size=8, cache_bytes=page - 1)
 
 
-def test_generate_sleeps_while_paused_and_goes_on_when_told(model):
-    engine = Engine(model)
+def test_generate_sleeps_while_paused_and_goes_on_when_told(monkeypatch):
+    engine = moesaic.Engine(tiny_model())
     expected = engine.generate([[5, 6, 7]], max_tokens=4, temperature=0.0)[0].tokens
+    slept = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            engine.call(engine.resume)
+
+    monkeypatch.setattr("moesaic.serve.engine.time.sleep", sleep)
     engine.pause()
-    threading.Timer(0.3, lambda: engine.call(engine.resume)).start()
-    before = time.thread_time()
     assert engine.generate([[5, 6, 7]], max_tokens=4, temperature=0.0)[0].tokens == expected
-    assert time.thread_time() - before < 0.2  # of this thread's own time: it did not spin
+    assert len(slept) == 3 and all(seconds > 0 for seconds in slept)
