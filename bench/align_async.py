@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import statistics
 from pathlib import Path
@@ -82,6 +83,7 @@ def main() -> None:
     folder = asked.folder.resolve()
     model = base(folder, asked.taught)
     write_files(folder, {"middle": 1500})
+    load = os.getloadavg()[0]  # above 1, others were at work and the times are worth little
     rows = [one(folder, model, mode, asked.steps, asked.seed) for mode in asked.modes]
     for row in rows:
         row["ratio"] = float(rows[0]["seconds_per_step"]) / float(row["seconds_per_step"])
@@ -92,7 +94,7 @@ def main() -> None:
             f"  dropped {row['dropped']:.0f}"
         )
     torch.set_num_threads(probe.threads())  # a run beside a worker leaves fewer
-    print(record("align_async", rows, steps=asked.steps, seed=asked.seed))
+    print(record("align_async", rows, steps=asked.steps, seed=asked.seed, load_before=load))
 
 
 if __name__ == "__main__":
