@@ -29,6 +29,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "code_tests": {"bare": True, "seconds": 3.0},
     "constraints": {},
     "critique": {"url": UNREACHABLE, "model": "judge", "retries": 0},
+    "environment": {},
     "exact": {},
     "faithfulness": {"url": UNREACHABLE, "retries": 0},
     "format": {},
