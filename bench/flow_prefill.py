@@ -1,13 +1,15 @@
-"""FlowPrefill beside chunked prefill: how many requests get their first token in time, and how long a short one waits.
+"""FlowPrefill beside chunked prefill: how much load keeps nine deadlines in ten, and how long a short prompt waits.
 
-    python -m bench.flow_prefill                   all loads; writes bench/results/flow_prefill.json
-    python -m bench.flow_prefill --go-on           after an interruption: what the file lacks
+    python -m bench.flow_prefill --seconds 270     writes bench/results/flow_prefill.json; again, until it says "done"
+    python -m bench.flow_prefill --anew            forget what the file has
 
-The same trace of short, medium and long prompts with a deadline for each class, arriving by a Poisson process, is
-served by a real model under FlowPrefill and under chunked prefill at every token budget. Load 1 is as many requests as
-the engine could just read, in whole prompts, if they came one after the other. Answers are one token long: what is
-measured is the time to it. Chunked prefill also serves the earliest
-deadline first; it is the engine's other policy, not a straw man.
+The same trace of short, medium and long prompts, which arrive by a Poisson process, is served by a real model under
+FlowPrefill and under chunked prefill at every token budget. Deadlines differ as the prompts do: a short prompt must be
+read within a fraction of the time a long one takes, a long one within a few times its own. Goodput is what the paper
+means by it: the highest load at which 90 % of all requests get their first token in time. Load 1 is as many requests
+as the engine could just read, in whole prompts, if they came one after the other. Each policy's load is raised in
+steps of 0.2 until it fails, and the step between is tried as well. Answers are one token long: what is measured is the
+time to it. Chunked prefill serves the earliest deadline first too; it is the engine's other policy, not a straw man.
 
 Time is the CPU time of the engine's one thread: what else the machine does meanwhile does not count, waiting for the
 next arrival takes no time, and all policies pay for what they compute and decide.
@@ -56,7 +58,8 @@ SHAPE: dict[str, Any] = {
     "max_position_embeddings": 2048,
 }
 BUDGETS = (64, 128, 256, 512)
-LOADS = (0.8, 1.1, 1.5)
+FIRST, STEP, LAST = 0.6, 0.2, 2.4  # loads
+ENOUGH = 0.9  # of all deadlines
 FILE = RESULTS / "flow_prefill.json"
 
 
@@ -195,16 +198,35 @@ def waits(model: Model, policy: Policy, length: int, seconds: float, rounds: int
     return [request.first_token - request.arrived for request in shorts if request.first_token is not None]
 
 
+def goodput(rows: list[dict[str, Any]], policy: str) -> float:
+    """The highest load that was sustained."""
+    return max((row["load"] for row in rows if row["policy"] == policy and row["met"] >= ENOUGH), default=0.0)
+
+
+def next_load(rows: list[dict[str, Any]], policy: str) -> float | None:
+    """Upwards until one fails, then half a step back; None when all is known."""
+    tried = {row["load"]: row["met"] >= ENOUGH for row in rows if row["policy"] == policy}
+    load = FIRST
+    while tried.get(load) and load < LAST:
+        load = round(load + STEP, 2)
+    if load not in tried:
+        return load
+    between = round(load - STEP / 2, 2)
+    return None if tried[load] or between in tried else between
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--load", type=float, action="append", help=f"default: {LOADS}")
     parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--go-on", action="store_true", help="keep what the results file has, and add what it lacks")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="begin nothing new after so long")
+    parser.add_argument("--anew", action="store_true", help="forget what the results file has")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    until = time.monotonic() + options.seconds
     model = make_model()
     console = Console(width=120)
-    before = json.loads(FILE.read_text()) if options.go_on and FILE.exists() else {"rows": [], "worst_short_wait": {}}
+    kept = FILE.exists() and not options.anew
+    before = json.loads(FILE.read_text()) if kept else {"rows": [], "worst_short_wait": {}}
     seconds = before.get("seconds_alone") or {kind.name: alone(model, kind.high) for kind in CLASSES}
     layer = seconds["long"] / len(model.layers)
     console.print(", ".join(f"{kind.name} ({kind.high} tokens) {seconds[kind.name]:.3f} s" for kind in CLASSES))
@@ -213,46 +235,45 @@ def main() -> None:
     policies |= {f"chunked {budget}": lambda budget=budget: Chunked(tokens=budget) for budget in BUDGETS}
     rows, waited = before["rows"], before["worst_short_wait"]
 
-    def save() -> dict[str, float]:
-        ratios = {}
-        for load in sorted({row["load"] for row in rows}):
-            here = {row["policy"]: row["goodput"] for row in rows if row["load"] == load}
-            others = [goodput for name, goodput in here.items() if name != "flow"]
-            if "flow" in here and others:
-                ratios[str(load)] = here["flow"] / max(others)
-        facts = {"seconds_alone": seconds, "layer_seconds": layer, "worst_short_wait": waited}
-        record("flow_prefill", rows, model=SHAPE, requests=options.requests, goodput_ratios=ratios, **facts)
-        return ratios
+    def save() -> None:
+        found = {name: goodput(rows, name) for name in policies}
+        best = max(load for name, load in found.items() if name != "flow")
+        facts = {"seconds_alone": seconds, "layer_seconds": layer, "worst_short_wait": waited, "goodput": found}
+        ratio = found["flow"] / best if best else None
+        classes = [vars(kind) for kind in CLASSES]
+        record("flow_prefill", rows, model=SHAPE, classes=classes, requests=options.requests, ratio=ratio, **facts)
 
     for name, policy in policies.items():
         if name not in waited:
             waited[name] = max(waits(model, policy(), CLASSES[-1].high, seconds["long"]))
             save()
-    for load in options.load or LOADS:
-        arrivals = trace(options.requests, load, seconds)
-        for name, policy in policies.items():
-            if not any((row["load"], row["policy"]) == (load, name) for row in rows):
-                rows.append({"load": load, "policy": name, **serve(model, policy(), arrivals)})
-                save()
+    for name, policy in policies.items():
+        while (load := next_load(rows, name)) is not None and time.monotonic() < until:
+            rows.append(
+                {"load": load, "policy": name, **serve(model, policy(), trace(options.requests, load, seconds))}
+            )
+            print(f"{name}, load {load}: {rows[-1]['met']:.1%} in time", flush=True)
+            save()
 
-    ratios = save()
-    for load in sorted({row["load"] for row in rows}):
-        names = [kind.name for kind in CLASSES]
-        table = Table("policy", "in time", "goodput /s", *names, "worst short s", title=f"load {load}")
-        for row in rows:
-            if row["load"] == load:
-                by_class = [f"{row['met_by_class'][name]:.0%}" for name in names]
-                worst = row["worst_first_token"]["short"]
-                table.add_row(row["policy"], f"{row['met']:.0%}", f"{row['goodput']:.2f}", *by_class, f"{worst:.3f}")
-        console.print(table)
-        console.print(f"load {load}: goodput {ratios[str(load)]:.2f}x the best chunked setting")
+    names = [kind.name for kind in CLASSES]
+    table = Table("policy", "load", "in time", "requests/s in time", *names, "worst short s")
+    for row in sorted(rows, key=lambda row: (row["policy"], row["load"])):
+        by_class = [f"{row['met_by_class'][name]:.0%}" for name in names]
+        worst = row["worst_first_token"]["short"]
+        cells = [row["policy"], f"{row['load']:.1f}", f"{row['met']:.1%}", f"{row['goodput']:.2f}", *by_class]
+        table.add_row(*cells, f"{worst:.3f}")
+    console.print(table)
+    loads = {name: goodput(rows, name) for name in policies}
+    best = max(load for name, load in loads.items() if name != "flow")
+    console.print(f"goodput, the highest load with {ENOUGH:.0%} in time: {loads}; {loads['flow'] / (best or 1):.2f}x")
     others = sorted(wait for name, wait in waited.items() if name != "flow")
     bound = layer + seconds["short"]
     console.print(
         f"a short request during a long prompt waits at most {waited['flow']:.3f} s; one layer {layer:.3f} s and its "
         f"own {seconds['short']:.3f} s make {bound:.3f} s; chunked {others[0]:.3f} to {others[-1]:.3f} s"
     )
-    console.print(f"wrote {FILE}")
+    done = all(next_load(rows, name) is None for name in policies)
+    console.print(f"wrote {FILE}; {'done' if done else 'call it again for the rest'}")
 
 
 if __name__ == "__main__":
