@@ -49,6 +49,7 @@ def draw(told: dict[str, Any], file: Path) -> None:
         axes.set_xlabel("layer")
         axes.set_ylabel("squared error, share of the output")
         axes.set_title(f"{told['method']['name']}: {told['bits_per_weight']:.2f} bits a weight")
-        axes.legend(ncols=2)
+        if kinds:
+            axes.legend(ncols=2)
         figure.savefig(file, dpi=120)
         pyplot.close(figure)

@@ -182,6 +182,8 @@ async def converse(client: httpx.AsyncClient, url: str, model: str, ask: Ask, to
                 else:
                     told.gaps.append(now - last)
                 pieces, last = pieces + 1, now
+    if told.first is None and ended:  # a model may end its answer with its first token
+        told.first = time.perf_counter() - due
     told.tokens = told.tokens or pieces  # a server that does not count sends a token at a time, most likely
     if not ended:
         told.problem = "the answer broke off"

@@ -40,6 +40,8 @@ class Failing(BaseHTTPRequestHandler):
                 self._answer(429, "{}")
             case "break":
                 self._answer(200, 'data: {"choices": [{"delta": {"content": "a"}}]}\n\n')
+            case "nothing":
+                self._answer(200, 'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n')
             case "error":
                 self._answer(200, 'data: {"error": {"message": "a replica died"}}\n\n')
             case _:
@@ -123,12 +125,13 @@ def test_every_request_to_a_real_server_is_answered_and_counted(server):
 
 
 def test_refusals_and_broken_answers_are_failures(failing: str):
-    asks = [Ask(0.0, word, 4) for word in ("refuse", "break", "error", "fine")]
-    refused, broken, error, fine = asyncio.run(send_all(failing, asks))
+    asks = [Ask(0.0, word, 4) for word in ("refuse", "break", "error", "fine", "nothing")]
+    refused, broken, error, fine, nothing = asyncio.run(send_all(failing, asks))
     assert refused.problem == "HTTP 429"
     assert broken.problem == "the answer broke off"
     assert "a replica died" in str(error.problem)
     assert fine.problem is None and fine.tokens == 3  # which this server does not count
+    assert nothing.problem is None and nothing.first is not None  # its first token ended it
 
 
 def test_the_command_reports_as_json(server, capsys):
