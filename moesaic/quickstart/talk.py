@@ -1,0 +1,52 @@
+"""Serve the finished model: for a person until Ctrl-C, otherwise until it has answered for itself."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+import moesaic
+from moesaic.data.tasks import score
+from moesaic.evaluate.suites.tasks import held_out
+from moesaic.quickstart.check import check
+from moesaic.serve.api.server import Server, listen, serve
+from moesaic.serve.api.service import Service, Settings
+
+NAME = "quickstart"
+
+
+def talk(model: Path, family: str, port: int, console: Console, *, person: bool) -> None:
+    question = held_out(family, 1)[0]
+    listener = listen("127.0.0.1", port if person else 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    engine = moesaic.Engine(moesaic.load(model), seed=0)
+    problems: list[BaseException] = []
+
+    async def by_itself(server: Server) -> None:
+        try:
+            found = await asyncio.to_thread(check, url, NAME, question.question.strip())
+            right = "right" if score(question, found["answer"]) >= 1.0 else "wrong"
+            console.print(f"Asked through the API and as the page asks: {escape(question.question.strip())!s}")
+            console.print(f"Answered ({right}): {escape(found['answer'])!s}")
+        except Exception as error:
+            problems.append(error)
+        finally:
+            server.should_exit = True
+
+    asking: list[asyncio.Task[None]] = []
+
+    def ready(server: Server, service: Service) -> None:
+        if not person:
+            asking.append(asyncio.get_running_loop().create_task(by_itself(server)))
+            return
+        console.print(f"\nTalk to it: [bold]{url}[/bold]   (Ctrl-C ends)\n")
+        console.print(f"  Ask it        {escape(question.question.strip())}")
+        console.print(f"  In a terminal moesaic chat {model}")
+        console.print("  A real model  moesaic convert smollm2 out/smollm2 && moesaic serve out/smollm2")
+
+    asyncio.run(serve(engine, Settings(name=NAME), listener, drain_seconds=5, ready=ready))
+    if problems:
+        raise problems[0]

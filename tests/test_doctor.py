@@ -1,0 +1,43 @@
+"""The doctor tells what is there, and for what is missing the command that helps."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import PackageNotFoundError, version
+
+import pytest
+import torch
+
+from moesaic import doctor
+from moesaic.cli import main
+from moesaic.kernels import native
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "READ", 1 << 16)
+    monkeypatch.setattr(doctor, "SIZE", 64)
+
+
+def test_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    told = {finding["name"]: finding for finding in json.loads(capsys.readouterr().out)["findings"]}
+    assert told["torch"]["found"] == torch.__version__
+    assert "float32" in told["number formats"]["found"]
+    assert told["compiled kernels"]["fine"] == (native.kernels() is not None)
+
+
+def test_what_is_missing_comes_with_its_remedy(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    def without_ray(package: str) -> str:
+        if package == "ray":
+            raise PackageNotFoundError(package)
+        return version(package)
+
+    monkeypatch.setattr(doctor, "version", without_ray)
+    monkeypatch.setattr(native, "kernels", lambda: None)
+    found = {finding.name: finding for finding in doctor.examine()}
+    assert not found["ray"].fine and "moesaic[cluster]" in found["ray"].remedy
+    assert not found["compiled kernels"].fine and "compiler" in found["compiled kernels"].remedy
+    assert found["transformers"].fine
+    assert main(["doctor"]) == 0  # a missing extra is no failure
+    assert "pip install 'moesaic[cluster]'" in capsys.readouterr().out
