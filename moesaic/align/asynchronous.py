@@ -14,6 +14,9 @@ nothing is left is dropped. What workers do with answers under way when new weig
                 depends on who is how fast: the run gives the same bits every time, also if workers or the trainer
                 were killed on the way; a checkpoint waits for what is under way
 
+With `run_ahead`, a worker that has nothing to do answers what will probably be asked next, for the drafter to guess
+from (`run_ahead.py`). What is learned is the same to the bit.
+
 With staleness 0 the trainer waits for answers of its own weights: the same run, to the bit, as without workers.
 """
 
@@ -55,6 +58,7 @@ class Asynchronous(BaseModel):
     on_update: Literal["recompute", "keep", "finish"] = "recompute"
     patience: float = Field(600.0, gt=0)  # seconds for one group of answers, and for a worker to be silent
     retries: int = Field(2, ge=0)  # times a group that took too long is asked for again
+    run_ahead: bool = False  # fill the drafter's trees in idle time
     threads: int = Field(0, ge=0)  # of a worker; 0: a fair share of this machine's
     address: str | None = None  # of a Ray cluster; none: one is started here, for this run
 
@@ -126,12 +130,15 @@ class AsynchronousStream(PolicyStream):
         crew = self.crew.counted
         every[0].steps, every[0].generated, every[0].accepted = crew.steps, crew.generated, crew.accepted
         self._note_ages(groups)
+        if self.options.run_ahead:
+            self._foretell()
         return groups, every
 
     def extra_notes(self) -> dict[str, float]:
         crew = self.crew.counted
         return self.counted | {
             "workers_waited": crew.idle / self.options.workers,
+            "ran_ahead": float(crew.ahead),
             "worker_deaths": float(crew.deaths),
             "requeued": float(crew.requeued),
         }
@@ -199,6 +206,13 @@ class AsynchronousStream(PolicyStream):
             parts = (*round, n) if self.in_turn else (self.buffer.numbers,)
             asked.append(self.buffer.ask(place, seed_of(self.settings.seed, *parts), self.version, round))
         self._send(asked)
+
+    def _foretell(self) -> None:
+        """Tell the workers what will be asked next, if nothing that is learned meanwhile changes it, and the seeds."""
+        seed, first = self.settings.seed, self.buffer.numbers
+        places = self.selector.upcoming(self.settings.prompts)
+        parts = [(self.rounds, 0, n) if self.in_turn else (first + n,) for n in range(len(places))]
+        self.crew.foretell([(self.examples[place], seed_of(seed, *part)) for place, part in zip(places, parts)])
 
     def _ask_again(self) -> None:
         """What was under way when the checkpoint was written; its weights are gone, so it is asked of the newest."""

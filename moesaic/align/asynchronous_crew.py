@@ -30,6 +30,7 @@ class Counted:
     steps: int = 0
     generated: int = 0
     accepted: int = 0
+    ahead: int = 0
     idle: float = 0.0
     deaths: int = 0
     requeued: int = 0
@@ -112,6 +113,12 @@ class Crew:
         for number, share in shares.items():
             self.hands[number].actor.ask.remote(share)
 
+    def foretell(self, coming: Sequence[tuple[Example, int]]) -> None:
+        """Questions that will probably be asked next, with their seeds; to each worker those it will be asked, if all
+        have equally much to do."""
+        for hand in self.hands:
+            hand.actor.foretell.remote(list(coming[hand.number :: len(self.hands)]))
+
     def forget(self) -> None:
         """Nobody waits any more for what is under way."""
         for hand in self.hands:
@@ -143,6 +150,7 @@ class Crew:
         self.counted.steps += news.steps
         self.counted.generated += news.generated
         self.counted.accepted += news.accepted
+        self.counted.ahead += news.ahead
         self.counted.idle += news.idle
         # What was asked again elsewhere may come twice; the first counts.
         finished = [one for one in news.finished if hand.asked.pop(one.number, None) is not None]

@@ -27,6 +27,7 @@ from moesaic.align.environments import Environment
 from moesaic.align.environments._playing import Begin, players
 from moesaic.align.examples import Example
 from moesaic.align.rollout import Sample, ask
+from moesaic.align.run_ahead import RunAhead
 from moesaic.align.under_way import Answering, UnderWay
 from moesaic.kernels import Mode
 from moesaic.methods import Method, build
@@ -96,6 +97,7 @@ class News:
     steps: int
     generated: int
     accepted: int
+    ahead: int  # tokens written ahead, for the drafter only
     idle: float  # seconds it had nothing to do
     process: int
 
@@ -111,13 +113,14 @@ class Worker:
         self.engine = Engine(setup.model(), drafter=drafter, most_requests=setup.most_requests, seed=setup.seed)
         self.begin_group = setup.begin()
         self.under_way = UnderWay(self.engine, named_rewards(setup.rewards), judged_again=True)
+        self.ahead = RunAhead(self.engine, setup.group, setup.wishes)
         self.waiting: dict[int, tuple[Ticket, Example]] = {}
         self.renewals: dict[int, tuple[np.ndarray, frozenset[int]]] = {}  # version -> weights, after which tickets
         self.answered: set[int] = set()
         self.inbox: deque[Callable[[], None]] = deque()
         self.outbox: list[Finished] = []
         self.idle = 0.0
-        self._told = (0, 0, 0, 0.0)
+        self._told = (0, 0, 0, 0, 0.0)
         self._ready = asyncio.Event()
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
 
@@ -135,6 +138,10 @@ class Worker:
     async def ask(self, asked: list[tuple[Ticket, Example]]) -> None:
         self._note(lambda: self.waiting.update({ticket.number: (ticket, example) for ticket, example in asked}))
 
+    async def foretell(self, coming: list[tuple[Example, int]]) -> None:
+        """Questions that will probably be asked next, with their seeds."""
+        self._note(lambda: self.ahead.foretold(coming))
+
     async def give_up(self, number: int) -> None:
         self._note(lambda: self._give_up(number))
 
@@ -147,11 +154,17 @@ class Worker:
         if not self._thread.is_alive():
             raise RuntimeError("the engine's thread has ended")
         finished, self.outbox = self.outbox, []
-        counts = self.engine.counts
-        now = (counts.steps, counts.generated_tokens, counts.accepted_tokens, self.idle)
-        steps, generated, accepted, idle = (a - b for a, b in zip(now, self._told))
+        counts, ahead = self.engine.counts, self.ahead.counts
+        now = (
+            counts.steps - ahead.steps,
+            counts.generated_tokens - ahead.generated_tokens,
+            counts.accepted_tokens - ahead.accepted_tokens,
+            ahead.generated_tokens,
+            self.idle,
+        )
+        steps, generated, accepted, written, idle = (a - b for a, b in zip(now, self._told))
         self._told = now
-        return News(finished, int(steps), int(generated), int(accepted), idle, os.getpid())
+        return News(finished, int(steps), int(generated), int(accepted), int(written), idle, os.getpid())
 
     def _note(self, note: Callable[[], None]) -> None:
         self.inbox.append(note)
@@ -171,6 +184,7 @@ class Worker:
                 self._tell(Finished(number, result if isinstance(result, list) else None, problem))
             if not (ended or self.inbox or self.engine.working or self._startable()):
                 began = time.monotonic()
+                self.ahead.run(until=lambda: bool(self.inbox) or self.under_way.news.is_set())
                 self.under_way.news.wait()
                 if not self.under_way.groups:  # else it waited for tools or judges
                     self.idle += time.monotonic() - began

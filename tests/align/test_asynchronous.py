@@ -31,7 +31,7 @@ ray = pytest.importorskip("ray")
 FAMILY = "builtin:chain_sum:min_terms=2,max_terms=2,min_digits=1,max_digits=1"
 STEPS = 6
 TIMED = {"seconds", "tokens_per_second", "mfu", "trainer_waited", "workers_waited", "accepted_per_step"}
-TIMED |= {"tokens_per_pass", "worker_deaths", "requeued"}
+TIMED |= {"tokens_per_pass", "worker_deaths", "requeued", "ran_ahead"}
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +90,23 @@ def test_staleness_0_is_the_synchronous_run(base, tmp_path, cluster):
     assert shared == untimed(plain)
     assert same_weights(tmp_path / "plain", tmp_path / "beside")
     assert not ray.util.list_named_actors() and ray.is_initialized()  # a cluster that was there is left
+
+
+def test_run_ahead_changes_nothing_that_is_learned(base, tmp_path, cluster, monkeypatch):
+    plain = run(base, tmp_path / "plain")
+    gather = AsynchronousStream.gather
+
+    def slowly(stream: AsynchronousStream):
+        """A trainer that takes its time, so that the worker has some."""
+        found = gather(stream)
+        time.sleep(0.3)
+        return found
+
+    monkeypatch.setattr(AsynchronousStream, "gather", slowly)
+    ahead = run(base, tmp_path / "ahead", "{staleness: 0, run_ahead: true}")
+    assert same_weights(tmp_path / "plain", tmp_path / "ahead")
+    assert [line["reward"] for line in ahead] == [line["reward"] for line in plain]
+    assert sum(line["ran_ahead"] for line in ahead) > 0 and all(line["staleness_max"] == 0 for line in ahead)
 
 
 @pytest.fixture(scope="module")
@@ -249,6 +266,7 @@ def test_an_engine_that_fails_gives_up_what_it_holds_and_goes_on(base, monkeypat
         ("{staleness: -1}", "at least 0"),
         ("{on_update: never}", "recompute"),
         ("{workers: 0}", "at least 1"),
+        ("{run_ahead: true}, environment: tool_use", "run_ahead wants a drafter"),
     ],
 )
 def test_bad_options_are_refused(base, tmp_path, options, message):

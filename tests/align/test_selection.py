@@ -68,6 +68,26 @@ def test_sources_of_middle_difficulty_are_asked_most():
     assert len(set(selector.choose(50))) == 50
 
 
+def test_a_source_that_only_fails_is_found_out_within_some_questions():
+    """Not within steps: by the time that steps have passed, the others may be learned."""
+    selector = ByDifficulty(Rlcs(), mixture(3), 0)
+    for _ in range(8):
+        for source, share in enumerate((0.0, 0.5, 1.0)):
+            selector.learn((source, 0), answered(share))
+    chosen = [place[0] for place in selector.choose(300)]
+    assert chosen.count(1) > 160
+
+
+def test_a_source_half_mastered_and_half_hopeless_does_not_pass_for_middling():
+    selector = ByDifficulty(Rlcs(), mixture(2), 0)
+    for number in range(20):
+        selector.learn((0, number), answered(number % 2))
+        selector.learn((1, number), answered(0.5))
+    assert selector.rates == pytest.approx([0.5, 0.5], abs=0.02)
+    chosen = [place[0] for place in selector.choose(300)]
+    assert chosen.count(1) > 220
+
+
 def test_questions_of_a_pool_of_middle_difficulty_are_asked_most():
     selector = ByDifficulty(Rlcs(pool=9, decay=0.5), mixture(1), 0)
     for _ in range(40):

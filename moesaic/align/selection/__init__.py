@@ -8,6 +8,7 @@ goes with every checkpoint, so a run that goes on asks what it would have asked.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,13 @@ class Selector:
 
     def choose(self, count: int) -> list[Place]:
         raise NotImplementedError
+
+    def upcoming(self, count: int) -> list[Place]:
+        """What would be chosen next, were nothing learned until then; looking does not choose."""
+        before = copy.deepcopy(self.state())
+        places = self.choose(count)
+        self.restore(before)
+        return places
 
     def needed(self, count: int) -> int:
         """How many questions to ask at once so that `count` of them teach something (dynamic sampling)."""

@@ -74,6 +74,10 @@ class ByInfluence(Selector):
             places.append(draw.choice(self.selected or self.pool))
         return places
 
+    def upcoming(self, count: int) -> list[Place]:
+        """As far as it is chosen already: a look should not cost the gradients of a selection."""
+        return self.queue[:count]
+
     def learn(self, place: Place, group: Sequence[Sample]) -> None:
         mean = sum(sample.judged.total for sample in group) / len(group)
         self.stored[place] = [

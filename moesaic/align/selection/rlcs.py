@@ -3,9 +3,11 @@ of the time, because only there some answers are better than others.
 
     selection: {name: rlcs, pool: 64}
 
-The share of right answers is kept, with decay, for every source and, where there is a `pool` of questions that come
-again, for every question. Beside that runs the share of questions that taught something: with dynamic sampling, so many
-more are asked at once that enough of them will.
+For every source it is kept, with decay, how much its questions were worth asking; a source that is half mastered and
+half hopeless has middling answers on average and teaches nothing. Where there is a `pool` of questions that come again,
+the share of right answers is kept for each. What nobody has tried is taken for promising, a belief that the first few
+questions outweigh: a source that only fails costs some questions, not some steps. Beside that runs the share of
+questions that taught something: with dynamic sampling, so many more are asked at once that enough of them will.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from moesaic.align.examples import Mixture, Place
 from moesaic.align.selection import Selection, Selector
+
+PRIOR = 2.0  # questions' worth of belief in a source that was never tried
 
 if TYPE_CHECKING:
     from moesaic.align.rollout import Sample
@@ -52,11 +56,26 @@ class Rlcs(Selection):
 class ByDifficulty(Selector):
     def __init__(self, options: Rlcs, examples: Mixture, seed: int) -> None:
         self.options, self.examples, self.seed = options, examples, seed
-        self.rates = [options.middle] * len(examples.sources)  # unknown is taken for promising
+        count = len(examples.sources)
+        # Of each source, added up and fading: questions that were asked, their shares of right answers, their weights.
+        self.seen, self.right, self.worth = [0.0] * count, [0.0] * count, [0.0] * count
         self.known: dict[Place, float] = {}
         self.taken = [0] * len(examples.sources)
         self.chosen = 0
         self.teaching = 1.0  # the share of questions that taught something
+
+    @property
+    def rates(self) -> list[float]:
+        """The share of right answers to a question of each source."""
+        return self._believed(self.right, self.options.middle)
+
+    @property
+    def promises(self) -> list[float]:
+        """The weight of a question of each source of which no more is known."""
+        return self._believed(self.worth, 1.0)
+
+    def _believed(self, sums: Sequence[float], at_first: float) -> list[float]:
+        return [(found + PRIOR * at_first) / (seen + PRIOR) for found, seen in zip(sums, self.seen, strict=True)]
 
     def choose(self, count: int) -> list[Place]:
         return [self._one() for _ in range(count)]
@@ -69,20 +88,23 @@ class ByDifficulty(Selector):
         source, decay = place[0], self.options.decay
         # A source is many questions: one of them moves its rate little.
         slow = 1 - (1 - decay) / 8
-        self.rates[source] = slow * self.rates[source] + (1 - slow) * rate
+        for sums, found in ((self.seen, 1.0), (self.right, rate), (self.worth, self.options.weight(rate))):
+            sums[source] = slow * sums[source] + found
         if self.options.pool:
             self.known[place] = decay * self.known[place] + (1 - decay) * rate if place in self.known else rate
         taught = float(len({sample.judged.total for sample in group}) > 1)
         self.teaching = slow * self.teaching + (1 - slow) * taught
 
     def notes(self) -> dict[str, float]:
-        names = {f"rate/{number}": rate for number, rate in enumerate(self.rates)} if len(self.rates) > 1 else {}
+        names = {f"rate/{number}": rate for number, rate in enumerate(self.rates)} if len(self.seen) > 1 else {}
         return {"teaching": self.teaching} | names
 
     def state(self) -> dict[str, Any]:
         known = [[*place, rate] for place, rate in sorted(self.known.items())]
         return {
-            "rates": self.rates,
+            "seen": self.seen,
+            "right": self.right,
+            "worth": self.worth,
             "known": known,
             "taken": self.taken,
             "chosen": self.chosen,
@@ -90,18 +112,21 @@ class ByDifficulty(Selector):
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.rates, self.taken = list(state["rates"]), list(state["taken"])
+        self.seen, self.right, self.worth = list(state["seen"]), list(state["right"]), list(state["worth"])
+        self.taken = list(state["taken"])
         self.known = {(source, number): rate for source, number, rate in state["known"]}
         self.chosen, self.teaching = state["chosen"], state["teaching"]
 
     def _one(self) -> Place:
         draw = random.Random(f"{self.seed} {self.chosen}")
         self.chosen += 1
-        weights = [share * self.options.weight(rate) for share, rate in zip(self.examples.weights, self.rates)]
+        promises = self.promises
+        weights = [share * promise for share, promise in zip(self.examples.weights, promises, strict=True)]
         (source,) = draw.choices(range(len(weights)), weights)
         if not self.options.pool:
             self.taken[source] += 1
             return source, self.taken[source] - 1
         places = [(source, number) for number in range(self.options.pool)]
-        chances = [self.options.weight(self.known.get(place, self.rates[source])) for place in places]
+        weight, known = self.options.weight, self.known
+        chances = [weight(known[place]) if place in known else promises[source] for place in places]
         return draw.choices(places, chances)[0]
