@@ -41,7 +41,10 @@ class GroupedQueryAttention(nn.Module):
         q_THC, k_TNC, v_TNC = ops.heads(
             qkv_TXC, self.kv_heads, q_norm_C, k_norm_C, self.eps, flow.cos_TR, flow.sin_TR, self.interleaved
         )
-        out_THC = ops.attend(q_THC, k_TNC, v_TNC, layout, flow.cache_layer(self.number), self.scale, self.window)
+        if layout.compact is not None:
+            out_THC = layout.compact.attend(q_THC, k_TNC, v_TNC, layout, self.number, self.scale)
+        else:
+            out_THC = ops.attend(q_THC, k_TNC, v_TNC, layout, flow.cache_layer(self.number), self.scale, self.window)
         return self.out(out_THC.flatten(1), ops)
 
 

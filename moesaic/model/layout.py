@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -36,7 +36,8 @@ class Span:
 class PagedCache:
     """Keys and values of all layers in pages of `page_size` tokens; who owns which page is the caller's business.
 
-    `layers[i]` maps a name ("keys", "values", "latent", "index") to a slab of shape (pages, page_size, ...).
+    `layers[i]` maps a name ("keys", "values", "latent", "index") to a slab of shape (pages, page_size, ...). Where all
+    layers keep something of the same shape their slabs lie one after the other, and `whole[name]` is all of them.
     """
 
     def __init__(
@@ -51,9 +52,18 @@ class PagedCache:
         self.pages = pages
         # On a CPU memory that was never written costs nothing, and a row is never read before it is written.
         new = torch.empty if torch.device(device).type == "cpu" else torch.zeros
+        self.whole: dict[str, Tensor] = {}
+        for name, shape in (shapes[0] if shapes else {}).items():
+            if all(layer.get(name) == shape for layer in shapes):
+                self.whole[name] = new(len(shapes), pages, page_size, *shape, dtype=dtype, device=device)
         self.layers = [
-            {name: new(pages, page_size, *shape, dtype=dtype, device=device) for name, shape in layer.items()}
-            for layer in shapes
+            {
+                name: self.whole[name][number]
+                if name in self.whole
+                else new(pages, page_size, *shape, dtype=dtype, device=device)
+                for name, shape in layer.items()
+            }
+            for number, layer in enumerate(shapes)
         ]
 
     def copy_rows(self, source: int, target: int, rows: int) -> None:
@@ -68,6 +78,13 @@ class PagedCache:
             for slab in layer.values():
                 flat = slab.flatten(0, 1)
                 flat[list(targets)] = flat[list(sources)]
+
+
+class Compacted(Protocol):
+    """Sequences that keep their keys and values in a form of their own."""
+
+    def attend(self, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, layout: Layout, layer: int, scale: float) -> Tensor:
+        """Keep the new keys and values of a layer, and let every new token attend to its own sequence so far."""
 
 
 class Layout:
@@ -89,13 +106,16 @@ class Layout:
         cache: PagedCache | None = None,
         pages: Sequence[Sequence[int]] | None = None,
         trees: Sequence[Tensor | None] | None = None,
+        compact: Compacted | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         assert trees is None or positions is not None, "the tokens of a tree need positions"
-        assert cached is None or (cache is not None and pages is not None), "cached tokens need a cache and its pages"
+        paged = cache is not None and pages is not None
+        assert cached is None or paged or compact is not None, "cached tokens need a cache and its pages"
         self.cache = cache
         self.pages = pages
         self.trees = trees
+        self.compact = compact  # in place of a cache
         self.device = torch.device(device)
         self.spans: list[Span] = []
         start = 0

@@ -14,9 +14,13 @@ import heapq
 import itertools
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from moesaic.model.layout import PagedCache
 from moesaic.serve.request import Request
+
+if TYPE_CHECKING:
+    from moesaic.serve.kv.store import Store
 
 
 @dataclass(eq=False)
@@ -31,12 +35,14 @@ class Node:
 
 
 class Blocks:
-    """`reuse` turns the sharing of prefixes off where it is False; pages are then private for good."""
+    """`reuse` turns the sharing of prefixes off where it is False; pages are then private for good. With a `store`
+    requests are compact: they share nothing, and give pages back as their policy prunes."""
 
-    def __init__(self, cache: PagedCache, reuse: bool = True) -> None:
+    def __init__(self, cache: PagedCache, reuse: bool = True, store: Store | None = None) -> None:
         self.cache = cache
         self.size = cache.page_size
-        self.reuse = reuse
+        self.reuse = reuse and store is None
+        self.store = store
         self.free = list(range(cache.pages - 1, -1, -1))
         self.roots: dict[Hashable, dict[tuple[int, ...], Node]] = {}
         self.unused: list[tuple[int, int, Node]] = []  # a heap; entries whose node has been used since are stale
@@ -89,11 +95,29 @@ class Blocks:
 
     def grow(self, request: Request, tokens: int) -> bool:
         """See that a request has pages for so many tokens; False, and nothing changed, where there are too few."""
-        wanted = -(-tokens // self.size) - len(request.pages)
+        if request.compact is not None:
+            wanted = request.compact.pages_for(tokens - request.computed) - len(request.pages)
+        else:
+            wanted = -(-tokens // self.size) - len(request.pages)
         if wanted > self.available:
             return False
         request.pages.extend(self._new() for _ in range(wanted))
         return True
+
+    def before_pruning(self, request: Request, tokens: int) -> int:
+        """As many of the next tokens as are computed before a policy prunes what is cached."""
+        if self.store is None:
+            return tokens
+        if request.compact is None:
+            request.compact = self.store.begin(request)
+        return min(tokens, request.compact.due - request.computed)
+
+    def settle(self, request: Request) -> None:
+        """After a pass: prune what is due, or else share the pages a request has filled."""
+        if request.compact is not None:
+            self.free.extend(request.compact.end(request.tokens, request.pages))
+        else:
+            self.publish(request)
 
     def publish(self, request: Request) -> None:
         """Share the pages a request has filled."""
@@ -125,7 +149,7 @@ class Blocks:
         for node in reversed(request.nodes):  # leaves first, so that they also go first
             self._drop(node)
         self.free.extend(reversed(private))
-        request.pages, request.nodes, request.computed = [], [], 0
+        request.pages, request.nodes, request.computed, request.compact = [], [], 0, None
 
     def flush(self) -> None:
         """Forget all published prefixes, as after a change of weights. The caller sees to it that requests under way,

@@ -58,6 +58,10 @@ def answer_in_branches(
     if fork is None or child is None:
         raise UserError(engine.tokenizer.place, f"the tokenizer has no {FORK} and {CHILD}", "Answer in one branch.")
 
+    if engine.blocks.store is not None:
+        problem = "branches share the pages of their beginning, and this engine prunes its cache for each request alone"
+        raise UserError("--kv-policy", problem, "Answer in one branch.")
+
     first = Branch(engine.request(prompt, sampling), engine.tokenizer)
     branches = {first.request.number: first}
     engine.add(first.request)

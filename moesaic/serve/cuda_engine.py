@@ -73,8 +73,10 @@ class QueuedSteps:
 
     @staticmethod
     def fits(engine: Engine) -> bool:
-        """Interrupting a step between two layers (other policies) and guessing ahead are for plain passes."""
-        return takes(engine.model) and engine.drafter is None and isinstance(engine.scheduler.policy, Chunked)
+        """Interrupting a step between two layers (other policies), guessing ahead and caches that are pruned are for
+        plain passes."""
+        plain = engine.drafter is None and engine.blocks.store is None
+        return takes(engine.model) and plain and isinstance(engine.scheduler.policy, Chunked)
 
     def step(self) -> list[Output] | None:
         """What came of an earlier step, with one more queued behind it. None where a plain pass must run next."""

@@ -28,6 +28,8 @@ from moesaic.serve.blocks import Blocks
 from moesaic.serve.drafters import Drafter
 from moesaic.serve.drafters.router import Router
 from moesaic.serve.experts_seen import ExpertsSeen
+from moesaic.serve.kv.store import store_for
+from moesaic.serve.kv_policies import KVPolicy
 from moesaic.serve.memory import pages_that_fit
 from moesaic.serve.passes import Pass, Share
 from moesaic.serve.policies import Policy
@@ -41,9 +43,7 @@ if TYPE_CHECKING:
     from moesaic.serve.cuda_engine import QueuedSteps
 
 
-# In one step of a GPU, which is no faster with fewer.
-GPU_TOKENS = 8192
-
+GPU_TOKENS = 8192  # in one step of a GPU, which is no faster with fewer
 PAUSED = 0.002  # seconds between two looks whether to go on
 
 
@@ -72,6 +72,7 @@ class Engine:
         most_requests: int = 64,
         policy: Policy | None = None,
         drafter: Drafter | None = None,
+        kv_policy: KVPolicy | None = None,
         reuse_prefixes: bool = True,
         seed: int | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -80,7 +81,7 @@ class Engine:
         self.tokenizer = model.tokenizer
         self.stop_tokens: set[int] = set(model.tokenizer.stop_tokens) if model.tokenizer else set()
         self.cache = model.new_cache(pages_that_fit(model, cache_bytes, page_size, most_requests), page_size)
-        self.blocks = Blocks(self.cache, reuse_prefixes)
+        self.blocks = Blocks(self.cache, reuse_prefixes, store_for(model, self.cache, kv_policy, drafter))
         policy = policy or (Chunked(tokens=GPU_TOKENS) if model.device.type == "cuda" else Chunked())
         self.scheduler = Scheduler(self.blocks, policy, most_requests)
         # Behind a router, which sees to it that guesses are made only where they pay.
@@ -145,12 +146,13 @@ class Engine:
         if any(not 0 <= token < vocab for token in (*sampling.logit_bias, *sampling.stop_tokens)):
             raise UserError("logit_bias, stop_tokens", f"hold a token outside the vocabulary of {vocab}")
         if len(prompt) + (not options.get("embed")) > room:
-            raise UserError(
-                "prompt", f"has {len(prompt)} tokens, and the model holds {room} with its answer", "Shorten it."
-            )
+            problem = f"has {len(prompt)} tokens, and the model holds {room} with its answer"
+            raise UserError("prompt", problem, "Shorten it.")
         if adapter is not None and adapter not in self.adapters:
             raise UserError("adapter", f"there is no {adapter!r}", f"Loaded: {', '.join(self.adapters) or 'none'}.")
         request = Request(prompt, sampling, adapter=self.adapters[adapter] if adapter else None, **options)
+        if self.blocks.store is not None:
+            self.blocks.store.check(request)
         request.seed = sampling.seed if sampling.seed is not None else self.random.getrandbits(63)
         request.seed ^= sibling << 32  # answers to one prompt, from one seed, that differ
         request.limit = min(room, len(prompt) + (sampling.max_tokens or room))
@@ -281,7 +283,7 @@ class Engine:
             choices = Choices(self.model.logits_at(hidden_TD, torch.tensor(rows, device=hidden_TD.device)))
             outputs = [self._follow(share, choices, first) for share, first in ready]
         for share in work.shares:
-            self.blocks.publish(share.request)
+            self.blocks.settle(share.request)
         return outputs
 
     def _follow(self, share: Share, choices: Choices, first: int) -> Output:
@@ -328,10 +330,8 @@ class Engine:
 
     def _draft(self, shares: list[Share]) -> None:
         """Put guesses behind the requests that wait for their next token, as far as pages and limits allow."""
-        if self.drafter is None:
-            return
         asking = [share for share in shares if share.request.decoding]
-        if not asking:
+        if self.drafter is None or not asking:
             return
         most = max(1, 64 // len(asking))
         for share, draft in zip(asking, self.drafter.draft([share.request for share in asking], most), strict=True):

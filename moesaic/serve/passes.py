@@ -15,6 +15,7 @@ from moesaic.model.stack import all_layers
 from moesaic.model.transformer import Model
 from moesaic.serve.adapters import AdaptedKernels, rows_by_adapter
 from moesaic.serve.drafters import Draft
+from moesaic.serve.kv.attention import CompactBatch
 from moesaic.serve.request import Request
 
 
@@ -60,6 +61,16 @@ class Share:
         return places
 
 
+def compact_batch(shares: list[Share]) -> CompactBatch | None:
+    """Rows for the new tokens of compact requests; of one engine all are such, or none."""
+    sequences = [share.request.compact for share in shares if share.request.compact is not None]
+    if not sequences:
+        return None
+    for sequence, share in zip(sequences, shares, strict=True):
+        sequence.begin(share.rows, share.request.pages)
+    return CompactBatch(sequences)
+
+
 class Pass:
     """`advance` runs a layer; after the last, `hidden_TD` is there."""
 
@@ -73,13 +84,15 @@ class Pass:
         positions = None
         if any(tree_TT is not None for tree_TT in trees):
             positions = torch.tensor([place for share in shares for place in share.positions()], device=model.device)
+        compact = compact_batch(shares)
         layout = Layout(
             [share.rows for share in shares],
             cached=[share.request.computed for share in shares],
-            cache=cache,
+            cache=cache if compact is None else None,
             pages=[list(share.request.pages) for share in shares],
             positions=positions,
             trees=trees if positions is not None else None,
+            compact=compact,
             device=model.device,
         )
         self.layout = layout

@@ -60,7 +60,7 @@ def front_engine(directory: Path, **options: Any) -> Engine:
         model = Model(config)
     model.tokenizer = Tokenizer.from_files(source.files, source.place)
     engine = Engine(model, **options)
-    engine.blocks = ToldBlocks(engine.cache)
+    engine.blocks = ToldBlocks(engine.cache, store=engine.blocks.store)
     engine.experts.counts = torch.zeros_like(engine.experts.counts, device="cpu")
     return engine
 
@@ -79,7 +79,13 @@ def with_replicas(
     on_gpu = torch.cuda.is_available() and str(weights.get("device") or "cuda").startswith("cuda")
     if cache_bytes is None and not on_gpu:
         cache_bytes = int(free_bytes(torch.device("cpu")) * SHARE) // count
-    front = front_engine(directory, cache_bytes=cache_bytes, seed=seed, most_requests=options["most_requests"] * count)
+    front = front_engine(
+        directory,
+        cache_bytes=cache_bytes,
+        seed=seed,
+        most_requests=options["most_requests"] * count,
+        kv_policy=options.get("kv_policy"),
+    )
     make_loop = partial(
         Replicas,
         directory=directory,

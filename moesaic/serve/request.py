@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from moesaic.serve.adapters import Adapter
     from moesaic.serve.blocks import Node
     from moesaic.serve.grammar import Grammar
+    from moesaic.serve.kv.compact import Compact
     from moesaic.serve.text import TextStream
 
 NUMBERS = itertools.count()
@@ -141,6 +142,7 @@ class Request:
     cached: int = 0  # tokens that were in the cache when the request was first given a place
     pages: list[int] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)  # the shared pages among them, from the first on
+    compact: Compact | None = None  # how its pages are used, where a policy prunes them
     root: Hashable = None  # with whom it shares pages; None: with nobody
     text: TextStream | None = None
     limit: int = 0  # as many tokens as it may grow to

@@ -51,7 +51,7 @@ class Scheduler:
                 if self.shares_soon(request) or not self.admit(request):
                     continue
                 self.readers.setdefault(self.opening(request), []).append(request)
-            share = Share(request, min(count, request.pending))
+            share = Share(request, self.blocks.before_pruning(request, min(count, request.pending)))
             while not self.blocks.grow(request, request.computed + share.rows):
                 victim = self.victim(request, shares)
                 if victim is None:

@@ -1,0 +1,95 @@
+"""Attention over compact sequences: each attends to the rows it has kept, and what policies watch is noted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from moesaic.model.layout import Layout
+from moesaic.serve.kv.compact import Compact
+
+WEIGHTS = 1 << 24  # numbers of attention weights in memory at a time
+FEW_QUERIES = 8  # for which writing the softmax out is quicker than the fused kernel
+
+
+class CompactBatch:
+    """The compact sequences of one pass, in the order of its spans."""
+
+    def __init__(self, sequences: Sequence[Compact]) -> None:
+        self.sequences = sequences
+
+    def attend(self, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, layout: Layout, layer: int, scale: float) -> Tensor:
+        pieces = [
+            attend(self.sequences[span.number], q, k, v, layer, scale)
+            for span, q, k, v in layout.per_sequence(q_THC, k_TNC, v_TNC)
+        ]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def attend(compact: Compact, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, layer: int, scale: float) -> Tensor:
+    """Write the new tokens' keys and values, then let the new tokens look at all rows of their sequence."""
+    new, heads, size = q_THC.shape
+    compact.extend(layer, k_TNC, v_TNC)
+    if compact.widths[layer] == new:
+        k_NMC, v_NMC = k_TNC.transpose(0, 1), v_TNC.transpose(0, 1)
+    else:
+        k_NMC, v_NMC = (read.to(q_THC) for read in compact.read(layer))
+    kv_heads, rows = k_NMC.shape[:2]
+    q_NGTC = q_THC.view(new, kv_heads, -1, size).permute(1, 2, 0, 3)
+    hidden = _hidden(compact.missing(layer), new, rows, q_THC.device)
+    watched = 0 if new <= FEW_QUERIES else compact.first_watched  # from here on the weights are written out
+    pieces = []
+    if watched:
+        pieces.append(_fused(q_NGTC[:, :, :watched], k_NMC, v_NMC, hidden, scale))
+    block = max(1, WEIGHTS // (heads * rows))
+    for start in range(watched, new, block):
+        stop = min(new, start + block)
+        part = None if hidden is None else hidden[:, start:stop]
+        out, weights_NGTM = _written_out(q_NGTC[:, :, start:stop], k_NMC, v_NMC, part, scale)
+        pieces.append(out)
+        if stop > compact.first_watched:
+            _note(compact, layer, weights_NGTM, start, new)
+    out_NGTC = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
+    return out_NGTC.permute(2, 0, 1, 3).reshape(new, heads, size)
+
+
+def _hidden(missing_NM: Tensor | None, new: int, rows: int, device: torch.device) -> Tensor | None:
+    """What each new token may not look at (N or 1, T, M): the new ones after it, and what is no row of its head."""
+    if new == 1:
+        return None if missing_NM is None else missing_NM[:, None]
+    last_T1 = torch.arange(rows - new, rows, device=device)[:, None]
+    later_TM = (torch.arange(rows, device=device) > last_T1)[None]
+    return later_TM if missing_NM is None else later_TM | missing_NM[:, None]
+
+
+def _fused(q_NGTC: Tensor, k_NMC: Tensor, v_NMC: Tensor, hidden: Tensor | None, scale: float) -> Tensor:
+    group, new = q_NGTC.shape[1:3]
+    seen = None if hidden is None else ~hidden[:, None, :new]
+    k_NGMC, v_NGMC = (x_NMC[:, None].expand(-1, group, -1, -1) for x_NMC in (k_NMC, v_NMC))
+    return F.scaled_dot_product_attention(q_NGTC, k_NGMC, v_NGMC, attn_mask=seen, scale=scale)
+
+
+def _written_out(
+    q_NGTC: Tensor, k_NMC: Tensor, v_NMC: Tensor, hidden: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    kv_heads, group, new, size = q_NGTC.shape
+    scores = torch.bmm(q_NGTC.reshape(kv_heads, group * new, size) * scale, k_NMC.transpose(1, 2))
+    scores = scores.view(kv_heads, group, new, -1)
+    if hidden is not None:
+        scores.masked_fill_(hidden[:, None], float("-inf"))
+    weights_NGTM = scores.softmax(-1, dtype=torch.float32)
+    out = torch.bmm(weights_NGTM.to(v_NMC.dtype).flatten(1, 2), v_NMC)
+    return out.view(kv_heads, group, new, size), weights_NGTM
+
+
+def _note(compact: Compact, layer: int, weights_NGTM: Tensor, start: int, new: int) -> None:
+    """The weights of the tokens from `start` on, as far as they are watched; older ones count for less."""
+    skip = max(0, compact.first_watched - start)
+    weights_NTM = weights_NGTM[:, :, skip:].sum(1)
+    if compact.policy.decay != 1.0:
+        age_T = torch.arange(start + skip, start + weights_NGTM.shape[2], device=weights_NGTM.device)
+        weights_NTM = weights_NTM * (compact.policy.decay ** (new - 1 - age_T).float())[:, None]
+    compact.watch(layer, weights_NTM.sum(1))

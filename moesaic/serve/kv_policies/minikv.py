@@ -1,0 +1,57 @@
+"""Heavy hitters in 2 bits, fewer of them in later layers (MiniKV: 2-Bit Layer-Discriminative KV Cache).
+
+    moesaic serve DIR --kv-policy minikv --kv share=0.5
+
+After the prompt the newest rows and those with the most attention stay, and earlier layers keep more than later ones.
+What stays is kept in 2 bits but for the newest tokens: keys with a scale for each channel of a block of tokens
+(sub-channel), values with one for each token. The answer's tokens all stay, and are encoded block by block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from moesaic.serve.kv.encoding import Encoding
+from moesaic.serve.kv_policies import Budgeted, Kept, Seen, best, rounds
+
+
+@dataclass(frozen=True)
+class MiniKV(Budgeted):
+    share: float = 0.5  # of the tokens, on average over the layers
+    falling: float = 0.5  # 0: all layers keep the same; 0.5: the first one half as much again, the last half of it
+    newest: float = 0.5  # of the budget
+    window: int = 32  # last tokens of the prompt whose attention counts; 0: all
+    bits: int = 2
+    group: int = 32  # tokens of a block
+    channels: int = 32  # of a token's value that share a scale
+    recent: int = 32  # newest tokens, which stay as they are
+    encoding: Encoding = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.falling <= 1 or not 0 <= self.newest <= 1 or self.window < 0:
+            raise ValueError("falling and newest must be between 0 and 1, and window not negative")
+        object.__setattr__(self, "encoding", Encoding(self.bits, self.group, self.channels, self.recent))
+
+    def due(self, computed: int, prompt: int) -> int:
+        return rounds(computed, prompt, self.group)
+
+    def watch(self, due: int, prompt: int) -> int:
+        if due > prompt:
+            return due
+        return max(0, due - self.window) if self.window else 0
+
+    def prune(self, seen: Seen) -> Kept | None:
+        budget = self.budget(seen.computed)
+        if seen.computed > seen.prompt or budget == seen.computed:
+            return None
+        layers = len(seen.scores_LNM)
+        slope_L = 1 + self.falling * torch.linspace(1, -1, layers, device=seen.scores_LNM.device)
+        budget_L = (budget * slope_L).round().clamp(min(self.least, budget), seen.computed).long()
+        newest_L = (budget_L * self.newest).round().long()
+        place_M = torch.arange(seen.computed, device=seen.scores_LNM.device)
+        newest_L1M = (place_M >= seen.computed - newest_L[:, None])[:, None]
+        older_LNM = seen.scores_LNM.masked_fill(newest_L1M, -1.0)
+        return Kept(newest_L1M | best(older_LNM, (budget_L - newest_L)[:, None]))

@@ -1,0 +1,200 @@
+"""Every policy in the engine: nothing pruned changes nothing, what is pruned frees pages, and neither neighbours nor
+chunks nor preemption change what is said."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from moesaic.errors import UserError
+from moesaic.methods import Method, build, known
+from moesaic.model.transformer import Model
+from moesaic.serve.engine import Engine
+from moesaic.serve.kv_policies import KVPolicy
+from moesaic.serve.policies.chunked import Chunked
+from moesaic.serve.policies.flow import Flow
+from moesaic.serve.request import Sampling
+from tests.serve.tiny import VOCABULARY, LayerClock, page_bytes, tiny_model
+
+SIZE = 4
+# Small enough to prune prompts of a hundred tokens and answers of thirty.
+PRUNING: dict[str, dict[str, Any]] = {
+    "sinks": {"share": 0.4, "least": 8, "every": 8},
+    "snapkv": {"share": 0.4, "least": 8, "window": 8},
+    "h2o": {"share": 0.4, "least": 8, "every": 8},
+    "lethe": {"share": 0.4, "least": 8, "every": 8},
+    "kvmerger": {"share": 0.4, "least": 8, "window": 8},
+    "fastgen": {"share": 0.4, "least": 8, "window": 8},
+    "quantised": {"bits": 4, "group": 8, "recent": 8},
+    "minikv": {"share": 0.6, "least": 8, "window": 8, "group": 8, "recent": 8},
+}
+# The same with nothing to prune.
+WHOLE: dict[str, dict[str, Any]] = {
+    "sinks": {"share": 1.0, "every": 8},
+    "snapkv": {"share": 1.0},
+    "h2o": {"share": 1.0, "every": 8},
+    "lethe": {"share": 1.0, "every": 8},
+    "kvmerger": {"share": 1.0},
+    "fastgen": {"share": 1.0},
+    "quantised": {"recent": 200},
+    "minikv": {"share": 1.0, "recent": 200},
+}
+
+
+def made(name: str, options: dict[str, Any]) -> KVPolicy:
+    return build(Method(name, options), KVPolicy, "test")
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return tiny_model(layers=3)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    draw = random.Random(3)
+    return [[draw.randrange(3, VOCABULARY) for _ in range(length)] for length in (101, 64, 9, 120, 37, 1)]
+
+
+def answers(model: Model, prompts: list[list[int]], kv: KVPolicy | None, **options: Any) -> list[list[int]]:
+    engine = Engine(model, page_size=SIZE, kv_policy=kv, **{"cache_bytes": 1 << 22, **options})
+    found = engine.generate(prompts, max_tokens=30, temperature=0.0, ignore_eos=True)
+    assert engine.blocks.in_use == 0 or kv is None
+    return [answer.tokens for answer in found]
+
+
+def test_every_policy_is_tried() -> None:
+    assert set(PRUNING) == set(WHOLE) == set(known(KVPolicy))
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_nothing_pruned_says_the_same(model: Model, prompts: list[list[int]], name: str) -> None:
+    assert answers(model, prompts, made(name, WHOLE[name])) == answers(model, prompts, None)
+
+
+@pytest.mark.parametrize("name", PRUNING)
+class TestWhatIsPruned:
+    def test_is_said_alike_alone_in_a_crowd_and_in_small_chunks(
+        self, model: Model, prompts: list[list[int]], name: str
+    ) -> None:
+        policy = made(name, PRUNING[name])
+        alone = [answers(model, [prompt], policy)[0] for prompt in prompts]
+        assert alone != answers(model, prompts, None)  # or this test would test nothing
+        assert answers(model, prompts, policy) == alone
+        assert answers(model, prompts, policy, policy=Chunked(tokens=7)) == alone
+        assert answers(model, prompts, policy, policy=Flow()) == alone
+
+    def test_is_said_alike_after_preemption(self, model: Model, prompts: list[list[int]], name: str) -> None:
+        policy = made(name, PRUNING[name])
+        pages = -(-160 // SIZE)  # of the longest request alone
+        engine = Engine(model, page_size=SIZE, kv_policy=policy, cache_bytes=page_bytes(model, SIZE) * pages)
+        wishes = Sampling(max_tokens=30, temperature=0.0, ignore_eos=True)
+        requests = [engine.request(prompt, wishes, priority=number) for number, prompt in enumerate(prompts[:4])]
+        for request in requests:
+            engine.add(request)
+        for count in range(400):
+            if count in (12, 25) and (running := [one for one in requests if one.pages and not one.finish_reason]):
+                engine.scheduler.preempt(running[-1])
+            engine.step()
+        assert engine.scheduler.preemptions >= 2
+        told = [request.tokens[len(request.prompt) :] for request in requests]
+        assert told == [answers(model, [prompt], policy)[0] for prompt in prompts[:4]]
+
+    def test_gives_pages_back(self, model: Model, prompts: list[list[int]], name: str) -> None:
+        held = {}
+        for policy in (None, made(name, PRUNING[name])):
+            engine = Engine(model, page_size=SIZE, kv_policy=policy, cache_bytes=1 << 22)
+            request = engine.request(prompts[3], Sampling(max_tokens=30, temperature=0.0, ignore_eos=True))
+            engine.add(request)
+            most = 0
+            while not request.written:
+                engine.step()
+                most = max(most, engine.blocks.in_use)
+            held[policy is None] = engine.blocks.in_use
+            assert engine.blocks.in_use == len(request.pages)
+            while request.finish_reason is None:
+                engine.step()
+            assert not request.pages and (policy is None or engine.blocks.in_use == 0)
+            assert sorted(engine.blocks.free) == list(range(engine.cache.pages)) or policy is None
+        assert held[True] == 120 // SIZE
+        assert held[False] <= 0.6 * held[True]
+
+
+def test_what_a_request_leaves_behind_does_not_matter(model: Model, prompts: list[list[int]]) -> None:
+    """Rows that were never written may hold anything, and rows of others are not looked at."""
+    policy = made("sinks", PRUNING["sinks"])
+    expected = answers(model, prompts, policy)
+    engine = Engine(model, page_size=SIZE, kv_policy=policy, cache_bytes=1 << 22)
+    for slabs in engine.cache.layers:
+        for slab in slabs.values():
+            slab.fill_(float("nan"))
+    found = engine.generate(prompts, max_tokens=30, temperature=0.0, ignore_eos=True)
+    assert [answer.tokens for answer in found] == expected
+
+
+def test_stopped_between_layers_and_dropped(model: Model, prompts: list[list[int]]) -> None:
+    """A pass given up in its middle leaves nothing behind; new weights begin anew."""
+    policy = made("snapkv", PRUNING["snapkv"])
+    expected = answers(model, prompts[:1], policy)[0]
+    clock = LayerClock(model)
+    engine = Engine(model, page_size=SIZE, kv_policy=policy, cache_bytes=1 << 22, policy=Flow(), clock=clock)
+    wishes = Sampling(max_tokens=30, temperature=0.0, ignore_eos=True)
+    first, second = engine.request(prompts[0], wishes), engine.request(prompts[3], wishes)
+    engine.add(first)
+    engine.add(second)
+    clock.at(0.15, lambda: engine.call(engine.weights_changed))
+    clock.at(0.3, lambda: engine.call(lambda: engine.abort(second)))
+    clock.run(engine)
+    assert first.tokens[len(first.prompt) :] == expected
+    assert second.finish_reason == "abort" and engine.blocks.in_use == 0
+
+
+def test_what_cannot_be_combined(model: Model, prompts: list[list[int]]) -> None:
+    from moesaic.serve.branches import answer_in_branches
+    from moesaic.serve.drafters.suffix import Suffix
+
+    with pytest.raises(UserError, match="drafter"):
+        Engine(model, kv_policy=made("snapkv", {}), drafter=Suffix(), cache_bytes=1 << 22)
+    streaming = Engine(model, kv_policy=made("sinks", {"window": 16}), cache_bytes=1 << 22)
+    with pytest.raises(UserError, match="prompt_logprobs"):
+        streaming.request(prompts[0], Sampling(prompt_logprobs=0))
+    with pytest.raises(UserError, match="prompt_logprobs"):
+        streaming.request(prompts[0], embed=True)
+    assert streaming.request(prompts[2], Sampling(prompt_logprobs=0))  # too short to be pruned
+    with pytest.raises(UserError):
+        answer_in_branches(streaming, [1, 2, 3])
+    for wrong in ({"share": 0.0}, {"share": 1.5}, {"least": 0}, {"shre": 0.5}):
+        with pytest.raises(UserError):
+            made("sinks", wrong)
+
+
+def test_prompt_logprobs_are_those_of_the_whole_prompt(model: Model, prompts: list[list[int]]) -> None:
+    engine = Engine(model, page_size=SIZE, kv_policy=made("snapkv", PRUNING["snapkv"]), cache_bytes=1 << 22)
+    found = engine.generate(prompts[:1], max_tokens=3, temperature=0.0, prompt_logprobs=0)[0].prompt_logprobs
+    assert found is not None
+    told = torch.tensor([entry.logprob for entry in found if entry is not None])
+    torch.testing.assert_close(told, model.logprobs(prompts[:1])[0], rtol=1e-3, atol=1e-3)
+
+
+def test_models_that_cannot_be_pruned(model: Model) -> None:
+    from moesaic.model.transformer import Model as Made
+
+    windowed = replace(model.config, layers=tuple(replace(layer, window=8) for layer in model.config.layers))
+    with pytest.raises(UserError, match="window"):
+        Engine(Made(windowed), kv_policy=made("sinks", {}), cache_bytes=1 << 22)
+
+
+def test_a_window_bounds_the_cache_while_the_prompt_is_read(model: Model, prompts: list[list[int]]) -> None:
+    policy = made("sinks", {"sinks": 2, "window": 16, "every": 8})
+    engine = Engine(model, page_size=SIZE, kv_policy=policy, cache_bytes=1 << 22)
+    request = engine.request(prompts[3], Sampling(max_tokens=30, temperature=0.0, ignore_eos=True))
+    engine.add(request)
+    most = 0
+    while request.finish_reason is None:
+        engine.step()
+        most = max(most, engine.blocks.in_use)
+    assert most <= -(-(2 + 16 + 8) // SIZE)
