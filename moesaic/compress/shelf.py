@@ -128,9 +128,9 @@ class Shelf:
 
 def rounded_scales(matrix: QuantisedMatrix) -> QuantisedMatrix:
     """As it will be read back: scales and zeros are kept in half precision."""
-    matrix.scales_GO.copy_(matrix.scales_GO.half().float())
-    if matrix.zeros_GO is not None:
-        matrix.zeros_GO.copy_(matrix.zeros_GO.half().float())
+    matrix.scales_XGO.copy_(matrix.scales_XGO.half().float())
+    if matrix.zeros_XGO is not None:
+        matrix.zeros_XGO.copy_(matrix.zeros_XGO.half().float())
     for part in (matrix.down_RI, matrix.up_OR):
         if part is not None:
             rounded_scales(part)

@@ -1,8 +1,9 @@
 """Matrices of small integers, and kernels that multiply by them beside plain ones.
 
 A weight is scale * (code - zero); scale and zero belong to a group of neighbouring inputs of one output.
-`docs/compress.md` shows how codes are packed. `dense` is the meaning; the native kernel rounds the rows it multiplies
-to 15 bits a group, a relative error of 5e-5, or to 8 bits a row where the matrix was made for that (W8A8, W4A8).
+`docs/compress.md` shows how codes are packed on disk, `native/quantised.h` how they lie in memory. `dense` is the
+meaning; the native kernel rounds the rows it multiplies to 15 bits a group, a relative error of 5e-5, or to 8 bits a
+row where the matrix was made for that (W8A8, W4A8).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from moesaic.kernels import Kernels
 
 BITS = (1, 2, 3, 4, 8)
 BLOCK = 32  # inputs that are packed together
+TILE = 8  # outputs that lie together
 # How far apart the inputs lie that share a byte, and by how many bits each is shifted there.
 _SPREAD = {1: 4, 2: 8, 4: 16, 8: 32}
 
@@ -24,9 +26,9 @@ _SPREAD = {1: 4, 2: 8, 4: 16, 8: 32}
 class QuantisedMatrix(nn.Module):
     """(O, I) as integers of `bits`, with a correction of low rank where there is one."""
 
-    codes: Tensor  # uint8, packed
-    scales_GO: Tensor
-    zeros_GO: Tensor | None  # None: the middle of the codes
+    tiles_XB: Tensor  # uint8: X tiles of eight outputs
+    scales_XGO: Tensor  # of a tile's groups and its eight outputs
+    zeros_XGO: Tensor | None  # None: the middle of the codes
 
     def __init__(
         self,
@@ -45,9 +47,9 @@ class QuantisedMatrix(nn.Module):
         self.shape = torch.Size((scales_GO.shape[1], inputs))
         assert codes.shape == (self.shape[0], padded(inputs) * bits // 8), "codes do not fit the shape"
         assert scales_GO.shape[0] == -(-inputs // group), "scales do not fit the groups"
-        self.register_buffer("codes", codes)
-        self.register_buffer("scales_GO", scales_GO)
-        self.register_buffer("zeros_GO", zeros_GO)
+        self.register_buffer("tiles_XB", tiled(unpack(codes, bits), bits))
+        self.register_buffer("scales_XGO", _by_tile(scales_GO))
+        self.register_buffer("zeros_XGO", None if zeros_GO is None else _by_tile(zeros_GO))
         self.dtype = torch.float32  # of what comes out
         # MiLo: what is added to the product, up @ down.
         self.down_RI: QuantisedMatrix | None = None
@@ -76,8 +78,24 @@ class QuantisedMatrix(nn.Module):
         )
 
     @property
+    def codes(self) -> Tensor:
+        """Packed row by row, as on disk."""
+        return pack(untiled(self.tiles_XB, self.bits).flatten(0, 1)[: self.shape[0]], self.bits)
+
+    @property
+    def scales_GO(self) -> Tensor:
+        return self._by_output(self.scales_XGO)
+
+    @property
+    def zeros_GO(self) -> Tensor | None:
+        return None if self.zeros_XGO is None else self._by_output(self.zeros_XGO)
+
+    def _by_output(self, of_XGO: Tensor) -> Tensor:
+        return of_XGO.transpose(0, 1).flatten(1)[:, : self.shape[0]].contiguous()
+
+    @property
     def device(self) -> torch.device:
-        return self.codes.device
+        return self.tiles_XB.device
 
     def numel(self) -> int:
         return self.shape.numel()
@@ -89,21 +107,29 @@ class QuantisedMatrix(nn.Module):
 
     def dense(self) -> Tensor:
         """The matrix it stands for, (O, I)."""
-        out_OI = self.rows(slice(None))
+        out_OI = self.own()
         if self.up_OR is not None and self.down_RI is not None:
             out_OI = out_OI + self.up_OR.dense() @ self.down_RI.dense()
         return out_OI
 
-    def rows(self, chosen: Tensor | slice) -> Tensor:
-        """Some rows of it, without corrections: what an embedding looks up."""
-        inputs = self.shape[1]
-        codes_OI = unpack(self.codes[chosen], self.bits)[:, :inputs].float()
-        scales_OI = self._spread(self.scales_GO[:, chosen])
-        zeros_OI = 2 ** (self.bits - 1) if self.zeros_GO is None else self._spread(self.zeros_GO[:, chosen])
-        return ((codes_OI - zeros_OI) * scales_OI).to(self.dtype)
+    def own(self) -> Tensor:
+        """The same without corrections."""
+        return self._weights(slice(None)).flatten(0, 1)[: self.shape[0]]
 
-    def _spread(self, of_GO: Tensor) -> Tensor:
-        return of_GO.T.repeat_interleave(self.group, dim=1)[:, : self.shape[1]]
+    def rows(self, chosen: Tensor) -> Tensor:
+        """Some rows of it, without corrections: what an embedding looks up."""
+        places = torch.arange(len(chosen), device=chosen.device)
+        return self._weights(chosen // TILE)[places, chosen % TILE]
+
+    def _weights(self, tiles: Tensor | slice) -> Tensor:
+        """Some tiles' weights (X, 8, I)."""
+        codes_XOI = untiled(self.tiles_XB[tiles], self.bits).float()
+        scales_XOI = self._spread(self.scales_XGO[tiles])
+        zeros = 2 ** (self.bits - 1) if self.zeros_XGO is None else self._spread(self.zeros_XGO[tiles])
+        return ((codes_XOI[..., : self.shape[1]] - zeros) * scales_XOI).to(self.dtype)
+
+    def _spread(self, of_XGO: Tensor) -> Tensor:
+        return of_XGO.transpose(1, 2).repeat_interleave(self.group, dim=2)[..., : self.shape[1]]
 
     def extra_repr(self) -> str:
         return f"{self.shape[0]}x{self.shape[1]}, {self.bits} bits, groups of {self.group}"
@@ -135,6 +161,41 @@ def unpack(packed: Tensor, bits: int) -> Tensor:
     bytes_OBS = packed.unflatten(1, (-1, _SPREAD[bits]))
     shifts = range(0, 8, bits) if bits < 8 else (0,)
     return torch.stack([(bytes_OBS >> shift) & (2**bits - 1) for shift in shifts], dim=2).flatten(1)
+
+
+def tiled(codes_OI: Tensor, bits: int) -> Tensor:
+    """One code per byte to tiles of eight outputs, as `native/quantised.h` describes them: (X, bytes of a tile)."""
+    outputs, inputs = codes_OI.shape
+    codes_OI = F.pad(codes_OI.to(torch.uint8), (0, padded(inputs) - inputs, 0, -outputs % TILE))
+    if bits == 3:
+        halves = [tiled(codes_OI & 3, 2).unflatten(1, (-1, 32)), tiled(codes_OI >> 2, 1).unflatten(1, (-1, 16))]
+        return torch.cat(halves, dim=2).flatten(1)
+    each = 8 // bits  # quads of inputs that share a byte
+    parts = codes_OI.view(
+        len(codes_OI) // TILE, 2, 4, -1, 8 // each, each, 4
+    )  # tile, half, output, block, vector, quad
+    parts = parts.permute(0, 3, 1, 4, 5, 2, 6)
+    out = parts[:, :, :, :, 0].clone()
+    for quad in range(1, each):
+        out |= parts[:, :, :, :, quad] << (bits * quad)
+    return out.flatten(1)
+
+
+def untiled(tiles_XB: Tensor, bits: int) -> Tensor:
+    """One code per byte, (X, 8, I)."""
+    if bits == 3:
+        both = tiles_XB.unflatten(1, (-1, 48))
+        return untiled(both[:, :, :32].flatten(1), 2) | (untiled(both[:, :, 32:].flatten(1), 1) << 2)
+    each = 8 // bits
+    vectors = tiles_XB.view(len(tiles_XB), -1, 2, 8 // each, 4, 4)
+    parts = torch.stack([(vectors >> (bits * quad)) & (2**bits - 1) for quad in range(each)], dim=4)
+    return parts.permute(0, 2, 5, 1, 3, 4, 6).reshape(len(tiles_XB), TILE, -1)
+
+
+def _by_tile(of_GO: Tensor) -> Tensor:
+    """(groups, outputs) to (tiles, groups, 8)."""
+    groups, outputs = of_GO.shape
+    return F.pad(of_GO, (0, -outputs % TILE)).view(groups, -1, TILE).transpose(0, 1).contiguous()
 
 
 def rounded_to_8_bits(x_TI: Tensor) -> Tensor:
@@ -171,7 +232,7 @@ class QuantisedKernels:
             return _native_product(self.library, x_TI, weight, bias_O)
         if weight.activation_bits == 8:
             x_TI = rounded_to_8_bits(x_TI)
-        return F.linear(x_TI, weight.rows(slice(None)).to(x_TI.dtype), bias_O)
+        return F.linear(x_TI, weight.own().to(x_TI.dtype), bias_O)
 
     def experts(
         self,
@@ -204,9 +265,9 @@ def _native_product(library: Any, x_TI: Tensor, weight: QuantisedMatrix, bias_O:
     x_TI = x_TI if x_TI.stride(1) == 1 else x_TI.contiguous()
     rows, inputs = x_TI.shape
     y_TO = x_TI.new_empty(rows, weight.shape[0])
-    zeros, planes = weight.zeros_GO, 1 if weight.activation_bits == 8 else 2
+    zeros, planes = weight.zeros_XGO, 1 if weight.activation_bits == 8 else 2
     library.quantised_linear(
-        x_TI.data_ptr(), weight.codes.data_ptr(), weight.scales_GO.data_ptr(),
+        x_TI.data_ptr(), weight.tiles_XB.data_ptr(), weight.scales_XGO.data_ptr(),
         None if zeros is None else zeros.data_ptr(), None if bias_O is None else bias_O.data_ptr(), y_TO.data_ptr(),
         rows, inputs, weight.shape[0], x_TI.stride(0), weight.bits, weight.group, planes, torch.get_num_threads(),
     )  # fmt: skip

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
 from moesaic.kernels.native.block import Whole
 from moesaic.kernels.native.layers import MOST_TOKENS, Stack
+from moesaic.kernels.native.quantised_block import QuantisedStack
 from moesaic.model.experts import MixtureFeedForward
 from moesaic.model.flow import Flow
 from moesaic.model.whole import whole
@@ -49,10 +50,10 @@ def _stack(model: Model) -> Stack | None:
             return None
         if block.parts is None or block.parts.matrices[0] is not block.attention_norm.weight:
             block.parts = whole(block)
-        if not isinstance(block.parts, Whole):
+        if block.parts is None or type(block.parts) is not type(blocks[0].parts):
             return None
-    parts = cast("list[Whole]", [block.parts for block in blocks])
+    parts = cast("list[Any]", [block.parts for block in blocks])
     if model.stack is None or any(one is not other for one, other in zip(parts, model.stack.layers, strict=True)):
         routers = [b.ffn.router.number if isinstance(b.ffn, MixtureFeedForward) else None for b in blocks]
-        model.stack = Stack(parts, routers)
+        model.stack = Stack(parts, routers) if isinstance(parts[0], Whole) else QuantisedStack(parts, routers)
     return model.stack

@@ -151,26 +151,3 @@ def test_an_expert_that_nobody_chooses_sees_the_tokens_nearest_to_it(tmp_path: P
     assert down is not None and down.rows_TI.shape == (8, 32)
     loved = watched.seen("ffn.gate_up_EGD.0")
     assert loved is not None and len(loved.rows_TI) == 40 * loved.share > 8
-
-
-def test_a_whole_layer_of_few_bits_has_the_bits_of_its_parts(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from moesaic.model.block import Block
-    from moesaic.model.layout import Layout
-
-    compress(model, built("gptq"), tmp_path / "out", WISH)
-    small = load(tmp_path / "out")
-    tokens_T = torch.arange(5, 45)
-
-    def run() -> torch.Tensor:
-        pages = [[0, 1], [2]]
-        layout = Layout([25, 15], cached=[0, 0], cache=small.new_cache(3, 16), pages=pages)
-        with torch.inference_mode():
-            found: torch.Tensor = small(tokens_T, layout)
-        return found
-
-    whole = run()
-    assert small.kernels.library is None or small.layers[0].parts is not None  # type: ignore[attr-defined, union-attr]
-    monkeypatch.setattr(Block, "_at_once", lambda *arguments: None)
-    assert torch.equal(whole, run())

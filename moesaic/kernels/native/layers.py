@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -48,6 +49,10 @@ class Stack:
                 self.blocks[number] = _Block(*places, *layer.numbers, *layer.factors)
         return self.fit
 
+    def call(self, library: ctypes.CDLL) -> Callable[..., None]:
+        """The native function that takes such blocks."""
+        return cast("Callable[..., None]", library.layers)
+
     def run(
         self,
         library: ctypes.CDLL,
@@ -65,7 +70,7 @@ class Stack:
         spans_S4, pages_SP = layout.spans_S4, layout.pages_SP
         assert pages_SP is not None
         places = [slab.data_ptr() for layer in slabs for slab in (layer["keys"], layer["values"])]
-        library.layers(
+        self.call(library)(
             ctypes.byref(self.blocks), len(self.layers), x_TD.data_ptr(), y_TD.data_ptr(), routes_LTK.data_ptr(),
             cos_TR.data_ptr(), sin_TR.data_ptr(), cos_TR.shape[1], (ctypes.c_void_p * len(places))(*places),
             spans_S4.data_ptr(), pages_SP.data_ptr(), tokens, spans_S4.shape[0], pages_SP.shape[1],

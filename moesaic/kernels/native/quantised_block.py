@@ -1,16 +1,17 @@
-"""A whole layer of few bits as one native call, as `block.py` is for plain ones."""
+"""Layers of few bits as one native call, one or all of them, as `block.py` and `layers.py` are for plain ones."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from moesaic.kernels import Batch
 from moesaic.kernels.native.block import FACTORS, MOST_TOKENS, NUMBERS
+from moesaic.kernels.native.layers import Stack
 from moesaic.kernels.quantised import QuantisedMatrix, padded
 
 PLAIN = (
@@ -21,18 +22,17 @@ QUANTISED = ("qkv", "out", "gate_up", "down", "experts_gate_up", "experts_down")
 
 
 class _Matrix(ctypes.Structure):
+    """Addresses are numbers, so that a model that holds them can be copied."""
+
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("codes", "scales", "zeros")),
-        *(
-            (name, ctypes.c_long)
-            for name in ("inputs", "outputs", "bits", "group", "planes", "padded", "groups", "row_bytes")
-        ),
+        *((name, ctypes.c_size_t) for name in ("codes", "scales", "zeros")),
+        *((name, ctypes.c_long) for name in ("inputs", "outputs", "bits", "group", "planes", "padded", "groups")),
     ]
 
 
 class _Block(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in PLAIN + QUANTISED),
+        *((name, ctypes.c_size_t) for name in PLAIN + QUANTISED),
         *((name, ctypes.c_long) for name in NUMBERS),
         *((name, ctypes.c_float) for name in FACTORS),
     ]
@@ -40,10 +40,10 @@ class _Block(ctypes.Structure):
 
 def _matrix(of: QuantisedMatrix) -> _Matrix:
     outputs, inputs = of.shape
-    zeros = None if of.zeros_GO is None else of.zeros_GO.data_ptr()
+    zeros = 0 if of.zeros_XGO is None else of.zeros_XGO.data_ptr()
     planes, whole = 1 if of.activation_bits == 8 else 2, padded(inputs)
-    sizes = (inputs, outputs, of.bits, of.group, planes, whole, -(-inputs // of.group), whole // 8 * of.bits)
-    return _Matrix(of.codes.data_ptr(), of.scales_GO.data_ptr(), zeros, *sizes)
+    sizes = (inputs, outputs, of.bits, of.group, planes, whole, -(-inputs // of.group))
+    return _Matrix(of.tiles_XB.data_ptr(), of.scales_XGO.data_ptr(), zeros, *sizes)
 
 
 class QuantisedWhole:
@@ -57,15 +57,33 @@ class QuantisedWhole:
         factors: tuple[float, ...],
     ) -> None:
         self.matrices = tuple(plain)
-        self._first = next(group[0] for group in quantised if group)
-        self._address = self._first.codes.data_ptr()
-        self._numbers = numbers
-        self._kept: list[Any] = [list(group or ()) for group in quantised]
-        arrays = [(_Matrix * len(group))(*map(_matrix, group)) if group else None for group in quantised]
-        self._kept.append(arrays)  # what the pointers below lead to
-        pointers = [None if tensor is None else tensor.data_ptr() for tensor in plain]
-        addresses = [None if array is None else ctypes.addressof(array) for array in arrays]
-        self._block = _Block(*pointers, *addresses, *numbers, *factors)
+        self.quantised = [list(group or ()) for group in quantised]
+        self.numbers, self.factors = numbers, factors
+        # Rows are rounded once for all experts.
+        self.alike = all(len({(m.group, m.activation_bits) for m in group}) <= 1 for group in self.quantised)
+        self._address = 0
+        self._arrays: list[Any] = []  # what the addresses in the block lead to
+        self._block = _Block()
+
+    def block(self) -> _Block:
+        """As native code reads it; made anew when the weights have moved."""
+        address = self.address
+        if address != self._address:
+            self._arrays = [(_Matrix * len(group))(*map(_matrix, group)) for group in self.quantised]
+            places = [0 if tensor is None else tensor.data_ptr() for tensor in self.matrices]
+            places += [ctypes.addressof(array) if len(array) else 0 for array in self._arrays]
+            self._block = _Block(*places, *self.numbers, *self.factors)
+            self._address = address
+        return self._block
+
+    @property
+    def address(self) -> int:
+        """Where the first matrix lies: weights are moved all at once or not at all."""
+        return next(group[0] for group in self.quantised if group).tiles_XB.data_ptr()
+
+    def fit(self) -> bool:
+        plain = all(m is None or (m.is_cpu and m.dtype == torch.float32 and m.is_contiguous()) for m in self.matrices)
+        return self.alike and plain
 
     def takes(self, x_TD: Tensor, layout: Batch, slabs: dict[str, Tensor] | None) -> bool:
         return (
@@ -76,8 +94,7 @@ class QuantisedWhole:
             and x_TD.is_cpu
             and x_TD.dtype == torch.float32
             and slabs["keys"].dtype == torch.float32
-            and self._address == self._first.codes.data_ptr()
-            and all(m is None or (m.dtype == torch.float32 and m.is_contiguous()) for m in self.matrices)
+            and self.fit()
         )
 
     def run(
@@ -90,14 +107,31 @@ class QuantisedWhole:
         slabs: dict[str, Tensor],
     ) -> tuple[Tensor, Tensor]:
         """What comes out, and the experts that were chosen (T, K)."""
-        x_TD, cos_TR, sin_TR = x_TD.contiguous(), cos_TR.contiguous(), sin_TR.contiguous()
-        y_TD = torch.empty_like(x_TD)
-        routes_TK = torch.empty(len(x_TD), self._block.K, dtype=torch.int64)
-        spans_S4, pages_SP, keys = layout.spans_S4, layout.pages_SP, slabs["keys"]
-        assert pages_SP is not None
-        library.quantised_block(
-            ctypes.byref(self._block), x_TD.data_ptr(), y_TD.data_ptr(), routes_TK.data_ptr(), cos_TR.data_ptr(),
-            sin_TR.data_ptr(), cos_TR.shape[1], keys.data_ptr(), slabs["values"].data_ptr(), spans_S4.data_ptr(),
-            pages_SP.data_ptr(), len(x_TD), len(spans_S4), pages_SP.shape[1], keys.shape[1], torch.get_num_threads(),
-        )  # fmt: skip
+        y_TD, (routes_TK,) = QuantisedStack([self], [None]).run(library, x_TD, cos_TR, sin_TR, layout, [slabs])
         return y_TD, routes_TK
+
+
+class QuantisedStack(Stack):
+    """Several layers in one call."""
+
+    def __init__(self, layers: Sequence[QuantisedWhole], routers: Sequence[int | None]) -> None:
+        self.layers = list(layers)  # type: ignore[assignment]
+        self.routers = list(routers)
+        self.per_token = [layer.numbers[NUMBERS.index("K")] for layer in layers]
+        self.alike = len(set(self.per_token) - {0}) <= 1
+        self.addresses = []
+        self.blocks = (_Block * len(self.layers))()  # type: ignore[assignment]
+        self.takes()
+
+    def takes(self) -> bool:
+        layers = cast("list[QuantisedWhole]", self.layers)
+        addresses = [layer.address for layer in layers]
+        if addresses != self.addresses:
+            self.addresses = addresses
+            self.fit = self.alike and all(layer.fit() for layer in layers)
+            for number, layer in enumerate(layers):
+                self.blocks[number] = layer.block()
+        return self.fit
+
+    def call(self, library: Any) -> Callable[..., None]:
+        return cast("Callable[..., None]", library.quantised_layers)
