@@ -1,0 +1,147 @@
+"""The quickstart in small: from nothing to a model that answers, stopped on the way, looked at in a real browser."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+SMALL = [
+    "train.steps=80",
+    "train.batch_tokens=512",
+    "train.save_every=20",
+    "model.hidden=32",
+    "data.sources.0.documents=8",
+    "data.sources.1.documents=600",
+    "align.stages.0.steps=20",
+    "align.stages.0.evaluate_every=10",
+    "align.stages.0.evaluate=8",
+    "align.stages.1.steps=4",
+    "align.stages.1.prompts=4",
+    "align.stages.1.group=4",
+    "align.stages.1.evaluate_every=2",
+    "align.stages.1.evaluate=8",
+    "align.stages.1.save_every=2",
+]
+STAGES = ["machine", "data", "law", "base", "aligned", "small", "evaluated"]
+
+
+def command(out: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "moesaic", "quickstart", "--out", str(out), *SMALL, *more]
+
+
+def run(out: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(out, *more), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Killed some times on the way, at moments of no importance, and then left alone."""
+    out = tmp_path_factory.mktemp("life") / "quickstart"
+    rng = random.Random(5)
+    for _ in range(3):
+        begun = subprocess.Popen(command(out), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+        assert begun.stdout is not None
+        lines = rng.randint(4, 40)
+        for _ in range(lines):  # counted in lines, not seconds: how fast the machine is does not matter
+            if not begun.stdout.readline():
+                break
+        begun.kill()
+        begun.wait()
+        begun.stdout.close()
+    ended = run(out)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    return out, ended.stdout
+
+
+def test_everything_is_made_and_told(made: tuple[Path, str]) -> None:
+    out, told = made
+    known = json.loads((out / "quickstart.json").read_text())
+    assert list(known) == STAGES
+    assert known["aligned"]["mismatch"] == 0.0  # the same model, the same kernels
+    assert known["base"]["loss"] < known["base"]["first_loss"]
+    assert known["small"]["bytes"] < 0.4 * known["small"]["bytes_before"]
+    assert set(known["evaluated"]["models"]) == {"pretrained", "taught", "aligned", "in 4 bits"}
+    assert re.search(r"Answered \((right|wrong)\)", told)
+    life = json.loads((out / "small" / "moesaic.json").read_text())["life"]
+    assert [stage["stage"] for stage in life][-3:] == ["sft", "policy", "compress"]
+
+
+def test_a_second_run_makes_nothing_again(made: tuple[Path, str]) -> None:
+    out, _ = made
+
+    def dates() -> dict[str, int]:
+        return {str(file): file.stat().st_mtime_ns for file in out.rglob("*.safetensors")}
+
+    before = dates()
+    ended = run(out, "--no-serve")
+    assert ended.returncode == 0 and dates() == before
+    assert ended.stdout.count("(done before)") == len(STAGES)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_report_stands_alone(made: tuple[Path, str], browser: Browser, scheme, tmp_path: Path) -> None:
+    out, _ = made
+    page = browser.new_page(color_scheme=scheme)
+    asked: list[str] = []
+    problems: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda message: problems.append(message.text))
+    page.goto((out / "report.html").as_uri())
+    assert len(asked) == 1 and problems == []
+    headings = ["The machine", "Pretraining", "Taught", "Aligned by trying", "In 4 bits", "What it says", "On record"]
+    assert page.locator("h2").all_text_contents() == headings
+    assert page.locator("svg polyline").count() > 8
+    assert page.locator("svg rect.load").count() > 8
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    red = int(re.findall(r"\d+", background)[0])
+    assert (red > 200) == (scheme == "light")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert len(page.screenshot(path=tmp_path / "report.png", full_page=True)) > 20_000
+    page.close()
+
+
+def test_a_person_gets_a_page_that_answers(made: tuple[Path, str], browser: Browser) -> None:
+    out, _ = made
+    ours, theirs = pty.openpty()
+    served = subprocess.Popen(command(out, "--port", "0"), stdin=theirs, stdout=theirs, stderr=subprocess.PIPE)
+    os.close(theirs)
+    try:
+        shown = ""
+        while not (found := re.search(r"http://127\.0\.0\.1:\d+", shown)):
+            shown += os.read(ours, 4096).decode("utf-8", "replace")
+        page = browser.new_page()
+        page.goto(found[0])
+        page.get_by_role("textbox").first.fill("State the final answer: 3 + 4 - 2 =")
+        page.keyboard.press("Enter")
+        expect(page.locator(".message")).to_have_count(2, timeout=60_000)
+        page.close()
+        served.send_signal(signal.SIGINT)
+        end = time.monotonic() + 60
+        while served.poll() is None and time.monotonic() < end:
+            time.sleep(0.05)
+        assert served.returncode == 0
+    finally:
+        served.kill()
+        served.wait()
+        os.close(ours)
+        assert served.stderr is not None
+        served.stderr.close()
+
+
+def test_a_broken_record_is_told(tmp_path: Path) -> None:
+    (tmp_path / "quickstart.json").write_text("{")
+    ended = run(tmp_path)
+    assert ended.returncode == 2 and "to begin again" in ended.stderr
