@@ -19,6 +19,7 @@ from moesaic.model.compressed import KEY, Scheme, settings_of
 from moesaic.model.config import ModelConfig
 from moesaic.model.directory import Entry, write_entries
 from moesaic.model.families import Place, family_for, write_config
+from moesaic.model.value_head import copy_head
 
 LAYOUTS = ("moesaic", "compressed-tensors")
 
@@ -52,7 +53,7 @@ def write(job: Job, config: ModelConfig, out: Path, life: list[dict[str, Any]], 
     if modules:
         linear = {place.name.removesuffix(".weight") for place in places if len(place.shape) == 2} | {"lm_head"}
         raw[KEY] = compressed_tensors.settings_for(modules, sorted(linear - modules.keys() - {"model.embed_tokens"}))
-    write_entries(out, raw, entries, job.parts.source.files, life)
+    write_entries(out, raw, entries, job.parts.source.files, life, also=partial(copy_head, job.source))
 
 
 def _homes(job: Job) -> tuple[dict[str, str], dict[str, str]]:

@@ -25,7 +25,7 @@ from moesaic.model.config import Experts, ModelConfig
 from moesaic.model.families import Place, family_for, read_config, write_config
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.model.transformer import Model
-from moesaic.model.value_head import read_head, write_head
+from moesaic.model.value_head import copy_head, read_head, write_head
 
 SHARD_BYTES = 4 * 10**9
 # Shown of the tensors that are missing, extra or misshapen.
@@ -269,7 +269,8 @@ def convert(
     def tensor(place: Place) -> Tensor:
         return parts.tensor(place.parameter, place.part)
 
-    write(path, parts.config, tensor, kind, source.files, life, shard_bytes, progress)
+    head = partial(copy_head, source.place)
+    write(path, parts.config, tensor, kind, source.files, life, shard_bytes, progress, also=head)
     return parts.config
 
 

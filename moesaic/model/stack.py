@@ -52,7 +52,7 @@ def _stack(model: Model) -> Stack | None:
             block.parts = whole(block)
         if block.parts is None or type(block.parts) is not type(blocks[0].parts):
             return None
-    parts = cast("list[Any]", [block.parts for block in blocks])
+    parts: list[Any] = [block.parts for block in blocks]
     if model.stack is None or any(one is not other for one, other in zip(parts, model.stack.layers, strict=True)):
         routers = [b.ffn.router.number if isinstance(b.ffn, MixtureFeedForward) else None for b in blocks]
         model.stack = Stack(parts, routers) if isinstance(parts[0], Whole) else QuantisedStack(parts, routers)

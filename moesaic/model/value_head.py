@@ -76,3 +76,9 @@ def write_head(directory: Path, state: dict[str, Tensor]) -> None:
     if found:
         plain = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in found.items()}
         (directory / FILE).write_bytes(save(plain))
+
+
+def copy_head(source: Path, directory: Path) -> None:
+    """The head beside other weights, if there is one, into a directory that is being made of them."""
+    if has_head(source):
+        (directory / FILE).write_bytes((source / FILE).read_bytes())

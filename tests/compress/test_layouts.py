@@ -12,7 +12,8 @@ import transformers
 from moesaic.compress.compress import Wish, compress
 from moesaic.compress.methods import Compressor
 from moesaic.methods import Method, build
-from moesaic.model.directory import load
+from moesaic.model.directory import convert, load, open_source, save
+from moesaic.model.value_head import give_head
 from tests.compress.made import make
 
 IDS = [[5, 9, 200, 31, 8, 77, 123, 4, 90, 17, 55, 300]]
@@ -49,3 +50,16 @@ def test_transformers_reads_it_and_agrees(
     assert (ours - theirs).norm() / theirs.norm() < off
     plain = load(path).logits(IDS)[0]
     assert (theirs - plain).norm() / plain.norm() > 2e-3  # it was rounded at all
+
+
+def test_a_value_head_stays_beside_the_weights(tmp_path: Path) -> None:
+    model = load(make(tmp_path / "plain"))
+    head = give_head(model)
+    torch.nn.init.normal_(head.weight)
+    save(model, tmp_path / "critic", files={})
+    method = build(Method("rtn", {"bits": 8}), Compressor, "test")  # type: ignore[type-abstract]
+    compress(tmp_path / "critic", method, tmp_path / "small", Wish(check_tokens=0))
+    convert(open_source(tmp_path / "small"), tmp_path / "again", life=[])
+    for name in ("small", "again"):
+        kept = load(tmp_path / name).value
+        assert kept is not None and torch.equal(kept.weight, head.weight)

@@ -115,12 +115,12 @@ class QuantisedStack(Stack):
     """Several layers in one call."""
 
     def __init__(self, layers: Sequence[QuantisedWhole], routers: Sequence[int | None]) -> None:
-        self.layers = list(layers)  # type: ignore[assignment]
+        self.layers: list[Any] = list(layers)
         self.routers = list(routers)
         self.per_token = [layer.numbers[NUMBERS.index("K")] for layer in layers]
         self.alike = len(set(self.per_token) - {0}) <= 1
         self.addresses = []
-        self.blocks = (_Block * len(self.layers))()  # type: ignore[assignment]
+        self.blocks: Any = (_Block * len(self.layers))()
         self.takes()
 
     def takes(self) -> bool:
