@@ -3,6 +3,7 @@
 moesaic serve out/smollm2
 moesaic serve out/smollm2 --port 8000 --api-key-file keys.txt --metrics-names vllm
 moesaic serve out/smollm2 --policy chunked tokens=256 --drafter suffix
+moesaic serve out/smollm2 --kv-policy snapkv --kv share=0.25
 moesaic serve out/smollm2 --replicas 2
 """
 
@@ -41,6 +42,10 @@ def command(
     drain_seconds: Annotated[float, typer.Option(min=0, help="For requests under way, when told to stop.")] = 60.0,
     policy: Annotated[str | None, typer.Option(metavar="NAME", help="Who computes next.")] = None,
     drafter: Annotated[str | None, typer.Option(metavar="NAME", help="Who guesses the next tokens.")] = None,
+    kv_policy: Annotated[
+        str | None, typer.Option("--kv-policy", metavar="NAME", help="What of a request's cache stays; else all.")
+    ] = None,
+    kv: Annotated[list[str] | None, typer.Option(metavar="key=value", help="An option of the cache's policy.")] = None,
     parser: Annotated[
         str | None, typer.Option(metavar="NAME", help="The style of tool calls; else by the chat template.")
     ] = None,
@@ -70,6 +75,7 @@ def command(
     from moesaic.serve.api.service import Service, Settings
     from moesaic.serve.drafters import Drafter
     from moesaic.serve.engine import Engine
+    from moesaic.serve.kv_policies import KVPolicy
     from moesaic.serve.loop import EngineLoop
     from moesaic.serve.parsers import Parser
     from moesaic.serve.policies import Policy
@@ -85,6 +91,11 @@ def command(
     made_drafter = chosen.make(drafter, Drafter, "--drafter")
     made_parser = chosen.make(parser, Parser, "--parser")
     chosen.check()
+    of_cache = MethodOptions(kv or [])
+    made_kv_policy = of_cache.make(kv_policy, KVPolicy, "--kv-policy")
+    of_cache.check()
+    if made_kv_policy is not None and made_drafter is not None:  # before the model is read
+        raise UserError("--kv-policy", "cannot go with --drafter", "Leave one of them out.")
     settings = Settings(
         name=name or directory.resolve().name,
         keys=Keys.read(api_key_file, api_key_env),
@@ -100,6 +111,7 @@ def command(
     listener = listen(host, port)  # before the model is read, which takes a while, so that a taken port shows at once
     cache_bytes = None if cache_gb is None else int(cache_gb * 2**30)
     of_engine: dict[str, Any] = {"most_requests": max_requests, "policy": made_policy, "drafter": made_drafter}
+    of_engine["kv_policy"] = made_kv_policy
     make_loop: Any = EngineLoop
     adapters: dict[str, str] = {}
     for entry in adapter or ():

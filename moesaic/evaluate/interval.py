@@ -7,8 +7,9 @@ import math
 SURE = 1.959964  # standard deviations of 95 %
 
 
-def wilson(right: int, count: int) -> tuple[float, float]:
-    """Wilson's interval of a share, at 95 %: sensible near 0 and 1, and for few answers too."""
+def wilson(right: float, count: int) -> tuple[float, float]:
+    """Wilson's interval of a share, at 95 %: sensible near 0 and 1, and for few answers too. Answers may be right in
+    part; the interval is then wider than it need be."""
     share, square = right / count, SURE**2
     middle = (share + square / (2 * count)) / (1 + square / count)
     reach = SURE / (1 + square / count) * math.sqrt(share * (1 - share) / count + square / (4 * count**2))

@@ -51,7 +51,7 @@ def attend(compact: Compact, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, layer:
         out, weights_NGTM = _written_out(q_NGTC[:, :, start:stop], k_NMC, v_NMC, part, scale)
         pieces.append(out)
         if stop > compact.first_watched:
-            _note(compact, layer, weights_NGTM, start, new)
+            compact.watch(layer, weights_NGTM.sum(1), start)
     out_NGTC = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
     return out_NGTC.permute(2, 0, 1, 3).reshape(new, heads, size)
 
@@ -83,13 +83,3 @@ def _written_out(
     weights_NGTM = scores.softmax(-1, dtype=torch.float32)
     out = torch.bmm(weights_NGTM.to(v_NMC.dtype).flatten(1, 2), v_NMC)
     return out.view(kv_heads, group, new, size), weights_NGTM
-
-
-def _note(compact: Compact, layer: int, weights_NGTM: Tensor, start: int, new: int) -> None:
-    """The weights of the tokens from `start` on, as far as they are watched; older ones count for less."""
-    skip = max(0, compact.first_watched - start)
-    weights_NTM = weights_NGTM[:, :, skip:].sum(1)
-    if compact.policy.decay != 1.0:
-        age_T = torch.arange(start + skip, start + weights_NGTM.shape[2], device=weights_NGTM.device)
-        weights_NTM = weights_NTM * (compact.policy.decay ** (new - 1 - age_T).float())[:, None]
-    compact.watch(layer, weights_NTM.sum(1))

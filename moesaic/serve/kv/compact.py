@@ -147,9 +147,15 @@ class Compact:
         width = self.widths[layer]
         return torch.arange(width, device=self.store.device) < (width - self.counts_on_device[layer])[:, None]
 
-    def watch(self, layer: int, weights_NM: Tensor) -> None:
-        """Attention that rows got."""
-        self.scores_LNM[layer, :, self.scores_LNM.shape[-1] - weights_NM.shape[-1] :] += weights_NM
+    def watch(self, layer: int, weights_NTM: Tensor, first: int) -> None:
+        """Attention that rows got from new tokens, those from `first` on: as far as they are watched, and older ones
+        for less where scores fade."""
+        skip, decay = max(0, self.first_watched - first), self.policy.decay
+        weights_NTM = weights_NTM[:, skip:]
+        if decay != 1.0:
+            after_T = self.new - 1 - first - skip - torch.arange(weights_NTM.shape[1], device=weights_NTM.device)
+            weights_NTM = weights_NTM * (decay ** after_T.float())[:, None]
+        self.scores_LNM[layer, :, self.scores_LNM.shape[-1] - weights_NTM.shape[-1] :] += weights_NTM.sum(1)
 
     # Fewer
 

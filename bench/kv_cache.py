@@ -1,0 +1,317 @@
+"""What a pruned or encoded cache costs: long-context scores against the share of the cache that stays, every policy.
+
+    python -m bench.kv_cache score --model out/smollm2 --length 1024 --examples 10          minutes a kind on two cores
+    python -m bench.kv_cache score --model out/smollm2 --kinds needle --numbers 10 20       more questions, added up
+    python -m bench.kv_cache memory                                                         a minute
+    python -m bench.kv_cache table
+
+Until its end every policy reads a prompt alike, so each prompt is read once, with the whole cache, and then handed to
+an engine of every policy: that prunes, gives pages back and writes the answer. `score` first checks on a short prompt
+that this says what the engine says by itself. Pages are counted when the prompt has been read and pruned.
+
+`memory` serves a crowd with each policy in a process of its own, and measures that process: a small model with a large
+cache, so that what is measured is the cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.measure import RESULTS, machine
+from moesaic.evaluate.interval import wilson
+from moesaic.evaluate.long_questions import KINDS, Question, question, score
+from moesaic.methods import Method, build
+from moesaic.model.config import Dense, GroupedQuery, Layer, ModelConfig, Rope
+from moesaic.model.directory import load
+from moesaic.model.transformer import Model
+from moesaic.serve.engine import Engine
+from moesaic.serve.kv.compact import Compact
+from moesaic.serve.kv_policies import Kept, KVPolicy, Seen
+from moesaic.serve.request import Request, Sampling
+
+ENTRIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "full": ("", {}),
+    **{
+        f"{name} {share:.0%}": (name, {"share": share})
+        for share in (0.5, 0.25)
+        for name in ("sinks", "h2o", "snapkv", "fastgen", "lethe", "kvmerger")
+    },
+    "8 bits": ("quantised", {"bits": 8}),
+    "4 bits": ("quantised", {"bits": 4}),
+    "2 bits": ("quantised", {"bits": 2}),
+    "minikv 50%": ("minikv", {"share": 0.5}),
+    "minikv 25%": ("minikv", {"share": 0.25}),
+}
+FILE = RESULTS / "kv_cache.json"
+MOST_TOKENS = 20
+KEY = ("kind", "length", "number", "entry")
+
+
+def made(entry: str) -> KVPolicy | None:
+    name, options = ENTRIES[entry]
+    return build(Method(name, options), KVPolicy, entry) if name else None
+
+
+class Reading(KVPolicy):
+    """Reads a prompt, prunes nothing, and keeps what each kind of policy would have watched: from which token on, and
+    how scores fade."""
+
+    def __init__(self, prompt: int, policies: list[KVPolicy]) -> None:
+        kinds = {(policy.watch(policy.due(0, prompt), prompt), policy.decay) for policy in policies}
+        self.kinds = [kind for kind in kinds if kind[0] < prompt]
+
+    def due(self, computed: int, prompt: int) -> int:
+        return prompt if computed < prompt else sys.maxsize
+
+    def watch(self, due: int, prompt: int) -> int:
+        return 0
+
+    def prune(self, seen: Seen) -> Kept | None:
+        return None
+
+
+class Recording(Compact):
+    """A compact sequence with as many scores as there are ways to watch."""
+
+    scores: dict[tuple[int, float], list[Tensor]]
+
+    def watch(self, layer: int, weights_NTM: Tensor, first: int) -> None:
+        assert isinstance(self.policy, Reading)
+        position_T = self.computed + first + torch.arange(weights_NTM.shape[1])
+        for kind in self.policy.kinds:
+            start, decay = kind
+            factor_T = torch.where(position_T >= start, decay ** (self.prompt - 1 - position_T).float(), 0.0)
+            score_NM = (weights_NTM * factor_T[:, None]).sum(1)
+            own = self.scores[kind]
+            if layer < len(own):
+                score_NM[:, : own[layer].shape[1]] += own[layer]
+                own[layer] = score_NM
+            else:
+                own.append(score_NM)
+
+
+def read(model: Model, prompt: list[int], policies: list[KVPolicy]) -> tuple[Recording, Request, Engine]:
+    """A prompt with its whole cache; its first token is chosen."""
+    reading = Reading(len(prompt), policies)
+    engine = Engine(model, kv_policy=reading, cache_bytes=pages_bytes(model, len(prompt)), most_requests=1, seed=0)
+    store = engine.blocks.store
+    assert store is not None
+    recording = Recording(store, len(prompt))
+    recording.scores = {kind: [] for kind in reading.kinds}
+    request = engine.request(prompt, Sampling(max_tokens=MOST_TOKENS, temperature=0.0))
+    request.compact = recording
+    engine.add(request)
+    while not request.written and request.finish_reason is None:
+        engine.step()
+    return recording, request, engine
+
+
+def handed_over(model: Model, recording: Recording, source: Request, policy: KVPolicy) -> tuple[str, dict[str, float]]:
+    """The answer of an engine with this policy that goes on from a prompt read elsewhere, and what it held."""
+    prompt = list(source.prompt)
+    engine = Engine(model, kv_policy=policy, cache_bytes=pages_bytes(model, len(prompt)), most_requests=1, seed=0)
+    request = engine.request(prompt, source.sampling)
+    engine.add(request)
+    store = engine.blocks.store
+    assert store is not None and policy.due(0, len(prompt)) == len(prompt)
+    with torch.inference_mode():
+        request.compact = compact = store.begin(request)
+        assert engine.blocks.grow(request, len(prompt))
+        whole = engine.blocks.in_use
+        compact.begin(len(prompt), request.pages)
+        for layer in range(store.layers):
+            k_NMC, v_NMC = recording.read(layer)
+            compact.extend(layer, k_NMC[:, : len(prompt)].transpose(0, 1), v_NMC[:, : len(prompt)].transpose(0, 1))
+            kind = (compact.watch_from, policy.decay)
+            if kind in recording.scores:
+                compact.scores_LNM[layer] = recording.scores[kind][layer][:, : len(prompt)]
+        request.computed = len(prompt)
+        engine.blocks.settle(request)
+    held = {
+        "pages": engine.blocks.in_use / whole,
+        "bookkeeping": compact.bookkeeping_bytes / (whole * page_bytes(engine)),
+    }
+    text = request.append(source.tokens[len(prompt)], engine.stop_tokens)
+    while request.finish_reason is None:
+        text += "".join(output.text for output in engine.step())
+    return text, held
+
+
+def page_bytes(engine: Engine) -> int:
+    return sum(slab[0].nbytes for layer in engine.cache.layers for slab in layer.values())
+
+
+def pages_bytes(model: Model, tokens: int) -> int:
+    numbers = sum(torch.Size(shape).numel() for layer in model.cache_shapes() for shape in layer.values())
+    return numbers * model.dtype.itemsize * (-(-(tokens + MOST_TOKENS) // 16) + 2) * 16
+
+
+def check(model: Model, entries: list[str]) -> None:
+    """What is handed over says what the engine says by itself."""
+    assert model.tokenizer is not None
+    _, prompt = question("multikey", 256, model.tokenizer, 1, 0)
+    policies = {entry: policy for entry in entries if (policy := made(entry)) is not None}
+    recording, source, _ = read(model, prompt, list(policies.values()))
+    for entry, policy in policies.items():
+        engine = Engine(model, kv_policy=policy, cache_bytes=1 << 28, seed=0)
+        alone = engine.generate([prompt], max_tokens=MOST_TOKENS, temperature=0.0)[0].text
+        assert handed_over(model, recording, source, policy)[0] == alone, entry
+
+
+def answers(model: Model, case: tuple[Question, list[int]], entries: list[str]) -> dict[str, dict[str, float]]:
+    wanted, prompt = case
+    policies = {entry: made(entry) for entry in entries}
+    recording, source, engine = read(model, prompt, [policy for policy in policies.values() if policy is not None])
+    found: dict[str, dict[str, float]] = {}
+    for entry, policy in policies.items():
+        if policy is not None:
+            text, held = handed_over(model, recording, source, policy)
+            found[entry] = {"score": score(wanted, text), **held}
+    while source.finish_reason is None:  # last: its own tokens follow the prompt
+        engine.step()
+    assert model.tokenizer is not None
+    text = model.tokenizer.decode(source.tokens[len(prompt) :])
+    return {"full": {"score": score(wanted, text), "pages": 1.0, "bookkeeping": 0.0}, **found}
+
+
+def run_score(arguments: argparse.Namespace) -> None:
+    model = load(arguments.model)
+    assert model.tokenizer is not None
+    entries = arguments.only or list(ENTRIES)
+    if not arguments.unchecked:
+        check(model, [entry for entry in entries if entry != "full"])
+    known = recorded() | {"model": arguments.model.name}
+    for kind in arguments.kinds:
+        for number in range(*arguments.numbers):
+            begun = time.perf_counter()
+            case = question(kind, arguments.length, model.tokenizer, 0, number)
+            for entry, held in answers(model, case, entries).items():
+                row = {"kind": kind, "length": arguments.length, "number": number, "entry": entry, **held}
+                key = [row[name] for name in KEY]
+                known["scores"] = [old for old in known["scores"] if [old[name] for name in KEY] != key] + [row]
+            write(known)
+            print(f"{kind} {number}: {time.perf_counter() - begun:.1f} s", file=sys.stderr, flush=True)
+    table()
+
+
+def table() -> None:
+    known = json.loads(FILE.read_text())
+    rows = known["scores"]
+    kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in rows)]
+    print(
+        f"{'':14}{'score':>7} {'95 %':>13} {'of full':>8} {'pages':>7} {'beside':>7}  "
+        + " ".join(f"{k:>11}" for k in kinds)
+    )
+    full = mean([row["score"] for row in rows if row["entry"] == "full"])
+    for entry in ENTRIES:
+        own = [row for row in rows if row["entry"] == entry]
+        if not own:
+            continue
+        scores = [row["score"] for row in own]
+        low, high = wilson(sum(scores), len(scores))
+        by_kind = " ".join(f"{mean([r['score'] for r in own if r['kind'] == kind]):11.3f}" for kind in kinds)
+        pages, beside = mean([row["pages"] for row in own]), mean([row["bookkeeping"] for row in own])
+        print(
+            f"{entry:14}{mean(scores):7.3f} {low:6.2f} {high:6.2f} {mean(scores) / max(full, 1e-9):8.1%} {pages:7.1%} "
+            f"{beside:7.1%}  {by_kind}"
+        )
+    for row in known["memory"]:
+        print(row)
+
+
+def crowd(entry: str) -> dict[str, Any]:
+    """Twelve prompts read one after the other while all answers go on; what this process then holds."""
+    attention = GroupedQuery(heads=8, kv_heads=8, head_size=64)
+    config = ModelConfig(
+        family="moesaic",
+        vocab=512,
+        hidden=64,
+        attention=attention,
+        rope=Rope(size=64),
+        layers=(Layer(ffn=Dense(hidden=64)),) * 8,
+        context=2048,
+    )
+    model = Model(config).initialize(0)
+    engine = Engine(model, kv_policy=made(entry), cache_bytes=512 << 20, most_requests=12, seed=0)
+    wishes = Sampling(max_tokens=48, temperature=0.0, ignore_eos=True)
+    draw = random.Random(0)
+    engine.generate([[1, 2, 3]], max_tokens=4)  # what is only made once
+    before, most_bytes, most_pages = resident(), 0, 0
+    requests = [engine.request([draw.randrange(512) for _ in range(1024)], wishes) for _ in range(12)]
+    for request in requests:
+        engine.add(request)
+    while not all(request.written for request in requests):
+        engine.step()
+        most_bytes, most_pages = max(most_bytes, resident()), max(most_pages, engine.blocks.in_use)
+    assert all(request.finish_reason is None for request in requests)  # all are there at once
+    size = page_bytes(engine)
+    return {
+        "entry": entry,
+        "cache_mb": size * engine.blocks.in_use / 1e6,
+        "peak_cache_mb": size * most_pages / 1e6,
+        "peak_resident_growth_mb": (most_bytes - before) / 1e6,
+        "bookkeeping_mb": sum(one.compact.bookkeeping_bytes for one in requests if one.compact is not None) / 1e6,
+    }
+
+
+def resident() -> int:
+    """Bytes of this process in memory (Linux)."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def run_memory(arguments: argparse.Namespace) -> None:
+    known = recorded()
+    for entry in arguments.only or [name for name in ENTRIES if "50%" not in name or "minikv" in name]:
+        words = [sys.executable, "-m", "bench.kv_cache", "crowd", "--only", entry]
+        row = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+        known["memory"] = [old for old in known["memory"] if old["entry"] != entry] + [row]
+        write(known)
+        print(row, flush=True)
+
+
+def recorded() -> dict[str, Any]:
+    known: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {"bench": "kv_cache"}
+    return {**known, "machine": machine(), "scores": known.get("scores", []), "memory": known.get("memory", [])}
+
+
+def write(known: dict[str, Any]) -> None:
+    FILE.write_text(json.dumps(known).replace("}, {", "},\n {") + "\n")
+
+
+def mean(numbers: list[float]) -> float:
+    return sum(numbers) / max(1, len(numbers))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["score", "memory", "crowd", "table"])
+    parser.add_argument("--model", type=Path, default=Path("out/smollm2"))
+    parser.add_argument("--length", type=int, default=1024)
+    parser.add_argument("--kinds", nargs="*", choices=list(KINDS), default=list(KINDS))
+    parser.add_argument("--numbers", type=int, nargs=2, default=[0, 10], help="which questions: from, to")
+    parser.add_argument("--only", nargs="*", choices=list(ENTRIES))
+    parser.add_argument("--unchecked", action="store_true", help="do not compare with the engine first")
+    arguments = parser.parse_args()
+    if arguments.what == "score":
+        run_score(arguments)
+    elif arguments.what == "memory":
+        run_memory(arguments)
+    elif arguments.what == "crowd":
+        print(json.dumps(crowd(arguments.only[0])))
+    else:
+        table()
+
+
+if __name__ == "__main__":
+    main()
