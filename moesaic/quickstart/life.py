@@ -134,7 +134,7 @@ class Life:
 
     def compress(self) -> dict[str, Any]:
         from moesaic.compress.compress import Wish, compress
-        from moesaic.compress.methods.gptq import Gptq
+        from moesaic.compress.methods.gptq import GPTQ
         from moesaic.data.tasks import as_text, tasks
         from moesaic.data.tasks.families import PRESETS
 
@@ -143,7 +143,7 @@ class Life:
         text.write_text("".join(as_text(tasks(family, "train", number)) for number in range(CALIBRATION)))
         wish = Wish(data=text, samples=64, length=128, force=True)
         with self.console.status("compressing"):
-            return compress(self.out / "aligned", Gptq(bits=4, group=32), self.out / "small", wish)
+            return compress(self.out / "aligned", GPTQ(bits=4, group=32), self.out / "small", wish)
 
     def evaluate(self) -> dict[str, Any]:
         from moesaic.evaluate.suites import Asked

@@ -17,8 +17,9 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 SMALL = [
-    "train.steps=80",
-    "train.batch_tokens=512",
+    "train.steps=140",
+    "train.warmup_steps=4",
+    "train.batch_tokens=256",
     "train.save_every=20",
     "model.hidden=32",
     "data.sources.0.documents=8",
@@ -52,10 +53,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     out = tmp_path_factory.mktemp("life") / "quickstart"
     rng = random.Random(5)
     for _ in range(3):
-        begun = subprocess.Popen(command(out), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+        begun = subprocess.Popen(
+            command(out), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         assert begun.stdout is not None
-        lines = rng.randint(4, 40)
-        for _ in range(lines):  # counted in lines, not seconds: how fast the machine is does not matter
+        for _ in range(rng.randint(4, 40)):  # counted in lines, not seconds: how fast the machine is does not matter
             if not begun.stdout.readline():
                 break
         begun.kill()
