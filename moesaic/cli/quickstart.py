@@ -37,6 +37,6 @@ def command(
     console = Console(highlight=False)
     life = Life(out, console, overrides=tuple(overrides or ()))
     report = life.run()
-    console.print(f"\nIts life in pictures: [bold]{report}[/bold]")
+    console.print(f"\nIts life in pictures: [bold]{report}[/bold]", soft_wrap=True)
     if not no_serve:
         talk(life.models()["in 4 bits"], FAMILY, port, console, person=sys.stdin.isatty() and sys.stdout.isatty())

@@ -70,7 +70,8 @@ class Life:
         for number, (name, stage) in enumerate(self.stages.items(), 1):
             again = " (done before)" if name in self.known else ""
             self.console.print(
-                f"\n[bold]{number}/{len(self.stages)}  {stage.title}[/bold]  {escape(stage.why)}[dim]{again}[/dim]"
+                f"\n[bold]{number}/{len(self.stages)}  {stage.title}[/bold]  {escape(stage.why)}[dim]{again}[/dim]",
+                soft_wrap=True,
             )
             if name not in self.known:
                 began = time.perf_counter()

@@ -29,8 +29,9 @@ def talk(model: Path, family: str, port: int, console: Console, *, person: bool)
         try:
             found = await asyncio.to_thread(check, url, NAME, question.question.strip())
             right = "right" if score(question, found["answer"]) >= 1.0 else "wrong"
-            console.print(f"Asked through the API and as the page asks: {escape(question.question.strip())!s}")
-            console.print(f"Answered ({right}): {escape(found['answer'])!s}")
+            asked = "Asked through the API, and as the page asks:"
+            console.print(f"{asked} {escape(question.question.strip())}", soft_wrap=True)
+            console.print(f"Answered ({right}): {escape(found['answer'])}", soft_wrap=True)
         except Exception as error:
             problems.append(error)
         finally:
@@ -43,9 +44,12 @@ def talk(model: Path, family: str, port: int, console: Console, *, person: bool)
             asking.append(asyncio.get_running_loop().create_task(by_itself(server)))
             return
         console.print(f"\nTalk to it: [bold]{url}[/bold]   (Ctrl-C ends)\n")
-        console.print(f"  Ask it        {escape(question.question.strip())}")
-        console.print(f"  In a terminal moesaic chat {model}")
-        console.print("  A real model  moesaic convert smollm2 out/smollm2 && moesaic serve out/smollm2")
+        for name, text in (
+            ("Ask it", question.question.strip()),
+            ("In a terminal", f"moesaic chat {model}"),
+            ("A real model", "moesaic convert smollm2 out/smollm2 && moesaic serve out/smollm2"),
+        ):
+            console.print(f"  {name:14}{escape(text)}", soft_wrap=True)
 
     asyncio.run(serve(engine, Settings(name=NAME), listener, drain_seconds=5, ready=ready))
     if problems:

@@ -26,8 +26,8 @@ POINTS = 400  # of a curve; a picture shows no more
 @dataclass(frozen=True)
 class Curve:
     name: str
-    x: Sequence[float]
-    y: Sequence[float]
+    x: Sequence[float] | Numbers
+    y: Sequence[float] | Numbers
     kind: str = "line"  # or "faint", "dashed", "dots"
 
     def known(self) -> tuple[Numbers, Numbers]:
