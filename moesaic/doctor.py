@@ -5,9 +5,9 @@ for finding in examine(): print(finding.name, finding.found, finding.remedy)
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -127,12 +127,12 @@ def _compiler() -> Finding:
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    except OSError:
-        named = []
-    return named[0] if named else f"{platform.machine()} ({os.cpu_count()} cores)"
+    if shutil.which("lscpu"):  # /proc/cpuinfo has no name on ARM
+        lines = subprocess.run(["lscpu"], capture_output=True, text=True, check=False).stdout.splitlines()
+        for line in lines:
+            if line.startswith("Model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def _plain(kind: torch.dtype) -> str:

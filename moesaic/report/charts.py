@@ -14,8 +14,6 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
-from moesaic.train.display import number
-
 Numbers = NDArray[np.float64]
 
 WIDTH, HEIGHT = 640, 240
@@ -81,7 +79,7 @@ def lines(
             names.append(f'<span class="{style}">{escape(curve.name)}</span>')
     values = [math.exp(tick) if logarithmic else tick for tick in np.linspace(low, high, 5)]
     grid = [
-        _level(HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM), f"{value:.0%}" if percent else number(value))
+        _level(HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM), f"{value:.0%}" if percent else tick(value))
         for share, value in zip(np.linspace(0, 1, 5), values)
     ]
     return _framed(title, across, left, right, [*grid, *drawn], names)
@@ -104,8 +102,12 @@ def shares(loads_TE: Sequence[Sequence[float]], x: Sequence[float], title: str, 
         f'<text class="tick" x="{LEFT - 6}" y="{TOP + (e + 0.5) * tall + 4:.1f}" text-anchor="end">{e}</text>'
         for e in range(0, loads.shape[1], max(1, loads.shape[1] // 8))
     ]
-    names = ['<span class="c0">the darker, the more of the tokens; at an even share half as dark as can be</span>']
+    names = ['<span class="c0">darker: more of the tokens</span>']
     return _framed(title, across, float(x[0]), float(x[-1]), [*cells, *labels], names)
+
+
+def tick(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _level(y: float, text: str) -> str:
