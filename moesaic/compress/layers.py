@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from moesaic import kernels
+from moesaic.compress.felt import feel
 from moesaic.compress.grid import Grid
 from moesaic.compress.methods import ByMatrix, Maker
 from moesaic.compress.seen import TOKENS_AT_ONCE, Watched, WatchingKernels, unseen
@@ -61,6 +62,8 @@ def walk(job: Job, method: ByMatrix) -> None:
         changed = method.prepare(block, watched)
         if changed:  # what was seen belongs to the weights before
             _, watched = watch(job, block, hidden[0])
+        if method.feels:
+            feel(block, watched)
         part = compressed(block, f"layers.{number}", method, make, watched)
         part.plain |= {f"layers.{number}.{key}": tensor for key, tensor in changed.items()}
         del watched

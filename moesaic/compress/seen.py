@@ -7,7 +7,7 @@ tokens that came nearest to being sent to it, for its statistics alone: what the
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -23,17 +23,36 @@ TOKENS_AT_ONCE = 2048
 
 
 class Seen:
-    """The rows that flowed into a matrix (T, I), and what follows from them. `share` is their share of all tokens."""
+    """The rows that flowed into a matrix (T, I), and what follows from them. `share` is their share of all tokens;
+    `felt` says how much an error at each row counts, for each part of the outputs: (outputs, T) pairs, one after the
+    other, with means of one."""
 
-    def __init__(self, rows_TI: Tensor, share: float = 1.0) -> None:
-        self.rows_TI, self.share = rows_TI, share
+    def __init__(self, rows_TI: Tensor, share: float = 1.0, felt: Sequence[tuple[int, Tensor]] = ()) -> None:
+        self.rows_TI, self.share, self.felt = rows_TI, share, tuple(felt)
 
     @cached_property
     def moments_II(self) -> Tensor:
         """The mean outer product: an error e of a row of weights costs e @ moments @ e at the output."""
+        every = [counts_T for _, counts_T in self.felt]
+        return self._moments(torch.stack(every).mean(0) if every else None)
+
+    def parts(self, outputs: int) -> Iterator[tuple[slice, Tensor]]:
+        """The moments for each part of the outputs."""
+        if len(self.felt) < 2:
+            yield slice(0, outputs), self.moments_II
+            return
+        start = 0
+        for size, counts_T in self.felt:
+            yield slice(start, start + size), self._moments(counts_T)
+            start += size
+
+    def _moments(self, counts_T: Tensor | None) -> Tensor:
         inputs = self.rows_TI.shape[1]
         total_II = torch.zeros(inputs, inputs)
-        for rows in self.rows_TI.split(TOKENS_AT_ONCE):
+        for start in range(0, len(self.rows_TI), TOKENS_AT_ONCE):
+            rows = self.rows_TI[start : start + TOKENS_AT_ONCE]
+            if counts_T is not None:
+                rows = rows * counts_T[start : start + TOKENS_AT_ONCE, None].sqrt()
             total_II.addmm_(rows.T, rows)
         return total_II / max(len(self.rows_TI), 1)
 
@@ -100,13 +119,16 @@ class Watched:
         self._block, self._kernels, self._least = block, kernels, least
         self._by_name = dict(block.named_parameters())
         self.run, self.out_TD = run, out_TD
+        # By the matrix's address: how much an error at each token counts, for each part of its outputs.
+        self.felt: dict[int, list[tuple[int, Tensor]]] = {}
 
     def seen(self, name: str) -> Seen | None:
         path, _, leaf = name.rpartition(".")
         if leaf.isdigit():
             return self._expert(path, int(leaf))
-        rows = self._kernels.rows.get(id(self._by_name[name]))
-        return Seen(torch.cat(rows)) if rows else None
+        key = id(self._by_name[name])
+        rows = self._kernels.rows.get(key)
+        return Seen(torch.cat(rows), 1.0, self.felt.get(key, ())) if rows else None
 
     def calls(self) -> list[tuple[Tensor, Tensor, Tensor]]:
         """What flowed into the mixture, where it went, and with which weights."""

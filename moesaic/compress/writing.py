@@ -19,6 +19,7 @@ from moesaic.model.compressed import KEY, Scheme, settings_of
 from moesaic.model.config import ModelConfig
 from moesaic.model.directory import Entry, write_entries
 from moesaic.model.families import Place, family_for, write_config
+from moesaic.model.sparse_codes import kept_inputs, mask_bytes
 from moesaic.model.value_head import copy_head
 
 LAYOUTS = ("moesaic", "compressed-tensors")
@@ -103,6 +104,13 @@ def _own_entries(job: Job, home: str, name: str, size: tuple[int, ...], scheme: 
         if zeros:
             yield _stored(job, home, f"{name}.zeros", torch.float16, of_groups)
 
+    if scheme.m:
+        outputs, inputs = size
+        width = padded(kept_inputs(inputs, scheme.n, scheme.m)) * scheme.bits // 8
+        yield _stored(job, home, f"{name}.codes", torch.uint8, (outputs, width))
+        yield _stored(job, home, f"{name}.mask", torch.uint8, (outputs, mask_bytes(inputs)))
+        yield _stored(job, home, f"{name}.scales", torch.float16, (-(-inputs // scheme.group), outputs))
+        return
     yield from one(name, size, scheme.bits, scheme.group, scheme.zeros)
     if scheme.rank:
         bits, group = scheme.correction_bits, scheme.correction_group

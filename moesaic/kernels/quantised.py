@@ -51,6 +51,7 @@ class QuantisedMatrix(nn.Module):
         self.register_buffer("scales_XGO", _by_tile(scales_GO))
         self.register_buffer("zeros_XGO", None if zeros_GO is None else _by_tile(zeros_GO))
         self.dtype = torch.float32  # of what comes out
+        self.kept: tuple[int, int] | None = None  # at most N of every M inputs are not zero, and it is stored so
         # MiLo: what is added to the product, up @ down.
         self.down_RI: QuantisedMatrix | None = None
         self.up_OR: QuantisedMatrix | None = None

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from moesaic.errors import UserError
-from moesaic.kernels.quantised import BITS, BLOCK, QuantisedMatrix, padded
+from moesaic.kernels.quantised import BITS, BLOCK, QuantisedMatrix, padded, unpack
 from moesaic.model.checkpoint import Checkpoint, Source
 from moesaic.model.families import Place, family_for, read_config
+from moesaic.model.sparse_codes import filled, kept_inputs, mask_bytes, thinned
 from moesaic.model.tensor_file import Part
 
 KEY = "quantization_config"
@@ -42,6 +43,9 @@ class Scheme:
     rank: int = 0
     correction_bits: int = 8
     correction_group: int = 64
+    # N of every M inputs are kept, the others are zero; 0: all are kept.
+    n: int = 0
+    m: int = 0
 
     def check(self, place: object) -> None:
         problem = ""
@@ -53,6 +57,8 @@ class Scheme:
             problem = f"activations of {self.activation_bits} bits cannot be run"
         elif not 0 <= self.rank < 2**31:
             problem = f"there is no rank {self.rank}"
+        elif (self.n, self.m) != (0, 0) and not (0 < self.n < self.m <= 64 and not self.zeros):
+            problem = f"{self.n} of {self.m} weights cannot be kept"
         if problem:
             raise UserError(place, problem, "Compress the original again.")
 
@@ -175,11 +181,27 @@ def read_matrix(name: str, size: tuple[int, ...], scheme: Scheme, part: ReadPart
             activation_bits=activation_bits,
         )
 
+    if scheme.m:
+        return _read_sparse(name, size, scheme, part)
     made: QuantisedMatrix = one(name, size, scheme.bits, scheme.group, scheme.zeros, scheme.activation_bits)
     if scheme.rank:
         bits, group = scheme.correction_bits, scheme.correction_group
         made.down_RI = one(f"{name}.down", (scheme.rank, size[1]), bits, group, False)
         made.up_OR = one(f"{name}.up", (size[0], scheme.rank), bits, group, False)
+    return made
+
+
+def _read_sparse(name: str, size: tuple[int, ...], scheme: Scheme, part: ReadPart) -> QuantisedMatrix:
+    (outputs, inputs), bits = size, scheme.bits
+    width = padded(kept_inputs(inputs, scheme.n, scheme.m)) * bits // 8
+    packed = part(f"{name}.codes", (outputs, width), (torch.uint8,))
+    mask = part(f"{name}.mask", (outputs, mask_bytes(inputs)), (torch.uint8,))
+    codes_OI = filled(packed, mask, inputs, bits, scheme.n, scheme.m)
+    if codes_OI is None:
+        raise UserError(name, f"the mask does not keep {scheme.n} of every {scheme.m} weights", _AGAIN)
+    scales_GO = part(f"{name}.scales", (-(-inputs // scheme.group), outputs), _SCALES).float()
+    made = QuantisedMatrix.of(codes_OI, scales_GO.T, None, bits, scheme.group, scheme.activation_bits)
+    made.kept = (scheme.n, scheme.m)
     return made
 
 
@@ -197,7 +219,13 @@ def _size(places: list[Place]) -> tuple[int, ...]:
 
 def tensors_of(name: str, matrix: QuantisedMatrix) -> Iterator[tuple[str, Tensor]]:
     """What is written for a matrix."""
-    yield f"{name}.codes", matrix.codes
+    if matrix.kept is None:
+        yield f"{name}.codes", matrix.codes
+    else:
+        codes_OI = unpack(matrix.codes, matrix.bits)[:, : matrix.shape[1]]
+        packed, mask = thinned(codes_OI, matrix.bits, *matrix.kept)
+        yield f"{name}.codes", packed
+        yield f"{name}.mask", mask
     yield f"{name}.scales", matrix.scales_GO.half()
     if matrix.zeros_GO is not None:
         yield f"{name}.zeros", matrix.zeros_GO.half()
@@ -209,7 +237,8 @@ def tensors_of(name: str, matrix: QuantisedMatrix) -> Iterator[tuple[str, Tensor
 def scheme_of(matrix: QuantisedMatrix) -> Scheme:
     zeros = matrix.zeros_GO is not None
     if matrix.down_RI is None:
-        return Scheme(matrix.bits, matrix.group, matrix.activation_bits, zeros)
+        n, m = matrix.kept or (0, 0)
+        return Scheme(matrix.bits, matrix.group, matrix.activation_bits, zeros, n=n, m=m)
     down = matrix.down_RI
     return Scheme(matrix.bits, matrix.group, matrix.activation_bits, zeros, down.shape[0], down.bits, down.group)
 

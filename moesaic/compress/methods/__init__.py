@@ -43,6 +43,11 @@ class Compressor(ABC):
 class ByMatrix(Compressor):
     """Few bits, or zeros, for one matrix after the other."""
 
+    @property
+    def feels(self) -> bool:
+        """Whether moments are weighed by how much the layer's output feels each token."""
+        return self.reads_text
+
     @abstractmethod
     def matrix(self, name: str, weight_OI: Tensor, seen: Seen) -> QuantisedMatrix | Tensor:
         """A matrix made smaller, or a plain one with other values. An expert's number is the last of `name`."""

@@ -38,13 +38,16 @@ class GPTQ(ByMatrix):
         return Grid(self.bits, self.group, self.symmetric)
 
     def matrix(self, name: str, weight_OI: Tensor, seen: Seen) -> QuantisedMatrix:
-        return gptq(weight_OI, seen.moments_II, self._grid(), self.damping)
+        return gptq(weight_OI, seen, self._grid(), self.damping)
 
 
-def gptq(weight_OI: Tensor, moments_II: Tensor, grid: Grid, damping: float = 0.01) -> QuantisedMatrix:
-    scales_OG, zeros_OG = grid.fit(weight_OI, moments_II.diagonal())
-    codes_OI = gptq_codes(weight_OI, moments_II, grid, scales_OG, zeros_OG, damping)
-    return grid.made(codes_OI, scales_OG, zeros_OG)
+def gptq(weight_OI: Tensor, seen: Seen, grid: Grid, damping: float = 0.01) -> QuantisedMatrix:
+    made = []
+    for rows, moments_II in seen.parts(len(weight_OI)):
+        scales_OG, zeros_OG = grid.fit(weight_OI[rows], moments_II.diagonal())
+        made.append((gptq_codes(weight_OI[rows], moments_II, grid, scales_OG, zeros_OG, damping), scales_OG, zeros_OG))
+    codes, scales, zeros = zip(*made, strict=True)
+    return grid.made(torch.cat(codes), torch.cat(scales), None if zeros[0] is None else torch.cat(zeros))
 
 
 def gptq_codes(

@@ -94,7 +94,7 @@ class MiLo(ByMatrix):
     def _codes(self, weight_OI: Tensor, seen: Seen) -> QuantisedMatrix:
         grid = Grid(self.bits, self.group, self.symmetric)
         if self.calibrate:
-            return gptq(weight_OI, seen.moments_II, grid)
+            return gptq(weight_OI, seen, grid)
         return half_quadratic(weight_OI, Grid(self.bits, self.group, symmetric=False), 20)
 
     def _correction(

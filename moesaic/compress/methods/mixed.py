@@ -64,7 +64,7 @@ class Mixed(ByMatrix):
         def make(name: str, weight_OI: Tensor, seen: Seen) -> QuantisedMatrix:
             grid = self._grid(plan.get(name, 8))
             if self.rounding == "gptq":
-                return gptq(weight_OI, seen.moments_II, grid)
+                return gptq(weight_OI, seen, grid)
             return grid.matrix(weight_OI, importance_I=seen.importance_I)
 
         return make

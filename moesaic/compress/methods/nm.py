@@ -57,7 +57,9 @@ class NM(ByMatrix):
             return weight_OI * kept_OI
         grid = Grid(self.bits, self.group)
         steps = grid.fit(weight_OI * kept_OI, seen.importance_I)
-        return grid.made(gptq_codes(weight_OI, seen.moments_II, grid, *steps, 0.01, kept_OI), *steps)
+        made = grid.made(gptq_codes(weight_OI, seen.moments_II, grid, *steps, 0.01, kept_OI), *steps)
+        made.kept = (self.n, self.m)
+        return made
 
     def _largest(self, scores_OI: Tensor) -> Tensor:
         """True for N of every M."""
