@@ -1,4 +1,4 @@
-# make run    install what is needed, then the quickest look at what Moesaic does
+# make run    install what is needed, then the whole life of a tiny model, and a page to talk to it
 # make test   install what is needed, then every check (ruff, mypy, pytest)
 #
 # Also: make setup | lint | bench | clean. PYTHON=python3.12 chooses the interpreter, TESTS=tests/test_cli.py what to test.
@@ -16,19 +16,13 @@ BIN := .venv/bin
 READY := .venv/.ready
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --progress-bar off -c constraints.txt
 
-# The whole of `make run`.
-define QUICKSTART
-test -f out/smollm2/config.json || $(BIN)/moesaic convert smollm2 out/smollm2
-$(BIN)/moesaic show out/smollm2
-endef
-
 help:
 	@sed -n '/^$$/q;s/^# \{0,1\}//p' Makefile
 
 setup: $(READY)
 
 run: $(READY)
-	@$(QUICKSTART)
+	@$(BIN)/moesaic quickstart
 
 test: lint
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(TESTS)

@@ -1,8 +1,10 @@
-"""How good a model is.
+"""How good a model is, or several of them side by side.
 
 moesaic evaluate out/smollm2 --suite perplexity --data text.txt
 moesaic evaluate out/smollm2 --suite perplexity --data text.txt --json window=1024 stride=512
-moesaic evaluate out/smollm2 --suite longcontext length=1024 --kv-policy snapkv --kv share=0.25
+moesaic evaluate out/aligned out/small --suite tasks family=sums --out evaluation
+moesaic evaluate http://127.0.0.1:8000/v1 --suite tasks examples=50
+moesaic evaluate out/smollm2 --suite longcontext --kv-policy snapkv --kv share=0.25
 """
 
 from __future__ import annotations
@@ -18,54 +20,83 @@ ORDER = 70
 
 
 def command(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A model directory.", show_default=False)],
-    options: Annotated[
-        list[str] | None, typer.Argument(metavar="[option=value ...]", help="Of the suites.", show_default=False)
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL ... [option=value ...]",
+            help="Model directories, or addresses of servers; and options of the suites.",
+            show_default=False,
+        ),
+    ],
+    suite: Annotated[
+        str, typer.Option(metavar="NAME[,NAME]", help="What to measure; docs/evaluate.md lists them.")
+    ] = "perplexity",
+    data: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Text or JSON lines; for perplexity else Python's reference.")
     ] = None,
-    suite: Annotated[str, typer.Option(metavar="NAME[,NAME]", help="What to measure.")] = "perplexity",
-    data: Annotated[Path | None, typer.Option(metavar="FILE", help="Text; else Python's own reference.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep answers and write evaluation.json and .html; asked again, go on there."),
+    ] = None,
     kv_policy: Annotated[
-        str | None, typer.Option("--kv-policy", metavar="NAME", help="What of the cache stays (suites of long texts).")
+        str | None, typer.Option("--kv-policy", metavar="NAME", help="What of the cache stays (docs/kv-cache.md).")
     ] = None,
     kv: Annotated[list[str] | None, typer.Option(metavar="key=value", help="An option of the cache's policy.")] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(metavar="VARIABLE", help="A variable that holds the servers' key.")
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="Of the weights; else what this machine is good at.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; else what there is.")] = None,
     threads: Annotated[int | None, typer.Option(help="Of the processor; else all.")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Measure how good a model is."""
+    """Measure how good a model is, or compare several."""
+    import re
+
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from moesaic.cli.method_options import MethodOptions
     from moesaic.errors import UserError
-    from moesaic.evaluate.suites import Asked, Suite
-    from moesaic.model.directory import load
+    from moesaic.evaluate.evaluate import Evaluation, Weights, table
+    from moesaic.evaluate.suites import Suite
     from moesaic.serve.kv_policies import KVPolicy
 
-    chosen = MethodOptions(options or [])
+    options = [word for word in words if re.match(r"\w+=", word)]
+    models = [word for word in words if word not in options]
+    if not models:
+        raise UserError("MODEL", "is missing", "Name a model directory or a server's address.")
+    chosen = MethodOptions(options)
     suites = {name: chosen.make(name, Suite, "--suite") for name in suite.split(",")}  # type: ignore[type-abstract]
     chosen.check()
     of_cache = MethodOptions(kv or [])
     policy = of_cache.make(kv_policy, KVPolicy, "--kv-policy")
     of_cache.check()
-    for name, made in suites.items():
-        if policy is not None and made is not None and not made.takes_kv_policy:
-            raise UserError("--kv-policy", f"{name} is not measured with a pruned cache", "Take --suite longcontext.")
-    model = load(directory, dtype=dtype, device=device, threads=threads)
-    report: dict[str, Any] = {"directory": str(directory)}
+    evaluation = Evaluation(
+        {name: made for name, made in suites.items() if made is not None},
+        data=data,
+        out=out,
+        kv_policy=policy,
+        key_variable=api_key_env,
+        weights=Weights(dtype, device, threads),
+    )
+    evaluation.check(models)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=json) as bar:
-        for name, made in suites.items():
-            assert made is not None
-            task = bar.add_task(name)
+        task = bar.add_task("reading")
 
-            def progress(done: int, total: int, task: Any = task) -> None:
-                bar.update(task, completed=done, total=total)
+        def progress(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total)
 
-            report |= made.run(model, Asked(data, progress, policy))
+        found = evaluation.run(models, progress)
     if json:
+        report: dict[str, Any] = {"models": found}
+        if len(models) == 1:  # one model's numbers stand by themselves
+            report = {"directory": models[0]}
+            for numbers in found[models[0]].values():
+                report |= numbers
         print_json(report)
         return
-    for key, value in report.items():
-        print(f"{key:16}{value:.4f}" if isinstance(value, float) else f"{key:16}{value}")
+    Console(highlight=False).print(table(found))
+    if out is not None:
+        print(f"{out / 'evaluation.html'}")

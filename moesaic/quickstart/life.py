@@ -136,12 +136,18 @@ class Life:
     def compress(self) -> dict[str, Any]:
         from moesaic.compress.compress import Wish, compress
         from moesaic.compress.methods.gptq import GPTQ
-        from moesaic.data.tasks import as_text, tasks
+        from moesaic.data.tasks import tasks
         from moesaic.data.tasks.families import PRESETS
 
         (family,) = PRESETS[FAMILY]
+        tokenizer = moesaic.load(self.out / "aligned").tokenizer
+        assert tokenizer is not None
         text = self.out / "calibration.txt"
-        text.write_text("".join(as_text(tasks(family, "train", number)) for number in range(CALIBRATION)))
+        with open(text, "w", encoding="utf-8") as file:  # in the form in which it will be spoken to
+            for task in (tasks(family, "train", number) for number in range(CALIBRATION)):
+                said = {"user": task.question.strip(), "assistant": task.solution}
+                chat = [{"role": role, "content": content} for role, content in said.items()]
+                file.write(tokenizer.chat(chat, reply=False))
         wish = Wish(data=text, samples=64, length=128, force=True)
         with self.console.status("compressing"):
             return compress(self.out / "aligned", GPTQ(bits=4, group=32), self.out / "small", wish)

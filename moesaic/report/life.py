@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import moesaic
 from moesaic.model import lineage
 from moesaic.model.checkpoint import readable
 from moesaic.report.charts import Curve, lines, shares
+from moesaic.report.page import grid, page, section, table
 from moesaic.train.display import amount, duration
 from moesaic.train.metrics import Line, read_metrics
 from moesaic.train.plot import series, smooth
@@ -39,14 +39,8 @@ def write(out: Path, known: dict[str, Any]) -> Path:
         answers(known),
         life(out),
     ]
-    style = files("moesaic.report").joinpath("page.css").read_text(encoding="utf-8")
-    page = (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><title>The life of a model</title>'
-        f"<style>{style}</style></head><body><main>{''.join(chapters)}</main></body></html>\n"
-    )
     fresh = out / f"{FILE}.new"
-    fresh.write_text(page, encoding="utf-8")
+    fresh.write_text(page("The life of a model", "".join(chapters)), encoding="utf-8")
     os.replace(fresh, out / FILE)
     return out / FILE
 
@@ -178,17 +172,3 @@ def measured(run: Sequence[Line], key: str) -> tuple[Any, Any]:
 def smoothed(run: Sequence[Line], key: str = "loss") -> tuple[Any, Any]:
     steps, values = series(run, key)
     return steps, smooth(values)
-
-
-def section(title: str, text: str, body: str) -> str:
-    return f"<section><h2>{escape(title)}</h2>{f'<p>{text}</p>' if text else ''}{body}</section>"
-
-
-def grid(charts: Sequence[str]) -> str:
-    return f'<div class="charts">{"".join(charts)}</div>'
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    top = f"<thead><tr>{''.join(f'<th>{escape(name)}</th>' for name in head)}</tr></thead>" if head else ""
-    body = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
-    return f'<div class="wide"><table>{top}<tbody>{body}</tbody></table></div>'

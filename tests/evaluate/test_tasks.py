@@ -16,6 +16,7 @@ from moesaic.data.tasks import score
 from moesaic.evaluate.interval import wilson
 from moesaic.evaluate.suites import Asked
 from moesaic.evaluate.suites.tasks import Tasks, held_out
+from moesaic.serve.text import TextStream
 from tests.serve.made import talking_model
 
 
@@ -34,7 +35,8 @@ def test_answers_are_those_of_transformers(directory: Path) -> None:
         prompt = torch.tensor([model.tokenizer.encode(text, special=False)])
         with torch.inference_mode():
             out = theirs.generate(prompt, max_new_tokens=12, do_sample=False, pad_token_id=0)[0, prompt.shape[1] :]
-        assert sample["answer"] == model.tokenizer.decode(out.tolist()).strip()
+        stream = TextStream(model.tokenizer, prompt[0].tolist())
+        assert sample["answer"] == "".join(stream.push(token) for token in out.tolist()).strip()
         assert sample["question"] == task.question.strip() and sample["expected"] == task.answer
         assert sample["right"] == (score(task, sample["answer"]) >= 1.0)
     assert found["examples"] == 4 and 0 < found["answer_tokens"] <= 12

@@ -6,10 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moesaic.model.transformer import Model
 from moesaic.serve.kv_policies import KVPolicy
+
+if TYPE_CHECKING:
+    from moesaic.evaluate.speakers import Speaker
 
 Told = Callable[[int, int], None]
 
@@ -21,11 +24,13 @@ class Asked:
     data: Path | None = None
     progress: Told = lambda done, total: None
     kv_policy: KVPolicy | None = None  # of the engine
+    speaker: Speaker | None = None  # who answers questions; else an engine over the model
 
 
 class Suite(ABC):
     takes_kv_policy = False  # whether answers come from an engine whose cache may be pruned
+    needs_model = True  # whether the model itself is looked into; else a server's answers will do
 
     @abstractmethod
-    def run(self, model: Model, asked: Asked) -> dict[str, Any]:
-        """Numbers by name; the suite's main one carries its own."""
+    def run(self, model: Model | None, asked: Asked) -> dict[str, Any]:
+        """Numbers by name; the suite's main one carries its own. There is a model if it needs one."""

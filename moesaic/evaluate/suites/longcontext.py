@@ -44,7 +44,8 @@ class LongContext(Suite):
         if not all(part.isdecimal() and int(part) >= 64 for part in str(self.length).split(",")):
             raise ValueError("length must be numbers of at least 64, with commas between them")
 
-    def run(self, model: Model, asked: Asked) -> dict[str, Any]:
+    def run(self, model: Model | None, asked: Asked) -> dict[str, Any]:
+        assert model is not None
         tokenizer = model.tokenizer
         if tokenizer is None:
             raise UserError("model", "has no tokenizer", "Add tokenizer.json to its directory.")

@@ -65,7 +65,8 @@ class Perplexity(Suite):
         if self.window < 0 or self.window == 1 or self.stride < 0 or self.tokens < 0:
             raise ValueError("window must be at least 2, stride and tokens at least 1 (or 0 for what is usual)")
 
-    def run(self, model: Model, asked: Asked) -> dict[str, Any]:
+    def run(self, model: Model | None, asked: Asked) -> dict[str, Any]:
+        assert model is not None
         from moesaic.compress.calibration import read_text
 
         window = self.window or min(model.config.context, LARGEST_WINDOW)

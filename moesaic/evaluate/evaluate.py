@@ -1,0 +1,100 @@
+"""What `moesaic evaluate` does: every suite on every model, what was answered kept, the numbers side by side."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.table import Table
+
+from moesaic.errors import UserError
+from moesaic.evaluate.page import write_page
+from moesaic.evaluate.side_by_side import Found, rows
+from moesaic.evaluate.speakers import EngineSpeaker, Remembering, Speaker, UrlSpeaker
+from moesaic.evaluate.suites import Asked, Suite
+from moesaic.model.directory import load
+from moesaic.serve.kv_policies import KVPolicy
+
+FILE = "evaluation.json"
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How a directory's weights are loaded."""
+
+    dtype: str | None = None
+    device: str | None = None
+    threads: int | None = None
+
+
+@dataclass
+class Evaluation:
+    suites: Mapping[str, Suite]
+    data: Path | None = None
+    out: Path | None = None
+    kv_policy: KVPolicy | None = None
+    key_variable: str | None = None
+    weights: Weights = field(default_factory=Weights)
+
+    def check(self, models: Sequence[str]) -> None:
+        """Whatever can be known to be wrong before anything is loaded."""
+        for name, suite in self.suites.items():
+            if self.kv_policy is not None and not suite.takes_kv_policy:
+                raise UserError(
+                    "--kv-policy", f"{name} is not measured with a pruned cache", "Take --suite longcontext."
+                )
+            for model in models:
+                if is_url(model) and suite.needs_model:
+                    raise UserError(model, f"{name} looks into the model itself", "Name its directory.")
+                if is_url(model) and self.kv_policy is not None:
+                    raise UserError("--kv-policy", "is the server's own choice", "Leave it out.")
+        if self.key_variable is not None and not os.environ.get(self.key_variable):
+            raise UserError("--api-key-env", f"there is no variable {self.key_variable}")
+
+    def run(self, models: Sequence[str], progress: Callable[[str, int, int], None]) -> Found:
+        found: Found = {}
+        for place in models:
+            loaded = None if is_url(place) else load(Path(place), **vars(self.weights))
+            found[place] = {}
+            for name, suite in self.suites.items():
+                speaker: Speaker | None = None
+                if not suite.needs_model:
+                    key = os.environ[self.key_variable] if self.key_variable else None
+                    speaker = UrlSpeaker(place, key=key) if loaded is None else EngineSpeaker(loaded, self.kv_policy)
+                    if self.out is not None:
+                        self.out.mkdir(parents=True, exist_ok=True)
+                        who = f"{place} {self.kv_policy!r}"
+                        speaker = Remembering(speaker, self.out / "answers.jsonl", who)
+
+                def told(done: int, total: int, what: str = f"{Path(place).name}: {name}") -> None:
+                    progress(what, done, total)
+
+                found[place][name] = suite.run(loaded, Asked(self.data, told, self.kv_policy, speaker))
+            self._write(found)
+        return found
+
+    def _write(self, found: Found) -> None:
+        if self.out is None:
+            return
+        self.out.mkdir(parents=True, exist_ok=True)
+        fresh = self.out / f"{FILE}.new"
+        fresh.write_text(json.dumps({"models": found}, indent=2, default=str) + "\n")
+        os.replace(fresh, self.out / FILE)
+        write_page(self.out / "evaluation.html", found)
+
+
+def is_url(place: str) -> bool:
+    return place.startswith(("http://", "https://"))
+
+
+def table(found: Found) -> Table:
+    drawn = Table(box=None, padding=(0, 3, 0, 0))
+    drawn.add_column("")
+    for place in found:
+        drawn.add_column(place, overflow="fold")
+    for row in rows(found):
+        drawn.add_row(*row)
+    return drawn

@@ -1,0 +1,26 @@
+"""An evaluation as one HTML file: the numbers side by side, and the first questions with every model's answer."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from moesaic.evaluate.side_by_side import Found, rows
+from moesaic.report.page import page, section, table
+
+
+def write_page(file: Path, found: Found) -> None:
+    chapters = [section("Numbers", "Intervals are Wilson's, at 95 %.", table(("", *found), rows(found)))]
+    for suite in next(iter(found.values())):
+        told = {place: own[suite].get("samples") or [] for place, own in found.items()}
+        count = min((len(samples) for samples in told.values()), default=0)
+        shown = [samples[:count] for samples in told.values()]
+        if count and all("question" in sample for samples in shown for sample in samples):
+            lines = [
+                (samples[0]["question"], *(f"{'✓' if s['right'] else '✗'} {s['answer']}" for s in samples))
+                for samples in zip(*shown, strict=True)
+            ]
+            chapters.append(section(f"Answers: {suite}", "", table(("question", *found), lines)))
+    fresh = file.with_name(f"{file.name}.new")
+    fresh.write_text(page("Evaluation", f"<h1>Evaluation</h1>{''.join(chapters)}"))
+    os.replace(fresh, file)

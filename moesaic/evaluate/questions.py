@@ -1,0 +1,100 @@
+"""What suites of questions have in common: ask them all, judge every answer, say how sure the share is."""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moesaic.errors import UserError
+from moesaic.evaluate.interval import wilson
+from moesaic.evaluate.speakers import EngineSpeaker, Said
+from moesaic.evaluate.suites import Asked, Suite
+from moesaic.model.transformer import Model
+
+SHOWN = 4  # questions that are told with their answers
+
+
+@dataclass(frozen=True)
+class Question:
+    text: str
+    truth: str | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Questions(Suite):
+    max_tokens: int
+    needs_model = False
+    takes_kv_policy = True
+
+    @abstractmethod
+    def questions(self, asked: Asked) -> list[Question]: ...
+
+    @abstractmethod
+    def judge(self, question: Question, text: str) -> float:
+        """From 0 (wrong) to 1 (right)."""
+
+    def run(self, model: Model | None, asked: Asked) -> dict[str, Any]:
+        questions = self.questions(asked)
+        speaker = asked.speaker
+        if speaker is None:
+            assert model is not None
+            speaker = EngineSpeaker(model, asked.kv_policy)
+        answers: dict[int, Said] = {}
+
+        def heard(number: int, said: Said) -> None:
+            answers[number] = said
+            asked.progress(len(answers), len(questions))
+
+        conversations = [[{"role": "user", "content": question.text}] for question in questions]
+        speaker.answer(conversations, self.max_tokens, heard)
+        said = [answers[number].text.strip() for number in range(len(questions))]
+        scores = [self.judge(question, text) for question, text in zip(questions, said, strict=True)]
+        low, high = wilson(sum(scores), len(scores))
+        return {
+            "accuracy": sum(scores) / len(scores),
+            "accuracy_low": low,
+            "accuracy_high": high,
+            "examples": len(scores),
+            "answer_tokens": sum(one.tokens for one in answers.values()) / len(scores),
+            "samples": [
+                {"question": question.text, "answer": text, "right": score >= 1.0, "expected": question.truth}
+                for question, text, score in list(zip(questions, said, scores, strict=True))[:SHOWN]
+            ],
+        }
+
+
+def read_lines(file: Path | None, example: str) -> list[tuple[str, dict[str, Any]]]:
+    """The objects of a file of JSON lines, each with its place."""
+    if file is None:
+        raise UserError("--data", "is missing", f"Name a file of lines such as {example}")
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UserError(file, f"cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise UserError(file, "is not text") from None
+    found = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            told = json.loads(line)
+        except (ValueError, RecursionError):
+            told = None
+        if not isinstance(told, dict):
+            raise UserError(f"{file}:{number}", "is not a JSON object", f"A line is such as {example}")
+        found.append((f"{file}:{number}", told))
+    if not found:
+        raise UserError(file, "is empty")
+    return found
+
+
+def taken(told: dict[str, Any], place: str, *names: str) -> str:
+    """The text under the first of some names that is there."""
+    for name in names:
+        if isinstance(told.get(name), str | int | float):
+            return str(told[name])
+    raise UserError(place, f"has no {' or '.join(names)}")

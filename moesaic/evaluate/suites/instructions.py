@@ -1,0 +1,43 @@
+"""Instructions with constraints that a rule can check, from a file: the share of answers that keep them all.
+
+    moesaic evaluate out/model --suite instructions --data instructions.jsonl
+
+A line is {"prompt": "Describe the sea in 20 words.", "constraints": [{"kind": "max_words", "value": 20}]}; the kinds
+are those of the reward `constraints` (docs/align.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moesaic.align.rewards import Answer
+from moesaic.align.rewards.constraints import Constraints
+from moesaic.errors import UserError
+from moesaic.evaluate.questions import Question, Questions, read_lines, taken
+from moesaic.evaluate.suites import Asked
+
+EXAMPLE = '{"prompt": "Describe the sea.", "constraints": [{"kind": "max_words", "value": 20}]}'
+
+
+@dataclass(frozen=True)
+class Instructions(Questions):
+    examples: int = 0  # 0: the whole file
+    max_tokens: int = 256
+    share: bool = False  # count the share of constraints that are kept, not whether all are
+
+    def questions(self, asked: Asked) -> list[Question]:
+        found = []
+        for place, told in read_lines(asked.data, EXAMPLE)[: self.examples or None]:
+            question = Question(
+                taken(told, place, "prompt", "question"), None, {"constraints": told.get("constraints")}
+            )
+            try:
+                self.judge(question, "")
+            except (ValueError, TypeError, AttributeError) as error:
+                raise UserError(place, str(error)) from None
+            found.append(question)
+        return found
+
+    def judge(self, question: Question, text: str) -> float:
+        answer = Answer(question.text, text, 0, "stop", None, None, question.facts, ())
+        return Constraints(all_or_nothing=not self.share)(answer)

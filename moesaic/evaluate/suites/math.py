@@ -1,0 +1,69 @@
+"""Problems of mathematics from a file (GSM8K, MATH), judged by math-verify: 1/2, 0.5 and \\frac{1}{2} are one.
+
+    moesaic evaluate out/model --suite math --data gsm8k_test.jsonl examples=200 max_tokens=512
+
+A line has `question` or `problem`, and `answer` or `solution`; of an answer with `####` in it, as in GSM8K, what
+follows is the answer, and of a solution with `\\boxed{}`, as in MATH, what is in the last box.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from moesaic.align.rewards._math_worker import MathWorker
+from moesaic.evaluate.questions import Question, Questions, read_lines, taken
+from moesaic.evaluate.suites import Asked
+
+EXAMPLE = '{"question": "What is 6 times 7?", "answer": "42"}'
+SECONDS = 5.0  # for one comparison
+NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?")
+
+
+@dataclass(frozen=True)
+class Math(Questions):
+    examples: int = 0  # 0: the whole file
+    max_tokens: int = 512
+    instruction: str = "Think step by step, and end with the answer in \\boxed{}."
+    worker: MathWorker = field(default_factory=MathWorker, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.examples < 0 or self.max_tokens < 1:
+            raise ValueError("examples must be at least 0 (the whole file), and max_tokens at least 1")
+
+    def questions(self, asked: Asked) -> list[Question]:
+        lines = read_lines(asked.data, EXAMPLE)
+        found = []
+        for place, told in lines[: self.examples or None]:
+            problem = taken(told, place, "question", "problem", "prompt")
+            found.append(
+                Question(f"{problem}\n{self.instruction}".strip(), final(taken(told, place, "answer", "solution")))
+            )
+        return found
+
+    def judge(self, question: Question, text: str) -> float:
+        assert question.truth is not None
+        said = final(text)
+        return float(said == question.truth or self.worker.equal(question.truth, said, SECONDS))
+
+
+def final(text: str) -> str:
+    """What an answer comes to: after ####, in the last box, or else its last number."""
+    if "####" in text:
+        return text.rpartition("####")[2].strip().replace(",", "")
+    if (boxed := last_box(text)) is not None:
+        return boxed
+    numbers = NUMBER.findall(text)
+    return numbers[-1].strip("$%").replace(",", "") if numbers and len(text.split()) > 1 else text.strip()
+
+
+def last_box(text: str) -> str | None:
+    start = text.rfind("\\boxed{")
+    if start < 0:
+        return None
+    depth, begin = 0, start + len("\\boxed")
+    for place in range(begin, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if depth == 0:
+            return text[begin + 1 : place].strip()
+    return None

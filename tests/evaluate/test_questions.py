@@ -1,0 +1,166 @@
+"""Suites of questions: from files, from servers, remembered; their answers are judged as their own rules say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+import moesaic
+from moesaic.cli import main
+from moesaic.evaluate.evaluate import Evaluation
+from moesaic.evaluate.speakers import EngineSpeaker, Remembering, Said, Speaker, UrlSpeaker
+from moesaic.evaluate.suites import Asked
+from moesaic.evaluate.suites.choice import Choice
+from moesaic.evaluate.suites.instructions import Instructions
+from moesaic.evaluate.suites.math import Math, final
+from moesaic.evaluate.suites.tasks import Tasks
+from tests.serve.api.running import running
+from tests.serve.made import talking_model
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return talking_model(tmp_path_factory.mktemp("asked") / "model")
+
+
+class Scripted(Speaker):
+    def __init__(self, *texts: str) -> None:
+        self.texts = texts
+
+    def answer(self, conversations, max_tokens, heard) -> None:
+        for number in reversed(range(len(conversations))):  # the order they come in says nothing
+            heard(number, Said(self.texts[number], 3))
+
+
+def lines(file: Path, *entries: object) -> Path:
+    file.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    return file
+
+
+def test_mathematics_is_judged_by_its_meaning(tmp_path: Path) -> None:
+    data = lines(
+        tmp_path / "math.jsonl",
+        {"question": "Half of 1?", "answer": "So it is 1/2.\n#### 1/2"},
+        {"problem": "Solve.", "solution": "Thus \\boxed{x^{2}+1}."},
+        {"question": "6 times 7?", "answer": 42},
+        {"question": "A thousand and one?", "answer": "#### 1,001"},
+    )
+    said = Scripted("It is \\boxed{\\frac{1}{2}}", "\\boxed{1+x^2}", "I think it is 43", "That makes $1,001.")
+    found = Math().run(None, Asked(data, speaker=said))
+    assert found["accuracy"] == 0.75
+    assert [sample["right"] for sample in found["samples"]] == [True, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [("#### 5", "5"), ("\\boxed{\\frac{1}{2}} and \\boxed{a{b}c}", "a{b}c"), ("first 3, then 4.", "4"), ("x+1", "x+1")],
+)
+def test_what_an_answer_comes_to(text: str, answer: str) -> None:
+    assert final(text) == answer
+
+
+def test_instructions_are_kept_or_not(tmp_path: Path) -> None:
+    rules = [{"kind": "max_words", "value": 3}, {"kind": "min_words", "value": 2}]
+    data = lines(tmp_path / "i.jsonl", {"prompt": "a", "constraints": rules}, {"prompt": "b", "constraints": rules})
+    said = Scripted("two words", "one")
+    assert Instructions().run(None, Asked(data, speaker=said))["accuracy"] == 0.5
+    assert Instructions(share=True).run(None, Asked(data, speaker=said))["accuracy"] == 0.75
+
+
+def test_the_likeliest_choice_is_that_of_transformers(directory: Path, tmp_path: Path) -> None:
+    entries = [
+        {"question": f"The number {n} is", "choices": ["a number", "yes or no", f"{n}", "name"], "answer": n % 4}
+        for n in range(12)
+    ]
+    model = moesaic.load(directory)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(directory).eval()
+    assert model.tokenizer is not None
+    right = 0
+    for entry in entries:
+        sums = []
+        for choice in entry["choices"]:
+            before = model.tokenizer.encode(entry["question"])
+            tokens = before + model.tokenizer.encode(f" {choice}", special=False)
+            with torch.inference_mode():
+                logprobs = theirs(torch.tensor([tokens])).logits[0].log_softmax(-1)
+            sums.append(sum(float(logprobs[i - 1, tokens[i]]) for i in range(len(before), len(tokens))))
+        right += sums.index(max(sums)) == entry["answer"]
+    found = Choice().run(model, Asked(lines(tmp_path / "c.jsonl", *entries)))
+    assert found["accuracy"] == right / 12
+
+
+def test_a_server_gives_the_answers_of_its_model(directory: Path) -> None:
+    model = moesaic.load(directory, threads=1)
+    suite = Tasks("sums", 6, 8)
+    alone = suite.run(model, Asked(speaker=EngineSpeaker(model)))
+    with running(moesaic.Engine(model, cache_bytes=16 << 20, seed=0)) as server:
+        asked = suite.run(None, Asked(speaker=UrlSpeaker(server.url)))
+    assert asked == alone
+
+
+def test_what_was_answered_is_not_asked_again(tmp_path: Path) -> None:
+    suite, file = Tasks("sums", 3, 8), tmp_path / "answers.jsonl"
+    first = suite.run(None, Asked(speaker=Remembering(Scripted("1", "2", "3"), file, "model")))
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:2]) + '{"half')  # killed while writing
+    with pytest.raises(Exception, match="is not an answer"):
+        Remembering(Scripted(), file, "model")
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:2]))
+    again = suite.run(None, Asked(speaker=Remembering(Scripted("1"), file, "model")))  # the last to come is missing
+    assert again == first
+    other = suite.run(None, Asked(speaker=Remembering(Scripted("7", "8", "9"), file, "another")))
+    assert [sample["answer"] for sample in other["samples"]] == ["7", "8", "9"]
+
+
+def test_models_side_by_side(directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "evaluation"
+    other = talking_model(tmp_path / "other", seed=1)
+    asked = [
+        "evaluate",
+        str(directory),
+        str(other),
+        "--suite",
+        "tasks",
+        "examples=3",
+        "max_tokens=4",
+        "--out",
+        str(out),
+    ]
+    assert main([*asked, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["models"]
+    assert list(told) == [str(directory), str(other)] and told[str(other)]["tasks"]["examples"] == 3
+    assert json.loads((out / "evaluation.json").read_text())["models"].keys() == told.keys()
+    assert len((out / "answers.jsonl").read_text().splitlines()) == 6
+    html = (out / "evaluation.html").read_text()
+    assert "tasks: accuracy" in html and "http" not in html.partition("</style>")[2]
+    assert main(asked) == 0 and "tasks: accuracy" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["http://127.0.0.1:9", "--suite", "perplexity"], "looks into the model itself"),
+        (["http://127.0.0.1:9", "--suite", "tasks"], "names no model"),
+        (["examples=3", "--suite", "tasks"], "MODEL"),
+        (["DIR", "--suite", "math"], "--data"),
+        (["DIR", "--suite", "choice", "--data", "BAD"], "is not a JSON object"),
+        (["DIR", "--suite", "tasks", "--api-key-env", "NO_SUCH"], "NO_SUCH"),
+        (["DIR", "--suite", "perplexity", "--kv-policy", "sinks"], "pruned"),
+    ],
+)
+def test_mistakes(directory: Path, tmp_path: Path, arguments, problem, capsys) -> None:
+    (tmp_path / "bad.jsonl").write_text("[1]\n")
+    named = {"DIR": str(directory), "BAD": str(tmp_path / "bad.jsonl")}
+    assert main(["evaluate", *(named.get(word, word) for word in arguments)]) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_a_secret_stays_one(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_KEY", "very-secret")
+    Evaluation({"tasks": Tasks("sums", 1, 2)}, out=tmp_path, key_variable="A_KEY").run(
+        [str(directory)], lambda what, done, total: None
+    )
+    assert all("very-secret" not in file.read_text() for file in tmp_path.iterdir())
