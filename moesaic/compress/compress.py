@@ -47,8 +47,8 @@ class Wish:
         ):
             if number < low:
                 raise UserError(flag, f"must be at least {low}, not {number}")
-        if self.ends_bits not in (None, 0, 2, 3, 4, 8):
-            raise UserError("--ends-bits", f"must be 0 (as they are), 2, 3, 4 or 8, not {self.ends_bits}")
+        if self.ends_bits not in (None, 0, 2, 3, 4, 5, 6, 8):
+            raise UserError("--ends-bits", f"must be 0 (as they are), 2, 3, 4, 5, 6 or 8, not {self.ends_bits}")
         if self.ends_bits and self.layout != "moesaic":
             problem = f"the {self.layout} layout keeps the embedding and the output matrix as they are"
             raise UserError("--ends-bits", problem, "Leave one of them out.")

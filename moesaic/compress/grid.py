@@ -11,7 +11,7 @@ from torch import Tensor
 from moesaic.kernels.quantised import BITS, BLOCK, QuantisedMatrix, padded
 
 # Steps that span less than the whole range cut off the largest weights and round the others better. From here down.
-LEAST_SPAN = {1: 1.0, 2: 0.5, 3: 0.6, 4: 0.75, 8: 0.95}
+LEAST_SPAN = {1: 1.0, 2: 0.5, 3: 0.6, 4: 0.75, 5: 0.8, 6: 0.85, 8: 0.95}
 SPANS = 12
 
 

@@ -8,6 +8,7 @@ row where the matrix was made for that (W8A8, W4A8).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -16,11 +17,13 @@ from torch import Tensor, nn
 
 from moesaic.kernels import Kernels
 
-BITS = (1, 2, 3, 4, 8)
+BITS = (1, 2, 3, 4, 5, 6, 8)
 BLOCK = 32  # inputs that are packed together
 TILE = 8  # outputs that lie together
 # How far apart the inputs lie that share a byte, and by how many bits each is shifted there.
 _SPREAD = {1: 4, 2: 8, 4: 16, 8: 32}
+# Bits that do not divide a byte: the low ones first, then the high ones.
+_TOGETHER = {3: (2, 1), 5: (4, 1), 6: (4, 2)}
 
 
 class QuantisedMatrix(nn.Module):
@@ -144,9 +147,8 @@ def pack(codes_OI: Tensor, bits: int) -> Tensor:
     """One code per byte to `bits` per code; inputs are filled up to whole blocks."""
     codes_OI = codes_OI.to(torch.uint8)
     codes_OI = F.pad(codes_OI, (0, padded(codes_OI.shape[1]) - codes_OI.shape[1]))
-    if bits == 3:
-        low, high = pack(codes_OI & 3, 2), pack(codes_OI >> 2, 1)
-        return torch.cat([low.unflatten(1, (-1, 8)), high.unflatten(1, (-1, 4))], dim=2).flatten(1)
+    if bits in _TOGETHER:
+        return _both(pack, codes_OI, bits, BLOCK // 8)
     parts = codes_OI.unflatten(1, (-1, BLOCK // _SPREAD[bits], _SPREAD[bits]))
     out = torch.zeros_like(parts[:, :, 0])
     for number in range(parts.shape[2]):
@@ -156,9 +158,8 @@ def pack(codes_OI: Tensor, bits: int) -> Tensor:
 
 def unpack(packed: Tensor, bits: int) -> Tensor:
     """One code per byte, blocks filled up as `pack` left them."""
-    if bits == 3:
-        both = packed.unflatten(1, (-1, 12))
-        return unpack(both[:, :, :8].flatten(1), 2) | (unpack(both[:, :, 8:].flatten(1), 1) << 2)
+    if bits in _TOGETHER:
+        return _apart(unpack, packed, bits, BLOCK // 8)
     bytes_OBS = packed.unflatten(1, (-1, _SPREAD[bits]))
     shifts = range(0, 8, bits) if bits < 8 else (0,)
     return torch.stack([(bytes_OBS >> shift) & (2**bits - 1) for shift in shifts], dim=2).flatten(1)
@@ -168,9 +169,8 @@ def tiled(codes_OI: Tensor, bits: int) -> Tensor:
     """One code per byte to tiles of eight outputs, as `native/quantised.h` describes them: (X, bytes of a tile)."""
     outputs, inputs = codes_OI.shape
     codes_OI = F.pad(codes_OI.to(torch.uint8), (0, padded(inputs) - inputs, 0, -outputs % TILE))
-    if bits == 3:
-        halves = [tiled(codes_OI & 3, 2).unflatten(1, (-1, 32)), tiled(codes_OI >> 2, 1).unflatten(1, (-1, 16))]
-        return torch.cat(halves, dim=2).flatten(1)
+    if bits in _TOGETHER:
+        return _both(tiled, codes_OI, bits, 16)
     each = 8 // bits  # quads of inputs that share a byte
     parts = codes_OI.view(
         len(codes_OI) // TILE, 2, 4, -1, 8 // each, each, 4
@@ -184,13 +184,25 @@ def tiled(codes_OI: Tensor, bits: int) -> Tensor:
 
 def untiled(tiles_XB: Tensor, bits: int) -> Tensor:
     """One code per byte, (X, 8, I)."""
-    if bits == 3:
-        both = tiles_XB.unflatten(1, (-1, 48))
-        return untiled(both[:, :, :32].flatten(1), 2) | (untiled(both[:, :, 32:].flatten(1), 1) << 2)
+    if bits in _TOGETHER:
+        return _apart(untiled, tiles_XB, bits, 16)
     each = 8 // bits
     vectors = tiles_XB.view(len(tiles_XB), -1, 2, 8 // each, 4, 4)
     parts = torch.stack([(vectors >> (bits * quad)) & (2**bits - 1) for quad in range(each)], dim=4)
     return parts.permute(0, 2, 5, 1, 3, 4, 6).reshape(len(tiles_XB), TILE, -1)
+
+
+def _both(packing: Callable[[Tensor, int], Tensor], codes_OI: Tensor, bits: int, size: int) -> Tensor:
+    """Low and high bits packed by themselves, then in turns: `size` bytes for each bit."""
+    low, high = _TOGETHER[bits]
+    parts = packing(codes_OI & (2**low - 1), low), packing(codes_OI >> low, high)
+    return torch.cat([parts[0].unflatten(1, (-1, low * size)), parts[1].unflatten(1, (-1, high * size))], 2).flatten(1)
+
+
+def _apart(unpacking: Callable[[Tensor, int], Tensor], packed: Tensor, bits: int, size: int) -> Tensor:
+    low, high = _TOGETHER[bits]
+    parts = packed.unflatten(1, (-1, bits * size)).split([low * size, high * size], dim=2)
+    return unpacking(parts[0].flatten(1), low) | (unpacking(parts[1].flatten(1), high) << low)
 
 
 def _by_tile(of_GO: Tensor) -> Tensor:

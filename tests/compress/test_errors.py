@@ -18,7 +18,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "words, problem",
     [
-        (["--method", "rtn", "bits=5"], "bits must be one of 1, 2, 3, 4, 8, not 5"),
+        (["--method", "rtn", "bits=7"], "bits must be one of 1, 2, 3, 4, 5, 6, 8, not 7"),
         (["--method", "rtn", "group=48"], "multiple of 32"),
         (["--method", "gptt"], 'no such method "gptt"'),
         (["--method", "rtn", "bit=4"], "no method that was named has such an option"),

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from moesaic.compress.job import Job
 
 # What can be run: our own kernels, or what `transformers` reads.
-TARGETS = {"moesaic": (2, 3, 4, 8), "transformers": (4, 8)}
+TARGETS = {"moesaic": (2, 3, 4, 5, 6, 8), "transformers": (4, 8)}
 FEELING_TOKENS = 2048  # read for the gradients
 
 

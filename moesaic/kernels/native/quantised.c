@@ -13,6 +13,8 @@
 #define ALONE 65536   /* products; fewer are not worth waking the other threads */
 #define SHARED 4      /* rows; fewer are rounded by one thread */
 #define FINE 16256.0f /* 127 * 128: the largest value of two planes */
+/* 3, 5 and 6 bits are as many low bits, and then the high ones. */
+#define LOW(bits) ((bits) == 3 ? 2 : (bits) == 5 || (bits) == 6 ? 4 : (bits))
 
 typedef float four __attribute__((vector_size(16)));
 typedef int32_t four_whole __attribute__((vector_size(16)));
@@ -72,9 +74,13 @@ INLINE uint8x16_t bits_of(int bits, const uint8_t *half, int q) {
 
 /* Four inputs of four outputs; 8 bits come out less 128, so that they are signed. */
 INLINE int8x16_t quad(int bits, const uint8_t *half, int q) {
-    uint8x16_t codes = bits_of(bits == 3 ? 2 : bits, half, q);
+    int low = LOW(bits);
+    uint8x16_t codes = bits_of(low, half, q);
     if (bits == 8) codes = veorq_u8(codes, vdupq_n_u8(128));
-    if (bits == 3) codes = vorrq_u8(codes, vshlq_n_u8(bits_of(1, half + 32, q), 2));
+    if (bits > low) {
+        uint8x16_t high = bits_of(bits - low, half + 16 * low, q);
+        codes = vorrq_u8(codes, low == 2 ? vshlq_n_u8(high, 2) : vshlq_n_u8(high, 4));
+    }
     return vreinterpretq_s8_u8(codes);
 }
 
@@ -112,8 +118,8 @@ INLINE int bits_of(int bits, const uint8_t *half, int o, int i) {
 }
 
 INLINE int one_code(int bits, const uint8_t *half, int o, int i) {
-    if (bits == 3) return bits_of(2, half, o, i) | bits_of(1, half + 32, o, i) << 2;
-    return bits_of(bits, half, o, i) - (bits == 8 ? 128 : 0);
+    int low = LOW(bits), high = bits > low ? bits_of(bits - low, half + 16 * low, o, i) << low : 0;
+    return (bits_of(low, half, o, i) | high) - (bits == 8 ? 128 : 0);
 }
 
 INLINE void group_sums(int bits, int R, int planes, const uint8_t *codes, const int8_t *const *x, long padded,
@@ -205,6 +211,8 @@ void tile_product(const Matrix *m, const Rounded *x, long tile, const long *whic
         CASE(2)
         CASE(3)
         CASE(4)
+        CASE(5)
+        CASE(6)
         CASE(8)
     }
 #undef CASE

@@ -3,7 +3,7 @@
    Eight outputs lie together as a tile, so that a product reads memory from front to back. A tile is, for every 32 of
    its inputs, two halves of four outputs; a half is vectors of 16 bytes, byte 4 o + j of which belongs to output o and
    to inputs 4 q + j of as many quads q as it has room for, the first lowest. 3 bits are the vectors of the two low bits,
-   then those of the high one. Scales and zeros are (tiles, groups, 8). */
+   then those of the high one; 5 and 6 those of the four low bits, then of the rest. Scales and zeros are (tiles, groups, 8). */
 #pragma once
 
 #include "team.h"
