@@ -7,7 +7,8 @@
 
 Until its end every policy reads a prompt alike, so each prompt is read once, with the whole cache, and then handed to
 an engine of every policy: that prunes, gives pages back and writes the answer. `score` first checks on a short prompt
-that this says what the engine says by itself. Pages are counted when the prompt has been read and pruned.
+that this says what the engine says by itself. Policies are asked what the whole cache answers rightly, and scored by
+how much of that stays right. Pages are counted when the prompt has been read and pruned.
 
 `memory` serves a crowd with each policy in a process of its own, and measures that process: a small model with a large
 cache, so that what is measured is the cache.
@@ -54,7 +55,7 @@ ENTRIES: dict[str, tuple[str, dict[str, Any]]] = {
     "minikv 25%": ("minikv", {"share": 0.25}),
 }
 FILE = RESULTS / "kv_cache.json"
-MOST_TOKENS = 20
+MOST_TOKENS = 7  # a number of four digits, and the end
 KEY = ("kind", "length", "number", "entry")
 
 
@@ -88,6 +89,8 @@ class Recording(Compact):
 
     def watch(self, layer: int, weights_NTM: Tensor, first: int) -> None:
         assert isinstance(self.policy, Reading)
+        if self.computed >= self.prompt:
+            return
         position_T = self.computed + first + torch.arange(weights_NTM.shape[1])
         for kind in self.policy.kinds:
             start, decay = kind
@@ -173,16 +176,16 @@ def answers(model: Model, case: tuple[Question, list[int]], entries: list[str]) 
     wanted, prompt = case
     policies = {entry: made(entry) for entry in entries}
     recording, source, engine = read(model, prompt, [policy for policy in policies.values() if policy is not None])
-    found: dict[str, dict[str, float]] = {}
-    for entry, policy in policies.items():
-        if policy is not None:
-            text, held = handed_over(model, recording, source, policy)
-            found[entry] = {"score": score(wanted, text), **held}
-    while source.finish_reason is None:  # last: its own tokens follow the prompt
+    while source.finish_reason is None:
         engine.step()
     assert model.tokenizer is not None
-    text = model.tokenizer.decode(source.tokens[len(prompt) :])
-    return {"full": {"score": score(wanted, text), "pages": 1.0, "bookkeeping": 0.0}, **found}
+    right = score(wanted, model.tokenizer.decode(source.tokens[len(prompt) :]))
+    found = {"full": {"score": right, "pages": 1.0, "bookkeeping": 0.0}}
+    for entry, policy in policies.items():
+        if policy is not None and right:
+            text, held = handed_over(model, recording, source, policy)
+            found[entry] = {"score": score(wanted, text), **held}
+    return found
 
 
 def run_score(arguments: argparse.Namespace) -> None:
@@ -210,21 +213,19 @@ def table() -> None:
     rows = known["scores"]
     kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in rows)]
     print(
-        f"{'':14}{'score':>7} {'95 %':>13} {'of full':>8} {'pages':>7} {'beside':>7}  "
-        + " ".join(f"{k:>11}" for k in kinds)
+        f"{'':14}{'score':>7} {'95 %':>13} {'of':>4} {'pages':>7} {'beside':>7}  " + " ".join(f"{k:>11}" for k in kinds)
     )
-    full = mean([row["score"] for row in rows if row["entry"] == "full"])
+    print("full: " + ", ".join(f"{kind} {mean(scores_of(rows, 'full', kind)):.2f}" for kind in kinds))
     for entry in ENTRIES:
         own = [row for row in rows if row["entry"] == entry]
-        if not own:
+        if not own or entry == "full":
             continue
         scores = [row["score"] for row in own]
         low, high = wilson(sum(scores), len(scores))
-        by_kind = " ".join(f"{mean([r['score'] for r in own if r['kind'] == kind]):11.3f}" for kind in kinds)
+        by_kind = " ".join(f"{mean(scores_of(own, entry, kind)):11.3f}" for kind in kinds)
         pages, beside = mean([row["pages"] for row in own]), mean([row["bookkeeping"] for row in own])
         print(
-            f"{entry:14}{mean(scores):7.3f} {low:6.2f} {high:6.2f} {mean(scores) / max(full, 1e-9):8.1%} {pages:7.1%} "
-            f"{beside:7.1%}  {by_kind}"
+            f"{entry:14}{mean(scores):7.3f} {low:6.2f} {high:6.2f} {len(own):4} {pages:7.1%} {beside:7.1%}  {by_kind}"
         )
     for row in known["memory"]:
         print(row)
@@ -287,6 +288,10 @@ def recorded() -> dict[str, Any]:
 
 def write(known: dict[str, Any]) -> None:
     FILE.write_text(json.dumps(known).replace("}, {", "},\n {") + "\n")
+
+
+def scores_of(rows: list[dict[str, Any]], entry: str, kind: str) -> list[float]:
+    return [row["score"] for row in rows if row["entry"] == entry and row["kind"] == kind]
 
 
 def mean(numbers: list[float]) -> float:

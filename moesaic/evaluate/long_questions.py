@@ -4,7 +4,7 @@ needle        one sentence of many says a number
 multikey      several sentences say numbers of different things, and one is asked for
 tracking      variables are given values of other variables; which have a certain value?
 aggregation   which words are the most common in a list?
-fewshot       words with labels by what they name; which label does a new word get?
+fewshot       words with numbers by what they name; which number does a new word get?
 
 Everything is drawn from a seed: the same questions each time, for any model.
 """
@@ -33,13 +33,12 @@ WORDS = {
     "rope ring river road roof saddle school shovel spoon stable stone table tower train tunnel umbrella valley "
     "village violin wagon wall well wheel window",
     "verb": "admired borrowed carried described drew followed found forgot kept left lost noticed passed repaired",
-    "label": "north south east west up down left right",
 }
 PHRASES = {
     "place": "behind the mill|near the harbour|under the old bridge|beside the road|at the market|by the lake",
     "when": "In the morning|After lunch|Late at night|Last winter|On Sunday|Before the storm|A year ago",
 }
-ADJECTIVES, NOUNS, VERBS, LABELS = (words.split() for words in WORDS.values())
+ADJECTIVES, NOUNS, VERBS = (words.split() for words in WORDS.values())
 PLACES, WHEN = (phrases.split("|") for phrases in PHRASES.values())
 SORTS = {
     "animal": "badger bear camel cat cow deer dog donkey fox frog goat horse lion mouse otter pig rabbit sheep wolf",
@@ -117,17 +116,19 @@ def aggregation(draw: random.Random, size: int) -> Question:
 
 
 def fewshot(draw: random.Random, size: int) -> Question:
-    labels = dict(zip(SORTS, draw.sample(LABELS, len(SORTS))))
+    labels = {sort: str(draw.randrange(1000, 10_000)) for sort in SORTS}
     words = {sort: draw.sample(own.split(), len(own.split())) for sort, own in SORTS.items()}
     wanted = draw.choice(list(SORTS))
     unseen = words[wanted].pop()
     lines = []
-    for number in range(max(4, size * 2)):
+    for number in range(max(8, size * 2)):
         sort = list(SORTS)[number % len(SORTS)]
         lines.append(f"{draw.choice(words[sort])}: {labels[sort]}")
     draw.shuffle(lines)
-    asked = f"Which label does {unseen} get, by these examples?"
-    return Question("fewshot", "\n".join(lines), asked, f"{unseen}:", (labels[wanted],), first=True)
+    # The answer goes on where the examples end, which a small model understands better than a question.
+    opening = "\n".join([*lines[-3:], f"{unseen}:"])
+    asked = f"Go on with {unseen}: words for the same sort of thing have the same number."
+    return Question("fewshot", "\n".join(lines[:-3]), asked, opening, (labels[wanted],), first=True)
 
 
 KINDS: dict[str, Callable[[random.Random, int], Question]] = {

@@ -50,8 +50,9 @@ def test_answers_stand_in_the_text(model: Path) -> None:
         assert len(values) == 6
         counted = collections.Counter(one["aggregation"].text.split()).most_common(4)
         assert {word for word, _ in counted[:3]} == set(one["aggregation"].answers) and counted[2][1] > counted[3][1]
-        labels = dict(line.split(": ") for line in one["fewshot"].text.splitlines())
-        unseen = one["fewshot"].opening.rstrip(":")
+        *shown, last = one["fewshot"].opening.splitlines()
+        labels = dict(line.split(": ") for line in [*one["fewshot"].text.splitlines(), *shown])
+        unseen = last.rstrip(":")
         sort = next(sort for sort, words in SORTS.items() if unseen in words.split())
         assert unseen not in labels
         assert {labels[word] for word in SORTS[sort].split() if word in labels} == set(one["fewshot"].answers)

@@ -18,8 +18,8 @@ from moesaic.serve.kv_policies import Budgeted, Kept, Seen, best
 
 @dataclass(frozen=True)
 class SnapKV(Budgeted):
-    window: int = 32
-    pool: int = 7
+    window: int = 16
+    pool: int = 13
     every: int = 0
 
     def __post_init__(self) -> None:

@@ -111,7 +111,7 @@ def test_lethe_with_equal_layers_is_equal(scores: np.ndarray) -> None:
 
 
 def test_minikv_keeps_fewer_in_later_layers(scores: np.ndarray) -> None:
-    rows = chosen(MiniKV(share=0.5, least=1, falling=0.5, newest=0.5), seen(scores))
+    rows = chosen(MiniKV(share=0.5, least=1, falling=0.5, newest=0.5, pool=1), seen(scores))
     assert rows.sum(-1).tolist() == [[30, 30], [20, 20], [10, 10]]
     for layer, budget in enumerate((30, 20, 10)):
         newest = budget // 2
@@ -119,6 +119,10 @@ def test_minikv_keeps_fewer_in_later_layers(scores: np.ndarray) -> None:
             older = highest(scores[layer, head, : ROWS - newest], budget - newest)
             assert set(np.flatnonzero(rows[layer, head])) == older | set(range(ROWS - newest, ROWS))
     assert MiniKV(share=0.5, least=1).prune(seen(scores, prompt=30)) is None  # the answer stays
+    lonely = np.zeros_like(scores)
+    lonely[..., 20] = 1.0
+    pooled = chosen(MiniKV(share=0.25, least=1, falling=0.0, newest=0.2, pool=5), seen(lonely))
+    assert pooled[..., 18:23].all()  # with the rows beside it
 
 
 def test_fastgen_takes_the_cheapest_structure_that_is_enough() -> None:
