@@ -1,0 +1,72 @@
+"""Tasks of the package lm-eval, by name or from a task file, on our model and engine.
+
+    moesaic evaluate out/smollm2 --suite lm_eval tasks=hellaswag,arc_easy limit=100
+    moesaic evaluate out/smollm2 --suite lm_eval --data my_task.yaml chat=true fewshot=2
+
+A task by name fetches its data set as lm-eval does; a task file may name local data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moesaic.errors import UserError
+from moesaic.evaluate.suites import Asked, Suite
+from moesaic.model.transformer import Model
+
+
+@dataclass(frozen=True)
+class LMEval(Suite):
+    tasks: str = ""  # names, with commas between them; or none, and a file of one by --data
+    limit: int = 0  # examples of each; 0: all
+    fewshot: int = -1  # -1: as the task says
+    chat: bool = False  # in the model's chat template
+
+    def run(self, model: Model | None, asked: Asked) -> dict[str, Any]:
+        assert model is not None
+        try:
+            import lm_eval
+            from lm_eval.tasks import TaskManager
+        except ModuleNotFoundError:
+            raise UserError("lm_eval", "is not installed", "pip install lm-eval") from None
+        from moesaic.evaluate.lm_eval_model import LMEvalModel
+
+        tasks: list[Any] = [name for name in self.tasks.split(",") if name]
+        manager = TaskManager(include_path=str(asked.data.parent) if asked.data else None)
+        if asked.data is not None:
+            tasks.append(named_in(asked.data))
+        if not tasks:
+            raise UserError("tasks", "is missing", "Name tasks of lm-eval, or a task file with --data.")
+        if unknown := [name for name in tasks if name not in manager.all_tasks]:
+            raise UserError("tasks", f"lm-eval has no {', '.join(unknown)}", "lm-eval ls tasks lists them.")
+        told = lm_eval.simple_evaluate(
+            model=LMEvalModel(model, asked.progress),
+            tasks=tasks,
+            limit=self.limit or None,
+            num_fewshot=None if self.fewshot < 0 else self.fewshot,
+            apply_chat_template=self.chat,
+            task_manager=manager,
+            bootstrap_iters=1000,
+            log_samples=False,
+        )
+        assert told is not None
+        return {
+            f"{task}: {metric.replace(',none', '')}": value
+            for task, numbers in told["results"].items()
+            for metric, value in numbers.items()
+            if isinstance(value, int | float) and "," in metric
+        }
+
+
+def named_in(file: Path) -> str:
+    import yaml
+
+    try:
+        told = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(file, f"is not a task file ({type(error).__name__})") from None
+    if not isinstance(told, dict) or not isinstance(told.get("task"), str):
+        raise UserError(file, "names no task", 'A task file has a line "task: NAME".')
+    return str(told["task"])
