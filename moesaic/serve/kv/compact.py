@@ -27,7 +27,6 @@ class Compact:
         self.store, self.policy, self.prompt = store, store.policy, prompt
         layers, heads, device = store.layers, store.heads, store.device
         self.computed = 0
-        self.watched = 0.0
         self.due = self.policy.due(0, prompt)
         self.watch_from = self.policy.watch(self.due, prompt)
         # Counts are for the host, rows and what is known of them for the device.
@@ -161,9 +160,7 @@ class Compact:
 
     def end(self, tokens: Sequence[int], pages: list[int]) -> list[int]:
         """The pass is over. If it is time prune, and hand back pages that became free."""
-        counting = self.new - self.first_watched
         self.computed += self.new
-        self.watched = self.watched * self.policy.decay**counting + sum(self.policy.decay**i for i in range(counting))
         if self.computed < self.due:
             return []
         seen = Seen(
@@ -172,7 +169,6 @@ class Compact:
             tokens[: self.computed],
             self.positions_LNM,
             self.scores_LNM,
-            self.watched,
             lambda layer: self.read(layer)[0],
             lambda: self.store.kinds,
         )

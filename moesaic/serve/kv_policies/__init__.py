@@ -40,7 +40,6 @@ class Seen:
     tokens: Sequence[int]
     positions_LNM: Tensor
     scores_LNM: Tensor  # attention each row got from the tokens that were watched, summed over a group's heads
-    watched: float  # how many tokens that were
     keys: Callable[[int], Tensor]  # of a layer: (N, M, C)
     kinds: Callable[[], TokenKinds]
 

@@ -31,7 +31,6 @@ def seen(scores: np.ndarray, prompt: int | None = None, tokens: Sequence[int] | 
         tokens=list(tokens or [7] * rows),
         positions_LNM=torch.arange(rows, dtype=torch.int32).expand(LAYERS, HEADS, rows).clone(),
         scores_LNM=torch.from_numpy(scores),
-        watched=8.0,
         keys=lambda layer: torch.from_numpy(keys[layer]),
         kinds=lambda: kinds,
     )

@@ -207,3 +207,25 @@ def test_a_window_bounds_the_cache_while_the_prompt_is_read(model: Model, prompt
         engine.step()
         most = max(most, engine.blocks.in_use)
     assert most <= -(-(2 + 16 + 8) // SIZE)
+
+
+def test_memory_that_is_ever_written(model: Model) -> None:
+    """On a CPU only pages that were written are in memory: of many requests under way at once, far fewer are."""
+    touched = {}
+    draw = random.Random(5)
+    prompts = [[draw.randrange(3, VOCABULARY) for _ in range(100)] for _ in range(8)]
+    wishes = Sampling(max_tokens=60, temperature=0.0, ignore_eos=True)
+    for name in ("", "snapkv", "minikv"):
+        policy = made(name, {"share": 0.25, "least": 8, "window": 8}) if name else None
+        engine = Engine(model, page_size=SIZE, kv_policy=policy, cache_bytes=1 << 22, policy=Chunked(tokens=60))
+        for slabs in engine.cache.layers:
+            slabs["keys"].fill_(float("nan"))
+        requests = [engine.request(prompt, wishes) for prompt in prompts]
+        for request in requests:
+            engine.add(request)
+        while not all(request.written for request in requests):
+            engine.step()
+        assert all(request.pages for request in requests)  # all are there at once
+        touched[name] = int((~engine.cache.whole["keys"].isnan()).flatten(2).any(-1).any(0).sum())
+    assert touched[""] >= 8 * 100 // SIZE
+    assert touched["snapkv"] < 0.6 * touched[""] and touched["minikv"] < 0.6 * touched[""]
