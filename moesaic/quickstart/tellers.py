@@ -41,6 +41,15 @@ def aligned(known: dict[str, Any]) -> Rows:
     ]
 
 
+def begun(known: dict[str, Any]) -> Rows:
+    grown = f"{amount(known['parameters_before'])} parameters became " if known["upcycled"] else ""
+    return [("model", f"{grown}{amount(known['parameters'])}, of which a token uses {amount(known['active'])}")]
+
+
+def taught(known: dict[str, Any]) -> Rows:
+    return [("loss", f"{known['first_loss']:.3f} to {known['loss']:.3f} in {known['step']} steps ({_time(known)})")]
+
+
 def small(known: dict[str, Any]) -> Rows:
     return [
         ("size", f"{readable(known['bytes_before'])} to {readable(known['bytes'])}, "

@@ -29,16 +29,16 @@ FILE = "report.html"
 
 
 def write(out: Path, known: dict[str, Any]) -> Path:
-    chapters = [
-        top(known),
-        machine(known),
-        pretraining(out, known),
-        teaching(read_metrics(out / "aligned" / "stages" / "1-sft")),
-        trying(read_metrics(out / "aligned"), known),
-        compression(known),
-        answers(known),
-        life(out),
-    ]
+    chapters = [top(known), machine(known)]
+    if "base" in known:
+        chapters += [
+            pretraining(out, known),
+            teaching(read_metrics(out / "aligned" / "stages" / "1-sft")),
+            trying(read_metrics(out / "aligned"), known),
+        ]
+    else:
+        chapters.append(teaching(read_metrics(out / "taught")))
+    chapters += [compression(known), answers(known), life(out)]
     fresh = out / f"{FILE}.new"
     fresh.write_text(page("The life of a model", "".join(chapters)), encoding="utf-8")
     os.replace(fresh, out / FILE)
@@ -135,9 +135,11 @@ def compression(known: dict[str, Any]) -> str:
         ("size", readable(small["bytes_before"]), readable(small["bytes"])),
         ("bits a weight", "32", f"{small['bits_per_weight']:.2f}"),
         ("perplexity on sums", f"{small['perplexity_before']:.4f}", f"{small['perplexity']:.4f}"),
-        ("held-out questions right", *(f"{models[name]['accuracy']:.1%}" for name in ("aligned", "in 4 bits"))),
+        ("held-out questions right", *(f"{found['accuracy']:.1%}" for found in list(models.values())[-2:])),
     ]
-    return section("In 4 bits", "GPTQ, in groups of 32 weights.", table(("", "float32", "4 bits"), rows))
+    method = small["method"]
+    text = f"{method['name'].upper()}, in groups of {method['group']} weights."
+    return section("In 4 bits", text, table(("", "float32", "4 bits"), rows))
 
 
 def answers(known: dict[str, Any]) -> str:

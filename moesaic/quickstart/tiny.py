@@ -1,0 +1,102 @@
+"""A tiny GLM-4.5-shaped mixture from nothing: data, loss law, pretraining, alignment, 4 bits, questions.
+
+    life = TinyLife(Path("out/quickstart"), Console())
+    life.run()
+
+Everything lies in one directory: data/, pilots/, base/, aligned/, small/ and report.html.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from moesaic.quickstart import tellers
+from moesaic.quickstart.life import Life, Stage, finished
+
+PILOT = 0.4  # of the steps of the long run
+
+
+class TinyLife(Life):
+    questions = 256
+    pretrains = "tiny.yaml"
+
+    def stages(self) -> dict[str, Stage]:
+        return {
+            "machine": Stage(
+                "This machine", "What it is good at decides how the model is run.", self.machine, tellers.machine
+            ),
+            "data": Stage(
+                "Data", "Text becomes tokens: Python's own library, and sums with answers.", self.data, tellers.data
+            ),
+            "law": Stage(
+                "Loss law", "Two short pilots tell how far the loss of the long run will fall.", self.law, tellers.law
+            ),
+            "base": Stage("Pretrain", "A GLM-4.5-shaped mixture learns to go on with text.", self.base, tellers.base),
+            "aligned": Stage(
+                "Align", "It learns to answer: from examples, then by trying (GRPO).", self.align, tellers.aligned
+            ),
+            "small": Stage("Compress", "Its weights are kept in 4 bits.", self.compress, tellers.small),
+            "evaluated": Stage("Evaluate", "Questions that no stage ever saw.", self.evaluate, tellers.evaluated),
+        }
+
+    def models(self) -> dict[str, Path]:
+        """The model after each stage."""
+        return {
+            "pretrained": self.out / "base",
+            "taught": self.out / "aligned" / "stages" / "1-sft",
+            "aligned": self.out / "aligned",
+            "in 4 bits": self.out / "small",
+        }
+
+    def data(self) -> dict[str, Any]:
+        from moesaic.data.preparation_report import drawn
+        from moesaic.data.prepare import prepare
+
+        with drawn() as show:
+            prepare(self.recipe("tiny.yaml"), self.out / "data", show=show)
+        manifest = json.loads((self.out / "data" / "manifest.json").read_text())
+        return {"sources": manifest["sources"], "vocabulary": manifest["vocabulary"]}
+
+    def law(self) -> dict[str, Any]:
+        from moesaic.train.law_fit import fit
+        from moesaic.train.law_predict import predict
+        from moesaic.train.law_runs import read_runs
+
+        recipe = self.recipe("tiny.yaml")
+        runs = [self.out / "pilots" / name for name in ("constant", "cosine")]
+        for run in runs:
+            self._pretrain(run, f"train.steps={int(PILOT * recipe.train.steps)}", f"schedule={{name: {run.name}}}")
+        fit(read_runs(runs, "loss")).save(self.out / "law.json")
+        options = [f"{key}={value}" for key, value in recipe.schedule.options.items()]
+        told = predict(self.out / "law.json", recipe.schedule.name, options, steps=recipe.train.steps)
+        told.save(self.out / "prediction.json")
+        return {"predicted": told.final, "steps": recipe.train.steps}
+
+    def base(self) -> dict[str, Any]:
+        return {**self._pretrain(self.out / "base"), "predicted": self.known["law"]["predicted"]}
+
+    def align(self) -> dict[str, Any]:
+        from moesaic.align.align import align
+        from moesaic.train.metrics import read_metrics
+
+        told = align(self.recipe("align-tiny.yaml"), self.out / "base", self.out / "aligned")
+        finished(told["stages"][-1])
+        taught, tried = (read_metrics(self.models()[name]) for name in ("taught", "aligned"))
+        return {
+            "before": [line["accuracy"] for line in taught if "accuracy" in line][-1],
+            "after": [line["accuracy"] for line in tried if "accuracy" in line][-1],
+            "mismatch": max(line["mismatch_max"] for line in tried),
+            "policy_steps": tried[-1]["step"],
+        }
+
+    def compress(self) -> dict[str, Any]:
+        from moesaic.compress.methods.gptq import GPTQ
+
+        return self.compress_with(GPTQ(bits=4, group=32), self.out / "aligned", samples=64, length=128)
+
+    def _pretrain(self, out: Path, *overrides: str) -> dict[str, Any]:
+        from moesaic.train.pretrain import pretrain
+
+        return finished(pretrain(self.recipe("tiny.yaml", f"train.data={self.out / 'data'}", *overrides), out))

@@ -1,0 +1,57 @@
+"""The quickstart from a model that is there already: made a mixture that answers the same, taught, kept in 4 bits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+import moesaic
+from moesaic.data.tokenizer_training import train_tokenizer, write_tokenizer
+from tests.serve.made import TEXTS, VOCABULARY
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("dense") / "model"
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        eos_token_id=0,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(directory)
+    write_tokenizer(train_tokenizer(TEXTS, VOCABULARY), directory)
+    return directory
+
+
+def test_from_dense_to_served(dense: Path, tmp_path: Path) -> None:
+    out = tmp_path / "life"
+    command = [sys.executable, "-m", "moesaic", "quickstart", "--model", str(dense), "--out", str(out)]
+    command += ["align.stages.0.steps=3"]
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert "Answered" in ended.stdout
+    known = json.loads((out / "quickstart.json").read_text())
+    assert list(known) == ["machine", "begun", "taught", "small", "evaluated"]
+    assert known["begun"]["upcycled"] and known["begun"]["parameters"] > known["begun"]["parameters_before"]
+    assert known["taught"]["step"] == 3
+    plain, mixture = (moesaic.load(place).logits([[5, 6, 7, 8]])[0] for place in (dense, out / "mixture"))
+    torch.testing.assert_close(plain, mixture, rtol=1e-4, atol=1e-4)
+    assert "In 4 bits" in (out / "report.html").read_text()
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "moesaic", "quickstart", "--model", str(tmp_path / "none"), "--out", str(tmp_path)]
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 2 and "no such" in ended.stderr
