@@ -26,7 +26,7 @@ DENSE: list[tuple[str, dict[str, Any], float]] = [
 ]
 EITHER: list[tuple[str, dict[str, Any], float]] = [
     ("rtn", {"bits": 4, "group": 32}, 2e-3),
-    ("gptq", {"bits": 4, "group": 32}, 2e-3),
+    ("gptq", {"bits": 4, "group": 32, "symmetric": True}, 2e-3),
     ("rtn", {"bits": 4, "group": 0}, 2e-3),
     ("rtn", {"bits": 8, "group": 0}, 2e-3),
 ]

@@ -20,7 +20,7 @@ from tests.compress.made import make
 # Options, the largest share of the bytes that may be left, and the largest change of logits (None: another model).
 METHODS: dict[str, tuple[dict[str, Any], float, float | None]] = {
     "rtn": ({"bits": 4, "group": 32}, 0.25, 0.4),
-    "gptq": ({"bits": 4, "group": 32}, 0.25, 0.4),
+    "gptq": ({"bits": 4, "group": 32}, 0.28, 0.4),
     "awq": ({"bits": 4, "group": 32}, 0.25, 0.4),
     "hqq": ({"bits": 4, "group": 32}, 0.28, 0.4),
     "milo": ({"bits": 3, "group": 32, "rank": 8, "expert_rank": 4}, 0.5, 0.6),
@@ -111,7 +111,8 @@ def test_a_resumed_run_does_not_do_layers_again(model: Path, tmp_path: Path, mon
 def test_gptq_loses_less_than_rounding(model: Path, tmp_path: Path) -> None:
     """At the outputs of the matrices of the first layer, which see the same inputs under both."""
     errors = {}
-    for name, options in (("rtn", {"bits": 3, "group": 32}), ("gptq", {"bits": 3, "group": 32})):
+    options = {"bits": 3, "group": 32, "symmetric": False}
+    for name in ("rtn", "gptq"):
         method = build(Method(name, options), Compressor, "test")  # type: ignore[type-abstract]
         assert isinstance(method, ByMatrix)
         seen_by = build(Method("gptq", options), Compressor, "test")  # type: ignore[type-abstract]

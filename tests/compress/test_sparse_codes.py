@@ -35,7 +35,10 @@ def test_there_and_back(n: int, m: int, inputs: int, bits: int) -> None:
 def test_a_sparse_model_is_smaller_and_the_same(tmp_path: Path) -> None:
     model = make(tmp_path / "model", "llama")
     told = {}
-    for name, options in (("dense", {"bits": 4, "group": 32}), ("sparse", {"n": 2, "m": 4, "bits": 4, "group": 32})):
+    for name, options in (
+        ("dense", {"bits": 4, "group": 32, "symmetric": True}),
+        ("sparse", {"n": 2, "m": 4, "bits": 4, "group": 32}),
+    ):
         method = build(Method("nm" if name == "sparse" else "gptq", options), Compressor, "test")  # type: ignore[type-abstract]
         told[name] = compress(model, method, tmp_path / name, Wish(samples=4, length=64, check_tokens=0))
     # Two codes of four bits and a bit for each of four weights instead of four codes: three quarters, and the scales.

@@ -26,7 +26,7 @@ AT_ONCE = 64  # inputs whose corrections are applied to the rest in one product
 class GPTQ(ByMatrix):
     bits: int = 4
     group: int = 64
-    symmetric: bool = True
+    symmetric: bool = False
     damping: float = 0.01
 
     def __post_init__(self) -> None:
