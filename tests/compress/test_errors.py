@@ -28,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--method", "rtn", "--layout", "gguf"], 'no such layout "gguf"'),
         (["--method", "rtn", "--layout", "compressed-tensors", "--ends-bits", "8"], "keeps the embedding"),
         (["--method", "milo", "--layout", "compressed-tensors"], "cannot be kept in"),
-        (["--method", "rtn", "--layout", "compressed-tensors", "group=128", "bits=4", "--ends-bits", "5"], "must be 0"),
+        (["--method", "rtn", "--layout", "compressed-tensors", "group=128", "bits=4", "--ends-bits", "7"], "must be 0"),
         (["--method", "gptq", "--samples", "0"], "must be at least 1"),
         (["--method", "gptq", "--data", "nowhere.txt"], "no such file"),
     ],
@@ -88,9 +88,11 @@ def test_a_damaged_directory_is_refused(model: Path, tmp_path: Path, capsys: pyt
     assert main(["compress", str(model), "--method", "rtn", "--check-tokens", "0", "--out", str(out)]) == 0
     config = json.loads((out / "config.json").read_text())
     for wrong, problem in (
-        ({"bits": 5, "group": 64}, "5 bits"),
+        ({"bits": 7, "group": 64}, "7 bits"),
         ({"bits": 4, "group": 30}, "multiples of 32"),
         ({"bits": 3, "group": 64}, "is (128, 32), not (128, 24)"),
+        ({"bits": 4, "group": 64, "n": 4, "m": 4}, "4 of 4 weights"),
+        ({"bits": 4, "group": 64, "n": 2, "m": 4}, "not (128, 16)"),
         ({"bits": 4}, "needs bits and group"),
         ([], "is no scheme"),
     ):
