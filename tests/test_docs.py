@@ -44,6 +44,16 @@ def test_a_command_line_is_understood(app, document: str, line: str) -> None:
         command.make_context(name, words, resilient_parsing=bool(PLACEHOLDERS & set(words)))
 
 
+def test_every_command_and_option_has_help(app) -> None:
+    def silent(command, name: str) -> list[str]:
+        if isinstance(command, typer.core.TyperGroup):
+            return [one for own, inner in command.commands.items() for one in silent(inner, f"{name} {own}")]
+        named = [f"{name} {parameter.name}" for parameter in command.params if not getattr(parameter, "help", None)]
+        return named if command.help else [name, *named]
+
+    assert silent(app, "moesaic") == []
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(document: Path) -> None:
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", document.read_text())
