@@ -11,6 +11,7 @@ from moesaic.errors import UserError
 from moesaic.model.checkpoint import read_json
 
 FILE = "moesaic.json"
+FORMAT = 1
 
 
 def read(directory: Path) -> list[dict[str, Any]]:
@@ -18,7 +19,10 @@ def read(directory: Path) -> list[dict[str, Any]]:
     file = directory / FILE
     if not file.is_file():
         return []
-    life = read_json(file).get("life")
+    told = read_json(file)
+    if told.get("format", FORMAT) != FORMAT:
+        raise UserError(file, f"has format {told['format']!r}, and this version reads {FORMAT}", "Upgrade moesaic.")
+    life = told.get("life")
     if not isinstance(life, list) or any(not isinstance(stage, dict) for stage in life):
         raise UserError(file, "is not a record of a model's life", "Remove it, or copy it again.")
     return life
@@ -30,4 +34,4 @@ def stage(name: str, **facts: Any) -> dict[str, Any]:
 
 
 def content(life: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"format": 1, "life": life}
+    return {"format": FORMAT, "life": life}

@@ -304,6 +304,12 @@ def test_the_life_of_a_model_is_kept(tmp_path):
     assert [stage["stage"] for stage in life] == ["convert", "train"] and life[1]["moesaic"] == moesaic.__version__
 
 
+def test_a_life_in_a_later_format_is_refused(tmp_path: Path):
+    (tmp_path / lineage.FILE).write_text('{"format": 2, "life": []}')
+    with pytest.raises(UserError, match="has format 2, and this version reads 1"):
+        lineage.read(tmp_path)
+
+
 # --- what is missing, extra or misshapen
 
 
