@@ -3,9 +3,10 @@
     python -m bench.align_async                  # a few minutes on two cores
     python -m bench.align_async --steps 20
 
-All runs have the same model, questions and number of steps; each has the whole machine. The time is from the second
-step on, so that starting Ray and the worker, some seconds, is not in it. On two cores the trainer and a worker have one
-each, where without a worker either has both in turn: what is won is what two threads waste on small matrices.
+All runs have the same model (recipes/tiny.yaml, taught by examples), questions and number of steps; each has the whole
+machine. The time is from the second step on, so that starting Ray and the worker, some seconds, is not in it. On two
+cores the trainer and a worker have one each, where without a worker either has both in turn: what is won is what two
+threads waste on small matrices.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from pathlib import Path
 
 import torch
 
-from bench.align_selection import HeldOut
-from bench.align_tiny import base, write_files
+from bench.align_tiny import taught
 from bench.measure import record
+from moesaic.align.accuracy import Accuracy
 from moesaic.align.align import begin
 from moesaic.align.stages import Stage
 from moesaic.kernels import probe
@@ -45,16 +46,16 @@ def one(folder: Path, model: Path, mode: str, steps: int, seed: int) -> dict[str
         f"""
 align:
   stages:
-    - {{name: policy, steps: {steps}, lr: 0.0002, seed: {seed}, prompts: 16, group: 8, max_tokens: 6, save_every: 1000,
-        evaluate_every: {steps}, rewards: [{{name: exact}}], objective: {{clip_high: 0.28}}, {MODES[mode]}
-        data: [{{path: {folder}/middle.jsonl}}]}}
-optimizer: {{name: adamw, lr: 0.0002, betas: [0.9, 0.95], weight_decay: 0.0}}
+    - {{name: policy, steps: {steps}, lr: 0.001, seed: {seed}, prompts: 16, group: 8, max_tokens: 32, save_every: 1000,
+        evaluate_every: {steps}, rewards: [{{name: task}}], objective: {{clip_high: 0.28}}, {MODES[mode]}
+        data: [{{path: "builtin:sums"}}]}}
+optimizer: {{name: muon, lr: 0.001, weight_decay: 0.0}}
 schedule: constant
 """
     )
     recipe = load_recipe(file, [])
     run = begin(recipe, recipe.build("align.stages.0", Stage), "policy", model, out, quiet=True)
-    run.draws, run.measure = False, HeldOut(200)
+    run.draws, run.measure = False, Accuracy.of([{"path": "builtin:sums"}], 256, 32)
     train(run)
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     later = lines[1:]
@@ -76,13 +77,12 @@ def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--steps", type=int, default=40)
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--taught", type=int, default=600, help="steps of supervised fine-tuning before")
     options.add_argument("--modes", nargs="+", default=list(MODES))
-    options.add_argument("--folder", type=Path, default=Path("out/align_selection"))
+    options.add_argument("--folder", type=Path, default=Path("out/align_async"))
     asked = options.parse_args()
     folder = asked.folder.resolve()
-    model = base(folder, asked.taught)
-    write_files(folder, {"middle": 1500})
+    folder.mkdir(parents=True, exist_ok=True)
+    model, _ = taught(asked.seed)
     load = os.getloadavg()[0]  # above 1, others were at work and the times are worth little
     rows = [one(folder, model, mode, asked.steps, asked.seed) for mode in asked.modes]
     for row in rows:

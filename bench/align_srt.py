@@ -1,89 +1,149 @@
 """SRT: rollouts of the same questions, epoch after epoch, with and without the suffix trees that outlive a request.
 
-    python -m bench.align_srt DIR                 DIR: a model that answers builtin:sums, such as out/aligned
+    python -m bench.align_srt                     some minutes the first time, then about a minute
+    python -m bench.align_srt --temperature 0.7 --prompts 1
 
-Each epoch asks the same questions with other seeds, as training does; the trees of the first epoch are what the second
-guesses from. Answers are equal with and without guesses, token for token: a draw is a hash of its seed and place, and a
-guess is accepted exactly if it is what was drawn. Weights are nudged between epochs, as an update would.
+The tiny mixture is taught to work out sums of five to seven digits line by line, some 40 tokens, and then learns by
+trying (GRPO, Muon), always the same 16 questions; the policy of each epoch is kept. Then the rollouts of every epoch
+are timed, a few questions with a group of answers each at a time, by the policy of that epoch: the trees of one epoch
+are what the next guesses from. Since passes of so small a model cost nothing but Python, it is made as large as a model
+of 56M parameters by zeros (`bench.widened`); `--plain` leaves it as it is. Answers are equal with and without guesses,
+token for token: a draw is a hash of its seed and place, and a guess is accepted exactly if it is what was drawn.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import moesaic
+from bench.align_tiny import taught, timed
 from bench.measure import record
-from moesaic.align.examples import TaskExamples
+from bench.widened import widened
+from moesaic.align.align import align
+from moesaic.align.examples import FileExamples, TaskExamples
 from moesaic.align.rollout import roll, seed_of
 from moesaic.kernels import probe
-from moesaic.serve.drafters import Drafter
+from moesaic.model.transformer import Model
+from moesaic.recipe import load_recipe
 from moesaic.serve.drafters.suffix import Suffix
 
+OUT = Path("out/align_srt")
+FAMILY = "chain_sum:min_terms=5,max_terms=7,min_digits=1,max_digits=1,worked=1.0"
+QUESTIONS, LONGEST = 16, 64
+LARGER = {"hidden": 512, "expert_hidden": 768, "layers": 6}
 
-def epochs(folder: Path, drafter: Drafter | None, count: int, questions: int, group: int, nudge: float) -> list[dict]:
-    model = moesaic.load(folder)
-    model.mode = "invariant"
-    engine = moesaic.Engine(model, drafter=drafter, most_requests=questions * group, seed=0)
-    asked = [TaskExamples("sums", "train")[n] for n in range(questions)]
-    generator, rows = torch.Generator().manual_seed(0), []
-    for epoch in range(count):
-        start = time.perf_counter()
-        wishes = {"max_tokens": 48, "temperature": 1.0}
-        rolled = roll(engine, asked, group, wishes, [], [seed_of(epoch, n) for n in range(questions)])
-        rows.append(
-            {
-                "seconds": time.perf_counter() - start,
-                "tokens_per_pass": rolled.generated / rolled.steps,
-                "passes": rolled.steps,
-                "answers": [sample.tokens for answers in rolled.groups for sample in answers],
-            }
-        )
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight += nudge * weight.std() * torch.randn(weight.shape, generator=generator)
+
+def policies(epochs: int) -> list[Path]:
+    """The policy at the beginning of every epoch of learning by trying."""
+    begun, _ = taught(0)
+    found = [OUT / "worked-out"]
+    OUT.mkdir(parents=True, exist_ok=True)
+    asked = [TaskExamples(FAMILY, "train")[n] for n in range(QUESTIONS)]
+    file = OUT / "questions.jsonl"
+    file.write_text("".join(json.dumps({"question": e.question, "answer": e.truth}) + "\n" for e in asked))
+    sft = {"name": "sft", "steps": 300, "lr": 0.008, "data": [{"path": f"builtin:{FAMILY}"}], "max_tokens": LONGEST}
+    sft |= {"batch_tokens": 2048, "evaluate_every": 100, "evaluate": 128, "save_every": 100}
+    timed(found[0], lambda: align(recipe(sft), begun, found[0], quiet=True))
+    for epoch in range(1, epochs):
+        policy = {"name": "policy", "steps": QUESTIONS // 2, "lr": 0.0005, "data": [{"path": str(file)}], "prompts": 2}
+        policy |= {"group": 8, "max_tokens": LONGEST, "rewards": [{"name": "numeric"}], "seed": epoch}
+        policy |= {"evaluate_every": 0, "record_routes": False}
+        found.append(OUT / f"epoch-{epoch + 1}")
+        timed(found[-1], lambda: align(recipe(policy), found[-2], found[-1], quiet=True))
+    return found
+
+
+def recipe(stage: dict[str, Any]) -> Any:
+    file = OUT / "recipe.yaml"
+    told = {"align": {"stages": [stage]}, "optimizer": {"name": "muon", "lr": 0.008, "weight_decay": 0.0}}
+    file.write_text(
+        json.dumps(told | {"schedule": {"name": "wsd", "decay": 0.4} if stage["name"] == "sft" else "constant"})
+    )
+    return load_recipe(file)
+
+
+def rollouts(policies: list[Model], guesses: bool, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every epoch's, by one engine that takes the weights of each."""
+    model = policies[0].__class__(policies[0].config)
+    model.tokenizer, model.mode = policies[0].tokenizer, "invariant"
+    count = options.prompts * options.group
+    drafter = Suffix() if guesses else None
+    engine = moesaic.Engine(model, drafter=drafter, most_requests=count, seed=0)
+    examples = FileExamples(OUT / "questions.jsonl", 0)
+    wishes = {"max_tokens": LONGEST, "temperature": options.temperature}
+    rows: list[dict[str, Any]] = []
+    for epoch, policy in enumerate(policies):
+        model.load_state_dict(policy.state_dict())
         engine.weights_changed()
+        passes, answers, start = 0, [], time.perf_counter()
+        for first in range(0, QUESTIONS, options.prompts):
+            numbers = range(first, first + options.prompts)
+            asked, seeds = [examples.examples[n] for n in numbers], [seed_of(epoch, n) for n in numbers]
+            rolled = roll(engine, asked, options.group, wishes, [], seeds)
+            passes += rolled.steps
+            answers += [sample.tokens for group in rolled.groups for sample in group]
+        rows.append({"seconds": time.perf_counter() - start, "passes": passes, "answers": answers})
     return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--questions", type=int, default=16)
-    parser.add_argument("--group", type=int, default=8)
-    parser.add_argument("--nudge", type=float, default=0.002, help="of every weight, in units of its matrix's spread")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--prompts", type=int, nargs="+", default=[1, 2], help="questions at a time")
+    parser.add_argument("--group", type=int, default=4, help="answers to each")
+    parser.add_argument("--temperature", type=float, nargs="+", default=[1.0])
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--plain", action="store_true", help="the tiny model as it is")
     parser.add_argument("--no-record", action="store_true", help="print only")
     arguments = parser.parse_args()
     torch.set_num_threads(probe.threads())
-    settings = (arguments.epochs, arguments.questions, arguments.group, arguments.nudge)
-    plain = [epochs(arguments.model, None, *settings) for _ in range(arguments.rounds)]
-    guessed = [epochs(arguments.model, Suffix(), *settings) for _ in range(arguments.rounds)]
+    models = [moesaic.load(path) for path in policies(arguments.epochs)]
+    if not arguments.plain:
+        torch.manual_seed(0)
+        models = [widened(model, **LARGER) for model in models]
+    parameters = sum(weight.numel() for weight in models[0].parameters())
     rows = []
-    for epoch in range(arguments.epochs):
-        without = min(run[epoch]["seconds"] for run in plain)
-        with_trees = min(run[epoch]["seconds"] for run in guessed)
-        equal = all(run[epoch]["answers"] == plain[0][epoch]["answers"] for run in guessed)
+    for prompts in arguments.prompts:
+        for temperature in arguments.temperature:
+            options = argparse.Namespace(prompts=prompts, group=arguments.group, temperature=temperature)
+            rows += compared(models, options, arguments.rounds)
+    if not arguments.no_record:
+        record("align_srt", rows, parameters=parameters, group=arguments.group)
+
+
+def compared(models: list[Model], options: argparse.Namespace, rounds: int) -> list[dict[str, Any]]:
+    runs = [(rollouts(models, False, options), rollouts(models, True, options)) for _ in range(rounds)]
+    rows = []
+    for epoch in range(len(models)):
+        without = min(plain[epoch]["seconds"] for plain, _ in runs)
+        with_trees = min(guessed[epoch]["seconds"] for _, guessed in runs)
+        plain, guessed = runs[0][0][epoch], runs[0][1][epoch]
+        tokens = sum(map(len, plain["answers"]))
         row = {
+            "sequences": options.prompts * options.group,
+            "temperature": options.temperature,
             "epoch": epoch + 1,
-            "passes": [plain[0][epoch]["passes"], guessed[0][epoch]["passes"]],
-            "tokens_per_pass_ratio": round(plain[0][epoch]["passes"] / guessed[0][epoch]["passes"], 2),
+            "tokens": tokens,
+            "passes": [plain["passes"], guessed["passes"]],
+            "tokens_per_pass_ratio": round(plain["passes"] / guessed["passes"], 2),
             "seconds": [round(without, 3), round(with_trees, 3)],
             "speed_ratio": round(without / with_trees, 2),
-            "answers_equal": equal,
+            "answers_equal": all(g[epoch]["answers"] == plain["answers"] for _, g in runs),
         }
         print(
-            f"epoch {epoch + 1}: passes {row['passes'][0]} against {row['passes'][1]} with trees "
-            f"({row['tokens_per_pass_ratio']:.2f}x tokens a pass), {without:.2f} s against {with_trees:.2f} s: "
-            f"{row['speed_ratio']:.2f}x; answers equal: {equal}"
+            f"{row['sequences']} sequences at {options.temperature:g}, epoch {epoch + 1}: {tokens} tokens in "
+            f"{row['passes'][0]} passes, {row['passes'][1]} with trees: {row['tokens_per_pass_ratio']:.2f}x tokens a "
+            f"pass; {without:.2f} s, {with_trees:.2f} s: {row['speed_ratio']:.2f}x; equal: {row['answers_equal']}",
+            flush=True,
         )
         rows.append(row)
-    if not arguments.no_record:
-        record("align_srt", rows, questions=arguments.questions, group=arguments.group, nudge=arguments.nudge)
+    return rows
 
 
 if __name__ == "__main__":
