@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from moesaic.serve.kv.encoding import Encoding
@@ -101,6 +102,17 @@ class Budgeted(KVPolicy):
 
     def budget(self, tokens: int) -> int:
         return min(tokens, max(self.least, math.ceil(self.share * tokens - 1e-9)))
+
+
+def pooled(scores_LNM: Tensor, width: int) -> Tensor:
+    """Every row with the highest score of those beside it, `width` in all: what stands beside a row with much attention
+    stays with it, as the rest of a number of which only the beginning was looked at (SnapKV's pooling)."""
+    return F.max_pool1d(scores_LNM, width, stride=1, padding=width // 2)
+
+
+def check_pool(width: int) -> None:
+    if width < 1 or width % 2 == 0:
+        raise ValueError("pool must be odd (1: rows are chosen one by one)")
 
 
 def rounds(computed: int, prompt: int, every: int) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moesaic.serve.kv_policies import Budgeted, Kept, Seen, best
+from moesaic.serve.kv_policies import Budgeted, Kept, Seen, best, check_pool, pooled
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,15 @@ class FastGen(Budgeted):
     recover: float = 1.0  # of a head's attention
     frequent: float = 0.1  # of the tokens: most attended ones
     local: float = 0.1  # of the tokens: newest ones
-    window: int = 32  # last tokens of the prompt whose attention is profiled
+    pool: int = 13  # rows that stand beside a most attended one stay with it; 1: only itself
+    window: int = 16  # last tokens of the prompt whose attention is profiled
     every: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.every:
             raise ValueError("every must be 0: fastgen profiles the prompt, once")
+        check_pool(self.pool)
         if not all(0 < part <= 1 for part in (self.recover, self.frequent, self.local)) or self.window < 1:
             raise ValueError("recover, frequent and local must be above 0 and at most 1, and window at least 1")
 
@@ -57,7 +59,9 @@ class FastGen(Budgeted):
         special_M[-1] = True  # the newest row stays in any case
         special_LNM = special_M.expand_as(seen.scores_LNM)
         punctuation_LNM = special_LNM | kinds.punctuation_V[token_M]
-        frequent_LNM = punctuation_LNM | best(seen.scores_LNM, max(1, round(self.frequent * seen.computed)))
+        frequent_LNM = punctuation_LNM | best(
+            pooled(seen.scores_LNM, self.pool), max(1, round(self.frequent * seen.computed))
+        )
         local_LNM = frequent_LNM | seen.newest(max(1, round(self.local * seen.computed)))
         return torch.stack([special_LNM, punctuation_LNM, frequent_LNM, local_LNM, torch.ones_like(local_LNM)])
 

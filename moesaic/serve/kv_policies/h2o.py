@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moesaic.serve.kv_policies import Budgeted, Kept, Seen, best
+from moesaic.serve.kv_policies import Budgeted, Kept, Seen, best, check_pool, pooled
 
 
 @dataclass(frozen=True)
 class H2O(Budgeted):
     recent: float = 0.5  # of the budget
+    pool: int = 1  # as published; more keeps what stands beside a heavy hitter
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_pool(self.pool)
         if not 0 <= self.recent <= 1:
             raise ValueError("recent must be between 0 and 1")
 
@@ -28,5 +30,5 @@ class H2O(Budgeted):
     def prune(self, seen: Seen) -> Kept | None:
         budget = self.budget(seen.computed)
         newest_M = seen.newest(round(budget * self.recent))
-        older_LNM = seen.scores_LNM.masked_fill(newest_M | ~seen.there_LNM, -1.0)
+        older_LNM = pooled(seen.scores_LNM, self.pool).masked_fill(newest_M | ~seen.there_LNM, -1.0)
         return Kept(newest_M | best(older_LNM, budget - round(budget * self.recent)))

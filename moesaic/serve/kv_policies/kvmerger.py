@@ -14,15 +14,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moesaic.serve.kv_policies import Budgeted, Kept, Seen, best
+from moesaic.serve.kv_policies import Budgeted, Kept, Seen, best, check_pool, pooled
 
 
 @dataclass(frozen=True)
 class KVMerger(Budgeted):
     share: float = 0.5
-    recent: float = 0.25  # of the budget: newest rows
-    heavy: float = 0.25  # of the budget: rows with the most attention
-    window: int = 32  # last tokens of the prompt whose attention counts; 0: all
+    recent: float = 0.1  # of the budget: newest rows
+    heavy: float = 0.5  # of the budget: rows with the most attention
+    pool: int = 13  # rows that stand beside a heavy one stay with it; 1: only itself
+    window: int = 16  # last tokens of the prompt whose attention counts; 0: all
     every: int = 0
 
     def __post_init__(self) -> None:
@@ -31,6 +32,7 @@ class KVMerger(Budgeted):
             raise ValueError("every must be 0: kvmerger merges once, after the prompt")
         if min(self.recent, self.heavy) < 0 or self.recent + self.heavy > 0.9:
             raise ValueError("recent and heavy must not be negative, and together at most 0.9")
+        check_pool(self.pool)
         if self.window < 0:
             raise ValueError("window must not be negative")
 
@@ -42,22 +44,24 @@ class KVMerger(Budgeted):
         if budget == seen.computed:
             return None
         newest_M = seen.newest(max(1, round(budget * self.recent)))
-        whole_LNM = newest_M | best(seen.scores_LNM.masked_fill(newest_M, -1.0), round(budget * self.heavy))
+        votes_LNM = pooled(seen.scores_LNM, self.pool).masked_fill(newest_M, -1.0)
+        whole_LNM = newest_M | best(votes_LNM, round(budget * self.heavy))
         onto = [
-            self.sets(seen.keys(layer), seen.scores_LNM[layer], whole_LNM[layer], budget)
+            self.sets(seen.keys(layer), seen.scores_LNM[layer], whole_LNM[layer].int() + newest_M, budget)
             for layer in range(len(whole_LNM))
         ]
         onto_LNM = torch.stack(onto)
         return Kept(onto_LNM == torch.arange(seen.computed, device=onto_LNM.device), onto_LNM)
 
     def sets(self, keys_NMC: Tensor, scores_NM: Tensor, whole_NM: Tensor, budget: int) -> Tensor:
-        """For every row the one that stands for its set; `budget` sets in each head."""
+        """For every row the one that stands for its set; `budget` sets in each head. Rows that are whole (1, or 2 where
+        room must be found for them first) are sets of their own."""
         heads, rows = scores_NM.shape
         unit_NMC = torch.nn.functional.normalize(keys_NMC.float(), dim=-1)
         alike_NM = (unit_NMC[:, 1:] * unit_NMC[:, :-1]).sum(-1)  # each row with the one before it, from the second on
-        must_NM = whole_NM[:, 1:] | whole_NM[:, :-1]
         # Cut on both sides of what stays whole, and then where neighbours are least alike.
-        cuts_NM = best((-alike_NM).masked_fill(must_NM, 2.0), budget - 1)
+        must_NM = torch.maximum(whole_NM[:, 1:], whole_NM[:, :-1])
+        cuts_NM = best(torch.where(must_NM > 0, 1.0 + must_NM, -alike_NM), budget - 1)
         number_NM = torch.nn.functional.pad(cuts_NM.long(), (1, 0)).cumsum(-1)
         most = torch.full((heads, budget), -1.0, device=scores_NM.device)
         most.scatter_reduce_(1, number_NM, scores_NM, "amax")

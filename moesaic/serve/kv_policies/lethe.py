@@ -14,19 +14,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moesaic.serve.kv_policies import Budgeted, Kept, Seen, best
+from moesaic.serve.kv_policies import Budgeted, Kept, Seen, best, check_pool, pooled
 
 
 @dataclass(frozen=True)
 class Lethe(Budgeted):
-    decay: float = 0.98  # of a score, from one token to the next
-    recent: float = 0.25  # of a layer's budget
+    decay: float = 0.95  # of a score, from one token to the next
+    recent: float = 0.1  # of a layer's budget
+    pool: int = 13  # rows that stand beside a row with much attention stay with it; 1: only itself
     unequal: float = 1.0  # 0: all layers get the same; 1: as much as the rows they look at
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.decay <= 1 or not 0 <= self.recent <= 1 or not 0 <= self.unequal <= 1:
             raise ValueError("decay must be above 0 and at most 1, recent and unequal between 0 and 1")
+        check_pool(self.pool)
 
     def watch(self, due: int, prompt: int) -> int:
         return 0
@@ -39,7 +41,7 @@ class Lethe(Budgeted):
         rows = seen.scores_LNM.shape[-1]
         place_M = torch.arange(rows, device=seen.scores_LNM.device)
         newest_L1M = (place_M >= rows - newest_L[:, None])[:, None]
-        older_LNM = seen.scores_LNM.masked_fill(newest_L1M | ~seen.there_LNM, -1.0)
+        older_LNM = pooled(seen.scores_LNM, self.pool).masked_fill(newest_L1M | ~seen.there_LNM, -1.0)
         return Kept(newest_L1M | best(older_LNM, (budget_L - newest_L)[:, None]))
 
 

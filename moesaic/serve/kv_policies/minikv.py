@@ -12,10 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 
 from moesaic.serve.kv.encoding import Encoding
-from moesaic.serve.kv_policies import Budgeted, Kept, Seen, best, rounds
+from moesaic.serve.kv_policies import Budgeted, Kept, Seen, best, check_pool, pooled, rounds
 
 
 @dataclass(frozen=True)
@@ -26,8 +25,8 @@ class MiniKV(Budgeted):
     window: int = 16  # last tokens of the prompt whose attention counts; 0: all
     pool: int = 13  # rows that stand beside a row with much attention stay with it; 1: only itself
     bits: int = 2
-    group: int = 32  # tokens of a block
-    channels: int = 32  # of a token's value that share a scale
+    group: int = 16  # tokens of a block
+    channels: int = 16  # of a token's value that share a scale
     recent: int = 32  # newest tokens, which stay as they are
     encoding: Encoding = field(init=False)
 
@@ -35,8 +34,7 @@ class MiniKV(Budgeted):
         super().__post_init__()
         if not 0 <= self.falling <= 1 or not 0 <= self.newest <= 1 or self.window < 0:
             raise ValueError("falling and newest must be between 0 and 1, and window not negative")
-        if self.pool < 1 or self.pool % 2 == 0:
-            raise ValueError("pool must be odd")
+        check_pool(self.pool)
         object.__setattr__(self, "encoding", Encoding(self.bits, self.group, self.channels, self.recent))
 
     def due(self, computed: int, prompt: int) -> int:
@@ -57,6 +55,5 @@ class MiniKV(Budgeted):
         newest_L = (budget_L * self.newest).round().long()
         place_M = torch.arange(seen.computed, device=seen.scores_LNM.device)
         newest_L1M = (place_M >= seen.computed - newest_L[:, None])[:, None]
-        votes_LNM = F.max_pool1d(seen.scores_LNM, self.pool, stride=1, padding=self.pool // 2)
-        older_LNM = votes_LNM.masked_fill(newest_L1M, -1.0)
+        older_LNM = pooled(seen.scores_LNM, self.pool).masked_fill(newest_L1M, -1.0)
         return Kept(newest_L1M | best(older_LNM, (budget_L - newest_L)[:, None]))

@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
-from moesaic.serve.kv_policies import Budgeted, Kept, Seen, best
+from moesaic.serve.kv_policies import Budgeted, Kept, Seen, best, check_pool, pooled
 
 
 @dataclass(frozen=True)
@@ -26,8 +25,9 @@ class SnapKV(Budgeted):
         super().__post_init__()
         if self.every:
             raise ValueError("every must be 0: snapkv prunes once")
-        if self.window < 1 or self.pool < 1 or self.pool % 2 == 0:
-            raise ValueError("window must be at least 1, and pool odd")
+        check_pool(self.pool)
+        if self.window < 1:
+            raise ValueError("window must be at least 1")
 
     def watch(self, due: int, prompt: int) -> int:
         return max(0, due - self.window)
@@ -38,7 +38,5 @@ class SnapKV(Budgeted):
         before = seen.computed - window
         if budget == seen.computed:
             return None
-        votes = seen.scores_LNM[..., :before]
-        pooled = F.max_pool1d(votes, self.pool, stride=1, padding=self.pool // 2)
-        chosen_LNM = best(pooled, budget - window)
+        chosen_LNM = best(pooled(seen.scores_LNM[..., :before], self.pool), budget - window)
         return Kept(torch.cat([chosen_LNM, torch.ones_like(seen.there_LNM[..., before:])], dim=-1))

@@ -84,7 +84,7 @@ def test_snapkv(scores: np.ndarray) -> None:
 def test_lethe_gives_more_to_layers_that_look_at_more() -> None:
     generator = np.random.default_rng(1)
     scores = np.stack([generator.gamma(shape, size=(HEADS, ROWS)) for shape in (0.05, 0.5, 5.0)]).astype(np.float32)
-    rows = chosen(Lethe(share=0.25, least=4, recent=0.25), seen(scores))
+    rows = chosen(Lethe(share=0.25, least=4, recent=0.25, pool=1), seen(scores))
     part = scores / scores.sum(-1, keepdims=True)
     spread = np.exp(-(part * np.log(np.maximum(part, 1e-20))).sum(-1)).mean(-1)
     total = rows[:, 0].sum()
@@ -134,7 +134,7 @@ def test_fastgen_takes_the_cheapest_structure_that_is_enough() -> None:
     scores[1, 0, [3, 15, 25, 30]] = 1.0
     scores[1, 1, [4, 6, 16, 26, 36, 37, 38, 39]] = 1.0
     scores[2, :, :] = 1.0
-    policy = FastGen(share=1.0, least=1, recover=0.9, frequent=0.1, local=0.1)
+    policy = FastGen(share=1.0, least=1, recover=0.9, frequent=0.1, local=0.1, pool=1)
     rows = chosen(policy, seen(scores, tokens=tokens))
     special, punctuation = {0, 10, 39}, {0, 10, 39, 20, 21}
     assert set(np.flatnonzero(rows[0, 0])) == special
@@ -153,7 +153,7 @@ def test_fastgen_lowers_what_is_enough_until_it_fits(scores: np.ndarray) -> None
 
 
 def test_kvmerger_sets_and_weights(scores: np.ndarray) -> None:
-    given, policy = seen(scores), KVMerger(share=0.5, least=1, recent=0.25, heavy=0.25)
+    given, policy = seen(scores), KVMerger(share=0.5, least=1, recent=0.25, heavy=0.25, pool=1)
     kept = policy.prune(given)
     assert kept is not None and kept.onto_LNM is not None
     keys = np.stack([given.keys(layer).numpy() for layer in range(LAYERS)])
