@@ -3,6 +3,7 @@
     python -m bench.kv_cache score --model out/smollm2 --length 1024 --examples 10          minutes a kind on two cores
     python -m bench.kv_cache score --model out/smollm2 --kinds needle --numbers 10 20       more questions, added up
     python -m bench.kv_cache memory                                                         a minute
+    python -m bench.kv_cache speed                                                          a minute
     python -m bench.kv_cache table
 
 Until its end every policy reads a prompt alike, so each prompt is read once, with the whole cache, and then handed to
@@ -20,6 +21,7 @@ import argparse
 import json
 import os
 import random
+import statistics
 import subprocess
 import sys
 import time
@@ -227,7 +229,7 @@ def table() -> None:
         print(
             f"{entry:14}{mean(scores):7.3f} {low:6.2f} {high:6.2f} {len(own):4} {pages:7.1%} {beside:7.1%}  {by_kind}"
         )
-    for row in known["memory"]:
+    for row in [*known["memory"], *known.get("speed", [])]:
         print(row)
 
 
@@ -281,6 +283,31 @@ def run_memory(arguments: argparse.Namespace) -> None:
         print(row, flush=True)
 
 
+def run_speed(arguments: argparse.Namespace) -> None:
+    """One prompt and its answer, alone: seconds to read it, and milliseconds a token while it is written."""
+    model, known = load(arguments.model), recorded()
+    assert model.tokenizer is not None
+    _, prompt = question("needle", arguments.length, model.tokenizer, 1, 0)
+    wishes = Sampling(max_tokens=24, temperature=0.0, ignore_eos=True)
+    Engine(model, cache_bytes=1 << 28).generate([prompt[:64]], max_tokens=4)  # what is only made once
+    for entry in arguments.only or ["full", "snapkv 25%", "h2o 25%", "fastgen 25%", "4 bits", "minikv 50%"]:
+        engine = Engine(model, kv_policy=made(entry), cache_bytes=1 << 28, seed=0)
+        request = engine.request(prompt, wishes)
+        engine.add(request)
+        begun = time.perf_counter()
+        while not request.written:
+            engine.step()
+        read_seconds, steps = time.perf_counter() - begun, []
+        while request.finish_reason is None:
+            begun = time.perf_counter()
+            engine.step()
+            steps.append(time.perf_counter() - begun)
+        row = {"entry": entry, "read_seconds": read_seconds, "ms_per_token": 1e3 * statistics.median(steps)}
+        known["speed"] = [old for old in known.get("speed", []) if old["entry"] != entry] + [row]
+        write(known)
+        print(row, flush=True)
+
+
 def recorded() -> dict[str, Any]:
     known: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {"bench": "kv_cache"}
     return {**known, "machine": machine(), "scores": known.get("scores", []), "memory": known.get("memory", [])}
@@ -300,7 +327,7 @@ def mean(numbers: list[float]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["score", "memory", "crowd", "table"])
+    parser.add_argument("what", choices=["score", "memory", "crowd", "speed", "table"])
     parser.add_argument("--model", type=Path, default=Path("out/smollm2"))
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--kinds", nargs="*", choices=list(KINDS), default=list(KINDS))
@@ -310,6 +337,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.what == "score":
         run_score(arguments)
+    elif arguments.what == "speed":
+        run_speed(arguments)
     elif arguments.what == "memory":
         run_memory(arguments)
     elif arguments.what == "crowd":
