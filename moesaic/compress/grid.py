@@ -104,6 +104,13 @@ class Grid:
         scales_OG, zeros_OG = steps or self.fit(weight_OI, importance_I)
         return self.made(self.codes(weight_OI, scales_OG, zeros_OG), scales_OG, zeros_OG)
 
+    def rounded(self, weight_OI: Tensor, importance_I: Tensor | None = None) -> Tensor:
+        """What each weight becomes, without making a matrix of it."""
+        scales_OG, zeros_OG = self.fit(weight_OI, importance_I)
+        inputs = weight_OI.shape[1]
+        zeros_OI = 2 ** (self.bits - 1) if zeros_OG is None else self.spread(zeros_OG, inputs)
+        return (self.codes(weight_OI, scales_OG, zeros_OG) - zeros_OI) * self.spread(scales_OG, inputs)
+
     def made(self, codes_OI: Tensor, scales_OG: Tensor, zeros_OG: Tensor | None) -> QuantisedMatrix:
         group = self.group_of(codes_OI.shape[1])
         return QuantisedMatrix.of(codes_OI, scales_OG, zeros_OG, self.bits, group, self.activation_bits)

@@ -104,7 +104,7 @@ class AWQ(ByMatrix):
             scale_I = (scale_I / (scale_I.max() * scale_I.min()).sqrt()).clamp(1e-4, 1e4)
             error = 0.0
             for weight_OI in tried:
-                rounded_OI = grid.matrix(weight_OI * scale_I).dense() / scale_I
+                rounded_OI = grid.rounded(weight_OI * scale_I) / scale_I
                 error += seen.error(weight_OI, rounded_OI)
             if error < best:
                 best, best_I = error, scale_I

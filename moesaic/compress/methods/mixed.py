@@ -79,9 +79,7 @@ class Mixed(ByMatrix):
         for name, weight_OI, felt in _felt(job):
             row = []
             for bits in choices:
-                change_OI = (
-                    self._grid(bits).matrix(weight_OI, importance_I=felt.inputs_II.diagonal()).dense() - weight_OI
-                )
+                change_OI = self._grid(bits).rounded(weight_OI, felt.inputs_II.diagonal()) - weight_OI
                 first = abs(float((felt.gradient_OI * change_OI).sum()))
                 second = 0.5 * float((change_OI @ felt.inputs_II * change_OI).sum(1) @ felt.outputs_O)
                 row.append(first + second)

@@ -89,11 +89,7 @@ class ZeroQuant(ByMatrix):
 def rounding(tensor: Tensor, grid: Grid) -> Tensor:
     """What it is rounded to, with the gradient of no rounding."""
     flat = tensor.detach().flatten(0, -2)
-    scales_OG, zeros_OG = grid.fit(flat)
-    inputs = flat.shape[1]
-    zeros_OI = 2 ** (grid.bits - 1) if zeros_OG is None else grid.spread(zeros_OG, inputs)
-    rounded = (grid.codes(flat, scales_OG, zeros_OG) - zeros_OI) * grid.spread(scales_OG, inputs)
-    return tensor + (rounded.view_as(tensor) - tensor.detach())
+    return tensor + (grid.rounded(flat).view_as(tensor) - tensor.detach())
 
 
 class _RoundingKernels:
