@@ -8,8 +8,7 @@
 
 Until its end every policy reads a prompt alike, so each prompt is read once, with the whole cache, and then handed to
 an engine of every policy: that prunes, gives pages back and writes the answer. `score` first checks on a short prompt
-that this says what the engine says by itself. Policies are asked what the whole cache answers rightly, and scored by
-how much of that stays right. Pages are counted when the prompt has been read and pruned.
+that this says what the engine says by itself. Pages are counted when the prompt has been read and pruned.
 
 `memory` serves a crowd with each policy in a process of its own, and measures that process: a small model with a large
 cache, so that what is measured is the cache.
@@ -184,7 +183,7 @@ def answers(model: Model, case: tuple[Question, list[int]], entries: list[str]) 
     right = score(wanted, model.tokenizer.decode(source.tokens[len(prompt) :]))
     found = {"full": {"score": right, "pages": 1.0, "bookkeeping": 0.0}}
     for entry, policy in policies.items():
-        if policy is not None and right:
+        if policy is not None:
             text, held = handed_over(model, recording, source, policy)
             found[entry] = {"score": score(wanted, text), **held}
     return found
@@ -215,20 +214,23 @@ def table() -> None:
     rows = known["scores"]
     kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in rows)]
     print(
-        f"{'':14}{'score':>7} {'95 %':>13} {'of':>4} {'pages':>7} {'beside':>7}  " + " ".join(f"{k:>11}" for k in kinds)
+        f"{'':14}{'score':>7} {'95 %':>13} {'of full':>8} {'kept':>6} {'pages':>7} {'beside':>7}  "
+        + " ".join(f"{k:>11}" for k in kinds)
     )
-    print("full: " + ", ".join(f"{kind} {mean(scores_of(rows, 'full', kind)):.2f}" for kind in kinds))
+    full = {(row["kind"], row["length"], row["number"]): row["score"] for row in rows if row["entry"] == "full"}
     for entry in ENTRIES:
         own = [row for row in rows if row["entry"] == entry]
-        if not own or entry == "full":
+        if not own:
             continue
         scores = [row["score"] for row in own]
         low, high = wilson(sum(scores), len(scores))
+        before = [full[row["kind"], row["length"], row["number"]] for row in own]  # the same questions, whole cache
+        whole = max(mean(before), 1e-9)
+        kept = mean([one for one, was in zip(scores, before, strict=True) if was])
         by_kind = " ".join(f"{mean(scores_of(own, entry, kind)):11.3f}" for kind in kinds)
         pages, beside = mean([row["pages"] for row in own]), mean([row["bookkeeping"] for row in own])
-        print(
-            f"{entry:14}{mean(scores):7.3f} {low:6.2f} {high:6.2f} {len(own):4} {pages:7.1%} {beside:7.1%}  {by_kind}"
-        )
+        told = f"{low:6.2f} {high:6.2f} {mean(scores) / whole:8.0%} {kept:6.0%} {pages:7.1%} {beside:7.1%}"
+        print(f"{entry:14}{mean(scores):7.3f} {told}  {by_kind}")
     for row in [*known["memory"], *known.get("speed", [])]:
         print(row)
 
