@@ -81,7 +81,7 @@ class TinyLife(Life):
         from moesaic.align.align import align
         from moesaic.train.metrics import read_metrics
 
-        told = align(self.recipe("align-tiny.yaml"), self.out / "base", self.out / "aligned")
+        told = align(self.recipe("quickstart.yaml"), self.out / "base", self.out / "aligned")
         finished(told["stages"][-1])
         taught, tried = (read_metrics(self.models()[name]) for name in ("taught", "aligned"))
         return {
