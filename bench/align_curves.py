@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from bench.align_tiny import OUT, curve, only, taught, timed
+from bench.align_tiny import OUT, curve, stages, taught, timed
 from bench.measure import record
 from moesaic.align.align import align
 
@@ -35,7 +35,7 @@ def life(seed: int, variants: list[str]) -> list[dict[str, Any]]:
     before = curve(model, "accuracy")[-1][1]
     rows = []
     for name in variants:
-        folder, recipe = OUT / f"{seed}-{name}", only(1, seed, VARIANTS[name])
+        folder, recipe = OUT / f"{seed}-{name}", stages(slice(-1, None), seed, VARIANTS[name])
         took = timed(folder, lambda folder=folder, recipe=recipe: align(recipe, model, folder, quiet=True))
         accuracy = curve(folder, "accuracy")
         row = {

@@ -50,7 +50,7 @@ def learned(name: str, seed: int, steps: int, every: int, lr: float) -> list[tup
         f"""
 align:
   stages:
-    - {{name: policy, steps: {steps}, lr: {lr}, seed: {seed}, prompts: 8, group: 8, max_tokens: 32, save_every: 20,
+    - {{name: policy, steps: {steps}, lr: {lr}, seed: {seed}, prompts: 16, group: 8, max_tokens: 32, save_every: 20,
         evaluate_every: {every}, rewards: [{{name: task}}], objective: {{clip_high: 0.28}}, record_routes: false,
         selection: {SELECTIONS[name]}, data: [{data}]}}
 optimizer: {{name: muon, lr: {lr}, weight_decay: 0.0}}
@@ -73,9 +73,9 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options.add_argument("--selections", nargs="+", choices=SELECTIONS, default=list(SELECTIONS))
-    options.add_argument("--steps", type=int, default=32)
+    options.add_argument("--steps", type=int, default=24)
     options.add_argument("--every", type=int, default=4)
-    options.add_argument("--lr", type=float, default=0.001)
+    options.add_argument("--lr", type=float, default=0.002)
     options.add_argument("--target", type=float, default=0.8)
     options.add_argument("--no-record", action="store_true", help="print only")
     asked = options.parse_args()

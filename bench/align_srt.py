@@ -1,12 +1,12 @@
 """SRT: rollouts of the same questions, epoch after epoch, with and without the suffix trees that outlive a request.
 
-    python -m bench.align_srt                     some minutes the first time, then about a minute
-    python -m bench.align_srt --temperature 0.7 --prompts 1
+    python -m bench.align_srt                     some minutes the first time, then under two minutes
+    python -m bench.align_srt --temperature 0.7 --group 4
 
 The tiny mixture is taught to work out sums of five to seven digits line by line, some 40 tokens, and then learns by
 trying (GRPO, Muon), always the same 16 questions; the policy of each epoch is kept. Then the rollouts of every epoch
-are timed, a few questions with a group of answers each at a time, by the policy of that epoch: the trees of one epoch
-are what the next guesses from. Since passes of so small a model cost nothing but Python, it is made as large as a model
+are timed, one question with a group of answers at a time, by the policy of that epoch: the trees of one epoch are what
+the next guesses from. Since passes of so small a model cost nothing but Python, it is made as large as a model
 of 56M parameters by zeros (`bench.widened`); `--plain` leaves it as it is. Answers are equal with and without guesses,
 token for token: a draw is a hash of its seed and place, and a guess is accepted exactly if it is what was drawn.
 """
@@ -51,7 +51,7 @@ def policies(epochs: int) -> list[Path]:
     sft |= {"batch_tokens": 2048, "evaluate_every": 100, "evaluate": 128, "save_every": 100}
     timed(found[0], lambda: align(recipe(sft), begun, found[0], quiet=True))
     for epoch in range(1, epochs):
-        policy = {"name": "policy", "steps": QUESTIONS // 2, "lr": 0.0005, "data": [{"path": str(file)}], "prompts": 2}
+        policy = {"name": "policy", "steps": QUESTIONS // 2, "lr": 0.0001, "data": [{"path": str(file)}], "prompts": 2}
         policy |= {"group": 8, "max_tokens": LONGEST, "rewards": [{"name": "numeric"}], "seed": epoch}
         policy |= {"evaluate_every": 0, "record_routes": False}
         found.append(OUT / f"epoch-{epoch + 1}")
@@ -72,9 +72,7 @@ def rollouts(policies: list[Model], guesses: bool, options: argparse.Namespace) 
     """Every epoch's, by one engine that takes the weights of each."""
     model = policies[0].__class__(policies[0].config)
     model.tokenizer, model.mode = policies[0].tokenizer, "invariant"
-    count = options.prompts * options.group
-    drafter = Suffix() if guesses else None
-    engine = moesaic.Engine(model, drafter=drafter, most_requests=count, seed=0)
+    engine = moesaic.Engine(model, drafter=Suffix() if guesses else None, most_requests=options.group, seed=0)
     examples = FileExamples(OUT / "questions.jsonl", 0)
     wishes = {"max_tokens": LONGEST, "temperature": options.temperature}
     rows: list[dict[str, Any]] = []
@@ -82,10 +80,8 @@ def rollouts(policies: list[Model], guesses: bool, options: argparse.Namespace) 
         model.load_state_dict(policy.state_dict())
         engine.weights_changed()
         passes, answers, start = 0, [], time.perf_counter()
-        for first in range(0, QUESTIONS, options.prompts):
-            numbers = range(first, first + options.prompts)
-            asked, seeds = [examples.examples[n] for n in numbers], [seed_of(epoch, n) for n in numbers]
-            rolled = roll(engine, asked, options.group, wishes, [], seeds)
+        for number, example in enumerate(examples.examples[: options.questions]):
+            rolled = roll(engine, [example], options.group, wishes, [], [seed_of(epoch, number)])
             passes += rolled.steps
             answers += [sample.tokens for group in rolled.groups for sample in group]
         rows.append({"seconds": time.perf_counter() - start, "passes": passes, "answers": answers})
@@ -95,8 +91,8 @@ def rollouts(policies: list[Model], guesses: bool, options: argparse.Namespace) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--prompts", type=int, nargs="+", default=[1, 2], help="questions at a time")
-    parser.add_argument("--group", type=int, default=4, help="answers to each")
+    parser.add_argument("--group", type=int, nargs="+", default=[2, 4, 8], help="answers to a question, at once")
+    parser.add_argument("--questions", type=int, default=8, help="of those that were learned from, the first so many")
     parser.add_argument("--temperature", type=float, nargs="+", default=[1.0])
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--plain", action="store_true", help="the tiny model as it is")
@@ -109,12 +105,12 @@ def main() -> None:
         models = [widened(model, **LARGER) for model in models]
     parameters = sum(weight.numel() for weight in models[0].parameters())
     rows = []
-    for prompts in arguments.prompts:
-        for temperature in arguments.temperature:
-            options = argparse.Namespace(prompts=prompts, group=arguments.group, temperature=temperature)
+    for temperature in arguments.temperature:
+        for group in arguments.group:
+            options = argparse.Namespace(questions=arguments.questions, group=group, temperature=temperature)
             rows += compared(models, options, arguments.rounds)
     if not arguments.no_record:
-        record("align_srt", rows, parameters=parameters, group=arguments.group)
+        record("align_srt", rows, parameters=parameters, questions=arguments.questions)
 
 
 def compared(models: list[Model], options: argparse.Namespace, rounds: int) -> list[dict[str, Any]]:
@@ -126,7 +122,7 @@ def compared(models: list[Model], options: argparse.Namespace, rounds: int) -> l
         plain, guessed = runs[0][0][epoch], runs[0][1][epoch]
         tokens = sum(map(len, plain["answers"]))
         row = {
-            "sequences": options.prompts * options.group,
+            "sequences": options.group,
             "temperature": options.temperature,
             "epoch": epoch + 1,
             "tokens": tokens,

@@ -17,10 +17,10 @@ OUT = Path("out/align_tiny")
 RECIPE = "recipes/align-tiny.yaml"
 
 
-def only(stage: int, seed: int, overrides: list[str]) -> Recipe:
-    """The recipe with one of its stages."""
-    kept = load_recipe(RECIPE).dump()["align"]["stages"][stage] | {"seed": seed}
-    return load_recipe(RECIPE, [f"align.stages={json.dumps([kept])}", *overrides])
+def stages(which: slice, seed: int, overrides: list[str]) -> Recipe:
+    """The recipe with some of its stages."""
+    kept = [stage | {"seed": seed} for stage in load_recipe(RECIPE).dump()["align"]["stages"][which]]
+    return load_recipe(RECIPE, [f"align.stages={json.dumps(kept)}", *overrides])
 
 
 def taught(seed: int) -> tuple[Path, dict[str, float]]:
@@ -28,7 +28,7 @@ def taught(seed: int) -> tuple[Path, dict[str, float]]:
     base, found = OUT / f"{seed}-base", OUT / f"{seed}-taught"
     tiny = load_recipe("recipes/tiny.yaml", [f"train.seed={seed}"])
     seconds = {"pretrain": timed(base, lambda: pretrain(tiny, base, quiet=True))}
-    seconds["sft"] = timed(found, lambda: align(only(0, seed, []), base, found, quiet=True))
+    seconds["sft"] = timed(found, lambda: align(stages(slice(-1), seed, []), base, found, quiet=True))
     return found, seconds
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from moesaic.align.examples import Mixture, Place
 from moesaic.align.selection import Selection, Selector
 
-PRIOR = 2.0  # questions' worth of belief in a source that was never tried
+PRIOR = 1.0  # questions' worth of belief in a source that was never tried; it fades like what was seen
 
 if TYPE_CHECKING:
     from moesaic.align.rollout import Sample
@@ -58,7 +58,7 @@ class ByDifficulty(Selector):
         self.options, self.examples, self.seed = options, examples, seed
         count = len(examples.sources)
         # Of each source, added up and fading: questions that were asked, their shares of right answers, their weights.
-        self.seen, self.right, self.worth = [0.0] * count, [0.0] * count, [0.0] * count
+        self.seen, self.right, self.worth = [PRIOR] * count, [PRIOR * options.middle] * count, [PRIOR] * count
         self.known: dict[Place, float] = {}
         self.taken = [0] * len(examples.sources)
         self.chosen = 0
@@ -67,15 +67,12 @@ class ByDifficulty(Selector):
     @property
     def rates(self) -> list[float]:
         """The share of right answers to a question of each source."""
-        return self._believed(self.right, self.options.middle)
+        return [right / seen for right, seen in zip(self.right, self.seen, strict=True)]
 
     @property
     def promises(self) -> list[float]:
         """The weight of a question of each source of which no more is known."""
-        return self._believed(self.worth, 1.0)
-
-    def _believed(self, sums: Sequence[float], at_first: float) -> list[float]:
-        return [(found + PRIOR * at_first) / (seen + PRIOR) for found, seen in zip(sums, self.seen, strict=True)]
+        return [worth / seen for worth, seen in zip(self.worth, self.seen, strict=True)]
 
     def choose(self, count: int) -> list[Place]:
         return [self._one() for _ in range(count)]
