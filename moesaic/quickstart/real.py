@@ -77,4 +77,4 @@ class RealLife(Life):
         from moesaic.compress.methods.rtn import RoundToNearest
 
         method = RoundToNearest(bits=4, group=32)  # at once: what looks at data takes minutes on a model of this size
-        return self.compress_with(method, self.out / "taught", check_tokens=1024)
+        return self.compress_with(method, self.out / "taught")

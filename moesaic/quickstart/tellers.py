@@ -51,12 +51,8 @@ def taught(known: dict[str, Any]) -> Rows:
 
 
 def small(known: dict[str, Any]) -> Rows:
-    return [
-        ("size", f"{readable(known['bytes_before'])} to {readable(known['bytes'])}, "
-                 f"{known['bits_per_weight']:.2f} bits a weight"),
-        ("perplexity", f"{known['perplexity_before']:.4f} to {known['perplexity']:.4f} on its own kind of text "
-                       f"({_time(known)})"),
-    ]  # fmt: skip
+    sizes = f"{readable(known['bytes_before'])} to {readable(known['bytes'])}"
+    return [("size", f"{sizes}, {known['bits_per_weight']:.2f} bits a weight ({_time(known)})")]
 
 
 def evaluated(known: dict[str, Any]) -> Rows:

@@ -134,7 +134,6 @@ def compression(known: dict[str, Any]) -> str:
     rows = [
         ("size", readable(small["bytes_before"]), readable(small["bytes"])),
         ("bits a weight", "32", f"{small['bits_per_weight']:.2f}"),
-        ("perplexity on sums", f"{small['perplexity_before']:.4f}", f"{small['perplexity']:.4f}"),
         ("held-out questions right", *(f"{found['accuracy']:.1%}" for found in list(models.values())[-2:])),
     ]
     method = small["method"]
