@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # no longer: while it is open, this thread has an event loop that runs
 def browser() -> Iterator[Browser]:
     from tests.chromium import chromium  # here, because most machines with a GPU have none
 

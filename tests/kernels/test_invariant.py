@@ -11,6 +11,7 @@ from moesaic.align.rollout import as_batch, sample_of
 from moesaic.kernels.logprobs import token_logprobs
 from moesaic.model.flow import Routing
 from moesaic.model.layout import Layout
+from moesaic.serve.drafters.router import Router
 from moesaic.serve.drafters.suffix import Suffix
 from moesaic.serve.policies.chunked import Chunked
 from moesaic.serve.request import Sampling
@@ -105,13 +106,14 @@ def test_without_the_mode_the_two_are_close_but_not_equal(tmp_path):
 @pytest.mark.parametrize("wishes", [{"temperature": 0.7}, {"top_k": 5}, {"temperature": 1.3, "top_p": 0.8}])
 def test_what_was_drawn_from_a_part_of_the_tokens_is_learned_as_such_to_the_bit(wishes, tmp_path):
     model = load("qwen3_moe-normalised-mixed", tmp_path, "invariant")
-    engine = moesaic.Engine(model, drafter=Suffix())
+    engine = moesaic.Engine(model, drafter=Router.over(Suffix(), always=True))  # guesses in every pass
     full = {"max_tokens": 24, "temperature": 1.0, "ignore_eos": True, "record_draws": True} | wishes
     requests = [engine.request([5, 6, 7 + n], Sampling(**full, seed=n)) for n in range(8)]
     for request in requests:
         engine.add(request)
     while engine.working:
         engine.step()
+    assert engine.counts.drafted_tokens > 100
     samples = [sample_of(request, "", Judged(0.0, {})) for request in requests]
     batch = as_batch(samples, 0, "token", {}, {})
     kept_TK = batch.columns.get("kept")

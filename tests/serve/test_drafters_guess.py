@@ -18,7 +18,7 @@ from moesaic.serve.drafters import Draft, Drafter
 from moesaic.serve.drafters._cost import PassCost
 from moesaic.serve.drafters._seen import LEAST, REACH, Seen, expand
 from moesaic.serve.drafters.mtp import PredictionLayers
-from moesaic.serve.drafters.router import Router
+from moesaic.serve.drafters.router import CREDIT, Router
 from moesaic.serve.drafters.suffix import Suffix
 from moesaic.serve.engine import Engine
 from moesaic.serve.request import Request
@@ -82,6 +82,18 @@ def test_counts_decide():
     assert draft.best_line().tokens == [8, 5]
     assert draft.keep([0, 2]) == Draft([8, 7], [-1, -1], [draft.odds[0], draft.odds[2]])
     assert draft.odds[0] == pytest.approx(3 * draft.odds[2])
+
+
+def test_what_was_seen_once_is_never_as_sure_as_what_was_seen_again():
+    """However long the match: one answer that was drawn says little about the next one."""
+    said = list(range(1, 30))
+    seen = Seen()
+    seen.add(said, 0, len(said))
+    once = expand(seen.match(said[:20]), 4)
+    seen.add(list(said), 0, len(said))
+    twice = expand(seen.match(said[:20]), 4)
+    assert once.tokens == twice.tokens == said[20:24]
+    assert max(once.odds) < 0.9 < min(twice.odds)
 
 
 def test_answers_to_a_prompt_are_remembered_for_its_next_request(model):
@@ -227,6 +239,41 @@ def test_never_much_slower_and_faster_where_it_can_be(machine, right, model, ans
         assert plain / drafted > 0.5 * best  # learning from nothing, within one answer
     if right >= 0.6 and machine == "rows are free":
         assert plain / drafted > 1.5
+
+
+def test_a_pass_that_something_else_delayed_is_no_debt_for_ever(model, answer):
+    """As on a machine with other work: the first pass with guesses takes ten minutes."""
+    clock = LayerClock(model, 1.0, 0.01)
+    engine = Engine(model, drafter=Fixed(answer, 0.95), clock=clock)
+    delays: list[float] = []
+
+    def delay(layer: object, given: object, out: object) -> None:
+        if engine.counts.drafted_tokens and not delays:
+            delays.append(600.0)
+            clock.advance(600.0)
+
+    hook = model.layers[0].register_forward_hook(delay)
+    engine.add(engine.request([1, 2, 3], greedy(12)))
+    clock.run(engine)
+    hook.remove()
+    assert delays and isinstance(engine.drafter, Router)
+    assert -CREDIT <= engine.drafter.balance < 0
+
+
+def test_a_cpu_is_given_lines(model):
+    """Whole layers run as one piece where nothing branches; a router that is to guess in any case may branch."""
+    texts = [[1, 2, 3, 4, 5], [1, 2, 3, 6, 7], [1, 2, 3, 4, 5], [1, 2, 3, 6, 7]]
+    for always in (False, True):
+        suffix = Suffix()
+        engine = Engine(model, drafter=Router.over(suffix, always=always))
+        for text in texts:
+            suffix.trees.setdefault(("now", ""), Seen()).add(text, 0, len(text))
+        request = engine.request([9, 1, 2, 3], greedy(4))
+        engine.drafter.cost.note(1, 0, 1.0)
+        engine.drafter.cost.note(1, 0, 1.0)
+        engine.drafter.draft([request], 8)
+        (bid,) = engine.drafter.bids.values()
+        assert bid.draft.is_line == (not always) and len(bid.draft)
 
 
 def test_the_better_drafter_is_taken(model, answer):

@@ -17,6 +17,7 @@ from moesaic.serve.drafters import Draft
 LENGTHS = (6, 3, 1)  # of the sequences in the index, longest first
 PLACES = 16  # at most so many, the last ones, are looked at for one sequence
 REACH = 16  # a longer match is no surer
+ONCE = 0.89  # nothing that was seen at one place only is surer: a kind of guess of its own, judged by itself
 LEAST = 0.02  # a guess less likely than this is not worth a row anywhere
 
 
@@ -88,6 +89,8 @@ def expand(places: Sequence[Place], budget: int) -> Draft:
         total = 1.0 + sum(weights.values())
         for token, group in after.items():
             odds = weights[token] / total
+            if len(group) == 1:
+                odds = min(odds, ONCE)
             if probability * odds >= LEAST:
                 pushed += 1  # of equals the first goes first, and lists are never compared
                 heapq.heappush(heap, (-probability * odds, pushed, token, parent, odds, group))

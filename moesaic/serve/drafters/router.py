@@ -89,8 +89,12 @@ class Router(Drafter):
             smaller = (DraftModel(self.draft_model),) if self.draft_model is not None else ()
             self.drafters = (Suffix(), *own, *smaller)
         self.clock = engine.clock
-        # A selection of tokens to attend to (DSA) would count the other branches of a tree.
-        self.only_lines = getattr(engine.model.config.attention, "indexer", None) is not None
+        # A selection of tokens to attend to (DSA) would count the other branches of a tree. Between a guess and what it
+        # follows, branches leave gaps, and sums over keys then round differently: not where bits must be the trainer's.
+        # And a CPU runs whole layers as one piece where there are no branches, which saves more than branches win.
+        on_cpu = engine.model.device.type == "cpu" and not self.always
+        selects = getattr(engine.model.config.attention, "indexer", None) is not None
+        self.only_lines = on_cpu or selects or engine.model.mode == "invariant"
         self.draftings = [_Drafting(drafter) for drafter in self.drafters]
         self.cost = PassCost()
         self.balance = CREDIT  # of time won and lost, in passes
@@ -217,4 +221,6 @@ class Router(Drafter):
         if (plain := self.cost.plain(requests)) is not None:
             passes = self.cost.seconds(requests, guesses) / plain
             won = sum(len(share.accepted) for share in done.shares) / requests - (passes - 1.0)
-            self.balance = min(SAVINGS, self.balance + won + INTEREST * passes)
+            # Debts have a floor: what failed while there was little to guess from may hold in the next epoch, and a
+            # pass that something else delayed says nothing at all.
+            self.balance = max(-CREDIT, min(SAVINGS, self.balance + won + INTEREST * passes))
