@@ -14,6 +14,17 @@ ERRORS: Responses = {
 }
 
 
+EVENTS: dict[str, Any] = {
+    "text/event-stream": {
+        "itemSchema": {
+            "type": "object",
+            "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+            "required": ["data"],
+        }
+    }
+}
+
+
 def streams() -> Responses:
     """An answer that comes as events if `stream` is true."""
-    return {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "The answer."}}
+    return {200: {"content": EVENTS, "description": "The answer."}}

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 import moesaic
 from moesaic.serve.api.errors import ApiError
-from moesaic.serve.api.openapi import ERRORS
+from moesaic.serve.api.openapi import ERRORS, EVENTS
 from moesaic.serve.api.service import Service
 from moesaic.serve.api.stream import EventStream, event
 
@@ -70,10 +70,7 @@ def router(service: Service) -> APIRouter:
         """What the page shows of the engine now."""
         return Live(**service.metrics.live())
 
-    stream: dict[str, Any] = {
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
-        "description": "Events.",
-    }
+    stream: dict[str, Any] = {"content": EVENTS, "description": "Events."}
 
     @routes.get("/live/stream", response_class=Response, responses=ERRORS | {200: stream}, include_in_schema=False)
     async def live_stream() -> Response:

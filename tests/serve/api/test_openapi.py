@@ -82,6 +82,20 @@ def test_answers_are_as_documented(document: Any, method: str, path: str, mode: 
     check()
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+def test_every_event_of_a_stream_is_as_documented(document: Any, path: str) -> None:
+    body: dict[str, Any] = {"model": NAME, "stream": True}
+    if path == "/v1/chat/completions":
+        body |= {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+    elif path == "/v1/completions":
+        body |= {"prompt": "Hello", "max_tokens": 4}
+    else:
+        body |= {"input": "Hello", "max_output_tokens": 4}
+    answer = document[path]["POST"].Case(body=body, media_type="application/json").call_and_validate(checks=CHECKS)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"][0].startswith("text/event-stream")
+
+
 def sense(case: Any) -> None:
     """Names the document leaves open, as this server knows them; else nearly all would be refused for these alone."""
     if not isinstance(case.body, dict):
