@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from moesaic.errors import UserError
 from moesaic.evaluate.interval import wilson
-from moesaic.evaluate.speakers import EngineSpeaker, Said
+from moesaic.evaluate.speakers import EngineSpeaker, Said, Speaker
 from moesaic.evaluate.suites import Asked, Suite
 from moesaic.model.transformer import Model
 
@@ -38,19 +39,8 @@ class Questions(Suite):
 
     def run(self, model: Model | None, asked: Asked) -> dict[str, Any]:
         questions = self.questions(asked)
-        speaker = asked.speaker
-        if speaker is None:
-            assert model is not None
-            speaker = EngineSpeaker(model, asked.kv_policy)
-        answers: dict[int, Said] = {}
-
-        def heard(number: int, said: Said) -> None:
-            answers[number] = said
-            asked.progress(len(answers), len(questions))
-
-        conversations = [[{"role": "user", "content": question.text}] for question in questions]
-        speaker.answer(conversations, self.max_tokens, heard)
-        said = [answers[number].text.strip() for number in range(len(questions))]
+        answers = answered([question.text for question in questions], self.max_tokens, model, asked)
+        said = [answer.text.strip() for answer in answers]
         scores = [self.judge(question, text) for question, text in zip(questions, said, strict=True)]
         low, high = wilson(sum(scores), len(scores))
         return {
@@ -58,12 +48,36 @@ class Questions(Suite):
             "accuracy_low": low,
             "accuracy_high": high,
             "examples": len(scores),
-            "answer_tokens": sum(one.tokens for one in answers.values()) / len(scores),
+            "answer_tokens": sum(one.tokens for one in answers) / len(scores),
             "samples": [
                 {"question": question.text, "answer": text, "right": score >= 1.0, "expected": question.truth}
                 for question, text, score in list(zip(questions, said, scores, strict=True))[:SHOWN]
             ],
         }
+
+
+def answered(texts: Sequence[str], max_tokens: int, model: Model | None, asked: Asked) -> list[Said]:
+    """The answer to each text, asked all together, each as a conversation of its own."""
+    answers: dict[int, Said] = {}
+
+    def heard(number: int, said: Said) -> None:
+        if said.no_room and not said.tokens:
+            problem = f"number {number + 1} does not fit in the model's context"
+            raise UserError("questions", problem, "Shorten it.")
+        answers[number] = said
+        asked.progress(len(answers), len(texts))
+
+    conversations = [[{"role": "user", "content": text}] for text in texts]
+    speaker_of(model, asked).answer(conversations, max_tokens, heard)
+    return [answers[number] for number in range(len(texts))]
+
+
+def speaker_of(model: Model | None, asked: Asked) -> Speaker:
+    """Who answers: whoever is named, or an engine over the model."""
+    if asked.speaker is not None:
+        return asked.speaker
+    assert model is not None
+    return EngineSpeaker(model, asked.kv_policy)
 
 
 def read_lines(file: Path | None, example: str) -> list[tuple[str, dict[str, Any]]]:

@@ -12,27 +12,36 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moesaic.errors import UserError
 from moesaic.model.transformer import Model
 from moesaic.serve.engine import Engine
 from moesaic.serve.kv_policies import KVPolicy
-from moesaic.serve.request import Sampling
+from moesaic.serve.request import Request, Sampling
 from moesaic.train.metrics import Journal
+
+if TYPE_CHECKING:
+    import httpx
 
 Conversation = Sequence[dict[str, Any]]
 Heard = Callable[[int, "Said"], None]  # the number of a question, and its answer
+
+# How servers say that a conversation is longer than the model's context; there is no one code for it.
+TOO_LONG = re.compile(r"context[ _](length|window|size)|the model holds \d+", re.I)
 
 
 @dataclass(frozen=True)
 class Said:
     text: str
     tokens: int
+    no_room: bool = False  # the model's context ended before the answer did, or before it began
 
 
 class Speaker(ABC):
@@ -42,28 +51,45 @@ class Speaker(ABC):
 
 
 class EngineSpeaker(Speaker):
+    """Keeps its engine: the next turn of a conversation finds the earlier ones in the cache."""
+
     def __init__(self, model: Model, kv_policy: KVPolicy | None = None) -> None:
         if model.tokenizer is None or model.tokenizer.chat_template is None:
             raise UserError("model", "has no tokenizer with a chat template", "Questions are asked as in a chat.")
         self.model, self.kv_policy = model, kv_policy
 
+    @cached_property
+    def engine(self) -> Engine:
+        return Engine(self.model, kv_policy=self.kv_policy, seed=0)
+
     def answer(self, conversations: Sequence[Conversation], max_tokens: int, heard: Heard) -> None:
-        tokenizer = self.model.tokenizer
+        engine, tokenizer = self.engine, self.model.tokenizer
         assert tokenizer is not None
-        engine = Engine(self.model, kv_policy=self.kv_policy, seed=0)
+        room = min(self.model.config.context, engine.cache.pages * engine.blocks.size)
         wishes = Sampling(max_tokens=max_tokens, temperature=0.0)
-        numbers, said = {}, {}
+        asked: dict[int, tuple[int, Request]] = {}
+        said: dict[int, str] = {}
         for number, messages in enumerate(conversations):
-            text = tokenizer.chat([dict(message) for message in messages])
-            request = engine.request(tokenizer.encode(text, special=False), wishes)
-            numbers[request.number], said[request.number] = number, ""
+            prompt = tokenizer.encode(tokenizer.chat([dict(message) for message in messages]), special=False)
+            if len(prompt) >= room:
+                heard(number, Said("", 0, no_room=True))
+                continue
+            request = engine.request(prompt, wishes)
+            asked[request.number], said[request.number] = (number, request), ""
+        for _, request in asked.values():
             engine.add(request)
-        while engine.working:
-            for output in engine.step():
-                own = output.request.number
-                said[own] += output.text
-                if output.finish_reason is not None:
-                    heard(numbers[own], Said(said[own], output.request.written))
+        try:
+            while engine.working:
+                for output in engine.step():
+                    own = output.request.number
+                    said[own] += output.text
+                    if output.finish_reason is not None:
+                        written = output.request.written
+                        cut = output.finish_reason == "length" and written < max_tokens
+                        heard(asked[own][0], Said(said[own], written, no_room=cut))
+        finally:  # interrupted: the engine is asked again later, and must not go on with this
+            for _, request in asked.values():
+                engine.abort(request)
 
 
 class UrlSpeaker(Speaker):
@@ -84,7 +110,7 @@ class UrlSpeaker(Speaker):
         headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
         gate = asyncio.Semaphore(self.together)
         async with httpx.AsyncClient(headers=headers, timeout=600.0) as client:
-            name = self.name or await first_model(client, self.url)
+            name = self.name = self.name or await first_model(client, self.url)
 
             async def ask(number: int, messages: Conversation) -> None:
                 form = {"model": name, "messages": list(messages), "max_tokens": max_tokens, "temperature": 0}
@@ -92,10 +118,16 @@ class UrlSpeaker(Speaker):
                     for left in (2, 1, 0):
                         try:
                             answer = await client.post(f"{self.url}/chat/completions", json=form)
+                            if too_long(answer):
+                                heard(number, Said("", 0, no_room=True))
+                                return
                             answer.raise_for_status()
                             told = answer.json()
-                            text = told["choices"][0]["message"]["content"] or ""
-                            heard(number, Said(text, int((told.get("usage") or {}).get("completion_tokens", 0))))
+                            choice = told["choices"][0]
+                            text = choice["message"]["content"] or ""
+                            tokens = int((told.get("usage") or {}).get("completion_tokens", 0))
+                            cut = choice.get("finish_reason") == "length" and 0 < tokens < max_tokens
+                            heard(number, Said(text, tokens, no_room=cut))
                             return
                         except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
                             if not left:
@@ -104,6 +136,10 @@ class UrlSpeaker(Speaker):
                             await asyncio.sleep(0.5)
 
             await asyncio.gather(*(ask(number, messages) for number, messages in enumerate(conversations)))
+
+
+def too_long(answer: httpx.Response) -> bool:
+    return answer.status_code in (400, 413) and TOO_LONG.search(answer.text[:2000]) is not None
 
 
 class Remembering(Speaker):
@@ -132,7 +168,9 @@ class Remembering(Speaker):
 
         def keep(place: int, said: Said) -> None:
             number = missing[place]
-            self.journal.append({"question": keys[number], **asdict(said)})
+            if not said.no_room:  # asked again it costs little, and a server may have been given a longer context
+                self.journal.append({"question": keys[number], "text": said.text, "tokens": said.tokens})
+                self.known[keys[number]] = said
             heard(number, said)
 
         if missing:

@@ -1,0 +1,326 @@
+"""Models as agents: every world can be solved, garbage solves none, attacks do no harm, and what was said is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import moesaic
+from moesaic.cli import main
+from moesaic.evaluate.environments import Environment, Finished, Invalid, Malformed, action_in, same
+from moesaic.evaluate.environments.shell import Terminal
+from moesaic.evaluate.environments.sql import Session
+from moesaic.evaluate.speakers import Conversation, EngineSpeaker, Heard, Remembering, Said, Speaker, UrlSpeaker
+from moesaic.evaluate.suites import Asked
+from moesaic.evaluate.suites.agents import OUTCOMES, Agents
+from moesaic.methods import Method, build, known
+from tests.evaluate.environments.solvers import SOLVERS, next_action
+from tests.serve.api.running import running
+from tests.serve.made import talking_model
+
+EVERY = ",".join(SOLVERS)
+
+
+class Solving(Speaker):
+    """Solves what it is asked; `until` answers have been given, and then it is killed."""
+
+    def __init__(self, form: str = "I will do this.\nAction: {}", until: int | None = None) -> None:
+        self.form, self.until, self.asked = form, until, 0
+
+    def answer(self, conversations: Sequence[Conversation], max_tokens: int, heard: Heard) -> None:
+        for number in reversed(range(len(conversations))):
+            if self.asked == self.until:
+                raise KeyboardInterrupt
+            self.asked += 1
+            heard(number, Said(self.form.format(next_action([dict(m) for m in conversations[number]])), 5))
+
+
+class Saying(Speaker):
+    """Says these texts, whatever it is asked; the last one again and again."""
+
+    def __init__(self, *texts: str) -> None:
+        self.texts = texts
+
+    def answer(self, conversations: Sequence[Conversation], max_tokens: int, heard: Heard) -> None:
+        for number, messages in enumerate(conversations):
+            heard(number, Said(self.texts[min(len(messages) // 2, len(self.texts) - 1)], 5))
+
+
+class Silent(Speaker):
+    def answer(self, conversations: Sequence[Conversation], max_tokens: int, heard: Heard) -> None:
+        raise AssertionError("everything was answered before")
+
+
+def test_every_environment_has_a_solver() -> None:
+    assert sorted(SOLVERS) == known(Environment)
+
+
+@pytest.mark.parametrize(
+    ("name", "examples"), [("shell", 14), ("sql", 40), ("graph", 40), ("cards", 40), ("house", 40)]
+)
+def test_every_world_can_be_solved(name: str, examples: int) -> None:
+    found = Agents(name, examples=examples).run(None, Asked(speaker=Solving()))
+    assert found["score"] == found[name] == 1.0, found["samples"]
+    assert found["completed"] == found["examples"] == examples and found["outcomes"] == {name: {"completed": examples}}
+    assert found[f"{name}_low"] < 1.0 and found[f"{name}_high"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("name", "kinds"), [("shell", 7), ("sql", 7), ("graph", 5), ("cards", 3), ("house", 3)])
+def test_episodes_are_the_same_each_time_and_differ_from_each_other(name: str, kinds: int) -> None:
+    environment = build(Method(name), Environment, "test")  # type: ignore[type-abstract]
+
+    def opened(seed: int, number: int) -> str:
+        return environment.episode(random.Random(f"{seed} {number}"), number).open()
+
+    first = [opened(0, number) for number in range(kinds)]
+    assert first == [opened(0, number) for number in range(kinds)]
+    assert len(set(first)) == kinds
+    assert first != [opened(1, number) for number in range(kinds)]
+
+
+@pytest.mark.parametrize(
+    ("text", "outcomes"),
+    [
+        ("Let me think about that for a while.", dict.fromkeys(SOLVERS, "invalid format")),
+        ("Action: one\nAction: two", dict.fromkeys(SOLVERS, "invalid format")),
+        (
+            "Action: frobnicate",  # any line is a command of a shell, if one that it does not find
+            {**dict.fromkeys(SOLVERS, "invalid action"), "shell": "turn limit"},
+        ),
+        ("Action: look", {**dict.fromkeys(SOLVERS, "invalid action"), "shell": "turn limit", "house": "turn limit"}),
+        (
+            "```\nanswer 123456789\n```",
+            {**dict.fromkeys(SOLVERS, "invalid action"), "shell": "completed", "sql": "completed"},
+        ),
+    ],
+)
+def test_garbage_solves_nothing(text: str, outcomes: dict[str, str]) -> None:
+    found = Agents(EVERY, examples=2, turns=5).run(None, Asked(speaker=Saying(text)))
+    assert found["score"] == 0.0
+    assert found["outcomes"] == {name: {outcome: 2} for name, outcome in outcomes.items()}
+    assert sum(found[outcome.replace(" ", "_")] for outcome in OUTCOMES) == found["examples"] == 10
+
+
+def test_mistakes_are_answered_and_forgiven() -> None:
+    """Two in a row are no end, and a right action after them counts from the beginning."""
+
+    class Stumbling(Solving):
+        def answer(self, conversations: Sequence[Conversation], max_tokens: int, heard: Heard) -> None:
+            for number, messages in enumerate(conversations):
+                turn = len(messages) // 2
+                if turn % 3 < 2:
+                    heard(number, Said("I do not know." if turn % 3 else "Action: play 77", 1))
+                    continue
+                assert "There was no action" in messages[-1]["content"]
+                assert "You do not hold 77" in messages[-3]["content"]
+                kept = [m for place, m in enumerate(messages) if not place or ((place - 1) // 2) % 3 == 2]
+                heard(number, Said(f"```\n{next_action([dict(m) for m in kept])}\n```", 1))
+
+    found = Agents("cards", examples=3, turns=18).run(None, Asked(speaker=Stumbling()))
+    assert found["score"] == 1.0 and found["turns"] == 18
+    assert Agents("cards", examples=3, turns=17).run(None, Asked(speaker=Stumbling()))["turn_limit"] == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        ("Action: ls -l", "ls -l"),
+        ("First I look.\n  Action:   ls -l  \nThen I see.", "ls -l"),
+        ("```\nls -l\n```", "ls -l"),
+        ("```sh\n\nls -l\n\n```", "ls -l"),
+        ("Action:\n```bash\nls -l\n```", "ls -l"),
+        ("```\nAction: ls -l\n```", "ls -l"),
+        ("<think>Action: rm x\n```\nrm y\n```</think>\nAction: ls -l", "ls -l"),
+        ("ls -l", None),
+        ("My Action: ls -l", None),
+        ("Action:", None),
+        ("```\n```", None),
+        ("``` ls -l ```", None),
+        ("```\nls\npwd\n```", None),
+        ("```\nls\n```\n```\npwd\n```", None),
+        ("Action: ls\n```\npwd\n```", None),
+        ("Action: ls\n" + "x" * 1_000_000, None),
+        ("", None),
+    ],
+)
+def test_actions_are_read_strictly(text: str, action: str | None) -> None:
+    if action is None:
+        with pytest.raises(Malformed, match="one action, in one line"):
+            action_in(text)
+    else:
+        assert action_in(text) == action
+
+
+def test_answers_are_compared_by_what_they_mean() -> None:
+    assert same(" 1,234. ", "1234") and same("7.0", "7") and same("'Vera'", "vera")
+    assert not same("12345", "1234") and not same("nan", "3") and not same("", "0") and not same("3 or 4", "3")
+
+
+ATTACKS = [
+    "rm -rf / --no-preserve-root",
+    "rm -rf ../* /inside/* ~ .",
+    "echo harmed > {canary}; cat {canary}",
+    "cat /etc/shadow /etc/passwd /proc/self/environ; ls /root /home /proc",
+    "ln -s / away && cat away{canary} && echo harmed > away{canary}",
+    "cd ../../../../../..; echo harmed > .{canary}",
+    "f() {{ f | f & }}; f; f; f",
+    "kill -9 -1",
+    "kill -9 $PPID",
+    "sleep 1000 & sleep 1000 & echo started",
+    "yes",
+    "dd if=/dev/zero of=big bs=1M count=1000",
+    "i=0; while [ $i -lt 3000 ]; do : > file$i; i=$((i+1)); done",
+    "while true; do mkdir d && cd d || exit; done",
+    "mkfifo pipe; chmod 000 . ..",
+    "exec 1>&-; exec 2>&-; echo x",
+    "printf '\\377\\376\\0'; printf x > $(printf 'a\\377b'); ls",
+    "awk 'BEGIN {{ while (1) s = s s \"xxxxxxxx\" }}'",
+]
+
+
+def test_a_shell_cannot_harm(tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    canary.write_text("alive")
+    canary.chmod(0o666)
+    tmp_path.chmod(0o777)
+    terminal = Terminal(random.Random(0), 0, seconds=1.0)
+    for attack in ATTACKS:
+        seen = terminal.act(attack.format(canary=canary))
+        assert isinstance(seen, str) and len(seen) < 5_000
+        assert "alive" not in seen and "root:x:" not in seen and str(os.getpid()) not in seen.split()
+        assert canary.read_text() == "alive" and list(tmp_path.iterdir()) == [canary]
+    assert terminal.act("echo still here") == "still here"  # and the next command runs as ever
+    assert terminal.act("finish") == Finished(0.0)
+
+
+def test_a_shell_keeps_its_files_and_nothing_else() -> None:
+    terminal = Terminal(random.Random(0), 0, seconds=2.0)
+    script = "#!/bin/sh\\necho ran\\n"
+    assert terminal.act(f"mkdir -p a/b && printf '{script}' > a/b/run && chmod 750 a/b/run && ln -s b/run a/link")
+    assert terminal.act("a/link; stat -c %a a/b/run; readlink a/link") == "ran\n750\nb/run"
+    assert terminal.act("chmod 000 a") == "(no output)"
+    assert terminal.act("stat -c %a a; chmod 755 a; cat a/b/run | wc -l") == "0\n2"
+    assert terminal.act("cd a; X=1; export X") == "(no output)"
+    assert terminal.act('pwd; echo "[$X]"').endswith("/work\n[]")  # type: ignore[union-attr]
+    assert terminal.act("false") == "(no output)\n(exit code 1)"
+    assert terminal.act("ls -la a") == terminal.act("ls -la a")  # no clock, no number of this process
+    assert "Jan  1  2024" in str(terminal.act("ls -la a/b")) and "agent" in str(terminal.act("ls -la a/b"))
+
+
+SQL_ATTACKS = [
+    "ATTACH DATABASE '{canary}' AS other",
+    "PRAGMA writable_schema = ON",
+    "VACUUM INTO '{canary}'",
+    "SELECT load_extension('{canary}')",
+    "SELECT readfile('{canary}'), writefile('{canary}', 'harmed')",
+    "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n",
+    "WITH RECURSIVE n(x) AS (SELECT 1 UNION SELECT x + 1 FROM n) SELECT max(x) FROM n",
+    "SELECT count(*) FROM orders a, orders b, orders c, orders d, orders e",
+    "INSERT INTO orders (item) SELECT a.item FROM orders a, orders b, orders c, orders d",
+    "SELECT randomblob(1000000000)",
+    "SELECT printf('%.*c', 1000000000, 'x')",
+    "SELECT group_concat(a.name) FROM people a, people b, people c",
+    "DROP TABLE people",
+    "CREATE TABLE mine (x)",
+    "CREATE TRIGGER t AFTER INSERT ON people BEGIN DELETE FROM people; END",
+    "DELETE FROM sqlite_master",
+    "BEGIN",
+    "SELECT 1; DROP TABLE people",
+    "SELECT '\ud800'",
+    "SELECT '\0'",
+    "SELECT",
+]
+
+
+def test_a_database_cannot_harm(tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    canary.write_text("alive")
+    session = Session(random.Random(0), 0)
+    before = session._rows()
+    for attack in SQL_ATTACKS:
+        with pytest.raises(Invalid, match="The database refuses"):
+            session.act(attack.replace("{canary}", str(canary)))
+        assert canary.read_text() == "alive" and list(tmp_path.iterdir()) == [canary]
+        assert session._rows() == before
+    assert session.act("SELECT count(*) AS n FROM people") == "n\n26"  # still there
+    assert str(session.act("SELECT * FROM people, orders")).endswith("\n...")
+    assert session.act("DELETE FROM people") == "26 rows changed."
+    session.close()
+
+
+def test_hostile_answers_end_like_others() -> None:
+    hostile = ["x" * 1_000_000, "Action: " + "(" * 5_000, "Action: get_neighbors(#" + "9" * 1_000 + ", \ud800)"]
+    hostile += ["Action: answer(" + "#9," * 1_000 + ")", "Action: play " + "9" * 5_000, "Action: \0\x1b[2J{0}%s"]
+    for first in range(len(hostile)):
+        said = Saying(*hostile[first:], *hostile[:first])
+        found = Agents("sql,graph,cards,house", examples=1, turns=8).run(None, Asked(speaker=said))
+        assert found["score"] == 0.0 and found["context_limit"] == found["turn_limit"] == 0
+    assert all(len(sample["answer"]) < 10_000 for sample in found["samples"])
+
+
+def test_what_was_said_is_not_asked_again(tmp_path: Path) -> None:
+    suite, file = Agents("sql,cards,house,graph", examples=3), tmp_path / "answers.jsonl"
+    whole = Solving()
+    alone = suite.run(None, Asked(speaker=whole))
+    killed = Solving(until=whole.asked // 2)
+    with pytest.raises(KeyboardInterrupt):
+        suite.run(None, Asked(speaker=Remembering(killed, file, "model")))
+    rest = Solving()
+    assert suite.run(None, Asked(speaker=Remembering(rest, file, "model"))) == alone
+    assert killed.asked + rest.asked == whole.asked
+    assert suite.run(None, Asked(speaker=Remembering(Silent(), file, "model"))) == alone
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return talking_model(tmp_path_factory.mktemp("acting") / "model", context=4096)
+
+
+def test_one_engine_remembers_the_conversations(directory: Path) -> None:
+    """And its answers are those of a server."""
+    model = moesaic.load(directory, threads=1)
+    tokenizer = model.tokenizer
+    assert tokenizer is not None
+    lengths: list[int] = []
+
+    class Measured(EngineSpeaker):
+        def answer(self, conversations: Sequence[Conversation], max_tokens: int, heard: Heard) -> None:
+            texts = [tokenizer.chat([dict(message) for message in messages]) for messages in conversations]
+            lengths.extend(len(tokenizer.encode(text, special=False)) for text in texts)
+            super().answer(conversations, max_tokens, heard)
+
+    suite, speaker = Agents("cards,graph", examples=3, max_tokens=8), Measured(model)
+    alone = suite.run(None, Asked(speaker=speaker))
+    assert alone["invalid_format"] == 6 and alone["turns"] == 3 and len(lengths) == 18
+    # The opening of an episode is read once, and not with every turn.
+    assert speaker.engine.counts.finished == 18 and speaker.engine.counts.prompt_tokens < 0.5 * sum(lengths)
+    with running(moesaic.Engine(model, cache_bytes=16 << 20, seed=0)) as server:
+        assert suite.run(None, Asked(speaker=UrlSpeaker(server.url))) == alone
+
+
+def test_a_short_context_is_an_outcome(tmp_path: Path) -> None:
+    model = moesaic.load(talking_model(tmp_path / "model", context=64), threads=1)
+    suite = Agents("house", examples=2, max_tokens=4)
+    alone = suite.run(None, Asked(speaker=EngineSpeaker(model)))
+    assert alone["context_limit"] == 2 and alone["score"] == 0.0 and alone["answer_tokens"] == 0
+    with running(moesaic.Engine(model, cache_bytes=16 << 20, seed=0)) as server:
+        assert suite.run(None, Asked(speaker=UrlSpeaker(server.url))) == alone
+
+
+def test_the_command(directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["evaluate", str(directory), "--suite", "agents", "examples=1", "turns=2", "max_tokens=4"]
+    assert main([*words, "--json", "--out", str(tmp_path)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["examples"] == 5 and told["turn_limit"] == 5 and told["score"] == 0.0
+    assert set(told["outcomes"]) == set(SOLVERS) and len(told["samples"]) == 5
+    assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 10
+    html = (tmp_path / "evaluation.html").read_text()
+    assert "agents: score" in html and "You have a SQLite database" in html and "[turn limit, score 0]" in html
+    for wrong in ("environments=shel", "environments=sql,sql", "examples=0", "turns=-1", "turn=3"):
+        assert main([*words, wrong]) == 2
+    assert "shell" in (main([*words, "environments=shel"]), capsys.readouterr().err)[1]
