@@ -5,6 +5,8 @@ moesaic evaluate out/smollm2 --suite perplexity --data text.txt --json window=10
 moesaic evaluate out/aligned out/small --suite tasks family=sums --out evaluation
 moesaic evaluate http://127.0.0.1:8000/v1 --suite tasks examples=50
 moesaic evaluate out/smollm2 --suite longcontext --kv-policy snapkv --kv share=0.25
+moesaic evaluate out/aligned --suite agents,safety --out evaluation
+moesaic evaluate --suite machine seconds=20
 """
 
 from __future__ import annotations
@@ -21,13 +23,13 @@ ORDER = 70
 
 def command(
     words: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="MODEL ... [option=value ...]",
             help="Model directories, or addresses of servers; and options of the suites.",
             show_default=False,
         ),
-    ],
+    ] = None,
     suite: Annotated[
         str, typer.Option(metavar="NAME[,NAME]", help="What to measure; docs/evaluate.md lists them.")
     ] = "perplexity",
@@ -57,15 +59,12 @@ def command(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from moesaic.cli.method_options import MethodOptions
-    from moesaic.errors import UserError
-    from moesaic.evaluate.evaluate import Evaluation, Weights, table
-    from moesaic.evaluate.suites import Suite
+    from moesaic.evaluate.evaluate import Evaluation, table
+    from moesaic.evaluate.suites import Suite, Weights
     from moesaic.serve.kv_policies import KVPolicy
 
-    options = [word for word in words if re.match(r"\w+=", word)]
-    models = [word for word in words if word not in options]
-    if not models:
-        raise UserError("MODEL", "is missing", "Name a model directory or a server's address.")
+    options = [word for word in words or [] if re.match(r"\w+=", word)]
+    models = [word for word in words or [] if word not in options]
     chosen = MethodOptions(options)
     suites = {name: chosen.make(name, Suite, "--suite") for name in suite.split(",")}  # type: ignore[type-abstract]
     chosen.check()
@@ -91,9 +90,9 @@ def command(
         found = evaluation.run(models, progress)
     if json:
         report: dict[str, Any] = {"models": found}
-        if len(models) == 1:  # one model's numbers stand by themselves
-            report = {"directory": models[0]}
-            for numbers in found[models[0]].values():
+        if len(found) == 1:  # one model's numbers stand by themselves
+            report = {"directory": next(iter(found))}
+            for numbers in found[report["directory"]].values():
                 report |= numbers
         print_json(report)
         return

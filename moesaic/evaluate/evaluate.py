@@ -14,20 +14,12 @@ from moesaic.errors import UserError
 from moesaic.evaluate.page import write_page
 from moesaic.evaluate.side_by_side import Found, rows
 from moesaic.evaluate.speakers import EngineSpeaker, Remembering, Speaker, UrlSpeaker
-from moesaic.evaluate.suites import Asked, Suite
+from moesaic.evaluate.suites import Asked, Suite, Weights
 from moesaic.model.directory import load
 from moesaic.serve.kv_policies import KVPolicy
 
 FILE = "evaluation.json"
-
-
-@dataclass(frozen=True)
-class Weights:
-    """How a directory's weights are loaded."""
-
-    dtype: str | None = None
-    device: str | None = None
-    threads: int | None = None
+HERE = "this machine"  # stands where a model would, if none is measured
 
 
 @dataclass
@@ -42,6 +34,10 @@ class Evaluation:
     def check(self, models: Sequence[str]) -> None:
         """Whatever can be known to be wrong before anything is loaded."""
         for name, suite in self.suites.items():
+            if suite.takes_model != bool(models):
+                problem = "is missing" if suite.takes_model else f"{name} measures no model"
+                remedy = "Name a model directory or a server's address." if suite.takes_model else "Name none."
+                raise UserError("MODEL", problem, remedy)
             if self.kv_policy is not None and not suite.takes_kv_policy:
                 raise UserError(
                     "--kv-policy", f"{name} is not measured with a pruned cache", "Take --suite longcontext."
@@ -56,8 +52,8 @@ class Evaluation:
 
     def run(self, models: Sequence[str], progress: Callable[[str, int, int], None]) -> Found:
         found: Found = {}
-        for place in models:
-            loaded = None if is_url(place) else load(Path(place), **vars(self.weights))
+        for place in models or [HERE]:
+            loaded = load(Path(place), **vars(self.weights)) if models and not is_url(place) else None
             found[place] = {}
             for name, suite in self.suites.items():
                 speaker: Speaker | None = None
@@ -72,7 +68,8 @@ class Evaluation:
                 def told(done: int, total: int, what: str = f"{Path(place).name}: {name}") -> None:
                     progress(what, done, total)
 
-                found[place][name] = suite.run(loaded, Asked(self.data, told, self.kv_policy, speaker))
+                asked = Asked(self.data, told, self.kv_policy, speaker, self.weights)
+                found[place][name] = suite.run(loaded, asked)
             self._write(found)
         return found
 

@@ -18,6 +18,15 @@ Told = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
+class Weights:
+    """How a model's weights are loaded, and where it runs."""
+
+    dtype: str | None = None
+    device: str | None = None
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
 class Asked:
     """What every suite may need beside its own options."""
 
@@ -25,11 +34,13 @@ class Asked:
     progress: Told = lambda done, total: None
     kv_policy: KVPolicy | None = None  # of the engine
     speaker: Speaker | None = None  # who answers questions; else an engine over the model
+    weights: Weights = Weights()
 
 
 class Suite(ABC):
     takes_kv_policy = False  # whether answers come from an engine whose cache may be pruned
     needs_model = True  # whether the model itself is looked into; else a server's answers will do
+    takes_model = True  # False for what is measured without any
 
     @abstractmethod
     def run(self, model: Model | None, asked: Asked) -> dict[str, Any]:

@@ -1,0 +1,242 @@
+"""How much a machine does for a mixture-of-experts model, as one number (after AIPerf, Ren et al.). Needs no model.
+
+    moesaic evaluate --suite machine
+    moesaic evaluate --suite machine seconds=60 --device cuda --json
+
+The workload is the same everywhere: a mixture of 12.7 million parameters (6 layers, 2 of 8 experts) is trained, reads
+prompts, writes one answer, and writes 16 at once, a quarter of the time each. As in AIPerf operations are counted from
+the model's shape (`evaluate/operations.py`), batches of training and reading grow with the machine, and the score is
+regulated by what was learned: the geometric mean of the four speeds in 10^9 operations a second, times -ln(error), the
+error being that of predictions after a fixed number of training steps, at least one in a hundred. Those steps are the
+same everywhere and not timed, so that arithmetic that is quick and wrong gains nothing, and other machines compare by
+their speeds.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moesaic.data.packing import Batch
+from moesaic.errors import UserError
+from moesaic.evaluate.operations import Read, forward_operations
+from moesaic.evaluate.suites import Asked, Suite
+from moesaic.kernels import probe
+from moesaic.model.config import Experts, GroupedQuery, Layer, ModelConfig, Rope
+from moesaic.model.layout import Layout
+from moesaic.model.transformer import Model
+from moesaic.recipe import BalanceSection
+from moesaic.serve.engine import Engine
+from moesaic.serve.request import Sampling
+from moesaic.train.balance import Balance
+from moesaic.train.objectives.next_token import NextToken
+from moesaic.train.optimizers.adamw import AdamW
+
+VERSION = 1  # of the workload: scores of different ones cannot be compared
+WORKLOAD = ModelConfig(
+    family="qwen3_moe",
+    vocab=4096,
+    hidden=256,
+    attention=GroupedQuery(heads=8, kv_heads=4, head_size=32, qk_norm=True),
+    rope=Rope(size=32),
+    layers=(Layer(Experts(count=8, per_token=2, hidden=256)),) * 6,
+    context=1024,
+)
+LENGTH = 256  # of a sequence that is trained on
+PROMPT, OPENING, ANSWER = 512, 64, 64  # tokens: of a prompt that is read, before an answer, and of the answer
+STREAMS = 16
+LONG_ENOUGH = 0.1  # seconds that a batch takes when it is large enough
+MOST = 256  # sequences of a batch
+PAGE = 16  # tokens
+
+SYMBOLS, LEARNING_STEPS, RATE = 64, 40, 1e-3
+LEAST_ERROR = 0.01
+
+
+@dataclass(frozen=True)
+class Speed:
+    operations: int
+    tokens: int
+    seconds: float
+
+
+Part = Callable[[], Speed]  # does some work, and says how much and how long it took
+
+
+@dataclass(frozen=True)
+class Machine(Suite):
+    seconds: float = 20.0  # of measuring, in all; getting ready comes on top
+
+    takes_model = False
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.seconds <= 3600.0:
+            raise ValueError("seconds must be above 0 and at most 3600")
+
+    def run(self, model: Model | None, asked: Asked) -> dict[str, Any]:
+        model = made(asked)
+        trainer = Trainer(model)
+        error = trainer.learn()
+        parts: dict[str, Callable[[], Part]] = {
+            "read": lambda: grown(lambda count: reading(model, count)),
+            "write": lambda: writing(model, 1),
+            "write_16": lambda: writing(model, STREAMS),
+            "train": lambda: grown(trainer.steps),  # last: the others run with the same weights everywhere
+        }
+        told: dict[str, Any] = {"score": 0.0}
+        for number, (name, part) in enumerate(parts.items()):
+            asked.progress(number, len(parts))
+            speed = measured(part(), self.seconds / len(parts))
+            told[f"{name}_operations_per_second"] = speed.operations / speed.seconds
+            told[f"{name}_tokens_per_second"] = speed.tokens / speed.seconds
+        asked.progress(len(parts), len(parts))
+        regulator = -math.log(max(error, LEAST_ERROR))
+        speeds = [told[f"{name}_operations_per_second"] / 1e9 for name in parts]
+        told["score"] = math.prod(speeds) ** (1 / len(speeds)) * regulator
+        told |= {"error": error, "regulator": regulator, "seconds": self.seconds, "workload": VERSION}
+        told |= {"device": described(model.device), "dtype": str(model.dtype).removeprefix("torch.")}
+        return told | {"threads": torch.get_num_threads(), "torch": torch.__version__}
+
+
+def made(asked: Asked) -> Model:
+    wanted = asked.weights
+    try:
+        device = torch.device(wanted.device) if wanted.device else probe.device()
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError):
+        raise UserError("--device", f"there is no {wanted.device!r} here", "Take cpu, or leave it out.") from None
+    if wanted.dtype not in (None, "float32", "bfloat16", "float16"):
+        raise UserError("--dtype", f"{wanted.dtype} is not a format of weights", "Take float32 or bfloat16.")
+    torch.set_num_threads(wanted.threads or probe.threads())
+    usual = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = getattr(torch, wanted.dtype) if wanted.dtype else usual
+    return Model(WORKLOAD).initialize(0).to(device=device, dtype=dtype)
+
+
+class Trainer:
+    """Steps of the trainer's own kind: objective, gradients, clipping, AdamW, balance of the experts."""
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.objective = model, NextToken()
+        self.optimizer = AdamW(lr=RATE).build(model.named_parameters())
+        self.balance = Balance(model, BalanceSection())
+        self.draw = torch.Generator().manual_seed(0)
+        self.successor = torch.randperm(SYMBOLS, generator=self.draw)  # what follows a symbol, always the same
+
+    def batch(self, sequences: int, length: int) -> Batch:
+        rows = [torch.randint(SYMBOLS, (sequences,), generator=self.draw)]
+        for _ in range(length):
+            rows.append(self.successor[rows[-1]])
+        tokens_ST = torch.stack(rows, 1)
+        flat = [part.reshape(-1).to(self.model.device) for part in (tokens_ST[:, :-1], tokens_ST[:, 1:])]
+        return Batch(flat[0], flat[1], [length] * sequences, [0] * sequences, sequences * length)
+
+    def step(self, batch: Batch) -> float:
+        self.optimizer.zero_grad()
+        routing = self.balance.routing()
+        loss = self.objective(self.model, batch, routing)
+        loss.total.backward()
+        self.balance.count(routing)
+        self.optimizer.step(1.0, clip=1.0)
+        self.balance.update()
+        return float(loss.total.detach())  # waits until the device is done
+
+    def learn(self) -> float:
+        """The share of wrong predictions on sequences not seen before, after a fixed number of steps."""
+        for _ in range(LEARNING_STEPS):
+            self.step(self.batch(8, 32))
+        batch = self.batch(32, 32)
+        with torch.inference_mode():
+            hidden_TD = self.model(batch.tokens_T, Layout(batch.lengths, device=self.model.device))
+            said_T: Tensor = self.model.logits_at(hidden_TD).argmax(-1)
+        return float((said_T != batch.targets_T).float().mean())
+
+    def steps(self, sequences: int) -> Part:
+        batch = self.batch(sequences, LENGTH)
+        operations = 3 * forward_operations(self.model.config, [Read(LENGTH)] * sequences)
+
+        def part() -> Speed:
+            start = time.perf_counter()
+            self.step(batch)
+            return Speed(operations, sequences * LENGTH, time.perf_counter() - start)
+
+        return part
+
+
+def engine_for(model: Model, requests: int, tokens: int) -> Engine:
+    """With room for so many requests of so many tokens, and no more."""
+    row = sum(math.prod(shape) for layer in model.cache_shapes() for shape in layer.values()) * model.dtype.itemsize
+    pages = requests * (tokens // PAGE + 2) + 2
+    return Engine(
+        model, cache_bytes=pages * PAGE * row, page_size=PAGE, most_requests=requests, reuse_prefixes=False, seed=0
+    )
+
+
+def text(number: int, length: int) -> list[int]:
+    return [(7 * number + 5 * place) % SYMBOLS for place in range(length)]
+
+
+def reading(model: Model, count: int) -> Part:
+    """Prompts, up to the first token of each answer."""
+    engine = engine_for(model, count, PROMPT + 1)
+    prompts = [text(number, PROMPT) for number in range(count)]
+    operations = forward_operations(model.config, [Read(PROMPT)] * count, logits=count)
+
+    def part() -> Speed:
+        start = time.perf_counter()
+        engine.generate(prompts, max_tokens=1, temperature=0.0)
+        return Speed(operations, count * PROMPT, time.perf_counter() - start)
+
+    return part
+
+
+def writing(model: Model, streams: int) -> Part:
+    """Answers side by side, from when all have begun until all are done."""
+    engine = engine_for(model, streams, OPENING + ANSWER)
+    wishes = Sampling(max_tokens=ANSWER, temperature=0.0, ignore_eos=True)
+
+    def part() -> Speed:
+        requests = [engine.request(text(number, OPENING), wishes) for number in range(streams)]
+        for request in requests:
+            engine.add(request)
+        while not all(request.written for request in requests):
+            engine.step()
+        begun = [request.written for request in requests]
+        start = time.perf_counter()
+        while engine.working:
+            engine.step()
+        seconds = time.perf_counter() - start
+        # A token is computed to find the next; the last one never is.
+        reads = [Read(1, OPENING + place - 1) for written in begun for place in range(written, ANSWER)]
+        return Speed(forward_operations(model.config, reads), len(reads), seconds)
+
+    return part
+
+
+def grown(make: Callable[[int], Part]) -> Part:
+    """With as many sequences as keep the machine busy for a while."""
+    count = 4
+    while True:
+        part = make(count)
+        part()  # the first time other things are made ready too
+        if part().seconds >= LONG_ENOUGH or count >= MOST:
+            return part
+        count *= 2
+
+
+def measured(part: Part, seconds: float) -> Speed:
+    part()
+    done = [part()]
+    while sum(speed.seconds for speed in done) < seconds:
+        done.append(part())
+    return Speed(sum(s.operations for s in done), sum(s.tokens for s in done), sum(s.seconds for s in done))
+
+
+def described(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
