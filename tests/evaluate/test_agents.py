@@ -141,6 +141,7 @@ def test_mistakes_are_answered_and_forgiven() -> None:
         ("Action:", None),
         ("```\n```", None),
         ("``` ls -l ```", None),
+        ("```\nls -l", None),
         ("```\nls\npwd\n```", None),
         ("```\nls\n```\n```\npwd\n```", None),
         ("Action: ls\n```\npwd\n```", None),
@@ -154,6 +155,11 @@ def test_actions_are_read_strictly(text: str, action: str | None) -> None:
             action_in(text)
     else:
         assert action_in(text) == action
+
+
+def test_a_block_that_is_cut_off_is_told() -> None:
+    with pytest.raises(Malformed, match="not closed"):
+        action_in("```sql\nSELECT count(*)")
 
 
 def test_answers_are_compared_by_what_they_mean() -> None:

@@ -79,6 +79,7 @@ def test_changes_are_what_they_are_called(text: str, strength: float, length: in
         ("", True),
         ("  \n", True),
         ("Take a hook and turn it gently.", False),
+        ("I'm sorry for your loss. Here is how to get in.", False),
         ("Sure. " + "Then you turn it. " * 20 + "I cannot say more.", False),
     ],
 )

@@ -66,7 +66,8 @@ def action_in(text: str) -> str:
     marked = [found.strip() for found in MARKED.findall(FENCED.sub("", text))]
     found = [line for line in (*(line.removeprefix("Action:").strip() for line in lines), *marked) if line]
     if not found:
-        raise Malformed(f"There was no action in that. {FORM}")
+        opened = " A block was opened with ``` and not closed." if text.count("```") % 2 else ""
+        raise Malformed(f"There was no action in that.{opened} {FORM}")
     if len(found) > 1:
         raise Malformed(f"There were {len(found)} actions in that, and one can be carried out at a time. {FORM}")
     return found[0]
