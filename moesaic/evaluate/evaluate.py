@@ -16,6 +16,7 @@ from moesaic.evaluate.side_by_side import Found, rows
 from moesaic.evaluate.speakers import EngineSpeaker, Remembering, Speaker, UrlSpeaker
 from moesaic.evaluate.suites import Asked, Suite, Weights
 from moesaic.model.directory import load
+from moesaic.model.transformer import Model
 from moesaic.serve.kv_policies import KVPolicy
 
 FILE = "evaluation.json"
@@ -55,15 +56,9 @@ class Evaluation:
         for place in models or [HERE]:
             loaded = load(Path(place), **vars(self.weights)) if models and not is_url(place) else None
             found[place] = {}
+            speaking = any(not suite.needs_model for suite in self.suites.values())
+            speaker = self._speaker(place, loaded) if speaking else None  # one for all suites that ask questions
             for name, suite in self.suites.items():
-                speaker: Speaker | None = None
-                if not suite.needs_model:
-                    key = os.environ[self.key_variable] if self.key_variable else None
-                    speaker = UrlSpeaker(place, key=key) if loaded is None else EngineSpeaker(loaded, self.kv_policy)
-                    if self.out is not None:
-                        self.out.mkdir(parents=True, exist_ok=True)
-                        who = f"{place} {self.kv_policy!r}"
-                        speaker = Remembering(speaker, self.out / "answers.jsonl", who)
 
                 def told(done: int, total: int, what: str = f"{Path(place).name}: {name}") -> None:
                     progress(what, done, total)
@@ -72,6 +67,14 @@ class Evaluation:
                 found[place][name] = suite.run(loaded, asked)
             self._write(found)
         return found
+
+    def _speaker(self, place: str, loaded: Model | None) -> Speaker:
+        key = os.environ[self.key_variable] if self.key_variable else None
+        speaker = UrlSpeaker(place, key=key) if loaded is None else EngineSpeaker(loaded, self.kv_policy)
+        if self.out is None:
+            return speaker
+        self.out.mkdir(parents=True, exist_ok=True)
+        return Remembering(speaker, self.out / "answers.jsonl", f"{place} {self.kv_policy!r}")
 
     def _write(self, found: Found) -> None:
         if self.out is None:

@@ -20,7 +20,8 @@ def write_page(file: Path, found: Found) -> None:
                 (samples[0]["question"], *(f"{'✓' if s['right'] else '✗'} {s['answer']}" for s in samples))
                 for samples in zip(*shown, strict=True)
             ]
-            chapters.append(section(f"Answers: {suite}", "", table(("question", *found), lines)))
+            told_as_written = table(("question", *found), lines).replace("<td>", '<td class="said">')
+            chapters.append(section(f"Answers: {suite}", "", told_as_written))
     fresh = file.with_name(f"{file.name}.new")
     fresh.write_text(page("Evaluation", f"<h1>Evaluation</h1>{''.join(chapters)}"))
     os.replace(fresh, file)

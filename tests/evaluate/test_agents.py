@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -11,7 +12,10 @@ from pathlib import Path
 import pytest
 
 import moesaic
+from moesaic.align.sandbox import run_python
 from moesaic.cli import main
+from moesaic.errors import UserError
+from moesaic.evaluate import environments
 from moesaic.evaluate.environments import Environment, Finished, Invalid, Malformed, action_in, same
 from moesaic.evaluate.environments.shell import Terminal
 from moesaic.evaluate.environments.sql import Session
@@ -218,6 +222,12 @@ def test_a_shell_keeps_its_files_and_nothing_else() -> None:
     assert "Jan  1  2024" in str(terminal.act("ls -la a/b")) and "agent" in str(terminal.act("ls -la a/b"))
 
 
+def test_without_namespaces_there_is_no_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environments.shell, "run_python", functools.partial(run_python, namespaces=False))
+    with pytest.raises(UserError, match="sandbox"):
+        Terminal(random.Random(0), 0, seconds=1.0).act("ls")
+
+
 SQL_ATTACKS = [
     "ATTACH DATABASE '{canary}' AS other",
     "PRAGMA writable_schema = ON",
@@ -326,6 +336,7 @@ def test_the_command(directory: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert set(told["outcomes"]) == set(SOLVERS) and len(told["samples"]) == 5
     assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 10
     html = (tmp_path / "evaluation.html").read_text()
+    assert '<td class="said">' in html  # a transcript has lines
     assert "agents: score" in html and "You have a SQLite database" in html and "[turn limit, score 0]" in html
     for wrong in ("environments=shel", "environments=sql,sql", "examples=0", "turns=-1", "turn=3"):
         assert main([*words, wrong]) == 2

@@ -168,3 +168,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ):
         assert main([*words, *wrong]) == 2
     assert "harmful is true or false" in capsys.readouterr().err
+    short = talking_model(tmp_path / "short", context=16)
+    assert main([*words[:1], str(short), *words[2:]]) == 2
+    assert "does not fit in the model's context" in capsys.readouterr().err
