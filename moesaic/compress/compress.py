@@ -91,9 +91,10 @@ def compress(
         "text": hashlib.sha256(repr(sequences).encode()).hexdigest(),
         "ends_bits": ends_bits,
         "least": wish.least,
+        "layout": wish.layout,
     }
     shelf = Shelf(out, request)
-    job = Job(parts, directory, shelf, sequences, ends_bits, wish.least, progress)
+    job = Job(parts, directory, shelf, sequences, ends_bits, wish.least, wish.layout != "moesaic", progress)
     config = method.run(job)
     errors = layer_errors(shelf)
     before, known = Checkpoint(directory).bytes, facts(config)

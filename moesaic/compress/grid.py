@@ -17,12 +17,14 @@ SPANS = 12
 
 @dataclass(frozen=True)
 class Grid:
-    """`group` inputs of an output share their steps, all of them where it is 0. Symmetric: zero is in the middle."""
+    """`group` inputs of an output share their steps, all of them where it is 0. Symmetric: zero is in the middle.
+    Otherwise it lies where it fits best, also between two steps if it need not be whole."""
 
     bits: int
     group: int
     symmetric: bool = True
     activation_bits: int = 16
+    whole_zeros: bool = False
 
     def __post_init__(self) -> None:
         if self.bits not in BITS:

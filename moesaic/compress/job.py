@@ -23,6 +23,7 @@ class Job:
     sequences: list[list[int]] = field(default_factory=list)
     ends_bits: int = 8  # of the embedding and the output matrix; 0: as they are
     least: int = 64  # tokens that every expert sees
+    whole_zeros: bool = False  # the layout has no fractions of a code
     progress: Told = lambda what, done, total: None
 
     @property

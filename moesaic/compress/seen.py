@@ -46,6 +46,12 @@ class Seen:
             yield slice(start, start + size), self._moments(counts_T)
             start += size
 
+    def split(self) -> tuple[Seen, Seen]:
+        """Most of the tokens, and the rest, which come from other pieces of the text."""
+        most = len(self.rows_TI) * 3 // 4
+        first = Seen(self.rows_TI[:most], self.share, [(size, counts_T[:most]) for size, counts_T in self.felt])
+        return first, Seen(self.rows_TI[most:], self.share, [(size, counts_T[most:]) for size, counts_T in self.felt])
+
     def _moments(self, counts_T: Tensor | None) -> Tensor:
         inputs = self.rows_TI.shape[1]
         total_II = torch.zeros(inputs, inputs)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from moesaic.compress.grid import Grid
-from moesaic.compress.methods.gptq import gptq_codes
+from moesaic.compress.methods.gptq import damped, gptq_codes
 
 Array = np.ndarray[Any, Any]
 
@@ -37,7 +37,7 @@ def test_codes_are_those_of_the_plain_way(bits: int, group: int, symmetric: bool
     grid = Grid(bits, group, symmetric)
     scales_OG, zeros_OG = grid.fit(weight_OI, moments_II.diagonal())
     zeros = torch.full_like(scales_OG, 2 ** (bits - 1)) if zeros_OG is None else zeros_OG
-    found_OI = gptq_codes(weight_OI, moments_II, grid, scales_OG, zeros_OG, 0.01)
+    found_OI = gptq_codes(weight_OI, damped(moments_II, 0.01), grid, scales_OG, zeros_OG)
     wanted = plainly(
         *(
             array.double().numpy()

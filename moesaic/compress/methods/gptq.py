@@ -4,22 +4,37 @@
 
 With the moments H of what flows into a matrix, an error e made at input i is best undone by moving the inputs that are
 left along row i of the inverse of H. Inputs with large moments are rounded first, while most are left to correct them;
-the steps of each group are fixed before, so that this order costs no index at run time.
+the steps of each group are fixed before, so that this order costs no index at run time. Then codes and steps are made
+better in turns (`compress/refine.py`).
+
+Moments of a few thousand tokens are not those of all text: what fits them best fits others worse. Damping makes up for
+it; how much is tried on a part of the tokens that is not counted, for each matrix.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import repeat
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from moesaic.compress.grid import Grid
-from moesaic.compress.methods import ByMatrix
+from moesaic.compress.methods import ByMatrix, Maker
+from moesaic.compress.refine import refined, squared_error
 from moesaic.compress.seen import Seen
 from moesaic.kernels.quantised import QuantisedMatrix
 
+if TYPE_CHECKING:
+    from moesaic.compress.job import Job
+
 AT_ONCE = 64  # inputs whose corrections are applied to the rest in one product
+TURNS = 3
+DAMPINGS = (0.03, 0.1, 0.3, 1.0, 3.0)  # of the mean of the diagonal
+TRIED_ON = 64  # outputs
+LEAST_TOKENS = 32  # to set some aside
 
 
 @dataclass(frozen=True)
@@ -27,27 +42,61 @@ class GPTQ(ByMatrix):
     bits: int = 4
     group: int = 64
     symmetric: bool = False
-    damping: float = 0.01
+    damping: float = 0.0  # 0: found by trying
+    turns: int = TURNS  # of refinement
 
     def __post_init__(self) -> None:
         self._grid()
-        if not 0 < self.damping <= 1:
-            raise ValueError(f"damping must be above 0 and at most 1, not {self.damping}")
+        if not 0 <= self.damping <= 1:
+            raise ValueError(f"damping must be from 0 to 1, not {self.damping}")
+        if self.turns < 0:
+            raise ValueError(f"turns must not be negative, not {self.turns}")
 
     def _grid(self) -> Grid:
         return Grid(self.bits, self.group, self.symmetric)
 
+    def maker(self, job: Job) -> Maker:
+        grid = replace(self._grid(), whole_zeros=job.whole_zeros)
+        return lambda name, weight_OI, seen: gptq(weight_OI, seen, grid, self.damping, self.turns)
+
     def matrix(self, name: str, weight_OI: Tensor, seen: Seen) -> QuantisedMatrix:
-        return gptq(weight_OI, seen, self._grid(), self.damping)
+        return gptq(weight_OI, seen, self._grid(), self.damping, self.turns)
 
 
-def gptq(weight_OI: Tensor, seen: Seen, grid: Grid, damping: float = 0.01) -> QuantisedMatrix:
+def gptq(weight_OI: Tensor, seen: Seen, grid: Grid, damping: float = 0.0, turns: int = TURNS) -> QuantisedMatrix:
     made = []
-    for rows, moments_II in seen.parts(len(weight_OI)):
-        scales_OG, zeros_OG = grid.fit(weight_OI[rows], moments_II.diagonal())
-        made.append((gptq_codes(weight_OI[rows], moments_II, grid, scales_OG, zeros_OG, damping), scales_OG, zeros_OG))
-    codes, scales, zeros = zip(*made, strict=True)
-    return grid.made(torch.cat(codes), torch.cat(scales), None if zeros[0] is None else torch.cat(zeros))
+    dampings = repeat(damping) if damping else steady_dampings(weight_OI, seen, grid)
+    for (rows, moments_II), share in zip(seen.parts(len(weight_OI)), dampings, strict=False):
+        moments_II = damped(moments_II, share)
+        steps = grid.fit(weight_OI[rows], moments_II.diagonal())
+        codes_OI = gptq_codes(weight_OI[rows], moments_II, grid, *steps)
+        made.append(refined(weight_OI[rows], moments_II, grid, codes_OI, steps, turns))
+    scales = torch.cat([scales_OG for _, (scales_OG, _) in made])
+    zeros = [zeros_OG for _, (_, zeros_OG) in made if zeros_OG is not None]
+    return grid.made(torch.cat([codes_OI for codes_OI, _ in made]), scales, torch.cat(zeros) if zeros else None)
+
+
+def damped(moments_II: Tensor, share: float) -> Tensor:
+    mean = moments_II.diagonal().mean().clamp(min=1e-8)
+    return moments_II + share * mean * torch.eye(len(moments_II))
+
+
+def steady_dampings(weight_OI: Tensor, seen: Seen, grid: Grid) -> Iterator[float]:
+    """For each part of the outputs what loses least on tokens set aside, where some of the outputs are rounded with the
+    moments of the others. Rounding among others alone tells dampings apart, and needs no inverse."""
+    if len(seen.rows_TI) < LEAST_TOKENS:
+        yield from repeat(DAMPINGS[0])
+        return
+    most, rest = seen.split()
+    for (rows, moments_II), (_, aside_II) in zip(most.parts(len(weight_OI)), rest.parts(len(weight_OI)), strict=True):
+        some_OI = weight_OI[rows][:: max(1, (rows.stop - rows.start) // TRIED_ON)]
+        losses = []
+        for share in DAMPINGS:
+            tried_II = damped(moments_II, share)
+            steps = grid.fit(some_OI, tried_II.diagonal())
+            codes_OI, steps = refined(some_OI, tried_II, grid, grid.codes(some_OI, *steps), steps, 1)
+            losses.append(squared_error(some_OI, aside_II, grid, codes_OI, steps))
+        yield DAMPINGS[losses.index(min(losses))]
 
 
 def gptq_codes(
@@ -56,7 +105,6 @@ def gptq_codes(
     grid: Grid,
     scales_OG: Tensor,
     zeros_OG: Tensor | None,
-    damping: float,
     kept_OI: Tensor | None = None,
 ) -> Tensor:
     """The codes, one per weight; where `kept` is false a weight becomes zero (for sparse matrices)."""
@@ -66,7 +114,7 @@ def gptq_codes(
     order_I = moments_II.diagonal().argsort(descending=True, stable=True)
     left_OI = weight_OI[:, order_I].clone()
     scales_OI, zeros_OI = grid.spread(scales_OG, inputs)[:, order_I], zeros_OI[:, order_I]
-    upper_II = inverse_factor(moments_II[order_I][:, order_I], damping)
+    upper_II = inverse_factor(moments_II[order_I][:, order_I])
     codes_OI = torch.empty_like(left_OI)
     for start in range(0, inputs, AT_ONCE):
         stop = min(start + AT_ONCE, inputs)
@@ -86,15 +134,14 @@ def gptq_codes(
     return out_OI
 
 
-def inverse_factor(moments_II: Tensor, damping: float) -> Tensor:
-    """The upper Cholesky factor of the inverse, with as much damping as it takes."""
-    mean = moments_II.diagonal().mean().clamp(min=1e-8)
-    eye_II = torch.eye(len(moments_II))
+def inverse_factor(moments_II: Tensor) -> Tensor:
+    """The upper Cholesky factor of the inverse, with as much more damping as it takes."""
+    more = 0.0
     while True:
-        lower_II, failed = torch.linalg.cholesky_ex((moments_II + damping * mean * eye_II).double())
+        lower_II, failed = torch.linalg.cholesky_ex(damped(moments_II, more).double())
         if not failed:
             inverse_II = torch.cholesky_inverse(lower_II)
             upper_II, failed = torch.linalg.cholesky_ex(inverse_II, upper=True)
             if not failed:
                 return upper_II.float()
-        damping *= 10
+        more = more * 10 or 1e-3

@@ -12,7 +12,7 @@ a knapsack with groups, which HiGHS solves exactly. Choices are what the target 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -62,7 +62,7 @@ class Mixed(ByMatrix):
         plan: dict[str, int] = job.shelf.about("plan")["facts"]["bits"]
 
         def make(name: str, weight_OI: Tensor, seen: Seen) -> QuantisedMatrix:
-            grid = self._grid(plan.get(name, 8))
+            grid = replace(self._grid(plan.get(name, 8)), whole_zeros=job.whole_zeros)
             if self.rounding == "gptq":
                 return gptq(weight_OI, seen, grid)
             return grid.matrix(weight_OI, importance_I=seen.importance_I)

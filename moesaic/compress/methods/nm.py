@@ -19,7 +19,7 @@ from torch import Tensor
 
 from moesaic.compress.grid import Grid
 from moesaic.compress.methods import ByMatrix
-from moesaic.compress.methods.gptq import gptq_codes
+from moesaic.compress.methods.gptq import damped, gptq_codes
 from moesaic.compress.seen import Seen
 from moesaic.kernels.quantised import QuantisedMatrix
 
@@ -57,7 +57,7 @@ class NM(ByMatrix):
             return weight_OI * kept_OI
         grid = Grid(self.bits, self.group)
         steps = grid.fit(weight_OI * kept_OI, seen.importance_I)
-        made = grid.made(gptq_codes(weight_OI, seen.moments_II, grid, *steps, 0.01, kept_OI), *steps)
+        made = grid.made(gptq_codes(weight_OI, damped(seen.moments_II, 0.01), grid, *steps, kept_OI), *steps)
         made.kept = (self.n, self.m)
         return made
 
