@@ -47,13 +47,18 @@ class FeelingKernels:
         return getattr(self._plain, name)
 
 
+def output_parts(block: Block) -> dict[int, list[int]]:
+    """By the address of a matrix, the sizes of parts of its outputs that are felt apart: queries, keys and values."""
+    attention = block.attention
+    if not isinstance(attention, GroupedQueryAttention):
+        return {}
+    heads = [attention.heads, attention.kv_heads, attention.kv_heads]
+    return {id(attention.qkv.weight): [count * attention.size for count in heads]}
+
+
 def feel(block: Block, watched: Watched) -> None:
     """Tell `watched` how much errors at the matrices that every token passes are felt."""
-    parts = {}
-    attention = block.attention
-    if isinstance(attention, GroupedQueryAttention):
-        heads = [attention.heads, attention.kv_heads, attention.kv_heads]
-        parts[id(attention.qkv.weight)] = [count * attention.size for count in heads]
+    parts = output_parts(block)
     ops = FeelingKernels(kernels.choose("cpu"), parts)
     generator = torch.Generator().manual_seed(0)
     for _, run in watched.run(cast(kernels.Kernels, ops)):

@@ -80,9 +80,11 @@ def walk(job: Job, method: ByMatrix) -> None:
             further = load_further(job, layer, number)
             shelf.put(f"further-{number:05}", compressed(further, f"mtp.{number}", method, make, None))
     if job.ends_bits and not shelf.has("ends"):
-        grid = Grid(job.ends_bits, ENDS_GROUP)
-        names = ["embed"] if config.tied else ["embed", "head"]
-        shelf.put("ends", Part({name: rounded_scales(grid.matrix(job.parts.tensor(name).float())) for name in names}))
+        part = Part()
+        for name in ["embed"] if config.tied else ["embed", "head"]:
+            grid = Grid(method.end_bits(job, name), ENDS_GROUP)
+            part.matrices[name] = rounded_scales(grid.matrix(job.parts.tensor(name).float()))
+        shelf.put("ends", part)
 
 
 def watch(job: Job, block: Block, x_TD: Tensor) -> tuple[Tensor, Watched]:

@@ -34,9 +34,13 @@ def refined(
 
 
 def squared_error(weight_OI: Tensor, moments_II: Tensor, grid: Grid, codes_OI: Tensor, steps: Steps) -> float:
-    scales_OI, zeros_OI = _spread(grid, steps, weight_OI)
-    off_OI = (codes_OI - zeros_OI) * scales_OI - weight_OI
+    off_OI = weights_of(grid, codes_OI, steps) - weight_OI
     return float((off_OI @ moments_II * off_OI).sum())
+
+
+def weights_of(grid: Grid, codes_OI: Tensor, steps: Steps) -> Tensor:
+    scales_OI, zeros_OI = _spread(grid, steps, codes_OI)
+    return (codes_OI - zeros_OI) * scales_OI
 
 
 def fitted_steps(weight_OI: Tensor, moments_II: Tensor, grid: Grid, codes_OI: Tensor, steps: Steps) -> Steps:

@@ -56,6 +56,10 @@ class ByMatrix(Compressor):
         """What makes the matrices of this job; here is the place to look at the whole model first."""
         return self.matrix
 
+    def end_bits(self, job: Job, name: str) -> int:
+        """Of the embedding or the output matrix, where they are made smaller at all."""
+        return job.ends_bits
+
     def prepare(self, block: Block, watched: Watched) -> dict[str, Tensor]:
         """Change a layer before its matrices are taken; returns the small parameters that are new."""
         return {}

@@ -1,0 +1,158 @@
+"""What the loss feels at every matrix: how far the distribution of the next token moves when its weights are changed.
+
+Labels are drawn from the model itself, so that the mean square of the loss's gradients is the curvature of the
+divergence from it (Fisher). At a matrix y = W x, a change e of an output's weights moves y by e x and costs
+0.5 g^2 (e x)^2 with the gradient g that comes back to it. Summed over tokens that is a quadratic form in e. Its moments
+are shared by the outputs of a part of the matrix (queries, keys and values apart), with each output's own share.
+Nearly every token reads the first one's keys and values, so tokens must count by their own gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from moesaic import kernels
+from moesaic.compress.felt import output_parts
+from moesaic.compress.layers import matrices_of
+from moesaic.model.block import Block
+from moesaic.model.layout import Layout
+
+if TYPE_CHECKING:
+    from moesaic.compress.job import Job
+
+TOKENS = 2048  # read for the gradients
+
+
+@dataclass
+class Sensed:
+    """For a part of a matrix's outputs: a change e_OI costs sum(share_O * e @ moments @ e), in nats a token."""
+
+    rows: slice
+    moments_II: Tensor
+    share_O: Tensor
+
+    def cost(self, change_OI: Tensor, of: slice | None = None) -> float:
+        """`of`: the change is that of some of the part's outputs only."""
+        share_O = self.share_O if of is None else self.share_O[of]
+        return float(share_O @ (change_OI @ self.moments_II * change_OI).sum(1))
+
+
+class SensingKernels:
+    """Kernels that keep the moments of what flows into each plain matrix, weighed by the gradients that come back."""
+
+    library = None  # every operation must pass by
+
+    def __init__(self, plain: kernels.Kernels, parts: dict[int, list[int]]) -> None:
+        self._plain, self._parts = plain, parts
+        self.moments: dict[Any, list[Tensor]] = {}
+        self.squares: dict[Any, list[Tensor]] = {}
+
+    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        y_TO = self._plain.linear(x_TI, weight_OI, bias_O)
+        self._keep(id(weight_OI), self._parts.get(id(weight_OI), [len(weight_OI)]), x_TI.detach(), y_TO)
+        return y_TO
+
+    def experts(
+        self,
+        x_TD: Tensor,
+        routes_TK: Tensor,
+        weights_TK: Tensor,
+        gate_up_EGD: Tensor,
+        down_EDF: Tensor,
+        activation: str,
+    ) -> Tensor:
+        out_TD = torch.zeros_like(x_TD)
+        for expert in range(len(gate_up_EGD)):
+            rows, choices = (routes_TK == expert).nonzero(as_tuple=True)
+            if not len(rows):
+                continue
+            x_AD = x_TD[rows]
+            both_AG = F.linear(x_AD, gate_up_EGD[expert])
+            self._keep((id(gate_up_EGD), expert), [both_AG.shape[1]], x_AD.detach(), both_AG)
+            hidden_AF = self._plain.gated(both_AG, activation)
+            y_AD = F.linear(hidden_AF, down_EDF[expert])
+            self._keep((id(down_EDF), expert), [y_AD.shape[1]], hidden_AF.detach(), y_AD)
+            out_TD = out_TD.index_add(0, rows, y_AD * weights_TK[rows, choices][:, None])
+        return out_TD
+
+    def _keep(self, key: Any, sizes: list[int], x_TI: Tensor, y_TO: Tensor) -> None:
+        def back(gradient_TO: Tensor) -> None:
+            squares = gradient_TO.square().split(sizes, dim=1)
+            weighed = [x_TI * part_TO.sum(1).sqrt()[:, None] for part_TO in squares]
+            moments, sums = [rows.T @ rows for rows in weighed], [part_TO.sum(0) for part_TO in squares]
+            if key in self.moments:
+                moments = [old + new for old, new in zip(self.moments[key], moments, strict=True)]
+                sums = [old + new for old, new in zip(self.squares[key], sums, strict=True)]
+            self.moments[key], self.squares[key] = moments, sums
+
+        y_TO.register_hook(back)
+
+    def sensed(self, key: Any, tokens: int) -> list[Sensed]:
+        """Nothing for a matrix that no token came to."""
+        found, start = [], 0
+        for moments_II, squares_O in zip(self.moments.get(key, ()), self.squares.get(key, ()), strict=True):
+            share_O = 0.5 / tokens * squares_O / squares_O.sum().clamp(min=1e-30)
+            found.append(Sensed(slice(start, start + len(share_O)), moments_II, share_O))
+            start += len(share_O)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plain, name)
+
+
+class Sensitivities:
+    """Of a whole model, which is in memory here with the gradients of its activations."""
+
+    def __init__(self, job: Job) -> None:
+        from moesaic.model.directory import load
+
+        self.model = load(job.source, dtype=torch.float32, device="cpu", threads=torch.get_num_threads())
+        self.model.requires_grad_(False)
+        parts: dict[int, list[int]] = {}
+        for block in self.model.layers:
+            parts |= output_parts(cast(Block, block))
+        self.ops = SensingKernels(kernels.choose("cpu"), parts)
+        self.embedded_VD = torch.zeros_like(self.model.embed)  # squares of the gradients at what was looked up
+        pieces = job.sequences[: max(1, TOKENS // max(map(len, job.sequences)))]
+        self.tokens = sum(map(len, pieces))
+        generator = torch.Generator().manual_seed(0)
+        for number, tokens in enumerate(pieces):
+            job.progress("sensing", number, len(pieces))
+            self._read(torch.tensor(tokens), generator)
+
+    def _read(self, tokens_T: Tensor, generator: torch.Generator) -> None:
+        model, ops = self.model, cast(kernels.Kernels, self.ops)
+        with torch.enable_grad():
+            x_TD = F.embedding(tokens_T, model.embed).requires_grad_()
+            flow = model.flow(Layout([len(tokens_T)]), None, ops)
+            out_TD = x_TD
+            for block in model.layers:
+                out_TD = block(out_TD, flow)
+            logits_TV = ops.linear(model.norm(out_TD, ops), model.output)
+            labels_T = torch.multinomial(logits_TV.detach().softmax(-1), 1, generator=generator).squeeze(1)
+            F.cross_entropy(logits_TV, labels_T, reduction="sum").backward()
+        assert x_TD.grad is not None
+        self.embedded_VD.index_add_(0, tokens_T, x_TD.grad.square())
+
+    def matrices(self) -> Iterator[tuple[str, Tensor, list[Sensed]]]:
+        for number, block in enumerate(self.model.layers):
+            parameters = dict(block.named_parameters())
+            for name, weight_OI in matrices_of(block):
+                stem, _, leaf = name.rpartition(".")
+                key: Any = (id(parameters[stem]), int(leaf)) if leaf.isdigit() else id(parameters[name])
+                yield f"layers.{number}.{name}", weight_OI, self.ops.sensed(key, self.tokens)
+
+    def end_cost(self, name: str, change_VD: Tensor) -> float:
+        """Of the embedding, which may be the output matrix as well, or of the output matrix."""
+        cost = 0.0
+        if name == "head" or self.model.head is None:
+            cost += sum(part.cost(change_VD) for part in self.ops.sensed(id(self.model.output), self.tokens))
+        if name == "embed":
+            cost += 0.5 / self.tokens * float((change_VD.square() * self.embedded_VD).sum())
+        return cost
