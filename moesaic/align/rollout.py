@@ -21,6 +21,8 @@ from moesaic.data.packing import IGNORED, Batch
 from moesaic.serve.engine import Engine
 from moesaic.serve.request import Request, Sampling, completion
 
+SHOWN = 70  # characters at the end of a question, when it is told in a line
+
 
 @dataclass
 class Sample:
@@ -78,7 +80,8 @@ class Sample:
     def told(self) -> str:
         """In a line, for people."""
         question, text = " ".join(self.question.split()), " ".join(self.text.split())
-        return f"{question[-70:]} {text[:200]} (reward {self.judged.total:g})"
+        question = question if len(question) <= SHOWN else f"…{question[-SHOWN:]}"
+        return f"{question} {text[:200]} (reward {self.judged.total:g})"
 
     @property
     def learned(self) -> list[bool]:
