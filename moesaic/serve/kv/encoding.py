@@ -14,9 +14,6 @@ import torch
 from torch import Tensor
 
 By = Literal["channel", "token"]
-# With few steps it is better to lose the ends of the range a little than to have all steps far apart.
-FIRST_SPAN = {2: 0.85, 4: 0.95, 8: 1.0}
-FITS = 3
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,12 @@ class Encoding:
         """Whole blocks of tokens to bytes (N, blocks, block_bytes)."""
         grouped = self._grouped(x_NMC.float(), by)
         axis = -2 if by == "channel" else -1
-        codes, scale, least = self._fitted(grouped, axis)
+        least, most = grouped.aminmax(dim=axis, keepdim=True)
+        # Rounded as they are stored, so that the codes make up for it.
+        least = least.to(torch.float16)
+        scale = ((most - least.float()) / (2**self.bits - 1)).clamp(min=0).to(torch.float16)
+        scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+        codes = ((grouped - least.float()) / scale.float()).round_().clamp_(0, 2**self.bits - 1).to(torch.uint8)
         heads, blocks = codes.shape[:2]
         packed = codes.reshape(heads, blocks, -1, 8 // self.bits)
         packed = (packed << self._shifts(x_NMC.device)).sum(-1, dtype=torch.uint8)
@@ -63,30 +65,6 @@ class Encoding:
         joined = torch.cat(parts, dim=-1)
         filled[..., : joined.shape[-1]] = joined
         return filled
-
-    def _fitted(self, grouped: Tensor, axis: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Codes, scale and least value: a line through the numbers over their codes, and codes anew, in turns."""
-        low, high = grouped.aminmax(dim=axis, keepdim=True)
-        scale = (high - low) * (FIRST_SPAN[self.bits] / (2**self.bits - 1))
-        least = (low + high - (2**self.bits - 1) * scale) / 2
-        best_scale = best_least = torch.zeros_like(scale, dtype=torch.float16)
-        off = torch.full_like(scale, torch.inf)
-        for _ in range(FITS + 1):
-            # Rounded as they are stored, so that the codes make up for it.
-            scale, least = _positive(scale.to(torch.float16)), least.to(torch.float16)
-            codes = self._codes(grouped, scale, least)
-            error = torch.addcmul(least.float(), codes, scale.float()).sub_(grouped).square_().sum(axis, keepdim=True)
-            better = error < off
-            off = torch.where(better, error, off)
-            best_scale, best_least = torch.where(better, scale, best_scale), torch.where(better, least, best_least)
-            mean, centre = codes.mean(axis, keepdim=True), grouped.mean(axis, keepdim=True)
-            spread = (codes - mean).square().sum(axis, keepdim=True)
-            scale = ((codes - mean) * grouped).sum(axis, keepdim=True) / spread.clamp(min=1e-9)
-            least = centre - scale * mean
-        return self._codes(grouped, best_scale, best_least).to(torch.uint8), best_scale, best_least
-
-    def _codes(self, grouped: Tensor, scale: Tensor, least: Tensor) -> Tensor:
-        return ((grouped - least.float()) / scale.float()).round_().clamp_(0, 2**self.bits - 1)
 
     def decode(self, bytes_NBX: Tensor, by: By, size: int) -> Tensor:
         """The way back: (N, tokens, C) float32."""
@@ -114,8 +92,3 @@ class Encoding:
 
     def _shifts(self, device: torch.device) -> Tensor:
         return torch.arange(0, 8, self.bits, dtype=torch.uint8, device=device)
-
-
-def _positive(scale: Tensor) -> Tensor:
-    """Where all numbers are alike any scale will do."""
-    return torch.where(scale > 0, scale, torch.ones_like(scale))

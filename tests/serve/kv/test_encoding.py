@@ -16,7 +16,7 @@ from tests.serve.tiny import VOCABULARY, tiny_model
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("by", ["channel", "token"])
-def test_codes_are_the_nearest_of_a_grid_that_fits(bits: int, by: By) -> None:
+def test_codes_are_the_nearest_of_an_even_grid(bits: int, by: By) -> None:
     encoding = Encoding(bits, group=16, channels=8)
     x = torch.randn(3, 48, 32) * torch.rand(32) * 5
     size = encoding.rows(32, 128) * 128
@@ -28,20 +28,10 @@ def test_codes_are_the_nearest_of_a_grid_that_fits(bits: int, by: By) -> None:
     grouped = array.reshape(shape)
     least, most = grouped.min(axis, keepdims=True), grouped.max(axis, keepdims=True)
     step = (most - least) / (2**bits - 1)
-    off = back.reshape(shape) - grouped
-    # Against steps from the least to the largest number: with few of them, closer ones lose a third less.
-    plain = np.round((grouped - least) / step) * step + least - grouped
-    assert (off**2).mean() < {2: 0.75, 4: 0.95, 8: 1.02}[bits] * (plain**2).mean()
-    assert (off**2).mean() > 0.3 * (plain**2).mean()  # it did round
-    for row, wanted in zip(
-        np.moveaxis(back.reshape(shape), axis, -1).reshape(-1, shape[axis]),
-        np.moveaxis(grouped, axis, -1).reshape(-1, shape[axis]),
-        strict=True,
-    ):
-        steps = np.unique(row)
-        assert len(steps) <= 2**bits
-        nearest = steps[np.abs(wanted[:, None] - steps).argmin(1)]
-        assert np.allclose(row, nearest, atol=1e-5)
+    off = np.abs(back.reshape(shape) - grouped)
+    # Half a step, and what scale and least value lose in 16 bits.
+    assert (off <= 0.5 * step + 2e-3 * np.maximum(np.abs(least), np.abs(most)) + 1e-6).all()
+    assert off.mean() > 0.15 * step.mean()  # it did round
 
 
 def test_a_block_without_spread_comes_back() -> None:
