@@ -25,6 +25,7 @@ from moesaic.compress.methods import Compressor
 from moesaic.evaluate.suites.perplexity import perplexity
 from moesaic.kernels import probe
 from moesaic.methods import Method, build
+from moesaic.model import lineage
 from moesaic.model.directory import load
 
 ENTRIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -78,7 +79,9 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=1024)
     parser.add_argument("--samples", type=int, default=16)
     parser.add_argument("--only", nargs="*", choices=list(ENTRIES), default=list(ENTRIES))
-    parser.add_argument("--work", type=Path, help="where compressed models go, and stay")
+    parser.add_argument(
+        "--work", type=Path, help="where compressed models go, and stay: those that are there are not made again"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(probe.threads())
     file = RESULTS / f"compress_{arguments.model.name}.json"
@@ -104,7 +107,10 @@ def main() -> None:
             method, options = ENTRIES[name]
             made = build(Method(method, options), Compressor, "bench")  # type: ignore[type-abstract]
             wish = Wish(calibration, arguments.samples, 512, check_tokens=0, force=True)
-            told = compress(arguments.model, made, work / name, wish)
+            if arguments.work and (work / name / lineage.FILE).is_file():
+                told = lineage.read(work / name)[-1]  # made by an earlier run
+            else:
+                told = compress(arguments.model, made, work / name, wish)
             found, seconds = measured(work / name, tokens, arguments.window)
             rows[name] = {
                 "method": method,

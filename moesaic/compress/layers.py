@@ -17,7 +17,8 @@ from moesaic import kernels
 from moesaic.compress.felt import feel
 from moesaic.compress.grid import Grid
 from moesaic.compress.methods import ByMatrix, Maker
-from moesaic.compress.seen import TOKENS_AT_ONCE, Watched, WatchingKernels, unseen
+from moesaic.compress.methods.gptq import gptq
+from moesaic.compress.seen import TOKENS_AT_ONCE, Seen, Watched, WatchingKernels, unseen
 from moesaic.compress.shelf import Part, rounded_scales
 from moesaic.kernels.quantised import QuantisedKernels, QuantisedMatrix
 from moesaic.model.block import Block, PredictionBlock
@@ -26,13 +27,14 @@ from moesaic.model.directory import install
 from moesaic.model.experts import MixtureFeedForward
 from moesaic.model.flow import Flow
 from moesaic.model.layout import Layout
-from moesaic.model.linear import Linear
+from moesaic.model.linear import Linear, Norm
 from moesaic.model.rope import frequencies
 
 if TYPE_CHECKING:
     from moesaic.compress.job import Job
 
-ENDS_GROUP = 64  # of the embedding and the output matrix
+# Of the embedding and the output matrix, which is often the embedding too: what is damped more stays nearer to that.
+ENDS_GROUP, ENDS_DAMPING, ENDS_TURNS = 64, 0.1, 2
 # Small, or used otherwise than by multiplying: which expert, which token, and the latent that attention folds away.
 KEPT_PLAIN = ("router", "indexer", "kv_up", "residual")
 
@@ -80,11 +82,30 @@ def walk(job: Job, method: ByMatrix) -> None:
             further = load_further(job, layer, number)
             shelf.put(f"further-{number:05}", compressed(further, f"mtp.{number}", method, make, None))
     if job.ends_bits and not shelf.has("ends"):
-        part = Part()
-        for name in ["embed"] if config.tied else ["embed", "head"]:
-            grid = Grid(method.end_bits(job, name), ENDS_GROUP)
-            part.matrices[name] = rounded_scales(grid.matrix(job.parts.tensor(name).float()))
-        shelf.put("ends", part)
+        job.progress("ends", 0, 1)
+        last_TD = normed(job, hidden[0]) if method.reads_text else None
+        shelf.put("ends", Part({name: end_matrix(job, method, name, last_TD) for name in ends(config)}))
+
+
+def ends(config: ModelConfig) -> list[str]:
+    return ["embed"] if config.tied else ["embed", "head"]
+
+
+def end_matrix(job: Job, method: ByMatrix, name: str, last_TD: Tensor | None) -> QuantisedMatrix:
+    """The output matrix is rounded for what flows into it; an embedding that is only looked up, to what is nearest."""
+    grid, whole_VD = Grid(method.end_bits(job, name), ENDS_GROUP), job.parts.tensor(name).float()
+    if last_TD is None or name != ends(job.config)[-1]:
+        return rounded_scales(grid.matrix(whole_VD))
+    return rounded_scales(gptq(whole_VD, Seen(last_TD), grid, ENDS_DAMPING, ENDS_TURNS))
+
+
+def normed(job: Job, x_TD: Tensor) -> Tensor:
+    """What the last layer gives, as the output matrix sees it."""
+    norm = Norm(job.config.hidden, job.config.norm_eps)
+    norm.weight.data = job.parts.tensor("norm.weight").float()
+    with torch.no_grad():
+        out_TD: Tensor = norm(x_TD, kernels.choose("cpu"))
+    return out_TD
 
 
 def watch(job: Job, block: Block, x_TD: Tensor) -> tuple[Tensor, Watched]:

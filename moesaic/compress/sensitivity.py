@@ -37,10 +37,11 @@ class Sensed:
     moments_II: Tensor
     share_O: Tensor
 
-    def cost(self, change_OI: Tensor, of: slice | None = None) -> float:
-        """`of`: the change is that of some of the part's outputs only."""
-        share_O = self.share_O if of is None else self.share_O[of]
-        return float(share_O @ (change_OI @ self.moments_II * change_OI).sum(1))
+    def cost(self, change_OI: Tensor, of: slice = slice(None)) -> float:
+        """`of`: the change is that of some of the part's outputs only, which stand for all."""
+        share_O = self.share_O[of]
+        whole = self.share_O.sum() / share_O.sum().clamp(min=1e-30)
+        return float(share_O @ (change_OI @ self.moments_II * change_OI).sum(1) * whole)
 
 
 class SensingKernels:
@@ -148,11 +149,12 @@ class Sensitivities:
                 key: Any = (id(parameters[stem]), int(leaf)) if leaf.isdigit() else id(parameters[name])
                 yield f"layers.{number}.{name}", weight_OI, self.ops.sensed(key, self.tokens)
 
-    def end_cost(self, name: str, change_VD: Tensor) -> float:
-        """Of the embedding, which may be the output matrix as well, or of the output matrix."""
-        cost = 0.0
-        if name == "head" or self.model.head is None:
-            cost += sum(part.cost(change_VD) for part in self.ops.sensed(id(self.model.output), self.tokens))
-        if name == "embed":
-            cost += 0.5 / self.tokens * float((change_VD.square() * self.embedded_VD).sum())
-        return cost
+    def end(self, name: str) -> list[Sensed]:
+        """Of the embedding or the output matrix, as far as it is multiplied by."""
+        return self.ops.sensed(id(self.model.output), self.tokens) if name == "head" or self.model.head is None else []
+
+    def looked_up(self, change_VD: Tensor, of: slice = slice(None)) -> float:
+        """What a change of the embedding costs where its rows are looked up."""
+        squares_VD = self.embedded_VD[of]
+        whole = self.embedded_VD.sum() / squares_VD.sum().clamp(min=1e-30)
+        return float((change_VD.square() * squares_VD).sum() * whole * 0.5 / self.tokens)

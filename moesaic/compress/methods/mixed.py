@@ -19,7 +19,7 @@ import numpy as np
 from torch import Tensor
 
 from moesaic.compress.grid import Grid
-from moesaic.compress.layers import ENDS_GROUP
+from moesaic.compress.layers import ENDS_GROUP, ends
 from moesaic.compress.methods import ByMatrix, Maker
 from moesaic.compress.methods.gptq import damped, gptq
 from moesaic.compress.refine import refined, weights_of
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 # What can be run: our own kernels, or what `transformers` reads.
 TARGETS = {"moesaic": (2, 3, 4, 5, 6, 8), "transformers": (4, 8)}
-TRIED_ON = 64  # outputs of a part
+TRIED_ON, TRIED_ON_ENDS = 64, 2048  # outputs of a part; tokens of the vocabulary, some of which are much rarer
 DAMPING = 0.1
 
 
@@ -88,34 +88,40 @@ class Mixed(ByMatrix):
             costs[name] = [self._cost(weight_OI, parts, bits) for bits in choices]
             sizes[name] = weight_OI.numel()
             budget += self.bits * weight_OI.numel()
-        if job.ends_bits:
-            for name in ["embed"] if job.config.tied else ["embed", "head"]:
-                whole_VD = job.parts.tensor(name).float()
-                grids = [Grid(bits, ENDS_GROUP) for bits in choices]
-                costs[name] = [sensitivities.end_cost(name, grid.rounded(whole_VD).sub_(whole_VD)) for grid in grids]
-                sizes[name] = whole_VD.numel()
-                budget += job.ends_bits * whole_VD.numel()
+        for name in ends(job.config) if job.ends_bits else ():
+            whole_VD = job.parts.tensor(name).float()
+            costs[name] = [self._end_cost(name, whole_VD, sensitivities, bits) for bits in choices]
+            sizes[name] = whole_VD.numel()
+            budget += job.ends_bits * whole_VD.numel()
         bits_of = np.array([[bits * size for bits in choices] for size in sizes.values()], dtype=float)
         chosen = knapsack(np.array(list(costs.values())), bits_of, budget)
         return {name: choices[choice] for name, choice in zip(costs, chosen, strict=True)}
 
     def _cost(self, weight_OI: Tensor, parts: list[Sensed], bits: int) -> float:
-        """Some outputs of every part are rounded as all will be in the end, or nearly so."""
         if not parts:  # an expert that no token came to: no fewer bits than the average
             return 0.0 if bits >= self.bits else 1.0
-        grid, total = self._grid(bits), 0.0
-        for part in parts:
-            outputs = part.rows.stop - part.rows.start
-            some = slice(0, outputs, max(1, outputs // TRIED_ON))
-            some_OI = weight_OI[part.rows][some]
-            moments_II = damped(part.moments_II, DAMPING)
-            steps = grid.fit(some_OI, moments_II.diagonal())
-            codes_OI = grid.codes(some_OI, *steps)
-            if self.rounding == "gptq":
-                codes_OI, steps = refined(some_OI, moments_II, grid, codes_OI, steps, 1)
-            change_OI = weights_of(grid, codes_OI, steps) - some_OI
-            total += part.cost(change_OI, some) * outputs / len(some_OI)
-        return total
+        return sum(
+            part.cost(*self._tried(weight_OI[part.rows], part, self._grid(bits), self.rounding == "gptq", TRIED_ON))
+            for part in parts
+        )
+
+    def _end_cost(self, name: str, whole_VD: Tensor, sensitivities: Sensitivities, bits: int) -> float:
+        grid = Grid(bits, ENDS_GROUP)
+        for part in sensitivities.end(name):
+            change_VD, some = self._tried(whole_VD, part, grid, True, TRIED_ON_ENDS)
+            return part.cost(change_VD, some) + (sensitivities.looked_up(change_VD, some) if name == "embed" else 0.0)
+        return sensitivities.looked_up(grid.rounded(whole_VD) - whole_VD)
+
+    def _tried(self, weight_OI: Tensor, part: Sensed, grid: Grid, refine: bool, most: int) -> tuple[Tensor, slice]:
+        """Some outputs are rounded as all will be in the end, or nearly so: how they change, and which they are."""
+        some = slice(0, len(weight_OI), max(1, len(weight_OI) // most))
+        some_OI = weight_OI[some]
+        moments_II = damped(part.moments_II, DAMPING)
+        steps = grid.fit(some_OI, moments_II.diagonal())
+        codes_OI = grid.codes(some_OI, *steps)
+        if refine:
+            codes_OI, steps = refined(some_OI, moments_II, grid, codes_OI, steps, 1)
+        return weights_of(grid, codes_OI, steps) - some_OI, some
 
 
 def knapsack(costs: np.ndarray[Any, Any], sizes: np.ndarray[Any, Any], budget: float) -> list[int]:
