@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from moesaic.compress import calibration
 from moesaic.compress.job import Job
+from moesaic.compress.layers import end_matrix, ends
+from moesaic.compress.methods.gptq import GPTQ
 from moesaic.compress.methods.mixed import Mixed
 from moesaic.compress.sensitivity import Sensitivities
 from moesaic.compress.shelf import Shelf
@@ -90,3 +94,17 @@ def test_bits_go_where_they_are_felt_and_no_more_than_there_are(job: Job) -> Non
     assert plan.keys() == sizes.keys() and len(set(plan.values())) > 1
     budget = sum(size * (8.0 if name in ("embed", "head") else 4.0) for name, size in sizes.items())
     assert 0.97 * budget < sum(bits * sizes[name] for name, bits in plan.items()) <= budget
+
+
+def test_the_output_matrix_is_rounded_for_what_flows_into_it(job: Job) -> None:
+    job = replace(job, ends_bits=4)
+    generator = torch.Generator().manual_seed(5)
+    mixing_DD = torch.randn(64, 64, generator=generator) * torch.logspace(-1, 1, 64)
+    last_TD = torch.randn(2000, 64, generator=generator) @ mixing_DD
+    *others, name = ends(job.config)
+    wanted_TV = last_TD @ job.parts.tensor(name).float().T
+    near, fitted = (last_TD @ end_matrix(job, GPTQ(), name, seen).dense().T for seen in (None, last_TD))
+    assert (fitted - wanted_TV).norm() < 0.7 * (near - wanted_TV).norm()
+    for other in others:  # is only looked up
+        matrices = [end_matrix(job, GPTQ(), other, seen).dense() for seen in (None, last_TD)]
+        assert torch.equal(matrices[0], matrices[1])
