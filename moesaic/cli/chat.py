@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,8 +26,13 @@ ORDER = 71
 def command(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A model directory.", show_default=False)],
     system: Annotated[str, typer.Option(metavar="TEXT", help="The system prompt.")] = "",
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.7,
-    top_p: Annotated[float, typer.Option(help="Only the likeliest tokens that make up this share.")] = 0.95,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 takes the likeliest token; else what the model recommends, or 0.7.")
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Only the likeliest tokens that make up this share; else as recommended, or 0.95."),
+    ] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Of an answer; else as many as fit.")] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same answers; else random.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Of the weights; else what this machine is good at.")] = None,
@@ -40,11 +45,15 @@ def command(
     """
     from moesaic.model.directory import load
     from moesaic.serve.engine import Engine
+    from moesaic.serve.recommended import recommended
     from moesaic.serve.request import Sampling
     from moesaic.serve.terminal import Screen, TerminalChat
 
-    sampling = Sampling(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)  # wrong ones show now
+    wishes: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
+    said = {name: value for name, value in wishes.items() if value is not None}
+    Sampling(**said)  # wrong ones show before the model is read
     engine = Engine(load(directory, dtype=dtype, device=device, threads=threads), most_requests=1)
+    sampling = Sampling(**{"temperature": 0.7, "top_p": 0.95, **recommended(engine.tokenizer), **said})
     person = sys.stdin.isatty()
     styled = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     chat = TerminalChat(engine, Screen(sys.stdout, sys.stderr, styled), sampling, system)

@@ -16,6 +16,11 @@ from moesaic.quickstart import tellers
 from moesaic.quickstart.life import Life, Stage, finished
 
 PILOT = 0.4  # of the steps of the long run
+# Before a chat template: only the last question counts, and what follows it.
+ALONE = """{%- set last = namespace(user=0) %}
+{%- for message in messages %}{% if message.role == 'user' %}{% set last.user = loop.index0 %}{% endif %}{% endfor %}
+{%- set messages = messages[last.user:] %}
+"""
 
 
 class TinyLife(Life):
@@ -56,8 +61,19 @@ class TinyLife(Life):
 
         with drawn() as show:
             prepare(self.recipe("tiny.yaml"), self.out / "data", show=show)
+        self._tell_how_to_talk()
         manifest = json.loads((self.out / "data" / "manifest.json").read_text())
         return {"sources": manifest["sources"], "vocabulary": manifest["vocabulary"]}
+
+    def _tell_how_to_talk(self) -> None:
+        """It learns single questions, and the likeliest answer is the best one: what talks to it is told so."""
+        folder = self.out / "data" / "tokenizer"
+        template = folder / "chat_template.jinja"
+        if ALONE not in (whole := template.read_text()):
+            template.write_text(ALONE + whole)
+        end = json.loads((self.out / "data" / "manifest.json").read_text())["end_of_document"]
+        told = {"do_sample": False, "eos_token_id": end, "pad_token_id": end}
+        (folder / "generation_config.json").write_text(json.dumps(told) + "\n")
 
     def law(self) -> dict[str, Any]:
         from moesaic.train.law_fit import fit

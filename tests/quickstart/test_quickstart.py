@@ -16,6 +16,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
+import moesaic
+from moesaic.serve.recommended import recommended
+
 SMALL = [
     "train.steps=140",
     "train.warmup_steps=4",
@@ -141,6 +144,17 @@ def test_a_person_gets_a_page_that_answers(made: tuple[Path, str], browser: Brow
         os.close(ours)
         assert served.stderr is not None
         served.stderr.close()
+
+
+def test_every_question_is_by_itself_and_the_likeliest_answer_is_given(made: tuple[Path, str]) -> None:
+    for name in ("base", "aligned", "small"):
+        tokenizer = moesaic.load(made[0] / name).tokenizer
+        assert tokenizer is not None and recommended(tokenizer)["temperature"] == 0
+        turns = [{"role": "user", "content": "1 + 1 ="}, {"role": "assistant", "content": "2"}]
+        second = {"role": "user", "content": "2 + 2 ="}
+        assert tokenizer.chat([*turns, second]) == tokenizer.chat([second])
+        answered = tokenizer.chat(turns, reply=False)
+        assert "1 + 1 =" in answered and answered.startswith(tokenizer.chat(turns[:1]))
 
 
 def test_a_broken_record_is_told(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from moesaic.serve.api.errors import ApiError
 from moesaic.serve.api.openapi import ERRORS
 from moesaic.serve.api.schema.sampling import Form
 from moesaic.serve.api.service import Service
+from moesaic.serve.recommended import recommended
 
 
 class ModelFacts(BaseModel):
@@ -21,6 +22,7 @@ class ModelFacts(BaseModel):
     root: str
     parent: str | None = None
     max_model_len: int
+    sampling: dict[str, float] = Field(description="What its makers recommend; a request may wish otherwise.")
 
 
 class ModelList(BaseModel):
@@ -47,7 +49,14 @@ def router(service: Service) -> APIRouter:
 
     def facts(model: str) -> ModelFacts:
         parent = None if model == name else name
-        return ModelFacts(id=model, created=service.began, root=name, parent=parent, max_model_len=service.context)
+        return ModelFacts(
+            id=model,
+            created=service.began,
+            root=name,
+            parent=parent,
+            max_model_len=service.context,
+            sampling=recommended(engine.tokenizer),
+        )
 
     @routes.get("/v1/models", responses=ERRORS)
     async def models() -> ModelList:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Any
 
 from moesaic.errors import UserError
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.serve.api.schema.sampling import SamplingForm
 from moesaic.serve.api.service import Service
 from moesaic.serve.grammar import Grammar
+from moesaic.serve.recommended import TUNED, recommended
 from moesaic.serve.request import Request, Sampling
-
-TUNED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # a model may come with its own defaults
 
 
 def sampling(
@@ -25,7 +22,7 @@ def sampling(
     prompt_logprobs: int | None = None,
     grammar: Grammar | None = None,
 ) -> Sampling:
-    values = defaults(tokenizer)
+    values = recommended(tokenizer)
     for name in (*TUNED, "presence_penalty", "frequency_penalty", "seed", "ignore_eos", "min_tokens"):
         if (given := getattr(form, name)) is not None:
             values[name] = given
@@ -61,22 +58,6 @@ def requests(
         )
         for sibling in range(count)
     ]
-
-
-def defaults(tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """What the model's makers recommend, where its generation_config.json says so."""
-    raw = tokenizer.files.get("generation_config.json") if tokenizer else None
-    try:
-        content = json.loads(raw) if raw else {}
-    except (ValueError, RecursionError):
-        return {}
-    found = {name: content.get(name) for name in TUNED} if isinstance(content, dict) else {}
-    values: dict[str, Any] = {name: value for name, value in found.items() if type(value) in (int, float)}
-    try:
-        Sampling(**values)
-    except UserError:
-        return {}
-    return values
 
 
 def _bias(given: dict[str, float]) -> dict[int, float]:

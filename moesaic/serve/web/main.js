@@ -82,6 +82,7 @@ async function nameModel() {
   try {
     const { data } = await api.json("/v1/models");
     chat.model = data[0]?.id ?? null;
+    settings.recommend(data[0]?.sampling ?? {});
     byId("model").textContent = chat.model ?? "";
     byId("model").title = chat.model ?? "";
     if (chat.model) document.title = `${chat.model.split("/").at(-1)} · Moesaic`;

@@ -7,16 +7,25 @@ const DEFAULTS = { system: "", temperature: 0.7, top_p: 0.95, max_tokens: 1024, 
 export class Settings {
   constructor(form) {
     this.form = form;
+    this.defaults = { ...DEFAULTS };
     this.values = { ...DEFAULTS, ...recall("settings", {}) };
     this.fill();
     form.addEventListener("input", () => this.read());
     form.addEventListener("submit", (event) => event.preventDefault());
     form.addEventListener("reset", (event) => {
       event.preventDefault();
-      this.values = { ...DEFAULTS };
+      this.values = { ...this.defaults };
       this.fill();
       this.keep();
     });
+  }
+
+  // What the model's makers recommend, unless the person has chosen.
+  recommend({ temperature, top_p }) {
+    if (temperature !== undefined) this.defaults.temperature = temperature;
+    if (top_p !== undefined) this.defaults.top_p = top_p;
+    this.values = { ...this.defaults, ...recall("settings", {}) };
+    this.fill();
   }
 
   fill() {

@@ -29,6 +29,7 @@ class ScriptedServer(ThreadingHTTPServer):
         self.answer = "Hello there."
         self.reasoning = ""
         self.endless = False
+        self.sampling: dict[str, float] = {}
         self.pause = 0.0  # seconds between tokens
         self.key: str | None = None
         self.error: tuple[int, str] | None = None
@@ -83,7 +84,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/v1/models":
             if self.allowed():
-                self.send_json({"object": "list", "data": [{"id": "scripted-moe-7b", "object": "model"}]})
+                model = {"id": "scripted-moe-7b", "object": "model", "sampling": self.server.sampling}
+                self.send_json({"object": "list", "data": [model]})
         elif self.path == "/live/stream":
             if self.allowed():
                 self.begin_events()

@@ -137,6 +137,21 @@ def test_settings_reach_the_server_and_are_remembered(page: Page, server: Script
     assert "seed" not in server.asked[1] and server.asked[1]["messages"][0]["role"] == "user"
 
 
+def test_the_model_recommends_and_the_person_decides(page: Page, server: ScriptedServer) -> None:
+    server.sampling = {"temperature": 0.0, "top_k": 20}
+    page.reload()
+    expect(page.locator("[name=temperature]")).to_have_value("0")
+    expect(page.locator("[name=top_p]")).to_have_value("0.95")
+    ask(page, "Hi")
+    answered(page)
+    assert server.asked[0]["temperature"] == 0 and server.asked[0]["top_p"] == 0.95
+    page.fill("[name=temperature]", "0.4")
+    page.reload()
+    expect(page.locator("[name=temperature]")).to_have_value("0.4")
+    page.click("text=Back to the defaults")
+    expect(page.locator("[name=temperature]")).to_have_value("0")
+
+
 def test_probabilities_show_on_hover_and_by_keyboard(page: Page, server: ScriptedServer) -> None:
     server.answer = "Paris **is** the capital."
     ask(page, "What is it?")
