@@ -24,7 +24,7 @@ ALONE = """{%- set last = namespace(user=0) %}
 
 
 class TinyLife(Life):
-    questions = 256
+    questions = 512
     pretrains = "tiny.yaml"
 
     def stages(self) -> dict[str, Stage]:
