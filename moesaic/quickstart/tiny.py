@@ -16,10 +16,15 @@ from moesaic.quickstart import tellers
 from moesaic.quickstart.life import Life, Stage, finished
 
 PILOT = 0.4  # of the steps of the long run
-# Before a chat template: only the last question counts, and what follows it.
+# Before a chat template: only the last question counts, and a bare sum is asked as it was in the lessons.
 ALONE = """{%- set last = namespace(user=0) %}
 {%- for message in messages %}{% if message.role == 'user' %}{% set last.user = loop.index0 %}{% endif %}{% endfor %}
-{%- set messages = messages[last.user:] %}
+{%- set asked = messages[last.user] %}
+{%- if asked.content is string and ':' not in asked.content %}
+{%- set sum = asked.content | replace(' ', '') | replace('=', '') | replace('+', ' + ') | replace('-', ' - ') %}
+{%- set asked = dict(asked, content='State the final answer to the following arithmetic problem: ' + sum + ' =') %}
+{%- endif %}
+{%- set messages = [asked] + messages[last.user + 1:] %}
 """
 
 

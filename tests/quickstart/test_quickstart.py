@@ -37,6 +37,7 @@ SMALL = [
     "align.stages.1.evaluate=8",
     "align.stages.1.save_every=2",
 ]
+ASKED = "State the final answer to the following arithmetic problem:"
 STAGES = ["machine", "data", "law", "base", "aligned", "small", "evaluated"]
 
 
@@ -150,11 +151,13 @@ def test_every_question_is_by_itself_and_the_likeliest_answer_is_given(made: tup
     for name in ("base", "aligned", "small"):
         tokenizer = moesaic.load(made[0] / name).tokenizer
         assert tokenizer is not None and recommended(tokenizer)["temperature"] == 0
-        turns = [{"role": "user", "content": "1 + 1 ="}, {"role": "assistant", "content": "2"}]
-        second = {"role": "user", "content": "2 + 2 ="}
+        turns = [{"role": "user", "content": f"{ASKED} 1 + 1 ="}, {"role": "assistant", "content": "2"}]
+        second = {"role": "user", "content": f"{ASKED} 2 + 12 - 3 ="}
         assert tokenizer.chat([*turns, second]) == tokenizer.chat([second])
         answered = tokenizer.chat(turns, reply=False)
-        assert "1 + 1 =" in answered and answered.startswith(tokenizer.chat(turns[:1]))
+        assert turns[0]["content"] in answered and answered.startswith(tokenizer.chat(turns[:1]))
+        for bare in ("2 + 12 - 3 =", "2+12-3", "2 + 12 - 3"):
+            assert tokenizer.chat([{"role": "user", "content": bare}]) == tokenizer.chat([second])
 
 
 def test_a_broken_record_is_told(tmp_path: Path) -> None:
