@@ -85,7 +85,7 @@ def steady_dampings(weight_OI: Tensor, seen: Seen, grid: Grid) -> Iterator[float
     """For each part of the outputs what loses least on tokens set aside, where some of the outputs are rounded with the
     moments of the others. Rounding among others alone tells dampings apart, and needs no inverse."""
     if len(seen.rows_TI) < LEAST_TOKENS:
-        yield from repeat(DAMPINGS[0])
+        yield from repeat(DAMPINGS[-1])  # they say little
         return
     most, rest = seen.split()
     for (rows, moments_II), (_, aside_II) in zip(most.parts(len(weight_OI)), rest.parts(len(weight_OI)), strict=True):
