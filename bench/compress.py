@@ -54,7 +54,7 @@ ENTRIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gptq3": ("gptq", {"bits": 3, "group": 64, "symmetric": False}),
     "gptq3_32": ("gptq", {"bits": 3, "group": 32, "symmetric": False}),
     "milo3_data_free": ("milo", {"bits": 3, "group": 64, "rank": 24, "calibrate": False}),
-    "milo3": ("milo", {"bits": 3, "group": 64, "rank": 24}),
+    "milo3": ("milo", {"bits": 3, "group": 64, "rank": 24, "turns": 2}),
     "gptq2": ("gptq", {"bits": 2, "group": 64, "symmetric": False}),
     "milo2": ("milo", {"bits": 2, "group": 64, "rank": 32}),
     "mixed3": ("mixed", {"bits": 3.0}),
