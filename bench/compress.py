@@ -14,6 +14,7 @@ import argparse
 import json
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,9 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=16)
     parser.add_argument("--only", nargs="*", choices=list(ENTRIES), default=list(ENTRIES))
     parser.add_argument(
-        "--work", type=Path, help="where compressed models go, and stay: those that are there are not made again"
+        "--work",
+        type=Path,
+        help="where compressed models go, and stay: those made in the same way before are not made again",
     )
     arguments = parser.parse_args()
     torch.set_num_threads(probe.threads())
@@ -107,9 +110,10 @@ def main() -> None:
             method, options = ENTRIES[name]
             made = build(Method(method, options), Compressor, "bench")  # type: ignore[type-abstract]
             wish = Wish(calibration, arguments.samples, 512, check_tokens=0, force=True)
-            if arguments.work and (work / name / lineage.FILE).is_file():
-                told = lineage.read(work / name)[-1]  # made by an earlier run
-            else:
+            told = lineage.read(work / name)[-1] if (work / name / lineage.FILE).is_file() else {}
+            wanted = {"name": method, **asdict(made)}  # type: ignore[call-overload]
+            read = arguments.samples * 512 if made.reads_text else 0
+            if (told.get("method"), told.get("calibration_tokens")) != (wanted, read):
                 told = compress(arguments.model, made, work / name, wish)
             found, seconds = measured(work / name, tokens, arguments.window)
             rows[name] = {

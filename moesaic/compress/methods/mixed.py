@@ -106,11 +106,12 @@ class Mixed(ByMatrix):
         )
 
     def _end_cost(self, name: str, whole_VD: Tensor, sensitivities: Sensitivities, bits: int) -> float:
-        grid = Grid(bits, ENDS_GROUP)
-        for part in sensitivities.end(name):
-            change_VD, some = self._tried(whole_VD, part, grid, True, TRIED_ON_ENDS)
-            return part.cost(change_VD, some) + (sensitivities.looked_up(change_VD, some) if name == "embed" else 0.0)
-        return sensitivities.looked_up(grid.rounded(whole_VD) - whole_VD)
+        grid, parts = Grid(bits, ENDS_GROUP), sensitivities.end(name)
+        if not parts:
+            return sensitivities.looked_up(grid.rounded(whole_VD) - whole_VD)
+        (part,) = parts
+        change_VD, some = self._tried(whole_VD, part, grid, True, TRIED_ON_ENDS)
+        return part.cost(change_VD, some) + (sensitivities.looked_up(change_VD, some) if name == "embed" else 0.0)
 
     def _tried(self, weight_OI: Tensor, part: Sensed, grid: Grid, refine: bool, most: int) -> tuple[Tensor, slice]:
         """Some outputs are rounded as all will be in the end, or nearly so: how they change, and which they are."""
