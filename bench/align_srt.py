@@ -4,7 +4,7 @@
     python -m bench.align_srt --temperature 0.7 --group 4
 
 The tiny mixture is taught to work out sums of five to seven digits line by line, some 40 tokens, and then learns by
-trying (GRPO, Muon), always the same 16 questions; the policy of each epoch is kept. Then the rollouts of every epoch
+trying (GRPO, Muon), always the same 48 questions; the policy of each epoch is kept. Then the rollouts of every epoch
 are timed, one question with a group of answers at a time, by the policy of that epoch: the trees of one epoch are what
 the next guesses from. Since passes of so small a model cost nothing but Python, it is made as large as a model
 of 56M parameters by zeros (`bench.widened`); `--plain` leaves it as it is. Answers are equal with and without guesses,
@@ -35,7 +35,7 @@ from moesaic.serve.drafters.suffix import Suffix
 
 OUT = Path("out/align_srt")
 FAMILY = "chain_sum:min_terms=5,max_terms=7,min_digits=1,max_digits=1,worked=1.0"
-QUESTIONS, LONGEST = 16, 64
+QUESTIONS, LONGEST = 48, 64
 LARGER = {"hidden": 512, "expert_hidden": 768, "layers": 6}
 
 
@@ -91,8 +91,8 @@ def rollouts(policies: list[Model], guesses: bool, options: argparse.Namespace) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--group", type=int, nargs="+", default=[2, 4, 8], help="answers to a question, at once")
-    parser.add_argument("--questions", type=int, default=8, help="of those that were learned from, the first so many")
+    parser.add_argument("--group", type=int, nargs="+", default=[1, 2, 4, 8], help="answers to a question, at once")
+    parser.add_argument("--questions", type=int, default=QUESTIONS, help="of those learned from, the first so many")
     parser.add_argument("--temperature", type=float, nargs="+", default=[1.0])
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--plain", action="store_true", help="the tiny model as it is")

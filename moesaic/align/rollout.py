@@ -123,7 +123,8 @@ def sample_of(request: Request, text: str, judged: Judged, question: str = "") -
     logprobs = [entry.logprob if entry.drawn is None else entry.drawn for entry in done.logprobs]
     prompt, reason = list(request.prompt), done.finish_reason
     kept = [entry.kept for entry in done.logprobs if entry.kept is not None]
-    sample = Sample(prompt, done.tokens, logprobs, done.versions, text, reason, judged, done.routes)
+    routes = None if done.routes is None else {layer: routes_TK.cpu() for layer, routes_TK in done.routes.items()}
+    sample = Sample(prompt, done.tokens, logprobs, done.versions, text, reason, judged, routes)
     sample.kept, sample.question = kept if len(kept) == len(logprobs) else None, question
     return sample
 

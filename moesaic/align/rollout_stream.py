@@ -95,7 +95,7 @@ class PolicyStream:
         (there,) = batch.parts(1, model.output.device)
         with torch.no_grad():
             logprobs_T, _ = token_logprobs(
-                model(there.tokens_T, Layout(there.lengths)),
+                model(there.tokens_T, Layout(there.lengths, device=model.device)),
                 model.output,
                 there.targets_T,
                 temperature=self.settings.wishes["temperature"],

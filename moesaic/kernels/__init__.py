@@ -114,6 +114,9 @@ class Kernels(Protocol):
     def gated(self, gate_up_TG: Tensor, activation: str) -> Tensor:
         """activation(first half) * second half."""
 
+    def router_logits(self, x_TD: Tensor, weight_ED: Tensor) -> Tensor:
+        """How well each expert suits each token, in float32 whatever the model's format."""
+
     def route(
         self, logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules, chosen_TK: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -135,10 +138,10 @@ def choose(device: torch.device | str, mode: Mode = "fast") -> Kernels:
     from moesaic.kernels import cpu, reference
 
     kind = torch.device(device).type
-    if mode != "reference" and kind == "cuda":  # its bf16 forward is invariant already
-        from moesaic.kernels import cuda
+    if mode != "reference" and kind == "cuda":
+        from moesaic.kernels import cuda, cuda_invariant
 
-        return cast(Kernels, cuda)
+        return cast(Kernels, cuda_invariant if mode == "invariant" else cuda)
     if mode == "reference" or kind != "cpu":
         return cast(Kernels, reference)
     from moesaic.kernels import native

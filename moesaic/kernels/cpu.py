@@ -12,7 +12,18 @@ from torch import Tensor
 from moesaic.kernels import Batch, reference
 from moesaic.kernels.reference import ACTIVATIONS, rotate, route, visible_TM
 
-__all__ = ["attend", "attention", "experts", "gated", "heads", "linear", "rms_norm", "rotate", "route"]
+__all__ = [
+    "attend",
+    "attention",
+    "experts",
+    "gated",
+    "heads",
+    "linear",
+    "rms_norm",
+    "rotate",
+    "route",
+    "router_logits",
+]
 
 # One row runs at memory speed (a matrix-vector product); the matrix-matrix path starts four times slower and only
 # catches up at five rows, so a few rows are cheaper one at a time.
@@ -23,6 +34,10 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Ten
     if 1 < x_TI.shape[0] <= FEW_ROWS and not torch.is_grad_enabled():
         return torch.cat([F.linear(row_1I, weight_OI, bias_O) for row_1I in x_TI.split(1)])
     return F.linear(x_TI, weight_OI, bias_O)
+
+
+def router_logits(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
+    return linear(x_TD.float(), weight_ED.float())
 
 
 def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:

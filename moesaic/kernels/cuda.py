@@ -1,7 +1,7 @@
 """What is fastest on a GPU: Triton experts and paged attention, library attention in training.
 
-Without gradients every operation gives a token the same bits alone and in any batch. Where a kernel does not take a
-shape or a format, the library does the work.
+Without gradients every operation over a paged cache gives a token the same bits alone and in any batch, those of the
+engine's graphed steps. Where a kernel does not take a shape or a format, the library does the work.
 """
 
 from __future__ import annotations
@@ -13,21 +13,29 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from moesaic.kernels import Batch, reference
-from moesaic.kernels.reference import gated, rotate, route, visible_TM
+from moesaic.kernels import Batch, RouteRules, reference
+from moesaic.kernels.reference import gated, rotate, visible_TM
 from moesaic.kernels.triton import linear as invariant
-from moesaic.kernels.triton import norm, paged_attention
+from moesaic.kernels.triton import norm, paged_attention, router
 from moesaic.kernels.triton.layer import experts as triton_experts
 from moesaic.kernels.triton.paged_rows import Rows, tiles_of
+from moesaic.kernels.twice import learning as training
 
-__all__ = ["attend", "attention", "experts", "gated", "heads", "linear", "rms_norm", "rotate", "route"]
+__all__ = [
+    "attend",
+    "attention",
+    "experts",
+    "gated",
+    "heads",
+    "linear",
+    "rms_norm",
+    "rotate",
+    "route",
+    "router_logits",
+]
 
 HALF = (torch.bfloat16, torch.float16)
 EVEN = 256  # documents of one length, a multiple of this, may go to cuDNN
-
-
-def training(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
@@ -52,7 +60,35 @@ def heads(
     sin_TR: Tensor,
     interleaved: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return reference.heads(qkv_TXC, kv_heads, q_weight_C, k_weight_C, eps, cos_TR, sin_TR, interleaved, rms_norm)
+    if not len(qkv_TXC) or training(qkv_TXC, q_weight_C, k_weight_C):
+        return reference.heads(qkv_TXC, kv_heads, q_weight_C, k_weight_C, eps, cos_TR, sin_TR, interleaved, rms_norm)
+    (T, X, C), H = qkv_TXC.shape, qkv_TXC.shape[1] - 2 * kv_heads
+    norms = None if q_weight_C is None or k_weight_C is None else (q_weight_C, k_weight_C, eps)
+    # The kernel that fills a cache, with one that is all one page: a token's place in it is its row.
+    row_T = torch.arange(T, dtype=torch.int32, device=qkv_TXC.device)
+    first_T, page_11 = torch.zeros_like(row_T), torch.zeros(1, 1, dtype=torch.int32, device=qkv_TXC.device)
+    keys, values = qkv_TXC.new_empty(2, 1, T, kv_heads, C)
+    q_THC = norm.heads(
+        qkv_TXC.reshape(T, X * C), norms, (cos_TR.contiguous(), sin_TR.contiguous(), row_T), interleaved,
+        Rows(row_T, first_T, page_11, T, None), {"keys": keys, "values": values}, H, kv_heads,
+    )  # fmt: skip
+    return q_THC, keys[0], values[0]
+
+
+def router_logits(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
+    if x_TD.dim() != 2 or not len(x_TD) or training(x_TD, weight_ED):
+        return reference.router_logits(x_TD, weight_ED)
+    return router.scores(x_TD, weight_ED)
+
+
+def route(
+    logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules, chosen_TK: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    if not len(logits_TE) or chosen_TK is not None or rules.groups > 1 or training(logits_TE):
+        return reference.route(logits_TE, correction_E, rules, chosen_TK)
+    choice = router.Choice(rules.per_token, rules.score == "sigmoid", rules.normalize, rules.scale)
+    routes_TK, weights_TK = router.best(logits_TE.contiguous(), correction_E, choice)
+    return routes_TK.long(), weights_TK
 
 
 def experts(

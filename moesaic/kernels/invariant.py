@@ -8,6 +8,7 @@ engine recorded when it sampled it. Gradients themselves are ordinary library pr
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from moesaic.kernels import Batch, RouteRules, cpu
 from moesaic.kernels.native import NativeKernels, packed
+from moesaic.kernels.twice import learning, product, twice
 
 
 class InvariantKernels:
@@ -26,10 +28,7 @@ class InvariantKernels:
         self.rotate, self.rms_norm, self.heads, self.gated = native.rotate, native.rms_norm, native.heads, native.gated
 
     def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        if not _learning(x_TI, weight_OI, bias_O):
-            return self.native.linear(x_TI, weight_OI, bias_O)
-        out_TO: Tensor = _Linear.apply(self.native, x_TI, weight_OI, bias_O)
-        return out_TO
+        return product(self.native.linear, x_TI, weight_OI, bias_O)
 
     def attention(
         self,
@@ -67,12 +66,15 @@ class InvariantKernels:
 
         return self._twice(run, q_THC, k_TNC, v_TNC)
 
+    def router_logits(self, x_TD: Tensor, weight_ED: Tensor) -> Tensor:
+        return self.linear(x_TD.float(), weight_ED.float())
+
     def route(
         self, logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules, chosen_TK: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             routes_TK, weights_TK = self.native.route(logits_TE, correction_E, rules, chosen_TK)
-        if not _learning(logits_TE):
+        if not learning(logits_TE):
             return routes_TK, weights_TK
 
         def run(kernels: Any, logits_TE: Tensor) -> Tensor:
@@ -90,7 +92,7 @@ class InvariantKernels:
         down_EDF: Tensor,
         activation: str,
     ) -> Tensor:
-        if activation == "silu" and _learning(x_TD, weights_TK, gate_up_EGD, down_EDF):
+        if activation == "silu" and learning(x_TD, weights_TK, gate_up_EGD, down_EDF):
             out_TD: Tensor = _Experts.apply(self.native, x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF)
             return out_TD
 
@@ -102,30 +104,8 @@ class InvariantKernels:
 
     def _twice(self, run: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         """Forward by the native kernels; for the gradient by the library once more, whose gradient is known."""
-        if not _learning(*inputs):
-            return run(self.native, *inputs)
-        out: Tensor = _Twice.apply(run, self.native, *inputs)
+        out: Tensor = twice(partial(run, self.native), partial(run, cpu), *inputs)
         return out
-
-
-def _learning(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
-
-
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, native: NativeKernels, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x_TI, weight_OI)
-        ctx.biased = bias_O is not None
-        return native.linear(x_TI, weight_OI, bias_O)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (d_out_TO,) = grads
-        x_TI, weight_OI = ctx.saved_tensors
-        d_x_TI = d_out_TO @ weight_OI if ctx.needs_input_grad[1] else None
-        d_weight_OI = d_out_TO.T @ x_TI if ctx.needs_input_grad[2] else None
-        return None, d_x_TI, d_weight_OI, d_out_TO.sum(0) if ctx.biased else None
 
 
 class _Experts(torch.autograd.Function):
@@ -175,22 +155,3 @@ class _Experts(torch.autograd.Function):
         d_x_TD = torch.zeros_like(x_TD).index_add_(0, token_A, d_x_AD)
         d_weights_TK = torch.empty_like(weights_TK).view(-1).index_copy_(0, order_A, d_weights_A).view_as(weights_TK)
         return None, d_x_TD, None, d_weights_TK, d_gate_up_EGD, d_down_EDF
-
-
-class _Twice(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, run: Callable[..., Tensor], native: NativeKernels, *inputs: Tensor) -> Tensor:
-        ctx.run = run
-        ctx.save_for_backward(*inputs)
-        return run(native, *inputs)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        inputs = [tensor.detach() for tensor in ctx.saved_tensors]
-        wanted = list(ctx.needs_input_grad[2:])
-        for tensor, needed in zip(inputs, wanted):
-            tensor.requires_grad_(needed)
-        with torch.enable_grad():
-            out = ctx.run(cpu, *inputs)
-        found = iter(torch.autograd.grad(out, [t for t, needed in zip(inputs, wanted) if needed], grads[0]))
-        return None, None, *(next(found) if needed else None for needed in wanted)

@@ -53,11 +53,17 @@ def within(logits_TV: Tensor, kept_TK: Tensor | None) -> Tensor:
     return torch.full_like(logits_TV, float("-inf")).scatter_(1, kept_TK, logits_TV.gather(1, kept_TK))
 
 
-def _log_probabilities(
-    hidden_TD: Tensor, weight_VD: Tensor, temperature: float, linear: Product, kept_TK: Tensor | None
-) -> Tensor:
-    logits_TV = linear(hidden_TD, weight_VD).float()
+def log_probabilities(logits_TV: Tensor, temperature: float, kept_TK: Tensor | None = None) -> Tensor:
     return within(logits_TV if temperature == 1.0 else logits_TV / temperature, kept_TK).log_softmax(-1)
+
+
+def chosen(log_TV: Tensor, tokens_T: Tensor, logits_TV: Tensor, temperature: float, kept_TK: Tensor | None) -> Tensor:
+    """log p of one token in every row: out of `log_TV`, or by the kernel that chooses the engine's tokens on a GPU."""
+    if logits_TV.is_cuda and kept_TK is None:
+        from moesaic.kernels.triton.sample import logprobs_of
+
+        return logprobs_of(logits_TV, tokens_T, temperature)
+    return log_TV.gather(1, tokens_T.unsqueeze(1)).squeeze(1)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -77,8 +83,9 @@ class _TokenLogprobs(torch.autograd.Function):
         for start in range(0, len(targets_T), rows):
             part = slice(start, start + rows)
             among_TK = None if kept_TK is None else kept_TK[part]
-            log_TV = _log_probabilities(hidden_TD[part], weight_VD, temperature, linear, among_TK)
-            logprobs_T[part] = log_TV.gather(1, targets_T[part].unsqueeze(1)).squeeze(1)
+            logits_TV = linear(hidden_TD[part], weight_VD).float()
+            log_TV = log_probabilities(logits_TV, temperature, among_TK)
+            logprobs_T[part] = chosen(log_TV, targets_T[part], logits_TV, temperature, among_TK)
             entropy_T[part] = -(log_TV.exp() * log_TV.clamp(min=-1e30)).sum(-1)  # what is impossible adds nothing
         ctx.save_for_backward(hidden_TD, weight_VD, targets_T, kept_TK)
         ctx.temperature, ctx.rows = temperature, rows
@@ -95,7 +102,8 @@ class _TokenLogprobs(torch.autograd.Function):
             part = slice(start, start + ctx.rows)
             # The slope of log p(target) is one at the target, less every token's probability.
             among_TK = None if kept_TK is None else kept_TK[part]
-            d_logits_TV = -_log_probabilities(hidden_TD[part], weight_VD, ctx.temperature, F.linear, among_TK).exp_()
+            logits_TV = F.linear(hidden_TD[part], weight_VD).float()
+            d_logits_TV = -log_probabilities(logits_TV, ctx.temperature, among_TK).exp_()
             target_T1 = targets_T[part].unsqueeze(1)
             d_logits_TV.scatter_add_(1, target_T1, d_logits_TV.new_ones(target_T1.shape))
             d_logits_TV = (d_logits_TV * d_logprobs_T[part].unsqueeze(1)).to(hidden_TD.dtype)

@@ -111,6 +111,10 @@ def gated(gate_up_TG: Tensor, activation: str) -> Tensor:
     return ACTIVATIONS[activation](gate_TF) * up_TF
 
 
+def router_logits(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
+    return F.linear(x_TD.float(), weight_ED.float())
+
+
 def route(
     logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules, chosen_TK: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:

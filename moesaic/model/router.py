@@ -26,7 +26,7 @@ class Router(nn.Module):
 
     def forward(self, x_TD: Tensor, routing: Routing | None = None, ops: Kernels = PLAIN) -> tuple[Tensor, Tensor]:
         """The chosen experts (T, K), and the float32 weight of each."""
-        logits_TE = ops.linear(x_TD.float(), self.weight.float())
+        logits_TE = ops.router_logits(x_TD, self.weight)
         replayed_TK = routing.choices[self.number] if routing is not None and routing.replay else None
         routes_TK, weights_TK = ops.route(logits_TE, self.correction, self.shape, replayed_TK)
         if routing is not None:

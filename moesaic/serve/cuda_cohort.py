@@ -52,7 +52,7 @@ class Seat:
 def chosen_on_device(sampling: Sampling) -> bool:
     """Whether a request wants the likeliest token, or one drawn from the whole distribution, and nothing else."""
     whole = not sampling.top_k and sampling.top_p >= 1.0 and sampling.min_p <= 0.0
-    return whole and not sampling.logprobs and not sampling.record_draws and replace(sampling, temperature=0.0).plain
+    return whole and not sampling.logprobs and replace(sampling, temperature=0.0).plain
 
 
 class Seats:

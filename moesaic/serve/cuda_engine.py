@@ -194,15 +194,15 @@ class QueuedSteps:
 
     def _settle(self, done: UnderWay, outputs: list[Output]) -> None:
         engine, size = self.engine, self.engine.blocks.size
-        tokens, logprobs = done.flight.wait()
+        chosen_R = list(zip(*done.flight.wait(), strict=True))
         engine.counts.steps += 1
-        for row, (seat, token, logprob) in enumerate(zip(done.cohort, tokens, logprobs)):
+        for row, (seat, found) in enumerate(zip(done.cohort, chosen_R)):
             request = seat.request
             if self._counts(seat, done):
                 if done.routes_LTK is not None:
                     self._note_routes(request, done.routes_LTK[:, row : row + 1])
                 request.computed += 1
-                outputs.append(self._gain(seat, TokenLogprob(token, logprob), done.version))
+                outputs.append(self._gain(seat, _told(request, *found), done.version))
                 if request.computed % size == 0 and request.pages:
                     engine.blocks.publish(request)
                     seat.changed = True
@@ -218,7 +218,7 @@ class QueuedSteps:
                 if entry.logits is not None and choices is not None:
                     chosen = choices.choose(entry.logits, request, engine.stop_tokens)
                 elif entry.row is not None:
-                    chosen = TokenLogprob(tokens[entry.row], logprobs[entry.row])
+                    chosen = _told(request, *chosen_R[entry.row])
                 outputs.append(self._gain(entry.seat, chosen, done.version))
 
     def _counts(self, seat: Seat, done: UnderWay) -> bool:
@@ -277,3 +277,7 @@ class QueuedSteps:
 
     def _addresses(self) -> tuple[int, ...]:
         return tuple(parameter.data_ptr() for parameter in self.engine.model.parameters())
+
+
+def _told(request: Request, token: int, logprob: float, drawn: float) -> TokenLogprob:
+    return TokenLogprob(token, logprob, drawn=drawn if request.sampling.record_draws else None)

@@ -3,7 +3,7 @@
     steps = GraphedSteps(model, cache, sequences=512, counts=...)
     steps.give_pages({(slot, 3): page})
     flight = steps.run(inputs)              queued; nothing waits
-    tokens, logprobs = flight.wait()
+    tokens, logprobs, drawn = flight.wait()
 
 A step is any mixture of prompts and answers: rows of (token, slot of its sequence, place), of which some are to be
 followed by a token. A row's token may be left open: it is then the one last chosen for its slot, on the device, so that
@@ -153,13 +153,15 @@ class Flight:
     hidden_TD: Tensor
     logits_RV: Tensor
     routes_LTK: Tensor
-    results_2R: np.ndarray
+    results_3R: np.ndarray
     there: torch.cuda.Event | None
 
-    def wait(self) -> tuple[list[int], list[float]]:
+    def wait(self) -> tuple[list[int], list[float], list[float]]:
+        """Tokens, and their log-probabilities under the model and as they were drawn."""
         if self.there is not None:
             self.there.synchronize()
-        return self.results_2R[0].tolist(), self.results_2R[1].view(np.float32).tolist()
+        tokens_R, plain_R, drawn_R = self.results_3R
+        return tokens_R.tolist(), plain_R.view(np.float32).tolist(), drawn_R.view(np.float32).tolist()
 
 
 @dataclass
@@ -218,10 +220,10 @@ class GraphedSteps:
         recorded.inputs.copy_(recorded.to_device[turn], non_blocking=True)
         if recorded.graph is not None:
             recorded.graph.replay()
-            hidden_TD, logits_RV, routes_LTK, results_2R = recorded.outputs
+            hidden_TD, logits_RV, routes_LTK, results_3R = recorded.outputs
         else:
-            hidden_TD, logits_RV, routes_LTK, results_2R = self.step(inputs.shape, recorded.inputs)
-        recorded.to_host[turn].copy_(results_2R, non_blocking=True)
+            hidden_TD, logits_RV, routes_LTK, results_3R = self.step(inputs.shape, recorded.inputs)
+        recorded.to_host[turn].copy_(results_3R, non_blocking=True)
         there = None
         if self.real:
             there = torch.cuda.Event()
@@ -243,7 +245,7 @@ class GraphedSteps:
             self.pool = self.pool or graph.pool()
         host = partial(torch.empty, dtype=torch.int32, pin_memory=self.real)
         to_device = [host(len(words)) for _ in range(TURNS)]
-        return Recorded(inputs, outputs, graph, to_device, [host(2, shape.chosen) for _ in range(TURNS)])
+        return Recorded(inputs, outputs, graph, to_device, [host(3, shape.chosen) for _ in range(TURNS)])
 
     def step(self, shape: Shape, words: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         given = dict(self.views(shape, words))
@@ -264,8 +266,8 @@ class GraphedSteps:
         hidden_TD = self.fused(x_TD, rows, routes_LTK)
         last_RD = hidden_TD if shape.answers else hidden_TD.index_select(0, given["rows"])
         logits_RV = linear(last_RD, self.model.output)
-        results_2R = sample(logits_RV, given["temperatures"], given["draws"], given["followed"], self.chosen_S)
-        return hidden_TD, logits_RV, routes_LTK, results_2R
+        results_3R = sample(logits_RV, given["temperatures"], given["draws"], given["followed"], self.chosen_S)
+        return hidden_TD, logits_RV, routes_LTK, results_3R
 
     def views(self, shape: Shape, words: Tensor) -> Iterator[tuple[str, Tensor]]:
         at = 0

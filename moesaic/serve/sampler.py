@@ -13,7 +13,8 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from moesaic.kernels.logprobs import within
+from moesaic.kernels.logprobs import chosen as logprob_of
+from moesaic.kernels.logprobs import log_probabilities
 from moesaic.serve.request import Request, Sampling, TokenLogprob
 
 # Sorting a whole vocabulary is slow; the likeliest this many tokens nearly always hold the mass that top-p asks for.
@@ -44,7 +45,7 @@ class Choices:
         return self._draw(row, chosen, request.sampling, kept_A) if request.sampling.record_draws else chosen
 
     def report(self, row: int, token: int, top: int | None) -> TokenLogprob:
-        logprob = float(self.log_RV[row, token])
+        logprob = self._logprob(self.log_RV[row : row + 1], row, token)
         if not top:
             return TokenLogprob(token, logprob)
         values, indices = self.log_RV[row].topk(min(top, self.log_RV.shape[1]))
@@ -52,12 +53,18 @@ class Choices:
 
     def _draw(self, row: int, chosen: TokenLogprob, sampling: Sampling, kept_A: Tensor | None) -> TokenLogprob:
         """The same arithmetic as `kernels.logprobs`, so that a trainer finds the same bits."""
-        logits_1V = self.logits_RV[row : row + 1]
-        if sampling.temperature not in (0.0, 1.0):
-            logits_1V = logits_1V / sampling.temperature
-        log_1V = within(logits_1V, None if kept_A is None else kept_A[None]).log_softmax(-1)
-        kept = None if kept_A is None else tuple(kept_A.tolist())
-        return chosen._replace(drawn=float(log_1V[0, chosen.token]), kept=kept)
+        kept_1A, temperature = None if kept_A is None else kept_A[None], sampling.temperature or 1.0
+        log_1V = log_probabilities(self.logits_RV[row : row + 1], temperature, kept_1A)
+        drawn = self._logprob(log_1V, row, chosen.token, temperature, kept_1A)
+        return chosen._replace(drawn=drawn, kept=None if kept_A is None else tuple(kept_A.tolist()))
+
+    def _logprob(
+        self, log_1V: Tensor, row: int, token: int, temperature: float = 1.0, kept_1A: Tensor | None = None
+    ) -> float:
+        if not log_1V.is_cuda:
+            return float(log_1V[0, token])
+        token_1 = torch.tensor([token], device=log_1V.device)
+        return float(logprob_of(log_1V, token_1, self.logits_RV[row : row + 1], temperature, kept_1A))
 
     def _choose(self, logits_V: Tensor, request: Request, stop_tokens: set[int]) -> tuple[int, Tensor | None]:
         sampling = request.sampling

@@ -15,7 +15,7 @@ import transformers
 
 import moesaic
 from moesaic import kernels
-from moesaic.kernels import cuda
+from moesaic.kernels import cuda, cuda_invariant
 from moesaic.kernels.triton.linear import linear, tiled
 from moesaic.kernels.triton.sample import sample
 from moesaic.model.layout import Layout
@@ -47,7 +47,7 @@ def error(given, wanted):
 def test_cuda_models_get_the_gpu_kernels(directories):
     model = moesaic.load(directories["qwen3_moe"], device=DEVICE)
     assert model.kernels is cuda and takes(model)
-    assert kernels.choose(DEVICE, "invariant") is cuda
+    assert kernels.choose(DEVICE, "invariant") is cuda_invariant
     assert kernels.choose(DEVICE, "reference") is not cuda
 
 
@@ -173,7 +173,7 @@ def test_a_tree_of_guesses_equals_each_branch(directories):
 def test_draws_follow_the_distribution():
     logits = torch.tensor([1.0, 0.0, 2.0, -1.0], device=DEVICE).log_softmax(-1).repeat(20000, 1)
     n = len(logits)
-    chosen, bits = sample(
+    chosen, bits, _ = sample(
         logits,
         torch.full((n,), 1.0, device=DEVICE),
         torch.rand(n, device=DEVICE, dtype=torch.float64),

@@ -23,6 +23,9 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 else:
     import torch
 
+    from moesaic.kernels import cuda_invariant
+    from moesaic.kernels.triton.sample import logprobs_of
+    from moesaic.model.layout import Layout
     from moesaic.serve.cuda_engine import QueuedSteps
     from moesaic.serve.cuda_step import has_known_parts
     from moesaic.serve.engine import Engine
@@ -138,6 +141,27 @@ else:
             assert request.finish_reason == "stop"
             hidden.append(request.hidden_D)
         torch.testing.assert_close(*hidden, rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.parametrize("temperature", [1.0, 0.7])
+    def test_the_trainer_finds_the_bits_that_were_recorded(model, temperature):
+        queued, _ = engines(model, page_size=4, policy=Chunked(tokens=8))
+        wishes = {"max_tokens": 5, "temperature": temperature, "record_draws": True, "ignore_eos": True}
+        answers = queued.generate(asked := prompts(11, 3, 6), **wishes, seed=3)
+        assert queued.queued.seats.by_number == {} or all(
+            seat.simple for seat in queued.queued.seats.by_number.values()
+        )
+        whole = [prompt + answer.tokens for prompt, answer in zip(asked, answers, strict=True)]
+        with torch.enable_grad():
+            tokens_T = torch.tensor([token for tokens in whole for token in tokens])
+            hidden_TD = model(tokens_T, Layout([len(tokens) for tokens in whole]), ops=cuda_invariant)
+            assert hidden_TD.requires_grad
+        logits_TV = cuda_invariant.linear(hidden_TD.detach(), model.output.detach())
+        found_T = logprobs_of(logits_TV, tokens_T.roll(-1), temperature)
+        start = 0
+        for prompt, answer in zip(asked, answers, strict=True):
+            row = start + len(prompt) - 1
+            assert found_T[row : row + 5].tolist() == [entry.drawn for entry in answer.logprobs]
+            start += len(prompt) + 5
 
     def test_new_weights_abort_and_pause_in_the_middle(model):
         queued, plain = engines(model, page_size=4)

@@ -23,12 +23,12 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 else:
     import torch
 
-    from moesaic.kernels import reference
+    from moesaic.kernels import cuda_invariant, reference
     from moesaic.kernels.cuda import make_rows
     from moesaic.kernels.triton import norm, paged_attention
     from moesaic.kernels.triton.linear import linear
     from moesaic.kernels.triton.router import Choice, route
-    from moesaic.kernels.triton.sample import sample
+    from moesaic.kernels.triton.sample import logprobs_of, sample
     from moesaic.model.config import Experts
     from moesaic.model.layout import Layout, PagedCache
     from moesaic.model.router import Router
@@ -138,11 +138,16 @@ else:
         hot = torch.tensor([0.0, 0.0, 0.7, 0.0, 1.0])
         draws = torch.tensor([0.0, 0.0, 0.37, 0.0, 0.91], dtype=torch.float64)
         slots, known = torch.tensor([2, -1, 0, 4, 1], dtype=torch.int32), torch.full((5,), -7, dtype=torch.int32)
-        chosen, bits = sample(logits, hot, draws, slots, known)
+        chosen, bits, drawn = sample(logits, hot, draws, slots, known)
         cold = [0, 1, 3]
         assert torch.equal(chosen[cold].long(), logits.argmax(-1)[cold])
         logprobs = logits.log_softmax(-1)
         close(bits.view(torch.float32), logprobs.gather(1, chosen.long()[:, None]).squeeze(1))
+        warm = (logits / torch.where(hot > 0, hot, 1.0)[:, None]).log_softmax(-1)
+        close(drawn.view(torch.float32), warm.gather(1, chosen.long()[:, None]).squeeze(1))
+        for row, heat in ((2, 0.7), (4, 1.0)):  # asked about a token, the same bits as when it was chosen
+            told = logprobs_of(logits[row : row + 1], chosen[row : row + 1].long(), heat)
+            assert torch.equal(told, drawn.view(torch.float32)[row : row + 1])
         assert known.tolist() == [chosen[2], chosen[4], chosen[0], -7, chosen[3]]
         for row in (2, 4):  # the token in which the drawn share of the distribution falls, as numpy finds it
             below = (logits[row] / hot[row]).double().softmax(-1).numpy().cumsum()
@@ -150,6 +155,39 @@ else:
         ends = torch.tensor([0.0, 1.0 - 2**-53], dtype=torch.float64)
         first, last = sample(logits[:2], torch.ones(2), ends, slots[:2], known)[0].tolist()
         assert first == 0 and last == 1499
+
+    def gradients(run, *inputs):
+        """What `run` gives and what it passes back to its inputs, for some gradient of what it gave."""
+        mine = [tensor.detach().clone().requires_grad_() for tensor in inputs]
+        out = run(*mine)
+        outs = out if isinstance(out, tuple) else (out,)
+        back = [torch.randn(one.shape, generator=torch.Generator().manual_seed(7)) for one in outs]
+        return [*outs, *torch.autograd.grad(outs, mine, back)]
+
+    @pytest.mark.parametrize("window", [None, 7])
+    def test_learning_with_the_kernels_of_the_engine(window):
+        """Every operation that has a gradient of its own, against the plain one."""
+        torch.manual_seed(8)
+        layout, rules = Layout([11, 1, 20, 3]), Experts(6, 3, 8, score="sigmoid", scale=1.5)
+        x, weight, bias = torch.randn(35, 24), torch.randn(40, 24), torch.randn(40)
+        q, k, v = torch.randn(35, 4, 16), torch.randn(35, 2, 16), torch.randn(35, 2, 16)
+        qkv, q_norm, k_norm = torch.randn(35, 8, 16), torch.randn(16), torch.randn(16)
+        angle = torch.randn(35, 8)
+        cos, sin = angle.cos(), angle.sin()
+        for run, inputs in (
+            (lambda ops, *given: ops.linear(*given), (x, weight, bias)),
+            (lambda ops, *given: ops.rms_norm(*given, 1e-6), (x, torch.randn(24))),
+            (lambda ops, *given: ops.router_logits(*given), (x, weight)),
+            (lambda ops, logits: ops.route(logits, None, rules)[1], (torch.randn(35, 6),)),
+            (lambda ops, *given: ops.attend(*given, layout, None, 0.3, window), (q, k, v)),
+            (lambda ops, one, *norms: ops.heads(one, 2, *norms, 1e-6, cos, sin, True), (qkv, q_norm, k_norm)),
+            (lambda ops, one: ops.heads(one, 2, None, None, 1e-6, cos, sin, False), (qkv,)),
+        ):
+            given, wanted = (
+                gradients(lambda *one, ops=ops: run(ops, *one), *inputs) for ops in (cuda_invariant, reference)
+            )
+            for one, other in zip(given, wanted, strict=True):
+                close(one, other)
 
     def test_softmax_loss(monkeypatch):
         from moesaic.kernels.triton import softmax_loss as module

@@ -146,6 +146,9 @@ class NativeKernels:
         )
         return d_gate_up_TG
 
+    def router_logits(self, x_TD: Tensor, weight_ED: Tensor) -> Tensor:
+        return self.linear(x_TD.float(), weight_ED.float())
+
     def route(
         self, logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules, chosen_TK: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:

@@ -96,8 +96,17 @@ def route(
     h_TD: torch.Tensor, router_ED: torch.Tensor, correction_E: torch.Tensor | None, choice: Choice
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(chosen experts (T, K) int32, their float32 weights)."""
-    T, E, K, device = h_TD.shape[0], router_ED.shape[0], choice.per_token, h_TD.device
-    logits_TE = tiled(h_TD, router_ED, out_dtype=torch.float32)
+    return best(scores(h_TD, router_ED), correction_E, choice)
+
+
+def scores(h_TD: torch.Tensor, router_ED: torch.Tensor) -> torch.Tensor:
+    return tiled(h_TD, router_ED, out_dtype=torch.float32)
+
+
+def best(
+    logits_TE: torch.Tensor, correction_E: torch.Tensor | None, choice: Choice
+) -> tuple[torch.Tensor, torch.Tensor]:
+    (T, E), K, device = logits_TE.shape, choice.per_token, logits_TE.device
     routes_TK = choice.routes_TK
     if routes_TK is None:
         routes_TK = torch.empty(T, K, dtype=torch.int32, device=device)

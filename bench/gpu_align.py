@@ -1,0 +1,92 @@
+"""How far the trainer's log-probabilities are from those the engine recorded, on one GPU, and what equality costs.
+
+    python bench/gpu_align.py                     the 5.27 B mixture of the tables, 128 answers of 64 tokens (a minute)
+    python bench/gpu_align.py --layers 2          a quick look
+
+The engine samples answers at temperature one. The same tokens then go through the trainer's forward twice: by its
+fastest kernels, as every other framework does, and in the invariant mode. Differences are over all answer tokens, and
+over all tokens' routers; seconds are of forward, loss and backward. Random weights, bfloat16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import sys
+
+import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from bench.gpu_decode import prompts_of
+from bench.gpu_train import make_ours
+from bench.measure import record
+from moesaic.align.rewards import Judged
+from moesaic.align.rollout import as_batch, sample_of
+from moesaic.model.flow import Routing
+from moesaic.model.transformer import Model
+from moesaic.serve.engine import Engine
+from moesaic.serve.request import Sampling
+from moesaic.train.objectives.policy import Policy
+
+
+def rollouts(engine: Engine, prompts: list[list[int]], out: int) -> list:
+    wishes = {"max_tokens": out, "temperature": 1.0, "ignore_eos": True, "record_draws": True, "record_routes": True}
+    requests = [engine.request(prompt, Sampling(**wishes, seed=n)) for n, prompt in enumerate(prompts)]
+    for request in requests:
+        engine.add(request)
+    while engine.working:
+        engine.step()
+    samples = [sample_of(request, "", Judged(0.0, {}, [])) for request in requests]
+    for number, sample in enumerate(samples):
+        sample.advantage = 1.0 if number % 2 else -1.0
+    return samples
+
+
+def learned(model: Model, samples: list, mode: str, at_once: int) -> dict[str, float]:
+    """What a step of learning finds about these samples, and how long it takes the second time."""
+    model.mode = mode
+    objective, notes = Policy(), []
+    seconds = 0.0
+    for _ in range(2):
+        notes = []
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for first in range(0, len(samples), at_once):
+            batch = as_batch(samples[first : first + at_once], 0, "token", {}, {}).to("cuda")
+            loss = objective(model, batch, Routing())
+            loss.total.backward()
+            notes.append({name: float(value) for name, value in loss.notes.items()})
+        end.record()
+        torch.cuda.synchronize()
+        seconds = start.elapsed_time(end) / 1000
+        model.zero_grad(set_to_none=True)
+    mean = {name: sum(note[name] for note in notes) / len(notes) for name in notes[0]}
+    return mean | {"mismatch_max": max(note["mismatch_max"] for note in notes), "seconds": seconds}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--requests", type=int, default=128)
+    parser.add_argument("--prompt", type=int, default=192)
+    parser.add_argument("--out", type=int, default=64)
+    options = parser.parse_args()
+    model = make_ours(options.layers)
+    model.mode = "invariant"
+    length = options.prompt + options.out
+    engine = Engine(model, most_requests=options.requests, cache_bytes=(options.requests + 8) * (length + 16) << 15)
+    samples = rollouts(engine, prompts_of(options.requests, options.prompt, 0), options.out)
+    rows = []
+    for mode in ("fast", "invariant"):
+        found = learned(model, samples, mode, at_once=32)
+        row = {"mode": mode, **{name: found[name] for name in ("mismatch_max", "mismatch_mean", "mismatch_kl")}}
+        row |= {"routers_differ": found["routers_differ"], "seconds": round(found["seconds"], 3)}
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    print(f"invariant against fast: {rows[1]['seconds'] / rows[0]['seconds']:.3f}x the time of a step", flush=True)
+    record("gpu_align", rows, layers=options.layers, tokens=options.requests * options.out)
+
+
+if __name__ == "__main__":
+    main()
