@@ -84,7 +84,7 @@ def peer_alone(peer, prompt: list[int], out: int) -> tuple[list[int], float]:
     """One sequence, static cache, the forward compiled as transformers advises: (text, seconds)."""
     peer.eval()
     peer.config.use_cache = True
-    options = {"max_new_tokens": out, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    options = {"max_new_tokens": out, "do_sample": False, "eos_token_id": None, "pad_token_id": 0, "use_cache": True}
     given = torch.tensor([prompt], device="cuda")
     for _ in range(2):
         peer.generate(given, cache_implementation="static", **options)

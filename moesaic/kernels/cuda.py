@@ -70,7 +70,7 @@ def heads(
     keys, values = qkv_TXC.new_empty(2, 1, T, kv_heads, C)
     q_THC = norm.heads(
         qkv_TXC.reshape(T, X * C), norms, (cos_TR.contiguous(), sin_TR.contiguous(), row_T), interleaved,
-        Rows(row_T, first_T, page_11, T, None), {"keys": keys, "values": values}, H, kv_heads,
+        Rows(row_T, first_T, page_11, T, None, early=False), {"keys": keys, "values": values}, H, kv_heads,
     )  # fmt: skip
     return q_THC, keys[0], values[0]
 
@@ -261,4 +261,5 @@ def make_rows(layout: Any, group: int, wide: bool) -> Rows:
         many_tokens=many_tokens,
         trees_TM=trees_TM,
         cached_S=cached_S,
+        early=False,
     )

@@ -125,5 +125,6 @@ def flat_rows(layout: Any, group: int, wide: bool) -> Rows:
             few_tokens=few_tokens,
             many_X2=whole(many) if many else None,
             many_tokens=many_tokens,
+            early=False,
         )
     return known

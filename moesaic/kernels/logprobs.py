@@ -58,7 +58,8 @@ def log_probabilities(logits_TV: Tensor, temperature: float, kept_TK: Tensor | N
 
 
 def chosen(log_TV: Tensor, tokens_T: Tensor, logits_TV: Tensor, temperature: float, kept_TK: Tensor | None) -> Tensor:
-    """log p of one token in every row: out of `log_TV`, or by the kernel that chooses the engine's tokens on a GPU."""
+    """log p of one token in every row: out of `log_TV`, or by the kernel that chooses the engine's tokens on a GPU, which
+    takes logits as the model gave them: in another format it would add in another order."""
     if logits_TV.is_cuda and kept_TK is None:
         from moesaic.kernels.triton.sample import logprobs_of
 
@@ -83,8 +84,8 @@ class _TokenLogprobs(torch.autograd.Function):
         for start in range(0, len(targets_T), rows):
             part = slice(start, start + rows)
             among_TK = None if kept_TK is None else kept_TK[part]
-            logits_TV = linear(hidden_TD[part], weight_VD).float()
-            log_TV = log_probabilities(logits_TV, temperature, among_TK)
+            logits_TV = linear(hidden_TD[part], weight_VD)
+            log_TV = log_probabilities(logits_TV.float(), temperature, among_TK)
             logprobs_T[part] = chosen(log_TV, targets_T[part], logits_TV, temperature, among_TK)
             entropy_T[part] = -(log_TV.exp() * log_TV.clamp(min=-1e30)).sum(-1)  # what is impossible adds nothing
         ctx.save_for_backward(hidden_TD, weight_VD, targets_T, kept_TK)

@@ -31,7 +31,7 @@ class Choices:
     """The logits of one pass, and what can be computed for all its rows at once."""
 
     def __init__(self, logits_RV: Tensor) -> None:
-        self.logits_RV = logits_RV.float()
+        self.given_RV, self.logits_RV = logits_RV, logits_RV.float()
         self.log_RV = self.logits_RV.log_softmax(-1)
         self.best_R: list[int] = self.logits_RV.argmax(-1).tolist()
 
@@ -64,7 +64,7 @@ class Choices:
         if not log_1V.is_cuda:
             return float(log_1V[0, token])
         token_1 = torch.tensor([token], device=log_1V.device)
-        return float(logprob_of(log_1V, token_1, self.logits_RV[row : row + 1], temperature, kept_1A))
+        return float(logprob_of(log_1V, token_1, self.given_RV[row : row + 1], temperature, kept_1A))
 
     def _choose(self, logits_V: Tensor, request: Request, stop_tokens: set[int]) -> tuple[int, Tensor | None]:
         sampling = request.sampling

@@ -3,7 +3,7 @@
 import torch
 import transformers
 
-VOCAB = 500
+VOCAB = 4096
 CONFIGS = {
     "qwen3_moe": transformers.Qwen3MoeConfig(
         vocab_size=VOCAB,

@@ -21,6 +21,8 @@ if os.environ.get("TRITON_INTERPRET") != "1":
         assert done.returncode == 0, done.stdout[-4000:]
 
 else:
+    from functools import partial
+
     import torch
 
     from moesaic.kernels import cuda_invariant, reference
@@ -183,9 +185,7 @@ else:
             (lambda ops, one, *norms: ops.heads(one, 2, *norms, 1e-6, cos, sin, True), (qkv, q_norm, k_norm)),
             (lambda ops, one: ops.heads(one, 2, None, None, 1e-6, cos, sin, False), (qkv,)),
         ):
-            given, wanted = (
-                gradients(lambda *one, ops=ops: run(ops, *one), *inputs) for ops in (cuda_invariant, reference)
-            )
+            given, wanted = (gradients(partial(run, ops), *inputs) for ops in (cuda_invariant, reference))
             for one, other in zip(given, wanted, strict=True):
                 close(one, other)
 

@@ -192,7 +192,7 @@ def heads(
         INTERLEAVED=interleaved,
         HEADS=HEADS,
         BLOCK_C=triton.next_power_of_2(C),
-        OVERLAP=overlaps(qkv_TX.device),
+        OVERLAP=rows.early and overlaps(qkv_TX.device),
         num_warps=4,
     )
     return q_THC

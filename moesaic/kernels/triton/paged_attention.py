@@ -323,7 +323,7 @@ def attend(
     pages, seen = rows.table_SP.shape[1], window or 0
     if rows.few_X2 is not None:
         tiles, pieces = rows.few_X2.shape[0], triton.cdiv(rows.longest, SPLIT)
-        overlap = overlaps(q_THC.device)
+        overlap = rows.early and overlaps(q_THC.device)
         best_PTH = torch.empty(pieces, T, H, dtype=torch.float32, device=q_THC.device)
         weight_PTH = torch.empty_like(best_PTH)
         out_PTHC = torch.empty(pieces, T, H, C, dtype=torch.float32, device=q_THC.device)

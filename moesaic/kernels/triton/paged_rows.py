@@ -25,6 +25,7 @@ class Rows:
     many_tokens: int = 0
     trees_TM: torch.Tensor | None = None  # int8: whether a token sees the m-th new token of its sequence
     cached_S: torch.Tensor | None = None  # int32: with trees, how many tokens of each sequence are no guesses
+    early: bool = True  # all this was there before the forward began, and kernels may read it before they wait
 
 
 def tiles_of(

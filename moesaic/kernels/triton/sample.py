@@ -102,7 +102,7 @@ def choose_kernel(
             chosen = tl.minimum(tl.min(tl.where(reached, token, V), 0), furthest)
     logit = tl.load(logits_V + chosen).to(tl.float32)
     tl.store(logprobs_R + row, logit - whole - tl.log(total))
-    if temperature > 0:
+    if (temperature > 0) & (temperature != 1):
         tl.store(drawn_R + row, tl.div_rn(logit - whole, temperature) - tl.log(tl.sum(warm, 0)))
     else:
         tl.store(drawn_R + row, logit - whole - tl.log(total))
