@@ -18,6 +18,7 @@ from moesaic.methods import Method
 from moesaic.model import directory, lineage
 from moesaic.model.value_head import give_head
 from moesaic.recipe import Recipe
+from moesaic.train import beginning
 from moesaic.train.loop import train
 from moesaic.train.run import Run
 
@@ -69,7 +70,7 @@ def begin(
     recipe: Recipe, stage: Stage, name: str, model: Path, out: Path, *, quiet: bool = False, command: str = ""
 ) -> Run:
     device = probe.device()
-    begun = directory.load(model, device=device)
+    begun = directory.load(model, dtype=beginning.dtype(recipe, device), device=device)
     if begun.tokenizer is None or begun.tokenizer.chat_template is None:
         raise UserError(model, "has no tokenizer with a chat template", "Alignment needs one to speak with.")
     # Only what learns from the engine's own numbers needs them to the bit, and it costs the trainer time.

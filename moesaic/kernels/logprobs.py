@@ -58,7 +58,7 @@ def log_probabilities(logits_TV: Tensor, temperature: float, kept_TK: Tensor | N
 
 
 def chosen(log_TV: Tensor, tokens_T: Tensor, logits_TV: Tensor, temperature: float, kept_TK: Tensor | None) -> Tensor:
-    """log p of one token in every row: out of `log_TV`, or by the kernel that chooses the engine's tokens on a GPU, which
+    """log p of one token in every row: out of `log_TV`, or by the kernel that chooses the engine's tokens on a GPU. It
     takes logits as the model gave them: in another format it would add in another order."""
     if logits_TV.is_cuda and kept_TK is None:
         from moesaic.kernels.triton.sample import logprobs_of

@@ -183,6 +183,7 @@ class QueuedSteps:
             self.cohort.join(entry.seat, request.computed)
         if share.tokens > 1:
             self.engine.blocks.publish(request)
+            entry.seat.changed = True  # a page that somebody else has filled too is theirs from now on
 
     # What came of it
 

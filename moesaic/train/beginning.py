@@ -20,17 +20,24 @@ from moesaic.train.architecture import architecture
 Begun = tuple[Model, dict[str, bytes], list[dict[str, Any]]]
 
 
+def dtype(recipe: Recipe, device: torch.device) -> torch.dtype:
+    """What the weights are kept in while they learn."""
+    told = recipe.train.dtype
+    found: torch.dtype = getattr(torch, told) if told != "auto" else probe.dtype(device, torch.bfloat16)
+    return found
+
+
 def model(recipe: Recipe, data: Path, device: torch.device) -> Begun:
     """The model, the files that go with it, and its life before this run."""
     settings = recipe.train
-    dtype = getattr(torch, settings.dtype) if settings.dtype != "auto" else probe.dtype(device, torch.bfloat16)
+    kind = dtype(recipe, device)
     folder = data / "tokenizer"
     files = {name: (folder / name).read_bytes() for name in SIDE_FILES if (folder / name).is_file()}
     tokenizer = Tokenizer.from_files(files, folder)
     if tokenizer is None:
         raise UserError(folder / "tokenizer.json", "no such file", "Prepare the data again.")
     if settings.init:
-        begun = directory.load(settings.init, dtype=dtype, device=device)
+        begun = directory.load(settings.init, dtype=kind, device=device)
         if len(tokenizer) > begun.config.vocab:
             problem = f"has {begun.config.vocab} tokens, and the data was prepared with {len(tokenizer)}"
             raise UserError(settings.init, problem, f"Prepare the data with data.tokenizer={settings.init}.")
@@ -39,6 +46,6 @@ def model(recipe: Recipe, data: Path, device: torch.device) -> Begun:
     config = architecture(recipe.model, bos=None, eos=eos, pad=eos[0] if eos else None)
     if len(tokenizer) > config.vocab:
         raise UserError("model.vocab", f"{config.vocab}, but the tokenizer has {len(tokenizer)} tokens", "Raise it.")
-    fresh = Model(config).initialize(settings.seed).to(device, dtype)
+    fresh = Model(config).initialize(settings.seed).to(device, kind)
     fresh.tokenizer = tokenizer
     return fresh, files, []

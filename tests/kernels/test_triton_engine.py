@@ -93,6 +93,18 @@ else:
         assert queued.scheduler.preemptions > 0
         assert queued.blocks.in_use == 0
 
+    def test_prompts_read_at_once_that_begin_alike(model):
+        """Their first pages become one page, and the device is told before the others are given away."""
+        queued, plain = engines(model, page_size=4)
+        (common,) = prompts(4)
+        asked = [common + tail for tail in prompts(3, 3, 1, seed=2)]
+        wishes = {"max_tokens": 7, "temperature": 0.0, "record_routes": True, "ignore_eos": True}
+        given, wanted = (engine.generate(asked, **wishes) for engine in (queued, plain))
+        same(given, wanted)
+        for one, other in zip(given, wanted, strict=True):
+            found, expected = ([entry.logprob for entry in answer.logprobs] for answer in (one, other))
+            assert found == pytest.approx(expected, abs=1e-5)
+
     def test_wishes_the_device_does_not_know(model):
         queued, plain = engines(model, page_size=4, seed=1)
         asked = prompts(5, 8)
