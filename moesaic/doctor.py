@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 import torch
+from packaging.requirements import Requirement
 
 import moesaic
 from moesaic.kernels import native, probe
@@ -48,7 +49,7 @@ class Finding:
 
 def examine() -> Iterator[Finding]:
     """One finding after the other, as each is known; a few seconds in all."""
-    yield Finding("moesaic", moesaic.__version__)
+    yield _own()
     yield Finding("python", f"{platform.python_version()} ({sys.executable})")
     yield Finding("torch", torch.__version__)
     device = probe.device()
@@ -80,6 +81,28 @@ def examine() -> Iterator[Finding]:
             yield Finding(package, f"missing: {purpose}", False, command)
 
 
+def _own() -> Finding:
+    """The version, and which of the packages that everything is built on are not here or too old."""
+    try:
+        needed = [Requirement(line) for line in requires("moesaic") or []]
+    except PackageNotFoundError:
+        remedy = "pip install -e ."
+        return Finding("moesaic", f"{moesaic.__version__}, run from its folder and not installed", False, remedy)
+    always = [one for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})]
+    wrong = [str(one) for one in always if not _has(one)]
+    if not wrong:
+        return Finding("moesaic", moesaic.__version__)
+    found = f"{moesaic.__version__}, but these are missing or of another version: {', '.join(wrong)}"
+    return Finding("moesaic", found, False, "pip install " + " ".join(f"'{one}'" for one in wrong))
+
+
+def _has(needed: Requirement) -> bool:
+    try:
+        return needed.specifier.contains(version(needed.name), prereleases=True)
+    except PackageNotFoundError:
+        return False
+
+
 def _speeds(device: torch.device) -> Iterator[Finding]:
     speeds = {kind: _products(device, kind) for kind in (torch.float32, torch.bfloat16, torch.float16)}
     best = max(speeds.values())
@@ -94,7 +117,8 @@ def _products(device: torch.device, kind: torch.dtype) -> float:
     """Floating-point operations a second of a product of matrices."""
     speed = 0.0
     for size in (64, SIZE if device.type == "cpu" else 8 * SIZE):
-        a = torch.ones(size, size, dtype=kind, device=device)
+        # Drawn, because a GPU that multiplies ones draws less power, and so runs faster than it ever will again.
+        a = torch.randn(size, size, device=device).to(kind)
         seconds = _seconds(partial(torch.mm, a, a), device)
         speed = 2 * size**3 / seconds
         if seconds > 1e-3:  # some processors have no instructions for it, and a larger product would take minutes
@@ -103,8 +127,8 @@ def _products(device: torch.device, kind: torch.dtype) -> float:
 
 
 def _reading(device: torch.device) -> float:
-    numbers = torch.ones(READ, device=device)
-    return READ * numbers.element_size() / _seconds(numbers.sum, device)
+    numbers = torch.ones(READ if device.type == "cpu" else 16 * READ, device=device)
+    return numbers.numel() * numbers.element_size() / _seconds(numbers.sum, device)
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:

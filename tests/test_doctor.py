@@ -41,3 +41,23 @@ def test_what_is_missing_comes_with_its_remedy(monkeypatch: pytest.MonkeyPatch, 
     assert found["transformers"].fine
     assert main(["doctor"]) == 0  # a missing extra is no failure
     assert "pip install 'moesaic[cluster]'" in capsys.readouterr().out
+
+
+def test_a_package_that_everything_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(package: str) -> str:
+        if package == "pydantic":
+            raise PackageNotFoundError(package)
+        return "0.1" if package == "rich" else version(package)
+
+    assert next(doctor.examine()).fine
+    monkeypatch.setattr(doctor, "version", other)
+    first = next(doctor.examine())
+    assert not first.fine and "pydantic" in first.found and "rich" in first.found and "torch" not in first.found
+    assert first.remedy.startswith("pip install 'pydantic>=")
+
+    def nothing(package: str) -> list[str]:
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr(doctor, "requires", nothing)
+    first = next(doctor.examine())
+    assert not first.fine and first.remedy == "pip install -e ."
