@@ -137,8 +137,6 @@ class Compact:
         old_v = encoding.decode(
             store.values_bytes.index_select(0, coded.flatten()).view(blocks), encoding.values, store.size
         )
-        first = self.positions_LNM.shape[-1] - self.widths[layer]
-        old_k = store.turned(old_k, self.positions_LNM[layer, :, first : first + old_k.shape[1]])
         return torch.cat([old_k.to(k_NMC), k_NMC], dim=1), torch.cat([old_v.to(v_NMC), v_NMC], dim=1)
 
     def missing(self, layer: int) -> Tensor | None:
@@ -241,10 +239,8 @@ class Compact:
         if encoding is None or not after:
             return k_NMC, v_NMC, None
         block_bytes = store.block_rows * store.row_bytes
-        positions_NM = self.positions_LNM[layer].gather(-1, column_LNM[layer, :, column_LNM.shape[-1] - width :])
-        straight_NMC = store.turned(k_NMC[:, before:after].float(), positions_NM[:, before:after], back=True)
         fresh = (
-            encoding.encode(straight_NMC, encoding.keys, block_bytes),
+            encoding.encode(k_NMC[:, before:after], encoding.keys, block_bytes),
             encoding.encode(v_NMC[:, before:after], encoding.values, block_bytes),
         )
         joined = fresh if old is None else (torch.cat([old[0], fresh[0]], 1), torch.cat([old[1], fresh[1]], 1))

@@ -7,12 +7,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from moesaic.errors import UserError
 from moesaic.model.config import GroupedQuery
 from moesaic.model.layout import PagedCache
-from moesaic.model.rope import frequencies
 from moesaic.model.transformer import Model
 from moesaic.serve.kv.compact import Compact
 from moesaic.serve.kv_policies import KVPolicy, TokenKinds
@@ -56,23 +54,6 @@ class Store:
                 "this engine prunes its cache while it reads a prompt, and would answer for what is left of it",
                 "Ask an engine without such a --kv-policy.",
             )
-
-    def turned(self, k_NMC: Tensor, positions_NM: Tensor, back: bool = False) -> Tensor:
-        """Keys turned to where they stand, or back: as the model made them, the channels of neighbours are alike, and
-        are rounded with smaller steps (KVQuant)."""
-        cos_NMR, sin_NMR = (table_PR[positions_NM.clamp(min=0).long()] for table_PR in self.angles)
-        sin_NMR = -sin_NMR if back else sin_NMR
-        size = cos_NMR.shape[-1]
-        a, b, still = k_NMC[..., :size], k_NMC[..., size : 2 * size], k_NMC[..., 2 * size :]
-        return torch.cat([a * cos_NMR - b * sin_NMR, b * cos_NMR + a * sin_NMR, still], dim=-1)
-
-    @cached_property
-    def angles(self) -> tuple[Tensor, Tensor]:
-        config = self.model.config
-        speed_R, _ = frequencies(config.rope, config.context, self.device)
-        longest = min(config.context, self.pages * self.page_size)
-        angle_PR = torch.arange(longest, device=self.device)[:, None].float() * speed_R
-        return angle_PR.cos(), angle_PR.sin()
 
     def begin(self, request: Request) -> Compact:
         return Compact(self, len(request.prompt))
