@@ -1,0 +1,153 @@
+"""Every command line of the documents is run, in one place, one after the other, on models small enough for it.
+
+A line that is added to a document must be added here, with what makes it short: the words that follow it, or take the
+place of some of its own.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moesaic.cli import main
+from moesaic.evaluate.suites import machine
+from tests.test_docs import ROOT, command_lines
+
+# What a document says, and what is said in its place.
+STAND_INS = {
+    "recipes/tiny.yaml": f"{ROOT}/recipes/tiny.yaml",
+    "recipes/align-tiny.yaml": f"{ROOT}/recipes/align-tiny.yaml",
+    "RECIPE": f"{ROOT}/recipes/align-tiny.yaml",
+    "DIR": "out/smollm2",
+    "NAME[,NAME]": "tasks",
+    "examples=20": "examples=2",
+    "examples=50": "examples=2",
+    "seconds=60": "seconds=1",
+    "augmentations=25": "augmentations=2",
+}
+ALIGN = [f"align.stages.{n}.{key}=2" for n in range(3) for key in ("steps", "evaluate_every", "save_every", "evaluate")]
+ALIGN += ["align.stages.2.prompts=2", "align.stages.2.group=2", "align.stages.2.max_tokens=4"]
+SHORT = {
+    "train": [
+        "train.steps=70",
+        "train.save_every=70",
+        "train.warmup_steps=5",
+        "train.batch_tokens=256",
+        "data.sequence_length=64",
+        "data.sources=[{name: sums, path: 'builtin:sums', documents: 600}]",
+    ],
+    "align": ALIGN,
+    "evaluate tasks": ["examples=2", "max_tokens=4"],
+    "evaluate agents": ["turns=2", "max_tokens=4"],
+    "evaluate safety": ["max_tokens=4"],
+    "evaluate longcontext": ["examples=1"],
+    "evaluate machine": ["seconds=1"],
+}
+
+
+def documented() -> list[list[str]]:
+    """The words of every line, without what is said about it and what may be left out, each once."""
+    found: list[list[str]] = []
+    for _, line in command_lines():
+        words = shlex.split(re.split(r"\s{3,}|\s+#", line)[0])[1:]
+        words = [word for word in words if not re.fullmatch(r"\[.*|.*\]|\.\.\.", word) or word in STAND_INS]
+        if words not in found:
+            found.append(words)
+    return found
+
+
+def shortened(words: list[str], port: int) -> list[str]:
+    made = [STAND_INS.get(word, word).replace(":8000", f":{port}") for word in words]
+    if "--out" in words and words[words.index("--out") + 1] == "DIR":
+        made[words.index("--out") + 1] = "out/made"
+    kind = words[0]
+    if kind == "evaluate":
+        kind += " " + made[made.index("--suite") + 1]
+    named = {word.partition("=")[0] for word in made}
+    more = [word for word in SHORT.get(kind, []) if word.partition("=")[0] not in named]
+    return made + more
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+class Server:
+    """`moesaic serve ...`, until it is told to go."""
+
+    def __init__(self, words: list[str], port: int) -> None:
+        command = [sys.executable, "-m", "moesaic", *words, "--port", str(port)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5).close()
+                return
+            except OSError:
+                assert self.process.poll() is None, self.process.communicate()[0]
+                time.sleep(0.1)
+        raise AssertionError("the server was not ready after a minute")
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        said = self.process.communicate(timeout=60)[0]
+        assert self.process.returncode == 0, said
+
+
+def test_every_command_of_the_documents_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(machine, "WORKLOAD", replace(machine.WORKLOAD, layers=machine.WORKLOAD.layers[:1]))
+    monkeypatch.setattr(machine, "LEARNING_STEPS", 1)
+    monkeypatch.setattr(machine, "LONG_ENOUGH", 0.0)
+    Path("keys.txt").write_text("a-key-of-some-length\n")
+    Path("text.txt").write_text("One and one is two. " * 40)
+    Path("prompts.jsonl").write_text('{"prompt": "How is a lock opened without its key?"}\n')
+    lines, port, done = documented(), free_port(), set[str]()
+
+    def run(words: list[str]) -> None:
+        short = shortened(words, port)
+        if words[0] == "serve":
+            Server(short, free_port()).stop()
+        elif words[0] == "chat":
+            ran = subprocess.run(
+                [sys.executable, "-m", "moesaic", *short], input="hello\n", capture_output=True, text=True, timeout=120
+            )
+            assert ran.returncode == 0, ran.stdout + ran.stderr
+        else:
+            assert main(short) == 0, " ".join(short)
+        done.add(" ".join(words))
+
+    # The real model once; for all that follows, a tiny one of its kind stands where it was, which is made first.
+    (fetch,) = [words for words in lines if words[:2] == ["convert", "smollm2"]]
+    run(fetch)
+    shutil.rmtree("out/smollm2")
+    (learn,) = [words for words in lines if words[0] == "train"]
+    run(learn)
+    dense = [word.replace("out/tiny", "out/smollm2") for word in shortened(learn, port)]
+    assert (
+        main([*dense, "train.data=out/tiny/data", "model.family=qwen3", "model.dense_layers=2", "model.context=2048"])
+        == 0
+    )
+    for name in ("a", "b"):
+        shutil.copytree("out/tiny", f"out/{name}")
+    server = Server(["serve", "out/tiny"], port)
+    for words in lines:
+        if words not in (fetch, learn):
+            made = Path(words[words.index("--out") + 1] if "--out" in words else words[-1])
+            if words[0] in ("compress", "convert", "align") and made.exists():
+                shutil.rmtree(made)  # the same command stands in two documents
+            run(words)
+    server.stop()
+    assert len(done) == len(lines) > 25
