@@ -39,7 +39,7 @@ class MiLo(ByMatrix):
     rank: int = 32
     expert_rank: int = 8  # on average
     correction_bits: int = 8
-    turns: int = 2
+    turns: int = 1
     calibrate: bool = True
     symmetric: bool = False
 
@@ -74,7 +74,7 @@ class MiLo(ByMatrix):
     def _taken_apart(self, weight_OI: Tensor, seen: Seen, rank: int) -> QuantisedMatrix:
         rank = min(rank, *weight_OI.shape)
         grid, known = Grid(self.bits, self.group, self.symmetric and self.calibrate), None
-        moments_II, turn_II, begin_II = torch.eye(weight_OI.shape[1]), None, None
+        turn_II = begin_II = None
         if self.calibrate:
             known = list(islice(steady_dampings(weight_OI, seen, grid), max(1, len(seen.felt))))
             # The correction believes a few thousand tokens no more than the codes do.
@@ -84,20 +84,13 @@ class MiLo(ByMatrix):
         if not rank:
             return self._codes(weight_OI, seen, grid, known, last=True)
         down, up = self._correction(weight_OI, rank, begin_II)
-        best: QuantisedMatrix | None = None
-        least = float("inf")
-        for turn in range(self.turns):
-            low_OI = up.dense() @ down.dense()
-            made = self._codes(weight_OI - low_OI, seen, grid, known, last=turn + 1 == self.turns)
-            left_OI = weight_OI - made.dense()
-            down, up = self._correction(left_OI, rank, turn_II)
-            off_OI = left_OI - up.dense() @ down.dense()
-            error = float((off_OI @ moments_II * off_OI).sum())
-            made.down_RI, made.up_OR = down, up
-            if error < least:
-                best, least = made, error
-        assert best is not None
-        return best
+        for _ in range(self.turns):
+            made = self._codes(weight_OI - up.dense() @ down.dense(), seen, grid, known, last=False)
+            down, up = self._correction(weight_OI - made.dense(), rank, turn_II)
+        # Codes come last: they know each part of the outputs by its own tokens, the correction all of them alike.
+        made = self._codes(weight_OI - up.dense() @ down.dense(), seen, grid, known, last=True)
+        made.down_RI, made.up_OR = down, up
+        return made
 
     def _codes(
         self, weight_OI: Tensor, seen: Seen, grid: Grid, dampings: list[float] | None, last: bool
