@@ -13,7 +13,7 @@ it; how much is tried on a part of the tokens that is not counted, for each matr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import TYPE_CHECKING
@@ -63,18 +63,10 @@ class GPTQ(ByMatrix):
         return gptq(weight_OI, seen, self._grid(), self.damping, self.turns)
 
 
-def gptq(
-    weight_OI: Tensor,
-    seen: Seen,
-    grid: Grid,
-    damping: float = 0.0,
-    turns: int = TURNS,
-    dampings: Sequence[float] | None = None,
-) -> QuantisedMatrix:
-    """`dampings` are those of the parts of the outputs, where they are known already."""
+def gptq(weight_OI: Tensor, seen: Seen, grid: Grid, damping: float = 0.0, turns: int = TURNS) -> QuantisedMatrix:
     made = []
-    shares = dampings or (repeat(damping) if damping else steady_dampings(weight_OI, seen, grid))
-    for (rows, moments_II), share in zip(seen.parts(len(weight_OI)), shares, strict=False):
+    dampings = repeat(damping) if damping else steady_dampings(weight_OI, seen, grid)
+    for (rows, moments_II), share in zip(seen.parts(len(weight_OI)), dampings, strict=False):
         moments_II = damped(moments_II, share)
         steps = grid.fit(weight_OI[rows], moments_II.diagonal())
         codes_OI = gptq_codes(weight_OI[rows], moments_II, grid, *steps)

@@ -1,21 +1,18 @@
 """MiLo (Huang et al. 2025): three or four bits and a correction of low rank, larger where a matrix is harder to round.
 
-    moesaic compress out/mixture --method milo --out out/small bits=3 group=128 rank=32
-    moesaic compress out/mixture --method milo --out out/small bits=3 group=128 rank=32 calibrate=false
+    moesaic compress out/mixture --method milo --out out/small bits=3 group=64 rank=16
+    moesaic compress out/mixture --method milo --out out/small bits=3 group=64 rank=16 calibrate=false
 
-W is taken apart into codes and U V in turns: the codes of W - U V, then U V from what the codes left over. U V begins
-as the largest part of W itself, so that what is left for the codes is small and even: where codes come first, U V only
-ever follows their error, and more of it is left in the end. Matrices that every token passes (attention, dense and
-shared networks) get `rank`; of the routed experts' equal budget each gets a share by the kurtosis of its weights (heavy
-tails round badly) and by how often it is chosen. U and V are kept in few bits too. The paper reads no text:
-`calibrate=false` is that. With it, errors count by what flows into the matrix: the codes come from GPTQ, and the
-correction from the singular values of the error at the output.
+W is taken apart into codes and U V in turns: the codes of W - U V, then U V from what the codes left over. Matrices
+that every token passes (attention, dense and shared networks) get `rank`; of the routed experts' equal budget each gets
+a share by the kurtosis of its weights (heavy tails round badly) and by how often it is chosen. U and V are kept in few
+bits too. The paper reads no text: `calibrate=false` is that. With it, errors count by what flows into the matrix: the
+codes come from GPTQ, and the correction from the singular values of the error at the output.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -23,7 +20,7 @@ from torch import Tensor
 
 from moesaic.compress.grid import Grid
 from moesaic.compress.methods import ByMatrix, Maker
-from moesaic.compress.methods.gptq import TURNS, damped, gptq, steady_dampings
+from moesaic.compress.methods.gptq import gptq
 from moesaic.compress.methods.hqq import half_quadratic
 from moesaic.compress.seen import Seen
 from moesaic.kernels.quantised import QuantisedMatrix
@@ -31,15 +28,17 @@ from moesaic.kernels.quantised import QuantisedMatrix
 if TYPE_CHECKING:
     from moesaic.compress.job import Job
 
+LEAST_GAIN = 1e-3  # of the error, for another turn
+
 
 @dataclass(frozen=True)
 class MiLo(ByMatrix):
     bits: int = 3
-    group: int = 128
-    rank: int = 32
+    group: int = 64
+    rank: int = 16
     expert_rank: int = 8  # on average
     correction_bits: int = 8
-    turns: int = 1
+    turns: int = 3
     calibrate: bool = True
     symmetric: bool = False
 
@@ -73,32 +72,30 @@ class MiLo(ByMatrix):
 
     def _taken_apart(self, weight_OI: Tensor, seen: Seen, rank: int) -> QuantisedMatrix:
         rank = min(rank, *weight_OI.shape)
-        grid, known = Grid(self.bits, self.group, self.symmetric and self.calibrate), None
-        turn_II = begin_II = None
-        if self.calibrate:
-            known = list(islice(steady_dampings(weight_OI, seen, grid), max(1, len(seen.felt))))
-            # The correction believes a few thousand tokens no more than the codes do.
-            moments_II = damped(seen.moments_II, sum(known) / len(known))
-            turn_II, size_I = _root(moments_II), moments_II.diagonal().sqrt()
-            begin_II = (torch.diag(size_I), torch.diag(1 / size_I))
-        if not rank:
-            return self._codes(weight_OI, seen, grid, known, last=True)
-        down, up = self._correction(weight_OI, rank, begin_II)
+        turn_II = _root(seen.moments_II) if self.calibrate else None
+        low_OI = torch.zeros_like(weight_OI)
+        best: QuantisedMatrix | None = None
+        least = float("inf")
         for _ in range(self.turns):
-            made = self._codes(weight_OI - up.dense() @ down.dense(), seen, grid, known, last=False)
+            made = self._codes(weight_OI - low_OI, seen)
+            if not rank:
+                return made
             down, up = self._correction(weight_OI - made.dense(), rank, turn_II)
-        # Codes come last: they know each part of the outputs by its own tokens, the correction all of them alike.
-        made = self._codes(weight_OI - up.dense() @ down.dense(), seen, grid, known, last=True)
-        made.down_RI, made.up_OR = down, up
-        return made
+            low_OI = up.dense() @ down.dense()
+            off_OI = weight_OI - made.dense() - low_OI
+            error = float((off_OI @ seen.moments_II * off_OI).sum()) if self.calibrate else float(off_OI.square().sum())
+            made.down_RI, made.up_OR = down, up
+            if error >= least * (1 - LEAST_GAIN):
+                break
+            best, least = made, error
+        assert best is not None
+        return best
 
-    def _codes(
-        self, weight_OI: Tensor, seen: Seen, grid: Grid, dampings: list[float] | None, last: bool
-    ) -> QuantisedMatrix:
-        """Refined to the end only where they are the last."""
+    def _codes(self, weight_OI: Tensor, seen: Seen) -> QuantisedMatrix:
+        grid = Grid(self.bits, self.group, self.symmetric)
         if self.calibrate:
-            return gptq(weight_OI, seen, grid, turns=TURNS if last else 1, dampings=dampings)
-        return half_quadratic(weight_OI, grid, 20)
+            return gptq(weight_OI, seen, grid)
+        return half_quadratic(weight_OI, Grid(self.bits, self.group, symmetric=False), 20)
 
     def _correction(
         self, off_OI: Tensor, rank: int, turn_II: tuple[Tensor, Tensor] | None
