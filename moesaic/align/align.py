@@ -70,7 +70,9 @@ def begin(
     recipe: Recipe, stage: Stage, name: str, model: Path, out: Path, *, quiet: bool = False, command: str = ""
 ) -> Run:
     device = probe.device()
-    begun = directory.load(model, dtype=beginning.dtype(recipe, device), device=device)
+    # On a CPU as it is stored: there, bits are promised in float32 only.
+    dtype = None if device.type == "cpu" else beginning.dtype(recipe, device)
+    begun = directory.load(model, dtype=dtype, device=device)
     if begun.tokenizer is None or begun.tokenizer.chat_template is None:
         raise UserError(model, "has no tokenizer with a chat template", "Alignment needs one to speak with.")
     # Only what learns from the engine's own numbers needs them to the bit, and it costs the trainer time.

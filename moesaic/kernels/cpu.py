@@ -10,20 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moesaic.kernels import Batch, reference
-from moesaic.kernels.reference import ACTIVATIONS, rotate, route, visible_TM
-
-__all__ = [
-    "attend",
-    "attention",
-    "experts",
-    "gated",
-    "heads",
-    "linear",
-    "rms_norm",
-    "rotate",
-    "route",
-    "router_logits",
-]
+from moesaic.kernels.reference import ACTIVATIONS, visible_TM
+from moesaic.kernels.reference import rotate as rotate
+from moesaic.kernels.reference import route as route
 
 # One row runs at memory speed (a matrix-vector product); the matrix-matrix path starts four times slower and only
 # catches up at five rows, so a few rows are cheaper one at a time.

@@ -14,25 +14,14 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from moesaic.kernels import Batch, RouteRules, reference
-from moesaic.kernels.reference import gated, rotate, visible_TM
+from moesaic.kernels.reference import gated as gated
+from moesaic.kernels.reference import rotate as rotate
+from moesaic.kernels.reference import visible_TM
 from moesaic.kernels.triton import linear as invariant
 from moesaic.kernels.triton import norm, paged_attention, router
 from moesaic.kernels.triton.layer import experts as triton_experts
 from moesaic.kernels.triton.paged_rows import Rows, tiles_of
 from moesaic.kernels.twice import learning as training
-
-__all__ = [
-    "attend",
-    "attention",
-    "experts",
-    "gated",
-    "heads",
-    "linear",
-    "rms_norm",
-    "rotate",
-    "route",
-    "router_logits",
-]
 
 HALF = (torch.bfloat16, torch.float16)
 EVEN = 256  # documents of one length, a multiple of this, may go to cuDNN

@@ -13,23 +13,13 @@ import torch
 from torch import Tensor
 
 from moesaic.kernels import Batch, RouteRules, cuda, reference
-from moesaic.kernels.cuda import attention, experts, gated, rotate
+from moesaic.kernels.cuda import attention as attention
+from moesaic.kernels.cuda import experts as experts
+from moesaic.kernels.cuda import gated as gated
+from moesaic.kernels.cuda import rotate as rotate
 from moesaic.kernels.triton import paged_attention
 from moesaic.kernels.triton.paged_rows import Rows, tiles_of
 from moesaic.kernels.twice import learning, product, twice
-
-__all__ = [
-    "attend",
-    "attention",
-    "experts",
-    "gated",
-    "heads",
-    "linear",
-    "rms_norm",
-    "rotate",
-    "route",
-    "router_logits",
-]
 
 
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:

@@ -159,9 +159,8 @@ else:
         queued, _ = engines(model, page_size=4, policy=Chunked(tokens=8))
         wishes = {"max_tokens": 5, "temperature": temperature, "record_draws": True, "ignore_eos": True}
         answers = queued.generate(asked := prompts(11, 3, 6), **wishes, seed=3)
-        assert queued.queued.seats.by_number == {} or all(
-            seat.simple for seat in queued.queued.seats.by_number.values()
-        )
+        seats = queued.queued.seats.by_number.values()
+        assert seats and all(seat.simple for seat in seats), "the device chose, and nothing else"
         whole = [prompt + answer.tokens for prompt, answer in zip(asked, answers, strict=True)]
         with torch.enable_grad():
             tokens_T = torch.tensor([token for tokens in whole for token in tokens])
