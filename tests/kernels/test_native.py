@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from moesaic.kernels import cpu, native, reference
+from moesaic.kernels import Kernels, choose, native, reference
 from moesaic.model.layout import Layout, PagedCache
 
 OPS = native.kernels()
@@ -259,5 +259,7 @@ def test_other_activations_go_to_the_library():
     close(OPS.experts(x, routes, weights, gate_up, down, "relu"), expected)
 
 
-def test_offers_what_the_library_kernels_offer():
-    assert set(cpu.__all__) <= set(dir(OPS))
+@pytest.mark.parametrize("mode", ["reference", "fast", "invariant"])
+def test_every_mode_offers_every_operation(mode):
+    asked = {name for name, value in vars(Kernels).items() if callable(value) and not name.startswith("_")}
+    assert asked and asked <= set(dir(choose("cpu", mode)))
