@@ -72,6 +72,7 @@ class Reading(KVPolicy):
     def __init__(self, prompt: int, policies: list[KVPolicy]) -> None:
         kinds = {(policy.watch(policy.due(0, prompt), prompt), policy.decay) for policy in policies}
         self.kinds = [kind for kind in kinds if kind[0] < prompt]
+        self.queries = max((policy.encoding.queries for policy in policies if policy.encoding is not None), default=0)
 
     def due(self, computed: int, prompt: int) -> int:
         return prompt if computed < prompt else sys.maxsize
@@ -87,6 +88,13 @@ class Recording(Compact):
     """A compact sequence with as many scores as there are ways to watch."""
 
     scores: dict[tuple[int, float], list[Tensor]]
+
+    def hear(self, layer: int, q_THC: Tensor) -> None:
+        assert isinstance(self.policy, Reading)
+        if self.computed < self.prompt and self.policy.queries:
+            before = self.queries[layer]
+            heard_THC = q_THC.bfloat16() if before is None else torch.cat([before, q_THC.bfloat16()])
+            self.queries[layer] = heard_THC[-self.policy.queries :]
 
     def watch(self, layer: int, weights_NTM: Tensor, first: int) -> None:
         assert isinstance(self.policy, Reading)
@@ -137,6 +145,9 @@ def handed_over(model: Model, recording: Recording, source: Request, policy: KVP
         for layer in range(store.layers):
             k_NMC, v_NMC = recording.read(layer)
             compact.extend(layer, k_NMC[:, : len(prompt)].transpose(0, 1), v_NMC[:, : len(prompt)].transpose(0, 1))
+            heard_THC = recording.queries[layer]
+            if policy.encoding is not None and policy.encoding.queries and heard_THC is not None:
+                compact.queries[layer] = heard_THC[-policy.encoding.queries :]
             kind = (compact.watch_from, policy.decay)
             if kind in recording.scores:
                 compact.scores_LNM[layer] = recording.scores[kind][layer][:, : len(prompt)]

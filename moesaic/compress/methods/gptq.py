@@ -23,7 +23,7 @@ from torch import Tensor
 
 from moesaic.compress.grid import Grid
 from moesaic.compress.methods import ByMatrix, Maker
-from moesaic.compress.refine import refined, squared_error
+from moesaic.compress.refine import Steps, refined, squared_error
 from moesaic.compress.seen import Seen
 from moesaic.kernels.quantised import QuantisedMatrix
 
@@ -63,17 +63,38 @@ class GPTQ(ByMatrix):
         return gptq(weight_OI, seen, self._grid(), self.damping, self.turns)
 
 
+@dataclass
+class Piece:
+    """Some of the outputs of a matrix, rounded for their own moments (damped)."""
+
+    rows: slice
+    moments_II: Tensor
+    codes_OI: Tensor
+    steps: Steps
+
+
 def gptq(weight_OI: Tensor, seen: Seen, grid: Grid, damping: float = 0.0, turns: int = TURNS) -> QuantisedMatrix:
+    return joined(grid, pieces(weight_OI, seen, grid, damping, turns))
+
+
+def pieces(weight_OI: Tensor, seen: Seen, grid: Grid, damping: float = 0.0, turns: int = TURNS) -> list[Piece]:
     made = []
     dampings = repeat(damping) if damping else steady_dampings(weight_OI, seen, grid)
     for (rows, moments_II), share in zip(seen.parts(len(weight_OI)), dampings, strict=False):
         moments_II = damped(moments_II, share)
-        steps = grid.fit(weight_OI[rows], moments_II.diagonal())
-        codes_OI = gptq_codes(weight_OI[rows], moments_II, grid, *steps)
-        made.append(refined(weight_OI[rows], moments_II, grid, codes_OI, steps, turns))
-    scales = torch.cat([scales_OG for _, (scales_OG, _) in made])
-    zeros = [zeros_OG for _, (_, zeros_OG) in made if zeros_OG is not None]
-    return grid.made(torch.cat([codes_OI for codes_OI, _ in made]), scales, torch.cat(zeros) if zeros else None)
+        made.append(Piece(rows, moments_II, *rounded(weight_OI[rows], moments_II, grid, turns)))
+    return made
+
+
+def rounded(weight_OI: Tensor, moments_II: Tensor, grid: Grid, turns: int) -> tuple[Tensor, Steps]:
+    steps = grid.fit(weight_OI, moments_II.diagonal())
+    return refined(weight_OI, moments_II, grid, gptq_codes(weight_OI, moments_II, grid, *steps), steps, turns)
+
+
+def joined(grid: Grid, made: list[Piece]) -> QuantisedMatrix:
+    scales = torch.cat([piece.steps[0] for piece in made])
+    zeros = [piece.steps[1] for piece in made if piece.steps[1] is not None]
+    return grid.made(torch.cat([piece.codes_OI for piece in made]), scales, torch.cat(zeros) if zeros else None)
 
 
 def damped(moments_II: Tensor, share: float) -> Tensor:

@@ -1,13 +1,17 @@
 """MiLo (Huang et al. 2025): three or four bits and a correction of low rank, larger where a matrix is harder to round.
 
-    moesaic compress out/mixture --method milo --out out/small bits=3 group=64 rank=16
-    moesaic compress out/mixture --method milo --out out/small bits=3 group=64 rank=16 calibrate=false
+    moesaic compress out/mixture --method milo --out out/small bits=3 group=64 rank=32
+    moesaic compress out/mixture --method milo --out out/small bits=3 group=64 calibrate=false
 
 W is taken apart into codes and U V in turns: the codes of W - U V, then U V from what the codes left over. Matrices
 that every token passes (attention, dense and shared networks) get `rank`; of the routed experts' equal budget each gets
 a share by the kurtosis of its weights (heavy tails round badly) and by how often it is chosen. U and V are kept in few
-bits too. The paper reads no text: `calibrate=false` is that. With it, errors count by what flows into the matrix: the
-codes come from GPTQ, and the correction from the singular values of the error at the output.
+bits too: twice the rank in four bits is worth more than half of it in eight. U is stored in blocks of 32, so that ranks
+which are multiples of it waste nothing.
+
+The paper reads no text: `calibrate=false` is that. With it, errors count by what flows into the matrix: the codes come
+from GPTQ, and the correction from the singular values of the error at the output. It takes many turns until the two
+have parted the work between them; codes found anew by GPTQ get further than the old ones refined, but not for ever.
 """
 
 from __future__ import annotations
@@ -20,8 +24,9 @@ from torch import Tensor
 
 from moesaic.compress.grid import Grid
 from moesaic.compress.methods import ByMatrix, Maker
-from moesaic.compress.methods.gptq import gptq
+from moesaic.compress.methods.gptq import Piece, damped, joined, pieces, rounded
 from moesaic.compress.methods.hqq import half_quadratic
+from moesaic.compress.refine import refined
 from moesaic.compress.seen import Seen
 from moesaic.kernels.quantised import QuantisedMatrix
 
@@ -29,16 +34,18 @@ if TYPE_CHECKING:
     from moesaic.compress.job import Job
 
 LEAST_GAIN = 1e-3  # of the error, for another turn
+DAMPING = 0.03  # of the moments that the correction goes by; see `compress/methods/gptq.py`
+ANEW = 3  # turns in which GPTQ finds the codes anew
 
 
 @dataclass(frozen=True)
 class MiLo(ByMatrix):
     bits: int = 3
     group: int = 64
-    rank: int = 16
-    expert_rank: int = 8  # on average
-    correction_bits: int = 8
-    turns: int = 3
+    rank: int = 32
+    expert_rank: int = 16  # on average
+    correction_bits: int = 4
+    turns: int = 8
     calibrate: bool = True
     symmetric: bool = False
 
@@ -72,41 +79,73 @@ class MiLo(ByMatrix):
 
     def _taken_apart(self, weight_OI: Tensor, seen: Seen, rank: int) -> QuantisedMatrix:
         rank = min(rank, *weight_OI.shape)
-        turn_II = _root(seen.moments_II) if self.calibrate else None
+        if self.calibrate:
+            return self._by_what_flows(weight_OI, seen, rank)
         low_OI = torch.zeros_like(weight_OI)
         best: QuantisedMatrix | None = None
         least = float("inf")
         for _ in range(self.turns):
-            made = self._codes(weight_OI - low_OI, seen)
+            made = half_quadratic(weight_OI - low_OI, Grid(self.bits, self.group, symmetric=False), 20)
             if not rank:
                 return made
-            down, up = self._correction(weight_OI - made.dense(), rank, turn_II)
-            low_OI = up.dense() @ down.dense()
-            off_OI = weight_OI - made.dense() - low_OI
-            error = float((off_OI @ seen.moments_II * off_OI).sum()) if self.calibrate else float(off_OI.square().sum())
-            made.down_RI, made.up_OR = down, up
+            left_OI = weight_OI - made.own()
+            made.down_RI, made.up_OR = map(self._few_bits, alike(*_largest(left_OI, rank)))
+            low_OI = made.up_OR.dense() @ made.down_RI.dense()
+            error = float((left_OI - low_OI).square().sum())
             if error >= least * (1 - LEAST_GAIN):
                 break
             best, least = made, error
         assert best is not None
         return best
 
-    def _codes(self, weight_OI: Tensor, seen: Seen) -> QuantisedMatrix:
+    def _by_what_flows(self, weight_OI: Tensor, seen: Seen, rank: int) -> QuantisedMatrix:
         grid = Grid(self.bits, self.group, self.symmetric)
-        if self.calibrate:
-            return gptq(weight_OI, seen, grid)
-        return half_quadratic(weight_OI, Grid(self.bits, self.group, symmetric=False), 20)
+        made = pieces(weight_OI, seen, grid, turns=3 if not rank else 1)
+        if not rank:
+            return joined(grid, made)
+        root_II, back_II = _root(damped(seen.moments_II, DAMPING))
+        best: QuantisedMatrix | None = None
+        least = float("inf")
+        for turn in range(self.turns):
+            left_OI = weight_OI - joined(grid, made).dense()
+            v_RI, _ = alike(*_largest(left_OI @ root_II, rank))
+            down = self._few_bits(v_RI @ back_II)
+            up = self._few_bits(_fitted(left_OI, down.dense(), made))
+            low_OI = up.dense() @ down.dense()
+            off_OI = left_OI - low_OI
+            error = sum(float((off_OI[of.rows] @ of.moments_II * off_OI[of.rows]).sum()) for of in made)
+            if error < least:
+                best, least = joined(grid, made), error
+                best.down_RI, best.up_OR = down, up
+            if turn + 1 < self.turns:
+                for of in made:
+                    wanted_OI = weight_OI[of.rows] - low_OI[of.rows]
+                    if turn < ANEW:
+                        of.codes_OI, of.steps = rounded(wanted_OI, of.moments_II, grid, 1)
+                    else:
+                        of.codes_OI, of.steps = refined(wanted_OI, of.moments_II, grid, of.codes_OI, of.steps, 1)
+        assert best is not None
+        return best
 
-    def _correction(
-        self, off_OI: Tensor, rank: int, turn_II: tuple[Tensor, Tensor] | None
-    ) -> tuple[QuantisedMatrix, QuantisedMatrix]:
-        turned_OI = off_OI if turn_II is None else off_OI @ turn_II[0]
-        u_OR, v_RI = _largest(turned_OI, rank)
-        size_R = (u_OR.norm(dim=0) / v_RI.norm(dim=1)).sqrt().clamp(min=1e-12)  # alike in size, so alike in steps
-        down_RI = v_RI * size_R[:, None]
-        down_RI = down_RI if turn_II is None else down_RI @ turn_II[1]
-        grid = Grid(self.correction_bits, 64)
-        return grid.matrix(down_RI), grid.matrix(u_OR / size_R)
+    def _few_bits(self, part: Tensor) -> QuantisedMatrix:
+        return Grid(self.correction_bits, 64).matrix(part)
+
+
+def alike(u_OR: Tensor, v_RI: Tensor) -> tuple[Tensor, Tensor]:
+    """V and U with their columns and rows alike in size, so that they are alike in steps."""
+    size_R = (u_OR.norm(dim=0) / v_RI.norm(dim=1)).sqrt().clamp(min=1e-12)
+    return v_RI * size_R[:, None], u_OR / size_R
+
+
+def _fitted(left_OI: Tensor, down_RI: Tensor, made: list[Piece]) -> Tensor:
+    """The best U for this V; what flows in counts otherwise for each part of the outputs."""
+    found = []
+    for of in made:
+        seen_RI = down_RI @ of.moments_II
+        system_RR = (seen_RI @ down_RI.T).double()
+        system_RR.diagonal().mul_(1 + 1e-6).add_(1e-12)
+        found.append(torch.linalg.solve(system_RR, (seen_RI @ left_OI[of.rows].T).double()).T.float())
+    return torch.cat(found)
 
 
 def _largest(off_OI: Tensor, rank: int) -> tuple[Tensor, Tensor]:

@@ -35,6 +35,7 @@ def attend(compact: Compact, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, layer:
     """Write the new tokens' keys and values, then let the new tokens look at all rows of their sequence."""
     new, heads, size = q_THC.shape
     compact.extend(layer, k_TNC, v_TNC)
+    compact.hear(layer, q_THC)
     if compact.widths[layer] == new:
         k_NMC, v_NMC = k_TNC.transpose(0, 1), v_TNC.transpose(0, 1)
     else:

@@ -37,6 +37,8 @@ class Compact:
         self.rows_LNM = torch.zeros(layers, heads, 0, dtype=torch.int32, device=device)
         self.positions_LNM = torch.zeros(layers, heads, 0, dtype=torch.int32, device=device)
         self.scores_LNM = torch.zeros(layers, heads, 0, device=device)
+        # The last tokens' queries (T, H, C), where keys are rounded for them: in few bits, only their moments count.
+        self.queries: list[Tensor | None] = [None] * layers
         self._count()
 
     # How large it is
@@ -66,7 +68,7 @@ class Compact:
     @property
     def bookkeeping_bytes(self) -> int:
         """Memory beside the pages."""
-        known = (self.units_LNK, self.rows_LNM, self.positions_LNM, self.scores_LNM, *self.coded_rows)
+        known = (self.units_LNK, self.rows_LNM, self.positions_LNM, self.scores_LNM, *self.coded_rows, *self.queries)
         return sum(tensor.nbytes for tensor in known if tensor is not None)
 
     # More tokens
@@ -156,6 +158,17 @@ class Compact:
             weights_NTM = weights_NTM * (decay ** after_T.float())[:, None]
         self.scores_LNM[layer, :, self.scores_LNM.shape[-1] - weights_NTM.shape[-1] :] += weights_NTM.sum(1)
 
+    def hear(self, layer: int, q_THC: Tensor) -> None:
+        """Remember the last queries, as many as keys are rounded for."""
+        last = self.policy.encoding.queries if self.policy.encoding is not None else 0
+        if not last:
+            return
+        new_THC, before = q_THC[-last:].to(torch.bfloat16), self.queries[layer]
+        more = last - len(new_THC)
+        if before is not None and more:
+            new_THC = torch.cat([before[-more:], new_THC])
+        self.queries[layer] = new_THC
+
     # Fewer
 
     def end(self, tokens: Sequence[int], pages: list[int]) -> list[int]:
@@ -190,6 +203,8 @@ class Compact:
         # Right-aligned again: what goes first in every head, then what stays, in order.
         most = int(counts_LN.max())
         column_LNM = rows_LNM.to(torch.uint8).argsort(dim=-1, stable=True)[..., rows_LNM.shape[-1] - most :]
+        if encoding is not None and encoding.first:
+            column_LNM = self._first_behind_blocks(column_LNM, counts_LN, encoded, encoding.first)
         gap_LNM = torch.arange(most) < (most - counts_LN)[..., None]
         gap_on_device = gap_LNM.to(self.store.device)
         contents = [
@@ -206,6 +221,15 @@ class Compact:
         freed = pages[used:]
         del pages[used:]
         return freed
+
+    def _first_behind_blocks(self, column_LNM: Tensor, counts_LN: Tensor, encoded: list[int], first: int) -> Tensor:
+        """The order of columns in which the first rows, which are not encoded, come after all that are."""
+        column_LNM = column_LNM.clone()
+        for layer, (before, after) in enumerate(zip(self.encoded, encoded)):
+            own_NM = column_LNM[layer, :, column_LNM.shape[-1] - int(counts_LN[layer].max()) :]
+            stays, coded = own_NM[:, before : before + first], own_NM[:, before + first : after + first]
+            own_NM[:, before : after + first] = torch.cat([coded, stays], dim=1)
+        return column_LNM
 
     def _contents(
         self,
@@ -230,7 +254,7 @@ class Compact:
         if kept is not None and kept.onto_LNM is not None:
             onto_NM = kept.onto_LNM[layer, :, kept.onto_LNM.shape[-1] - k_NMC.shape[1] :]
             k_NMC, v_NMC = self.policy.merge(k_NMC, v_NMC, onto_NM)
-        if dropped:
+        if dropped or (encoding is not None and encoding.first):
             start = rows_LNM.shape[-1] - self.widths[layer]  # columns of the layer begin here
             index = (column_LNM[layer, :, column_LNM.shape[-1] - width :] - start).clamp_(min=0)
             index = index[..., None].expand(-1, -1, store.size)
@@ -240,11 +264,16 @@ class Compact:
             return k_NMC, v_NMC, None
         block_bytes = store.block_rows * store.row_bytes
         fresh = (
-            encoding.encode(k_NMC[:, before:after], encoding.keys, block_bytes),
+            encoding.encode(k_NMC[:, before:after], encoding.keys, block_bytes, self._heard(layer)),
             encoding.encode(v_NMC[:, before:after], encoding.values, block_bytes),
         )
         joined = fresh if old is None else (torch.cat([old[0], fresh[0]], 1), torch.cat([old[1], fresh[1]], 1))
         return k_NMC[:, after:], v_NMC[:, after:], joined
+
+    def _heard(self, layer: int) -> Tensor | None:
+        """The last queries of each key head (N, Q, C)."""
+        q_THC = self.queries[layer]
+        return None if q_THC is None else q_THC.unflatten(1, (self.store.heads, -1)).transpose(0, 1).flatten(1, 2)
 
     def _place(self, pages: Sequence[int], gap_LNM: Tensor) -> None:
         """Units from 0 on for what there is now, and where every row lies in them."""

@@ -1,8 +1,9 @@
 """Keys and values of several tokens in the memory of one: codes of 8, 4 or 2 bits with a scale and a least value each.
 
-Tokens are encoded in blocks of `group`. By channel (KIVI, MiniKV's keys), each channel of a block has one scale over
-all its tokens; by token, every `channels` numbers of a token share one. A block fills whole rows of the cache: a row is
-one head's key or value of one token, and here only bytes.
+Tokens are encoded in blocks of `group`, to the nearest codes, or keys to those that lose least to queries. By channel
+(KIVI, MiniKV's keys), each channel of a block has one scale over all its tokens; by token, every `channels` numbers of
+a token share one. A block fills whole rows of the cache: a row is one head's key or value of one token, and here only
+bytes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+
+from moesaic.serve.kv.rounding import codes_for_queries
 
 By = Literal["channel", "token"]
 
@@ -24,6 +27,10 @@ class Encoding:
     recent: int = 64  # newest tokens, which stay as they are
     keys: By = "channel"
     values: By = "token"
+    first: int = (
+        0  # tokens that stay as they are: all others look at them, and what is large there is large nowhere else
+    )
+    queries: int = 0  # last tokens whose queries keys are rounded for (`serve/kv/rounding.py`); 0: to the nearest code
 
     def __post_init__(self) -> None:
         if self.bits not in (2, 4, 8):
@@ -32,6 +39,8 @@ class Encoding:
             raise ValueError("group must be a multiple of 8")
         if self.channels < 1 or self.recent < 1:
             raise ValueError("channels and recent must be at least 1")
+        if self.first < 0 or self.queries < 0:
+            raise ValueError("first and queries must not be negative")
 
     def rows(self, size: int, row_bytes: int) -> int:
         """How many rows of the cache a block takes; keys and values take equally many."""
@@ -44,10 +53,10 @@ class Encoding:
         return self.channels if size % self.channels == 0 else size
 
     def encoded_tokens(self, tokens: int) -> int:
-        """How many of a head's tokens, the oldest, are kept in blocks."""
-        return max(0, tokens - self.recent) // self.group * self.group
+        """How many of a head's tokens, the oldest but the first, are kept in blocks."""
+        return max(0, tokens - self.recent - self.first) // self.group * self.group
 
-    def encode(self, x_NMC: Tensor, by: By, block_bytes: int) -> Tensor:
+    def encode(self, x_NMC: Tensor, by: By, block_bytes: int, queries_NQC: Tensor | None = None) -> Tensor:
         """Whole blocks of tokens to bytes (N, blocks, block_bytes)."""
         grouped = self._grouped(x_NMC.float(), by)
         axis = -2 if by == "channel" else -1
@@ -56,7 +65,13 @@ class Encoding:
         least = least.to(torch.float16)
         scale = ((most - least.float()) / (2**self.bits - 1)).clamp(min=0).to(torch.float16)
         scale = torch.where(scale > 0, scale, torch.ones_like(scale))
-        codes = ((grouped - least.float()) / scale.float()).round_().clamp_(0, 2**self.bits - 1).to(torch.uint8)
+        if queries_NQC is None:
+            codes = ((grouped - least.float()) / scale.float()).round_().clamp_(0, 2**self.bits - 1)
+        else:
+            scale_NMC, least_NMC = (part.float().expand_as(grouped).reshape(x_NMC.shape) for part in (scale, least))
+            codes = codes_for_queries(x_NMC.float(), scale_NMC, least_NMC, 2**self.bits - 1, queries_NQC)
+            codes = codes.reshape(grouped.shape)
+        codes = codes.to(torch.uint8)
         heads, blocks = codes.shape[:2]
         packed = codes.reshape(heads, blocks, -1, 8 // self.bits)
         packed = (packed << self._shifts(x_NMC.device)).sum(-1, dtype=torch.uint8)

@@ -23,10 +23,14 @@ class Quantised(KVPolicy):
     channels: int = 32  # of a token that share a scale
     recent: int = 32  # newest tokens, which stay as they are
     keys: Literal["channel", "token"] = "channel"
+    first: int = 4  # tokens that stay as they are too
+    queries: int = 16  # last tokens whose queries the keys are rounded for; 0: to the nearest code
     encoding: Encoding = field(init=False)
 
     def __post_init__(self) -> None:
-        made = Encoding(self.bits, self.group, self.channels, self.recent, self.keys)
+        made = Encoding(
+            self.bits, self.group, self.channels, self.recent, self.keys, first=self.first, queries=self.queries
+        )
         object.__setattr__(self, "encoding", made)
 
     def due(self, computed: int, prompt: int) -> int:

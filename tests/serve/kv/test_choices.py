@@ -110,17 +110,19 @@ def test_lethe_with_equal_layers_is_equal(scores: np.ndarray) -> None:
 
 
 def test_minikv_keeps_fewer_in_later_layers(scores: np.ndarray) -> None:
-    rows = chosen(MiniKV(share=0.5, least=1, falling=0.5, newest=0.5, pool=1), seen(scores))
-    assert rows.sum(-1).tolist() == [[30, 30], [20, 20], [10, 10]]
-    for layer, budget in enumerate((30, 20, 10)):
-        newest = budget // 2
-        for head in range(HEADS):
-            older = highest(scores[layer, head, : ROWS - newest], budget - newest)
-            assert set(np.flatnonzero(rows[layer, head])) == older | set(range(ROWS - newest, ROWS))
+    for first in (0, 4):
+        rows = chosen(MiniKV(share=0.5, least=1, falling=0.5, newest=0.5, pool=1, first=first), seen(scores))
+        assert rows.sum(-1).tolist() == [[30, 30], [20, 20], [10, 10]]
+        for layer, budget in enumerate((30, 20, 10)):
+            newest = budget // 2
+            ends = {*range(first), *range(ROWS - newest, ROWS)}
+            for head in range(HEADS):
+                between = highest(scores[layer, head, first : ROWS - newest], budget - newest - first)
+                assert set(np.flatnonzero(rows[layer, head])) == {row + first for row in between} | ends
     assert MiniKV(share=0.5, least=1).prune(seen(scores, prompt=30)) is None  # the answer stays
     lonely = np.zeros_like(scores)
     lonely[..., 20] = 1.0
-    pooled = chosen(MiniKV(share=0.25, least=1, falling=0.0, newest=0.2, pool=5), seen(lonely))
+    pooled = chosen(MiniKV(share=0.25, least=1, falling=0.0, newest=0.2, pool=5, first=0), seen(lonely))
     assert pooled[..., 18:23].all()  # with the rows beside it
 
 

@@ -41,6 +41,31 @@ def test_a_block_without_spread_comes_back() -> None:
         assert torch.equal(encoding.decode(encoding.encode(x, by, 256), by, 8), x)
 
 
+@pytest.mark.parametrize("by", ["channel", "token"])
+def test_codes_for_queries_lose_less_to_queries(by: By) -> None:
+    """Against queries that were not counted, as far as they are alike."""
+    draw = torch.Generator().manual_seed(0)
+    mix = torch.randn(2, 32, 32, generator=draw) * torch.logspace(0, -2, 32)  # a few directions matter
+    queries, later = (torch.randn(2, 48, 32, generator=draw) @ mix.transpose(1, 2) for _ in range(2))
+    keys = torch.randn(2, 64, 32, generator=draw)
+    encoding = Encoding(2, group=16, channels=16)
+    size = encoding.rows(32, 128) * 128
+    nearest = encoding.decode(encoding.encode(keys, by, size), by, 32)
+    read = encoding.decode(encoding.encode(keys, by, size, queries), by, 32)
+    off, least = ((later @ (made - keys).transpose(1, 2)).square().mean() for made in (read, nearest))
+    assert off < 0.5 * least
+    assert (read - keys).square().mean() > (nearest - keys).square().mean()  # which is what nearest means
+
+
+def test_codes_for_queries_that_say_nothing_are_the_nearest() -> None:
+    encoding = Encoding(2, group=16, channels=16)
+    keys = torch.randn(1, 32, 16)
+    even = torch.eye(16)[None] * 3
+    size = encoding.rows(16, 64) * 64
+    for queries in (even, torch.zeros(1, 4, 16)):
+        assert torch.equal(encoding.encode(keys, "channel", size, queries), encoding.encode(keys, "channel", size))
+
+
 def test_room() -> None:
     assert Encoding(2, group=32, channels=32).rows(64, 256) == 3  # 512 bytes of codes, 256 of scales
     assert Encoding(4, group=32, channels=32).rows(64, 256) == 5
@@ -49,7 +74,7 @@ def test_room() -> None:
 
 
 def test_wrong_options() -> None:
-    for wrong in ({"bits": 3}, {"bits": 4, "group": 7}, {"bits": 4, "recent": 0}):
+    for wrong in ({"bits": 3}, {"bits": 4, "group": 7}, {"bits": 4, "recent": 0}, {"bits": 2, "first": -1}):
         with pytest.raises(ValueError):
             Encoding(**wrong)
         with pytest.raises(ValueError):
@@ -79,8 +104,10 @@ def test_tokens_are_encoded_once_and_oldest_first(model: Model) -> None:
     plain.add(other)
     plain.step()
     slabs = plain.cache.layers[0]
+    order = [*range(4, 52), *range(4), *range(52, 61)]  # the first four stay as they are, behind the blocks
+    assert compact.positions_LNM[0, 0].tolist() == order
     for mine, name in ((keys, "keys"), (values, "values")):
-        true = slabs[name][other.pages].flatten(0, 1)[:61].transpose(0, 1)
+        true = slabs[name][other.pages].flatten(0, 1)[:61].transpose(0, 1)[:, order]
         torch.testing.assert_close(mine[:, 48:], true[:, 48:], rtol=1e-4, atol=1e-5)
         assert 0 < (mine[:, :48] - true[:, :48]).abs().max() < 0.2 * true.abs().max()
     before = keys[:, :48].clone()
@@ -88,3 +115,4 @@ def test_tokens_are_encoded_once_and_oldest_first(model: Model) -> None:
         engine.step()
     assert compact.encoded == [64, 64]
     assert torch.equal(compact.read(0)[0][:, :48], before)  # not encoded again
+    assert compact.positions_LNM[0, 0].tolist()[:71] == [*range(4, 68), *range(4), 68, 69, 70]
