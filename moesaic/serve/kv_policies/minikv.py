@@ -7,7 +7,7 @@ What stays is kept in 2 bits but for the newest tokens: keys with a scale for ea
 (sub-channel), values with one for each token. The answer's tokens all stay, and are encoded block by block.
 
 Codes of keys are those that lose least to the last queries, not the nearest, and the first tokens, which every other
-looks at, stay as they are: the paper has neither, and without them a small model loses a fifth more of its answers.
+looks at, stay as they are. The paper has neither; a small model needs both (`docs/LOG.md`).
 """
 
 from __future__ import annotations
