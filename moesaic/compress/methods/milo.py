@@ -133,7 +133,7 @@ class MiLo(ByMatrix):
 
 def alike(u_OR: Tensor, v_RI: Tensor) -> tuple[Tensor, Tensor]:
     """V and U with their columns and rows alike in size, so that they are alike in steps."""
-    size_R = (u_OR.norm(dim=0) / v_RI.norm(dim=1)).sqrt().clamp(min=1e-12)
+    size_R = (u_OR.norm(dim=0) / v_RI.norm(dim=1)).sqrt().clamp(min=1e-12, max=1e12)  # nothing may be left over
     return v_RI * size_R[:, None], u_OR / size_R
 
 
