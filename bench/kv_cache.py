@@ -90,11 +90,8 @@ class Recording(Compact):
     scores: dict[tuple[int, float], list[Tensor]]
 
     def hear(self, layer: int, q_THC: Tensor) -> None:
-        assert isinstance(self.policy, Reading)
-        if self.computed < self.prompt and self.policy.queries:
-            before = self.queries[layer]
-            heard_THC = q_THC.bfloat16() if before is None else torch.cat([before, q_THC.bfloat16()])
-            self.queries[layer] = heard_THC[-self.policy.queries :]
+        if self.computed < self.prompt:
+            super().hear(layer, q_THC)
 
     def watch(self, layer: int, weights_NTM: Tensor, first: int) -> None:
         assert isinstance(self.policy, Reading)
@@ -120,6 +117,7 @@ def read(model: Model, prompt: list[int], policies: list[KVPolicy]) -> tuple[Rec
     store = engine.blocks.store
     assert store is not None
     recording = Recording(store, len(prompt))
+    recording.hears = reading.queries
     recording.scores = {kind: [] for kind in reading.kinds}
     request = engine.request(prompt, Sampling(max_tokens=MOST_TOKENS, temperature=0.0))
     request.compact = recording

@@ -42,3 +42,4 @@ def test_a_matrix_with_nothing_left_over(
     seen = Seen(weight_and_seen[1].rows_TI)
     made = MiLo(rank=8, turns=2, calibrate=calibrate).matrix("one", nothing_OI, seen)
     assert torch.equal(made.dense(), nothing_OI)
+    assert made.down_RI is not None and made.down_RI.dense().abs().max() < 1  # nor is half of it large

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from moesaic.compress.grid import Grid
 from moesaic.compress.methods import ByMatrix, Maker
-from moesaic.compress.methods.gptq import Piece, damped, joined, pieces, rounded
+from moesaic.compress.methods.gptq import TURNS, Piece, damped, joined, pieces, rounded
 from moesaic.compress.methods.hqq import half_quadratic
 from moesaic.compress.refine import refined
 from moesaic.compress.seen import Seen
@@ -100,7 +100,7 @@ class MiLo(ByMatrix):
 
     def _by_what_flows(self, weight_OI: Tensor, seen: Seen, rank: int) -> QuantisedMatrix:
         grid = Grid(self.bits, self.group, self.symmetric)
-        made = pieces(weight_OI, seen, grid, turns=3 if not rank else 1)
+        made = pieces(weight_OI, seen, grid, turns=1 if rank else TURNS)
         if not rank:
             return joined(grid, made)
         root_II, back_II = _root(damped(seen.moments_II, DAMPING))

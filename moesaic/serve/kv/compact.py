@@ -37,7 +37,8 @@ class Compact:
         self.rows_LNM = torch.zeros(layers, heads, 0, dtype=torch.int32, device=device)
         self.positions_LNM = torch.zeros(layers, heads, 0, dtype=torch.int32, device=device)
         self.scores_LNM = torch.zeros(layers, heads, 0, device=device)
-        # The last tokens' queries (T, H, C), where keys are rounded for them: in few bits, only their moments count.
+        # The last tokens' queries (T, H, C), as many as keys are rounded for.
+        self.hears = self.policy.encoding.queries if self.policy.encoding is not None else 0
         self.queries: list[Tensor | None] = [None] * layers
         self._count()
 
@@ -159,12 +160,12 @@ class Compact:
         self.scores_LNM[layer, :, self.scores_LNM.shape[-1] - weights_NTM.shape[-1] :] += weights_NTM.sum(1)
 
     def hear(self, layer: int, q_THC: Tensor) -> None:
-        """Remember the last queries, as many as keys are rounded for."""
-        last = self.policy.encoding.queries if self.policy.encoding is not None else 0
-        if not last:
+        """Remember the last queries."""
+        if not self.hears:
             return
-        new_THC, before = q_THC[-last:].to(torch.bfloat16), self.queries[layer]
-        more = last - len(new_THC)
+        # A copy: what it is cut from is as long as the pass.
+        new_THC, before = q_THC[-self.hears :].to(torch.bfloat16, copy=True), self.queries[layer]
+        more = self.hears - len(new_THC)
         if before is not None and more:
             new_THC = torch.cat([before[-more:], new_THC])
         self.queries[layer] = new_THC

@@ -27,9 +27,7 @@ class Encoding:
     recent: int = 64  # newest tokens, which stay as they are
     keys: By = "channel"
     values: By = "token"
-    first: int = (
-        0  # tokens that stay as they are: all others look at them, and what is large there is large nowhere else
-    )
+    first: int = 0  # oldest tokens, which stay as they are too: all others look at them
     queries: int = 0  # last tokens whose queries keys are rounded for (`serve/kv/rounding.py`); 0: to the nearest code
 
     def __post_init__(self) -> None:

@@ -3,11 +3,11 @@
     moesaic serve DIR --kv-policy minikv --kv share=0.5
 
 After the prompt the newest rows and those with the most attention stay, and earlier layers keep more than later ones.
-What stays is kept in 2 bits but for the newest tokens: keys with a scale for each channel of a block of tokens
-(sub-channel), values with one for each token. The answer's tokens all stay, and are encoded block by block.
+What stays is kept in 2 bits but for the first and the newest tokens: keys with a scale for each channel of a block of
+tokens (sub-channel), values with one for each token. The answer's tokens all stay, and are encoded block by block.
 
 Codes of keys are those that lose least to the last queries, not the nearest, and the first tokens, which every other
-looks at, stay as they are. The paper has neither; a small model needs both (`docs/LOG.md`).
+looks at, stay as they are. The paper has neither; on a small model both help (`docs/LOG.md`).
 """
 
 from __future__ import annotations

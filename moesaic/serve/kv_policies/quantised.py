@@ -3,8 +3,8 @@
     moesaic serve DIR --kv-policy quantised --kv bits=8
     moesaic serve DIR --kv-policy quantised --kv bits=4 --kv keys=token
 
-After the prompt, and whenever a block of the answer is full, all but the newest tokens are encoded. Keys have one scale
-per channel and block, or, as values do, one per token; a scale and a least value take 4 bytes.
+After the prompt, and whenever a block of the answer is full, all but the first and the newest tokens are encoded. Keys
+have one scale per channel and block, or, as values do, one per token; a scale and a least value take 4 bytes.
 """
 
 from __future__ import annotations
