@@ -38,6 +38,7 @@ def command(
         str, typer.Option(metavar="moesaic|compressed-tensors", help="The second is what transformers and vLLM load.")
     ] = "moesaic",
     check_tokens: Annotated[int, typer.Option(help="To measure perplexity on, before and after; 0: do not.")] = 2048,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; else what there is.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is a model directory.")] = False,
     json: JsonFlag = False,
 ) -> None:
@@ -57,7 +58,7 @@ def command(
     made = chosen.make(method, Compressor, "--method")  # type: ignore[type-abstract]
     chosen.check()
     assert made is not None
-    wish = Wish(data, samples, length, ends_bits, least, layout, check_tokens, force)
+    wish = Wish(data, samples, length, ends_bits, least, layout, check_tokens, force, device)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=json) as bar:
         task = bar.add_task("reading")

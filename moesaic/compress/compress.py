@@ -19,7 +19,7 @@ from moesaic.evaluate.suites.perplexity import perplexity
 from moesaic.model import lineage
 from moesaic.model.checkpoint import Checkpoint
 from moesaic.model.compressed import is_compressed, open_checkpoint
-from moesaic.model.directory import Parts, load
+from moesaic.model.directory import Parts, chosen_device, load
 from moesaic.model.facts import facts
 from moesaic.model.tokenizer import Tokenizer
 
@@ -36,6 +36,7 @@ class Wish:
     layout: str = "moesaic"
     check_tokens: int = 2048
     force: bool = False
+    device: str | None = None  # None: what there is
 
     def check(self) -> None:
         writing.check_layout(self.layout)
@@ -94,7 +95,8 @@ def compress(
         "layout": wish.layout,
     }
     shelf = Shelf(out, request)
-    job = Job(parts, directory, shelf, sequences, ends_bits, wish.least, wish.layout != "moesaic", progress)
+    whole_zeros, device = wish.layout != "moesaic", chosen_device(wish.device)
+    job = Job(parts, directory, shelf, sequences, ends_bits, wish.least, whole_zeros, progress, device)
     config = method.run(job)
     errors = layer_errors(shelf)
     before, known = Checkpoint(directory).bytes, facts(config)
@@ -125,8 +127,9 @@ def _cost(directory: Path, out: Path, tokenizer: Tokenizer, text: str, wish: Wis
     tail = tokenizer.encode(text[-wish.check_tokens * 16 :])[-wish.check_tokens :]
     if len(tail) < 2:
         return {}
-    before = perplexity(load(directory), tail, length, length).perplexity
-    after = perplexity(load(out), tail, length, length).perplexity
+    before, after = (
+        perplexity(load(place, device=wish.device), tail, length, length).perplexity for place in (directory, out)
+    )
     return {
         "check_tokens": len(tail),
         "perplexity_before": round(before, 4),

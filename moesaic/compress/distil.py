@@ -44,7 +44,7 @@ def reduced(job: Job, kept: list[int], config: ModelConfig) -> dict[str, Tensor]
         where = name.split(".")
         if where[0] == "layers":
             where[1] = str(kept[int(where[1])])
-        found[name] = job.parts.tensor(".".join(where)).float()
+        found[name] = job.tensor(".".join(where))
     return found
 
 
@@ -53,7 +53,7 @@ def distil(
 ) -> dict[str, Tensor]:
     """The weights after the lesson, before rounding."""
     with torch.device("meta"):
-        student = Model(config)
+        student = Model(config, job.mode)
     learned = {name: tensor.clone() for name, tensor in weights.items()}
     trained = [name for name, _ in student.named_parameters()]
     first = {name: torch.zeros_like(learned[name]) for name in trained}
@@ -63,15 +63,17 @@ def distil(
     if saved is not None:
         begin = saved[0]
         for kind, where in (("weight", learned), ("first", first), ("second", second)):
-            where |= {k.removeprefix(f"{kind}/"): t for k, t in saved[1].items() if k.startswith(f"{kind}/")}
+            where |= {
+                k.removeprefix(f"{kind}/"): t.to(job.device) for k, t in saved[1].items() if k.startswith(f"{kind}/")
+            }
     if begin >= lesson.steps:
         return learned
     student.load_state_dict(learned, assign=True)
-    teacher = load(job.source, dtype=torch.float32, device="cpu", threads=torch.get_num_threads())
+    teacher = load(job.source, dtype=torch.float32, device=job.device, threads=torch.get_num_threads(), mode=job.mode)
     teacher.requires_grad_(False)
     for step in range(begin, lesson.steps):
         job.progress("distilling", step, lesson.steps)
-        tokens_T = torch.tensor(job.sequences[step % len(job.sequences)])
+        tokens_T = torch.tensor(job.sequences[step % len(job.sequences)], device=job.device)
         weight = lesson.weight if step < lesson.teaching * lesson.steps else 0.0
         leaves = {name: learned[name].requires_grad_() for name in trained}
         with torch.enable_grad():
@@ -91,7 +93,7 @@ def distil(
 
 
 def _loss(student: Model, teacher: Model, weights: dict[str, Tensor], tokens_T: Tensor, weight: float) -> Tensor:
-    layout = Layout([len(tokens_T)])
+    layout = Layout([len(tokens_T)], device=tokens_T.device)
     hidden_TD: Tensor = functional_call(student, weights, (tokens_T, layout))
     logits_TV = F.linear(hidden_TD[:-1], weights["embed" if student.config.tied else "head"])
     loss = (1 - weight) * F.cross_entropy(logits_TV, tokens_T[1:])

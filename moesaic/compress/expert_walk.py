@@ -11,9 +11,9 @@ from torch import Tensor
 
 from moesaic.compress.job import Job
 from moesaic.compress.layers import embedded, fit_in_experts, load_block, run_block, watch
+from moesaic.compress.seen import Watched
 from moesaic.compress.shelf import Part
 from moesaic.errors import UserError
-from moesaic.kernels import choose
 from moesaic.model.config import Experts, ModelConfig
 from moesaic.model.experts import MixtureFeedForward
 
@@ -43,7 +43,7 @@ def walk_experts(job: Job, keep: int, reduce: Reduce) -> ModelConfig:
         raise UserError(job.source, "has no experts", "Choose another method.")
     lengths = [len(tokens) for tokens in job.sequences]
     saved = shelf.state()
-    start, x_TD = (saved[0], saved[1]["hidden_TD"]) if saved else (0, embedded(job))
+    start, x_TD = (saved[0], saved[1]["hidden_TD"].to(job.device)) if saved else (0, embedded(job))
     for number in range(start, len(config.layers)):
         job.progress("layer", number, len(config.layers))
         path = f"layers.{number}"
@@ -51,14 +51,14 @@ def walk_experts(job: Job, keep: int, reduce: Reduce) -> ModelConfig:
         plain_TD, watched = watch(job, block, x_TD)
         part = Part()
         if isinstance(block.ffn, MixtureFeedForward):
-            gate_up_EGD, down_EDF, stay_E = reduce(block.ffn, use(block.ffn, watched.calls()))
+            gate_up_EGD, down_EDF, stay_E = reduce(block.ffn, use(block.ffn, watched))
             router = block.ffn.router
             made = {"gate_up_EGD": gate_up_EGD, "down_EDF": down_EDF, "router.weight": router.weight[stay_E]}
             if router.correction is not None:
                 made["router.correction"] = router.correction[stay_E]
             fit_in_experts(block.ffn, made, keep)
             part.plain = {f"{path}.ffn.{name}": tensor.detach().contiguous() for name, tensor in made.items()}
-        x_TD = run_block(block, config, lengths, x_TD, choose("cpu"))
+        x_TD = run_block(block, config, lengths, x_TD, job.kernels)
         part.facts = {"layer_error": float((x_TD - plain_TD).norm() / plain_TD.norm())}
         shelf.put(f"layer-{number:05}", part)
         shelf.put_state(number + 1, {"hidden_TD": x_TD})
@@ -70,16 +70,16 @@ def walk_experts(job: Job, keep: int, reduce: Reduce) -> ModelConfig:
     return replace(config, layers=layers, mtp=())
 
 
-def use(ffn: MixtureFeedForward, calls: list[tuple[Tensor, Tensor, Tensor]]) -> Use:
+def use(ffn: MixtureFeedForward, watched: Watched) -> Use:
     """An expert's gift to a token is the size of its output times its weight (as in REAP)."""
     count = len(ffn.down_EDF)
-    given_E, chosen_E = torch.zeros(count), torch.zeros(count)
-    for x_TD, routes_TK, weights_TK in calls:
+    given_E, chosen_E = ffn.down_EDF.new_zeros(2, count)
+    for x_TD, routes_TK, weights_TK in watched.calls():
         for expert in range(count):
             rows, choices = (routes_TK == expert).nonzero(as_tuple=True)
             if len(rows):
                 both_AG = F.linear(x_TD[rows], ffn.gate_up_EGD[expert])
-                y_AD = F.linear(choose("cpu").gated(both_AG, ffn.activation), ffn.down_EDF[expert])
+                y_AD = F.linear(watched.plain.gated(both_AG, ffn.activation), ffn.down_EDF[expert])
                 given_E[expert] += (y_AD.norm(dim=1) * weights_TK[rows, choices]).sum()
                 chosen_E[expert] += len(rows)
     return Use(given_E, chosen_E)
@@ -89,5 +89,5 @@ def most_useful(use: Use, keep: int, groups: int) -> Tensor:
     """The numbers of those that stay, as many in every group of experts."""
     given_GX = use.given_E.view(groups, -1)
     best_GX = given_GX.topk(keep // groups, dim=1).indices
-    offset_G1 = torch.arange(groups)[:, None] * given_GX.shape[1]
+    offset_G1 = torch.arange(groups, device=given_GX.device)[:, None] * given_GX.shape[1]
     return (best_GX + offset_G1).flatten().sort().values

@@ -59,12 +59,12 @@ def output_parts(block: Block) -> dict[int, list[int]]:
 def feel(block: Block, watched: Watched) -> None:
     """Tell `watched` how much errors at the matrices that every token passes are felt."""
     parts = output_parts(block)
-    ops = FeelingKernels(kernels.choose("cpu"), parts)
+    ops = FeelingKernels(watched.plain, parts)
     generator = torch.Generator().manual_seed(0)
     for _, run in watched.run(cast(kernels.Kernels, ops)):
         with torch.enable_grad():
             out_TD = run(cast(Block, lambda x_TD, flow: block(x_TD.clone().requires_grad_(), flow)))
-            signs_TD = torch.randint(0, 2, out_TD.shape, generator=generator) * 2 - 1
+            signs_TD = (torch.randint(0, 2, out_TD.shape, generator=generator) * 2 - 1).to(out_TD.device)
             size_T1 = out_TD.detach().square().mean(1, keepdim=True).sqrt().clamp(min=1e-8)
             (out_TD * (signs_TD / size_T1)).sum().backward()
     for key, pieces in ops.squares.items():

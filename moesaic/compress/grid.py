@@ -54,14 +54,14 @@ class Grid:
     def fit(self, weight_OI: Tensor, importance_I: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Scales and zeros (O, G) with the least squared error, each input's counted by its importance."""
         grouped_OGX = self.grouped(weight_OI)
-        counted_GX = torch.ones(grouped_OGX.shape[1:])
+        counted_GX = torch.ones_like(grouped_OGX[0])
         if importance_I is not None:
             counted_GX = self.grouped(importance_I[None])[0]
         if self.bits == 1:  # XNOR-Net: the mean size, with either sign
             inside_OGX = self.grouped(torch.ones_like(weight_OI[:1]))
             scales_OG = (grouped_OGX.abs().sum(-1) / inside_OGX.sum(-1) * 2).half().float()
             return _usable(scales_OG), torch.full_like(scales_OG, 0.5)
-        best_OG = torch.full(grouped_OGX.shape[:2], float("inf"))
+        best_OG = torch.full_like(grouped_OGX[..., 0], float("inf"))
         best_scales_OG, best_zeros_OG = torch.ones_like(best_OG), torch.zeros_like(best_OG)
         for span in torch.linspace(1, LEAST_SPAN[self.bits], SPANS).tolist():
             scales_OG, zeros_OG = self._steps(grouped_OGX, span)

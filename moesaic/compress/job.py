@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from moesaic import kernels
 from moesaic.compress.shelf import Shelf
 from moesaic.model.config import ModelConfig
 from moesaic.model.directory import Parts
 
+CPU = torch.device("cpu")
 Told = Callable[[str, int, int], None]
 
 
@@ -25,6 +28,20 @@ class Job:
     least: int = 64  # tokens that every expert sees
     whole_zeros: bool = False  # the layout has no fractions of a code
     progress: Told = lambda what, done, total: None
+    device: torch.device = CPU  # where layers are worked on, one at a time
+
+    @property
+    def mode(self) -> kernels.Mode:
+        """Of the kernels: here all is float32, of which on a GPU the library makes most."""
+        return "fast" if self.device.type == "cpu" else "reference"
+
+    @property
+    def kernels(self) -> kernels.Kernels:
+        return kernels.choose(self.device, self.mode)
+
+    def tensor(self, name: str) -> Tensor:
+        """A parameter of the model, to work with."""
+        return self.parts.tensor(name).to(self.device, torch.float32)
 
     @property
     def config(self) -> ModelConfig:

@@ -50,7 +50,7 @@ def walk(job: Job, method: ByMatrix) -> None:
         if saved is None:
             hidden = [embedded(job)]
         else:
-            start, hidden = saved[0], [saved[1]["hidden_TD"]]
+            start, hidden = saved[0], [saved[1]["hidden_TD"].to(job.device)]
     for number, layer in enumerate(config.layers):
         name = f"layer-{number:05}"
         job.progress("layer", number, count)
@@ -70,7 +70,7 @@ def walk(job: Job, method: ByMatrix) -> None:
         part.plain |= {f"layers.{number}.{key}": tensor for key, tensor in changed.items()}
         del watched
         fit_in(block, f"layers.{number}", part)
-        after_TD = run_block(block, config, lengths, hidden[0], quantised_kernels())
+        after_TD = run_block(block, config, lengths, hidden[0], quantised_kernels(job))
         off = (after_TD - plain_TD).norm() / plain_TD.norm()
         part.facts["layer_error"] = float(off)
         shelf.put(name, part)
@@ -93,7 +93,7 @@ def ends(config: ModelConfig) -> list[str]:
 
 def end_matrix(job: Job, method: ByMatrix, name: str, last_TD: Tensor | None) -> QuantisedMatrix:
     """The output matrix is rounded for what flows into it; an embedding that is only looked up, to what is nearest."""
-    grid, whole_VD = Grid(method.end_bits(job, name), ENDS_GROUP), job.parts.tensor(name).float()
+    grid, whole_VD = Grid(method.end_bits(job, name), ENDS_GROUP), job.tensor(name)
     if last_TD is None or name != ends(job.config)[-1]:
         return rounded_scales(grid.matrix(whole_VD))
     return rounded_scales(gptq(whole_VD, Seen(last_TD), grid, ENDS_DAMPING, ENDS_TURNS))
@@ -102,21 +102,21 @@ def end_matrix(job: Job, method: ByMatrix, name: str, last_TD: Tensor | None) ->
 def normed(job: Job, x_TD: Tensor) -> Tensor:
     """What the last layer gives, as the output matrix sees it."""
     norm = Norm(job.config.hidden, job.config.norm_eps)
-    norm.weight.data = job.parts.tensor("norm.weight").float()
+    norm.weight.data = job.tensor("norm.weight")
     with torch.no_grad():
-        out_TD: Tensor = norm(x_TD, kernels.choose("cpu"))
+        out_TD: Tensor = norm(x_TD, job.kernels)
     return out_TD
 
 
 def watch(job: Job, block: Block, x_TD: Tensor) -> tuple[Tensor, Watched]:
     """What comes out of a layer, and what flowed into its matrices."""
-    watcher = WatchingKernels(kernels.choose("cpu"))
+    watcher = WatchingKernels(job.kernels)
     lengths = [len(tokens) for tokens in job.sequences]
     out_TD = run_block(block, job.config, lengths, x_TD, cast(kernels.Kernels, watcher))
 
     def pieces(ops: kernels.Kernels) -> Iterator[tuple[slice, Callable[[Block], Tensor]]]:
         for rows, some in chunks(lengths):
-            yield rows, partial(_apply, x_TD=x_TD[rows], flow=flow_for(job.config, some, ops))
+            yield rows, partial(_apply, x_TD=x_TD[rows], flow=flow_for(job.config, some, ops, job.device))
 
     return out_TD, Watched(block, watcher, job.least, pieces, out_TD)
 
@@ -126,13 +126,13 @@ def _apply(block: Block, x_TD: Tensor, flow: Flow) -> Tensor:
     return out_TD
 
 
-def quantised_kernels() -> kernels.Kernels:
-    return cast(kernels.Kernels, QuantisedKernels(kernels.choose("cpu")))
+def quantised_kernels(job: Job) -> kernels.Kernels:
+    return cast(kernels.Kernels, QuantisedKernels(job.kernels))
 
 
 def embedded(job: Job) -> Tensor:
     tokens_T = torch.tensor([token for tokens in job.sequences for token in tokens])
-    return job.parts.tensor("embed")[tokens_T].float()
+    return job.parts.tensor("embed")[tokens_T].to(job.device, torch.float32)
 
 
 def load_block(job: Job, path: str, layer: Layer, number: int) -> Block:
@@ -148,7 +148,7 @@ def load_further(job: Job, layer: Layer, number: int) -> PredictionBlock:
 
 
 def _filled(job: Job, module: nn.Module, path: str) -> nn.Module:
-    state = {name: job.parts.tensor(f"{path}.{name}").float() for name in module.state_dict()}
+    state = {name: job.tensor(f"{path}.{name}") for name in module.state_dict()}
     module.load_state_dict(state, assign=True)
     return module.requires_grad_(False)
 
@@ -166,16 +166,16 @@ def chunks(lengths: list[int]) -> Iterator[tuple[slice, list[int]]]:
         yield slice(start, start + sum(taken)), taken
 
 
-def flow_for(config: ModelConfig, lengths: list[int], ops: kernels.Kernels) -> Flow:
-    layout = Layout(lengths)
-    speed_R, factor = frequencies(config.rope, config.context, torch.device("cpu"))
+def flow_for(config: ModelConfig, lengths: list[int], ops: kernels.Kernels, device: torch.device) -> Flow:
+    layout = Layout(lengths, device=device)
+    speed_R, factor = frequencies(config.rope, config.context, device)
     angle_TR = layout.positions_T[:, None].float() * speed_R
     return Flow(layout, ops, angle_TR.cos() * factor, angle_TR.sin() * factor)
 
 
 @torch.no_grad()
 def run_block(block: Block, config: ModelConfig, lengths: list[int], x_TD: Tensor, ops: kernels.Kernels) -> Tensor:
-    return torch.cat([block(x_TD[rows], flow_for(config, some, ops)) for rows, some in chunks(lengths)])
+    return torch.cat([block(x_TD[rows], flow_for(config, some, ops, x_TD.device)) for rows, some in chunks(lengths)])
 
 
 def matrices_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -193,7 +193,7 @@ def compressed(module: nn.Module, path: str, method: ByMatrix, make: Maker, watc
     part = Part()
     errors, shares = {}, {}
     for name, weight_OI in matrices_of(module):
-        seen = (watched.seen(name) if watched is not None else None) or unseen(weight_OI.shape[1])
+        seen = (watched.seen(name) if watched is not None else None) or unseen(weight_OI)
         made = make(f"{path}.{name}", weight_OI.detach(), seen)
         if isinstance(made, QuantisedMatrix):
             part.matrices[f"{path}.{name}"] = rounded_scales(made)

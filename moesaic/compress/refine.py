@@ -54,7 +54,7 @@ def fitted_steps(weight_OI: Tensor, moments_II: Tensor, grid: Grid, codes_OI: Te
     free = zeros_OG is not None and not grid.whole_zeros
     basis_OI = codes_OI if free else codes_OI - _spread(grid, steps, weight_OI)[1]
     basis_OGX = F.pad(basis_OI, (0, beyond)).unflatten(1, (groups, group))
-    inside_GX = F.pad(torch.ones(inputs), (0, beyond)).unflatten(0, (groups, group))
+    inside_GX = F.pad(torch.ones_like(weight_OI[0]), (0, beyond)).unflatten(0, (groups, group))
     wanted_OGX = F.pad(weight_OI @ moments_II, (0, beyond)).unflatten(1, (groups, group))
     between_GG = torch.einsum("gx,gxhy,hy->gh", inside_GX, moments_GXI.unflatten(2, (groups, group)), inside_GX)
     new_scales, new_zeros = torch.empty_like(scales_OG), torch.empty_like(scales_OG)
@@ -88,27 +88,46 @@ def fitted_steps(weight_OI: Tensor, moments_II: Tensor, grid: Grid, codes_OI: Te
 def rounded_among_others(weight_OI: Tensor, moments_II: Tensor, grid: Grid, codes_OI: Tensor, steps: Steps) -> Tensor:
     order_I = moments_II.diagonal().argsort(descending=True, stable=True)
     # Inputs come first here: what one step reads and writes then lies together.
-    scales_IO, zeros_IO = (of_OI.T[order_I] for of_OI in _spread(grid, steps, weight_OI))
-    codes_IO, moments_II = codes_OI.T[order_I], moments_II[order_I][:, order_I]
+    scales_IO, zeros_IO = (of_OI.T[order_I].contiguous() for of_OI in _spread(grid, steps, weight_OI))
+    codes_IO, moments_II = codes_OI.T[order_I].contiguous(), moments_II[order_I][:, order_I]
     pull_IO = moments_II @ (weight_OI.T[order_I] - (codes_IO - zeros_IO) * scales_IO)  # where each input would move
     per_code_IO = 1 / (moments_II.diagonal().clamp(min=1e-20)[:, None] * scales_IO)
     for start in range(0, len(order_I), AT_ONCE):
         stop = min(start + AT_ONCE, len(order_I))
-        pull, moves = pull_IO[start:stop].clone(), torch.empty(stop - start, len(weight_OI))
-        for place, i in enumerate(range(start, stop)):
-            new_O = torch.addcmul(codes_IO[i], pull[place], per_code_IO[i]).round_().clamp_(0, grid.top)
-            torch.mul(new_O - codes_IO[i], scales_IO[i], out=moves[place])
-            codes_IO[i] = new_O
-            pull.addr_(moments_II[start:stop, i], moves[place], alpha=-1)
+        moves = among_others(pull_IO, codes_IO, scales_IO, per_code_IO, moments_II, start, stop, grid.top)
         pull_IO.addmm_(moments_II[:, start:stop], moves, alpha=-1)
     out_IO = torch.empty_like(codes_IO)
     out_IO[order_I] = codes_IO
     return out_IO.T.contiguous()
 
 
+def among_others(
+    pull_IO: Tensor,
+    codes_IO: Tensor,
+    scales_IO: Tensor,
+    per_code_IO: Tensor,
+    moments_II: Tensor,
+    start: int,
+    stop: int,
+    top: int,
+) -> Tensor:
+    """Codes of inputs `start` to `stop` anew, one after the other; returns how far their weights moved."""
+    if pull_IO.is_cuda:
+        from moesaic.kernels.triton import rounding
+
+        return rounding.among_others(pull_IO, codes_IO, scales_IO, per_code_IO, moments_II, start, stop, top)
+    pull, moves = pull_IO[start:stop].clone(), torch.empty_like(pull_IO[start:stop])
+    for place, i in enumerate(range(start, stop)):
+        new_O = torch.addcmul(codes_IO[i], pull[place], per_code_IO[i]).round_().clamp_(0, top)
+        torch.mul(new_O - codes_IO[i], scales_IO[i], out=moves[place])
+        codes_IO[i] = new_O
+        pull.addr_(moments_II[start:stop, i], moves[place], alpha=-1)
+    return moves
+
+
 def _spread(grid: Grid, steps: Steps, weight_OI: Tensor) -> tuple[Tensor, Tensor]:
     scales_OG, zeros_OG = steps
     inputs = weight_OI.shape[1]
     if zeros_OG is None:
-        return grid.spread(scales_OG, inputs), torch.tensor(float(2 ** (grid.bits - 1))).expand(weight_OI.shape)
+        return grid.spread(scales_OG, inputs), weight_OI.new_tensor(float(2 ** (grid.bits - 1))).expand(weight_OI.shape)
     return grid.spread(scales_OG, inputs), grid.spread(zeros_OG, inputs)

@@ -54,7 +54,7 @@ class Seen:
 
     def _moments(self, counts_T: Tensor | None) -> Tensor:
         inputs = self.rows_TI.shape[1]
-        total_II = torch.zeros(inputs, inputs)
+        total_II = self.rows_TI.new_zeros(inputs, inputs)
         for start in range(0, len(self.rows_TI), TOKENS_AT_ONCE):
             rows = self.rows_TI[start : start + TOKENS_AT_ONCE]
             if counts_T is not None:
@@ -77,10 +77,11 @@ class Seen:
         return float((off_OI @ self.moments_II * off_OI).sum() / size.clamp(min=1e-20))
 
 
-def unseen(inputs: int) -> Seen:
+def unseen(weight_OI: Tensor) -> Seen:
     """For matrices that no text is read through: every input as important as any other."""
-    seen = Seen(torch.zeros(0, inputs))
-    seen.moments_II = torch.eye(inputs)
+    inputs = weight_OI.shape[1]
+    seen = Seen(weight_OI.new_zeros(0, inputs))
+    seen.moments_II = torch.eye(inputs, device=weight_OI.device)
     return seen
 
 
@@ -90,13 +91,13 @@ class WatchingKernels:
     library = None  # every operation must pass by
 
     def __init__(self, plain: Kernels) -> None:
-        self._plain = plain
+        self.plain = plain
         self.rows: dict[int, list[Tensor]] = defaultdict(list)
         self.routed: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
 
     def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         self.rows[id(weight_OI)].append(x_TI)
-        return self._plain.linear(x_TI, weight_OI, bias_O)
+        return self.plain.linear(x_TI, weight_OI, bias_O)
 
     def experts(
         self,
@@ -108,10 +109,10 @@ class WatchingKernels:
         activation: str,
     ) -> Tensor:
         self.routed[id(gate_up_EGD)].append((x_TD, routes_TK, weights_TK))
-        return self._plain.experts(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF, activation)
+        return self.plain.experts(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF, activation)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._plain, name)
+        return getattr(self.plain, name)
 
 
 # Runs a layer again on what flows into it, piece by piece: (kernels) -> (rows of it, what comes out) ...
@@ -124,7 +125,7 @@ class Watched:
     def __init__(self, block: Block, kernels: WatchingKernels, least: int, run: Run, out_TD: Tensor) -> None:
         self._block, self._kernels, self._least = block, kernels, least
         self._by_name = dict(block.named_parameters())
-        self.run, self.out_TD = run, out_TD
+        self.run, self.out_TD, self.plain = run, out_TD, kernels.plain
         # By the matrix's address: how much an error at each token counts, for each part of its outputs.
         self.felt: dict[int, list[tuple[int, Tensor]]] = {}
 

@@ -113,25 +113,25 @@ class Sensitivities:
     def __init__(self, job: Job) -> None:
         from moesaic.model.directory import load
 
-        self.model = load(job.source, dtype=torch.float32, device="cpu", threads=torch.get_num_threads())
+        self.model = load(job.source, dtype=torch.float32, device=job.device, threads=torch.get_num_threads())
         self.model.requires_grad_(False)
         parts: dict[int, list[int]] = {}
         for block in self.model.layers:
             parts |= output_parts(cast(Block, block))
-        self.ops = SensingKernels(kernels.choose("cpu"), parts)
+        self.ops = SensingKernels(job.kernels, parts)
         self.embedded_VD = torch.zeros_like(self.model.embed)  # squares of the gradients at what was looked up
         pieces = job.sequences[: max(1, TOKENS // max(map(len, job.sequences)))]
         self.tokens = sum(map(len, pieces))
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator(job.device).manual_seed(0)
         for number, tokens in enumerate(pieces):
             job.progress("sensing", number, len(pieces))
-            self._read(torch.tensor(tokens), generator)
+            self._read(torch.tensor(tokens, device=job.device), generator)
 
     def _read(self, tokens_T: Tensor, generator: torch.Generator) -> None:
         model, ops = self.model, cast(kernels.Kernels, self.ops)
         with torch.enable_grad():
             x_TD = F.embedding(tokens_T, model.embed).requires_grad_()
-            flow = model.flow(Layout([len(tokens_T)]), None, ops)
+            flow = model.flow(Layout([len(tokens_T)], device=model.device), None, ops)
             out_TD = x_TD
             for block in model.layers:
                 out_TD = block(out_TD, flow)

@@ -9,7 +9,7 @@ row where the matrix was made for that (W8A8, W4A8).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,30 @@ _SPREAD = {1: 4, 2: 8, 4: 16, 8: 32}
 _TOGETHER = {3: (2, 1), 5: (4, 1), 6: (4, 2)}
 
 
-class QuantisedMatrix(nn.Module):
+class FewBits(nn.Module):
+    """A matrix, or those of a layer's experts, in few bits: in whatever form it lies in memory."""
+
+    shape: torch.Size
+    dtype: torch.dtype  # of what comes out
+
+    def rows(self, chosen: Tensor) -> Tensor:
+        """Some rows of it: what an embedding looks up."""
+        raise NotImplementedError
+
+    def linear(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        """x W^T + bias."""
+        raise NotImplementedError
+
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    @property
+    def bytes(self) -> int:
+        """In memory, corrections included."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.buffers())
+
+
+class QuantisedMatrix(FewBits):
     """(O, I) as integers of `bits`, with a correction of low rank where there is one."""
 
     tiles_XB: Tensor  # uint8: X tiles of eight outputs
@@ -100,14 +123,6 @@ class QuantisedMatrix(nn.Module):
     @property
     def device(self) -> torch.device:
         return self.tiles_XB.device
-
-    def numel(self) -> int:
-        return self.shape.numel()
-
-    @property
-    def bytes(self) -> int:
-        """In memory, corrections included."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.buffers())
 
     def dense(self) -> Tensor:
         """The matrix it stands for, (O, I)."""
@@ -231,9 +246,11 @@ class QuantisedKernels:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._plain, name)
 
-    def linear(self, x_TI: Tensor, weight_OI: Tensor | QuantisedMatrix, bias_O: Tensor | None = None) -> Tensor:
-        if not isinstance(weight_OI, QuantisedMatrix):
+    def linear(self, x_TI: Tensor, weight_OI: Tensor | FewBits, bias_O: Tensor | None = None) -> Tensor:
+        if not isinstance(weight_OI, FewBits):
             return self._plain.linear(x_TI, weight_OI, bias_O)
+        if not isinstance(weight_OI, QuantisedMatrix):
+            return weight_OI.linear(x_TI, bias_O)
         y_TO = self._product(x_TI, weight_OI, bias_O)
         if weight_OI.down_RI is not None and weight_OI.up_OR is not None:
             y_TO = y_TO + self._product(self._product(x_TI, weight_OI.down_RI), weight_OI.up_OR)
@@ -252,20 +269,20 @@ class QuantisedKernels:
         x_TD: Tensor,
         routes_TK: Tensor,
         weights_TK: Tensor,
-        gate_up_EGD: Tensor | nn.ModuleList,
-        down_EDF: Tensor | nn.ModuleList,
+        gate_up_EGD: Any,
+        down_EDF: Any,
         activation: str,
     ) -> Tensor:
-        if isinstance(gate_up_EGD, Tensor) and isinstance(down_EDF, Tensor):
+        if not isinstance(gate_up_EGD, nn.ModuleList) and not isinstance(down_EDF, nn.ModuleList):
             return self._plain.experts(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF, activation)
         # Shares of a token are added in the order of the experts, so that its sum does not depend on the batch.
         out_TD = torch.zeros_like(x_TD)
         for expert in routes_TK.unique().tolist():
             rows, choices = (routes_TK == expert).nonzero(as_tuple=True)
             alone = len(rows) == len(x_TD)
-            both_AG = self.linear(x_TD if alone else x_TD[rows], cast(Any, gate_up_EGD)[expert])
+            both_AG = self.linear(x_TD if alone else x_TD[rows], gate_up_EGD[expert])
             hidden_AF = self._plain.gated(both_AG, activation)
-            y_AD = self.linear(hidden_AF, cast(Any, down_EDF)[expert])
+            y_AD = self.linear(hidden_AF, down_EDF[expert])
             y_AD = y_AD * weights_TK[rows, choices].to(y_AD.dtype)[:, None]
             if alone:
                 out_TD += y_AD

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from moesaic.errors import UserError
 from moesaic.kernels import Mode, probe
-from moesaic.kernels.quantised import QuantisedMatrix
+from moesaic.kernels.quantised import FewBits
 from moesaic.model import lineage, tensor_file
 from moesaic.model.atomic import replacing
 from moesaic.model.checkpoint import INDEX, SINGLE, Source
@@ -64,7 +64,7 @@ def load(
     config, places = match(source)
     tokenizer = Tokenizer.from_files(source.files, source.place)
     torch.set_num_threads(threads or probe.threads())
-    device = _device(device) if device is not None else probe.device()
+    device = chosen_device(device)
     wanted = wanted or probe.dtype(device, getattr(torch, config.dtype))
     model = fill(config, source, places, wanted, device, mode)
     model.tokenizer = tokenizer
@@ -72,7 +72,10 @@ def load(
     return model
 
 
-def _device(name: torch.device | str) -> torch.device:
+def chosen_device(name: torch.device | str | None) -> torch.device:
+    """What was asked for, if it is there; else what there is."""
+    if name is None:
+        return probe.device()
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
@@ -156,7 +159,7 @@ def fill(
     for name, blank in list(model.state_dict().items()):
         parts = by_parameter[name]
         if quantised is not None and (matrix := quantised(name, parts)) is not None:
-            install(model, name, matrix.to(device), dtype)
+            _install(model, name, matrix.to(device), dtype)
             continue
         kind = _kind(parts[0], dtype)
         tensor = torch.empty(blank.shape, dtype=kind, device=device)
@@ -176,10 +179,25 @@ def _assign(model: Model, name: str, tensor: Tensor) -> None:
         setattr(module, leaf, torch.nn.Parameter(tensor, requires_grad=tensor.is_floating_point()))
 
 
-def install(model: nn.Module, name: str, matrix: Quantised, dtype: torch.dtype) -> None:
+def _install(model: Model, name: str, matrix: Quantised, dtype: torch.dtype) -> None:
+    """As the kernels of the device want it."""
+    device = next(matrix.buffers()).device
+    if device.type != "cuda" or model.mode == "reference":
+        install(model, name, matrix, dtype)
+        return
+    from moesaic.kernels.triton.coded import coded
+
+    made = coded(matrix, dtype, model.config.activation)
+    if isinstance(made, Tensor):
+        _assign(model, name, made)
+        return
+    install(model, name, made, dtype)
+
+
+def install(model: nn.Module, name: str, matrix: FewBits | nn.ModuleList, dtype: torch.dtype) -> None:
     """Put a quantised matrix, or one per expert, in the place of a parameter; `dtype` is what it computes in."""
     for part in matrix.modules():
-        if isinstance(part, QuantisedMatrix):
+        if isinstance(part, FewBits):
             part.dtype = dtype
     path, _, leaf = name.rpartition(".")
     module = model.get_submodule(path)

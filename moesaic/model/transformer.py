@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from moesaic import kernels
-from moesaic.kernels.quantised import QuantisedKernels, QuantisedMatrix
+from moesaic.kernels.quantised import FewBits, QuantisedKernels
 from moesaic.model.block import Block, PredictionBlock
 from moesaic.model.config import ModelConfig
 from moesaic.model.flow import Flow, Routing
@@ -80,8 +80,8 @@ class Model(nn.Module):
         return self.norm(x_TD, flow.ops)
 
     def embedded(self, tokens_T: Tensor) -> Tensor:
-        table: Tensor | QuantisedMatrix = self._modules.get("embed") or self.embed  # type: ignore[assignment]
-        return table.rows(tokens_T) if isinstance(table, QuantisedMatrix) else F.embedding(tokens_T, table)
+        table: Tensor | FewBits = self._modules.get("embed") or self.embed  # type: ignore[assignment]
+        return table.rows(tokens_T) if isinstance(table, FewBits) else F.embedding(tokens_T, table)
 
     def predict_further(
         self, number: int, hidden_TD: Tensor, next_T: Tensor, layout: Layout, routing: Routing | None = None
@@ -122,7 +122,7 @@ class Model(nn.Module):
     @cached_property
     def quantised(self) -> bool:
         """Whether any matrix is kept in few bits. A model is made so when it is read, and not changed after."""
-        return any(isinstance(module, QuantisedMatrix) for module in self.modules())
+        return any(isinstance(module, FewBits) for module in self.modules())
 
     def cache_shapes(self) -> list[dict[str, tuple[int, ...]]]:
         """What each layer, prediction layers last, keeps per token."""

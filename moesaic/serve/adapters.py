@@ -16,7 +16,7 @@ from torch import Tensor
 
 from moesaic.errors import UserError
 from moesaic.kernels import Kernels
-from moesaic.kernels.quantised import QuantisedMatrix
+from moesaic.kernels.quantised import FewBits
 from moesaic.model.families import family_for
 from moesaic.model.families.places import Place
 from moesaic.model.linear import Linear
@@ -63,7 +63,7 @@ def load_adapter(model: Model, path: str | Path, name: str) -> Adapter:
     settings = _settings(directory / "adapter_config.json")
     file = TensorFile(directory / "adapter_model.safetensors")
     parameters: dict[str, Any] = dict(model.named_parameters())
-    parameters |= {name: module for name, module in model.named_modules() if isinstance(module, QuantisedMatrix)}
+    parameters |= {name: module for name, module in model.named_modules() if isinstance(module, FewBits)}
     plain = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Linear)}
     layouts = family_for(model.config.family, directory).layouts(model.config)
     places = {place.name: place for candidates in layouts for place in candidates}

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from moesaic.kernels import cuda
+from moesaic.kernels.quantised import QuantisedMatrix
 from moesaic.kernels.triton.embedding import embed
 from moesaic.kernels.triton.layer import experts
 from moesaic.kernels.triton.linear import linear
@@ -77,7 +78,8 @@ def has_known_parts(model: Model) -> bool:
 
     mixtures = [layer.ffn.router.shape for layer in model.layers if isinstance(layer.ffn, MixtureFeedForward)]
     return (
-        model.config.rope.kind != "dynamic"
+        not any(isinstance(module, QuantisedMatrix) for module in model.modules())
+        and model.config.rope.kind != "dynamic"
         and model.config.activation == "silu"
         and all(map(plain, model.layers))
         and len({shape.per_token for shape in mixtures}) <= 1

@@ -33,6 +33,11 @@ def make(path: Path, kind: str = "qwen3_moe", **more: Any) -> Path:
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, 0, 0.12)
     model.save_pretrained(path)
+    add_tokenizer(path)
+    return path
+
+
+def add_tokenizer(path: Path) -> None:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -40,4 +45,3 @@ def make(path: Path, kind: str = "qwen3_moe", **more: Any) -> Path:
     trainer = trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator([builtin_text()[:20_000]], trainer)
     tokenizer.save(str(path / "tokenizer.json"))
-    return path

@@ -45,11 +45,11 @@ def test_counts_are_what_disturbances_do(tmp_path: Path) -> None:
 
     def run(ops: Any) -> Tensor:
         with torch.no_grad():
-            out_TD: Tensor = block(x_TD, layers.flow_for(model.config, [TOKENS], ops))
+            out_TD: Tensor = block(x_TD, layers.flow_for(model.config, [TOKENS], ops, model.device))
         return out_TD
 
     def pieces(ops: Any) -> Any:
-        flow = layers.flow_for(model.config, [TOKENS], ops)
+        flow = layers.flow_for(model.config, [TOKENS], ops, model.device)
         yield slice(0, TOKENS), lambda of: of(x_TD, flow)
 
     watcher = WatchingKernels(kernels.choose("cpu"))

@@ -143,7 +143,7 @@ def test_an_expert_that_nobody_chooses_sees_the_tokens_nearest_to_it(tmp_path: P
         x_TD[:, 0] = torch.linspace(1, 2, 40)
     watcher = WatchingKernels(kernels.choose("cpu"))
     with torch.no_grad():
-        block.ffn(x_TD, layers.flow_for(model.config, [40], watcher))  # type: ignore[operator, arg-type]
+        block.ffn(x_TD, layers.flow_for(model.config, [40], watcher, model.device))  # type: ignore[operator, arg-type]
     watched = Watched(block, watcher, 8, iter, x_TD)  # type: ignore[arg-type]
     unloved = watched.seen("ffn.gate_up_EGD.3")
     assert unloved is not None and unloved.share == 0

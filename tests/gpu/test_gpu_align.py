@@ -81,10 +81,11 @@ def test_recorded_log_probabilities_are_the_trainers_to_the_bit(directories, nam
 def test_gradients_are_those_of_the_reference(directories, name):
     lengths = [50, 3, 130]
     tokens_T = torch.cat([torch.tensor(tokens) for tokens in tokens_of(*lengths)]).to(DEVICE)
+    routing = Routing()
 
     def gradients(dtype, mode):
         model = moesaic.load(directories[name], dtype=dtype, device=DEVICE, mode=mode)
-        hidden_TD = model(tokens_T, Layout(lengths, device=DEVICE))
+        hidden_TD = model(tokens_T, Layout(lengths, device=DEVICE), routing)
         logprobs_T, _ = token_logprobs(hidden_TD, model.output, tokens_T.roll(-1), linear=model.kernels.linear)
         (-logprobs_T.mean()).backward()
         return {key: parameter.grad for key, parameter in model.named_parameters()}
@@ -92,11 +93,12 @@ def test_gradients_are_those_of_the_reference(directories, name):
     def error(given, wanted):
         return ((given.float() - wanted.float()).norm() / wanted.float().norm()).item()
 
-    true, plain = gradients(torch.float32, "reference"), gradients(torch.bfloat16, "reference")
+    true = gradients(torch.float32, "reference")
+    routing.replay = True  # bf16 would move some tokens to other experts, now these and now those
+    plain = gradients(torch.bfloat16, "reference")
     for key, gradient in gradients(torch.bfloat16, "invariant").items():
         assert gradient is not None, key
-        # bf16 moves a few tokens to other experts; the plain kernels say how much that does.
-        assert error(gradient, true[key]) < max(1.5 * error(plain[key], true[key]), 0.03), key
+        assert error(gradient, true[key]) < max(1.5 * error(plain[key], true[key]), 0.02), key
 
 
 def test_learning_by_trying_with_no_mismatch(tmp_path):

@@ -18,6 +18,7 @@ from moesaic import kernels
 from moesaic.kernels import cuda, cuda_invariant
 from moesaic.kernels.triton.linear import linear, tiled
 from moesaic.kernels.triton.sample import sample
+from moesaic.model.flow import Routing
 from moesaic.model.layout import Layout
 from moesaic.serve.cuda_step import takes
 from tests.gpu.models import CONFIGS, saved, tokens_of
@@ -74,21 +75,24 @@ def test_gradients_equal_the_reference(directories, name, lengths):
     sequences = tokens_of(*lengths)
     tokens_T = torch.tensor(list(itertools.chain(*sequences)), device=DEVICE)
 
+    routing = Routing()
+
     def gradients(dtype, mode):
         model = moesaic.load(directories[name], dtype=dtype, device=DEVICE, mode=mode)
         layout = Layout([len(tokens) for tokens in sequences], device=DEVICE)
-        loss = torch.nn.functional.cross_entropy(model.logits_at(model(tokens_T, layout)).float(), tokens_T.roll(-1))
+        hidden_TD = model(tokens_T, layout, routing)
+        loss = torch.nn.functional.cross_entropy(model.logits_at(hidden_TD).float(), tokens_T.roll(-1))
         loss.backward()
         return loss.item(), {key: parameter.grad for key, parameter in model.named_parameters()}
 
     true_loss, true = gradients(torch.float32, "reference")
+    routing.replay = True  # bf16 would move some tokens to other experts, now these and now those
     plain_loss, plain = gradients(torch.bfloat16, "reference")
     loss, given = gradients(torch.bfloat16, "fast")
     assert abs(loss - true_loss) < 0.02
     for key, gradient in given.items():
         assert gradient is not None, key
-        # bf16 moves a few tokens to other experts; the plain kernels say how much that does.
-        assert error(gradient, true[key]) < max(1.5 * error(plain[key], true[key]), 0.03), key
+        assert error(gradient, true[key]) < max(1.5 * error(plain[key], true[key]), 0.02), key
 
 
 def paged(model, lengths, page_size=16, seed=0):

@@ -99,7 +99,7 @@ def joined(grid: Grid, made: list[Piece]) -> QuantisedMatrix:
 
 def damped(moments_II: Tensor, share: float) -> Tensor:
     mean = moments_II.diagonal().mean().clamp(min=1e-8)
-    return moments_II + share * mean * torch.eye(len(moments_II))
+    return moments_II + share * mean * torch.eye(len(moments_II), device=moments_II.device)
 
 
 def steady_dampings(weight_OI: Tensor, seen: Seen, grid: Grid) -> Iterator[float]:
@@ -131,28 +131,49 @@ def gptq_codes(
     """The codes, one per weight; where `kept` is false a weight becomes zero (for sparse matrices)."""
     inputs = weight_OI.shape[1]
     zeros_OI = float(2 ** (grid.bits - 1)) if zeros_OG is None else grid.spread(zeros_OG, inputs)
-    zeros_OI = torch.as_tensor(zeros_OI).expand(weight_OI.shape)
+    zeros_OI = torch.as_tensor(zeros_OI, device=weight_OI.device).expand(weight_OI.shape)
     order_I = moments_II.diagonal().argsort(descending=True, stable=True)
     left_OI = weight_OI[:, order_I].clone()
     scales_OI, zeros_OI = grid.spread(scales_OG, inputs)[:, order_I], zeros_OI[:, order_I]
+    kept_OI = None if kept_OI is None else kept_OI[:, order_I]
     upper_II = inverse_factor(moments_II[order_I][:, order_I])
     codes_OI = torch.empty_like(left_OI)
     for start in range(0, inputs, AT_ONCE):
         stop = min(start + AT_ONCE, inputs)
-        errors = torch.empty(len(left_OI), stop - start)
-        for i in range(start, stop):
-            column_O = left_OI[:, i]
-            code_O = (column_O / scales_OI[:, i] + zeros_OI[:, i]).round_().clamp_(0, grid.top)
-            if kept_OI is not None:
-                code_O = torch.where(kept_OI[:, order_I[i]], code_O, zeros_OI[:, i])
-            codes_OI[:, i] = code_O
-            error_O = (column_O - (code_O - zeros_OI[:, i]) * scales_OI[:, i]) / upper_II[i, i]
-            left_OI[:, i:stop].addr_(error_O, upper_II[i, i:stop], alpha=-1)
-            errors[:, i - start] = error_O
+        errors = corrected(left_OI, scales_OI, zeros_OI, kept_OI, upper_II, codes_OI, start, stop, grid.top)
         left_OI[:, stop:].addmm_(errors, upper_II[start:stop, stop:], alpha=-1)
     out_OI = torch.empty_like(codes_OI)
     out_OI[:, order_I] = codes_OI
     return out_OI
+
+
+def corrected(
+    left_OI: Tensor,
+    scales_OI: Tensor,
+    zeros_OI: Tensor,
+    kept_OI: Tensor | None,
+    upper_II: Tensor,
+    codes_OI: Tensor,
+    start: int,
+    stop: int,
+    top: int,
+) -> Tensor:
+    """Codes of inputs `start` to `stop`, with their errors made up for among themselves; returns the errors."""
+    if left_OI.is_cuda:
+        from moesaic.kernels.triton import rounding
+
+        return rounding.corrected(left_OI, scales_OI, zeros_OI, kept_OI, upper_II, codes_OI, start, stop, top)
+    errors = torch.empty_like(left_OI[:, start:stop])
+    for i in range(start, stop):
+        column_O = left_OI[:, i]
+        code_O = (column_O / scales_OI[:, i] + zeros_OI[:, i]).round_().clamp_(0, top)
+        if kept_OI is not None:
+            code_O = torch.where(kept_OI[:, i], code_O, zeros_OI[:, i])
+        codes_OI[:, i] = code_O
+        error_O = (column_O - (code_O - zeros_OI[:, i]) * scales_OI[:, i]) / upper_II[i, i]
+        left_OI[:, i:stop].addr_(error_O, upper_II[i, i:stop], alpha=-1)
+        errors[:, i - start] = error_O
+    return errors
 
 
 def inverse_factor(moments_II: Tensor) -> Tensor:
@@ -164,5 +185,5 @@ def inverse_factor(moments_II: Tensor) -> Tensor:
             inverse_II = torch.cholesky_inverse(lower_II)
             upper_II, failed = torch.linalg.cholesky_ex(inverse_II, upper=True)
             if not failed:
-                return upper_II.float()
+                return upper_II.float().contiguous()
         more = more * 10 or 1e-3

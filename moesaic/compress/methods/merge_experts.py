@@ -39,7 +39,7 @@ class MergeExperts(Compressor):
         flat_EX = torch.cat([ffn.gate_up_EGD.flatten(1), ffn.down_EDF.flatten(1)], dim=1)
         flat_EX = F.normalize(flat_EX, dim=1)
         home_E = (flat_EX @ flat_EX[stay].T).argmax(1)
-        home_E[stay] = torch.arange(len(stay))
+        home_E[stay] = torch.arange(len(stay), device=stay.device)
         share_EK = F.one_hot(home_E, len(stay)).float() * use.chosen_E.clamp(min=1e-3)[:, None]
         share_EK = share_EK / share_EK.sum(0)
         gate_up = torch.einsum("ek,egd->kgd", share_EK, ffn.gate_up_EGD)

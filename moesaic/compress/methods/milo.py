@@ -65,7 +65,7 @@ class MiLo(ByMatrix):
             if not leaf.isdigit():
                 return self._taken_apart(weight_OI, seen, self.rank)
             if path not in kurtoses:  # the mean over the experts of a layer, whose ranks are given out around it
-                whole_EOI = job.parts.tensor(path).float()
+                whole_EOI = job.tensor(path)
                 kurtoses[path] = sum(map(_kurtosis, whole_EOI)) / len(whole_EOI)
             usual = _per_token_share(job, path)
             often = min(max(seen.share / usual, 0.25), 4.0) if self.calibrate and seen.share < 1 else 1.0

@@ -89,7 +89,7 @@ class Mixed(ByMatrix):
             sizes[name] = weight_OI.numel()
             budget += self.bits * weight_OI.numel()
         for name in ends(job.config) if job.ends_bits else ():
-            whole_VD = job.parts.tensor(name).float()
+            whole_VD = job.tensor(name)
             costs[name] = [self._end_cost(name, whole_VD, sensitivities, bits) for bits in choices]
             sizes[name] = whole_VD.numel()
             budget += job.ends_bits * whole_VD.numel()

@@ -51,7 +51,7 @@ class NM(ByMatrix):
         if self.score == "admm":
             weight_OI, kept_OI = self._admm(weight_OI, seen.moments_II)
         else:
-            size_I = seen.importance_I.sqrt() if self.score == "wanda" else torch.ones(weight_OI.shape[1])
+            size_I = seen.importance_I.sqrt() if self.score == "wanda" else torch.ones_like(weight_OI[0])
             kept_OI = self._largest(weight_OI.abs() * size_I)
         if not self.bits:
             return weight_OI * kept_OI
@@ -75,7 +75,8 @@ class NM(ByMatrix):
         target_OI = weight_OI * size_I
         moments_II = moments_II / size_I / size_I[:, None]
         stiffness = 1.0  # of the tie between the two, in units of the moments' diagonal, which is one
-        solve_II = torch.linalg.inv((moments_II + stiffness * torch.eye(len(size_I))).double()).float()
+        tied_II = moments_II + stiffness * torch.eye(len(size_I), device=size_I.device)
+        solve_II = torch.linalg.inv(tied_II.double()).float()
         wanted_OI = target_OI @ moments_II
         kept_OI = self._largest(target_OI.abs())
         copy_OI, dual_OI = target_OI * kept_OI, torch.zeros_like(target_OI)

@@ -54,7 +54,7 @@ class ZeroQuant(ByMatrix):
     def _distil(self, block: Block, watched: Watched) -> None:
         """Adam on the weights before rounding; the rounding itself passes gradients through."""
         grid = self._grid()
-        ops = cast(kernels.Kernels, _RoundingKernels(kernels.choose("cpu"), self.activation_bits))
+        ops = cast(kernels.Kernels, _RoundingKernels(watched.plain, self.activation_bits))
         stems = {name.rpartition(".")[0] if name[-1].isdigit() else name for name, _ in matrices_of(block)}
         parameters = {name: tensor for name, tensor in block.named_parameters() if name in stems}
         learned = {name: tensor.detach().clone().requires_grad_() for name, tensor in parameters.items()}

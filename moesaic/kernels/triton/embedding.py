@@ -5,22 +5,68 @@ import torch
 import triton
 import triton.language as tl
 
+from moesaic.kernels.triton.coded import MIDDLE, Coded
+
 
 @triton.jit
-def embed_kernel(tokens_T, slots_T, chosen_S, embed_VD, x_TD, D, BLOCK: tl.constexpr):
+def embed_kernel(
+    tokens_T,
+    slots_T,
+    chosen_S,
+    embed_VD,
+    scales_GV,
+    zeros_GV,
+    x_TD,
+    V,
+    D,
+    WIDTH,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    HALF: tl.constexpr,
+    MIDDLE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
-    given = tl.load(tokens_T + row)
-    own = tl.load(chosen_S + tl.load(slots_T + row))
-    token = tl.where(given < 0, own, given).to(tl.int64)
+    token = tl.load(tokens_T + row).to(tl.int64)
+    if slots_T is not None:
+        token = tl.where(token < 0, tl.load(chosen_S + tl.load(slots_T + row)), token)
     column = tl.arange(0, BLOCK)
-    tl.store(x_TD + row * D + column, tl.load(embed_VD + token * D + column, mask=column < D), mask=column < D)
+    inside = column < D
+    if scales_GV is None:
+        values = tl.load(embed_VD + token * D + column, mask=inside)
+    else:
+        group = column // GROUP * V + token
+        if BITS == 8:
+            codes = tl.load(embed_VD + token * WIDTH + column, mask=inside, other=0).to(tl.float32)
+        else:
+            at = column // (2 * HALF) * HALF + column % HALF
+            both = tl.load(embed_VD + token * WIDTH + at, mask=inside, other=0).to(tl.int32)
+            codes = ((both >> (column // HALF % 2 * 4)) & 15).to(tl.float32)
+        codes -= MIDDLE
+        if zeros_GV is not None:
+            codes -= tl.load(zeros_GV + group, mask=inside, other=0.0).to(tl.float32)
+        values = codes * tl.load(scales_GV + group, mask=inside, other=0.0).to(tl.float32)
+    tl.store(x_TD + row * D + column, values.to(x_TD.dtype.element_ty), mask=inside)
 
 
 def embed(
-    tokens_T: torch.Tensor, slots_T: torch.Tensor, chosen_S: torch.Tensor, embed_VD: torch.Tensor
+    tokens_T: torch.Tensor,
+    slots_T: torch.Tensor | None,
+    chosen_S: torch.Tensor | None,
+    embed_VD: torch.Tensor | Coded,
 ) -> torch.Tensor:
     """Each token's row; a token of -1 is the one that was last chosen for its slot."""
-    T, D = tokens_T.shape[0], embed_VD.shape[1]
+    T, (V, D) = tokens_T.shape[0], embed_VD.shape
     x_TD = torch.empty(T, D, dtype=embed_VD.dtype, device=embed_VD.device)
-    embed_kernel[(T,)](tokens_T, slots_T, chosen_S, embed_VD, x_TD, D, BLOCK=triton.next_power_of_2(D), num_warps=4)
+    table, scales, zeros, facts = embed_VD, None, None, (0, 0, 0)
+    width = D
+    if isinstance(embed_VD, Coded):
+        table, scales, zeros = embed_VD.codes_EOB, embed_VD.scales_EGO, embed_VD.zeros_EGO
+        facts, width = (embed_VD.group, embed_VD.bits, embed_VD.apart), embed_VD.codes_EOB.shape[2]
+    group, bits, half = facts
+    if T:
+        embed_kernel[(T,)](
+            tokens_T, slots_T, chosen_S, table, scales, zeros, x_TD, V, D, width, GROUP=group, BITS=bits, HALF=half,
+            MIDDLE=MIDDLE.get(bits, 0), BLOCK=triton.next_power_of_2(D), num_warps=4,
+        )  # fmt: skip
     return x_TD

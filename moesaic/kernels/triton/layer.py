@@ -10,7 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from moesaic.kernels.triton import decode, grouped, rows
+from moesaic.kernels.triton import coded_products, decode, grouped, rows
+from moesaic.kernels.triton.coded import Coded
 from moesaic.kernels.triton.routing import Routing, route
 from moesaic.kernels.triton.tuning import Choice, choose
 
@@ -135,11 +136,17 @@ def experts(
     x_TD: Tensor,
     routes_TK: Tensor,
     weights_TK: Tensor,
-    gate_up_EGD: Tensor,
-    down_EDF: Tensor,
+    gate_up_EGD: Tensor | Coded,
+    down_EDF: Tensor | Coded,
     choice: Choice | None = None,
 ) -> Tensor:
-    """The weighted sum of each token's routed experts; differentiable in everything but the routes."""
+    """The weighted sum of each token's routed experts; differentiable in everything but the routes, and in nothing
+    where the experts are kept in few bits."""
+    if isinstance(gate_up_EGD, Coded) and isinstance(down_EDF, Coded):
+        return coded_products.experts(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF)
+    gate_up_EGD, down_EDF = (
+        weight.dense().to(x_TD.dtype) if isinstance(weight, Coded) else weight for weight in (gate_up_EGD, down_EDF)
+    )
     inputs = (x_TD, weights_TK, gate_up_EGD, down_EDF)
     training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     x_TD, routes_TK, weights_TK = x_TD.contiguous(), routes_TK.contiguous(), weights_TK.contiguous()

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from moesaic.kernels.triton.coded import Coded
 from moesaic.kernels.triton.overlap import launch_overlapped, overlaps
 
 Tile = tuple[int, int, int, int, int]  # rows, columns, elements of K, stages, warps
@@ -81,8 +82,10 @@ def tile_for(T: int, inputs: int, outputs: int, wide: bool) -> Tile:
     return (128, 128, 64, 4, 8)
 
 
-def linear(x_TI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
+def linear(x_TI: torch.Tensor, weight_OI: torch.Tensor | Coded, bias_O: torch.Tensor | None = None) -> torch.Tensor:
     """x W^T + bias."""
+    if isinstance(weight_OI, Coded):
+        return weight_OI.linear(x_TI, bias_O)
     T, inputs = x_TI.shape
     if x_TI.dtype == torch.bfloat16 and x_TI.is_cuda:
         if T >= MANY and can_forbid_splitting():

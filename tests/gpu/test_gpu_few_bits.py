@@ -1,0 +1,120 @@
+"""Compressed models on a real GPU: made there, equal to the matrices they stand for, and served in graphed steps.
+
+pytest tests/gpu/test_gpu_few_bits.py
+"""
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device: these tests run on a GPU", allow_module_level=True)
+
+from torch import nn
+
+import moesaic
+from moesaic.compress.compress import Wish, compress
+from moesaic.compress.grid import Grid
+from moesaic.compress.methods import Compressor
+from moesaic.kernels import reference
+from moesaic.kernels.triton.coded import Coded, coded
+from moesaic.kernels.triton.layer import experts
+from moesaic.kernels.triton.linear import linear
+from moesaic.methods import Method, build
+from moesaic.serve.cuda_step import takes
+from tests.compress.made import add_tokenizer
+from tests.gpu.models import saved, tokens_of
+
+DEVICE = "cuda"
+SCHEMES = [(4, 128, True), (4, 64, False), (3, 96, False), (8, 0, True), (5, 64, False)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def exact_float32():
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def matrix(outputs, inputs, scheme, seed=0):
+    generator = torch.Generator(DEVICE).manual_seed(seed)
+    weight = torch.randn(outputs, inputs, device=DEVICE, generator=generator) / inputs**0.5
+    return Grid(*scheme).matrix(weight)
+
+
+def error(given, wanted):
+    assert torch.isfinite(given).all()
+    return ((given.float() - wanted.float()).norm() / wanted.float().norm()).item()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+@pytest.mark.parametrize(("inputs", "outputs"), [(512, 640), (576, 200), (1408, 4096)])
+def test_products(scheme, inputs, outputs):
+    made = matrix(outputs, inputs, scheme)
+    few = coded(made, torch.bfloat16)
+    assert isinstance(few, Coded)
+    x = torch.randn(300, inputs, device=DEVICE).bfloat16()
+    whole = linear(x, few)
+    assert error(whole, x.float() @ made.dense().T) < 0.004  # of rounding the results to bf16
+    for rows in (1, 2, 15, 16, 17, 64, 100):  # the same bits, whatever the tile
+        assert torch.equal(linear(x[:rows], few), whole[:rows]), rows
+    exact = coded(made, torch.float32)
+    assert error(linear(x.float(), exact), x.float() @ made.dense().T) < 1e-5
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+@pytest.mark.parametrize(("hidden", "width"), [(512, 256), (2048, 768)])
+def test_experts(scheme, hidden, width):
+    gate_up = nn.ModuleList(matrix(2 * width, hidden, scheme, number) for number in range(16))
+    down = nn.ModuleList(matrix(hidden, width, scheme, 99 + number) for number in range(16))
+    few = [coded(part, torch.bfloat16) for part in (gate_up, down)]
+    x = torch.randn(200, hidden, device=DEVICE).bfloat16()
+    routes = torch.rand(200, 16, device=DEVICE).topk(4).indices
+    weights = torch.rand(200, 4, device=DEVICE)
+    whole = experts(x, routes, weights, *few)
+    dense = [torch.stack([one.dense() for one in part]) for part in (gate_up, down)]
+    assert error(whole, reference.experts(x.float(), routes, weights, *dense, "silu")) < 0.008
+    for rows in (1, 2, 3, 40, 199):
+        assert torch.equal(experts(x[:rows], routes[:rows], weights[:rows], *few), whole[:rows]), rows
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory):
+    made = saved(tmp_path_factory)
+    add_tokenizer(made["qwen3_moe"])
+    return made
+
+
+METHODS = {
+    "rtn": {"bits": 4, "group": 32},
+    "gptq": {"bits": 3, "group": 64},
+    "hqq": {"bits": 4, "group": 64},
+    "awq": {"bits": 8, "group": 0},
+    "milo": {"bits": 3, "group": 64, "rank": 8, "turns": 2},
+    "zeroquant": {"bits": 8, "group": 0, "steps": 2},
+    "mixed": {"bits": 4.0},
+    "nm": {"score": "admm", "bits": 4, "rounds": 4},
+    "xtc": {"bits": 2, "depth": 1.0, "steps": 3},
+    "prune_experts": {"keep": 8},
+    "merge_experts": {"keep": 8},
+    "students": {"depth": 0.7, "steps": 3},
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_made_and_served(directories, tmp_path, name):
+    """Logits are those of the reference kernels; the engine's text is that of the model run as plain blocks."""
+    method = build(Method(name, METHODS[name]), Compressor, "test")
+    wish = Wish(samples=4, length=64, check_tokens=64, force=True)
+    told = compress(directories["qwen3_moe"], method, tmp_path / "small", wish)
+    assert told["perplexity"] > 1
+    plain = moesaic.load(tmp_path / "small", dtype=torch.float32, device=DEVICE, mode="reference")
+    wide = moesaic.load(tmp_path / "small", dtype=torch.float32, device=DEVICE)
+    prompts = tokens_of(40, 7, 100)
+    for given, wanted in zip(wide.logits(prompts), plain.logits(prompts), strict=True):
+        assert error(given, wanted) < (2e-3 if name == "zeroquant" else 1e-4)
+    model = moesaic.load(tmp_path / "small", dtype=torch.bfloat16, device=DEVICE)
+    assert takes(model) == (name != "zeroquant")
+    engine = moesaic.Engine(model, cache_bytes=1 << 26)
+    together = engine.generate(prompts, max_tokens=12, temperature=0.0)
+    alone = [engine.generate([prompt], max_tokens=12, temperature=0.0)[0] for prompt in prompts]
+    if name != "zeroquant":  # its products are the library's, which may add in another order in a batch
+        assert [one.tokens for one in together] == [one.tokens for one in alone]
+    assert all(len(one.tokens) == 12 for one in together)
