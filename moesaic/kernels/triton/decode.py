@@ -13,7 +13,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moesaic.kernels.triton.overlap import launch_overlapped, overlaps
 
-MOST_CHOICES = 16  # experts of a token
+LANES = 16  # the fewest rows a tensor-core product takes
 
 
 @triton.jit
@@ -136,7 +136,7 @@ def decode(
 ) -> torch.Tensor:
     """Tiles are (columns, elements of K, stages, warps)."""
     (T, D), K, F = x_TD.shape, routes_TK.shape[1], down_EDF.shape[2]
-    assert K <= MOST_CHOICES, f"at most {MOST_CHOICES} experts per token"
+    assert K <= LANES, f"at most {LANES} experts per token"
     precision = "ieee" if x_TD.dtype == torch.float32 else "tf32"
     hidden_NF = torch.empty(T * K, F, dtype=x_TD.dtype, device=x_TD.device)
     out_TD = torch.empty_like(x_TD)
@@ -154,7 +154,7 @@ def decode(
         K=K,
         BN=BN,
         BK=BK,
-        LANES=1,
+        LANES=LANES,
         PRECISION=precision,
         STAGES=stages,
         OVERLAP=overlap,
@@ -175,7 +175,7 @@ def decode(
         SLOTS=triton.next_power_of_2(K),
         BN=BN,
         BK=BK,
-        LANES=triton.next_power_of_2(K),
+        LANES=LANES,
         PRECISION=precision,
         STAGES=stages,
         LINES=triton.next_power_of_2(triton.cdiv(F, 64)),
