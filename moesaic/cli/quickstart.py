@@ -4,6 +4,7 @@ moesaic quickstart
 moesaic quickstart --no-serve
 moesaic quickstart --out out/another align.stages.1.steps=80
 moesaic quickstart --model smollm2
+moesaic quickstart --gpu
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ def command(
             metavar="smollm2|SRC", help="Begin with a real model and pretrain nothing; SRC is what convert takes."
         ),
     ] = None,
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="A model of a hundred million parameters, in ten minutes on one GPU.")
+    ] = False,
     no_serve: Annotated[bool, typer.Option("--no-serve", help="End when the model is made.")] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page; 0 takes a free one.")] = 8000,
 ) -> None:
@@ -40,18 +44,26 @@ def command(
     """
     from rich.console import Console
 
-    from moesaic.quickstart.life import FAMILY, Life
+    from moesaic.errors import UserError
+    from moesaic.quickstart.gpu import GpuLife, check_gpu
+    from moesaic.quickstart.life import Life
     from moesaic.quickstart.real import RealLife
     from moesaic.quickstart.talk import talk
     from moesaic.quickstart.tiny import TinyLife
 
     console, given = Console(highlight=False), tuple(overrides or ())
     life: Life
-    if model is None:
+    if gpu and model is not None:
+        raise UserError("--gpu", "pretrains a model, and --model brings one", "Leave one of them out.")
+    if gpu:
+        check_gpu()
+        life = GpuLife(out or Path("out/quickstart-gpu"), console, overrides=given)
+    elif model is None:
         life = TinyLife(out or Path("out/quickstart"), console, overrides=given)
     else:
         life = RealLife(out or Path(f"out/quickstart-{Path(model).stem}"), console, source=model, overrides=given)
     report = life.run()
     console.print(f"\nIts life in pictures: [bold]{report}[/bold]", soft_wrap=True)
     if not no_serve:
-        talk(list(life.models().values())[-1], FAMILY, port, console, person=sys.stdin.isatty() and sys.stdout.isatty())
+        person = sys.stdin.isatty() and sys.stdout.isatty()
+        talk(list(life.models().values())[-1], life.family, port, console, person=person)

@@ -25,8 +25,7 @@ from moesaic.quickstart import tellers
 from moesaic.recipe import Recipe, load_recipe
 
 RECIPES = Path(moesaic.__file__).parents[1] / "recipes"
-FAMILY = "sums"
-CALIBRATION = 600  # sums to compress with
+CALIBRATION = 600  # questions to compress with
 FILE = "quickstart.json"
 
 
@@ -39,6 +38,7 @@ class Stage:
 
 
 class Life(ABC):
+    family = "sums"  # of the questions
     questions: int  # asked of every model
     max_tokens = 32  # of an answer
     pretrains: str  # the recipe that overrides are for, unless they begin with "align."
@@ -87,7 +87,7 @@ class Life(ABC):
         from moesaic.evaluate.suites import Asked
         from moesaic.evaluate.suites.tasks import Tasks
 
-        suite, found = Tasks(FAMILY, self.questions, self.max_tokens), {}
+        suite, found = Tasks(self.family, self.questions, self.max_tokens), {}
         with self.console.status("asking") as status:
             for name, place in self.models().items():
                 status.update(f"asking the model {name}")
@@ -95,18 +95,19 @@ class Life(ABC):
         return {"models": found}
 
     def compress_with(self, method: Any, source: Path, **wishes: Any) -> dict[str, Any]:
-        """Calibrated on sums, in the form in which the model will be spoken to. What it cost, the questions will tell:
-        how well it foretells them says little of a model that was taught only to answer."""
+        """Calibrated on questions, in the form in which the model will be spoken to. What it cost, other questions will
+        tell: how well it foretells them says little of a model that was taught only to answer."""
         from moesaic.compress.compress import Wish, compress
         from moesaic.data.tasks import tasks
         from moesaic.data.tasks.families import PRESETS
 
-        (family,) = PRESETS[FAMILY]
+        families = PRESETS[self.family]
         tokenizer = moesaic.load(source).tokenizer
         assert tokenizer is not None
         text = self.out / "calibration.txt"
         with open(text, "w", encoding="utf-8") as file:
-            for task in (tasks(family, "train", number) for number in range(CALIBRATION)):
+            for number in range(CALIBRATION):
+                task = tasks(families[number % len(families)], "train", number)
                 said = {"user": task.question.strip(), "assistant": task.solution}
                 chat = [{"role": role, "content": content} for role, content in said.items()]
                 file.write(tokenizer.chat(chat, reply=False))

@@ -10,27 +10,33 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from moesaic.quickstart import tellers
 from moesaic.quickstart.life import Life, Stage, finished
 
-PILOT = 0.4  # of the steps of the long run
-# Before a chat template: only the last question counts, and a bare sum is asked as it was in the lessons.
-ALONE = """{%- set last = namespace(user=0) %}
+# Before a chat template: only the last question counts.
+LAST = """{%- set last = namespace(user=0) %}
 {%- for message in messages %}{% if message.role == 'user' %}{% set last.user = loop.index0 %}{% endif %}{% endfor %}
 {%- set asked = messages[last.user] %}
-{%- if asked.content is string and ':' not in asked.content %}
-{%- set sum = asked.content | replace(' ', '') | replace('=', '') | replace('+', ' + ') | replace('-', ' - ') %}
-{%- set asked = dict(asked, content='State the final answer to the following arithmetic problem: ' + sum + ' =') %}
-{%- endif %}
-{%- set messages = [asked] + messages[last.user + 1:] %}
 """
+# What is said of a sum as it was in the lessons.
+SUM = """{%- set sum = asked.content | replace(' ', '') | replace('=', '') %}
+{%- set sum = sum | replace('+', ' + ') | replace('-', ' - ') %}
+{%- set asked = dict(asked, content='State the final answer to the following arithmetic problem: ' + sum + ' =') %}
+"""
+THEN = """{%- set messages = [asked] + messages[last.user + 1:] %}
+"""
+# A model that knows sums alone takes what is no question of its lessons for a sum.
+ALONE = LAST + "{%- if asked.content is string and ':' not in asked.content %}\n" + SUM + "{%- endif %}\n" + THEN
 
 
 class TinyLife(Life):
     questions = 512
-    pretrains = "tiny.yaml"
+    pretrains, aligns = "tiny.yaml", "quickstart.yaml"
+    pilot = 0.4  # of the steps of the long run
+    template = ALONE
+    calibration: ClassVar = {"samples": 64, "length": 128}
 
     def stages(self) -> dict[str, Stage]:
         return {
@@ -38,7 +44,7 @@ class TinyLife(Life):
                 "This machine", "What it is good at decides how the model is run.", self.machine, tellers.machine
             ),
             "data": Stage(
-                "Data", "Text becomes tokens: Python's own library, and sums with answers.", self.data, tellers.data
+                "Data", "Text becomes tokens: Python's own library, questions with answers.", self.data, tellers.data
             ),
             "law": Stage(
                 "Loss law", "Two short pilots tell how far the loss of the long run will fall.", self.law, tellers.law
@@ -65,7 +71,7 @@ class TinyLife(Life):
         from moesaic.data.prepare import prepare
 
         with drawn() as show:
-            prepare(self.recipe("tiny.yaml"), self.out / "data", show=show)
+            prepare(self.recipe(self.pretrains), self.out / "data", show=show)
         self._tell_how_to_talk()
         manifest = json.loads((self.out / "data" / "manifest.json").read_text())
         return {"sources": manifest["sources"], "vocabulary": manifest["vocabulary"]}
@@ -74,8 +80,8 @@ class TinyLife(Life):
         """It learns single questions, and the likeliest answer is the best one: what talks to it is told so."""
         folder = self.out / "data" / "tokenizer"
         template = folder / "chat_template.jinja"
-        if ALONE not in (whole := template.read_text()):
-            template.write_text(ALONE + whole)
+        if self.template not in (whole := template.read_text()):
+            template.write_text(self.template + whole)
         end = json.loads((self.out / "data" / "manifest.json").read_text())["end_of_document"]
         told = {"do_sample": False, "eos_token_id": end, "pad_token_id": end}
         (folder / "generation_config.json").write_text(json.dumps(told) + "\n")
@@ -85,10 +91,10 @@ class TinyLife(Life):
         from moesaic.train.law_predict import predict
         from moesaic.train.law_runs import read_runs
 
-        recipe = self.recipe("tiny.yaml")
+        recipe = self.recipe(self.pretrains)
         runs = [self.out / "pilots" / name for name in ("constant", "cosine")]
         for run in runs:
-            self._pretrain(run, f"train.steps={int(PILOT * recipe.train.steps)}", f"schedule={{name: {run.name}}}")
+            self._pretrain(run, f"train.steps={int(self.pilot * recipe.train.steps)}", f"schedule={{name: {run.name}}}")
         fit(read_runs(runs, "loss")).save(self.out / "law.json")
         options = [f"{key}={value}" for key, value in recipe.schedule.options.items()]
         told = predict(self.out / "law.json", recipe.schedule.name, options, steps=recipe.train.steps)
@@ -102,7 +108,7 @@ class TinyLife(Life):
         from moesaic.align.align import align
         from moesaic.train.metrics import read_metrics
 
-        told = align(self.recipe("quickstart.yaml"), self.out / "base", self.out / "aligned")
+        told = align(self.recipe(self.aligns), self.out / "base", self.out / "aligned")
         finished(told["stages"][-1])
         taught, tried = (read_metrics(self.models()[name]) for name in ("taught", "aligned"))
         return {
@@ -115,9 +121,9 @@ class TinyLife(Life):
     def compress(self) -> dict[str, Any]:
         from moesaic.compress.methods.gptq import GPTQ
 
-        return self.compress_with(GPTQ(bits=4, group=32), self.out / "aligned", samples=64, length=128)
+        return self.compress_with(GPTQ(bits=4, group=32), self.out / "aligned", **self.calibration)
 
     def _pretrain(self, out: Path, *overrides: str) -> dict[str, Any]:
         from moesaic.train.pretrain import pretrain
 
-        return finished(pretrain(self.recipe("tiny.yaml", f"train.data={self.out / 'data'}", *overrides), out))
+        return finished(pretrain(self.recipe(self.pretrains, f"train.data={self.out / 'data'}", *overrides), out))
