@@ -1,4 +1,4 @@
-"""The same life for a GPU: a hundred million parameters, and questions of twenty-five kinds instead of sums alone.
+"""The same life for a GPU: a hundred million parameters, and questions of nineteen kinds instead of sums alone.
 
 GpuLife(Path("out/quickstart-gpu"), Console()).run()
 """
@@ -21,7 +21,7 @@ class GpuLife(TinyLife):
     questions = 1000
     max_tokens = 96
     pretrains, aligns = "gpu.yaml", "quickstart-gpu.yaml"
-    pilot = 0.25
+    pilot = 0.1
     template = LAST + BARE + SUM + "{%- endif %}\n" + THEN
     calibration: ClassVar = {"samples": 64, "length": 512}
 

@@ -13,10 +13,14 @@ import sys
 import time
 from pathlib import Path
 
+import jinja2
 import pytest
 from playwright.sync_api import Browser, expect
+from rich.console import Console
 
 import moesaic
+from moesaic.errors import UserError
+from moesaic.quickstart.gpu import GpuLife, check_gpu
 from moesaic.serve.recommended import recommended
 
 SMALL = [
@@ -158,6 +162,35 @@ def test_every_question_is_by_itself_and_the_likeliest_answer_is_given(made: tup
         assert turns[0]["content"] in answered and answered.startswith(tokenizer.chat(turns[:1]))
         for bare in ("2 + 12 - 3 =", "2+12-3", "2 + 12 - 3"):
             assert tokenizer.chat([{"role": "user", "content": bare}]) == tokenizer.chat([second])
+
+
+def test_a_life_for_a_gpu_wants_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(UserError, match="no GPU"):
+        check_gpu()
+    ended = run(tmp_path, "--gpu", "--model", "smollm2")
+    assert ended.returncode == 2 and "Leave one of them out" in ended.stderr
+
+
+def test_a_life_for_a_gpu_takes_only_sums_for_sums(tmp_path: Path) -> None:
+    """Its recipes are whole, and what is nothing but numbers is asked as a sum."""
+    life = GpuLife(tmp_path, Console())
+    assert life.recipe(life.pretrains).train.steps * life.pilot > 60
+    assert len(life.recipe(life.aligns).align.stages) == 2
+    folder = tmp_path / "data" / "tokenizer"
+    folder.mkdir(parents=True)
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}|{% endfor %}")
+    (tmp_path / "data" / "manifest.json").write_text('{"end_of_document": 0}')
+    life._tell_how_to_talk()
+    template = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(
+        (folder / "chat_template.jinja").read_text()
+    )
+
+    def asked(*contents: str) -> str:
+        return template.render(messages=[{"role": "user", "content": content} for content in contents])
+
+    assert asked("hello", "2+12-3 =") == f"user: {ASKED} 2 + 12 - 3 =|"
+    assert asked("Is 7 a prime", "Spell this word backward") == "user: Spell this word backward|"
 
 
 def test_a_broken_record_is_told(tmp_path: Path) -> None:

@@ -388,6 +388,12 @@ def many(
     return rows.combine(product(hidden_PF, down, None, routing), routing, weights_TK, T, K)
 
 
+def lanes(weight: Coded, used: int) -> int:
+    """Fewer lanes than a product of the tensor cores has may be added in another order. With codes of 4 bits sums are
+    exact enough for that not to show, and the unused ones cost time."""
+    return triton.next_power_of_2(used) if weight.bits == 4 else MOST_CHOICES
+
+
 def few(
     x_TD: torch.Tensor,
     routes_TK: torch.Tensor,
@@ -415,7 +421,7 @@ def few(
         F,
         K=K,
         BN=BN,
-        LANES=1,
+        LANES=lanes(gate_up, 1),
         STAGES=stages,
         num_warps=warps,
         **common(gate_up, x_TD.dtype, x_TD.device),
@@ -436,7 +442,7 @@ def few(
         K=K,
         SLOTS=triton.next_power_of_2(K),
         BN=BN,
-        LANES=triton.next_power_of_2(K),
+        LANES=lanes(down, K),
         STAGES=stages,
         LINES=triton.next_power_of_2(triton.cdiv(down.codes_EOB.shape[2], 128)),
         num_warps=warps,
