@@ -1,0 +1,296 @@
+"""The kernels of products with matrices of 4 or 8 bits (`coded.py` says how they lie in memory).
+
+The weights are the first operand of the tensor cores' products, so that they go there from the registers they are
+unpacked in. Each HALF inputs are summed by themselves, scaled, and added in order, whatever the tile: a token's bits
+are the same alone and in a crowd.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+# Four bytes to eight integers from -8 to 7 in bf16: as the last bits of 128 to 143, from which 136 is taken.
+UNPACK = tl.constexpr("""
+{
+.reg .b32 a, b, c, d, m;
+mov.b32 m, 0x43084308;
+prmt.b32 a, $4, 0, 0x4140;
+prmt.b32 b, $4, 0, 0x4342;
+shr.u32 c, a, 4;
+shr.u32 d, b, 4;
+lop3.b32 a, a, 0x000f000f, 0x43004300, 0xea;
+lop3.b32 b, b, 0x000f000f, 0x43004300, 0xea;
+lop3.b32 c, c, 0x000f000f, 0x43004300, 0xea;
+lop3.b32 d, d, 0x000f000f, 0x43004300, 0xea;
+sub.bf16x2 $0, a, m;
+sub.bf16x2 $1, b, m;
+sub.bf16x2 $2, c, m;
+sub.bf16x2 $3, d, m;
+}
+""")
+
+
+@triton.jit
+def both_halves(bytes, kind: tl.constexpr, PACKED: tl.constexpr):
+    """The codes in the low and in the high bits of bytes, less their middle."""
+    if PACKED:
+        low, high = tl.inline_asm_elementwise(
+            UNPACK, "=r,=r,=r,=r,r", [bytes], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+        )
+    else:
+        low = ((bytes & 15).to(tl.int32) - 8).to(kind)
+        high = ((bytes >> 4).to(tl.int32) - 8).to(kind)
+    return low, high
+
+
+@triton.jit
+def steps(scales_at, zeros_at, kept, place, INPUTS, OUTPUTS, GROUP: tl.constexpr):
+    """Scales and zeros of the group of an input; what fills up the last bytes may have none of its own."""
+    at = tl.minimum(place, INPUTS - 1) // GROUP * OUTPUTS
+    scale = tl.load(scales_at + at, mask=kept, other=0.0)
+    zero = scale
+    if zeros_at is not None:
+        zero = tl.load(zeros_at + at, mask=kept, other=0.0)
+    return scale, zero
+
+
+@triton.jit
+def add(total, codes, x, scale, zero, ZEROS: tl.constexpr, PRECISION: tl.constexpr):
+    """What `HALF` inputs add to the products."""
+    product = tl.dot(codes, x, input_precision=PRECISION)
+    if ZEROS:
+        ones = tl.full([16, codes.shape[1]], 1.0, codes.dtype)
+        sum = tl.max(tl.dot(ones, x, input_precision=PRECISION), 0)  # its rows are alike
+        product -= zero.to(tl.float32)[:, None] * sum[None, :]
+    return total + product * scale.to(tl.float32)[:, None]
+
+
+@triton.jit
+def summed(
+    x_at,
+    valid,
+    codes_at,
+    scales_at,
+    zeros_at,
+    kept,
+    INPUTS,
+    OUTPUTS,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    HALF: tl.constexpr,
+    kind: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    """Products (rows of weights, lanes) of weights whose codes, scales and zeros begin at the given places with inputs
+    that begin at `x_at`; scales of one group after the other are OUTPUTS apart."""
+    j = tl.arange(0, HALF)
+    x_at = x_at[None, :] + j[:, None]
+    codes_at = codes_at[:, None] + j[None, :]
+    total = tl.zeros([codes_at.shape[0], x_at.shape[1]], tl.float32)
+    ZEROS: tl.constexpr = zeros_at is not None
+    STEP: tl.constexpr = HALF * (8 // BITS)
+    # Only what goes into products is read ahead by the compiler: scales and zeros are asked for a turn before.
+    scale, zero = steps(scales_at, zeros_at, kept, 0, INPUTS, OUTPUTS, GROUP)
+    scale_high, zero_high = scale, zero
+    if GROUP % STEP != 0:
+        scale_high, zero_high = steps(scales_at, zeros_at, kept, HALF, INPUTS, OUTPUTS, GROUP)
+    for base in tl.range(0, INPUTS, STEP, num_stages=STAGES):
+        next_scale, next_zero = steps(scales_at, zeros_at, kept, base + STEP, INPUTS, OUTPUTS, GROUP)
+        bytes = tl.load(codes_at, mask=kept[:, None], other=0)
+        low = tl.load(x_at, mask=valid[None, :] & (j[:, None] < INPUTS - base), other=0.0)
+        if BITS == 8:
+            codes = (bytes.to(tl.int32) - 128).to(kind)
+            total = add(total, codes, low, scale, zero, ZEROS, PRECISION)
+        else:
+            codes_low, codes_high = both_halves(bytes, kind, PACKED)
+            high = tl.load(x_at + HALF, mask=valid[None, :] & (j[:, None] + HALF < INPUTS - base), other=0.0)
+            total = add(total, codes_low, low, scale, zero, ZEROS, PRECISION)
+            if GROUP % STEP != 0:
+                total = add(total, codes_high, high, scale_high, zero_high, ZEROS, PRECISION)
+                scale_high, zero_high = steps(
+                    scales_at, zeros_at, kept, base + STEP + HALF, INPUTS, OUTPUTS, GROUP
+                )  # fmt: skip
+            else:
+                total = add(total, codes_high, high, scale, zero, ZEROS, PRECISION)
+        scale, zero = next_scale, next_zero
+        x_at += STEP
+        codes_at += HALF
+    return total
+
+
+@triton.jit
+def hidden_kernel(
+    x_TD,
+    routes_N,
+    codes_EGB,
+    scales,
+    zeros,
+    hidden_NF,
+    D,
+    F,
+    K: tl.constexpr,
+    BN: tl.constexpr,
+    LANES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    HALF: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+    PACKED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """One block of one assignment's hidden row: gate, up, SwiGLU. Rows of the product are those of gate, then of up."""
+    if OVERLAP:
+        # In this order: the kernel after this one reads the routes before it waits.
+        gdc_wait()
+        gdc_launch_dependents()
+    assignment = tl.program_id(0)
+    expert = tl.maximum(tl.load(routes_N + assignment), 0).to(tl.int64)  # -1: a row that is no token
+    lane = tl.arange(0, LANES)
+    pair = tl.arange(0, 2 * BN)
+    n = tl.program_id(1) * BN + pair % BN
+    row = pair // BN * F + n
+    kind: tl.constexpr = hidden_NF.dtype.element_ty
+    x_at = x_TD + (assignment // K).to(tl.int64) * D + lane * 0
+    first = expert * tl.cdiv(D, GROUP) * 2 * F
+    zeros_at = zeros
+    if zeros is not None:
+        zeros_at = zeros + first + row
+    total = summed(
+        x_at, lane == 0, codes_EGB + (expert * 2 * F + row) * WIDTH, scales + first + row, zeros_at, n < F,
+        D, 2 * F, GROUP, BITS, HALF, kind, PRECISION, STAGES, PACKED,
+    )  # fmt: skip
+    both = tl.sum(tl.where(lane[None, :] == 0, total, 0.0), 1).to(kind).to(tl.float32).reshape(2, BN)
+    upper = tl.arange(0, 2)[:, None] == 1
+    gate = tl.sum(tl.where(upper, 0.0, both), 0)
+    hidden = gate / (1.0 + tl.exp(-gate)) * tl.sum(tl.where(upper, both, 0.0), 0)
+    column = tl.program_id(1) * BN + tl.arange(0, BN)
+    tl.store(hidden_NF + assignment.to(tl.int64) * F + column, hidden.to(kind), mask=column < F)
+
+
+@triton.jit
+def output_kernel(
+    hidden_NF,
+    routes_N,
+    weights_N,
+    codes_EDB,
+    scales,
+    zeros,
+    out_TD,
+    D,
+    F,
+    K: tl.constexpr,
+    SLOTS: tl.constexpr,
+    BN: tl.constexpr,
+    LANES: tl.constexpr,
+    LINES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    HALF: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+    PACKED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """One block of one token's output, all of its experts at once: lane j of the product is choice j, and of its rows
+    (choice, n) only those of the same choice are kept."""
+    token = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, LANES)
+    pair = tl.arange(0, SLOTS * BN)
+    choice = pair // BN
+    n = tl.program_id(1) * BN + pair % BN
+    kind: tl.constexpr = out_TD.dtype.element_ty
+    expert = tl.maximum(tl.load(routes_N + token * K + choice, mask=choice < K, other=0), 0).to(tl.int64)
+    codes_at = codes_EDB + (expert * D + tl.minimum(n, D - 1)) * WIDTH
+    first = expert * tl.cdiv(F, GROUP) * D + n
+    zeros_at = zeros
+    if zeros is not None:
+        zeros_at = zeros + first
+    if OVERLAP:
+        # The weights do not depend on the hidden rows: ask for them while the kernel before this one is still running.
+        line = tl.minimum(tl.arange(0, LINES) * 128, WIDTH - 1)
+        ahead = (codes_at[:, None] + line[None, :]).to(tl.int64, bitcast=True)
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [ahead], tl.int32, is_pure=False, pack=1
+        )
+        gdc_launch_dependents()
+        gdc_wait()
+    total = summed(
+        hidden_NF + (token * K + lane) * F, lane < K, codes_at, scales + first, zeros_at, (choice < K) & (n < D),
+        F, D, GROUP, BITS, HALF, kind, PRECISION, STAGES, PACKED,
+    )  # fmt: skip
+    own = tl.sum(tl.where(lane[None, :] == choice[:, None], total, 0.0), 1)
+    own = own.to(kind).to(tl.float32).reshape(SLOTS, BN)
+    slot = tl.arange(0, SLOTS)
+    out = tl.zeros([BN], tl.float32)
+    for k in tl.static_range(K):
+        out += tl.load(weights_N + token * K + k) * tl.sum(tl.where(slot[:, None] == k, own, 0.0), 0)
+    column = tl.program_id(1) * BN + tl.arange(0, BN)
+    tl.store(out_TD + token * D + column, out.to(kind), mask=column < D)
+
+
+@triton.jit
+def rows_kernel(
+    x_PI,
+    codes_EOB,
+    scales,
+    zeros,
+    bias_O,
+    out_PO,
+    tiles,
+    totals,
+    T,
+    INPUTS,
+    OUTPUTS,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    RECORD: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    HALF: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+    PACKED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Tiles of rows times their matrix; without a table of tiles, all rows times the only one. Tiles of the same
+    columns follow each other, so that their weights are read from memory once."""
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    tile = tl.program_id(0)
+    used = tl.cdiv(T, BM)
+    if tiles is not None:
+        used = tl.load(totals)
+    if tile < used:
+        row = tl.arange(0, BM).to(tl.int64)
+        expert = tl.zeros([], tl.int64)
+        if tiles is not None:
+            record = tiles + tile * RECORD
+            expert += tl.load(record)
+            row += (tile - tl.load(record + 1)) * BM
+            valid = row < tl.load(record + 4)
+            row += tl.load(record + 3)
+        else:
+            row += tile * BM
+            valid = row < T
+        n = tl.program_id(1) * BN + tl.arange(0, BN)
+        kind: tl.constexpr = out_PO.dtype.element_ty
+        first = expert * tl.cdiv(INPUTS, GROUP) * OUTPUTS + n
+        zeros_at = zeros
+        if zeros is not None:
+            zeros_at = zeros + first
+        total = summed(
+            x_PI + row * INPUTS, valid, codes_EOB + (expert * OUTPUTS + n) * WIDTH, scales + first, zeros_at,
+            n < OUTPUTS, INPUTS, OUTPUTS, GROUP, BITS, HALF, kind, PRECISION, STAGES, PACKED,
+        )  # fmt: skip
+        if bias_O is not None:
+            total += tl.load(bias_O + n, mask=n < OUTPUTS, other=0.0).to(tl.float32)[:, None]
+        out_at = out_PO + row[None, :] * OUTPUTS + n[:, None]
+        tl.store(out_at, total.to(kind), mask=valid[None, :] & (n[:, None] < OUTPUTS))
