@@ -25,7 +25,9 @@ else:
     import triton
     from triton.backends.compiler import GPUTarget
 
-    from moesaic.kernels.triton import hopper
+    from moesaic.compress.grid import Grid
+    from moesaic.kernels.triton import coded_products, hopper
+    from moesaic.kernels.triton.coded import Coded
     from moesaic.kernels.triton.routing import Routing
 
     T, D, F, E, K, P = 256, 512, 384, 4, 2, 1024
@@ -79,3 +81,32 @@ else:
             assert "setmaxnreg" in kernel.asm["ptx"], "warps are not specialised"
             assert "ld.local" not in kernel.asm["ptx"]
             assert kernel.metadata.shared <= 227 * 1024
+
+    @pytest.fixture
+    def launched(monkeypatch, tmp_path):
+        """What the launches of products in few bits compiled to."""
+        kernels = []
+
+        def launch(kernel, grid, *inputs, OVERLAP, **options):
+            options["PACKED"] = True  # as for tensors that are on a GPU
+            kernels.append(kernel.warmup(*inputs, grid=grid, OVERLAP=True, launch_pdl=True, **options))
+
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+        monkeypatch.setattr(coded_products, "launch_overlapped", launch)
+        triton.runtime.driver.set_active(Pretended())
+        return kernels
+
+    @pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "with-zeros"])
+    def test_products_in_few_bits(launched, symmetric):
+        def few(count, outputs, inputs):
+            made = [Grid(4, 128, symmetric).matrix(torch.randn(outputs, inputs)) for _ in range(count)]
+            return Coded(made, torch.bfloat16, stacked=count > 1)
+
+        gate_up, down, whole = few(E, 2 * F, D), few(E, D, F), few(1, D, D)
+        coded_products.few(empty(1, D), torch.zeros(1, K, dtype=torch.int64), torch.ones(1, K), gate_up, down)
+        for tokens in (1, 32, 128):
+            coded_products.linear(empty(tokens, D), whole)
+        assert len(launched) == 5
+        for kernel in launched:
+            ptx = kernel.asm["ptx"]
+            assert "sub.bf16x2" in ptx and ("mma.sync" in ptx or "wgmma.mma_async" in ptx) and "ld.local" not in ptx
