@@ -84,11 +84,15 @@ class FileExamples:
             raise UserError(path, "is empty")
         self.examples = [self._read(line, f"{path}:{number}") for number, line in found]
 
+        self._order: tuple[int, list[int]] = (-1, [])
+
     def __getitem__(self, index: int) -> Example:
         epoch, place = divmod(index, len(self.examples))
-        order = list(range(len(self.examples)))
-        random.Random(f"{self.seed} {epoch}").shuffle(order)
-        return self.examples[order[place]]
+        if self._order[0] != epoch:
+            order = list(range(len(self.examples)))
+            random.Random(f"{self.seed} {epoch}").shuffle(order)
+            self._order = (epoch, order)
+        return self.examples[self._order[1][place]]
 
     @staticmethod
     def _read(line: str, place: str) -> Example:

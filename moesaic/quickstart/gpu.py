@@ -12,8 +12,10 @@ import torch
 from moesaic.errors import UserError
 from moesaic.quickstart.tiny import LAST, SUM, THEN, TinyLife
 
-# Here what is nothing but numbers is a sum.
-BARE = "{%- if asked.content is string and not asked.content | list | reject('in', '0123456789+-= ') | list %}\n"
+# Here what is short and nothing but numbers is a sum.
+BARE = """{%- set bare = asked.content is string and asked.content | length < 40 %}
+{%- if bare and not asked.content | list | reject('in', '0123456789+-= ') | list %}
+"""
 
 
 class GpuLife(TinyLife):
