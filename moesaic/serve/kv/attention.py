@@ -9,11 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from moesaic.kernels.native import kernels
 from moesaic.model.layout import Layout
 from moesaic.serve.kv.compact import Compact
 
 WEIGHTS = 1 << 24  # numbers of attention weights in memory at a time
 SMALL = 1 << 16  # weights that one thread turns into a softmax sooner than several
+MOST_TOKENS = 64  # of a block that native code decodes
 FEW_QUERIES = 8  # for which writing the softmax out is quicker than the fused kernel
 
 
@@ -36,6 +38,8 @@ def attend(compact: Compact, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, layer:
     new, heads, size = q_THC.shape
     compact.extend(layer, k_TNC, v_TNC)
     compact.hear(layer, q_THC)
+    if (out_THC := _native(compact, q_THC, layer, scale)) is not None:
+        return out_THC
     if compact.widths[layer] == new:
         k_NMC, v_NMC = k_TNC.transpose(0, 1), v_TNC.transpose(0, 1)
     else:
@@ -57,6 +61,39 @@ def attend(compact: Compact, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, layer:
             compact.watch(layer, weights_NGTM.sum(1), start)
     out_NGTC = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
     return out_NGTC.permute(2, 0, 1, 3).reshape(new, heads, size)
+
+
+def _native(compact: Compact, q_THC: Tensor, layer: int, scale: float) -> Tensor | None:
+    """One token of an answer on a CPU, by native code where there is such: blocks of few bits are decoded as they are
+    read (`kernels/native/kept.c`). None where it cannot be had."""
+    (new, heads, size), store = q_THC.shape, compact.store
+    coded, encoding = compact.coded_rows[layer], compact.policy.encoding
+    if new != 1 or not q_THC.is_cpu or not (q_THC.dtype == store.keys_XC.dtype == torch.float32):
+        return None
+    if coded is not None and (encoding is None or encoding.group > MOST_TOKENS or not compact.even[layer]):
+        return None
+    native = kernels()
+    if native is None:
+        return None
+    width, old = compact.widths[layer], compact.encoded[layer]
+    rows_LNM = compact.rows_LNM
+    rows_NM, stride = rows_LNM[layer, :, rows_LNM.shape[-1] - (width - old) :], rows_LNM.shape[-1]
+    counts_N = compact.counts_LN[layer] - old
+    weights_NM = q_THC.new_zeros(store.heads, width) if not compact.first_watched else None
+    q_HC, out_THC = q_THC[0].contiguous(), torch.empty_like(q_THC, memory_format=torch.contiguous_format)
+    numbers = [0, 0, 1, 8, 0, 0]
+    if coded is not None and encoding is not None:
+        widths = [0 if by == "channel" else encoding.width(size) for by in (encoding.keys, encoding.values)]
+        numbers = [old // encoding.group, store.block_rows, encoding.group, encoding.bits, *widths]
+    native.library.attend_kept(
+        q_HC.data_ptr(), store.keys_XC.data_ptr(), store.values_XC.data_ptr(), rows_NM.data_ptr(),
+        counts_N.data_ptr(), None if coded is None else coded.data_ptr(), out_THC.data_ptr(),
+        None if weights_NM is None else weights_NM.data_ptr(), heads, store.heads, size, stride, width - old, *numbers,
+        scale, torch.get_num_threads(),
+    )  # fmt: skip
+    if weights_NM is not None:
+        compact.watch(layer, weights_NM[:, None], 0)
+    return out_THC
 
 
 def _hidden(missing_NM: Tensor | None, new: int, rows: int, device: torch.device) -> Tensor | None:

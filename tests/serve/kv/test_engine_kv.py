@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from moesaic.errors import UserError
+from moesaic.kernels import native
 from moesaic.methods import Method, build, known
 from moesaic.model.transformer import Model
 from moesaic.serve.engine import Engine
+from moesaic.serve.kv import attention
 from moesaic.serve.kv_policies import KVPolicy
 from moesaic.serve.policies.chunked import Chunked
 from moesaic.serve.policies.flow import Flow
@@ -83,6 +85,40 @@ def test_every_policy_is_tried() -> None:
 @pytest.mark.parametrize("name", WHOLE)
 def test_nothing_pruned_says_the_same(model: Model, prompts: list[list[int]], name: str) -> None:
     assert answers(model, prompts, made(name, WHOLE[name])) == answers(model, prompts, None)
+
+
+FORMS: list[tuple[str, dict[str, Any]]] = [
+    *PRUNING.items(),
+    *(("quantised", {**PRUNING["quantised"], "bits": bits}) for bits in (2, 8)),
+    ("quantised", {**PRUNING["quantised"], "keys": "token", "channels": 4}),
+]
+
+
+@pytest.mark.skipif(native.kernels() is None, reason="no C compiler")
+@pytest.mark.parametrize(("name", "options"), FORMS, ids=str)
+def test_native_code_says_what_the_library_says(
+    model: Model, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]
+) -> None:
+    ours, calls = attention._native, []
+
+    def counted(*given: Any) -> torch.Tensor | None:
+        found = ours(*given)
+        calls.append(found is not None)
+        return found
+
+    def said() -> list[list[tuple[int, float]]]:
+        engine = Engine(model, page_size=SIZE, kv_policy=made(name, options), cache_bytes=1 << 22)
+        wishes = {"max_tokens": 20, "temperature": 0.0, "ignore_eos": True, "logprobs": 0}
+        found = engine.generate(prompts, **wishes)
+        return [[(entry.token, entry.logprob) for entry in answer.logprobs] for answer in found]
+
+    monkeypatch.setattr(attention, "_native", counted)
+    by_native = said()
+    assert sum(calls) > 100
+    monkeypatch.setattr(attention, "_native", lambda *given: None)
+    for one, other in zip(by_native, said(), strict=True):
+        assert [token for token, _ in one] == [token for token, _ in other]
+        assert [logprob for _, logprob in one] == pytest.approx([logprob for _, logprob in other], abs=2e-3)
 
 
 @pytest.mark.parametrize("name", PRUNING)
