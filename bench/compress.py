@@ -64,8 +64,7 @@ ENTRIES: dict[str, tuple[str, dict[str, Any]]] = {
     "nm24_admm": ("nm", {"score": "admm"}),
     "nm24_admm4": ("nm", {"score": "admm", "bits": 4}),
     "students": ("students", {"depth": 0.75, "steps": 200}),
-    "xtc2": ("xtc", {"bits": 2, "depth": 1.0, "steps": 200}),
-    "xtc2_half": ("xtc", {"bits": 2, "depth": 0.5, "steps": 200}),
+    "xtc2": ("xtc", {"bits": 2, "depth": 1.0, "steps": 60}),
 }
 
 
