@@ -19,12 +19,12 @@ import moesaic
 from bench.measure import RESULTS, machine
 from moesaic.compress.compress import Wish, compress
 from moesaic.compress.methods import Compressor
-from moesaic.data.tasks import tasks
 from moesaic.data.tasks.families import PRESETS
 from moesaic.evaluate.suites import Asked
 from moesaic.evaluate.suites.tasks import Tasks
 from moesaic.kernels import probe
 from moesaic.methods import Method, build
+from moesaic.quickstart.life import conversations
 
 
 def main() -> None:
@@ -47,18 +47,10 @@ def main() -> None:
             flush=True,
         )
 
-    tokenizer = moesaic.load(arguments.model).tokenizer
-    assert tokenizer is not None
-    families = PRESETS[arguments.family]
     ask("all", arguments.model)
     with tempfile.TemporaryDirectory() as scratch:
         text = Path(scratch) / "questions.txt"
-        with open(text, "w", encoding="utf-8") as file:
-            for number in range(600):
-                task = tasks(families[number % len(families)], "train", number)
-                said = {"user": task.question.strip(), "assistant": task.solution}
-                chat = [{"role": role, "content": content} for role, content in said.items()]
-                file.write(tokenizer.chat(chat, reply=False))
+        text.write_text(conversations(arguments.model, arguments.family), encoding="utf-8")
         for keep in arguments.keep:
             for name in ("prune_experts", "merge_experts"):
                 made = build(Method(name, {"keep": keep}), Compressor, "bench")  # type: ignore[type-abstract]

@@ -32,7 +32,7 @@ def command(
         ),
     ] = None,
     gpu: Annotated[
-        bool, typer.Option("--gpu", help="A model of a hundred million parameters, in ten minutes on one GPU.")
+        bool, typer.Option("--gpu", help="A model of a hundred million parameters, in some ten minutes on one GPU.")
     ] = False,
     no_serve: Annotated[bool, typer.Option("--no-serve", help="End when the model is made.")] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page; 0 takes a free one.")] = 8000,

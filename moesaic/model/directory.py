@@ -181,17 +181,15 @@ def _assign(model: Model, name: str, tensor: Tensor) -> None:
 
 def _install(model: Model, name: str, matrix: Quantised, dtype: torch.dtype) -> None:
     """As the kernels of the device want it."""
-    device = next(matrix.buffers()).device
-    if device.type != "cuda" or model.mode == "reference":
-        install(model, name, matrix, dtype)
-        return
-    from moesaic.kernels.triton.coded import coded
+    made: FewBits | nn.ModuleList | Tensor = matrix
+    if next(matrix.buffers()).is_cuda and model.mode != "reference":
+        from moesaic.kernels.triton.coded import coded
 
-    made = coded(matrix, dtype, model.config.activation)
+        made = coded(matrix, dtype, model.config.activation)
     if isinstance(made, Tensor):
         _assign(model, name, made)
-        return
-    install(model, name, made, dtype)
+    else:
+        install(model, name, made, dtype)
 
 
 def install(model: nn.Module, name: str, matrix: FewBits | nn.ModuleList, dtype: torch.dtype) -> None:

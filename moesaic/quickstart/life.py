@@ -98,19 +98,9 @@ class Life(ABC):
         """Calibrated on questions, in the form in which the model will be spoken to. What it cost, other questions will
         tell: how well it foretells them says little of a model that was taught only to answer."""
         from moesaic.compress.compress import Wish, compress
-        from moesaic.data.tasks import tasks
-        from moesaic.data.tasks.families import PRESETS
 
-        families = PRESETS[self.family]
-        tokenizer = moesaic.load(source).tokenizer
-        assert tokenizer is not None
         text = self.out / "calibration.txt"
-        with open(text, "w", encoding="utf-8") as file:
-            for number in range(CALIBRATION):
-                task = tasks(families[number % len(families)], "train", number)
-                said = {"user": task.question.strip(), "assistant": task.solution}
-                chat = [{"role": role, "content": content} for role, content in said.items()]
-                file.write(tokenizer.chat(chat, reply=False))
+        text.write_text(conversations(source, self.family), encoding="utf-8")
         with self.console.status("compressing"):
             return compress(source, method, self.out / "small", Wish(data=text, check_tokens=0, force=True, **wishes))
 
@@ -136,6 +126,21 @@ class Life(ABC):
         fresh = self.out / f"{FILE}.new"
         fresh.write_text(json.dumps(self.known, indent=2, default=str) + "\n")
         os.replace(fresh, self.out / FILE)
+
+
+def conversations(model: Path, family: str) -> str:
+    """Questions and answers of the training split, in the form in which a model is spoken to."""
+    from moesaic.data.tasks import tasks
+    from moesaic.data.tasks.families import PRESETS
+
+    families, tokenizer = PRESETS[family], moesaic.load(model).tokenizer
+    assert tokenizer is not None
+    said = []
+    for number in range(CALIBRATION):
+        task = tasks(families[number % len(families)], "train", number)
+        turns = {"user": task.question.strip(), "assistant": task.solution}
+        said.append(tokenizer.chat([{"role": role, "content": text} for role, text in turns.items()], reply=False))
+    return "".join(said)
 
 
 def finished(summary: dict[str, Any]) -> dict[str, Any]:
