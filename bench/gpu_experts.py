@@ -2,7 +2,6 @@
 
     python bench/gpu_experts.py --out results.json                 training and serving tables (about 5 minutes)
     python bench/gpu_experts.py --part kernels --shapes Qwen3-30B  where the time goes, kernel by kernel
-    python bench/gpu_experts.py --part decode                      tiles of the small-batch kernels
 
 Training figures are steady state: 0.7 s of load before timing, because a GPU under power limit slows down. Operations
 are counted as 6 D F K T forward and three times that forward+backward.
@@ -22,11 +21,7 @@ import torch.nn.functional as functional
 import triton
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from moesaic.kernels.triton import (
-    decode,
-    experts,
-    rows,
-)
+from moesaic.kernels.triton import experts, rows
 from moesaic.kernels.triton.routing import route
 from moesaic.kernels.triton.tuning import Choice, choose
 
@@ -255,7 +250,7 @@ def floor_us(shape, routes_TK, T):
     return max((active * 3 * D * F * 2 + 2 * T * D * 2) / READ_BANDWIDTH, 6 * D * F * K * T / 786e12) * 1e6
 
 
-def serving(shapes, peers, sizes=(1, 2, 4, 8, 16, 32, 64, 256, 1024, 4096)):
+def serving(shapes, peers, sizes=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)):
     table = {}
     for name in shapes:
         if name == "Mixtral":
@@ -283,36 +278,13 @@ def serving(shapes, peers, sizes=(1, 2, 4, 8, 16, 32, 64, 256, 1024, 4096)):
                     if label != "ours" and (T not in (16, 256, 1024) or "scatter" in label):
                         continue
                     row[label] = graphed([lambda s=s, layer=layer: layer(*s, gate_up, down) for s in sets])
-                if T in (1, 4, 8, 16, 32):
-                    for path in ("decode", "hopper"):
-                        choice = (
-                            choose(sets[0][0], sets[0][1], gate_up, False)
-                            if path == "decode" and T * 8 <= 64
-                            else Choice(path)
-                        )
-                        row[path] = graphed([lambda s=s: experts(*s, gate_up, down, choice=choice) for s in sets])
+                for path in ("decode", "streamed", "hopper"):
+                    choice = choose(sets[0][0], sets[0][1], gate_up, False)
+                    if path != choice.path and (T <= 8 if path == "decode" else 4 <= T <= 1024):
+                        other = Choice(path, 64 if path == "streamed" else 128)
+                        row[path] = graphed([lambda s=s: experts(*s, gate_up, down, choice=other) for s in sets])
             table[name][T] = row
             print(name, T, {key: value and round(value, 1) for key, value in row.items()}, flush=True)
-    return table
-
-
-def decode_tiles(shapes):
-    """The two decode kernels at T = 1, over the tiles of each: microseconds, best first."""
-    table = {}
-    for name in shapes:
-        _, _, E, K = SHAPES[name]
-        x, _, weights, gate_up, down = problem(SHAPES[name], 1)
-        routes = [torch.rand(1, E, device="cuda").topk(K, dim=-1).indices for _ in range(8)]
-        found = []
-        for up in ((32, 128, 3, 4), (32, 128, 4, 4), (32, 256, 3, 4), (32, 64, 6, 4), (16, 256, 3, 4), (64, 64, 4, 4)):
-            for lower in ((8, 128, 3, 4), (8, 256, 3, 4), (16, 128, 3, 4), (16, 64, 4, 4)):
-                run = [
-                    lambda r=r, up=up, lower=lower: decode.decode(x, r, weights, gate_up, down, up, lower)
-                    for r in routes
-                ]
-                found.append((graphed(run, 15), up, lower))
-        table[name] = sorted(found)
-        print(name, *(f"{us:.1f}:{up}{lower}" for us, up, lower in table[name][:8]), flush=True)
     return table
 
 
@@ -356,7 +328,7 @@ def print_serving(table):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", default="training,serving", help="of training, serving, kernels, decode")
+    parser.add_argument("--part", default="training,serving", help="of training, serving, kernels")
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--tokens", type=int, default=16384)
     parser.add_argument(
@@ -384,8 +356,6 @@ def main():
     variants = [variant for variant in options.variants.split(";") if variant]
     if "kernels" in parts:
         result["kernels"] = kernels(shapes, options.tokens, options.sweep, options.only)
-    if "decode" in parts:
-        result["decode"] = decode_tiles(shapes)
     if "training" in parts:
         result["training"] = training(shapes, options.tokens, peers, variants, options.load)
     if "serving" in parts:

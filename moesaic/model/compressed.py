@@ -68,8 +68,8 @@ class CompressedSource(Source, Protocol):
 
     bytes: int
 
-    def quantised(self, parameter: str, places: list[Place]) -> Quantised | None:
-        """A parameter that is kept in few bits: one matrix, or one per expert; None for a plain one."""
+    def quantised(self, parameter: str, places: list[Place], device: torch.device) -> Quantised | None:
+        """A parameter that is kept in few bits, on a device: one matrix, or one per expert; None for a plain one."""
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint | CompressedSource:
@@ -137,13 +137,13 @@ class OwnLayout:
             dense = torch.stack([self._matrix(f"{place.parameter}.{e}", tuple(size)).dense() for e in range(count)])
         return (dense[part] if part else dense).to(dtype)
 
-    def quantised(self, parameter: str, places: list[Place]) -> Quantised | None:
+    def quantised(self, parameter: str, places: list[Place], device: torch.device) -> Quantised | None:
         size = self._sizes.get(parameter)
         if size is None:
             return None
         if len(size) == 2:
-            return self._matrix(parameter, size)
-        return nn.ModuleList(self._matrix(f"{parameter}.{expert}", size[1:]) for expert in range(size[0]))
+            return self._read(parameter, size, device)
+        return nn.ModuleList(self._read(f"{parameter}.{expert}", size[1:], device) for expert in range(size[0]))
 
     def schemes(self) -> Iterator[tuple[str, Scheme]]:
         for name in sorted(self._names):
@@ -151,9 +151,14 @@ class OwnLayout:
 
     def _matrix(self, name: str, size: tuple[int, ...]) -> QuantisedMatrix:
         if self._kept[0] != name or self._kept[1] is None:
-            self._kept = (name, read_matrix(name, size, self._special.get(name, self._default), self._part))
+            self._kept = (name, self._read(name, size, torch.device("cpu")))
         assert self._kept[1] is not None
         return self._kept[1]
+
+    def _read(self, name: str, size: tuple[int, ...], device: torch.device) -> QuantisedMatrix:
+        """Its tensors go to the device first: what is done there to lay them out is many small steps."""
+        scheme = self._special.get(name, self._default)
+        return read_matrix(name, size, scheme, lambda *wanted: self._part(*wanted).to(device))
 
     def _part(self, name: str, shape: tuple[int, ...], kinds: tuple[torch.dtype, ...]) -> Tensor:
         if name not in self._stored:
@@ -196,10 +201,11 @@ def _read_sparse(name: str, size: tuple[int, ...], scheme: Scheme, part: ReadPar
     width = padded(kept_inputs(inputs, scheme.n, scheme.m)) * bits // 8
     packed = part(f"{name}.codes", (outputs, width), (torch.uint8,))
     mask = part(f"{name}.mask", (outputs, mask_bytes(inputs)), (torch.uint8,))
-    codes_OI = filled(packed, mask, inputs, bits, scheme.n, scheme.m)
+    codes_OI = filled(packed.cpu(), mask.cpu(), inputs, bits, scheme.n, scheme.m)
     if codes_OI is None:
         raise UserError(name, f"the mask does not keep {scheme.n} of every {scheme.m} weights", _AGAIN)
     scales_GO = part(f"{name}.scales", (-(-inputs // scheme.group), outputs), _SCALES).float()
+    codes_OI = codes_OI.to(scales_GO.device)
     made = QuantisedMatrix.of(codes_OI, scales_GO.T, None, bits, scheme.group, scheme.activation_bits)
     made.kept = (scheme.n, scheme.m)
     return made

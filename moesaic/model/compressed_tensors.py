@@ -23,6 +23,7 @@ from moesaic.model.compressed import KEY, Quantised, Scheme
 from moesaic.model.families import Place
 from moesaic.model.tensor_file import Part
 
+CPU = torch.device("cpu")
 _REMEDY = "Take whole-number weights of 1, 2, 3, 4 or 8 bits, by group or channel."
 
 
@@ -53,7 +54,7 @@ class CompressedTensors:
         dense = self._matrix(module).dense().to(self._raw.dtype(f"{module}.weight_scale"))
         return dense[part] if part else dense
 
-    def quantised(self, parameter: str, places: list[Place]) -> Quantised | None:
+    def quantised(self, parameter: str, places: list[Place], device: torch.device) -> Quantised | None:
         modules = [place.name.removesuffix(".weight") for place in places]
         if not any(module in self._modules for module in modules):
             return None
@@ -62,7 +63,7 @@ class CompressedTensors:
         by_expert: dict[Any, list[QuantisedMatrix]] = defaultdict(list)
         for place, module in zip(places, modules, strict=True):
             expert = place.part[0] if place.part and isinstance(place.part[0], int) else None
-            by_expert[expert].append(self._matrix(module))
+            by_expert[expert].append(self._matrix(module, device))
         joined = {expert: _joined(parts, self.place) for expert, parts in by_expert.items()}
         return joined[None] if None in joined else nn.ModuleList(joined.values())
 
@@ -91,7 +92,7 @@ class CompressedTensors:
                     return arguments
         raise UserError(self._where, f"{KEY}: nothing is said about {module}", _REMEDY)
 
-    def _matrix(self, module: str) -> QuantisedMatrix:
+    def _matrix(self, module: str, device: torch.device = CPU) -> QuantisedMatrix:
         bits, symmetric, group, activation_bits = self._arguments(module)
         outputs, inputs = self._size(module)
         group = group or padded(inputs)
@@ -121,7 +122,8 @@ class CompressedTensors:
                 zeros_OG = zeros_OG.float() + middle
             if zeros_OG.shape != scales_OG.shape:
                 raise UserError(self.place, f"{module}: zero points {tuple(zeros_OG.shape)}", _REMEDY)
-        return QuantisedMatrix.of(codes_OI, scales_OG, zeros_OG, bits, group, activation_bits)
+        zeros_OG = None if zeros_OG is None else zeros_OG.to(device)
+        return QuantisedMatrix.of(codes_OI.to(device), scales_OG.to(device), zeros_OG, bits, group, activation_bits)
 
 
 def _joined(parts: list[QuantisedMatrix], where: Path) -> QuantisedMatrix:

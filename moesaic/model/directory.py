@@ -158,8 +158,8 @@ def fill(
     quantised = getattr(source, "quantised", None)  # what is kept in few bits stays so
     for name, blank in list(model.state_dict().items()):
         parts = by_parameter[name]
-        if quantised is not None and (matrix := quantised(name, parts)) is not None:
-            _install(model, name, matrix.to(device), dtype)
+        if quantised is not None and (matrix := quantised(name, parts, device)) is not None:
+            _install(model, name, matrix, dtype)
             continue
         kind = _kind(parts[0], dtype)
         tensor = torch.empty(blank.shape, dtype=kind, device=device)

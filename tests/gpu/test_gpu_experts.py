@@ -123,7 +123,8 @@ def test_same_bits_alone_and_in_a_crowd(shape):
             assert torch.equal(alone, together[part]), part
         backwards = experts(x.flip(0), routes.flip(0), weights.flip(0), gate_up, down).flip(0)
         assert torch.equal(backwards, together)
-        for choice in (PORTABLE, Choice("portable", align=16, block=64), DECODE):
+        streamed = [Choice("streamed", align) for align in (16, 32, 64)]
+        for choice in (PORTABLE, Choice("portable", align=16, block=64), DECODE, *streamed):
             assert torch.equal(
                 experts(x[:64], routes[:64], weights[:64], gate_up, down, choice=choice), together[:64]
             ), choice
@@ -154,7 +155,7 @@ def test_backward_can_run_twice():
     assert torch.equal(first, second)
 
 
-@pytest.mark.parametrize("tokens", [1, 4, 64, 512])
+@pytest.mark.parametrize("tokens", [1, 4, 24, 64, 512, 2000])
 def test_in_a_cuda_graph(tokens):
     x, routes, weights, gate_up, down = problem(tokens, 2048, 768, 128, 8, seed=6)
     with torch.no_grad():

@@ -33,6 +33,7 @@ else:
     from moesaic.kernels.triton.tuning import Choice
 
     PORTABLE = Choice("portable", align=16, block=16)
+    STREAMED = Choice("streamed", align=16, up_tile=(16, 16, 2, 4), down_tile=(16, 16, 2, 4))
     DECODE = Choice("decode", up_tile=(16, 32, 2, 1), down_tile=(16, 32, 2, 1))
 
     def meaning(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF):
@@ -64,7 +65,7 @@ else:
         "idle experts": (3, 16, 16, 12, 2),
     }
 
-    @pytest.mark.parametrize("choice", [PORTABLE, DECODE], ids=["portable", "decode"])
+    @pytest.mark.parametrize("choice", [PORTABLE, STREAMED, DECODE], ids=["portable", "streamed", "decode"])
     @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
     def test_forward(shape, choice):
         inputs = problem(*shape)
@@ -72,7 +73,8 @@ else:
 
     def test_every_token_to_one_expert():
         inputs = problem(18, 16, 16, 3, 1, one_expert=True)
-        torch.testing.assert_close(experts(*inputs, choice=PORTABLE), meaning(*inputs), rtol=1e-4, atol=1e-5)
+        for choice in (PORTABLE, STREAMED):
+            torch.testing.assert_close(experts(*inputs, choice=choice), meaning(*inputs), rtol=1e-4, atol=1e-5)
 
     @pytest.mark.parametrize("shape", [SHAPES["odd sizes"], SHAPES["idle experts"]], ids=["odd sizes", "idle experts"])
     def test_gradients(shape):
@@ -84,7 +86,7 @@ else:
         for one, other in zip(given, wanted, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
-    @pytest.mark.parametrize("T, K, E", [(300, 4, 6), (5, 2, 40), (1, 1, 1)])
+    @pytest.mark.parametrize("T, K, E", [(1100, 4, 6), (300, 4, 6), (5, 2, 40), (1, 1, 1)])
     def test_routing_gives_each_assignment_a_row_in_order(T, K, E):
         torch.manual_seed(T)
         routes_TK = torch.randint(0, E, (T, K))

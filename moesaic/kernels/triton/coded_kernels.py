@@ -62,8 +62,9 @@ def add(total, codes, x, scale, zero, ZEROS: tl.constexpr, PRECISION: tl.constex
     if ZEROS:
         ones = tl.full([16, codes.shape[1]], 1.0, codes.dtype)
         sum = tl.max(tl.dot(ones, x, input_precision=PRECISION), 0)  # its rows are alike
-        product -= zero.to(tl.float32)[:, None] * sum[None, :]
-    return total + product * scale.to(tl.float32)[:, None]
+        product = tl.fma(-zero.to(tl.float32)[:, None], sum[None, :], product)
+    # Said to be one rounding: the compiler might else round twice in one kernel and once in another.
+    return tl.fma(product, scale.to(tl.float32)[:, None], total)
 
 
 @triton.jit

@@ -1,8 +1,8 @@
 """A few tokens at a time: two launches, no sorting, bound by how fast the experts' weights can be read.
 
 Every assignment reads its expert's weights itself (two tokens with the same expert find them in the L2 cache). The dot
-products run on the tensor cores with one row of sixteen in use: they are free here, and they round exactly as the
-kernels for many tokens do, so that a token's bits are the same alone and in a crowd.
+products run on the tensor cores, weights first, with one column of sixteen in use: they are free here, and they round
+exactly as the kernels for many tokens do, so that a token's bits are the same alone and in a crowd.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -13,7 +13,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moesaic.kernels.triton.overlap import launch_overlapped, overlaps
 
-LANES = 16  # the fewest rows a tensor-core product takes
+LANES = 16  # columns of a product; also the most experts of a token
 
 
 @triton.jit
@@ -40,30 +40,25 @@ def hidden_kernel(
     assignment = tl.program_id(0)
     expert = tl.maximum(tl.load(routes_N + assignment), 0).to(tl.int64)  # -1: a row that is no token
     lane = tl.arange(0, LANES)
-    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    pair = tl.arange(0, 2 * BN)  # rows of gate, then of up
+    n = tl.program_id(1) * BN + pair % BN
     k = tl.arange(0, BK)
     kind = hidden_NF.dtype.element_ty
-    x_at = x_TD + (assignment // K).to(tl.int64) * D + k[None, :] + lane[:, None] * 0
-    gate_at = gate_up_EGD + (expert * 2 * F + n)[None, :] * D + k[:, None]
-    up_at = gate_at + F.to(tl.int64) * D
-    gate = tl.zeros([LANES, BN], tl.float32)
-    up = tl.zeros([LANES, BN], tl.float32)
+    x_at = x_TD + (assignment // K).to(tl.int64) * D + k[:, None] + lane[None, :] * 0
+    gate_up_at = gate_up_EGD + ((expert * 2 + pair // BN) * F + n)[:, None] * D + k[None, :]
+    total = tl.zeros([2 * BN, LANES], tl.float32)
     for base in tl.range(0, D, BK, num_stages=STAGES):
         inside = k < D - base
-        x = tl.load(x_at, mask=(lane[:, None] == 0) & inside[None, :], other=0.0)
-        gate = tl.dot(
-            x, tl.load(gate_at, mask=inside[:, None] & (n[None, :] < F), other=0.0), gate, input_precision=PRECISION
-        )
-        up = tl.dot(
-            x, tl.load(up_at, mask=inside[:, None] & (n[None, :] < F), other=0.0), up, input_precision=PRECISION
-        )
+        x = tl.load(x_at, mask=(lane[None, :] == 0) & inside[:, None], other=0.0)
+        gate_up = tl.load(gate_up_at, mask=(n[:, None] < F) & inside[None, :], other=0.0)
+        total = tl.dot(gate_up, x, total, input_precision=PRECISION)
         x_at += BK
-        gate_at += BK
-        up_at += BK
-    gate = gate.to(kind).to(tl.float32)
-    hidden = gate / (1.0 + tl.exp(-gate)) * up.to(kind).to(tl.float32)
-    at = hidden_NF + assignment.to(tl.int64) * F + n[None, :] + lane[:, None] * 0
-    tl.store(at, hidden.to(kind), mask=(lane[:, None] == 0) & (n[None, :] < F))
+        gate_up_at += BK
+    both = tl.sum(tl.where(lane[None, :] == 0, total, 0.0), 1).to(kind).to(tl.float32)
+    gate, up = both.reshape(2, BN).permute(1, 0).split()
+    hidden = gate / (1.0 + tl.exp(-gate)) * up
+    column = tl.program_id(1) * BN + tl.arange(0, BN)
+    tl.store(hidden_NF + assignment.to(tl.int64) * F + column, hidden.to(kind), mask=column < F)
 
 
 @triton.jit
@@ -86,7 +81,7 @@ def output_kernel(
     OVERLAP: tl.constexpr,
 ):
     """One block of one token's output, all of its experts at once: lane j of the product is choice j, and of its
-    columns (choice, n) only those of the same choice are kept."""
+    rows (choice, n) only those of the same choice are kept."""
     token = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, LANES)
     pair = tl.arange(0, SLOTS * BN)
@@ -95,9 +90,9 @@ def output_kernel(
     k = tl.arange(0, BK)
     expert = tl.maximum(tl.load(routes_N + token * K + choice, mask=choice < K, other=0), 0).to(tl.int64)
     kept = (choice < K) & (n < D)
-    hidden_at = hidden_NF + (token * K + lane)[:, None] * F + k[None, :]
-    down_at = down_EDF + (expert * D + n)[None, :] * F + k[:, None]
-    total = tl.zeros([LANES, SLOTS * BN], tl.float32)
+    hidden_at = hidden_NF + (token * K + lane)[None, :] * F + k[:, None]
+    down_at = down_EDF + (expert * D + n)[:, None] * F + k[None, :]
+    total = tl.zeros([SLOTS * BN, LANES], tl.float32)
     if OVERLAP:
         # The weights do not depend on the hidden rows: ask for them while the kernel before this one is still running.
         line = tl.minimum(tl.arange(0, LINES) * 64, F - 1)
@@ -110,12 +105,12 @@ def output_kernel(
         gdc_wait()
     for base in tl.range(0, F, BK, num_stages=STAGES):
         inside = k < F - base
-        hidden = tl.load(hidden_at, mask=(lane[:, None] < K) & inside[None, :], other=0.0)
-        down = tl.load(down_at, mask=inside[:, None] & kept[None, :], other=0.0)
-        total = tl.dot(hidden, down, total, input_precision=PRECISION)
+        hidden = tl.load(hidden_at, mask=(lane[None, :] < K) & inside[:, None], other=0.0)
+        down = tl.load(down_at, mask=kept[:, None] & inside[None, :], other=0.0)
+        total = tl.dot(down, hidden, total, input_precision=PRECISION)
         hidden_at += BK
         down_at += BK
-    own = tl.sum(tl.where(lane[:, None] == choice[None, :], total, 0.0), 0)
+    own = tl.sum(tl.where(lane[None, :] == choice[:, None], total, 0.0), 1)
     own = own.to(out_TD.dtype.element_ty).to(tl.float32).reshape(SLOTS, BN)
     slot = tl.arange(0, SLOTS)
     out = tl.zeros([BN], tl.float32)

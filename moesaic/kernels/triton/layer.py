@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from moesaic.kernels.triton import coded_products, decode, grouped, rows
+from moesaic.kernels.triton import coded_products, decode, grouped, rows, streamed
 from moesaic.kernels.triton.coded import Coded
 from moesaic.kernels.triton.routing import Routing, route
 from moesaic.kernels.triton.tuning import Choice, choose
@@ -36,11 +36,16 @@ def forward(
         )
         del x
         out_PD = hopper.rows(hidden_PF, down_EDF, routing, False, 0, choice.group_forward)
+    elif choice.path == "streamed":
+        assert not save
+        gate_up_PG = None
+        hidden_PF = streamed.rows(x_TD, gate_up_EGD, routing, choice.up_tile, choices=K, pair=True)
+        out_PD = streamed.rows(hidden_PF, down_EDF, routing, choice.down_tile)
     else:
         gate_up_PG = grouped.rows(rows.spread(x_TD, routing, K), gate_up_EGD, routing, False, choice.block)
         hidden_PF = rows.swiglu(gate_up_PG)
         out_PD = grouped.rows(hidden_PF, down_EDF, routing, False, choice.block)
-    return rows.combine(out_PD, routing, weights_TK, T, K), gate_up_PG if save else None
+    return rows.combine(out_PD, routing, weights_TK, T, K), gate_up_PG
 
 
 def backward_portable(

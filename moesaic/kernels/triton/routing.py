@@ -2,8 +2,8 @@
 
 Every assignment (token t, choice k) gets a row in a buffer of P rows in which each expert owns one segment that starts
 at a multiple of `align`. A table then says, for every tile of rows, whose it is. It is a counting sort in three
-launches (one for small batches) whose order is that of the tokens, so that results repeat to the bit. An assignment to
-expert -1 is none, and has no row.
+launches (one for small batches, where every program counts for itself) whose order is that of the tokens, so that
+results repeat to the bit. An assignment to expert -1 is none, and has no row.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -12,12 +12,15 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from moesaic.kernels.triton.overlap import launch_overlapped, overlaps
 
 RECORD = 8  # int32 per table record: expert, first tile of it, tiles of it, first row, rows used; the rest is padding
 CHUNK = 256  # assignments placed by one program
-SMALL_CHUNK = 64  # the same while there are few: more programs, each with less to compare
-ALONE = 256  # up to this many assignments one program does it all
-BLOCK = 64  # tiles described by one program
+SMALL_CHUNK = 32  # the same while there are few: more programs, each with less to compare
+WHOLE = 4096  # up to this many assignments every program counts them all
+WRITERS = 8  # programs that write tables
 
 
 @dataclass(frozen=True)
@@ -60,21 +63,31 @@ def sum_chunks(counts_CE, totals_E, chunks, experts, CHUNKS: tl.constexpr, WIDTH
 
 @triton.jit
 def write_table(
-    table, total, tile, count_E, start_E, rows: tl.constexpr, limit, RECORD: tl.constexpr, BINS: tl.constexpr
+    table,
+    total,
+    turn,
+    count_E,
+    start_E,
+    rows: tl.constexpr,
+    limit,
+    RECORD: tl.constexpr,
+    BINS: tl.constexpr,
+    WRITERS: tl.constexpr,
 ):
+    """Every WRITERS-th tile of each expert, all experts at once."""
     bins = tl.arange(0, BINS)
     tiles_E = (count_E + rows - 1) // rows
     end_E = tl.cumsum(tiles_E, 0)
-    expert = tl.sum((end_E[None, :] <= tile[:, None]).to(tl.int32), 1)
-    mine = bins[None, :] == expert[:, None]
-    kept = tile < tl.minimum(tl.sum(tiles_E, 0), limit)
-    record = table + tile * RECORD
-    tl.store(record, expert, mask=kept)
-    tl.store(record + 1, tl.sum(tl.where(mine, (end_E - tiles_E)[None, :], 0), 1), mask=kept)
-    tl.store(record + 2, tl.sum(tl.where(mine, tiles_E[None, :], 0), 1), mask=kept)
-    tl.store(record + 3, tl.sum(tl.where(mine, start_E[None, :], 0), 1), mask=kept)
-    tl.store(record + 4, tl.sum(tl.where(mine, count_E[None, :], 0), 1), mask=kept)
-    tl.store(total, tl.sum(tiles_E, 0))
+    first_E = end_E - tiles_E
+    tl.store(total, tl.max(end_E, 0))
+    for tile in range(turn, tl.max(tiles_E, 0), WRITERS):
+        kept = (tile < tiles_E) & (first_E + tile < limit)
+        record = table + (first_E + tile) * RECORD
+        tl.store(record, bins, mask=kept)
+        tl.store(record + 1, first_E, mask=kept)
+        tl.store(record + 2, tiles_E, mask=kept)
+        tl.store(record + 3, start_E, mask=kept)
+        tl.store(record + 4, count_E, mask=kept)
 
 
 @triton.jit
@@ -94,33 +107,43 @@ def place_chunk(
     limit,
     ALIGN: tl.constexpr,
     CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
+    WRITERS: tl.constexpr,
     BINS: tl.constexpr,
     RECORD: tl.constexpr,
-    ALONE: tl.constexpr,
+    WHOLE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
-    """The first `chunks` programs give each assignment its row; the others write the tables."""
+    """The first `chunks` programs give each assignment its row; the others write the tables. WHOLE, if not 0: so many
+    assignments at most, to be counted here."""
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
     program = tl.program_id(0)
     bins = tl.arange(0, BINS)
     order = tl.arange(0, CHUNK)
-    if ALONE:
-        everyone = tl.load(routes_N + order, mask=order < assignments, other=-1).to(tl.int32)
+    if WHOLE > 0:
+        all = tl.arange(0, WHOLE)
+        everyone = tl.load(routes_N + all, mask=all < assignments, other=-1).to(tl.int32)
         count_E = tl.histogram(tl.maximum(everyone, 0), BINS, mask=everyone >= 0)
     else:
         count_E = tl.load(totals_E + bins, mask=bins < experts, other=0)
     padded_E = (count_E + ALIGN - 1) // ALIGN * ALIGN
     start_E = tl.cumsum(padded_E, 0) - padded_E
     if program >= chunks:
-        tile = (program - chunks) * BLOCK + tl.arange(0, BLOCK)
-        write_table(tiles, tile_counts, tile, count_E, start_E, ALIGN, limit, RECORD, BINS)
-        write_table(wide_tiles, tile_counts + 1, tile, count_E, start_E, 2 * ALIGN, limit, RECORD, BINS)
+        turn = program - chunks
+        write_table(tiles, tile_counts, turn, count_E, start_E, ALIGN, limit, RECORD, BINS, WRITERS)
+        write_table(wide_tiles, tile_counts + 1, turn, count_E, start_E, 2 * ALIGN, limit, RECORD, BINS, WRITERS)
         record = segments_E + bins * RECORD
         tl.store(record + 3, start_E, mask=bins < experts)
         tl.store(record + 4, count_E, mask=bins < experts)
     else:
-        next_E = start_E
-        if not ALONE:
-            next_E += tl.load(before_CE + program * experts + bins, mask=bins < experts, other=0)
+        if WHOLE == 0:
+            next_E = start_E + tl.load(before_CE + program * experts + bins, mask=bins < experts, other=0)
+        elif WHOLE > CHUNK:
+            earlier = (everyone >= 0) & (all < program * CHUNK)
+            next_E = start_E + tl.histogram(tl.maximum(everyone, 0), BINS, mask=earlier)
+        else:
+            next_E = start_E
         at = program * CHUNK + order
         inside = at < assignments
         expert = tl.load(routes_N + at, mask=inside, other=-1).to(tl.int32)
@@ -150,13 +173,12 @@ def route(routes_TK: torch.Tensor, experts: int, align: int) -> Routing:
     tables = torch.empty(2 * limit + experts, RECORD, dtype=torch.int32, device=device)
     tiles, wide_tiles, segments = tables[:limit], tables[limit : 2 * limit], tables[2 * limit :]
     tile_counts = torch.empty(2, dtype=torch.int32, device=device)
-    alone = assignments <= ALONE
-    if alone:
-        chunk, chunks = max(64, triton.next_power_of_2(assignments)), 1
+    chunk = SMALL_CHUNK if assignments <= 8192 else CHUNK
+    chunks = triton.cdiv(assignments, chunk)
+    whole = assignments <= WHOLE
+    if whole:
         before = totals = slots  # not read
     else:
-        chunk = SMALL_CHUNK if assignments <= 128 * SMALL_CHUNK else CHUNK
-        chunks = triton.cdiv(assignments, chunk)
         before = torch.empty(chunks + 1, experts, dtype=torch.int32, device=device)
         totals = before[chunks]
         count_chunk[(chunks,)](routes_N, before, assignments, experts, CHUNK=chunk, BINS=bins, num_warps=4)
@@ -164,7 +186,9 @@ def route(routes_TK: torch.Tensor, experts: int, align: int) -> Routing:
         sum_chunks[(triton.cdiv(experts, width),)](
             before, totals, chunks, experts, CHUNKS=triton.next_power_of_2(chunks), WIDTH=width, num_warps=8
         )
-    place_chunk[(chunks + triton.cdiv(limit, BLOCK),)](
+    launch_overlapped(
+        place_chunk,
+        (chunks + WRITERS,),
         routes_N,
         before,
         totals,
@@ -180,10 +204,11 @@ def route(routes_TK: torch.Tensor, experts: int, align: int) -> Routing:
         limit,
         ALIGN=align,
         CHUNK=chunk,
-        BLOCK=BLOCK,
+        WRITERS=WRITERS,
         BINS=bins,
         RECORD=RECORD,
-        ALONE=alone,
+        WHOLE=max(chunk, triton.next_power_of_2(assignments)) if whole else 0,
+        OVERLAP=overlaps(device),
         num_warps=8,
     )
     return Routing(slots, sources, tiles, wide_tiles, segments, tile_counts, align)

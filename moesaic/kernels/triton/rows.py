@@ -7,7 +7,9 @@ All are written so that a token's numbers depend on that token alone: a fixed or
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from moesaic.kernels.triton.overlap import launch_overlapped, overlaps
 from moesaic.kernels.triton.routing import RECORD, Routing
 
 
@@ -66,8 +68,19 @@ def spread(x_TD: torch.Tensor, routing: Routing, k: int) -> torch.Tensor:
 
 @triton.jit
 def combine_rows(
-    rows_PD, slots_N, weights_N, out_TD, D, K: tl.constexpr, BLOCK_D: tl.constexpr, WEIGHTED: tl.constexpr
+    rows_PD,
+    slots_N,
+    weights_N,
+    out_TD,
+    D,
+    K: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     total = tl.zeros([BLOCK_D], tl.float32)
@@ -89,8 +102,19 @@ def combine(
     out_TD = torch.empty(tokens, D, dtype=rows_PD.dtype, device=rows_PD.device)
     block = min(2048, triton.next_power_of_2(D))
     weights = rows_PD if weights_TK is None else weights_TK
-    combine_rows[(tokens, triton.cdiv(D, block))](
-        rows_PD, routing.slots_N, weights, out_TD, D, K=k, BLOCK_D=block, WEIGHTED=weights_TK is not None, num_warps=4
+    launch_overlapped(
+        combine_rows,
+        (tokens, triton.cdiv(D, block)),
+        rows_PD,
+        routing.slots_N,
+        weights,
+        out_TD,
+        D,
+        K=k,
+        BLOCK_D=block,
+        WEIGHTED=weights_TK is not None,
+        OVERLAP=overlaps(rows_PD.device),
+        num_warps=4,
     )
     return out_TD
 

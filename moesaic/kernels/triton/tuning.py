@@ -5,15 +5,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import triton
 
-Path = Literal["decode", "hopper", "portable"]
+Path = Literal["decode", "streamed", "hopper", "portable"]
 Tile = tuple[int, int, int, int]  # columns, elements of K, stages, warps
 
 # Measured on an H200: (D, F) -> tiles of the two decode kernels.
 DECODE: dict[tuple[int, int], tuple[Tile, Tile]] = {
-    (2048, 768): ((32, 256, 3, 4), (8, 256, 3, 4)),
-    (4096, 1408): ((32, 128, 4, 4), (8, 256, 3, 4)),
+    (2048, 768): ((16, 256, 4, 4), (8, 128, 4, 4)),
+    (4096, 1408): ((16, 256, 4, 4), (8, 128, 5, 4)),
 }
+MOST_STREAMED = 64  # rows of an expert, on average, up to which reading its weights is what takes the time
 
 
 @dataclass(frozen=True)
@@ -21,8 +23,8 @@ class Choice:
     path: Path
     align: int = 128  # rows to which an expert's segment is padded
     block: int = 64  # tile edge of the portable products
-    up_tile: Tile = (32, 128, 4, 4)
-    down_tile: Tile = (16, 128, 3, 4)
+    up_tile: Tile = (16, 256, 4, 4)
+    down_tile: Tile = (8, 128, 4, 4)
     group_forward: int = 8  # row tiles that walk the columns together, for the L2 cache
     group: int = 8  # the same in the backward pass
     # Which operands in token order are gathered as they are read, rather than copied in order first.
@@ -46,16 +48,26 @@ def hopper_takes(x_TD: torch.Tensor, gate_up_EGD: torch.Tensor) -> bool:
 
 def choose(x_TD: torch.Tensor, routes_TK: torch.Tensor, gate_up_EGD: torch.Tensor, training: bool) -> Choice:
     T, D = x_TD.shape
-    K, F = routes_TK.shape[1], gate_up_EGD.shape[1] // 2
+    K, E, F = routes_TK.shape[1], gate_up_EGD.shape[0], gate_up_EGD.shape[1] // 2
     # Without sorting, an expert that several tokens share is read by each of them: only while that is rare.
-    if not training and K <= 16 and (T == 1 or T * K <= min(64, gate_up_EGD.shape[0] // 2)):
+    if not training and K <= 16 and (T == 1 or T * K <= min(64, E // 2)):
         up_tile, down_tile = DECODE.get((D, F), (Choice.up_tile, Choice.down_tile))
+        if x_TD.dtype == torch.float32:
+            up_tile, down_tile = (16, 64, 3, 4), (8, 64, 3, 4)
         return Choice("decode", up_tile=up_tile, down_tile=down_tile)
-    if hopper_takes(x_TD, gate_up_EGD):
+    hopper = hopper_takes(x_TD, gate_up_EGD)
+    if not training and not (hopper and T * K > MOST_STREAMED * E):
+        # So that most experts have one tile.
+        align = min(64, max(16, triton.next_power_of_2(3 * T * K // (2 * E))))
+        if x_TD.dtype == torch.float32:
+            return Choice("streamed", align, up_tile=(16, 32, 2, 4), down_tile=(32, 32, 2, 4))
+        down_tile = (64, 128, 5, 4) if align == 16 else (64, 64, 6, 4)
+        return Choice("streamed", align, up_tile=(32, 128, 3, 4), down_tile=down_tile)
+    if hopper:
         # Gathering inside a product costs it about 4 %, and more with 256 x 128 tiles; a copy beforehand costs the
         # same bytes whatever F is, so wide experts are better off with the copy.
         narrow = F < 2048
-        many = T * K >= 2048 * gate_up_EGD.shape[0]
+        many = T * K >= 2048 * E
         return Choice(
             "hopper",
             group_forward=16 if many else 8,
@@ -63,4 +75,4 @@ def choose(x_TD: torch.Tensor, routes_TK: torch.Tensor, gate_up_EGD: torch.Tenso
             gather_grad=narrow and F % 256 == 0,
             gather_x_again=narrow,
         )
-    return Choice("portable", align=64 if T * K >= 32 * gate_up_EGD.shape[0] else 16)
+    return Choice("portable", align=64 if T * K >= 32 * E else 16)
