@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ class Question:
     text: str
     truth: str | None = None
     facts: dict[str, Any] = field(default_factory=dict)
+    kind: str = ""
 
 
 class Questions(Suite):
@@ -43,10 +44,12 @@ class Questions(Suite):
         said = [answer.text.strip() for answer in answers]
         scores = [self.judge(question, text) for question, text in zip(questions, said, strict=True)]
         low, high = wilson(sum(scores), len(scores))
+        by_kind = means([question.kind for question in questions], scores)
         return {
             "accuracy": sum(scores) / len(scores),
             "accuracy_low": low,
             "accuracy_high": high,
+            **({"by_kind": by_kind} if len(by_kind) > 1 else {}),
             "examples": len(scores),
             "answer_tokens": sum(one.tokens for one in answers) / len(scores),
             "samples": [
@@ -54,6 +57,14 @@ class Questions(Suite):
                 for question, text, score in list(zip(questions, said, scores, strict=True))[:SHOWN]
             ],
         }
+
+
+def means(names: Iterable[str], scores: list[float]) -> dict[str, float]:
+    """The mean score of each name."""
+    found: dict[str, list[float]] = {}
+    for name, one in zip(names, scores, strict=True):
+        found.setdefault(name, []).append(one)
+    return {name: sum(own) / len(own) for name, own in found.items()}
 
 
 def answered(texts: Sequence[str], max_tokens: int, model: Model | None, asked: Asked) -> list[Said]:

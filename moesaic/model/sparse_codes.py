@@ -28,7 +28,7 @@ def thinned(codes_OI: Tensor, bits: int, n: int, m: int) -> tuple[Tensor, Tensor
     # Where fewer are left, zeros fill up: those that come first.
     places_OXN = weighs_OXM.to(torch.int8).topk(n, dim=-1).indices.sort(dim=-1).values
     mask_OXM = torch.zeros_like(weighs_OXM).scatter_(-1, places_OXN, True)
-    mask_OI = mask_OXM.flatten(1)[:, :inputs].numpy()
+    mask_OI = mask_OXM.flatten(1)[:, :inputs].cpu().numpy()
     packed = pack(codes_OXM.gather(-1, places_OXN).flatten(1), bits)
     return packed, torch.from_numpy(np.packbits(mask_OI, axis=1, bitorder="little"))
 

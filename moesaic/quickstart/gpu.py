@@ -1,4 +1,4 @@
-"""The same life for a GPU: a hundred million parameters, and questions of nineteen kinds instead of sums alone.
+"""The same life for a GPU: a hundred million parameters, and questions of eleven kinds instead of sums alone.
 
 GpuLife(Path("out/quickstart-gpu"), Console()).run()
 """

@@ -12,7 +12,8 @@ from scipy.stats import binomtest
 
 import moesaic
 from moesaic.cli import main
-from moesaic.data.tasks import score
+from moesaic.data.tasks import score, tasks
+from moesaic.data.tasks.families import PRESETS
 from moesaic.evaluate.interval import wilson
 from moesaic.evaluate.suites import Asked
 from moesaic.evaluate.suites.tasks import Tasks, held_out
@@ -49,6 +50,21 @@ def test_a_model_that_knows_the_answers_is_right(directory: Path, monkeypatch: p
     monkeypatch.setattr("moesaic.evaluate.suites.tasks.score", lambda task, answer: score(task, next(known)))
     found = Tasks("sums", 10, 2).run(moesaic.load(directory), Asked())
     assert found["accuracy"] == 0.5 and found["accuracy_low"] < 0.5 < found["accuracy_high"]
+
+
+def test_each_kind_is_told_by_itself(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moesaic.evaluate.suites.tasks.score", lambda task, answer: float(task.family == "gcd"))
+    found = Tasks("gcd,lcm:max_value=20", 6, 2).run(moesaic.load(directory), Asked())
+    assert found["by_kind"] == {"gcd": 1.0, "lcm": 0.0} and found["accuracy"] == 0.5
+    assert "by_kind" not in Tasks("gcd", 2, 2).run(moesaic.load(directory), Asked())
+
+
+@pytest.mark.parametrize("family", PRESETS["questions"])
+def test_an_answer_that_the_judge_did_not_expect_is_wrong(family: str) -> None:
+    task = tasks(family, "test", 0)
+    for answer in ("", "1 interior", "[", "['a',", "-", "1e999", "\x00", "no\nidea"):
+        assert score(task, answer) < 1
+    assert score(task, task.answer) == 1
 
 
 @pytest.mark.parametrize(("right", "count"), [(0, 10), (3, 10), (10, 10), (64, 128), (1, 1)])

@@ -26,7 +26,7 @@ else:
     from triton.backends.compiler import GPUTarget
 
     from moesaic.compress.grid import Grid
-    from moesaic.kernels.triton import coded_products, hopper
+    from moesaic.kernels.triton import coded_products, decode, hopper, streamed
     from moesaic.kernels.triton.coded import Coded
     from moesaic.kernels.triton.routing import Routing
 
@@ -84,28 +84,55 @@ else:
 
     @pytest.fixture
     def launched(monkeypatch, tmp_path):
-        """What the launches of products in few bits compiled to."""
+        """What the launches of serving compiled to."""
         kernels = []
 
         def launch(kernel, grid, *inputs, OVERLAP, **options):
-            options["PACKED"] = True  # as for tensors that are on a GPU
+            if "PACKED" in options:
+                options["PACKED"] = True  # as for tensors that are on a GPU
             kernels.append(kernel.warmup(*inputs, grid=grid, OVERLAP=True, launch_pdl=True, **options))
 
         monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-        monkeypatch.setattr(coded_products, "launch_overlapped", launch)
+        for module in (coded_products, decode, streamed):
+            monkeypatch.setattr(module, "launch_overlapped", launch)
         triton.runtime.driver.set_active(Pretended())
         return kernels
 
-    @pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "with-zeros"])
-    def test_products_in_few_bits(launched, symmetric):
+    ROUTES, WEIGHTS = torch.zeros(1, K, dtype=torch.int64), torch.ones(1, K)
+
+    def in_few_bits(grid):
+        """Experts of one token, and plain products of one and of many."""
+
         def few(count, outputs, inputs):
-            made = [Grid(4, 128, symmetric).matrix(torch.randn(outputs, inputs)) for _ in range(count)]
+            made = [grid.matrix(torch.randn(outputs, inputs)) for _ in range(count)]
             return Coded(made, torch.bfloat16, stacked=count > 1)
 
-        gate_up, down, whole = few(E, 2 * F, D), few(E, D, F), few(1, D, D)
-        coded_products.few(empty(1, D), torch.zeros(1, K, dtype=torch.int64), torch.ones(1, K), gate_up, down)
+        coded_products.few(empty(1, D), ROUTES, WEIGHTS, few(E, 2 * F, D), few(E, D, F))
         for tokens in (1, 32, 128):
-            coded_products.linear(empty(tokens, D), whole)
+            coded_products.linear(empty(tokens, D), few(1, D, D))
+
+    def test_experts_of_few_tokens(launched):
+        """The weights are the first operand: of 64 rows the tensor cores read them where they were copied to."""
+        decode.decode(
+            empty(1, D), ROUTES, WEIGHTS, empty(E, 2 * F, D), empty(E, D, F), (32, 128, 4, 4), (32, 128, 4, 4)
+        )
+        streamed.rows(empty(T, D), empty(E, 2 * F, D), routing(), (32, 128, 3, 4), K, pair=True)
+        streamed.rows(empty(P, F), empty(E, D, F), routing(), (64, 64, 5, 4))
+        assert len(launched) == 4
+        for kernel in launched:
+            ptx = kernel.asm["ptx"]
+            assert "wgmma.mma_async" in ptx and "cp.async.cg" in ptx and "ld.local" not in ptx
+            assert "griddepcontrol.wait" in ptx
+
+    def test_codes_of_eight_bits_meet_inputs_in_their_order(launched):
+        in_few_bits(Grid(8, 0, True))
+        assert len(launched) == 5
+        for kernel in launched:
+            assert "wgmma.mma_async" in kernel.asm["ptx"] and "kWidth = 4" not in kernel.asm["ttgir"]
+
+    @pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "with-zeros"])
+    def test_products_in_few_bits(launched, symmetric):
+        in_few_bits(Grid(4, 128, symmetric))
         assert len(launched) == 5
         for kernel in launched:
             ptx = kernel.asm["ptx"]

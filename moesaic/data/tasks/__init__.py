@@ -65,11 +65,17 @@ def tasks(family: str, split: Split, index: int) -> Task:
 
 def score(task: Task, answer: str | None) -> float:
     """How right an answer is, from 0 to 1, as the family itself judges the whole of it or its last line."""
-    entry = {"question": task.question, "answer": task.answer, "metadata": task.metadata}
-    judge = _data_set(task.family, 0).score_answer
     lines = (answer or "").strip().splitlines()
-    found = float(judge(answer=answer, entry=entry))
-    return max(found, float(judge(answer=lines[-1].strip(), entry=entry))) if len(lines) > 1 else found
+    found = _judged(task, answer)
+    return max(found, _judged(task, lines[-1].strip())) if len(lines) > 1 else found
+
+
+def _judged(task: Task, answer: str | None) -> float:
+    entry = {"question": task.question, "answer": task.answer, "metadata": task.metadata}
+    try:
+        return float(_data_set(task.family, 0).score_answer(answer=answer, entry=entry))
+    except Exception:  # some families' judges fail at text they did not expect, such as words for a number
+        return 0.0
 
 
 def as_text(task: Task) -> str:

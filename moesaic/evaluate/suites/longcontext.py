@@ -16,6 +16,7 @@ from typing import Any
 from moesaic.errors import UserError
 from moesaic.evaluate.interval import wilson
 from moesaic.evaluate.long_questions import KINDS, question, score
+from moesaic.evaluate.questions import means
 from moesaic.evaluate.suites import Asked, Suite
 from moesaic.model.transformer import Model
 from moesaic.serve.engine import Engine
@@ -82,8 +83,8 @@ class LongContext(Suite):
             "score": sum(scores) / len(scores),
             "score_low": low,
             "score_high": high,
-            "by_kind": _means((made.kind for _, made, _ in cases), scores),
-            "by_length": _means((str(length) for length, _, _ in cases), scores),
+            "by_kind": means((made.kind for _, made, _ in cases), scores),
+            "by_length": means((str(length) for length, _, _ in cases), scores),
             "examples": len(scores),
             "prompt_tokens": tokens / len(cases),
             # Measured: pages that requests held, and how much the cache of the same tokens would be whole.
@@ -95,10 +96,3 @@ class LongContext(Suite):
                 for (_, made, _), request in list(zip(cases, requests, strict=True))[:: max(1, len(cases) // SHOWN)]
             ],
         }
-
-
-def _means(names: Any, scores: list[float]) -> dict[str, float]:
-    found: dict[str, list[float]] = {}
-    for name, one in zip(names, scores, strict=True):
-        found.setdefault(name, []).append(one)
-    return {name: sum(own) / len(own) for name, own in found.items()}

@@ -26,7 +26,7 @@ class Tasks(Questions):
 
     def questions(self, asked: Asked) -> list[Question]:
         return [
-            Question(task.question.strip(), task.answer, {"task": task})
+            Question(task.question.strip(), task.answer, {"task": task}, task.family.partition(":")[0])
             for task in held_out(self.family, self.examples)
         ]
 

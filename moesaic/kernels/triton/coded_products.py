@@ -12,6 +12,10 @@ from moesaic.kernels.triton.routing import RECORD, Routing, route
 
 MOST_CHOICES = 16  # experts of a token
 FEWEST, MOST = 16, 128  # rows of a tile
+# Rows of weights from which on tensor cores take inputs in their order. With fewer, the compiler lets each product have
+# every other pair of inputs, and where a sum is not exact its last bit may differ from that in a crowd. Codes of 8 bits
+# are therefore multiplied in full tiles only; sums of 4 bits are nearly always exact, and small tiles much faster.
+FULL = 64
 
 
 def common(weight: Coded, dtype: torch.dtype, device: torch.device) -> dict:
@@ -37,7 +41,7 @@ def product(
         count = triton.cdiv(P, BM)
     else:
         BM, count = routing.align, routing.tiles.shape[0]
-    BN, stages, warps = tile_for(BM, x_PI.dtype == torch.float32)
+    BN, stages, warps = tile_for(BM, weight.bits, x_PI.dtype == torch.float32)
     launch_overlapped(
         rows_kernel,
         (count, triton.cdiv(outputs, BN)),
@@ -62,11 +66,11 @@ def product(
     return out_PO
 
 
-def tile_for(BM: int, wide: bool) -> tuple[int, int, int]:
+def tile_for(BM: int, bits: int, wide: bool) -> tuple[int, int, int]:
     """Columns, stages and warps: measured on an H200 for bf16."""
     if wide:
         return 32, 2, 4
-    return (32, 4, 2) if BM <= 16 else (64, 3, 4)
+    return (32, 4, 2) if BM <= 16 and bits == 4 else (FULL, 3, 4)
 
 
 def linear(x_TI: torch.Tensor, weight: Coded, bias_O: torch.Tensor | None = None) -> torch.Tensor:
@@ -97,12 +101,6 @@ def many(
     return rows.combine(product(hidden_PF, down, None, routing), routing, weights_TK, T, K)
 
 
-def lanes(weight: Coded, used: int) -> int:
-    """Fewer lanes than a product of the tensor cores has may be added in another order. With codes of 4 bits sums are
-    exact enough for that not to show, and the unused ones cost time."""
-    return triton.next_power_of_2(used) if weight.bits == 4 else MOST_CHOICES
-
-
 def few(
     x_TD: torch.Tensor,
     routes_TK: torch.Tensor,
@@ -112,8 +110,13 @@ def few(
     up_tile: tuple[int, int, int] = (8, 3, 1),
     down_tile: tuple[int, int, int] = (4, 3, 2),
 ) -> torch.Tensor:
-    """Tiles are (columns, stages, warps)."""
+    """Tiles, of matrices of 4 bits, are (columns, stages, warps)."""
     (T, D), K, F = x_TD.shape, routes_TK.shape[1], down.inputs
+    slots = triton.next_power_of_2(K)
+    if gate_up.bits == 8:
+        up_tile = (FULL // 2, 3, 4)
+    if down.bits == 8:
+        down_tile = (FULL // slots, 3, 4)
     hidden_NF = torch.empty(T * K, F, dtype=x_TD.dtype, device=x_TD.device)
     out_TD = torch.empty_like(x_TD)
     BN, stages, warps = up_tile
@@ -130,7 +133,7 @@ def few(
         F,
         K=K,
         BN=BN,
-        LANES=lanes(gate_up, 1),
+        LANES=1 if gate_up.bits == 4 else MOST_CHOICES,
         STAGES=stages,
         num_warps=warps,
         **common(gate_up, x_TD.dtype, x_TD.device),
@@ -149,9 +152,9 @@ def few(
         D,
         F,
         K=K,
-        SLOTS=triton.next_power_of_2(K),
+        SLOTS=slots,
         BN=BN,
-        LANES=lanes(down, K),
+        LANES=slots if down.bits == 4 else MOST_CHOICES,
         STAGES=stages,
         LINES=triton.next_power_of_2(triton.cdiv(down.codes_EOB.shape[2], 128)),
         num_warps=warps,

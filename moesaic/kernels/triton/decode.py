@@ -77,7 +77,6 @@ def output_kernel(
     LANES: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
-    LINES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """One block of one token's output, all of its experts at once: lane j of the product is choice j, and of its
@@ -94,13 +93,6 @@ def output_kernel(
     down_at = down_EDF + (expert * D + n)[:, None] * F + k[None, :]
     total = tl.zeros([SLOTS * BN, LANES], tl.float32)
     if OVERLAP:
-        # The weights do not depend on the hidden rows: ask for them while the kernel before this one is still running.
-        line = tl.minimum(tl.arange(0, LINES) * 64, F - 1)
-        rows = tl.minimum(expert * D + n, expert * D + D - 1)
-        ahead = (down_EDF + rows[:, None] * F + line[None, :]).to(tl.int64, bitcast=True)
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [ahead], tl.int32, is_pure=False, pack=1
-        )
         gdc_launch_dependents()
         gdc_wait()
     for base in tl.range(0, F, BK, num_stages=STAGES):
@@ -173,7 +165,6 @@ def decode(
         LANES=LANES,
         PRECISION=precision,
         STAGES=stages,
-        LINES=triton.next_power_of_2(triton.cdiv(F, 64)),
         OVERLAP=overlap,
         num_warps=warps,
     )

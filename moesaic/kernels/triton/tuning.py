@@ -15,7 +15,7 @@ DECODE: dict[tuple[int, int], tuple[Tile, Tile]] = {
     (2048, 768): ((16, 256, 4, 4), (8, 128, 4, 4)),
     (4096, 1408): ((16, 256, 4, 4), (8, 128, 5, 4)),
 }
-MOST_STREAMED = 64  # rows of an expert, on average, up to which reading its weights is what takes the time
+MOST_STREAMED = 24  # rows of an expert, on average, up to which reading its weights is what takes the time
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def choose(x_TD: torch.Tensor, routes_TK: torch.Tensor, gate_up_EGD: torch.Tenso
     T, D = x_TD.shape
     K, E, F = routes_TK.shape[1], gate_up_EGD.shape[0], gate_up_EGD.shape[1] // 2
     # Without sorting, an expert that several tokens share is read by each of them: only while that is rare.
-    if not training and K <= 16 and (T == 1 or T * K <= min(64, E // 2)):
+    if not training and K <= 16 and (T == 1 or T * K <= min(32, E // 4)):
         up_tile, down_tile = DECODE.get((D, F), (Choice.up_tile, Choice.down_tile))
         if x_TD.dtype == torch.float32:
             up_tile, down_tile = (16, 64, 3, 4), (8, 64, 3, 4)
