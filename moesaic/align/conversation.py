@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
+
+from tokenizers import Encoding
 
 from moesaic.errors import UserError
 from moesaic.model.tokenizer import Tokenizer
@@ -20,11 +24,19 @@ class Said:
     learn: list[bool]
 
 
-def read_conversation(
+@dataclass(frozen=True)
+class Written:
+    """A conversation as the template writes it, and from where to where the assistant speaks."""
+
+    text: str
+    spoken: list[tuple[int, int]]
+
+
+def write_conversation(
     tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Any] | None = None, since: int = 0
-) -> list[Said]:
-    """One sequence; or one for each answer, where the template shows earlier turns otherwise than it showed them when
-    they were said (some leave earlier thoughts out). What was said before message `since` is not learned."""
+) -> list[Written]:
+    """One text; or one for each answer, where the template shows earlier turns otherwise than it showed them when they
+    were said (some leave earlier thoughts out). What was said before message `since` does not count as spoken."""
     options = {"tools": list(tools)} if tools else {}
     turns = [number for number, message in enumerate(messages) if message.get("role") == "assistant"]
     turns = [number for number in turns if number >= since]
@@ -39,15 +51,31 @@ def read_conversation(
         texts.append((len(before), through))
     last = texts[-1][1]
     if all(last.startswith(through) for _, through in texts):
-        return [_mark(tokenizer, last, [(start, len(through)) for start, through in texts])]
-    return [_mark(tokenizer, through, [(start, len(through))]) for start, through in texts]
+        return [Written(last, [(start, len(through)) for start, through in texts])]
+    return [Written(through, [(start, len(through))]) for start, through in texts]
 
 
-def _mark(tokenizer: Tokenizer, text: str, spoken: Sequence[tuple[int, int]]) -> Said:
-    encoded = tokenizer.fast.encode(text, add_special_tokens=False)
-    learn = [
-        any(start <= begin and end <= stop for start, stop in spoken) and begin < end for begin, end in encoded.offsets
-    ]
+def read_written(tokenizer: Tokenizer, written: Sequence[Written]) -> list[Said]:
+    """All at once, which is much quicker than one by one."""
+    every = tokenizer.fast.encode_batch([one.text for one in written], add_special_tokens=False)
+    return [_mark(encoded, one.spoken) for encoded, one in zip(every, written, strict=True)]
+
+
+def read_conversation(
+    tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Any] | None = None, since: int = 0
+) -> list[Said]:
+    return read_written(tokenizer, write_conversation(tokenizer, messages, tools, since))
+
+
+def _mark(encoded: Encoding, spoken: Sequence[tuple[int, int]]) -> Said:
+    offsets = encoded.offsets
+    learn = [False] * len(offsets)
+    for start, stop in spoken:
+        for number in range(bisect_left(offsets, start, key=itemgetter(0)), len(offsets)):
+            begin, end = offsets[number]
+            if begin >= stop:
+                break
+            learn[number] = begin < end <= stop
     return Said(list(encoded.ids), learn)
 
 

@@ -117,6 +117,17 @@ class FileExamples:
         return Example(({"role": "user", "content": question},), answer, facts=facts)
 
 
+@dataclass(frozen=True)
+class Later:
+    """The same without the first `skip`: those that pretraining has read, say."""
+
+    examples: Examples
+    skip: int
+
+    def __getitem__(self, index: int) -> Example:
+        return self.examples[index + self.skip]
+
+
 class Mixture:
     """Weighted sources that take turns: whoever is furthest behind its share is next, so every stretch has the mix."""
 
@@ -146,12 +157,13 @@ class Mixture:
 
 
 def open_examples(sources: Sequence[Mapping[str, Any]], split: Split, seed: int) -> Mixture:
-    """`sources` as a recipe names them: path and weight."""
+    """`sources` as a recipe names them: path, weight and skip."""
     opened: list[Examples] = []
     for source in sources:
         path = str(source["path"])
         if path.startswith(BUILTIN):
-            opened.append(TaskExamples(path.removeprefix(BUILTIN), split))
+            found: Examples = TaskExamples(path.removeprefix(BUILTIN), split)
         else:
-            opened.append(FileExamples(Path(path), seed))
+            found = FileExamples(Path(path), seed)
+        opened.append(Later(found, skip) if (skip := int(source.get("skip", 0))) else found)
     return Mixture(opened, [float(source.get("weight", 1.0)) for source in sources])

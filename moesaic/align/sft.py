@@ -5,16 +5,19 @@ AgentTuning's mix of trajectories (with tools and their results) and general ins
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from moesaic.align.conversation import Said, read_conversation
+from moesaic.align.conversation import Said, read_written, write_conversation
 from moesaic.align.examples import Mixture
 from moesaic.data.packing import IGNORED, Batch
 from moesaic.errors import UserError
 from moesaic.model.tokenizer import Tokenizer
+
+AHEAD = 64  # conversations that are read together
 
 
 class ConversationStream:
@@ -24,10 +27,12 @@ class ConversationStream:
         self.tokenizer, self.examples = tokenizer, examples
         self.batch_tokens, self.longest = batch_tokens, longest
         self.left_out = 0
+        self.taken = list(examples.taken)  # with the latest conversation in a batch; the examples are ahead of that
+        self._ahead: deque[tuple[list[Said], list[int]]] = deque()
 
     @property
     def position(self) -> dict[str, Any]:
-        return {"taken": list(self.examples.taken), "left_out": self.left_out}
+        return {"taken": list(self.taken), "left_out": self.left_out}
 
     def from_position(self, position: Mapping[str, Any] | None) -> ConversationStream:
         taken = position["taken"] if position else [0] * len(self.examples.sources)
@@ -44,8 +49,10 @@ class ConversationStream:
         said: list[Said] = []
         tokens = missed = 0
         while tokens < self.batch_tokens:
-            example = next(self.examples)
-            for part in read_conversation(self.tokenizer, example.conversation(), example.facts.get("tools")):
+            if not self._ahead:
+                self._read()
+            parts, self.taken = self._ahead.popleft()
+            for part in parts:
                 if len(part.tokens) > self.longest:
                     self.left_out += 1
                     missed += 1
@@ -56,6 +63,15 @@ class ConversationStream:
                 said.append(part)
                 tokens += len(part.tokens)
         return pack_said(said, self.position)
+
+    def _read(self) -> None:
+        written, taken = [], []
+        for _ in range(AHEAD):
+            example = next(self.examples)
+            written.append(write_conversation(self.tokenizer, example.conversation(), example.facts.get("tools")))
+            taken.append(list(self.examples.taken))
+        said = iter(read_written(self.tokenizer, [one for parts in written for one in parts]))
+        self._ahead.extend(([next(said) for _ in parts], place) for parts, place in zip(written, taken, strict=True))
 
 
 def pack_said(said: Sequence[Said], position: dict[str, Any]) -> Batch:

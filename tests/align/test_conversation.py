@@ -9,6 +9,7 @@ import pytest
 from moesaic.align.conversation import opening, read_conversation
 from moesaic.align.examples import FileExamples, Mixture, TaskExamples, open_examples
 from moesaic.align.sft import ConversationStream
+from moesaic.align.stages import sources
 from moesaic.data.packing import IGNORED
 from moesaic.data.tokenizer_training import train_tokenizer
 from moesaic.errors import UserError
@@ -123,6 +124,15 @@ def test_sources_take_turns_by_weight_and_repeat_in_another_order(tmp_path):
     for _ in range(40):
         next(mixture)
     assert mixture.taken == [30, 10]
+
+
+def test_a_source_may_begin_later():
+    whole, later = (open_examples([{"path": "builtin:gcd,lcm", **extra}], "train", 0) for extra in ({}, {"skip": 5}))
+    questions = [next(whole).question for _ in range(8)]
+    assert [next(later).question for _ in range(3)] == questions[5:]
+    for skip in (-1, 1.5, True, "5"):
+        with pytest.raises(ValueError, match="what to skip"):
+            sources(({"path": "builtin:gcd", "skip": skip},))
 
 
 @pytest.mark.parametrize(

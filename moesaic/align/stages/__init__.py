@@ -45,16 +45,19 @@ class Stage:
 
 
 def sources(data: Data) -> Data:
-    """Checks what a recipe says of a stage's sources: {path, weight}."""
+    """Checks what a recipe says of a stage's sources: {path, weight, skip}."""
     if not data:
         raise ValueError("data names no source")
     for source in data:
-        unknown = set(source) - {"path", "weight"}
+        unknown = set(source) - {"path", "weight", "skip"}
         if unknown or not isinstance(source.get("path"), str):
-            raise ValueError("every source of data is {path: ..., weight: ...}")
+            raise ValueError("every source of data is {path: ..., weight: ..., skip: ...}")
         weight = source.get("weight", 1.0)
         if not isinstance(weight, int | float) or not weight > 0:
             raise ValueError("the weight of a source is a number above 0")
+        skip = source.get("skip", 0)
+        if not isinstance(skip, int) or isinstance(skip, bool) or skip < 0:
+            raise ValueError("what to skip of a source is a number of examples")
     return data
 
 
