@@ -10,11 +10,6 @@ import triton
 Path = Literal["decode", "streamed", "hopper", "portable"]
 Tile = tuple[int, int, int, int]  # columns, elements of K, stages, warps
 
-# Measured on an H200: (D, F) -> tiles of the two decode kernels.
-DECODE: dict[tuple[int, int], tuple[Tile, Tile]] = {
-    (2048, 768): ((16, 256, 4, 4), (8, 128, 4, 4)),
-    (4096, 1408): ((16, 256, 4, 4), (8, 128, 5, 4)),
-}
 MOST_STREAMED = 24  # rows of an expert, on average, up to which reading its weights is what takes the time
 
 
@@ -23,6 +18,7 @@ class Choice:
     path: Path
     align: int = 128  # rows to which an expert's segment is padded
     block: int = 64  # tile edge of the portable products
+    # Measured on an H200; all tiles fit in the 99 KB that other GPUs have too.
     up_tile: Tile = (16, 256, 4, 4)
     down_tile: Tile = (8, 128, 4, 4)
     group_forward: int = 8  # row tiles that walk the columns together, for the L2 cache
@@ -51,17 +47,16 @@ def choose(x_TD: torch.Tensor, routes_TK: torch.Tensor, gate_up_EGD: torch.Tenso
     K, E, F = routes_TK.shape[1], gate_up_EGD.shape[0], gate_up_EGD.shape[1] // 2
     # Without sorting, an expert that several tokens share is read by each of them: only while that is rare.
     if not training and K <= 16 and (T == 1 or T * K <= min(32, E // 4)):
-        up_tile, down_tile = DECODE.get((D, F), (Choice.up_tile, Choice.down_tile))
         if x_TD.dtype == torch.float32:
-            up_tile, down_tile = (16, 64, 3, 4), (8, 64, 3, 4)
-        return Choice("decode", up_tile=up_tile, down_tile=down_tile)
+            return Choice("decode", up_tile=(16, 64, 3, 4), down_tile=(8, 64, 3, 4))
+        return Choice("decode")
     hopper = hopper_takes(x_TD, gate_up_EGD)
     if not training and not (hopper and T * K > MOST_STREAMED * E):
         # So that most experts have one tile.
         align = min(64, max(16, triton.next_power_of_2(3 * T * K // (2 * E))))
         if x_TD.dtype == torch.float32:
             return Choice("streamed", align, up_tile=(16, 32, 2, 4), down_tile=(32, 32, 2, 4))
-        down_tile = (64, 128, 5, 4) if align == 16 else (64, 64, 6, 4)
+        down_tile = (64, 128, 4, 4) if align == 16 else (64, 64, 6, 4)
         return Choice("streamed", align, up_tile=(32, 128, 3, 4), down_tile=down_tile)
     if hopper:
         # Gathering inside a product costs it about 4 %, and more with 256 x 128 tiles; a copy beforehand costs the
