@@ -15,7 +15,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from bench.gpu_experts import SHAPES, graphed, problem
 from moesaic.kernels.triton import decode, rows, streamed
 from moesaic.kernels.triton.routing import route
-from moesaic.kernels.triton.tuning import choose
+from moesaic.kernels.triton.tuning import streamed as rule
 
 # Columns, elements of K, stages, warps.
 ONE_UP = (
@@ -41,7 +41,7 @@ DOWN = (
     (64, 128, 3, 4),
     (64, 128, 4, 4),
     (64, 256, 2, 4),
-    (64, 64, 5, 4),
+    (64, 64, 6, 4),
     (128, 128, 3, 4),
     (128, 128, 2, 8),
     (128, 64, 4, 4),
@@ -78,8 +78,8 @@ def one_token(name):
 
 def some_tokens(name, T, aligns):
     D, F, E, K = SHAPES[name]
-    x, first, weights, gate_up, down = problem(SHAPES[name], T)
-    own = choose(x, first, gate_up, False)
+    x, _, weights, gate_up, down = problem(SHAPES[name], T)
+    own = rule(T * K, E, torch.bfloat16)
     routes = [torch.rand(T, E, device="cuda").topk(K, dim=-1).indices for _ in range(8)]
     print(name, f"T={T} sort {graphed([lambda r=r: route(r, E, own.align) for r in routes], 15):.1f}", end=" ")
     for align in aligns or [own.align]:

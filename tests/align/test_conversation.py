@@ -9,7 +9,7 @@ import pytest
 from moesaic.align.conversation import opening, read_conversation
 from moesaic.align.examples import FileExamples, Mixture, TaskExamples, open_examples
 from moesaic.align.sft import ConversationStream
-from moesaic.align.stages import sources
+from moesaic.align.stages import PAIRS, sources
 from moesaic.data.packing import IGNORED
 from moesaic.data.tokenizer_training import train_tokenizer
 from moesaic.errors import UserError
@@ -133,6 +133,8 @@ def test_a_source_may_begin_later():
     for skip in (-1, 1.5, True, "5"):
         with pytest.raises(ValueError, match="what to skip"):
             sources(({"path": "builtin:gcd", "skip": skip},))
+    with pytest.raises(ValueError, match="every source"):
+        sources(({"path": "pairs.jsonl", "skip": 5},), PAIRS)
 
 
 @pytest.mark.parametrize(

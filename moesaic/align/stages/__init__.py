@@ -44,14 +44,13 @@ class Stage:
         return None
 
 
-def sources(data: Data) -> Data:
-    """Checks what a recipe says of a stage's sources: {path, weight, skip}."""
+def sources(data: Data, keys: tuple[str, ...] = ("path", "weight", "skip")) -> Data:
+    """Checks what a recipe says of a stage's sources."""
     if not data:
         raise ValueError("data names no source")
     for source in data:
-        unknown = set(source) - {"path", "weight", "skip"}
-        if unknown or not isinstance(source.get("path"), str):
-            raise ValueError("every source of data is {path: ..., weight: ..., skip: ...}")
+        if set(source) - set(keys) or not isinstance(source.get("path"), str):
+            raise ValueError(f"every source of data is {{{', '.join(f'{key}: ...' for key in keys)}}}")
         weight = source.get("weight", 1.0)
         if not isinstance(weight, int | float) or not weight > 0:
             raise ValueError("the weight of a source is a number above 0")
@@ -59,6 +58,9 @@ def sources(data: Data) -> Data:
         if not isinstance(skip, int) or isinstance(skip, bool) or skip < 0:
             raise ValueError("what to skip of a source is a number of examples")
     return data
+
+
+PAIRS = ("path", "weight")  # keys of a source of pairs, which are read all at once
 
 
 def methods(named: tuple[dict[str, Any] | str, ...]) -> list[Method]:

@@ -21,7 +21,7 @@ import torch
 from moesaic.align.preference_batch import GroupStream, pack_pairs
 from moesaic.align.preference_pairs import Pair, PairSource, read_source
 from moesaic.align.preference_reference import answer_logprobs, reference_logprobs
-from moesaic.align.stages import Data, Measure, Stage, sources
+from moesaic.align.stages import PAIRS, Data, Measure, Stage, sources
 from moesaic.data.stream import Stream
 from moesaic.data.tasks import Split
 from moesaic.methods import Method, build
@@ -40,9 +40,9 @@ class Preference(Stage):
     objective: dict[str, Any] = field(default_factory=dict)  # options of the preference objective
 
     def __post_init__(self) -> None:
-        sources(self.data)
+        sources(self.data, PAIRS)
         if self.held_out:
-            sources(self.held_out)
+            sources(self.held_out, PAIRS)
         if min(self.pairs, self.batch_pairs, self.longest) < 1:
             raise ValueError("pairs, batch_pairs and longest are at least 1")
 

@@ -18,7 +18,7 @@ from moesaic.align.preference_batch import GroupStream
 from moesaic.align.preference_pairs import Pair, PairSource
 from moesaic.align.reward_model import Judgeable, JudgedAccuracy, pack_judged, read_judged, weighed
 from moesaic.align.reward_model_lengths import Lengths, balanced, length_bias
-from moesaic.align.stages import Data, Measure, Stage, sources
+from moesaic.align.stages import PAIRS, Data, Measure, Stage, sources
 from moesaic.align.stages.preference import held_out_data
 from moesaic.data.stream import Stream
 from moesaic.data.tasks import Split
@@ -41,9 +41,9 @@ class RewardModel(Stage):
     objective: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        sources(self.data)
+        sources(self.data, PAIRS)
         if self.held_out:
-            sources(self.held_out)
+            sources(self.held_out, PAIRS)
         if min(self.pairs, self.batch_pairs, self.longest) < 1:
             raise ValueError("pairs, batch_pairs and longest are at least 1")
 

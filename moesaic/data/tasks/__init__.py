@@ -72,8 +72,9 @@ def score(task: Task, answer: str | None) -> float:
 
 def _judged(task: Task, answer: str | None) -> float:
     entry = {"question": task.question, "answer": task.answer, "metadata": task.metadata}
+    judge = _data_set(task.family, 0).score_answer
     try:
-        return float(_data_set(task.family, 0).score_answer(answer=answer, entry=entry))
+        return float(judge(answer=answer, entry=entry))
     except Exception:  # some families' judges fail at text they did not expect, such as words for a number
         return 0.0
 

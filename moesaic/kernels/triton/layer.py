@@ -45,7 +45,7 @@ def forward(
         gate_up_PG = grouped.rows(rows.spread(x_TD, routing, K), gate_up_EGD, routing, False, choice.block)
         hidden_PF = rows.swiglu(gate_up_PG)
         out_PD = grouped.rows(hidden_PF, down_EDF, routing, False, choice.block)
-    return rows.combine(out_PD, routing, weights_TK, T, K), gate_up_PG
+    return rows.combine(out_PD, routing, weights_TK, T, K), gate_up_PG if save else None
 
 
 def backward_portable(

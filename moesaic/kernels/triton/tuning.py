@@ -42,6 +42,15 @@ def hopper_takes(x_TD: torch.Tensor, gate_up_EGD: torch.Tensor) -> bool:
     )
 
 
+def streamed(assignments: int, experts: int, dtype: torch.dtype) -> Choice:
+    # So that most experts have one tile.
+    align = min(64, max(16, triton.next_power_of_2(3 * assignments // (2 * experts))))
+    if dtype == torch.float32:
+        return Choice("streamed", align, up_tile=(16, 32, 2, 4), down_tile=(32, 32, 2, 4))
+    down_tile = (64, 128, 4, 4) if align == 16 else (64, 64, 6, 4)
+    return Choice("streamed", align, up_tile=(32, 128, 3, 4), down_tile=down_tile)
+
+
 def choose(x_TD: torch.Tensor, routes_TK: torch.Tensor, gate_up_EGD: torch.Tensor, training: bool) -> Choice:
     T, D = x_TD.shape
     K, E, F = routes_TK.shape[1], gate_up_EGD.shape[0], gate_up_EGD.shape[1] // 2
@@ -52,12 +61,7 @@ def choose(x_TD: torch.Tensor, routes_TK: torch.Tensor, gate_up_EGD: torch.Tenso
         return Choice("decode")
     hopper = hopper_takes(x_TD, gate_up_EGD)
     if not training and not (hopper and T * K > MOST_STREAMED * E):
-        # So that most experts have one tile.
-        align = min(64, max(16, triton.next_power_of_2(3 * T * K // (2 * E))))
-        if x_TD.dtype == torch.float32:
-            return Choice("streamed", align, up_tile=(16, 32, 2, 4), down_tile=(32, 32, 2, 4))
-        down_tile = (64, 128, 4, 4) if align == 16 else (64, 64, 6, 4)
-        return Choice("streamed", align, up_tile=(32, 128, 3, 4), down_tile=down_tile)
+        return streamed(T * K, E, x_TD.dtype)
     if hopper:
         # Gathering inside a product costs it about 4 %, and more with 256 x 128 tiles; a copy beforehand costs the
         # same bytes whatever F is, so wide experts are better off with the copy.
