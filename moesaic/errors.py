@@ -3,6 +3,8 @@
 The command line prints it and exits with 2, the server answers it as HTTP 400; anything else is our own mistake.
 """
 
+from __future__ import annotations
+
 
 class UserError(Exception):
     """A wrong request. `place` names the file, key or argument; `problem` says what is wrong; `remedy` the way out."""
@@ -16,3 +18,7 @@ class UserError(Exception):
     def __str__(self) -> str:
         head = f"{self.place}: {self.problem}" if self.place else self.problem
         return f"{head}{'' if head.endswith(('.', '?', '!')) else '.'} {self.remedy}" if self.remedy else head
+
+    def __reduce__(self) -> tuple[type[UserError], tuple[str, str, str]]:
+        """Whole on its way from one process to another."""
+        return type(self), (self.place, self.problem, self.remedy)

@@ -1,4 +1,4 @@
-"""The same life for a GPU: a hundred million parameters, and questions of eleven kinds instead of sums alone.
+"""The same life for a GPU: a hundred million parameters, and questions of nine kinds instead of sums alone.
 
 GpuLife(Path("out/quickstart-gpu"), Console()).run()
 """
@@ -23,7 +23,7 @@ class GpuLife(TinyLife):
     questions = 1000
     max_tokens = 96
     pretrains, aligns = "gpu.yaml", "quickstart-gpu.yaml"
-    pilot = 0.1
+    pilot = 0.15
     template = LAST + BARE + SUM + "{%- endif %}\n" + THEN
     calibration: ClassVar = {"samples": 64, "length": 512}
 

@@ -77,7 +77,7 @@ def lines(
             drawn.append(f'<polyline class="{style} {curve.kind}" points="{" ".join(points)}"/>')
         if curve.kind != "faint":
             names.append(f'<span class="{style}">{escape(curve.name)}</span>')
-    values = [math.exp(tick) if logarithmic else tick for tick in np.linspace(low, high, 5)]
+    values = [math.exp(at) if logarithmic else at for at in np.linspace(low, high, 5)]
     grid = [
         _level(HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM), f"{value:.0%}" if percent else tick(value))
         for share, value in zip(np.linspace(0, 1, 5), values)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from multiprocessing import active_children
+from pathlib import Path
 
 import pytest
+import torch
 
 from moesaic.align.conversation import opening, read_conversation
 from moesaic.align.examples import FileExamples, Mixture, TaskExamples, open_examples
@@ -110,6 +113,41 @@ def test_batches_hold_whole_conversations_and_go_on_from_any_position(tokenizer,
     for number in range(4):
         resumed = stream().from_position(batches[number].position_after)
         assert (next(resumed).tokens_T == batches[number + 1].tokens_T).all()
+
+
+def test_other_processes_read_the_same_conversations_in_the_same_order(tokenizer):
+    def stream(readers: int) -> ConversationStream:
+        examples = open_examples([{"path": "builtin:gcd"}, {"path": "builtin:lcm"}], "train", 0)
+        return ConversationStream(tokenizer, examples, batch_tokens=1500, longest=400, readers=readers)
+
+    here, there = stream(0), stream(2)
+    state = torch.get_rng_state()
+    for _ in range(8):
+        mine, theirs = next(here), next(there)
+        assert torch.equal(mine.tokens_T, theirs.tokens_T) and torch.equal(mine.targets_T, theirs.targets_T)
+        assert mine.position_after == theirs.position_after and mine.lengths == theirs.lengths
+    assert torch.equal(torch.get_rng_state(), state)
+    resumed = there.from_position(theirs.position_after)
+    assert torch.equal(next(resumed).tokens_T, next(here).tokens_T)
+    assert len(active_children()) == 4
+    there.close(), resumed.close()
+    assert not active_children()
+
+
+@pytest.mark.parametrize("readers", [0, 1])
+def test_what_is_wrong_with_a_conversation_is_told_wherever_it_is_read(tokenizer, tmp_path, readers):
+    file = tmp_path / "talks.jsonl"
+    file.write_text(json.dumps({"messages": [{"role": "user", "content": "hello"}]}))
+    stream = ConversationStream(tokenizer, open_examples([{"path": str(file)}], "train", 0), 100, 100, readers)
+    with pytest.raises(UserError, match="messages: hold nothing that an assistant said. Add a message of role"):
+        next(stream)
+    stream.close()
+
+
+def test_a_template_that_writes_nothing_is_an_error_and_no_endless_search(tokenizer):
+    silent = Tokenizer.from_files(tokenizer.files | {"chat_template.jinja": b""}, Path("silent"))
+    with pytest.raises(UserError, match="no conversation has between 1 and 100 tokens"):
+        next(ConversationStream(silent, open_examples([{"path": "builtin:gcd"}], "train", 0), 100, 100))
 
 
 def test_sources_take_turns_by_weight_and_repeat_in_another_order(tmp_path):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -163,10 +165,31 @@ class TestSolutions:
                 assert eval(sides[0]) == int(sides[1]) and after.startswith(sides[1])
             assert score(task, task.solution) == 1.0 and score(task, f"{task.solution}\n7{task.answer}") < 1.0
 
+    @pytest.mark.parametrize("family", ["gcd", "gcd:min_numbers=3,max_numbers=4", "leg_counting", "letter_counting"])
+    def test_every_step_of_a_working_is_true_and_leads_to_the_answer(self, family: str) -> None:
+        for n in range(60):
+            task = tasks(f"{family}{',' if ':' in family else ':'}worked=1", "train", n)
+            assert task.solution is not None and score(task, task.solution) == 1.0
+            *steps, last = task.solution.splitlines()
+            assert last == task.answer and steps
+            if family.startswith("gcd"):
+                left = [re.fullmatch(r"(\d+) mod (\d+)=(\d+)", step).groups() for step in steps]  # type: ignore[union-attr]
+                assert all(int(a) % int(b) == int(c) for a, b, c in left) and left[-1][1:] == (last, "0")
+            elif family == "leg_counting":
+                found = [re.fullmatch(r".* (\d+\*\d+)=(\d+), (\d+)", step) for step in steps]
+                legs = [int(one[2]) for one in found if one and eval(one[1]) == int(one[2])]
+                assert [int(one[3]) for one in found if one] == list(accumulate(legs))
+                assert found[-1] and found[-1][3] == last and len(legs) == len(task.metadata["animals"])
+            else:
+                words = [step.split(": ") for step in steps]
+                assert [word.replace(" ", "") for word, _ in words] == [w.lower() for w in task.metadata["span"]]
+                seen = accumulate(word.count(task.metadata["target_letter"]) for word, _ in words)
+                assert [int(count) for _, count in words] == list(seen) and words[-1][1] == last
+
     def test_without_the_option_solutions_are_the_answers(self) -> None:
         assert all((task := tasks(self.SUMS, "test", n)).solution == task.answer for n in range(20))
 
-    @pytest.mark.parametrize("family", ["gcd:worked=0.5", "chain_sum:worked=2", "chain_sum:worked=often"])
+    @pytest.mark.parametrize("family", ["lcm:worked=0.5", "chain_sum:worked=2", "chain_sum:worked=often"])
     def test_a_share_that_cannot_be_is_refused(self, family: str) -> None:
         with pytest.raises(UserError, match="worked"):
             check_family(family, "here")

@@ -12,6 +12,7 @@ from moesaic.align.examples import open_examples
 from moesaic.align.sft import ConversationStream
 from moesaic.align.stages import Data, Measure, Stage, sources
 from moesaic.data.stream import Stream
+from moesaic.kernels import probe
 from moesaic.methods import Method
 from moesaic.model.transformer import Model
 
@@ -33,7 +34,8 @@ class Sft(Stage):
         assert model.tokenizer is not None
         longest = min(self.longest, model.config.context)
         examples = open_examples(self.data, "train", self.seed)
-        return ConversationStream(model.tokenizer, examples, self.batch_tokens, longest)
+        readers = min(4, probe.threads() // 4) if model.device.type == "cuda" else 0  # a CPU is busy with learning
+        return ConversationStream(model.tokenizer, examples, self.batch_tokens, longest, readers)
 
     def measure(self, model: Model) -> Measure | None:
         return Accuracy.of(self.data, self.evaluate, self.max_tokens)
