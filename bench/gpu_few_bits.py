@@ -94,9 +94,9 @@ def tiles(group: int) -> None:
         shape = SHAPES[name]
         gate_up, down = weights_of(shape, group)["4 bits"]
         sets = inputs_of(shape, 1)
-        ups = [(8, 4, 1), (8, 6, 1), (16, 4, 1), (16, 6, 1), (16, 4, 2), (32, 4, 2), (32, 4, 4), (8, 3, 1)]
-        downs = [(4, 3, 2), (8, 3, 4), (8, 4, 2), (8, 6, 2), (4, 4, 1), (4, 6, 2), (16, 4, 4)]
-        best = downs[1]
+        ups = [(8, 3, 1, 4), (8, 3, 2, 4), (8, 3, 4, 4), (8, 2, 4, 8), (8, 3, 2, 2), (16, 2, 4, 4), (8, 3, 1, 2)]
+        downs = [(4, 3, 2, 2), (4, 2, 2, 4), (4, 3, 4, 2), (4, 2, 4, 4), (2, 2, 4, 4), (4, 3, 2, 1), (8, 2, 4, 2)]
+        best = downs[0]
         for which in ("up", "down"):
             found = []
             for up, lower in itertools.product(ups, [best]) if which == "up" else itertools.product(ups[:1], downs):

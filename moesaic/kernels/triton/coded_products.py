@@ -6,12 +6,14 @@ import triton
 
 from moesaic.kernels.triton import rows
 from moesaic.kernels.triton.coded import Coded
-from moesaic.kernels.triton.coded_kernels import hidden_kernel, output_kernel, rows_kernel
+from moesaic.kernels.triton.coded_few_kernels import hidden_kernel, output_kernel
+from moesaic.kernels.triton.coded_kernels import rows_kernel
 from moesaic.kernels.triton.overlap import launch_overlapped, overlaps
 from moesaic.kernels.triton.routing import RECORD, Routing, route
 
 MOST_CHOICES = 16  # experts of a token
 FEWEST, MOST = 16, 128  # rows of a tile
+FEWEST_LANES = 8  # of a product
 # Rows of weights from which on tensor cores take inputs in their order. With fewer, the compiler lets each product have
 # every other pair of inputs, and where a sum is not exact its last bit may differ from that in a crowd. Codes of 8 bits
 # are therefore multiplied in full tiles only; sums of 4 bits are nearly always exact, and small tiles much faster.
@@ -107,19 +109,19 @@ def few(
     weights_TK: torch.Tensor,
     gate_up: Coded,
     down: Coded,
-    up_tile: tuple[int, int, int] = (8, 3, 1),
-    down_tile: tuple[int, int, int] = (4, 3, 2),
+    up_tile: tuple[int, int, int, int] = (8, 3, 1, 4),
+    down_tile: tuple[int, int, int, int] = (4, 3, 2, 2),
 ) -> torch.Tensor:
-    """Tiles, of matrices of 4 bits, are (columns, stages, warps)."""
+    """Tiles, of matrices of 4 bits, are (columns, stages, warps, turns at once)."""
     (T, D), K, F = x_TD.shape, routes_TK.shape[1], down.inputs
     slots = triton.next_power_of_2(K)
     if gate_up.bits == 8:
-        up_tile = (FULL // 2, 3, 4)
+        up_tile = (FULL // 2, 3, 4, 1)
     if down.bits == 8:
-        down_tile = (FULL // slots, 3, 4)
+        down_tile = (FULL // slots, 3, 4, 1)
     hidden_NF = torch.empty(T * K, F, dtype=x_TD.dtype, device=x_TD.device)
     out_TD = torch.empty_like(x_TD)
-    BN, stages, warps = up_tile
+    BN, stages, warps, chunk = up_tile
     launch_overlapped(
         hidden_kernel,
         (T * K, triton.cdiv(F, BN)),
@@ -133,12 +135,13 @@ def few(
         F,
         K=K,
         BN=BN,
-        LANES=1 if gate_up.bits == 4 else MOST_CHOICES,
+        LANES=max(FEWEST_LANES, chunk) if gate_up.bits == 4 else MOST_CHOICES,
         STAGES=stages,
+        CHUNK=chunk,
         num_warps=warps,
         **common(gate_up, x_TD.dtype, x_TD.device),
     )
-    BN, stages, warps = down_tile
+    BN, stages, warps, chunk = down_tile
     launch_overlapped(
         output_kernel,
         (T, triton.cdiv(D, BN)),
@@ -154,9 +157,9 @@ def few(
         K=K,
         SLOTS=slots,
         BN=BN,
-        LANES=slots if down.bits == 4 else MOST_CHOICES,
+        LANES=max(FEWEST_LANES, chunk * slots) if down.bits == 4 else MOST_CHOICES,
         STAGES=stages,
-        LINES=triton.next_power_of_2(triton.cdiv(down.codes_EOB.shape[2], 128)),
+        CHUNK=chunk,
         num_warps=warps,
         **common(down, x_TD.dtype, x_TD.device),
     )
