@@ -64,9 +64,9 @@ else:
         found = embed(unknown, torch.tensor([1, 0]), torch.tensor([0, 7]), few)
         assert torch.equal(found, few.dense()[[7, 5]])
 
-    def mixture(count, hidden, width, bits, symmetric):
-        gate_up = [matrix(2 * width, hidden, bits[e % len(bits)], 32, symmetric, e) for e in range(count)]
-        down = [matrix(hidden, width, bits[e % len(bits)], 32, symmetric, 50 + e) for e in range(count)]
+    def mixture(count, hidden, width, bits, symmetric, group=32):
+        gate_up = [matrix(2 * width, hidden, bits[e % len(bits)], group, symmetric, e) for e in range(count)]
+        down = [matrix(hidden, width, bits[e % len(bits)], group, symmetric, 50 + e) for e in range(count)]
         return nn.ModuleList(gate_up), nn.ModuleList(down)
 
     @pytest.mark.parametrize("bits", [(4,), (3, 4, 2), (8, 4)], ids=["4", "up-to-4", "up-to-8"])
@@ -83,6 +83,16 @@ else:
         wanted = reference.experts(x, routes, weights, *dense, "silu")
         close(experts(x, routes, weights, few_up, few_down), wanted)
         close(experts(x, routes, weights, few_up, dense[1]), wanted)
+
+    @pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "with-zeros"])
+    @pytest.mark.parametrize("group, hidden, width", [(32, 320, 16), (64, 640, 16), (0, 16, 320)])
+    def test_a_token_alone_over_more_than_a_chunk_of_inputs(group, hidden, width, symmetric):
+        gate_up, down = mixture(3, hidden, width, (4,), symmetric, group)
+        dense = [torch.stack([one.dense() for one in matrices]) for matrices in (gate_up, down)]
+        torch.manual_seed(4)
+        x, routes, weights = torch.randn(1, hidden), torch.tensor([[2, 0]]), torch.rand(1, 2)
+        wanted = reference.experts(x, routes, weights, *dense, "silu")
+        close(experts(x, routes, weights, coded(gate_up, torch.float32), coded(down, torch.float32)), wanted)
 
     def test_rows_that_are_no_tokens_choose_no_experts():
         gate_up, down = (coded(part, torch.float32) for part in mixture(4, 64, 32, (4,), True))
