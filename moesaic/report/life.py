@@ -55,7 +55,7 @@ def top(known: dict[str, Any]) -> str:
     return (
         "<header><h1>The life of a model</h1>"
         f'<p class="soft">A mixture of experts with {amount(known["small"]["parameters"])} parameters, made by moesaic '
-        f"{escape(moesaic.__version__)} on this machine. Its task: sums it has never seen, such as "
+        f"{escape(moesaic.__version__)} on this machine. Its task: questions it has never seen, such as "
         f"“{escape(next(iter(models.values()))['samples'][0]['question'])}”.</p></header>"
         f'<ul class="life">{items}</ul>'
     )
@@ -122,8 +122,8 @@ def trying(run: Sequence[Line], known: dict[str, Any]) -> str:
               "Log-probabilities: trainer against engine", "step", from_zero=True),
     ]  # fmt: skip
     text = (
-        "Now it answers questions itself, several times each, and what was right is made likelier (GRPO). Working a "
-        "sum out is right more often, so its answers grow longer. The engine that answers and the trainer that learns "
+        "Now it answers questions itself, several times each, and what was right is made likelier (GRPO). Working "
+        "an answer out is right more often, so they grow longer. The engine that answers and the trainer that learns "
         f"are the same model with the same kernels: their log-probabilities differ by {mismatch:g} at most."
     )
     return section("Aligned by trying", text, grid(charts))
@@ -131,14 +131,15 @@ def trying(run: Sequence[Line], known: dict[str, Any]) -> str:
 
 def compression(known: dict[str, Any]) -> str:
     small, models = known["small"], known["evaluated"]["models"]
+    before = 8 * small["bytes_before"] / small["parameters"]
     rows = [
         ("size", readable(small["bytes_before"]), readable(small["bytes"])),
-        ("bits a weight", "32", f"{small['bits_per_weight']:.2f}"),
+        ("bits a weight", f"{before:.0f}", f"{small['bits_per_weight']:.2f}"),
         ("held-out questions right", *(f"{found['accuracy']:.1%}" for found in list(models.values())[-2:])),
     ]
     method = small["method"]
     text = f"{method['name'].upper()}, in groups of {method['group']} weights."
-    return section("In 4 bits", text, table(("", "float32", "4 bits"), rows))
+    return section("In 4 bits", text, table(("", "aligned", "4 bits"), rows))
 
 
 def answers(known: dict[str, Any]) -> str:
