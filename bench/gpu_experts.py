@@ -14,6 +14,7 @@ import os
 import pathlib
 import statistics
 import sys
+import time
 from dataclasses import replace
 
 import torch
@@ -226,7 +227,8 @@ def kernels(shapes, T, sweep, only):
 
 
 def graphed(calls, repeat=20):
-    """Median microseconds per call over replays of a graph that holds every call once (inputs rotate)."""
+    """Median microseconds per call over replays of a graph that holds every call once (inputs rotate), after a tenth of
+    a second of them: a GPU that was idle while kernels were compiled is slow at first."""
     for call in calls:
         call()
     torch.cuda.synchronize()
@@ -234,7 +236,10 @@ def graphed(calls, repeat=20):
     with torch.cuda.graph(graph):
         for call in calls:
             call()
-    graph.replay()
+    begun = time.perf_counter()
+    while time.perf_counter() - begun < 0.1:
+        graph.replay()
+        torch.cuda.synchronize()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     times = []
     for _ in range(repeat):
