@@ -25,15 +25,16 @@ from torch import Tensor, nn
 
 from moesaic.kernels import cuda
 from moesaic.kernels.quantised import QuantisedMatrix
+from moesaic.kernels.triton import latent
 from moesaic.kernels.triton.embedding import embed
 from moesaic.kernels.triton.layer import experts
 from moesaic.kernels.triton.linear import linear
 from moesaic.kernels.triton.norm import add_and_norm, heads, rms_norm
-from moesaic.kernels.triton.paged_attention import SPLIT, attend
+from moesaic.kernels.triton.paged_attention import SPLIT, attend, latent_tile
 from moesaic.kernels.triton.paged_rows import Rows
 from moesaic.kernels.triton.router import Choice, route
 from moesaic.kernels.triton.sample import sample
-from moesaic.model.attention import GroupedQueryAttention
+from moesaic.model.attention import GroupedQueryAttention, LatentAttention
 from moesaic.model.block import Block
 from moesaic.model.config import GroupedQuery
 from moesaic.model.experts import DenseFeedForward, MixtureFeedForward
@@ -60,8 +61,10 @@ def no_collection() -> Iterator[None]:
 
 
 def takes(model: Model) -> bool:
-    """Whether a model is of the kind the fused forward is written for; others run as plain blocks."""
-    return model.device.type == "cuda" and model.mode != "reference" and has_known_parts(model)
+    """Whether a model is of the kind the fused forward is written for; others run as plain blocks. That of latent
+    attention is tested in the interpreter and compiled, but has not run on a GPU yet, so it is left to those."""
+    known = isinstance(model.config.attention, GroupedQuery) and has_known_parts(model)
+    return model.device.type == "cuda" and model.mode != "reference" and known
 
 
 def has_known_parts(model: Model) -> bool:
@@ -69,8 +72,12 @@ def has_known_parts(model: Model) -> bool:
         assert isinstance(block, Block)
         attention, ffn = block.attention, block.ffn
         linears = [part for part in block.modules() if isinstance(part, Linear)]
+        if isinstance(attention, LatentAttention):  # all that was cached is looked at, by plain weights
+            known = not attention.index_kind and isinstance(attention.kv_up.weight, Tensor)
+        else:
+            known = isinstance(attention, GroupedQueryAttention)
         return (
-            isinstance(attention, GroupedQueryAttention)
+            known
             and block.attention_post_norm is None
             and all(type(part) is Linear for part in linears)
             and (isinstance(ffn, DenseFeedForward) or (ffn.residual is None and ffn.router.shape.groups == 1))
@@ -121,6 +128,8 @@ class FusedForward:
 
     def attention(self, block: Block, h_TD: Tensor, rows: Rows, slabs: dict[str, Tensor]) -> Tensor:
         part = block.attention
+        if isinstance(part, LatentAttention):
+            return self.latent(part, h_TD, rows, slabs["latent"])
         assert isinstance(part, GroupedQueryAttention)
         qkv_TX = linear(h_TD, part.qkv.weight, part.qkv.bias)
         norms = None
@@ -130,6 +139,22 @@ class FusedForward:
         q_THC = heads(qkv_TX, norms, angles, part.interleaved, rows, slabs, part.heads, part.kv_heads)
         out_THC = attend(q_THC, slabs["keys"], slabs["values"], rows, part.scale, part.window)
         return linear(out_THC.flatten(1), part.out.weight, part.out.bias)
+
+    def latent(self, part: LatentAttention, h_TD: Tensor, rows: Rows, latents: Tensor) -> Tensor:
+        """In latent space for prompts too, so that a token's bits do not depend on how its prompt was cut."""
+        shape = part.shape
+        query_TQ = h_TD
+        if part.q_down is not None and part.q_norm is not None:
+            query_TQ = rms_norm(linear(h_TD, part.q_down.weight, part.q_down.bias), part.q_norm.weight, part.q_norm.eps)
+        q_THC = linear(query_TQ, part.q_up.weight, part.q_up.bias).unflatten(1, (shape.heads, shape.key_size))
+        kv_TX = linear(h_TD, part.kv_down.weight, part.kv_down.bias)
+        up_HXK = part.kv_up.weight.unflatten(0, (shape.heads, -1))
+        keys_HPK, values_HVK = up_HXK.split([shape.plain_size, shape.value_size], dim=1)
+        norm, angles = (part.kv_norm.weight, part.kv_norm.eps), (self.cos_PR, self.sin_PR)
+        q_THX = latent.queries(q_THC, kv_TX, keys_HPK, norm, angles, part.interleaved, rows, latents)
+        out_THK = attend(q_THX, latents, latents, rows, part.scale, turning=shape.rope_size)
+        out_THV = latent.by_head(out_THK, values_HVK, h_TD.new_empty(len(h_TD), shape.heads, shape.value_size))
+        return linear(out_THV.flatten(1), part.out.weight, part.out.bias)
 
     def mixture(
         self, part: MixtureFeedForward, h_TD: Tensor, rows: Rows, routes_TK: Tensor, counts_E: Tensor
@@ -194,9 +219,11 @@ class GraphedSteps:
         self.graphs: dict[Shape, Recorded] = {}
         self.pool: Any = None
         self.real = device.type == "cuda"  # elsewhere, in tests, steps run as they come
-        shape = model.config.attention
-        assert isinstance(shape, GroupedQuery)
-        self.tile = max(1, (16 if model.dtype == torch.float32 else 64) // (shape.heads // shape.kv_heads))
+        shape, wide = model.config.attention, model.dtype == torch.float32
+        if isinstance(shape, GroupedQuery):
+            self.tile = max(1, (16 if wide else 64) // (shape.heads // shape.kv_heads))
+        else:
+            self.tile = latent_tile(shape.heads, wide)[1]
         mixtures = [layer.ffn.router.shape for layer in model.layers if isinstance(layer.ffn, MixtureFeedForward)]
         self.per_token = mixtures[0].per_token if mixtures else 0
 

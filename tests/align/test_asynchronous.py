@@ -134,6 +134,11 @@ def test_killed_and_hung_workers_cost_nothing_but_time(base, tmp_path, undisturb
     assert sum(line["failed"] + line["dropped"] for line in found) == 0
 
 
+def saved(out: Path) -> list[Path]:
+    """Written in the background, so later than the lines of their steps."""
+    return list((out / "checkpoints").glob("step-*"))
+
+
 def test_a_killed_trainer_goes_on_to_the_same_bits(base, tmp_path, undisturbed):
     out = tmp_path / "killed"
     file = recipe(tmp_path, "{staleness: 1, on_update: finish}")
@@ -143,7 +148,7 @@ def test_a_killed_trainer_goes_on_to_the_same_bits(base, tmp_path, undisturbed):
     first = subprocess.Popen(command, env=ours, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         end = time.monotonic() + 120
-        while not (out / "metrics.jsonl").exists() or len(lines_so_far(out)) < 3:
+        while not (out / "metrics.jsonl").exists() or len(lines_so_far(out)) < 3 or not saved(out):
             assert first.poll() is None and time.monotonic() < end
             time.sleep(0.02)
     finally:

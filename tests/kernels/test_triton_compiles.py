@@ -26,8 +26,9 @@ else:
     from triton.backends.compiler import GPUTarget
 
     from moesaic.compress.grid import Grid
-    from moesaic.kernels.triton import coded_products, decode, hopper, streamed
+    from moesaic.kernels.triton import coded_products, decode, hopper, latent, paged_attention, streamed
     from moesaic.kernels.triton.coded import Coded
+    from moesaic.kernels.triton.paged_rows import Rows
     from moesaic.kernels.triton.routing import Routing
 
     T, D, F, E, K, P = 256, 512, 384, 4, 2, 1024
@@ -93,7 +94,7 @@ else:
             kernels.append(kernel.warmup(*inputs, grid=grid, OVERLAP=True, launch_pdl=True, **options))
 
         monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-        for module in (coded_products, decode, streamed):
+        for module in (coded_products, decode, latent, paged_attention, streamed):
             monkeypatch.setattr(module, "launch_overlapped", launch)
         triton.runtime.driver.set_active(Pretended())
         return kernels
@@ -137,3 +138,30 @@ else:
         for kernel in launched:
             ptx = kernel.asm["ptx"]
             assert "sub.bf16x2" in ptx and ("mma.sync" in ptx or "wgmma.mma_async" in ptx) and "ld.local" not in ptx
+
+    @pytest.mark.parametrize("heads", [20, 128])
+    def test_latent_attention(launched, monkeypatch, heads):
+        """At the sizes of published models: what is summed fits into registers, what is read into shared memory."""
+        walked = paged_attention.many_kernel
+
+        class Compiler:
+            def __getitem__(self, grid):
+                return lambda *inputs, **options: launched.append(walked.warmup(*inputs, grid=grid, **options))
+
+        monkeypatch.setattr(paged_attention, "many_kernel", Compiler())
+        tokens, rank, turning, plain = 4, 512, 64, 128
+        one = torch.zeros(tokens, dtype=torch.int32)
+        pairs, table = torch.zeros(tokens, 2, dtype=torch.int32), torch.zeros(tokens, 8, dtype=torch.int32)
+        most = paged_attention.latent_tile(heads, False)[1]
+        rows = Rows(one, one, table, 256, few_X2=pairs, many_X2=pairs, many_tokens=most)
+        latents, up = empty(32, 16, rank + turning), empty(heads, 2 * plain, rank)
+        angles = (torch.empty(256, turning // 2), torch.empty(256, turning // 2))
+        q_THX = latent.queries(
+            empty(tokens, heads, plain + turning), empty(tokens, rank + turning), up[:, :plain], (empty(rank), 1e-6),
+            angles, True, rows, latents,
+        )  # fmt: skip
+        out = paged_attention.attend(q_THX, latents, latents, rows, 0.1, turning=turning)
+        latent.by_head(out, up[:, plain:], empty(tokens, heads, plain))
+        assert len(launched) == 6
+        for kernel in launched:
+            assert "ld.local" not in kernel.asm["ptx"] and kernel.metadata.shared <= 227 * 1024

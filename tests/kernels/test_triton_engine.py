@@ -31,7 +31,7 @@ else:
     from moesaic.serve.engine import Engine
     from moesaic.serve.policies.chunked import Chunked
     from moesaic.serve.request import Sampling
-    from tests.serve.tiny import VOCABULARY, page_bytes, tiny_model
+    from tests.serve.tiny import VOCABULARY, page_bytes, tiny_latent_model, tiny_model
 
     @pytest.fixture(scope="module")
     def model():
@@ -65,6 +65,18 @@ else:
         assert not queued.scheduler.requests and queued.blocks.in_use == 0
         # A prompt that was read before is not read again, and gives the same answer.
         assert queued.generate(asked[1:2], max_tokens=1, temperature=0.0)[0].cached_tokens >= 16
+
+    def test_latent_attention():
+        """Prompts in pieces and at once, answers side by side and alone, a prompt that was read before."""
+        model = tiny_latent_model(q_rank=24)
+        assert has_known_parts(model)
+        queued, plain = engines(model, page_size=4, policy=Chunked(tokens=8))
+        asked = prompts(3, 11)
+        wanted = plain.generate(asked, max_tokens=3, temperature=0.0)
+        same(queued.generate(asked, max_tokens=3, temperature=0.0), wanted)
+        (again,) = queued.generate(asked[1:], max_tokens=3, temperature=0.0)
+        assert again.cached_tokens >= 8
+        same([again], wanted[1:])
 
     def test_the_host_learns_of_a_token_one_step_late(model):
         queued, _ = engines(model, page_size=4)

@@ -39,6 +39,37 @@ def tiny_model(layers: int = 2, context: int = 256, seed: int = 0) -> Model:
         return moesaic.load(path)
 
 
+def tiny_latent_model(q_rank: int | None = 24, layers: int = 2) -> Model:
+    """The same with latent attention, interleaved rotation, a dense layer and a shared expert."""
+    torch.manual_seed(1)
+    config = transformers.DeepseekV3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=layers,
+        num_attention_heads=6,
+        num_key_value_heads=6,
+        q_lora_rank=q_rank,
+        kv_lora_rank=20,
+        qk_nope_head_dim=12,
+        qk_rope_head_dim=8,
+        v_head_dim=10,
+        intermediate_size=32,
+        moe_intermediate_size=16,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+        n_group=1,
+        topk_group=1,
+        max_position_embeddings=256,
+        initializer_range=0.3,
+        num_nextn_predict_layers=0,
+    )
+    with tempfile.TemporaryDirectory() as path:
+        transformers.DeepseekV3ForCausalLM(config).save_pretrained(path)
+        return moesaic.load(path)
+
+
 def page_bytes(model: Model, page_size: int) -> int:
     numbers = sum(torch.Size(shape).numel() for layer in model.cache_shapes() for shape in layer.values())
     return numbers * 4 * page_size
