@@ -90,10 +90,11 @@ def command(
         found = evaluation.run(models, progress)
     if json:
         report: dict[str, Any] = {"models": found}
-        if len(found) == 1:  # one model's numbers stand by themselves
-            report = {"directory": next(iter(found))}
-            for numbers in found[report["directory"]].values():
-                report |= numbers
+        if len(found) == 1:  # one model's numbers stand by themselves, and those of one suite
+            ((place, by_suite),) = found.items()
+            report = {"directory": place} | (
+                next(iter(by_suite.values())) if len(by_suite) == 1 else {"suites": by_suite}
+            )
         print_json(report)
         return
     Console(highlight=False).print(table(found))

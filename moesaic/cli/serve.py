@@ -38,7 +38,7 @@ def command(
     max_queue: Annotated[int, typer.Option(min=0, help="Waiting beyond these; more are turned away.")] = 256,
     max_prompt: Annotated[int | None, typer.Option(min=1, help="Tokens of a prompt; else the context.")] = None,
     max_body_mb: Annotated[float, typer.Option(help="Of a request.")] = 8.0,
-    request_seconds: Annotated[float, typer.Option(help="A request may take; 0: as long as it likes.")] = 600.0,
+    request_seconds: Annotated[float, typer.Option(min=0, help="A request may take; 0: as long as it likes.")] = 600.0,
     drain_seconds: Annotated[float, typer.Option(min=0, help="For requests under way, when told to stop.")] = 60.0,
     policy: Annotated[str | None, typer.Option(metavar="NAME", help="Who computes next.")] = None,
     drafter: Annotated[str | None, typer.Option(metavar="NAME", help="Who guesses the next tokens.")] = None,

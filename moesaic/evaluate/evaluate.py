@@ -74,7 +74,9 @@ class Evaluation:
         if self.out is None:
             return speaker
         self.out.mkdir(parents=True, exist_ok=True)
-        return Remembering(speaker, self.out / "answers.jsonl", f"{place} {self.kv_policy!r}")
+        which = speaker.model_name() if isinstance(speaker, UrlSpeaker) else weights_of(Path(place))
+        who = f"{place} {which} {self.kv_policy!r} {self.weights!r}"
+        return Remembering(speaker, self.out / "answers.jsonl", who)
 
     def _write(self, found: Found) -> None:
         if self.out is None:
@@ -84,6 +86,12 @@ class Evaluation:
         fresh.write_text(json.dumps({"models": found}, indent=2, default=str) + "\n")
         os.replace(fresh, self.out / FILE)
         write_page(self.out / "evaluation.html", found)
+
+
+def weights_of(place: Path) -> str:
+    """Which weights these are, without reading them: a directory may hold others than it did when answers were kept."""
+    files = [place] if place.is_file() else sorted(place.glob("*.safetensors"))
+    return " ".join(f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files)
 
 
 def is_url(place: str) -> bool:

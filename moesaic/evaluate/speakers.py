@@ -102,15 +102,29 @@ class UrlSpeaker(Speaker):
     def answer(self, conversations: Sequence[Conversation], max_tokens: int, heard: Heard) -> None:
         asyncio.run(self._answer(conversations, max_tokens, heard))
 
+    def model_name(self) -> str:
+        """That of the server's first model, where none was named."""
+        return asyncio.run(self._model_name())
+
+    async def _model_name(self) -> str:
+        from moesaic.serve.load import first_model
+
+        async with self._client() as client:
+            self.name = self.name or await first_model(client, self.url)
+        return self.name
+
+    def _client(self) -> httpx.AsyncClient:
+        import httpx
+
+        headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
+        return httpx.AsyncClient(headers=headers, timeout=600.0)
+
     async def _answer(self, conversations: Sequence[Conversation], max_tokens: int, heard: Heard) -> None:
         import httpx
 
-        from moesaic.serve.load import first_model
-
-        headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
+        name = await self._model_name()
         gate = asyncio.Semaphore(self.together)
-        async with httpx.AsyncClient(headers=headers, timeout=600.0) as client:
-            name = self.name = self.name or await first_model(client, self.url)
+        async with self._client() as client:
 
             async def ask(number: int, messages: Conversation) -> None:
                 form = {"model": name, "messages": list(messages), "max_tokens": max_tokens, "temperature": 0}
@@ -124,18 +138,25 @@ class UrlSpeaker(Speaker):
                             answer.raise_for_status()
                             told = answer.json()
                             choice = told["choices"][0]
-                            text = choice["message"]["content"] or ""
-                            tokens = int((told.get("usage") or {}).get("completion_tokens", 0))
+                            text = plain_text(choice["message"]["content"])
+                            tokens = int((told.get("usage") or {}).get("completion_tokens") or 0)
                             cut = choice.get("finish_reason") == "length" and 0 < tokens < max_tokens
                             heard(number, Said(text, tokens, no_room=cut))
                             return
-                        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+                        except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError) as error:
                             if not left:
                                 problem = f"gave no answer ({type(error).__name__}: {error})"
                                 raise UserError(self.url, problem, "What was answered is kept with --out.") from None
                             await asyncio.sleep(0.5)
 
             await asyncio.gather(*(ask(number, messages) for number, messages in enumerate(conversations)))
+
+
+def plain_text(content: Any) -> str:
+    """What a message says, as text or in parts of text. Half a surrogate pair can be neither judged nor kept."""
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+    text = "".join(part["text"] for part in parts if part.get("type") == "text")
+    return text.encode("utf-8", "replace").decode()
 
 
 def too_long(answer: httpx.Response) -> bool:
@@ -148,6 +169,7 @@ class Remembering(Speaker):
     def __init__(self, speaker: Speaker, file: Path, who: str) -> None:
         self.speaker, self.who = speaker, who
         self.known: dict[str, Said] = {}
+        self.journal = Journal(file)  # a line that was half written when a run was killed goes first
         if file.exists():
             for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
                 try:
@@ -155,7 +177,6 @@ class Remembering(Speaker):
                     self.known[told["question"]] = Said(told["text"], told["tokens"])
                 except (ValueError, LookupError, TypeError):
                     raise UserError(f"{file}:{number}", "is not an answer", "Name another --out.") from None
-        self.journal = Journal(file)
 
     def answer(self, conversations: Sequence[Conversation], max_tokens: int, heard: Heard) -> None:
         missing: list[int] = []

@@ -56,7 +56,8 @@ class Tokenizer:
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """`special` adds what the tokenizer puts around every text (a beginning token, for some)."""
         try:
-            return list(self.fast.encode(text, add_special_tokens=special).ids)
+            # As a batch of one: that lets other threads run meanwhile, and a long text takes seconds.
+            return list(self.fast.encode_batch([text], add_special_tokens=special)[0].ids)
         except TypeError:
             raise UserError("text", "is not Unicode (it holds half of a surrogate pair)", "Correct it.") from None
 

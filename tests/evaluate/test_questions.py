@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ import transformers
 
 import moesaic
 from moesaic.cli import main
+from moesaic.errors import UserError
 from moesaic.evaluate.evaluate import Evaluation
-from moesaic.evaluate.speakers import EngineSpeaker, Remembering, Said, Speaker, UrlSpeaker
+from moesaic.evaluate.speakers import EngineSpeaker, Remembering, Said, Speaker, UrlSpeaker, plain_text
 from moesaic.evaluate.suites import Asked
 from moesaic.evaluate.suites.choice import Choice
 from moesaic.evaluate.suites.instructions import Instructions
@@ -106,13 +108,45 @@ def test_what_was_answered_is_not_asked_again(tmp_path: Path) -> None:
     suite, file = Tasks("sums", 3, 8), tmp_path / "answers.jsonl"
     first = suite.run(None, Asked(speaker=Remembering(Scripted("1", "2", "3"), file, "model")))
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:2]) + '{"half')  # killed while writing
-    with pytest.raises(Exception, match="is not an answer"):
-        Remembering(Scripted(), file, "model")
-    file.write_text("".join(file.read_text().splitlines(keepends=True)[:2]))
     again = suite.run(None, Asked(speaker=Remembering(Scripted("1"), file, "model")))  # the last to come is missing
     assert again == first
     other = suite.run(None, Asked(speaker=Remembering(Scripted("7", "8", "9"), file, "another")))
     assert [sample["answer"] for sample in other["samples"]] == ["7", "8", "9"]
+    file.write_text("[1]\n")
+    with pytest.raises(UserError, match="is not an answer"):
+        Remembering(Scripted(), file, "model")
+
+
+def test_what_other_weights_answered_in_the_same_place_is_asked_again(directory: Path, tmp_path: Path) -> None:
+    place, out = tmp_path / "model", tmp_path / "kept"
+    counts = []
+    for made in (directory, directory, talking_model(tmp_path / "other", seed=1)):
+        shutil.copytree(made, place, dirs_exist_ok=True)
+        Evaluation({"tasks": Tasks("sums", 2, 2)}, out=out).run([str(place)], lambda what, done, total: None)
+        counts.append(len((out / "answers.jsonl").read_text().splitlines()))
+    assert counts == [2, 2, 4]
+
+
+def test_several_suites_of_one_model_keep_their_numbers(directory: Path, tmp_path: Path, capsys) -> None:
+    data = lines(tmp_path / "math.jsonl", {"question": "6 times 7?", "answer": 42})
+    asked = ["evaluate", str(directory), "--suite", "tasks,math", "--data", str(data), "examples=1", "max_tokens=2"]
+    assert main([*asked, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["directory"] == str(directory) and list(told["suites"]) == ["tasks", "math"]
+    assert all(numbers["examples"] == 1 for numbers in told["suites"].values())
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (None, ""),
+        ("seven", "seven"),
+        ([{"type": "text", "text": "se"}, {"type": "image_url"}, {"type": "text", "text": "ven"}], "seven"),
+        ("half \ud83d", "half ?"),
+    ],
+)
+def test_what_servers_put_into_an_answer(content: object, text: str) -> None:
+    assert plain_text(content) == text
 
 
 def test_models_side_by_side(directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

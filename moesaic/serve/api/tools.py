@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from moesaic.errors import UserError
 from moesaic.serve.api.schema.chat import ChatRequest, Function, NamedTool
@@ -40,17 +40,21 @@ def forced_tools(form: ChatRequest) -> list[Function]:
     return tools
 
 
+# Of a tool that names none.
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
 def call_grammar(form: ChatRequest, tools: Sequence[Function]) -> Grammar:
     """The arguments of one tool that was named, or a list of calls of any of them."""
     for tool in tools:
         checked_schema(tool.parameters or {}, f"tools: {tool.name}")
     if isinstance(form.tool_choice, NamedTool):
-        return Grammar.json(tools[0].parameters)
+        return Grammar.json(tools[0].parameters or NO_PARAMETERS)
     more = "" if form.parallel_tool_calls is False else ' (", " call)*'
     lines = [f'start: "[" call{more} "]"', "call: " + " | ".join(f"call_{i}" for i in range(len(tools)))]
     for number, tool in enumerate(tools):
         head = json.dumps(f'{{"name": "{tool.name}", "parameters": ')
-        schema = json.dumps(SPACES | (tool.parameters or {"type": "object"}), ensure_ascii=False)
+        schema = json.dumps(SPACES | (tool.parameters or NO_PARAMETERS), ensure_ascii=False)
         lines += [f'call_{number}: {head} parameters_{number} "}}"', f"parameters_{number}: %json {schema}"]
     return Grammar.lark("\n".join(lines))
 
