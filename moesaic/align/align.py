@@ -73,6 +73,7 @@ def begin(
     # On a CPU as it is stored: there, bits are promised in float32 only.
     dtype = None if device.type == "cpu" else beginning.dtype(recipe, device)
     begun = directory.load(model, dtype=dtype, device=device)
+    beginning.check_learnable(begun, model)
     if begun.tokenizer is None or begun.tokenizer.chat_template is None:
         raise UserError(model, "has no tokenizer with a chat template", "Alignment needs one to speak with.")
     # Only what learns from the engine's own numbers needs them to the bit, and it costs the trainer time.

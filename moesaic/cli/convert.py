@@ -50,6 +50,8 @@ def command(
     from moesaic.model.upcycle import upcycle as write_upcycled
 
     settings = Upcycle.parse(upcycle) if upcycle else None
+    if out.resolve() == Path(source).resolve():  # a run there would lose its checkpoints
+        raise UserError(out, "is the model itself", "Name another directory.")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         if not (out / "config.json").is_file():
             raise UserError(out, "exists and is not a model directory", "Name another one.")

@@ -95,14 +95,16 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
 def take_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer of a model directory, or the one in a tokenizer.json (with the files beside it)."""
     place = Path(path).expanduser()
+    remedy = "Give a model directory or a tokenizer.json in data.tokenizer."
+    if not place.exists():
+        raise UserError(place, "no such file or directory", remedy)
     folder = place if place.is_dir() else place.parent
     files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
     if place.is_file():
         files["tokenizer.json"] = place.read_bytes()
     tokenizer = Tokenizer.from_files(files, folder)
     if tokenizer is None:
-        problem = "has no tokenizer.json" if place.exists() else "no such file or directory"
-        raise UserError(place, problem, "Give a model directory or a tokenizer.json in data.tokenizer.")
+        raise UserError(place, "has no tokenizer.json", remedy)
     end_of_document(tokenizer)
     return tokenizer
 

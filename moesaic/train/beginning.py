@@ -9,6 +9,7 @@ import torch
 
 from moesaic.errors import UserError
 from moesaic.kernels import probe
+from moesaic.kernels.quantised import FewBits
 from moesaic.model import directory, lineage
 from moesaic.model.checkpoint import SIDE_FILES
 from moesaic.model.tokenizer import Tokenizer
@@ -27,6 +28,11 @@ def dtype(recipe: Recipe, device: torch.device) -> torch.dtype:
     return found
 
 
+def check_learnable(begun: Model, place: object) -> None:
+    if any(isinstance(module, FewBits) for module in begun.modules()):
+        raise UserError(place, "is compressed, and codes do not learn", "Name the model it was made from.")
+
+
 def model(recipe: Recipe, data: Path, device: torch.device) -> Begun:
     """The model, the files that go with it, and its life before this run."""
     settings = recipe.train
@@ -38,6 +44,7 @@ def model(recipe: Recipe, data: Path, device: torch.device) -> Begun:
         raise UserError(folder / "tokenizer.json", "no such file", "Prepare the data again.")
     if settings.init:
         begun = directory.load(settings.init, dtype=kind, device=device)
+        check_learnable(begun, settings.init)
         if len(tokenizer) > begun.config.vocab:
             problem = f"has {begun.config.vocab} tokens, and the data was prepared with {len(tokenizer)}"
             raise UserError(settings.init, problem, f"Prepare the data with data.tokenizer={settings.init}.")

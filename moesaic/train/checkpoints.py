@@ -97,10 +97,13 @@ class Checkpoints:
         fresh.symlink_to(path.name)
         fresh.rename(self.folder / "latest")
         for file in path.iterdir():
-            link = self.run / file.name
-            if file.is_file() and not link.exists():
-                link.unlink(missing_ok=True)
-                link.symlink_to(Path("checkpoints") / "latest" / file.name)
+            link, target = self.run / file.name, Path("checkpoints") / "latest" / file.name
+            # What an earlier end of the run made DIR's own is shown no more once it goes on.
+            if file.is_file() and not (link.is_symlink() and link.readlink() == target):
+                fresh = self.run / f".{file.name}.link"
+                fresh.unlink(missing_ok=True)
+                fresh.symlink_to(target)
+                fresh.rename(link)
 
     def forget(self, after: int) -> None:
         """Remove the checkpoints after a step, newest first: none of them is to be gone on from."""

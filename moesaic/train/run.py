@@ -84,6 +84,8 @@ class Run:
         if self.device.type == "cuda" and stream is None and not self.settings.token_drop:  # batches of one size
             compile_blocks(self.model)
         steps = self.checkpoints.steps()
+        if not steps and (out / "config.json").exists():
+            raise UserError(out, "holds a model that no run here has made", "Name another --out.")
         report_state = self._restore(steps[-1]) if steps else None
         context = recipe.data.sequence_length
         self.report = Report(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -225,6 +226,16 @@ def test_keep_last_and_keep_every(recipe_file, tmp_path):
     assert kept == ["step-00000012", "step-00000024", "step-00000027", "step-00000030"]
 
 
+def test_a_finished_run_that_is_given_more_steps_shows_its_newest_model(recipe_file, tmp_path):
+    run(recipe_file, tmp_path, "train.steps=4", "train.warmup_steps=1", "train.save_every=4")
+    before = weights(tmp_path)
+    run(recipe_file, tmp_path, "train.steps=6", "train.warmup_steps=1", "train.save_every=4")
+    assert equal(weights(tmp_path), weights(tmp_path / "checkpoints" / "latest"))
+    assert not equal(weights(tmp_path), before)
+    assert not any(file.is_symlink() for file in tmp_path.iterdir())
+    assert lineage.read(tmp_path)[-1]["steps"] == 6
+
+
 def test_a_spike_goes_back_past_the_data(recipe_file, tmp_path):
     recipe = load_recipe(recipe_file, ["train.spike={sigmas: 6, patience: 2}", "train.steps=24", "train.save_every=5"])
     seen: list[int] = []
@@ -345,6 +356,17 @@ class TestWhatGoesWrong:
         run(recipe_file, tmp_path / "run", "train.steps=2", "train.save_every=1", "train.warmup_steps=0")
         with pytest.raises(UserError, match="another model"):
             run(recipe_file, tmp_path / "run", "model.hidden=48")
+
+    def test_a_model_that_is_no_runs_is_not_written_over(self, recipe_file, whole, tmp_path):
+        for name in ("config.json", "model.safetensors"):
+            shutil.copy(whole / name, tmp_path / name)
+        with pytest.raises(UserError, match="holds a model that no run here has made"):
+            run(recipe_file, tmp_path)
+
+    def test_codes_do_not_learn(self, recipe_file, whole, tmp_path):
+        assert main(["compress", str(whole), "--out", str(tmp_path / "small"), "--method", "rtn", "bits=4"]) == 0
+        with pytest.raises(UserError, match="is compressed, and codes do not learn"):
+            run(recipe_file, tmp_path / "on", f"train.init={tmp_path / 'small'}")
 
     def test_a_full_disk_keeps_the_last_checkpoint(self, recipe_file, tmp_path, monkeypatch):
         run(recipe_file, tmp_path / "run", "train.steps=4", "train.save_every=2")
