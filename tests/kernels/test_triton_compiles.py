@@ -141,7 +141,7 @@ else:
 
     @pytest.mark.parametrize("heads", [20, 128])
     def test_latent_attention(launched, monkeypatch, heads):
-        """At the sizes of published models: what is summed fits into registers, what is read into shared memory."""
+        """At the sizes of published models: all six compile, and what they read fits into shared memory."""
         walked = paged_attention.many_kernel
 
         class Compiler:
