@@ -141,7 +141,7 @@ def our_step(model: Model, sequences: int, length: int):
     def step(number: int) -> torch.Tensor:
         tokens = data(number, sequences, length)
         hidden_TD = model(tokens[:, :-1].reshape(-1), layout)
-        loss, _ = linear_cross_entropy(hidden_TD, model.output, tokens[:, 1:].reshape(-1), scale_T, rows=4096)
+        loss, _ = linear_cross_entropy(hidden_TD, model.output, tokens[:, 1:].reshape(-1), scale_T)
         loss.backward()
         gradients = [parameter.grad for parameter in parameters]
         with torch.no_grad():

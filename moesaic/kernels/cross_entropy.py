@@ -13,6 +13,7 @@ from torch import Tensor
 
 IGNORED = -100
 ROWS = 1024
+GPU_LOGITS = 1 << 29  # at a time: every part adds a gradient as large as the output matrix
 
 
 def linear_cross_entropy(
@@ -22,12 +23,14 @@ def linear_cross_entropy(
     scale_T: Tensor,
     *,
     cap: float = 0.0,
-    rows: int = ROWS,
+    rows: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The scaled sum of -log p(target), and each token's own (not differentiable). Ignored targets count nothing.
 
-    `cap` bends logits smoothly to within ±cap (for float16).
+    `cap` bends logits smoothly to within ±cap (for float16); `rows` exist at a time.
     """
+    if rows is None:
+        rows = max(ROWS, GPU_LOGITS // len(weight_VD)) if hidden_TD.is_cuda else ROWS
     total, losses_T = _LinearCrossEntropy.apply(hidden_TD, weight_VD, targets_T, scale_T, cap, rows)
     return total, losses_T
 
@@ -40,7 +43,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         wanted = hidden_TD.requires_grad or weight_VD.requires_grad
         losses_T = torch.zeros(len(targets_T), dtype=torch.float32, device=hidden_TD.device)
         d_hidden_TD = torch.empty_like(hidden_TD) if wanted else None
-        d_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if wanted else None
+        d_weight_VD: Tensor | None = None
         for start in range(0, len(targets_T), rows):
             part = slice(start, start + rows)
             target_T = targets_T[part]
@@ -63,18 +66,23 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 if cap:
                     d_logits_TV *= 1 - (logits_TV / cap).square()
                 d_logits_TV = d_logits_TV.to(hidden_TD.dtype)
-            if d_hidden_TD is None or d_weight_VD is None:
+            if d_hidden_TD is None:
                 continue
             # How much a token counts is laid on the narrow side of both products, not on its row of the vocabulary.
             counts_T1 = (scale_T[part] * valid_T).unsqueeze(1).to(hidden_TD.dtype)
             torch.mm(d_logits_TV, weight_VD, out=d_hidden_TD[part]).mul_(counts_T1)
             counted_TD = hidden_TD[part] * counts_T1
-            if d_weight_VD.dtype == d_logits_TV.dtype:
+            if d_weight_VD is None:
+                d_weight_VD = torch.mm(d_logits_TV.t(), counted_TD)
+                if start + rows < len(targets_T):
+                    d_weight_VD = d_weight_VD.float()  # more will be added
+            elif d_weight_VD.dtype == d_logits_TV.dtype:
                 d_weight_VD.addmm_(d_logits_TV.t(), counted_TD)
             else:
                 d_weight_VD += torch.mm(d_logits_TV.t(), counted_TD)
         if wanted:
-            assert d_weight_VD is not None and d_hidden_TD is not None
+            d_weight_VD = torch.zeros_like(weight_VD) if d_weight_VD is None else d_weight_VD
+            assert d_hidden_TD is not None
             ctx.save_for_backward(d_hidden_TD, d_weight_VD.to(weight_VD.dtype))
         ctx.mark_non_differentiable(losses_T)
         return (losses_T * scale_T).sum(), losses_T

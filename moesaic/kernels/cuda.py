@@ -17,11 +17,14 @@ from moesaic.kernels import Batch, RouteRules, reference
 from moesaic.kernels.reference import gated as gated
 from moesaic.kernels.reference import rotate as rotate
 from moesaic.kernels.reference import visible_TM
+from moesaic.kernels.triton import latent as absorbing
 from moesaic.kernels.triton import linear as invariant
 from moesaic.kernels.triton import norm, paged_attention, router
 from moesaic.kernels.triton.layer import experts as triton_experts
-from moesaic.kernels.triton.paged_rows import Rows, tiles_of
+from moesaic.kernels.triton.paged_rows import FEW, Rows, tile_tokens, tiles_of
+from moesaic.kernels.triton.turned_heads import turned_heads
 from moesaic.kernels.twice import learning as training
+from moesaic.kernels.twice import product
 
 HALF = (torch.bfloat16, torch.float16)
 EVEN = 256  # documents of one length, a multiple of this, may go to cuDNN
@@ -49,8 +52,10 @@ def heads(
     sin_TR: Tensor,
     interleaved: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if not len(qkv_TXC) or training(qkv_TXC, q_weight_C, k_weight_C):
+    if not len(qkv_TXC):
         return reference.heads(qkv_TXC, kv_heads, q_weight_C, k_weight_C, eps, cos_TR, sin_TR, interleaved, rms_norm)
+    if training(qkv_TXC, q_weight_C, k_weight_C):
+        return turned_heads(qkv_TXC, kv_heads, q_weight_C, k_weight_C, eps, cos_TR, sin_TR, interleaved)
     (T, X, C), H = qkv_TXC.shape, qkv_TXC.shape[1] - 2 * kv_heads
     norms = None if q_weight_C is None or k_weight_C is None else (q_weight_C, k_weight_C, eps)
     # The kernel that fills a cache, with one that is all one page: a token's place in it is its row.
@@ -65,8 +70,12 @@ def heads(
 
 
 def router_logits(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
-    if x_TD.dim() != 2 or not len(x_TD) or training(x_TD, weight_ED):
+    if x_TD.dim() != 2 or not len(x_TD):
         return reference.router_logits(x_TD, weight_ED)
+    if training(x_TD, weight_ED):
+        # Products of bf16 numbers are exact in float32: nothing is gained by making the numbers longer first.
+        exact = x_TD.dtype == weight_ED.dtype == torch.bfloat16
+        return scores_apart(x_TD, weight_ED) if exact else reference.router_logits(x_TD, weight_ED)
     return router.scores(x_TD, weight_ED)
 
 
@@ -94,6 +103,11 @@ def experts(
 
 
 # Compilers of whole blocks stop before these and go on after them.
+@torch.compiler.disable
+def scores_apart(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
+    return product(lambda x_TD, weight_ED, _: router.scores(x_TD, weight_ED), x_TD, weight_ED, None)
+
+
 @torch.compiler.disable
 def experts_apart(x_TD: Tensor, routes_TK: Tensor, weights_TK: Tensor, gate_up_EGD: Tensor, down_EDF: Tensor) -> Tensor:
     return triton_experts(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF)
@@ -141,7 +155,7 @@ def attend(
     elif not training(q_THC, k_TNC, v_TNC) and not (_trees(layout) and window is not None):
         layout.write(slabs["keys"], k_TNC)
         layout.write(slabs["values"], v_TNC)
-        rows = rows_of(layout, slabs["keys"].shape[1], q_THC.shape[1] // k_TNC.shape[1], q_THC.dtype == torch.float32)
+        rows = rows_of(layout, tile_tokens(q_THC.shape[1] // k_TNC.shape[1], q_THC.dtype == torch.float32))
         return paged_attention.attend(q_THC, slabs["keys"], slabs["values"], rows, scale, window)
     return reference.attend(q_THC, k_TNC, v_TNC, layout, slabs, scale, window, attention)
 
@@ -211,16 +225,73 @@ class Documents(torch.autograd.Function):
         return d_q, d_k, d_v, None, None, None, None
 
 
-def rows_of(layout: Any, page_size: int, group: int, wide: bool) -> Rows:
+@torch.compiler.disable
+def latent(
+    q_THC: Tensor,
+    kv_TX: Tensor,
+    norm_K: Tensor,
+    up_HXK: Tensor,
+    plain_size: int,
+    eps: float,
+    cos_TR: Tensor,
+    sin_TR: Tensor,
+    interleaved: bool,
+    layout: Batch,
+    slabs: dict[str, Tensor] | None,
+    scale: float,
+) -> Tensor | None:
+    """Latent attention without expanding what is cached; None where the library must do it. `q_THC` and `kv_TX` are as
+    projected: latents are not normed yet, and nothing is turned."""
+    if slabs is None or not len(q_THC) or _trees(layout) or training(q_THC, kv_TX, norm_K, up_HXK):
+        return None
+    rows = rows_of(layout, *latent_tokens(q_THC))
+    return absorbed(
+        q_THC, kv_TX, norm_K, up_HXK, plain_size, eps, cos_TR, sin_TR, interleaved, rows, slabs["latent"], scale
+    )
+
+
+def latent_tokens(q_THC: Tensor) -> tuple[int, int]:
+    """Tokens of a prompt that attend together, and of an answer."""
+    return paged_attention.latent_tile(q_THC.shape[1], q_THC.dtype == torch.float32)[1], 1
+
+
+def absorbed(
+    q_THC: Tensor,
+    kv_TX: Tensor,
+    norm_K: Tensor,
+    up_HXK: Tensor,
+    plain_size: int,
+    eps: float,
+    cos_TR: Tensor,
+    sin_TR: Tensor,
+    interleaved: bool,
+    rows: Rows,
+    latents: Tensor,
+    scale: float,
+) -> Tensor:
+    keys_HPK, values_HVK = up_HXK.split([plain_size, up_HXK.shape[1] - plain_size], dim=1)
+    angles = (
+        cos_TR.contiguous(),
+        sin_TR.contiguous(),
+        torch.arange(len(q_THC), dtype=torch.int32, device=q_THC.device),
+    )
+    q_THX = absorbing.queries(
+        q_THC.contiguous(), kv_TX.contiguous(), keys_HPK, (norm_K, eps), angles, interleaved, rows, latents
+    )
+    out_THK = paged_attention.attend(q_THX, latents, latents, rows, scale, turning=2 * cos_TR.shape[1])
+    return absorbing.by_head(out_THK, values_HVK, q_THC.new_empty(*q_THC.shape[:2], values_HVK.shape[1]))
+
+
+def rows_of(layout: Any, size: int, most_few: int = FEW) -> Rows:
     """Where the tokens of a layout stand, on the device. Made once for all layers of a forward, and kept with it."""
     known: Rows | None = vars(layout).get("cuda_rows")
     if known is None:
-        known = make_rows(layout, group, wide)
+        known = make_rows(layout, size, most_few)
         vars(layout)["cuda_rows"] = known
     return known
 
 
-def make_rows(layout: Any, group: int, wide: bool) -> Rows:
+def make_rows(layout: Any, size: int, most_few: int = FEW) -> Rows:
     spans = [span for span in layout.spans if span.new]
     pages = [list(layout.pages[span.number]) for span in layout.spans]
     width = max(map(len, pages), default=1)
@@ -228,7 +299,7 @@ def make_rows(layout: Any, group: int, wide: bool) -> Rows:
     def device(values: list[Any]) -> Tensor:
         return torch.tensor(values, dtype=torch.int32).to(layout.device, non_blocking=True)
 
-    few, few_tokens, many, many_tokens = tiles_of([(span.start, span.new) for span in spans], group, wide)
+    few, few_tokens, many, many_tokens = tiles_of([(span.start, span.new) for span in spans], size, most_few)
     trees_TM = cached_S = None
     if _trees(layout):
         few, many, few_tokens = few + many, [], max(few_tokens, many_tokens if many else 1)

@@ -1,7 +1,7 @@
 """Learn on a GPU with the very bits the engine computes: its kernels forward, the library's gradients back.
 
 The trainer's log-probability of a token is then to the bit what the engine recorded when it sampled it. This holds for
-what the engine runs as graphed steps (grouped-query attention); latent attention is the library's here as there.
+what the engine runs as graphed steps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from moesaic.kernels.cuda import experts as experts
 from moesaic.kernels.cuda import gated as gated
 from moesaic.kernels.cuda import rotate as rotate
 from moesaic.kernels.triton import paged_attention
-from moesaic.kernels.triton.paged_rows import Rows, tiles_of
+from moesaic.kernels.triton.paged_rows import FEW, Rows, tile_tokens, tiles_of
 from moesaic.kernels.twice import learning, product, twice
 
 
@@ -49,7 +49,7 @@ def heads(
         return found
 
     weights = () if q_weight_C is None or k_weight_C is None else (q_weight_C, k_weight_C)
-    q_THC, k_TNC, v_TNC = twice(partial(run, cuda), partial(run, reference), qkv_TXC, *weights)
+    q_THC, k_TNC, v_TNC = twice(partial(run, cuda), partial(run, cuda), qkv_TXC, *weights)
     return q_THC, k_TNC, v_TNC
 
 
@@ -84,7 +84,7 @@ def attend(
         return cuda.attend(q_THC, k_TNC, v_TNC, layout, slabs, scale, window)
 
     def exact(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor) -> Tensor:
-        rows = flat_rows(layout, q_THC.shape[1] // k_TNC.shape[1], q_THC.dtype == torch.float32)
+        rows = flat_rows(layout, tile_tokens(q_THC.shape[1] // k_TNC.shape[1], q_THC.dtype == torch.float32))
         keys, values = k_TNC.contiguous().unsqueeze(1), v_TNC.contiguous().unsqueeze(1)
         return paged_attention.attend(q_THC, keys, values, rows, scale, window)
 
@@ -95,7 +95,62 @@ def attend(
     return out_THC
 
 
-def flat_rows(layout: Any, group: int, wide: bool) -> Rows:
+@torch.compiler.disable
+def latent(
+    q_THC: Tensor,
+    kv_TX: Tensor,
+    norm_K: Tensor,
+    up_HXK: Tensor,
+    plain_size: int,
+    eps: float,
+    cos_TR: Tensor,
+    sin_TR: Tensor,
+    interleaved: bool,
+    layout: Batch,
+    slabs: dict[str, Tensor] | None,
+    scale: float,
+) -> Tensor | None:
+    if slabs is not None or layout.branches or not len(q_THC):
+        return cuda.latent(
+            q_THC, kv_TX, norm_K, up_HXK, plain_size, eps, cos_TR, sin_TR, interleaved, layout, slabs, scale
+        )
+    facts = (plain_size, eps, cos_TR, sin_TR, interleaved)
+
+    def exact(q_THC: Tensor, kv_TX: Tensor, norm_K: Tensor, up_HXK: Tensor) -> Tensor:
+        rows, latents = flat_rows(layout, *cuda.latent_tokens(q_THC)), kv_TX.new_empty(len(kv_TX), 1, kv_TX.shape[1])
+        return cuda.absorbed(q_THC, kv_TX, norm_K, up_HXK, *facts, rows, latents, scale)
+
+    def plain(q_THC: Tensor, kv_TX: Tensor, norm_K: Tensor, up_HXK: Tensor) -> Tensor:
+        q_THC, k_THC, v_THX = expanded(q_THC, kv_TX, norm_K, up_HXK, *facts)
+        spans = [slice(span.start, span.stop) for span in layout.spans]
+        return torch.cat([cuda.attention(q_THC[own], k_THC[own], v_THX[own], scale) for own in spans])
+
+    out_THX: Tensor = twice(exact, plain, q_THC, kv_TX, norm_K, up_HXK)
+    return out_THX
+
+
+def expanded(
+    q_THC: Tensor,
+    kv_TX: Tensor,
+    norm_K: Tensor,
+    up_HXK: Tensor,
+    plain_size: int,
+    eps: float,
+    cos_TR: Tensor,
+    sin_TR: Tensor,
+    interleaved: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Latent attention's queries, keys and values, as if they were no latent's."""
+    plain_THC, turning_THC = q_THC.split([plain_size, q_THC.shape[2] - plain_size], dim=2)
+    latent_TK, key_TC = kv_TX.split([len(norm_K), kv_TX.shape[1] - len(norm_K)], dim=1)
+    turning_THC = rotate(turning_THC, cos_TR, sin_TR, interleaved)
+    key_T1C = rotate(key_TC[:, None], cos_TR, sin_TR, interleaved)
+    kv_THX = torch.einsum("tk,hxk->thx", reference.rms_norm(latent_TK, norm_K, eps), up_HXK)
+    k_THC = torch.cat([kv_THX[..., :plain_size], key_T1C.expand(-1, q_THC.shape[1], -1)], dim=2)
+    return torch.cat([plain_THC, turning_THC], dim=2), k_THC, kv_THX[..., plain_size:]
+
+
+def flat_rows(layout: Any, size: int, most_few: int = FEW) -> Rows:
     """Whole sequences side by side as a cache with pages of one token, each where its row is. Made once a forward."""
     known: Rows | None = vars(layout).get("flat_rows")
     if known is None:
@@ -105,7 +160,7 @@ def flat_rows(layout: Any, group: int, wide: bool) -> Rows:
         longest = max(span.new for span in spans)
         sequence_T = torch.arange(len(spans), dtype=torch.int32, device=device).repeat_interleave(length_S)
         row_T = torch.arange(layout.tokens, dtype=torch.int32, device=device)
-        few, few_tokens, many, many_tokens = tiles_of([(span.start, span.new) for span in spans], group, wide)
+        few, few_tokens, many, many_tokens = tiles_of([(span.start, span.new) for span in spans], size, most_few)
         known = vars(layout)["flat_rows"] = Rows(
             places_T=row_T - first_S[sequence_T],
             sequences_T=sequence_T,

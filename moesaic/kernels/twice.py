@@ -22,7 +22,7 @@ def twice(exact: Run, plain: Run, *inputs: Tensor) -> Any:
 
 
 def product(exact: Run, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-    """x W^T + bias as `exact` gives it; its gradients are products that need nothing again."""
+    """x W^T + bias as `exact` gives it; its gradients are products that need nothing again, of the weight's kind."""
     if not learning(x_TI, weight_OI, bias_O):
         plain_TO: Tensor = exact(x_TI, weight_OI, bias_O)
         return plain_TO
@@ -39,8 +39,8 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (d_out_TO,) = grads
         x_TI, weight_OI = ctx.saved_tensors
+        d_out_TO = grads[0].to(weight_OI.dtype)
         d_x_TI = d_out_TO @ weight_OI if ctx.needs_input_grad[1] else None
         d_weight_OI = d_out_TO.T @ x_TI if ctx.needs_input_grad[2] else None
         return None, d_x_TI, d_weight_OI, d_out_TO.sum(0) if ctx.biased else None

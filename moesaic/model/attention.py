@@ -79,15 +79,18 @@ class LatentAttention(nn.Module):
         if self.q_down is not None and self.q_norm is not None:
             query_input = self.q_norm(self.q_down(x_TD, ops), ops)
         q_THC = self.q_up(query_input, ops).unflatten(-1, (shape.heads, shape.key_size))
+        kv_TX = self.kv_down(x_TD, ops)
+        slabs = flow.cache_layer(self.number)
+        if (out_THX := self._fused(q_THC, kv_TX, flow, slabs)) is not None:
+            return self.out(out_THX.flatten(1), ops)
         plain_THC, turning_THC = q_THC.split([shape.plain_size, shape.rope_size], dim=-1)
         turning_THC = ops.rotate(turning_THC, flow.cos_TR, flow.sin_TR, self.interleaved)
         q_THC = torch.cat([plain_THC, turning_THC], dim=-1)
 
-        latent_T, key_T = self.kv_down(x_TD, ops).split([shape.kv_rank, shape.rope_size], dim=-1)
+        latent_T, key_T = kv_TX.split([shape.kv_rank, shape.rope_size], dim=-1)
         key_T1C = ops.rotate(key_T.unsqueeze(1), flow.cos_TR, flow.sin_TR, self.interleaved)
         latent_TX = torch.cat([self.kv_norm(latent_T, ops), key_T1C.squeeze(1)], dim=-1)
 
-        slabs = flow.cache_layer(self.number)
         if slabs is not None:
             layout.write(slabs["latent"], latent_TX)
         if self.indexer is not None:
@@ -111,6 +114,17 @@ class LatentAttention(nn.Module):
             pieces.append(attend(q, latent_MX, keep_TM, ops))
         out_THX = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         return self.out(out_THX.flatten(1), ops)
+
+    def _fused(self, q_THC: Tensor, kv_TX: Tensor, flow: Flow, slabs: dict[str, Tensor] | None) -> Tensor | None:
+        """All of it in one call, where there are kernels for that and every token looks at all before it."""
+        run, up = getattr(flow.ops, "latent", None), self.kv_up.weight
+        if run is None or self.index_kind or not isinstance(up, Tensor):
+            return None
+        out_THX: Tensor | None = run(
+            q_THC, kv_TX, self.kv_norm.weight, up.unflatten(0, (self.shape.heads, -1)), self.shape.plain_size,
+            self.kv_norm.eps, flow.cos_TR, flow.sin_TR, self.interleaved, flow.layout, slabs, self.scale,
+        )  # fmt: skip
+        return out_THX
 
     def _absorbing_pays(self, span: Span) -> bool:
         """Attention in latent space costs more per query-key pair, but spares expanding every cached latent."""

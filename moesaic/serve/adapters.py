@@ -37,7 +37,7 @@ class Adapter:
 class AdaptedKernels:
     """Kernels whose matrix products add each adapter's correction to its rows."""
 
-    library = None  # a whole layer in one call has no place for corrections
+    library = latent = None  # more than a product in one call has no place for corrections
 
     def __init__(self, plain: Kernels, rows: dict[Adapter, Tensor]) -> None:
         self._plain = plain

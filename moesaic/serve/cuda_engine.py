@@ -7,7 +7,8 @@ late is that a request has ended; the step it was still part of is then thrown a
 order in which they were queued, so pages and slots can change hands without waiting.
 
 Requests whose wishes are not those of the device (a grammar, penalties, top-p) get their logits, are chosen for on the
-host, and take part in every second step.
+host, and take part in every second step. Guesses are made from tokens the host knows, so while a drafter has any to
+make, each step is waited for (`cuda_forward.py`); while it rests, steps are queued.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from torch import Tensor
 
 from moesaic.model.layout import Span
 from moesaic.serve.cuda_cohort import Cohort, Seat, Seats
+from moesaic.serve.cuda_forward import GraphedForward, part_of, told
 from moesaic.serve.cuda_inputs import Inputs, Part
 from moesaic.serve.cuda_step import Flight, GraphedSteps, takes
 from moesaic.serve.passes import Share
 from moesaic.serve.policies.chunked import Chunked
 from moesaic.serve.request import Output, Request, TokenLogprob
-from moesaic.serve.sampler import Choices, draw
+from moesaic.serve.sampler import Choices
 
 if TYPE_CHECKING:
     from moesaic.serve.engine import Engine
@@ -68,26 +70,25 @@ class QueuedSteps:
         self.under_way: deque[UnderWay] = deque()
         self.version = engine.version
         self.weights = self._addresses()
+        self.settled: float | None = None  # when a step of the cohort alone was last done with
         # A step makes thousands of small objects, and collections that walk the whole program would stop the device.
         gc.freeze()
 
     @staticmethod
     def fits(engine: Engine) -> bool:
-        """Interrupting a step between two layers (other policies), guessing ahead and caches that are pruned are for
-        plain passes."""
-        plain = engine.drafter is None and engine.blocks.store is None
-        return takes(engine.model) and plain and isinstance(engine.scheduler.policy, Chunked)
+        """Interrupting a step between two layers (other policies) and caches that are pruned are for plain passes."""
+        return takes(engine.model) and engine.blocks.store is None and isinstance(engine.scheduler.policy, Chunked)
 
     def step(self) -> list[Output] | None:
         """What came of an earlier step, with one more queued behind it. None where a plain pass must run next."""
         engine, began = self.engine, self.engine.clock()
-        scheduler = engine.scheduler
+        scheduler, drafter = engine.scheduler, engine.drafter
         others = scheduler.stopped or any(one.adapter is not None for one in scheduler.requests.values())
         if engine.paused:
             return self._settle_all()
-        if others:
-            return self._dissolve() or None
         outputs = self._follow_weights()
+        if others or (drafter is not None and not drafter.rests(len(scheduler.requests))):
+            return outputs + self._dissolve() or None
         self.cohort.drop_ended()
         shares = self._others(began) if self.cohort.grow() else None
         if shares is None:  # not enough pages for all: the scheduler must take some away
@@ -102,6 +103,23 @@ class QueuedSteps:
         if busy or outputs:
             engine.counts.busy_seconds += engine.clock() - began
         return outputs
+
+    def takes(self, shares: Sequence[Share]) -> bool:
+        """Whether a forward that is waited for can be a graph: guesses in lines, of requests without adapters."""
+        return all(share.request.adapter is None and (share.draft is None or share.draft.is_line) for share in shares)
+
+    def forward(self, shares: list[Share]) -> GraphedForward:
+        parts = []
+        for share in shares:
+            seat = self.seats.of(share.request)
+            if pages := seat.new_pages():
+                self.steps.give_pages(pages)
+            parts.append(part_of(share, seat, followed=share.rows - share.tokens + 1 if share.last else 0))
+        inputs = Inputs.of(self.cohort.rows(), parts, self.engine.scheduler.most, self.steps.tile)
+        recorded = inputs.shape in self.steps.graphs
+        made = GraphedForward(shares, self.engine, self.steps.run(inputs))
+        made.usual = recorded
+        return made
 
     def _others(self, now: float) -> list[Share] | None:
         """Tokens for the requests that are not in the cohort; None, where nobody goes on and there are no pages."""
@@ -123,6 +141,7 @@ class QueuedSteps:
         for seat in self.cohort.seats:
             seat.request.busy = False
         self.cohort.clear()
+        self.settled = None
         return outputs
 
     # Queueing
@@ -136,10 +155,7 @@ class QueuedSteps:
             request, start = share.request, share.request.computed
             seat = self.seats.of(request)
             seat.changed = True
-            part = Part(seat.slot, start, share.new_tokens(), share.last and not request.embed)
-            if part.followed and seat.simple and request.sampling.temperature > 0:
-                part.temperature = request.sampling.temperature
-                part.draw = draw(request.seed, start + share.tokens)
+            part = part_of(share, seat, followed=share.last and not request.embed)
             parts.append(part)
             span = Span(len(entries), row, row + share.tokens, start)
             entries.append(Entry(seat, span, share.last, chosen if part.followed else None))
@@ -197,13 +213,18 @@ class QueuedSteps:
         engine, size = self.engine, self.engine.blocks.size
         chosen_R = list(zip(*done.flight.wait(), strict=True))
         engine.counts.steps += 1
+        if engine.drafter is not None:
+            now = engine.clock()
+            if self.settled is not None and not done.entries:
+                engine.drafter.rested(len(done.cohort), now - self.settled)
+            self.settled = None if done.entries else now
         for row, (seat, found) in enumerate(zip(done.cohort, chosen_R)):
             request = seat.request
             if self._counts(seat, done):
                 if done.routes_LTK is not None:
                     self._note_routes(request, done.routes_LTK[:, row : row + 1])
                 request.computed += 1
-                outputs.append(self._gain(seat, _told(request, *found), done.version))
+                outputs.append(self._gain(seat, told(request, *found), done.version))
                 if request.computed % size == 0 and request.pages:
                     engine.blocks.publish(request)
                     seat.changed = True
@@ -219,7 +240,7 @@ class QueuedSteps:
                 if entry.logits is not None and choices is not None:
                     chosen = choices.choose(entry.logits, request, engine.stop_tokens)
                 elif entry.row is not None:
-                    chosen = _told(request, *chosen_R[entry.row])
+                    chosen = told(request, *chosen_R[entry.row])
                 outputs.append(self._gain(entry.seat, chosen, done.version))
 
     def _counts(self, seat: Seat, done: UnderWay) -> bool:
@@ -278,7 +299,3 @@ class QueuedSteps:
 
     def _addresses(self) -> tuple[int, ...]:
         return tuple(parameter.data_ptr() for parameter in self.engine.model.parameters())
-
-
-def _told(request: Request, token: int, logprob: float, drawn: float) -> TokenLogprob:
-    return TokenLogprob(token, logprob, drawn=drawn if request.sampling.record_draws else None)

@@ -20,7 +20,7 @@ class Shape:
     chosen: int  # rows followed by a token
     tiles: int
     pieces: int  # of the longest sequence's keys; how many there is room for changes no bit of the result
-    answers: bool  # one row per sequence, each followed by a token
+    answers: bool  # every row is followed by a token
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Part:
     slot: int
     start: int  # tokens of it that were computed before
     tokens: Sequence[int]
-    followed: bool
+    followed: int  # of its rows, the last ones, by a token each
     temperature: float = 0.0
-    draw: float = 0.0
+    draws: Sequence[float] = ()  # for each of those, where there is a temperature
 
 
 def power(base: int, least: int) -> int:
@@ -62,8 +62,8 @@ def shape_for(cohort: CohortRows, parts: Sequence[Part], sequences: int, tile: i
     """`sequences` is the most there can be, `tile` how many rows of one sequence attend together."""
     rows = len(cohort.slots) + sum(len(part.tokens) for part in parts)
     followed = len(cohort.slots) + sum(part.followed for part in parts)
-    if rows == followed:  # one row each
-        longest = max([int(cohort.places.max(initial=0)), *(part.start for part in parts)]) + 1
+    if rows == followed:
+        longest = max([int(cohort.places.max(initial=0)) + 1, *(part.start + len(part.tokens) for part in parts)])
         size = power(2, rows)
         return Shape(size, size, size, power(2, -(-longest // SPLIT)), answers=True)
     size = rounded(rows)
@@ -127,11 +127,13 @@ class Inputs:
             given["slots"][row:end] = part.slot
             given["places"][row:end] = np.arange(part.start, part.start + len(part.tokens))
             if part.followed:
+                these = slice(chosen, chosen + part.followed)
                 if not shape.answers:
-                    given["rows"][chosen] = end - 1
-                given["followed"][chosen] = part.slot
-                given["temperatures"][chosen], given["draws"][chosen] = part.temperature, part.draw
-                chosen += 1
+                    given["rows"][these] = np.arange(end - part.followed, end)
+                given["followed"][these] = part.slot
+                if part.temperature > 0:
+                    given["temperatures"][these], given["draws"][these] = part.temperature, part.draws
+                chosen += part.followed
             row = end
         if not shape.answers:
             given["rows"][: len(cohort.slots)] = np.arange(len(cohort.slots))

@@ -31,7 +31,7 @@ from moesaic.kernels.triton.layer import experts
 from moesaic.kernels.triton.linear import linear
 from moesaic.kernels.triton.norm import add_and_norm, heads, rms_norm
 from moesaic.kernels.triton.paged_attention import SPLIT, attend, latent_tile
-from moesaic.kernels.triton.paged_rows import Rows
+from moesaic.kernels.triton.paged_rows import Rows, tile_tokens
 from moesaic.kernels.triton.router import Choice, route
 from moesaic.kernels.triton.sample import sample
 from moesaic.model.attention import GroupedQueryAttention, LatentAttention
@@ -61,10 +61,8 @@ def no_collection() -> Iterator[None]:
 
 
 def takes(model: Model) -> bool:
-    """Whether a model is of the kind the fused forward is written for; others run as plain blocks. That of latent
-    attention is tested in the interpreter and compiled, but has not run on a GPU yet, so it is left to those."""
-    known = isinstance(model.config.attention, GroupedQuery) and has_known_parts(model)
-    return model.device.type == "cuda" and model.mode != "reference" and known
+    """Whether a model is of the kind the fused forward is written for; others run as plain blocks."""
+    return model.device.type == "cuda" and model.mode != "reference" and has_known_parts(model)
 
 
 def has_known_parts(model: Model) -> bool:
@@ -150,7 +148,7 @@ class FusedForward:
         kv_TX = linear(h_TD, part.kv_down.weight, part.kv_down.bias)
         up_HXK = part.kv_up.weight.unflatten(0, (shape.heads, -1))
         keys_HPK, values_HVK = up_HXK.split([shape.plain_size, shape.value_size], dim=1)
-        norm, angles = (part.kv_norm.weight, part.kv_norm.eps), (self.cos_PR, self.sin_PR)
+        norm, angles = (part.kv_norm.weight, part.kv_norm.eps), (self.cos_PR, self.sin_PR, rows.places_T)
         q_THX = latent.queries(q_THC, kv_TX, keys_HPK, norm, angles, part.interleaved, rows, latents)
         out_THK = attend(q_THX, latents, latents, rows, part.scale, turning=shape.rope_size)
         out_THV = latent.by_head(out_THK, values_HVK, h_TD.new_empty(len(h_TD), shape.heads, shape.value_size))
@@ -221,7 +219,7 @@ class GraphedSteps:
         self.real = device.type == "cuda"  # elsewhere, in tests, steps run as they come
         shape, wide = model.config.attention, model.dtype == torch.float32
         if isinstance(shape, GroupedQuery):
-            self.tile = max(1, (16 if wide else 64) // (shape.heads // shape.kv_heads))
+            self.tile = tile_tokens(shape.heads // shape.kv_heads, wide)
         else:
             self.tile = latent_tile(shape.heads, wide)[1]
         mixtures = [layer.ffn.router.shape for layer in model.layers if isinstance(layer.ffn, MixtureFeedForward)]

@@ -31,7 +31,7 @@ from moesaic.serve.experts_seen import ExpertsSeen
 from moesaic.serve.kv.store import store_for
 from moesaic.serve.kv_policies import KVPolicy
 from moesaic.serve.memory import pages_that_fit
-from moesaic.serve.passes import Pass, Share
+from moesaic.serve.passes import Choosing, Forward, Pass, Share
 from moesaic.serve.policies import Policy
 from moesaic.serve.policies.chunked import Chunked
 from moesaic.serve.request import Completion, Output, Request, Sampling, completion
@@ -231,17 +231,22 @@ class Engine:
             if not work:
                 return []
             self._draft(work)
+            if self.queued is not None and self.queued.takes(work):
+                return self._finish(self.queued.forward(work))
             work = Pass(self.model, work, self.cache, self.version)
         if not self._run(work):
             self.scheduler.stopped.append(work)
             return []
-        hidden_TD = work.hidden_TD
-        self._note_prompts(work.shares, work.layout.spans, hidden_TD)
-        outputs = self._accept(work, hidden_TD)
+        return self._finish(work)
+
+    def _finish(self, work: Forward) -> list[Output]:
+        """What came of a forward."""
+        self._note_prompts(work.shares, work.spans, work.hidden_TD)
+        outputs = self._accept(work)
         self.experts.count(work.routing)
         work.note_routes()
         if self.drafter is not None:
-            self.drafter.observe(work, hidden_TD)
+            self.drafter.observe(work, work.hidden_TD)
         for share in work.shares:
             if share.request.finish_reason is not None:
                 self._retire(share.request)
@@ -265,12 +270,12 @@ class Engine:
             policy.finished(work)
         return work.done
 
-    def _accept(self, work: Pass, hidden_TD: Tensor) -> list[Output]:
+    def _accept(self, work: Forward) -> list[Output]:
         """Choose the next token of every request that is ready for it, and follow its guesses as far as they hold."""
         self.counts.steps += 1
         ready: list[tuple[Share, int]] = []
         rows: list[int] = []
-        for share, span in zip(work.shares, work.layout.spans):
+        for share, span in zip(work.shares, work.spans):
             request = share.request
             if share.last:
                 ready.append((share, len(rows)))
@@ -280,13 +285,13 @@ class Engine:
             request.busy = False
         outputs = []
         if rows:
-            choices = Choices(self.model.logits_at(hidden_TD, torch.tensor(rows, device=hidden_TD.device)))
+            choices = work.choices(rows)
             outputs = [self._follow(share, choices, first) for share, first in ready]
         for share in work.shares:
             self.blocks.settle(share.request)
         return outputs
 
-    def _follow(self, share: Share, choices: Choices, first: int) -> Output:
+    def _follow(self, share: Share, choices: Choosing, first: int) -> Output:
         """What one request gains: the model's choice after its last token, and after each guess that was so chosen."""
         request, draft = share.request, share.draft
         output = Output(request, [], "", [])

@@ -1,22 +1,24 @@
-"""One forward in progress, which can stop between any two layers and go on later."""
+"""A forward of some requests' tokens; one of plain blocks can stop between any two layers and go on later."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
 from moesaic.kernels import Kernels
 from moesaic.model.flow import Routing
-from moesaic.model.layout import Layout, PagedCache
+from moesaic.model.layout import Layout, PagedCache, Span
 from moesaic.model.stack import all_layers
 from moesaic.model.transformer import Model
 from moesaic.serve.adapters import AdaptedKernels, rows_by_adapter
 from moesaic.serve.drafters import Draft
 from moesaic.serve.kv.attention import CompactBatch
-from moesaic.serve.request import Request
+from moesaic.serve.request import Request, TokenLogprob
+from moesaic.serve.sampler import Choices
 
 
 @dataclass
@@ -71,15 +73,58 @@ def compact_batch(shares: list[Share]) -> CompactBatch | None:
     return CompactBatch(sequences)
 
 
-class Pass:
-    """`advance` runs a layer; after the last, `hidden_TD` is there."""
+class Forward:
+    """`advance` runs a part of it; when it is `done`, hidden states and choices are there."""
 
-    def __init__(self, model: Model, shares: list[Share], cache: PagedCache, version: int = 0) -> None:
-        self.model = model
+    spans: Sequence[Span]  # the rows of each share
+    hidden_TD: Tensor  # once it is done
+
+    def __init__(self, shares: list[Share], version: int) -> None:
         self.version = version  # of the weights it began with
         self.shares = shares
+        self.routing = Routing()
+        self.seconds = 0.0  # spent in it so far
+        self.done = False
+        self.usual = True  # whether it took as long as the next of its kind will
         for share in shares:
             share.request.busy = True
+
+    @property
+    def tokens(self) -> int:
+        return sum(span.new for span in self.spans)
+
+    def advance(self) -> None:
+        raise NotImplementedError
+
+    def choices(self, rows: list[int]) -> Choosing:
+        """What follows each of these rows: those from the last known token on of the shares that are `last`."""
+        raise NotImplementedError
+
+    @property
+    def routes(self) -> dict[int, Tensor]:
+        """Of each layer with experts, those of all rows."""
+        return self.routing.choices
+
+    def note_routes(self) -> None:
+        """For the requests that want to know: the experts of every token that was kept."""
+        for share, span in zip(self.shares, self.spans):
+            if share.request.sampling.record_routes:
+                rows = list(range(share.tokens)) + [share.tokens + node for node in share.accepted]
+                for layer, routes_TK in self.routes.items():
+                    kept = routes_TK[span.start : span.stop][rows]
+                    share.request.routes.setdefault(layer, []).append(kept)
+
+
+class Choosing(Protocol):
+    def choose(self, row: int, request: Request, stop_tokens: set[int]) -> TokenLogprob: ...
+
+
+class Pass(Forward):
+    """Layer by layer."""
+
+    def __init__(self, model: Model, shares: list[Share], cache: PagedCache, version: int = 0) -> None:
+        super().__init__(shares, version)
+        self.model = model
         trees = [share.tree_TT() for share in shares]
         positions = None
         if any(tree_TT is not None for tree_TT in trees):
@@ -96,44 +141,26 @@ class Pass:
             device=model.device,
         )
         self.layout = layout
-        self.routing = Routing()
+        self.spans = layout.spans
         self.flow = model.flow(layout, self.routing, self._kernels())
         tokens_T = torch.tensor([token for share in shares for token in share.new_tokens()], device=model.device)
         self.x_TD = model.embedded(tokens_T)
         self.layer = 0
-        self.seconds = 0.0  # spent in it so far
 
     def _kernels(self) -> Kernels:
         own = [(share.request.adapter, range(s.start, s.stop)) for share, s in zip(self.shares, self.layout.spans)]
         rows = rows_by_adapter(own, self.model.device)
         return cast(Kernels, AdaptedKernels(self.model.kernels, rows)) if rows else self.model.kernels
 
-    @property
-    def tokens(self) -> int:
-        return self.layout.tokens
-
-    @property
-    def done(self) -> bool:
-        return self.layer == len(self.model.layers)
-
     def advance(self) -> None:
         """One layer; or all, where a step is so short that they are run as one piece."""
         if self.layer == 0 and (done_TD := all_layers(self.model, self.x_TD, self.flow)) is not None:
             self.x_TD, self.layer = done_TD, len(self.model.layers)
-            return
-        self.x_TD = self.model.layers[self.layer](self.x_TD, self.flow)
-        self.layer += 1
+        else:
+            self.x_TD = self.model.layers[self.layer](self.x_TD, self.flow)
+            self.layer += 1
+        if self.layer == len(self.model.layers):
+            self.hidden_TD, self.done = self.model.norm(self.x_TD, self.flow.ops), True
 
-    @property
-    def hidden_TD(self) -> Tensor:
-        assert self.done
-        return self.model.norm(self.x_TD, self.flow.ops)
-
-    def note_routes(self) -> None:
-        """For the requests that want to know: the experts of every token that was kept."""
-        for share, span in zip(self.shares, self.layout.spans):
-            if share.request.sampling.record_routes:
-                rows = list(range(share.tokens)) + [share.tokens + node for node in share.accepted]
-                for layer, routes_TK in self.routing.choices.items():
-                    kept = routes_TK[span.start : span.stop][rows]
-                    share.request.routes.setdefault(layer, []).append(kept)
+    def choices(self, rows: list[int]) -> Choices:
+        return Choices(self.model.logits_at(self.hidden_TD, torch.tensor(rows, device=self.model.device)))

@@ -12,6 +12,8 @@ if not torch.cuda.is_available():
 import transformers
 
 import moesaic
+from moesaic.serve.drafters.router import Router
+from moesaic.serve.drafters.suffix import Suffix
 from moesaic.serve.engine import Engine
 from moesaic.serve.policies.chunked import Chunked
 from moesaic.serve.request import Sampling
@@ -77,6 +79,20 @@ def test_the_same_bits_alone_and_in_a_crowd(directories, name, options):
     small = engine_of(model, cache_bytes=60 * page, policy=Chunked(tokens=100), most_requests=12)
     assert said(small.generate(prompts, max_tokens=40, **options)) == said(crowd)
     assert small.scheduler.preemptions > 0 and small.blocks.in_use == 0
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 0.6, "seed": 3}], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_guesses_change_no_bit(directories, name, options):
+    """Checked in graphs, right ones and wrong ones; and through the router, which rests and is asked by turns."""
+    model = moesaic.load(directories[name], dtype=torch.bfloat16, device=DEVICE)
+    prompts = tokens_of(40, 9, 130)
+    wanted = said(engine_of(model).generate(prompts, max_tokens=60, **options))
+    always = engine_of(model, drafter=Router.over(Suffix(), always=True))
+    routed = engine_of(model, drafter=Suffix())
+    for engine in (always, routed, always, routed):
+        assert said(engine.generate(prompts, max_tokens=60, **options)) == wanted
+    assert always.counts.accepted_tokens > 120 and always.counts.drafted_tokens > always.counts.accepted_tokens
 
 
 def test_requests_that_come_and_go(model):

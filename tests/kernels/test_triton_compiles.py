@@ -26,7 +26,7 @@ else:
     from triton.backends.compiler import GPUTarget
 
     from moesaic.compress.grid import Grid
-    from moesaic.kernels.triton import coded_products, decode, hopper, latent, paged_attention, streamed
+    from moesaic.kernels.triton import coded_products, decode, decode_hopper, hopper, latent, paged_attention, streamed
     from moesaic.kernels.triton.coded import Coded
     from moesaic.kernels.triton.paged_rows import Rows
     from moesaic.kernels.triton.routing import Routing
@@ -94,7 +94,7 @@ else:
             kernels.append(kernel.warmup(*inputs, grid=grid, OVERLAP=True, launch_pdl=True, **options))
 
         monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-        for module in (coded_products, decode, latent, paged_attention, streamed):
+        for module in (coded_products, decode, decode_hopper, latent, paged_attention, streamed):
             monkeypatch.setattr(module, "launch_overlapped", launch)
         triton.runtime.driver.set_active(Pretended())
         return kernels
@@ -124,6 +124,18 @@ else:
             ptx = kernel.asm["ptx"]
             assert "wgmma.mma_async" in ptx and "cp.async.cg" in ptx and "ld.local" not in ptx
             assert "griddepcontrol.wait" in ptx
+
+    @pytest.mark.parametrize("width", [768, 1408, 960])
+    def test_weights_are_read_before_the_wait(launched, width):
+        """Whether all of them fit into the ring of stages or not."""
+        routes, weights = torch.zeros(1, 8, dtype=torch.int64), torch.ones(1, 8)
+        assert decode_hopper.takes(2048, width, 8, torch.bfloat16)
+        decode_hopper.output(empty(8, width), routes, weights, empty(2, 2048, width), empty(1, 2048))
+        (kernel,) = launched
+        ptx = kernel.asm["ptx"]
+        assert "wgmma.mma_async" in ptx and "ld.local" not in ptx
+        assert 0 < ptx.index("cp.async.cg") < ptx.index("griddepcontrol.wait")
+        assert kernel.metadata.shared <= 113 * 1024, "two programs on a processor"
 
     def test_codes_of_eight_bits_meet_inputs_in_their_order(launched):
         in_few_bits(Grid(8, 0, True))
@@ -155,7 +167,7 @@ else:
         most = paged_attention.latent_tile(heads, False)[1]
         rows = Rows(one, one, table, 256, few_X2=pairs, many_X2=pairs, many_tokens=most)
         latents, up = empty(32, 16, rank + turning), empty(heads, 2 * plain, rank)
-        angles = (torch.empty(256, turning // 2), torch.empty(256, turning // 2))
+        angles = (torch.empty(256, turning // 2), torch.empty(256, turning // 2), one)
         q_THX = latent.queries(
             empty(tokens, heads, plain + turning), empty(tokens, rank + turning), up[:, :plain], (empty(rank), 1e-6),
             angles, True, rows, latents,

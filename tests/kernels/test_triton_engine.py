@@ -28,6 +28,8 @@ else:
     from moesaic.model.layout import Layout
     from moesaic.serve.cuda_engine import QueuedSteps
     from moesaic.serve.cuda_step import has_known_parts
+    from moesaic.serve.drafters.router import Router
+    from moesaic.serve.drafters.suffix import Suffix
     from moesaic.serve.engine import Engine
     from moesaic.serve.policies.chunked import Chunked
     from moesaic.serve.request import Sampling
@@ -77,6 +79,50 @@ else:
         (again,) = queued.generate(asked[1:], max_tokens=3, temperature=0.0)
         assert again.cached_tokens >= 8
         same([again], wanted[1:])
+
+    def test_guesses_are_checked_in_graphs(model):
+        """Right ones and wrong ones, beside a prompt that is being read, greedy, drawn and chosen by the host."""
+        drafter = Router.over(Suffix(), always=True)
+        queued, plain = Engine(model, page_size=4, policy=Chunked(tokens=8), drafter=drafter), Engine(model)
+        queued.queued = QueuedSteps(queued)
+        drafter.start(queued)
+        forwards = []
+        real = queued.queued.forward
+        queued.queued.forward = lambda shares: forwards.append(len(shares)) or real(shares)
+        asked = prompts(3, 9)
+        for options in (
+            {"temperature": 0.0},
+            {"temperature": 0.4, "seed": 4},
+            {"temperature": 0.4, "top_k": 2, "seed": 4},
+        ):
+            wanted = plain.generate(asked, max_tokens=5, **options)
+            same(queued.generate(asked, max_tokens=5, **options), wanted)
+        same(queued.generate(asked, max_tokens=5, **options), wanted)  # all of it was seen before
+        assert queued.counts.accepted_tokens >= 6 and len(forwards) == queued.counts.steps
+        assert queued.blocks.in_use == 0 and not queued.scheduler.requests
+
+    def test_steps_are_queued_while_the_drafter_rests(model):
+        class Tired(Router):
+            turns = 0
+
+            def rests(self, requests):
+                self.turns += 1
+                return self.turns % 7 > 2
+
+            def rested(self, requests, seconds):
+                rests.append(requests)
+
+        rests = []
+        drafter = Tired(always=True)
+        drafter.drafters = (Suffix(),)
+        queued, plain = Engine(model, page_size=4, drafter=drafter), Engine(model)
+        queued.queued = QueuedSteps(queued)
+        drafter.start(queued)
+        asked = prompts(3, 5)
+        wanted = plain.generate(asked, max_tokens=16, temperature=0.0)
+        same(queued.generate(asked, max_tokens=16, temperature=0.0), wanted)
+        assert rests.count(2) >= 2 and queued.counts.accepted_tokens > 0
+        assert queued.counts.generated_tokens == 32 and queued.blocks.in_use == 0
 
     def test_the_host_learns_of_a_token_one_step_late(model):
         queued, _ = engines(model, page_size=4)
@@ -166,8 +212,9 @@ else:
             hidden.append(request.hidden_D)
         torch.testing.assert_close(*hidden, rtol=1e-4, atol=1e-4)
 
-    @pytest.mark.parametrize("temperature", [1.0, 0.7])
-    def test_the_trainer_finds_the_bits_that_were_recorded(model, temperature):
+    @pytest.mark.parametrize("attention, temperature", [("grouped", 1.0), ("grouped", 0.7), ("latent", 0.7)])
+    def test_the_trainer_finds_the_bits_that_were_recorded(model, attention, temperature):
+        model = tiny_latent_model(q_rank=24) if attention == "latent" else model
         queued, _ = engines(model, page_size=4, policy=Chunked(tokens=8))
         wishes = {"max_tokens": 5, "temperature": temperature, "record_draws": True, "ignore_eos": True}
         answers = queued.generate(asked := prompts(11, 3, 6), **wishes, seed=3)

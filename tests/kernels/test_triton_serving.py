@@ -26,11 +26,13 @@ else:
     import torch
 
     from moesaic.kernels import cuda_invariant, reference
-    from moesaic.kernels.cuda import make_rows
+    from moesaic.kernels.cuda import make_rows, scores_apart
     from moesaic.kernels.triton import norm, paged_attention
     from moesaic.kernels.triton.linear import linear
+    from moesaic.kernels.triton.paged_rows import tile_tokens
     from moesaic.kernels.triton.router import Choice, route
     from moesaic.kernels.triton.sample import logprobs_of, sample
+    from moesaic.kernels.triton.turned_heads import turned_heads
     from moesaic.model.config import Experts
     from moesaic.model.layout import Layout, PagedCache
     from moesaic.model.router import Router
@@ -73,7 +75,7 @@ else:
         q, k, v = torch.randn(56, H, C), torch.randn(56, N, C), torch.randn(56, N, C)
         slabs = layout.cache.layers[0]
         wanted = reference.attend(q, k, v, layout, slabs, 0.3, window)
-        rows = make_rows(layout, H // N, wide=True)
+        rows = make_rows(layout, tile_tokens(H // N, wide=True))
         assert rows.few_X2 is not None and rows.many_X2 is not None
         close(paged_attention.attend(q, slabs["keys"], slabs["values"], rows, 0.3, window), wanted)
 
@@ -84,7 +86,7 @@ else:
         q, k, v = torch.randn(5, 4, 16), torch.randn(5, 2, 16), torch.randn(5, 2, 16)
         slabs = layout.cache.layers[0]
         wanted = reference.attend(q, k, v, layout, slabs, 0.25)
-        rows = make_rows(layout, 2, wide=True)
+        rows = make_rows(layout, tile_tokens(2, wide=True))
         close(paged_attention.attend(q, slabs["keys"], slabs["values"], rows, 0.25), wanted)
 
     @pytest.mark.parametrize("interleaved", [False, True])
@@ -106,7 +108,7 @@ else:
         layout.write(wanted["keys"], k), layout.write(wanted["values"], v)
         given = norm.heads(
             qkv, (q_norm, k_norm, eps) if normed else None, (angle_PR.cos(), angle_PR.sin(), layout.positions_T),
-            interleaved, make_rows(layout, H // N, wide=True), slabs, H, N,
+            interleaved, make_rows(layout, tile_tokens(H // N, wide=True)), slabs, H, N,
         )  # fmt: skip
         close(given, q), close(slabs["keys"], wanted["keys"]), close(slabs["values"], wanted["values"])
 
@@ -188,6 +190,47 @@ else:
             given, wanted = (gradients(partial(run, ops), *inputs) for ops in (cuda_invariant, reference))
             for one, other in zip(given, wanted, strict=True):
                 close(one, other)
+
+    @pytest.mark.parametrize("interleaved", [False, True])
+    def test_learning_with_the_engines_latent_attention(interleaved):
+        torch.manual_seed(10)
+        layout, (H, P, V, K, R) = Layout([11, 1, 9]), (6, 12, 10, 20, 4)
+        angle = torch.randn(21, R)
+        facts = (P, 1e-6, angle.cos(), angle.sin(), interleaved)
+
+        def ours(*inputs):
+            return cuda_invariant.latent(*inputs, *facts, layout, None, 0.3)
+
+        def plain(*inputs):
+            q, k, v = cuda_invariant.expanded(*inputs, *facts)
+            return reference.attend(q, k, v, layout, None, 0.3)
+
+        inputs = (torch.randn(21, H, P + 2 * R), torch.randn(21, K + 2 * R), torch.randn(K), torch.randn(H, P + V, K))
+        for one, other in zip(gradients(ours, *inputs), gradients(plain, *inputs), strict=True):
+            close(one, other)
+
+    def test_products_of_the_router_have_gradients():
+        torch.manual_seed(11)
+        inputs = (torch.randn(21, 24), torch.randn(6, 24))
+        for one, other in zip(
+            *(gradients(run, *inputs) for run in (scores_apart, reference.router_logits)), strict=True
+        ):
+            close(one, other)
+
+    @pytest.mark.parametrize("interleaved", [False, True])
+    @pytest.mark.parametrize("turning", [16, 6])
+    @pytest.mark.parametrize("normed", [False, True])
+    def test_heads_of_training(interleaved, turning, normed):
+        torch.manual_seed(9)
+        qkv, norms = torch.randn(35, 9, 16), [torch.randn(16), torch.randn(16)] if normed else []
+        angle = torch.randn(35, turning // 2)
+
+        def run(ops, qkv, *norms):
+            return ops(qkv, 2, *(norms or (None, None)), 1e-6, angle.cos(), angle.sin(), interleaved)
+
+        given, wanted = (gradients(partial(run, ops), qkv, *norms) for ops in (turned_heads, reference.heads))
+        for one, other in zip(given, wanted, strict=True):
+            close(one, other)
 
     def test_softmax_loss(monkeypatch):
         from moesaic.kernels.triton import softmax_loss as module

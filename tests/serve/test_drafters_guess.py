@@ -295,6 +295,32 @@ def test_a_dear_drafter_that_fails_is_not_asked_again_and_again(model, answer):
     assert plain / seconds(model, good, 1.0, 0.01) > 1.5
 
 
+@pytest.mark.parametrize("right", [0.0, 0.95])
+def test_it_rests_where_waiting_for_every_step_costs_more_than_guesses_win(model, answer, right):
+    """As on a GPU, where a step that is waited for takes a third longer than one that is queued."""
+    clock = LayerClock(model, 1.0, 0.01)
+    engine = Engine(model, drafter=Router.over(Fixed(answer, right)), clock=clock)
+    router = engine.drafter
+    engine.add(engine.request([1, 2, 3], greedy(150)))
+    queued = clock.layer_seconds(1) * len(model.layers) / 1.33
+    assert router.rests(1), "until it is known what is lost"
+    waited = rested = 0
+    while engine.working and waited < 80:
+        if router.rests(1):
+            router.rested(1, queued)
+            rested += 1
+        else:
+            engine.step()
+            waited += 1
+    assert (rested > 5 * waited) if right == 0.0 else (rested < 20)
+
+
+def test_one_that_must_see_everything_does_not_rest(model):
+    router = Router.over(PredictionLayers())
+    router.balance = -1.0
+    assert not router.rests(1)
+
+
 def test_cost_of_sizes_between_and_beyond():
     cost = PassCost()
     for guesses, took in ((0, 1.0), (0, 9.0), (4, 3.0), (8, 4.0)):

@@ -47,6 +47,45 @@ def by_turn(first, second, CHUNK: tl.constexpr):
 
 
 @triton.jit
+def with_turn(
+    total,
+    bytes,
+    scales,
+    x_at,
+    valid,
+    place,
+    own,
+    zeros_at,
+    there,
+    base,
+    INPUTS,
+    OUTPUTS,
+    GROUP: tl.constexpr,
+    HALF: tl.constexpr,
+    CHUNK: tl.constexpr,
+    kind: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    """The sum with the products of CHUNK turns from input `base` on."""
+    low = tl.load(x_at + base, mask=valid[None, :] & (place < INPUTS - base), other=0.0)
+    high = tl.load(x_at + base + HALF, mask=valid[None, :] & (place + HALF < INPUTS - base), other=0.0)
+    codes_low, codes_high = both_halves(bytes, kind, PACKED)
+    first = tl.sum(tl.where(own, tl.dot(codes_low, low, input_precision=PRECISION), 0.0), 1)
+    second = tl.sum(tl.where(own, tl.dot(codes_high, high, input_precision=PRECISION), 0.0), 1)
+    products = by_turn(first, second, CHUNK)
+    if zeros_at is not None:
+        ones = tl.full([16, HALF], 1.0, kind)
+        sum_low = tl.max(tl.dot(ones, low, input_precision=PRECISION), 0)
+        sum_high = tl.max(tl.dot(ones, high, input_precision=PRECISION), 0)
+        first = tl.sum(tl.where(own, sum_low[None, :], 0.0), 1)
+        second = tl.sum(tl.where(own, sum_high[None, :], 0.0), 1)
+        zeros = steps_at_once(zeros_at, there, base, INPUTS, OUTPUTS, GROUP, 2 * CHUNK, HALF)
+        products = tl.fma(-zeros, by_turn(first, second, CHUNK), products)
+    return in_order(total, products, scales)
+
+
+@triton.jit
 def summed_at_once(
     x_at,
     valid,
@@ -66,12 +105,17 @@ def summed_at_once(
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
     PACKED: tl.constexpr,
+    AHEAD: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """As `summed` with 4 bits, for a token alone, where one product after the other would take too long: CHUNK turns of
     the loop there are one turn here, and only adding them is in order. Rows of the product are (turn, row of weights).
-    Its lanes begin `ahead` inputs further on; of each row the lane that is its `own` is kept."""
+    Its lanes begin `ahead` inputs further on; of each row the lane that is its `own` is kept.
+
+    Where AHEAD says how many turns there are, their codes are asked for before the inputs are there."""
     STEP: tl.constexpr = 2 * HALF
     COUNT: tl.constexpr = CHUNK if GROUP % STEP == 0 else 2 * CHUNK  # scales: both halves of a byte may share one
+    SPAN: tl.constexpr = STEP * CHUNK // COUNT
     ROWS: tl.constexpr = scales_at.shape[0]
     j = tl.arange(0, HALF)
     later = tl.arange(0, CHUNK * ROWS) // ROWS
@@ -79,26 +123,31 @@ def summed_at_once(
     x_at = x_at[None, :] + place
     codes_at = (codes_at + later * HALF)[:, None] + j[None, :]
     total = tl.zeros([ROWS], tl.float32)
-    for base in tl.range(0, INPUTS, STEP * CHUNK, num_stages=STAGES):
-        bytes = tl.load(codes_at, mask=(kept & (later * STEP < INPUTS - base))[:, None], other=0)
-        scales = steps_at_once(scales_at, there, base, INPUTS, OUTPUTS, GROUP, COUNT, STEP * CHUNK // COUNT)
-        low = tl.load(x_at, mask=valid[None, :] & (place < INPUTS - base), other=0.0)
-        high = tl.load(x_at + HALF, mask=valid[None, :] & (place + HALF < INPUTS - base), other=0.0)
-        codes_low, codes_high = both_halves(bytes, kind, PACKED)
-        first = tl.sum(tl.where(own, tl.dot(codes_low, low, input_precision=PRECISION), 0.0), 1)
-        second = tl.sum(tl.where(own, tl.dot(codes_high, high, input_precision=PRECISION), 0.0), 1)
-        products = by_turn(first, second, CHUNK)
-        if zeros_at is not None:
-            ones = tl.full([16, HALF], 1.0, kind)
-            sum_low = tl.max(tl.dot(ones, low, input_precision=PRECISION), 0)
-            sum_high = tl.max(tl.dot(ones, high, input_precision=PRECISION), 0)
-            first = tl.sum(tl.where(own, sum_low[None, :], 0.0), 1)
-            second = tl.sum(tl.where(own, sum_high[None, :], 0.0), 1)
-            zeros = steps_at_once(zeros_at, there, base, INPUTS, OUTPUTS, GROUP, 2 * CHUNK, HALF)
-            products = tl.fma(-zeros, by_turn(first, second, CHUNK), products)
-        total = in_order(total, products, scales)
-        x_at += STEP * CHUNK
-        codes_at += HALF * CHUNK
+    bytes = ()
+    scales = ()
+    for turn in tl.static_range(AHEAD):
+        base = turn * STEP * CHUNK
+        known = (kept & (later * STEP < INPUTS - base))[:, None]
+        scale = steps_at_once(scales_at, there, base, INPUTS, OUTPUTS, GROUP, COUNT, SPAN)
+        bytes = bytes + (tl.load(codes_at + turn * HALF * CHUNK, mask=known, other=0),)  # type: ignore[assignment]
+        scales = scales + (scale,)  # type: ignore[assignment]
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    for turn in tl.static_range(AHEAD):
+        total = with_turn(
+            total, bytes[turn], scales[turn], x_at, valid, place, own, zeros_at, there, turn * STEP * CHUNK,
+            INPUTS, OUTPUTS, GROUP, HALF, CHUNK, kind, PRECISION, PACKED,
+        )  # fmt: skip
+    if AHEAD == 0:
+        for base in tl.range(0, INPUTS, STEP * CHUNK, num_stages=STAGES):
+            code = tl.load(codes_at, mask=(kept & (later * STEP < INPUTS - base))[:, None], other=0)
+            scale = steps_at_once(scales_at, there, base, INPUTS, OUTPUTS, GROUP, COUNT, SPAN)
+            total = with_turn(
+                total, code, scale, x_at, valid, place, own, zeros_at, there, base,
+                INPUTS, OUTPUTS, GROUP, HALF, CHUNK, kind, PRECISION, PACKED,
+            )  # fmt: skip
+            codes_at += HALF * CHUNK
     return total
 
 
@@ -149,7 +198,7 @@ def hidden_kernel(
         mine = lane[None, :] == each[:, None] // (2 * BN)  # lanes are the turns of a chunk
         both = summed_at_once(
             x_at, lane < CHUNK, lane * 2 * HALF, mine, codes_at, n < F, scales + steps_at, zeros_at, column < F,
-            D, 2 * F, GROUP, HALF, CHUNK, kind, PRECISION, STAGES, PACKED,
+            D, 2 * F, GROUP, HALF, CHUNK, kind, PRECISION, STAGES, PACKED, 0, False,
         )  # fmt: skip
     else:
         total = summed(
@@ -187,6 +236,7 @@ def output_kernel(
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
     CHUNK: tl.constexpr,
+    AHEAD: tl.constexpr,
     PACKED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -208,18 +258,18 @@ def output_kernel(
     zeros_at = zeros
     if zeros is not None:
         zeros_at = zeros + steps_at
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
     if BITS == 4:
         mine = lane[None, :] == each[:, None] // BN  # lanes, as rows: a chunk's turns, and in each all choices
         own = summed_at_once(
             hidden_NF + (token * K + lane % SLOTS) * F, (lane % SLOTS < K) & (lane < CHUNK * SLOTS),
             lane // SLOTS * 2 * HALF, mine, codes_at, kept,
             scales + steps_at, zeros_at, (pair // BN < K) & (column < D),
-            F, D, GROUP, HALF, CHUNK, kind, PRECISION, STAGES, PACKED,
+            F, D, GROUP, HALF, CHUNK, kind, PRECISION, STAGES, PACKED, AHEAD, OVERLAP,
         )  # fmt: skip
     else:
+        if OVERLAP:
+            gdc_launch_dependents()
+            gdc_wait()
         total = summed(
             hidden_NF + (token * K + lane) * F, lane < K, codes_at, scales + steps_at, zeros_at, kept,
             F, D, GROUP, BITS, HALF, kind, PRECISION, STAGES, PACKED,

@@ -17,6 +17,7 @@ FEWEST_LANES = 8  # of a product
 # Rows of weights from which on tensor cores take inputs in their order. With fewer, the compiler lets each product have
 # every other pair of inputs, and where a sum is not exact its last bit may differ from that in a crowd. Codes of 8 bits
 # are therefore multiplied in full tiles only; sums of 4 bits are nearly always exact, and small tiles much faster.
+AHEAD = 3  # of the second launch, so many turns' codes may be read before its inputs are there: more take too much room
 FULL = 64
 
 
@@ -109,7 +110,7 @@ def few(
     weights_TK: torch.Tensor,
     gate_up: Coded,
     down: Coded,
-    up_tile: tuple[int, int, int, int] = (8, 3, 1, 4),
+    up_tile: tuple[int, int, int, int] = (8, 4, 1, 4),
     down_tile: tuple[int, int, int, int] = (4, 3, 2, 2),
 ) -> torch.Tensor:
     """Tiles, of matrices of 4 bits, are (columns, stages, warps, turns at once)."""
@@ -142,6 +143,7 @@ def few(
         **common(gate_up, x_TD.dtype, x_TD.device),
     )
     BN, stages, warps, chunk = down_tile
+    turns = triton.cdiv(F, 2 * down.apart * chunk)
     launch_overlapped(
         output_kernel,
         (T, triton.cdiv(D, BN)),
@@ -160,6 +162,7 @@ def few(
         LANES=max(FEWEST_LANES, chunk * slots) if down.bits == 4 else MOST_CHOICES,
         STAGES=stages,
         CHUNK=chunk,
+        AHEAD=turns if turns <= AHEAD else 0,
         num_warps=warps,
         **common(down, x_TD.dtype, x_TD.device),
     )

@@ -37,6 +37,7 @@ def latent_kernel(
     weight_K,
     cos_PR,
     sin_PR,
+    angle_rows_T,
     places_T,
     sequences_T,
     table_SP,
@@ -59,9 +60,10 @@ def latent_kernel(
     puts both into the cache."""
     token = tl.program_id(0).to(tl.int64)
     place = tl.load(places_T + token)
-    angle = tl.maximum(place, 0).to(tl.int64)
+    standing = tl.maximum(place, 0).to(tl.int64)
+    angle = tl.maximum(tl.load(angle_rows_T + token), 0).to(tl.int64)
     sequence = tl.load(sequences_T + token).to(tl.int64)
-    page = tl.load(table_SP + sequence * pages + angle // page_size).to(tl.int64)
+    page = tl.load(table_SP + sequence * pages + standing // page_size).to(tl.int64)
     if OVERLAP:  # where tokens stand was known before the forward began
         gdc_launch_dependents()
         gdc_wait()
@@ -79,7 +81,7 @@ def latent_kernel(
         latent = tl.load(kv_TX + token * X + k, mask=k < K, other=0.0).to(tl.float32)
         latent = (latent * tl.rsqrt(tl.sum(latent * latent, 0) / K + eps)).to(kind)
         latent *= tl.load(weight_K + k, mask=k < K, other=0.0).to(kind)
-        slot = latents + (page * page_size + angle % page_size) * X
+        slot = latents + (page * page_size + standing % page_size) * X
         tl.store(slot + k, latent.to(cached), mask=k < K)
         one = tl.zeros([1, 1], tl.int64)
         key_low, key_high, key_inside = turned_halves(
@@ -167,15 +169,16 @@ def queries(
     kv_TX: torch.Tensor,
     up_HPK: torch.Tensor,
     norm: tuple[torch.Tensor, float],
-    angles: tuple[torch.Tensor, torch.Tensor],
+    angles: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     interleaved: bool,
     rows,
     latents: torch.Tensor,
 ) -> torch.Tensor:
     """Queries ready to attend to latents (T, H, X); the tokens' own are in the cache. `kv_TX` are latents before their
-    norm and keys before they are turned, `up_HPK` each head's projection of keys."""
+    norm and keys before they are turned, `up_HPK` each head's projection of keys; `angles` the tables of cosines and
+    sines and each token's row in them."""
     (T, H, C), (P, K) = q_THC.shape, up_HPK.shape[1:]
-    cos_PR, sin_PR = angles
+    cos_PR, sin_PR, angle_rows_T = angles
     q_THX = torch.empty(T, H, kv_TX.shape[1], dtype=q_THC.dtype, device=q_THC.device)
     launch_overlapped(
         latent_kernel,
@@ -185,6 +188,7 @@ def queries(
         norm[0],
         cos_PR,
         sin_PR,
+        angle_rows_T,
         rows.places_T,
         rows.sequences_T,
         rows.table_SP,

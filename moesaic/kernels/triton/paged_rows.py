@@ -28,16 +28,20 @@ class Rows:
     early: bool = True  # all this was there before the forward began, and kernels may read it before they wait
 
 
+def tile_tokens(group: int, wide: bool) -> int:
+    """Tokens of a prompt that attend together, where so many heads share a key."""
+    return max(1, (16 if wide else 64) // group)
+
+
 def tiles_of(
-    spans: list[tuple[int, int]], group: int, wide: bool
+    spans: list[tuple[int, int]], size: int, most_few: int = FEW
 ) -> tuple[list[tuple[int, int]], int, list[tuple[int, int]], int]:
-    """Tiles of (first row, rows) for spans of (first row, rows): few and their size, many and their size."""
-    few = [span for span in spans if span[1] <= FEW]
-    size = max(1, (16 if wide else 64) // group)
+    """Tiles of (first row, rows) for spans of (first row, rows): few and their size, many and their `size`."""
+    few = [span for span in spans if span[1] <= most_few]
     many = [
         (at, min(size, start + count - at))
         for start, count in spans
-        if count > FEW
+        if count > most_few
         for at in range(start, start + count, size)
     ]
     most = triton.next_power_of_2(max((count for _, count in few), default=1))

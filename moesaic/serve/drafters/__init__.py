@@ -17,7 +17,7 @@ from moesaic.serve.request import Request
 
 if TYPE_CHECKING:
     from moesaic.serve.engine import Engine
-    from moesaic.serve.passes import Pass
+    from moesaic.serve.passes import Forward
 
 
 @dataclass
@@ -84,6 +84,8 @@ class Drafter:
     # Whether guesses cost next to nothing to make, so that it may be asked first and judged by what it says.
     instant: ClassVar[bool] = False
     length: int = 64  # guesses one after the other that it makes at most
+    # Whether it must see every forward, because what it did not see it cannot make up for.
+    watches: ClassVar[bool] = False
 
     def start(self, engine: Engine) -> None:
         """Called once, before anything else."""
@@ -92,8 +94,16 @@ class Drafter:
         """At most so many guesses for each of these requests, which all wait for their next token."""
         raise NotImplementedError
 
-    def observe(self, done: Pass, hidden_TD: Tensor) -> None:
+    def observe(self, done: Forward, hidden_TD: Tensor) -> None:
         """A pass has finished, its tokens are accepted."""
+
+    def rests(self, requests: int) -> bool:
+        """Whether, with so many requests, it has nothing to say for a while. On a GPU, where a step without guesses can
+        be queued before the one before it has ended, and one with guesses cannot, it is then not asked."""
+        return False
+
+    def rested(self, requests: int, seconds: float) -> None:
+        """A step that was so queued took so long."""
 
     def finished(self, request: Request) -> None:
         """A request will not go on: forget it."""

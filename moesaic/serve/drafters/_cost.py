@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from statistics import median
 
 SAMPLES = 7  # passes of one size, the quickest of which is believed: whatever disturbs a pass makes it longer
 FIRST = 2  # passes without guesses before there is one with any
@@ -20,6 +21,7 @@ class PassCost:
         self.samples: dict[int, dict[int, deque[float]]] = {}
         self.quickest: dict[int, dict[int, float]] = {}
         self.since: dict[int, int] = {}  # passes with guesses since the last one without
+        self.ahead: dict[int, deque[float]] = {}  # steps without guesses, each queued before the last had ended
 
     def note(self, requests: int, guesses: int, seconds: float) -> None:
         size = _size(requests)
@@ -27,6 +29,14 @@ class PassCost:
         samples.append(max(seconds, 1e-9))
         self.quickest.setdefault(size, {})[guesses] = min(samples)
         self.since[size] = self.since.get(size, 0) + 1 if guesses else 0
+
+    def note_queued(self, requests: int, seconds: float) -> None:
+        self.ahead.setdefault(_size(requests), deque(maxlen=SAMPLES)).append(max(seconds, 1e-9))
+
+    def queued(self, requests: int) -> float | None:
+        """Seconds of a step without guesses where it need not be waited for; None where that is not known."""
+        samples = self.ahead.get(_size(requests), ())
+        return median(samples) if len(samples) >= FIRST else None  # one that is short only ends what began before
 
     def plain(self, requests: int) -> float | None:
         """Seconds of a pass without guesses; None where it should be measured first."""

@@ -116,7 +116,7 @@ class DraftModel(Drafter):
             self._compute(Pass(self.model, [Share(longest, min(ROWS, longest.pending - 1))], self.blocks.cache))
         work = Pass(self.model, [Share(shadow, shadow.pending) for shadow in shadows], self.blocks.cache)
         self._compute(work)
-        last = torch.tensor([span.stop - 1 for span in work.layout.spans], device=self.model.device)
+        last = torch.tensor([span.stop - 1 for span in work.spans], device=self.model.device)
         choices = Choices(self.model.logits_at(work.hidden_TD, last))
         chosen = [choices.choose(row, shadow, self.engine.stop_tokens) for row, shadow in enumerate(shadows)]
         return [(token.token, math.exp(token.logprob)) for token in chosen]

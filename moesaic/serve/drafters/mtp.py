@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from moesaic.serve.sampler import Choices
 
 if TYPE_CHECKING:
     from moesaic.serve.engine import Engine
-    from moesaic.serve.passes import Pass
+    from moesaic.serve.passes import Forward
 
 
 @dataclass
@@ -51,6 +51,7 @@ class _Rows:
 @dataclass(eq=False)
 class PredictionLayers(Drafter):
     length: int = 8  # guesses at most; the last layer feeds itself for those beyond the number of layers
+    watches: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.length < 1:
@@ -64,11 +65,11 @@ class PredictionLayers(Drafter):
         self.engine, self.model, self.layers = engine, engine.model, len(engine.model.mtp)
         self.tails: dict[int, _Tail] = {}
 
-    def observe(self, done: Pass, hidden_TD: Tensor) -> None:
+    def observe(self, done: Forward, hidden_TD: Tensor) -> None:
         """Run what was just computed through the layers, as far as the tokens that follow are known."""
         requests = [share.request for share in done.shares]
         tails, fresh = [], []
-        for share, span in zip(done.shares, done.layout.spans):
+        for share, span in zip(done.shares, done.spans):
             rows = [*range(share.tokens), *(share.tokens + node for node in share.accepted)]
             start = share.request.computed - len(rows)
             fresh.append((start, hidden_TD[span.start : span.stop][rows]))

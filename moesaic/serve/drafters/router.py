@@ -28,7 +28,7 @@ from moesaic.serve.request import Request
 
 if TYPE_CHECKING:
     from moesaic.serve.engine import Engine
-    from moesaic.serve.passes import Pass
+    from moesaic.serve.passes import Forward
 
 CREDIT = 1.5  # passes that may be lost to drafting before it has won any
 INTEREST = 0.015  # of all time that may be lost to it in the long run
@@ -92,15 +92,18 @@ class Router(Drafter):
         # A selection of tokens to attend to (DSA) would count the other branches of a tree. Between a guess and what it
         # follows, branches leave gaps, and sums over keys then round differently: not where bits must be the trainer's.
         # And a CPU runs whole layers as one piece where there are no branches, which saves more than branches win.
+        # A GPU's graphs take lines only.
         on_cpu = engine.model.device.type == "cpu" and not self.always
         selects = getattr(engine.model.config.attention, "indexer", None) is not None
-        self.only_lines = on_cpu or selects or engine.model.mode == "invariant"
+        self.only_lines = on_cpu or selects or engine.model.mode == "invariant" or engine.queued is not None
         self.draftings = [_Drafting(drafter) for drafter in self.drafters]
         self.cost = PassCost()
         self.balance = CREDIT  # of time won and lost, in passes
         self.bids: dict[int, _Bid] = {}  # by request, for the pass under way
         self.asked: set[int] = set()
-        self.began = 0.0
+        self.began = self.ended = 0.0
+        self.before: set[int] = set()  # the requests of the last pass
+        self.instant_only = all(drafter.instant for drafter in self.drafters)
         for drafter in self.drafters:
             drafter.start(engine)
 
@@ -114,12 +117,16 @@ class Router(Drafter):
             if not self.always:
                 self._cut(requests)
         self.began = self.clock()
-        if plain is not None:
+        if plain is not None and not self.instant_only:
             self.balance -= (self.began - began) / plain
         return [self.bids[request.number].draft if request.number in self.bids else Draft() for request in requests]
 
-    def observe(self, done: Pass, hidden_TD: Tensor) -> None:
-        self._book(done, self.clock() - self.began)
+    def observe(self, done: Forward, hidden_TD: Tensor) -> None:
+        now, numbers = self.clock(), {share.request.number for share in done.shares}
+        # Instant guesses are part of a pass, as is all else between two passes for the same requests.
+        since = self.ended if self.instant_only and numbers == self.before else self.began
+        self.before, self.ended = numbers, now
+        self._book(done, now - since)
         for share in done.shares:
             bid = self.bids.pop(share.request.number, None)
             if bid is not None and share.draft is not None:
@@ -127,6 +134,16 @@ class Router(Drafter):
                 bid.drafting.acceptance.learn(share.request, share.draft, share.accepted, ended)
         for drafter in self.drafters:
             drafter.observe(done, hidden_TD)
+
+    def rests(self, requests: int) -> bool:
+        """Where there is more to lose than to win, and until it is known what a step without guesses costs."""
+        if self.always or any(drafter.watches for drafter in self.drafters):
+            return False
+        return self.balance <= 0 or self.cost.queued(requests) is None
+
+    def rested(self, requests: int, seconds: float) -> None:
+        self.cost.note_queued(requests, seconds)
+        self.balance = min(SAVINGS, self.balance + INTEREST)
 
     def finished(self, request: Request) -> None:
         self.bids.pop(request.number, None)
@@ -211,15 +228,15 @@ class Router(Drafter):
         for number, nodes in kept.items():
             self.bids[number].draft = self.bids[number].draft.keep(sorted(nodes))
 
-    def _book(self, done: Pass, seconds: float) -> None:
+    def _book(self, done: Forward, seconds: float) -> None:
         """Note what a pass took and won, if it did nothing but go on with the answers it was asked about."""
         numbers = {share.request.number for share in done.shares}
-        if numbers != self.asked or any(share.tokens != 1 for share in done.shares):
+        if numbers != self.asked or any(share.tokens != 1 for share in done.shares) or not done.usual:
             return
         requests, guesses = len(done.shares), sum(len(share.draft or ()) for share in done.shares)
         self.cost.note(requests, guesses, seconds)
         if (plain := self.cost.plain(requests)) is not None:
-            passes = self.cost.seconds(requests, guesses) / plain
+            passes = self.cost.seconds(requests, guesses) / min(plain, self.cost.queued(requests) or plain)
             won = sum(len(share.accepted) for share in done.shares) / requests - (passes - 1.0)
             # Debts have a floor: what failed while there was little to guess from may hold in the next epoch, and a
             # pass that something else delayed says nothing at all.

@@ -22,7 +22,7 @@ from moesaic.serve.request import Request
 
 if TYPE_CHECKING:
     from moesaic.serve.engine import Engine
-    from moesaic.serve.passes import Pass
+    from moesaic.serve.passes import Forward
 
 
 @dataclass(eq=False)
@@ -42,7 +42,7 @@ class Suffix(Drafter):
     def draft(self, requests: Sequence[Request], most: int) -> list[Draft]:
         return [expand(self._match(request), most) for request in requests]
 
-    def observe(self, done: Pass, hidden_TD: Tensor) -> None:
+    def observe(self, done: Forward, hidden_TD: Tensor) -> None:
         for share in done.shares:
             if share.request.written:
                 self._note(share.request)

@@ -66,7 +66,7 @@ class Flow(Policy):
 
     def finished(self, done: Pass) -> None:
         predictor = self.answers if _only_answers(done) else self.prompts
-        predictor.observe([(span.new, span.cached) for span in done.layout.spans], done.seconds)
+        predictor.observe([(span.new, span.cached) for span in done.spans], done.seconds)
 
     def _due(self, answers: Sequence[Request]) -> float:
         """When the next step of the answers must begin. At least half the time is left to prompts."""
@@ -113,7 +113,7 @@ class Flow(Policy):
     def _rest_of(self, work: Pass) -> Job:
         waiting = [share.request for share in work.shares if share.request.finish_reason is None]
         jobs = [self._reading(request) for request in waiting]
-        whole = self.prompts.seconds((span.new, span.cached) for span in work.layout.spans)
+        whole = self.prompts.seconds((span.new, span.cached) for span in work.spans)
         return Job(
             work,
             seconds=whole * (1 - work.layer / len(work.model.layers)),
