@@ -53,6 +53,10 @@ class Tokenizer:
     def __len__(self) -> int:
         return self.fast.get_vocab_size(with_added_tokens=True)
 
+    def same_tokens(self, other: Tokenizer) -> bool:
+        """Whether every token has the same number in both; as many tokens are not enough."""
+        return bool(self.fast.get_vocab() == other.fast.get_vocab())
+
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """`special` adds what the tokenizer puts around every text (a beginning token, for some)."""
         try:

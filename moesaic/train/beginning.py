@@ -33,6 +33,12 @@ def check_learnable(begun: Model, place: object) -> None:
         raise UserError(place, "is compressed, and codes do not learn", "Name the model it was made from.")
 
 
+def check_tokens(init: str, own: Tokenizer, tokenizer: Tokenizer, place: object) -> None:
+    if not own.same_tokens(tokenizer):
+        problem = f"has another vocabulary than the model {init}, whose tokens mean something else"
+        raise UserError(place, problem, f"Prepare the data elsewhere, with data.tokenizer={init}.")
+
+
 def model(recipe: Recipe, data: Path, device: torch.device) -> Begun:
     """The model, the files that go with it, and its life before this run."""
     settings = recipe.train
@@ -48,6 +54,9 @@ def model(recipe: Recipe, data: Path, device: torch.device) -> Begun:
         if len(tokenizer) > begun.config.vocab:
             problem = f"has {begun.config.vocab} tokens, and the data was prepared with {len(tokenizer)}"
             raise UserError(settings.init, problem, f"Prepare the data with data.tokenizer={settings.init}.")
+        if begun.tokenizer is not None:
+            check_tokens(settings.init, begun.tokenizer, tokenizer, data)
+            files = dict(begun.tokenizer.files)  # its own, with the template it is spoken to by
         return begun, files, lineage.read(Path(settings.init))
     eos = tuple(sorted(tokenizer.stop_tokens))
     config = architecture(recipe.model, bos=None, eos=eos, pad=eos[0] if eos else None)

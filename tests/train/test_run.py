@@ -368,6 +368,19 @@ class TestWhatGoesWrong:
         with pytest.raises(UserError, match="is compressed, and codes do not learn"):
             run(recipe_file, tmp_path / "on", f"train.init={tmp_path / 'small'}")
 
+    def test_a_model_with_another_vocabulary_of_the_same_size(self, recipe_file, whole, tmp_path):
+        text = "The quick brown fox jumps over the lazy dog, again and again, and nothing adds up. "
+        (tmp_path / "other.txt").write_text("".join(f"{text}{n:x}" for n in range(2000)))
+        options = [f"data.sources=[{{name: other, path: {tmp_path}/other.txt}}]", "model.vocab=400"]
+        for name, more in (("other", []), ("same", [f"data.tokenizer={whole}"])):
+            prepare(load_recipe(recipe_file, [*options, *more]), tmp_path / name)
+        with pytest.raises(UserError, match="another vocabulary than the model .*data.tokenizer="):
+            run(recipe_file, tmp_path / "refused", f"train.init={whole}", f"train.data={tmp_path}/other", *options)
+        assert not (tmp_path / "refused").exists()
+        few = ["train.steps=2", "train.warmup_steps=0", "data.sources.0.name=other"]
+        run(recipe_file, tmp_path / "on", f"train.init={whole}", f"train.data={tmp_path}/same", *few)
+        assert (tmp_path / "on" / "tokenizer.json").read_bytes() == (whole / "tokenizer.json").read_bytes()
+
     def test_a_full_disk_keeps_the_last_checkpoint(self, recipe_file, tmp_path, monkeypatch):
         run(recipe_file, tmp_path / "run", "train.steps=4", "train.save_every=2")
         import shutil
