@@ -19,6 +19,7 @@ from moesaic.model import directory, lineage
 from moesaic.model.value_head import give_head
 from moesaic.recipe import Recipe
 from moesaic.train import beginning
+from moesaic.train.continuing import steps_done
 from moesaic.train.loop import train
 from moesaic.train.run import Run
 
@@ -33,6 +34,7 @@ def align(recipe: Recipe, model: Path, out: Path, *, quiet: bool = False, comman
     named = tuple(Method(each.name, resolved(each.options, out, [m.name for m in named])) for each in named)
     recipe = recipe.changed(align={"stages": named})
     stages = [recipe.build(f"align.stages.{number}", Stage) for number in range(len(named))]
+    check_begun(recipe, stages, [each.name for each in named], model, out)
     summaries = []
     for number, (stage, method) in enumerate(zip(stages, named), 1):
         place = place_of(number, out, [each.name for each in named])
@@ -50,6 +52,20 @@ def align(recipe: Recipe, model: Path, out: Path, *, quiet: bool = False, comman
 def place_of(number: int, out: Path, names: Sequence[str]) -> Path:
     """Where a stage's run is; they are counted from 1."""
     return out if number == len(names) else out / "stages" / f"{number}-{names[number - 1]}"
+
+
+def check_begun(recipe: Recipe, stages: Sequence[Stage], names: Sequence[str], model: Path, out: Path) -> None:
+    """What earlier calls left in `out` must be the beginning of these very stages, made from this very model."""
+    undone: int | None = None
+    for number, (stage, name) in enumerate(zip(stages, names), 1):
+        place = place_of(number, out, names)
+        if undone is not None and (place / "config.json").exists():
+            problem = f"holds a model, and stage {undone} ({names[undone - 1]}), which comes before it, is not done"
+            raise UserError(place, problem, "Name another --out, or the stages with which it was begun.")
+        if undone is None and steps_done(recipe.changed(train={"init": str(model)}), place, name) < stage.steps:
+            undone = number
+        if stage.goes_on:
+            model = place
 
 
 def resolved(options: Any, out: Path, names: Sequence[str]) -> Any:

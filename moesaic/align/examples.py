@@ -151,6 +151,9 @@ class Mixture:
         return source, self.taken[source] - 1
 
     def at(self, taken: Sequence[int]) -> Mixture:
+        if len(taken) != len(self.sources):
+            problem = f"the run was begun with another number of sources ({len(taken)}, not {len(self.sources)})"
+            raise UserError("align.stages", problem, "Name another --out, or the data with which it was begun.")
         mixture = Mixture(self.sources, self.weights)
         mixture.taken = list(taken)
         return mixture

@@ -24,6 +24,7 @@ from moesaic.train.balance import Balance
 from moesaic.train.beginning import Begun
 from moesaic.train.checkpoints import Checkpoints, Snapshot
 from moesaic.train.compiled import compile_blocks
+from moesaic.train.continuing import fingerprint, steps_done
 from moesaic.train.held_out_loss import HeldOutLoss
 from moesaic.train.loss_scale import LossScale
 from moesaic.train.mfu import flops_per_token, peak_flops
@@ -66,6 +67,8 @@ class Run:
         self.stopping = False
         self._frozen = False  # whether the present batch is only looked at
 
+        done = steps_done(recipe, out, name)
+        self._origin = fingerprint(recipe.train.init)
         self.checkpoints = Checkpoints(out, self.settings.keep_last, self.settings.keep_every)
         self.model, self.files, self.life = begun or beginning.model(recipe, _given(data), self.device)
         self.data: Stream = stream(self.model) if stream else TokenStream.open(_given(data), recipe)
@@ -83,10 +86,7 @@ class Run:
         self.shortcuts = Shortcuts(self.settings, self.model.config)
         if self.device.type == "cuda" and stream is None and not self.settings.token_drop:  # batches of one size
             compile_blocks(self.model)
-        steps = self.checkpoints.steps()
-        if not steps and (out / "config.json").exists():
-            raise UserError(out, "holds a model that no run here has made", "Name another --out.")
-        report_state = self._restore(steps[-1]) if steps else None
+        report_state = self._restore(done) if done else None
         context = recipe.data.sequence_length
         self.report = Report(
             out,
@@ -224,6 +224,7 @@ class Run:
             "watch": self.watch.state(),
             "report": report,
             "recipe": self.recipe.dump(),
+            "init": self._origin,
             "life": self.life,
         }
         tokens, mean = report["tokens"], self.watch.mean
@@ -237,8 +238,6 @@ class Run:
         """Become what the run was after `step`; returns the report's state of then."""
         numbers, group = self.checkpoints.read(step)
         place = self.checkpoints.path(step)
-        if numbers["recipe"]["model"] != self.recipe.dump()["model"]:
-            raise UserError(self.out, "holds a run of another model than the recipe's", "Name another --out.")
         self.data = self.data.from_position(numbers["position"])
         if isinstance(self.data, Keeper):
             self.data.restore(group)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -110,6 +111,49 @@ def test_a_stopped_stage_goes_on_to_the_same_bits(base, tmp_path, monkeypatch):
 def test_a_bad_stage_is_refused_before_it_begins(base, tmp_path, stage, message):
     with pytest.raises(UserError, match=message):
         align(recipe(tmp_path, f"align: {{stages: [{stage}]}}"), base, tmp_path / "out", quiet=True)
+
+
+SFT = f'{{name: sft, steps: 2, data: [{{path: "{FAMILY}"}}], batch_tokens: 200, evaluate: 0}}'
+MORE = f'{{name: policy, steps: 1, data: [{{path: "{FAMILY}"}}], prompts: 1, group: 2, max_tokens: 2, evaluate: 0}}'
+
+
+def of_stages(path, *stages: str):
+    return recipe(path, f"align: {{stages: [{', '.join(stages)}]}}")
+
+
+@pytest.fixture(scope="module")
+def begun(base, tmp_path_factory):
+    out = tmp_path_factory.mktemp("begun") / "out"
+    align(of_stages(out.parent, SFT), base, out, quiet=True)
+    return out
+
+
+class TestAnOutThatHoldsSomething:
+    def test_a_moved_model_is_the_same_one(self, base, begun, tmp_path):
+        shutil.copytree(base, tmp_path / "moved")
+        shutil.copytree(begun, tmp_path / "out", symlinks=True)
+        more = of_stages(tmp_path, SFT.replace("steps: 2", "steps: 3"))
+        align(more, tmp_path / "moved", tmp_path / "out", quiet=True)
+        assert len(lines(tmp_path / "out")) == 3
+
+    def test_another_model_is_refused(self, begun, tmp_path):
+        other = talking_model(tmp_path / "other", seed=1)
+        with pytest.raises(UserError, match=f"was not begun from the weights of {other}"):
+            align(of_stages(tmp_path, SFT), other, begun, quiet=True)
+
+    @pytest.mark.parametrize(
+        ("stages", "problem"),
+        [
+            ([MORE], "holds a run of sft, not of policy"),
+            ([SFT, MORE], r"holds a model, and stage 1 \(sft\), which comes before it, is not done"),
+            ([SFT, SFT], "is not done"),
+            ([SFT.replace("[{", f'[{{path: "{FAMILY}"}}, {{')], r"another number of sources \(1, not 2\)"),
+        ],
+    )
+    def test_other_stages_are_refused_before_anything_is_done(self, base, begun, tmp_path, stages, problem):
+        with pytest.raises(UserError, match=problem):
+            align(of_stages(tmp_path, *stages), base, begun, quiet=True)
+        assert not (begun / "stages").exists()
 
 
 def test_what_cannot_be_aligned_is_refused(base, tmp_path):

@@ -357,6 +357,17 @@ class TestWhatGoesWrong:
         with pytest.raises(UserError, match="another model"):
             run(recipe_file, tmp_path / "run", "model.hidden=48")
 
+    def test_a_run_that_was_begun_from_other_weights(self, recipe_file, whole, tmp_path):
+        few = ["train.steps=2", "train.warmup_steps=0"]
+        run(recipe_file, tmp_path / "on", f"train.init={whole}", *few)
+        with pytest.raises(UserError, match="was not begun from fresh weights"):
+            run(recipe_file, tmp_path / "on", *few)
+        with pytest.raises(UserError, match="was not begun from the weights of"):
+            run(recipe_file, tmp_path / "on", f"train.init={tmp_path / 'on'}", *few)
+        whole.rename(whole.parent / "moved")
+        run(recipe_file, tmp_path / "on", f"train.init={whole.parent / 'moved'}", *few)
+        (whole.parent / "moved").rename(whole)
+
     def test_a_model_that_is_no_runs_is_not_written_over(self, recipe_file, whole, tmp_path):
         for name in ("config.json", "model.safetensors"):
             shutil.copy(whole / name, tmp_path / name)
