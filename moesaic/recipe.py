@@ -19,10 +19,17 @@ from pydantic import BaseModel, Field, PlainSerializer, PlainValidator, PrivateA
 
 from moesaic.errors import UserError
 from moesaic.methods import Method, build
-from moesaic.strict import STRICT, KeyPath, dotted, found, nearest, validate, wrong
+from moesaic.strict import STRICT, KeyPath, dotted, found, nearest, place, validate, wrong
 from moesaic.yaml_reader import read_yaml
 
 COMMAND_LINE = "command line"
+# What one might look for in a recipe, and where it is said instead.
+ELSEWHERE = {
+    "compress": "moesaic compress takes its method and options on the command line",
+    "evaluate": "moesaic evaluate takes its suites and options on the command line",
+    "serve": "moesaic serve takes its options on the command line",
+    "parallel": "a run is trained on one device",
+}
 Base = TypeVar("Base")
 Count = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -252,36 +259,6 @@ class AlignSection(Section):
     invariant: bool = Field(True, description="in policy stages trainer and engine agree to the bit")
 
 
-class CompressSection(Section):
-    """How the weights are made smaller."""
-
-    method: Named | None = None
-
-
-class ServeSection(Section):
-    """How the engine is run."""
-
-    host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65_535)
-    kv_policy: Named | None = None
-    drafter: Named | None = None
-
-
-class EvaluateSection(Section):
-    """What a model is measured by."""
-
-    suites: tuple[Named, ...] = ()
-
-
-class ParallelSection(Section):
-    """Over how many devices each axis is divided."""
-
-    shard: Count = Field(1, description="data, with the weights divided")
-    experts: Count = 1
-    context: Count = 1
-    pipeline: Count = 1
-
-
 class Recipe(Section):
     """Everything a run was asked to do."""
 
@@ -292,10 +269,6 @@ class Recipe(Section):
     schedule: Named = Method("constant")
     balance: BalanceSection = BalanceSection()
     align: AlignSection = AlignSection()
-    compress: CompressSection = CompressSection()
-    serve: ServeSection = ServeSection()
-    evaluate: EvaluateSection = EvaluateSection()
-    parallel: ParallelSection = ParallelSection()
 
     _file: str = PrivateAttr("recipe")
     _overridden: tuple[KeyPath, ...] = PrivateAttr(())
@@ -317,7 +290,7 @@ class Recipe(Section):
         return made
 
     def build(self, key: str, base: type[Base]) -> Base:
-        """The method under `key`, such as `schedule` or `evaluate.suites.0`, made of its options."""
+        """The method under `key`, such as `schedule` or `align.stages.0`, made of its options."""
         path = tuple(int(part) if part.isdigit() else part for part in key.split("."))
         method = reduce(
             lambda at, part: at[part] if isinstance(part, int) else getattr(at, part), path, cast(Any, self)
@@ -335,7 +308,13 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         raise UserError(path, f"expected sections with keys and values, found {found(values)}")
     overridden = tuple(_override(values, text) for text in overrides)
 
-    recipe = validate(Recipe, values, lambda key: _origin(str(path), overridden, key))
+    def origin(key: KeyPath) -> str:
+        return _origin(str(path), overridden, key)
+
+    for name in ELSEWHERE:
+        if name in values:
+            raise UserError(place((name,), origin), f"no section of a recipe; {ELSEWHERE[name]}")
+    recipe = validate(Recipe, values, origin)
     recipe._file, recipe._overridden = str(path), overridden
     return recipe
 

@@ -137,7 +137,7 @@ def test_our_own_mistakes_are_not_the_users(base: type) -> None:
 
 def test_a_recipe_builds_what_it_names_and_knows_who_wrote_it(base: type, tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text("schedule: {name: cosine, period: 3, flor: 0.1}\nevaluate: {suites: [constant, {name: cosin}]}\n")
+    path.write_text("schedule: {name: cosine, period: 3, flor: 0.1}\nalign: {stages: [constant, {name: cosin}]}\n")
     recipe = load_recipe(path, ["schedule.shap=full"])
     with pytest.raises(
         UserError, match=r"mine.yaml: schedule.flor: no such option of cosine; did you mean schedule.floor\?"
@@ -146,6 +146,6 @@ def test_a_recipe_builds_what_it_names_and_knows_who_wrote_it(base: type, tmp_pa
     recipe = load_recipe(path, ["schedule={name: cosine, period: 3}", "schedule.shap=full"])
     with pytest.raises(UserError, match=r"^command line: schedule.shap: no such option of cosine"):
         recipe.build("schedule", base)
-    assert isinstance(recipe.build("evaluate.suites.0", base), base)
-    with pytest.raises(UserError, match=r"mine.yaml: evaluate.suites.1.name: no such method"):
-        recipe.build("evaluate.suites.1", base)
+    assert isinstance(recipe.build("align.stages.0", base), base)
+    with pytest.raises(UserError, match=r"mine.yaml: align.stages.1.name: no such method"):
+        recipe.build("align.stages.1", base)

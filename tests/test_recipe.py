@@ -94,13 +94,13 @@ class TestReading:
               sources:
                 - &first {name: a, path: a.txt, weight: 2}
                 - {<<: *first, name: b}
-            evaluate:
-              suites: [&suite {name: perplexity, stride: 4}, *suite]
+            align:
+              stages: [&stage {name: sft, steps: 4}, *stage]
             """,
-            "evaluate.suites.0.stride=8",
+            "align.stages.0.steps=8",
         )
         assert [(source.name, source.weight) for source in recipe.data.sources] == [("a", 2.0), ("b", 2.0)]
-        assert [suite.options["stride"] for suite in recipe.evaluate.suites] == [8, 4]
+        assert [stage.options["steps"] for stage in recipe.align.stages] == [8, 4]
 
     def test_is_frozen(self, load: Load) -> None:
         with pytest.raises(ValidationError):
@@ -175,7 +175,7 @@ class TestWrongKeysAndTypes:
         [
             ("train: {warmup_step: 1}", "train.warmup_step: no such key; did you mean train.warmup_steps?"),
             ("trai: {steps: 1}", "trai: no such key; did you mean train?"),
-            ("train: {kv_policy: x}", "train.kv_policy: no such key; did you mean serve.kv_policy?"),
+            ("train: {bias_rate: x}", "train.bias_rate: no such key; did you mean balance.bias_rate?"),
             ("train: {qqq: x}", "train.qqq: no such key; known here: init, data, objective,"),
             ("model: {router: {top_group: 1}}", "model.router.top_group: no such key; did you mean model.router.top_g"),
             (
@@ -204,7 +204,9 @@ class TestWrongKeysAndTypes:
             ("train: 3", "train: expected keys with values, found 3"),
             ("schedule: 3", "schedule: expected the name of a method, or its name and options, found 3"),
             ("schedule: {decay: 3}", "schedule: names no method; write name: and then its options"),
-            ("compress: {method: {bits: 3}}", "compress.method: names no method"),
+            ("data: {quality: {bits: 3}}", "data.quality: names no method"),
+            ("compress: {method: gptq}", "compress: no section of a recipe; moesaic compress takes its method"),
+            ("parallel: {shard: 2}", "parallel: no section of a recipe; a run is trained on one device"),
             ("train: {steps: x, clip: y, seed: z}", 'train.steps: expected a whole number, found text "x". 2 more'),
         ],
     )  # fmt: skip
