@@ -58,7 +58,7 @@ def build(method: Method, base: type[Base], origin: str | Origin, key: KeyPath =
         raise UserError(place((*key, "name"), where), f'no such method "{method.name}"{close}', everything)
 
     kind = _class_in(_import(f"{base.__module__}.{method.name}", method, place(key, where)), base)
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)  # with the bounds of Annotated
     fields = [option for option in dataclasses.fields(cast(Any, kind)) if option.init]
     shape = create_model(
         kind.__name__,

@@ -32,6 +32,8 @@ ELSEWHERE = {
 }
 Base = TypeVar("Base")
 Count = Annotated[int, Field(gt=0)]
+Natural = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -176,14 +178,14 @@ class DataSection(Section):
     scores: tuple[Named, ...] = Field((), description="more columns, each computed by and named after its method")
     held_out: float = Field(0.0, ge=0, lt=1, description="share of documents that is never trained on")
     shard_tokens: Count = Field(1 << 26, description="tokens in a file of the prepared data")
-    sequence_length: Count = 1024
+    sequence_length: int = Field(1024, ge=2, description="the longest piece of a document, in tokens")
     phases: tuple[Phase, ...] = ()
     when_exhausted: Literal["reweight", "stop"] = Field(
         "reweight", description="a source at its max_epochs: the others take its share, or the data ends"
     )
     curriculum: Named | None = None
     length_warmup: LengthWarmup | None = None
-    seed: int = 0
+    seed: Seed = 0
 
 
 class AverageSection(Section):
@@ -224,13 +226,13 @@ class TrainSection(Section):
     init: str | None = Field(None, description="a model directory to go on from, in place of fresh weights")
     data: str | None = Field(None, description="a prepared data directory; by default the recipe's data is prepared")
     objective: Named = Method("next_token")
-    steps: Count = 1000
-    batch_tokens: Count = Field(16_384, description="tokens that one optimizer step learns from")
+    steps: Count = Field(1000, le=10_000_000)
+    batch_tokens: int = Field(16_384, ge=2, le=1 << 30, description="tokens that one optimizer step learns from")
     accumulate: Count = Field(1, description="parts that a batch is taken in, to save memory")
     warmup_steps: int = Field(0, ge=0, description="steps in which the learning rate rises to the schedule's first")
     clip: float = Field(1.0, gt=0, description="longest gradient norm")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: what is fast here")
-    seed: int = 0
+    seed: Seed = 0
     evaluate_every: int = Field(0, ge=0, description="steps between losses on held-out text (data.held_out); 0: never")
     evaluate_tokens: Count = Field(65_536, description="held-out tokens that such a loss is measured on")
     save_every: Count = Field(500, description="steps between checkpoints")

@@ -8,12 +8,16 @@ from typing import Any
 from moesaic.data.preparation_report import drawn
 from moesaic.data.prepare import prepare
 from moesaic.recipe import Recipe
+from moesaic.train.continuing import steps_done
+from moesaic.train.foresight import check
 from moesaic.train.loop import train
 from moesaic.train.run import Run
 
 
 def pretrain(recipe: Recipe, out: Path, *, quiet: bool = False, command: str = "") -> dict[str, Any]:
     """Returns the run's summary."""
+    check(recipe)
+    steps_done(recipe, out, "train")  # refuses what is not this run
     data = Path(recipe.train.data) if recipe.train.data else out / "data"
     if not recipe.train.data:
         with drawn() as show:

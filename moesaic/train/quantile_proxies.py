@@ -29,6 +29,7 @@ from moesaic.errors import UserError
 from moesaic.kernels import probe
 from moesaic.recipe import Recipe
 from moesaic.strict import did_you_mean
+from moesaic.train.foresight import check
 from moesaic.train.held_out_loss import HeldOutLoss
 from moesaic.train.loop import train
 from moesaic.train.loss_law import read_json, write_json
@@ -71,6 +72,7 @@ def quantiles(
 
     The loss is on `tokens` held-out tokens of the source `on`, or of each source."""
     recipe = _for_proxies(recipe, steps)
+    check(recipe)
     names = [source.name for source in recipe.data.sources]
     if on is not None and on not in names:
         raise UserError("--on", f'no source is named "{on}"{did_you_mean(on, names)}')

@@ -17,7 +17,7 @@ from moesaic.errors import UserError
 from moesaic.kernels import probe
 from moesaic.model import directory, lineage
 from moesaic.model.transformer import Model
-from moesaic.recipe import COMMAND_LINE, Recipe
+from moesaic.recipe import Recipe
 from moesaic.train import beginning
 from moesaic.train.averaging import Average
 from moesaic.train.balance import Balance
@@ -25,13 +25,13 @@ from moesaic.train.beginning import Begun
 from moesaic.train.checkpoints import Checkpoints, Snapshot
 from moesaic.train.compiled import compile_blocks
 from moesaic.train.continuing import fingerprint, steps_done
+from moesaic.train.foresight import rates, with_room
 from moesaic.train.held_out_loss import HeldOutLoss
 from moesaic.train.loss_scale import LossScale
 from moesaic.train.mfu import flops_per_token, peak_flops
 from moesaic.train.objectives import Loss, Objective
 from moesaic.train.optimizers import OptimizerMethod, StepResult
 from moesaic.train.report import Report, StepRecord
-from moesaic.train.schedules import Curve, Schedule, curve
 from moesaic.train.shortcuts import Shortcuts
 from moesaic.train.watch import Watch
 
@@ -58,7 +58,7 @@ class Run:
         stream: Callable[[Model], Stream] | None = None,
         measure: Callable[[Model], dict[str, float]] | None = None,
     ) -> None:
-        recipe, shortened = _with_room(recipe)
+        recipe, shortened = with_room(recipe)
         self.recipe, self.out, self.settings, self.name = recipe, out, recipe.train, name
         self.device = probe.device()
         torch.set_num_threads(probe.threads())
@@ -78,7 +78,7 @@ class Run:
         self.peak = method.lr
         self.optimizer = method.build(self.model.named_parameters())
         self.scale = LossScale(device=self.device) if self.model.dtype == torch.float16 else None
-        self.rates = self._rates()
+        self.rates = rates(recipe)
         self.measure = measure or self._held_out()
         self.balance = Balance(self.model, recipe.balance)
         self.watch = Watch(self.settings.spike.sigmas, self.settings.spike.patience)
@@ -196,12 +196,6 @@ class Run:
         held_out = HeldOutLoss(self.data.data, tokens=tokens, longest=longest, device=self.device)
         return lambda model: {"loss/held_out": float(held_out(model))}
 
-    def _rates(self) -> Curve:
-        warmup, steps = self.settings.warmup_steps, self.settings.steps
-        if warmup >= steps:
-            raise UserError("train.warmup_steps", f"{warmup} of {steps} steps leave none after it", "Lower it.")
-        return curve(self.recipe.build("schedule", Schedule), steps, warmup)
-
     # -- keeping it
 
     def save(self) -> None:
@@ -283,15 +277,6 @@ class Run:
 def _given(data: Path | None) -> Path:
     assert data is not None, "a run learns from prepared data or from a stream"
     return data
-
-
-def _with_room(recipe: Recipe) -> tuple[Recipe, bool]:
-    """The recipe, and whether its warm-up was shortened: to a tenth of the run, where the command line asks for fewer
-    steps than the file's warm-up has. A warm-up that was asked for as it is, is refused instead."""
-    asked = [recipe.origin(("train", key)) for key in ("steps", "warmup_steps")]
-    if recipe.train.warmup_steps < recipe.train.steps or asked[0] != COMMAND_LINE or asked[1] == COMMAND_LINE:
-        return recipe, False
-    return recipe.changed(train={"warmup_steps": recipe.train.steps // 10}), True
 
 
 def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -608,7 +608,8 @@ class TestOptions:
         [
             ("adamw", {"lr": 0}, "lr must be above 0"),
             ("adamw", {"betas": [0.9, 1.0]}, "betas must be from 0 to below 1"),
-            ("adamw", {"weight_decay": -0.1}, "weight_decay must not be negative"),
+            ("adamw", {"weight_decay": -0.1}, "weight_decay must be from 0"),
+            ("adamw", {"lr": 1e300}, "lr must be above 0 and at most 1000"),
             ("adamw", {"eps": 0}, "eps must be above 0"),
             ("adamw", {"beta": [0.9, 0.95]}, "did you mean.*betas"),
             ("muon", {"momentum": 1.0}, "momentum must be from 0 to below 1"),

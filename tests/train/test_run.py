@@ -416,17 +416,28 @@ class TestWhatGoesWrong:
         [
             ("model.family=qwen3_moe", "cannot express"),
             ("model.family=gpt2", "from scratch"),
-            ("model.vocab=100", "tokenizer has"),
             ("model.kv_heads=3", "do not divide"),
+            ("data.sequence_length=65", "65 tokens, and the model's context has 64"),
+            ("data.sequence_length=1", "at least 2"),
+            ("data.curriculum=nothing", "no such method"),
+            ("train.batch_tokens=1", "at least 2"),
+            ("train.seed=18446744073709551616", "less than"),
+            ("train.init=nowhere", "no such directory"),
+            ("optimizer.lr=1e300", "at most 1000"),
             ("optimizer=adam", "no such method"),
             ("train.warmup_steps=30", "leave none after it"),
             ("schedule={name: cosine, flor: 0.1}", "floor"),
             ("train.objective={name: distill, teacher: nowhere}", "no such directory"),
         ],
     )
-    def test_a_bad_recipe(self, override, problem, recipe_file, tmp_path):
+    def test_a_bad_recipe_is_refused_before_anything_is_done(self, override, problem, recipe_file, tmp_path):
         with pytest.raises(UserError, match=problem):
-            run(recipe_file, tmp_path / "run", override)
+            run(recipe_file, tmp_path / "run", "train.data=null", override)
+        assert not (tmp_path / "run").exists()
+
+    def test_a_vocabulary_without_room_for_the_datas_tokens(self, recipe_file, tmp_path):
+        with pytest.raises(UserError, match="tokenizer has"):
+            run(recipe_file, tmp_path / "run", "model.vocab=100")
 
     def test_ctrl_c_saves_and_goes_on(self, recipe_file, whole, tmp_path, monkeypatch):
         recipe = load_recipe(recipe_file)

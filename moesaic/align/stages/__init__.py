@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from moesaic.data.stream import Stream
 from moesaic.methods import Method
 from moesaic.model.transformer import Model
+from moesaic.recipe import Count, Natural, Seed
 
 Measure = Callable[[Model], dict[str, float]]
 Data = tuple[dict[str, Any], ...]
@@ -22,12 +23,12 @@ class Stage:
     headed: ClassVar[bool] = False  # whether a value head is learned
     goes_on: ClassVar[bool] = True  # whether the next stage goes on from what this one makes
 
-    steps: int = 100
+    steps: Count = 100
     lr: float | None = None  # else the recipe's
-    save_every: int = 50
-    evaluate_every: int = 10
-    evaluate: int = 64  # held-out questions that accuracy is measured on
-    seed: int = 0
+    save_every: Count = 50
+    evaluate_every: Natural = 10
+    evaluate: Natural = 64  # held-out questions that accuracy is measured on
+    seed: Seed = 0
 
     def learned_by(self) -> Method:
         """The objective."""

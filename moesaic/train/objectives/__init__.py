@@ -27,6 +27,9 @@ class Loss:
 
 @dataclass(frozen=True)
 class Objective:
+    def check(self) -> None:
+        """Whether what it needs is there, before anything is made."""
+
     def prepare(self, model: Model) -> None:
         """Called once before training, with the model it will be used on."""
 

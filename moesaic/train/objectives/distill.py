@@ -16,7 +16,8 @@ from torch import Tensor
 from moesaic.data.packing import Batch
 from moesaic.errors import UserError
 from moesaic.kernels.cross_entropy import IGNORED, ROWS
-from moesaic.model.directory import load
+from moesaic.model.compressed import open_checkpoint
+from moesaic.model.directory import load, match
 from moesaic.model.flow import Routing
 from moesaic.model.transformer import Model, Through, plainly
 from moesaic.train.objectives import Loss, Objective, layout_of
@@ -33,6 +34,9 @@ class Distill(Objective):
     def __post_init__(self) -> None:
         if not 0 <= self.weight <= 1 or self.temperature <= 0:
             raise ValueError("weight must be from 0 to 1, and temperature above 0")
+
+    def check(self) -> None:
+        match(open_checkpoint(self.teacher))
 
     def prepare(self, model: Model) -> None:
         teacher = load(self.teacher, device=model.device)

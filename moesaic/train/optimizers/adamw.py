@@ -88,7 +88,7 @@ class AdamWRule(Rule):
 
 def check_adam(lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
     """Refuse options no Adam can have; each method that has an Adam in it asks."""
-    need(lr > 0, f"lr must be above 0, found {lr:g}")
+    need(0 < lr <= 1000, f"lr must be above 0 and at most 1000, found {lr:g}")
     need(all(0 <= beta < 1 for beta in betas), f"betas must be from 0 to below 1, found {list(betas)}")
-    need(eps > 0, f"eps must be above 0, found {eps:g}")
-    need(weight_decay >= 0, f"weight_decay must not be negative, found {weight_decay:g}")
+    need(0 < eps <= 1, f"eps must be above 0 and at most 1, found {eps:g}")
+    need(0 <= weight_decay <= 1000, f"weight_decay must be from 0 to 1000, found {weight_decay:g}")

@@ -1,0 +1,69 @@
+"""What can be seen to be wrong with a recipe before any work is done: all that it names is made once, and let go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from moesaic.data.curricula import Curriculum
+from moesaic.data.tokenizer_training import take_tokenizer
+from moesaic.errors import UserError
+from moesaic.model.compressed import open_checkpoint
+from moesaic.model.config import ModelConfig
+from moesaic.model.directory import match
+from moesaic.model.tokenizer import Tokenizer
+from moesaic.recipe import COMMAND_LINE, Recipe
+from moesaic.train.architecture import architecture
+from moesaic.train.beginning import check_tokens
+from moesaic.train.objectives import Objective
+from moesaic.train.optimizers import OptimizerMethod
+from moesaic.train.schedules import Curve, Schedule, curve
+from moesaic.train.shortcuts import Shortcuts
+
+
+def check(recipe: Recipe) -> None:
+    """A recipe that is trained with."""
+    recipe, _ = with_room(recipe)
+    config = shape(recipe)
+    check_learning(recipe, config)
+    recipe.build("train.objective", Objective).check()
+    if recipe.data.curriculum is not None:
+        recipe.build("data.curriculum", Curriculum)
+    if recipe.data.sequence_length > config.context:
+        problem = f"{recipe.data.sequence_length} tokens, and the model's context has {config.context}"
+        remedy = "Lower it." if recipe.train.init else "Lower it, or raise model.context."
+        raise UserError("data.sequence_length", problem, remedy)
+    if recipe.train.init and recipe.data.tokenizer and not recipe.train.data:
+        own = Tokenizer.from_files(open_checkpoint(recipe.train.init).files, Path(recipe.train.init))
+        if own is not None:
+            check_tokens(recipe.train.init, own, take_tokenizer(recipe.data.tokenizer), recipe.data.tokenizer)
+
+
+def check_learning(recipe: Recipe, config: ModelConfig) -> None:
+    """How a model of this shape learns, whatever it learns from."""
+    recipe.build("train.objective", Objective)
+    recipe.build("optimizer", OptimizerMethod)
+    rates(recipe)
+    Shortcuts(recipe.train, config)
+
+
+def shape(recipe: Recipe) -> ModelConfig:
+    if recipe.train.init is None:
+        return architecture(recipe.model, bos=None, eos=(), pad=None)
+    return match(open_checkpoint(recipe.train.init))[0]
+
+
+def rates(recipe: Recipe) -> Curve:
+    """The learning rate of every step, as a share of the peak."""
+    warmup, steps = recipe.train.warmup_steps, recipe.train.steps
+    if warmup >= steps:
+        raise UserError("train.warmup_steps", f"{warmup} of {steps} steps leave none after it", "Lower it.")
+    return curve(recipe.build("schedule", Schedule), steps, warmup)
+
+
+def with_room(recipe: Recipe) -> tuple[Recipe, bool]:
+    """The recipe, and whether its warm-up was shortened: to a tenth of the run, where the command line asks for fewer
+    steps than the file's warm-up has. A warm-up that was asked for as it is, is refused instead."""
+    asked = [recipe.origin(("train", key)) for key in ("steps", "warmup_steps")]
+    if recipe.train.warmup_steps < recipe.train.steps or asked[0] != COMMAND_LINE or asked[1] == COMMAND_LINE:
+        return recipe, False
+    return recipe.changed(train={"warmup_steps": recipe.train.steps // 10}), True
