@@ -33,6 +33,7 @@ ELSEWHERE = {
 Base = TypeVar("Base")
 Count = Annotated[int, Field(gt=0)]
 Natural = Annotated[int, Field(ge=0)]
+Steps = Annotated[int, Field(gt=0, le=10_000_000)]
 Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -226,7 +227,7 @@ class TrainSection(Section):
     init: str | None = Field(None, description="a model directory to go on from, in place of fresh weights")
     data: str | None = Field(None, description="a prepared data directory; by default the recipe's data is prepared")
     objective: Named = Method("next_token")
-    steps: Count = Field(1000, le=10_000_000)
+    steps: Steps = 1000
     batch_tokens: int = Field(16_384, ge=2, le=1 << 30, description="tokens that one optimizer step learns from")
     accumulate: Count = Field(1, description="parts that a batch is taken in, to save memory")
     warmup_steps: int = Field(0, ge=0, description="steps in which the learning rate rises to the schedule's first")

@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from moesaic.align.picture import draw_alignment
-from moesaic.align.stages import Stage
+from moesaic.align.stages import EARLIER, Stage
 from moesaic.errors import UserError
 from moesaic.kernels import probe
 from moesaic.methods import Method
 from moesaic.model import directory, lineage
+from moesaic.model.compressed import open_checkpoint
 from moesaic.model.value_head import give_head
 from moesaic.recipe import Recipe
 from moesaic.train import beginning
 from moesaic.train.continuing import steps_done
+from moesaic.train.foresight import check_learning
 from moesaic.train.loop import train
 from moesaic.train.run import Run
 
@@ -31,13 +33,19 @@ def align(recipe: Recipe, model: Path, out: Path, *, quiet: bool = False, comman
         raise UserError(recipe.origin(("align",)), "align.stages is empty", "Name at least one stage.")
     if model.resolve() == out.resolve():
         raise UserError(out, "is the model itself", "Name another --out.")
-    named = tuple(Method(each.name, resolved(each.options, out, [m.name for m in named])) for each in named)
+    for number in range(len(named)):
+        recipe.build(f"align.stages.{number}", Stage).check()
+    names = [each.name for each in named]
+    named = tuple(Method(each.name, resolved(each.options, out, names, n)) for n, each in enumerate(named))
     recipe = recipe.changed(align={"stages": named})
     stages = [recipe.build(f"align.stages.{number}", Stage) for number in range(len(named))]
-    check_begun(recipe, stages, [each.name for each in named], model, out)
+    config, _ = directory.match(open_checkpoint(model))
+    for stage in stages:
+        check_learning(of_stage(recipe, stage, model), config)
+    check_begun(recipe, stages, names, model, out)
     summaries = []
     for number, (stage, method) in enumerate(zip(stages, named), 1):
-        place = place_of(number, out, [each.name for each in named])
+        place = place_of(number, out, names)
         run = begin(recipe, stage, method.name, model, place, quiet=quiet, command=command)
         train(run)
         draw_alignment(place)
@@ -68,17 +76,19 @@ def check_begun(recipe: Recipe, stages: Sequence[Stage], names: Sequence[str], m
             model = place
 
 
-def resolved(options: Any, out: Path, names: Sequence[str]) -> Any:
-    """Options in which `stage:2/pairs.jsonl` became that file of the second stage's run, wherever it is named."""
+def resolved(options: Any, out: Path, names: Sequence[str], before: int) -> Any:
+    """Options of a stage that has so many `before` it, in which `stage:2/pairs.jsonl` became that file of the second
+    stage's run, wherever it is named."""
     if isinstance(options, Mapping):
-        return {key: resolved(value, out, names) for key, value in options.items()}
+        return {key: resolved(value, out, names, before) for key, value in options.items()}
     if isinstance(options, list | tuple):
-        return type(options)(resolved(value, out, names) for value in options)
-    if not isinstance(options, str) or not (found := re.fullmatch(r"stage:(\d+)(/.*)?", options)):
+        return type(options)(resolved(value, out, names, before) for value in options)
+    if not isinstance(options, str) or not (found := re.fullmatch(rf"{EARLIER}(\d+)(/.*)?", options)):
         return options
     number = int(found[1])
-    if not 1 <= number <= len(names):
-        raise UserError("align.stages", f"{options}: there are {len(names)} stages", "They are counted from 1.")
+    if not 1 <= number <= before:
+        problem = f"{options}: there are {len(names)} stages, and {before} before the one that names it"
+        raise UserError("align.stages", problem, "They are counted from 1.")
     return f"{place_of(number, out, names)}{found[2] or ''}"
 
 
@@ -98,10 +108,24 @@ def begin(
     else:
         begun.value = None  # what a reward model learned beside speaking is not carried on untrained
     begun.mode = "invariant" if recipe.align.invariant and stage.exact else "fast"
+    return Run(
+        of_stage(recipe, stage, model),
+        out,
+        quiet=quiet,
+        command=command,
+        name=name,
+        begun=(begun, dict(begun.tokenizer.files), lineage.read(model)),
+        stream=lambda model: stage.open(model, out),
+        measure=stage.measure(begun) if stage.evaluate_every else None,
+    )
+
+
+def of_stage(recipe: Recipe, stage: Stage, model: Path) -> Recipe:
+    """The recipe of a stage's run."""
     optimizer = recipe.optimizer
     if stage.lr is not None:
         optimizer = Method(optimizer.name, {**optimizer.options, "lr": stage.lr})
-    changed = recipe.changed(
+    return recipe.changed(
         train={
             "init": str(model),
             "steps": stage.steps,
@@ -112,13 +136,3 @@ def begin(
             "warmup_steps": min(recipe.train.warmup_steps, stage.steps // 10),
         }
     ).model_copy(update={"optimizer": optimizer})
-    return Run(
-        changed,
-        out,
-        quiet=quiet,
-        command=command,
-        name=name,
-        begun=(begun, dict(begun.tokenizer.files), lineage.read(model)),
-        stream=lambda model: stage.open(model, out),
-        measure=stage.measure(begun) if stage.evaluate_every else None,
-    )

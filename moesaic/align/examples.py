@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from moesaic.align.json_lines import json_lines
 from moesaic.data.sources import BUILTIN, GYM
 from moesaic.data.tasks import Split, Task, check_family, tasks
 from moesaic.data.tasks.families import PRESETS, split_names
@@ -32,6 +33,7 @@ class Example:
     answer: str | None = None
     task: Task | None = None
     facts: dict[str, Any] = field(default_factory=dict)
+    place: str = ""  # file:line, where it was read from one
 
     @property
     def question(self) -> str:
@@ -73,17 +75,7 @@ class FileExamples:
 
     def __init__(self, path: Path, seed: int) -> None:
         self.path, self.seed = path, seed
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except OSError as error:
-            raise UserError(path, f"cannot be read ({error.strerror})", "Name a file of JSON lines.") from None
-        except UnicodeDecodeError:
-            raise UserError(path, "is not text", "Name a file of JSON lines.") from None
-        found = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-        if not found:
-            raise UserError(path, "is empty")
-        self.examples = [self._read(line, f"{path}:{number}") for number, line in found]
-
+        self.examples = [self._read(line, place) for place, line in json_lines(path)]
         self._order: tuple[int, list[int]] = (-1, [])
 
     def __getitem__(self, index: int) -> Example:
@@ -95,26 +87,25 @@ class FileExamples:
         return self.examples[self._order[1][place]]
 
     @staticmethod
-    def _read(line: str, place: str) -> Example:
-        try:
-            content = json.loads(line)
-        except (ValueError, RecursionError):
-            raise UserError(place, "is not JSON") from None
-        if not isinstance(content, dict):
-            raise UserError(place, "is not a JSON object")
-        facts = dict(content)
+    def _read(line: dict[str, Any], place: str) -> Example:
+        facts = dict(line)
         messages = facts.pop("messages", None)
         if messages is not None:
             if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
-                raise UserError(place, "messages is not a list of {role, content}")
-            return Example(tuple(messages), facts.pop("answer", None), facts=facts)
-        question = facts.pop("question", facts.pop("prompt", None))
-        answer = facts.pop("answer", facts.pop("response", None))
-        if not isinstance(question, str):
-            raise UserError(place, "has neither messages nor a question or prompt")
+                raise UserError(place, "messages is not a list of {role, content}", "Correct it.")
+        elif not isinstance(question := facts.pop("question", facts.pop("prompt", None)), str):
+            raise UserError(place, "has neither messages nor a question or prompt", "Say what was asked.")
+        else:
+            messages = [{"role": "user", "content": question}]
+            facts.setdefault("answer", facts.pop("response", None))
+        if not messages:
+            raise UserError(place, "messages is empty", "Say what was asked.")
+        if not isinstance(facts.get("tools", []), list | None):
+            raise UserError(place, "tools is not a list", "Correct it.")
+        answer = facts.pop("answer", None)
         if answer is not None and not isinstance(answer, str):
             answer = json.dumps(answer)
-        return Example(({"role": "user", "content": question},), answer, facts=facts)
+        return Example(tuple(messages), answer, facts=facts, place=place)
 
 
 @dataclass(frozen=True)
@@ -132,7 +123,7 @@ class Mixture:
     """Weighted sources that take turns: whoever is furthest behind its share is next, so every stretch has the mix."""
 
     def __init__(self, sources: Sequence[Examples], weights: Sequence[float]) -> None:
-        assert sources and len(sources) == len(weights)
+        assert len(sources) == len(weights)
         self.sources, self.weights = list(sources), [weight / sum(weights) for weight in weights]
         self.taken = [0] * len(sources)
 
@@ -170,3 +161,15 @@ def open_examples(sources: Sequence[Mapping[str, Any]], split: Split, seed: int)
             found = FileExamples(Path(path), seed)
         opened.append(Later(found, skip) if (skip := int(source.get("skip", 0))) else found)
     return Mixture(opened, [float(source.get("weight", 1.0)) for source in sources])
+
+
+def open_conversations(sources: Sequence[Mapping[str, Any]], seed: int) -> Mixture:
+    """The same, to learn what the assistant says: every line of a file must hold something of the kind."""
+    opened = open_examples(sources, "train", seed)
+    for source in opened.sources:
+        plain = source.examples if isinstance(source, Later) else source
+        for example in plain.examples if isinstance(plain, FileExamples) else ():
+            if not any(message.get("role") == "assistant" for message in example.conversation()):
+                problem = "holds nothing that an assistant said"
+                raise UserError(example.place, problem, "Add a message of role assistant, or a response.")
+    return opened

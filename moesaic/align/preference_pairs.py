@@ -8,15 +8,15 @@ Without prompt and messages, chosen and rejected are whole conversations, and wh
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moesaic.align.conversation import Said, read_conversation
 from moesaic.align.examples import BUILTIN, TaskExamples
+from moesaic.align.json_lines import json_lines
 from moesaic.data.tasks import Split, score
 from moesaic.errors import UserError
 from moesaic.model.tokenizer import Tokenizer
@@ -37,30 +37,6 @@ class Pair:
     @property
     def sides(self) -> tuple[Said, Said]:
         return self.chosen, self.rejected
-
-
-def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every object of a file with its place, file:line; a file without one is refused."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror})", "Name a file of JSON lines.") from None
-    except UnicodeDecodeError:
-        raise UserError(path, "is not text", "Name a file of JSON lines.") from None
-    empty = True
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        empty, place = False, f"{path}:{number}"
-        try:
-            content = json.loads(line)
-        except (ValueError, RecursionError):
-            raise UserError(place, "is not JSON", "Write one object on each line.") from None
-        if not isinstance(content, dict):
-            raise UserError(place, "is not a JSON object", "Write one object on each line.")
-        yield place, content
-    if empty:
-        raise UserError(path, "is empty", "Write one object on each line.")
 
 
 def questions_and_answers(line: Mapping[str, Any], place: str) -> tuple[list[Any], list[list[Any]]]:
@@ -162,3 +138,14 @@ def read_source(
     if not short:
         raise UserError(path, f"no pair is as short as {longest} tokens", "Raise the stage's longest.")
     return short, len(pairs) - len(short)
+
+
+def check_pairs(data: Sequence[Mapping[str, Any]], steps: bool = False) -> None:
+    """What can be seen to be wrong without a tokenizer. Lines with judged `steps` are not pairs."""
+    for source in data:
+        if source["path"].startswith(BUILTIN):
+            TaskExamples(source["path"].removeprefix(BUILTIN), "train")
+            continue
+        for place, line in json_lines(Path(source["path"])):
+            if not (steps and "steps" in line):
+                questions_and_answers(line, place)

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from moesaic.align.conversation import Said
 from moesaic.align.examples import BUILTIN
+from moesaic.align.json_lines import json_lines
 from moesaic.align.preference_batch import GroupedBatch
-from moesaic.align.preference_pairs import Pair, json_lines, read_pair, read_source
+from moesaic.align.preference_pairs import Pair, read_pair, read_source
 from moesaic.align.sft import pack_said
 from moesaic.data.tasks import Split
 from moesaic.errors import UserError
@@ -58,7 +59,10 @@ def read_steps(tokenizer: Tokenizer, line: Mapping[str, Any], place: str, number
             raise UserError(place, "a step has no text", form)
         if not isinstance(label, int | float) or not 0 <= label <= 1:
             raise UserError(place, f"a step's label is {label!r}", form)
-    tokens, rows = step_rows(tokenizer, messages, [step["text"] for step in steps], line.get("tools"), place)
+    try:
+        tokens, rows = step_rows(tokenizer, messages, [step["text"] for step in steps], line.get("tools"), place)
+    except UserError as error:  # of the chat template, which does not know the line
+        raise UserError(place, error.problem, error.remedy) from None
     return Steps(number, tokens, {row: float(step["label"]) for row, step in zip(rows, steps, strict=True)})
 
 

@@ -119,7 +119,10 @@ class _Reader(Dataset[Any]):
         return [([next(said) for _ in parts], taken) for parts, (_, taken) in zip(written, asked, strict=True)]
 
     def _write(self, example: Example) -> list[Written]:
-        return write_conversation(self.tokenizer, example.conversation(), example.facts.get("tools"))
+        try:
+            return write_conversation(self.tokenizer, example.conversation(), example.facts.get("tools"))
+        except UserError as error:  # of the chat template, which does not know the line
+            raise UserError(example.place or error.place, error.problem, error.remedy) from None
 
 
 def _places(examples: Mixture) -> Iterator[Asked]:

@@ -156,6 +156,34 @@ class TestAnOutThatHoldsSomething:
         assert not (begun / "stages").exists()
 
 
+@pytest.mark.parametrize(
+    ("later", "message"),
+    [
+        (MORE.replace("prompts: 1", "lr: 1e300"), "lr must be above 0 and at most 1000"),
+        (MORE.replace("prompts: 1", "seed: 18446744073709551616"), "align.stages.1.seed: must be less than"),
+        (MORE.replace("steps: 1", "steps: 0"), "align.stages.1.steps: must be greater than 0"),
+        (MORE.replace("prompts: 1", "objective: {clp: 1}"), "no such option of policy"),
+        (MORE.replace("prompts: 1", "rewards: [{name: nothing}]"), "no such method"),
+        (MORE.replace("prompts: 1", "rewards: [{name: task, weight: much}]"), "the weight of task is text"),
+        (MORE.replace("prompts: 1", "selection: nothing"), "no such method"),
+        (MORE.replace("prompts: 1", "drafter: nothing"), "no such method"),
+        (MORE.replace("prompts: 1", "environment: nothing"), "no such method"),
+        (MORE.replace("prompts: 1", "rewards: [{name: model, path: nowhere}]"), "nowhere"),
+        (MORE.replace(FAMILY, "none.jsonl"), "none.jsonl: cannot be read"),
+        ("{name: preference, data: [{path: PAIRS}]}", "pairs.jsonl:1: has no rejected answer"),
+        ("{name: distill, teacher: nowhere, data: [{path: PAIRS}]}", "pairs.jsonl:1: holds nothing that an"),
+        (f'{{name: distill, teacher: nowhere, data: [{{path: "{FAMILY}"}}]}}', "nowhere: no such directory"),
+        ('{name: sft, data: [{path: "stage:2/kept.jsonl"}]}', "1 before the one that names it"),
+    ],
+)
+def test_a_later_stage_is_looked_at_before_the_first_is_run(base, tmp_path, later, message):
+    (tmp_path / "pairs.jsonl").write_text('{"prompt": "a", "chosen": "b"}')
+    asked = of_stages(tmp_path, SFT, later.replace("PAIRS", str(tmp_path / "pairs.jsonl")))
+    with pytest.raises(UserError, match=message):
+        align(asked, base, tmp_path / "out", quiet=True)
+    assert not (tmp_path / "out").exists()
+
+
 def test_what_cannot_be_aligned_is_refused(base, tmp_path):
     with pytest.raises(UserError, match="align.stages is empty"):
         align(recipe(tmp_path, "train: {steps: 1}"), base, tmp_path / "out", quiet=True)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from moesaic.align.conversation import opening, read_conversation
-from moesaic.align.examples import FileExamples, Mixture, TaskExamples, open_examples
+from moesaic.align.examples import FileExamples, Mixture, TaskExamples, open_conversations, open_examples
 from moesaic.align.sft import ConversationStream
 from moesaic.align.stages import PAIRS, sources
 from moesaic.data.packing import IGNORED
@@ -139,7 +139,7 @@ def test_what_is_wrong_with_a_conversation_is_told_wherever_it_is_read(tokenizer
     file = tmp_path / "talks.jsonl"
     file.write_text(json.dumps({"messages": [{"role": "user", "content": "hello"}]}))
     stream = ConversationStream(tokenizer, open_examples([{"path": str(file)}], "train", 0), 100, 100, readers)
-    with pytest.raises(UserError, match="messages: hold nothing that an assistant said. Add a message of role"):
+    with pytest.raises(UserError, match="talks.jsonl:1: hold nothing that an assistant said. Add a message of role"):
         next(stream)
     stream.close()
 
@@ -183,6 +183,9 @@ def test_a_source_may_begin_later():
         ('{"question": "a"}\n[1]', ":2: is not a JSON object"),
         ('{"messages": [1]}', "list of"),
         ('{"answer": "a"}', "neither messages nor"),
+        ('{"question": "a"}\n\n{"messages": []}', ":3: messages is empty"),
+        ('{"question": "a", "tools": {}}', ":1: tools is not a list"),
+        ('{"question": "a"}\n{"question": "\\ud83d"}', ":2: is not Unicode"),
     ],
 )
 def test_a_bad_file_is_named_with_its_line(tmp_path, content, message):
@@ -192,3 +195,18 @@ def test_a_bad_file_is_named_with_its_line(tmp_path, content, message):
         FileExamples(file, 0)
     with pytest.raises(UserError, match="cannot be read"):
         FileExamples(tmp_path / "none.jsonl", 0)
+
+
+def test_lines_end_where_json_lines_do(tmp_path):
+    """Not at every mark that Unicode has for the end of a line, which a text may hold; a byte order mark is none."""
+    file = tmp_path / "a.jsonl"
+    file.write_text('\ufeff{"question": "one\u2028two\x85", "answer": "\\ud83d\\ude00"}\r\n', encoding="utf-8")
+    (example,) = FileExamples(file, 0).examples
+    assert (example.question, example.answer, example.place) == ("one\u2028two\x85", "\U0001f600", f"{file}:1")
+
+
+def test_conversations_without_an_answer_are_found_when_the_file_is_opened(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"prompt": "a", "response": "b"}\n{"messages": [{"role": "user", "content": "hello"}]}')
+    with pytest.raises(UserError, match="a.jsonl:2: holds nothing that an assistant said"):
+        open_conversations([{"path": str(file), "skip": 1}], 0)

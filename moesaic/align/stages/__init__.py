@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 from moesaic.data.stream import Stream
 from moesaic.methods import Method
 from moesaic.model.transformer import Model
-from moesaic.recipe import Count, Natural, Seed
+from moesaic.recipe import Count, Natural, Seed, Steps
 
 Measure = Callable[[Model], dict[str, float]]
 Data = tuple[dict[str, Any], ...]
+EARLIER = "stage:"  # begins a path in what an earlier stage makes
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,16 @@ class Stage:
     headed: ClassVar[bool] = False  # whether a value head is learned
     goes_on: ClassVar[bool] = True  # whether the next stage goes on from what this one makes
 
-    steps: Count = 100
+    steps: Steps = 100
     lr: float | None = None  # else the recipe's
     save_every: Count = 50
     evaluate_every: Natural = 10
     evaluate: Natural = 64  # held-out questions that accuracy is measured on
     seed: Seed = 0
+
+    def check(self) -> None:
+        """What can be seen to be wrong before any stage is run; what an earlier one will make is not there yet."""
+        raise NotImplementedError
 
     def learned_by(self) -> Method:
         """The objective."""
@@ -43,6 +48,16 @@ class Stage:
 
     def measure(self, model: Model) -> Measure | None:
         return None
+
+
+def made_before(options: Mapping[str, Any]) -> bool:
+    """Whether options name what an earlier stage makes."""
+    return any(isinstance(value, str) and value.startswith(EARLIER) for value in options.values())
+
+
+def there(data: Data) -> Data:
+    """The sources that can be looked at before any stage is run."""
+    return tuple(source for source in data if not made_before(source))
 
 
 def sources(data: Data, keys: tuple[str, ...] = ("path", "weight", "skip")) -> Data:

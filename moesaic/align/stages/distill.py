@@ -14,11 +14,13 @@ from typing import Literal
 
 from moesaic.align.accuracy import Accuracy
 from moesaic.align.distill import AnswerStream, check_teacher
-from moesaic.align.examples import open_examples
+from moesaic.align.examples import Mixture, open_conversations, open_examples
 from moesaic.align.sft import ConversationStream
-from moesaic.align.stages import Data, Measure, Stage, sources
+from moesaic.align.stages import EARLIER, Data, Measure, Stage, sources, there
 from moesaic.data.stream import Stream
 from moesaic.methods import Method
+from moesaic.model.compressed import open_checkpoint
+from moesaic.model.directory import match
 from moesaic.model.transformer import Model
 from moesaic.serve.engine import Engine
 
@@ -46,6 +48,11 @@ class Distill(Stage):
         if self.on == "policy" and self.weight != 1.0:
             raise ValueError("on policy only the teacher teaches: weight is 1")
 
+    def check(self) -> None:
+        self._examples(there(self.data))
+        if not self.teacher.startswith(EARLIER):
+            match(open_checkpoint(self.teacher))
+
     def learned_by(self) -> Method:
         options = {"teacher": self.teacher, "weight": self.weight, "temperature": self.softness}
         return Method("distill", options | {"direction": self.direction})
@@ -53,13 +60,16 @@ class Distill(Stage):
     def stream(self, model: Model) -> Stream:
         assert model.tokenizer is not None
         check_teacher(Path(self.teacher), model.tokenizer)
-        examples = open_examples(self.data, "train", self.seed)
+        examples = self._examples(self.data)
         if self.on == "data":
             longest = min(self.longest, model.config.context)
             return ConversationStream(model.tokenizer, examples, self.batch_tokens, longest)
         wishes = {"max_tokens": self.max_tokens, "temperature": self.temperature}
         engine = Engine(model, most_requests=self.prompts, seed=self.seed)
         return AnswerStream(engine, examples, self.prompts, wishes, self.seed)
+
+    def _examples(self, data: Data) -> Mixture:
+        return open_conversations(data, self.seed) if self.on == "data" else open_examples(data, "train", self.seed)
 
     def measure(self, model: Model) -> Measure | None:
         return Accuracy.of(self.data, self.evaluate, self.max_tokens)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from moesaic.align.accuracy import Accuracy
@@ -26,18 +27,21 @@ from moesaic.align.critic import Critic, CriticOptions
 from moesaic.align.critic_stream import CriticStream
 from moesaic.align.environments import Environment
 from moesaic.align.environments._playing import players
-from moesaic.align.examples import open_examples
+from moesaic.align.examples import open_conversations, open_examples
 from moesaic.align.remember import RememberOptions, RememberStream
 from moesaic.align.rewards import Reward
 from moesaic.align.rollout_stream import RolloutSettings, RolloutStream
 from moesaic.align.selection import Selection
 from moesaic.align.sft import ConversationStream
-from moesaic.align.stages import Data, Measure, Stage, methods, sources
+from moesaic.align.stages import EARLIER, Data, Measure, Stage, methods, sources, there
 from moesaic.data.stream import Stream
+from moesaic.errors import UserError
 from moesaic.methods import Method, build
 from moesaic.model.transformer import Model
+from moesaic.model.value_head import require_head
 from moesaic.serve.drafters import Drafter
 from moesaic.serve.engine import Engine
+from moesaic.strict import found
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,17 @@ class Policy(Stage):
         if self.remember is not None and self.objective.get("replay"):
             raise ValueError("remember does not go with replay: nobody routed those conversations before")
 
+    def check(self) -> None:
+        open_examples(there(self.data), "train", self.seed)
+        named_rewards(there(self.rewards))
+        self._selection()
+        self._drafter()
+        self.world()
+        if self.remember is not None:
+            open_conversations(there(self.remember.data), self.seed)
+        if self.critic is not None and self.critic.model and not self.critic.model.startswith(EARLIER):
+            require_head(Path(self.critic.model))
+
     def learned_by(self) -> Method:
         return Method("policy", {"temperature": self.temperature} | self.objective)
 
@@ -91,7 +106,7 @@ class Policy(Stage):
         if self.remember is not None:
             assert model.tokenizer is not None
             told, longest = self.remember, min(self.remember.longest, model.config.context)
-            examples = open_examples(told.data, "train", self.seed)
+            examples = open_conversations(told.data, self.seed)
             conversations = ConversationStream(model.tokenizer, examples, told.batch_tokens, longest)
             found = RememberStream(found, conversations, told.weight)
         return found
@@ -108,8 +123,7 @@ class Policy(Stage):
             self.wishes(model),
             self.seed,
         )
-        (selection,) = methods((self.selection,))
-        selector = build(selection, Selection, "align.stages: selection").begin(examples, model, self.seed)
+        selector = self._selection().begin(examples, model, self.seed)
         kept_near = self.objective.get("kl") or (self.critic is not None and self.critic.kl)
         reference = copy.deepcopy(model) if kept_near else None
         given: dict[str, Any] = {
@@ -120,11 +134,17 @@ class Policy(Stage):
         }
         if self.asynchronous is not None:
             return AsynchronousStream(model=model, options=self.asynchronous, crew=self.crew(model), **given)
-        drafter = build(Method(self.drafter), Drafter, "align.stages: drafter") if self.drafter else None
-        engine = Engine(model, drafter=drafter, most_requests=self.prompts * self.group, seed=self.seed)
+        engine = Engine(model, drafter=self._drafter(), most_requests=self.prompts * self.group, seed=self.seed)
         world = self.world()
         begin = players(world, self.group, self.wishes(model)) if world is not None else None
         return RolloutStream(engine=engine, rewards=named_rewards(self.rewards), begin=begin, **given)
+
+    def _selection(self) -> Selection:
+        (method,) = methods((self.selection,))
+        return build(method, Selection, "align.stages: selection")
+
+    def _drafter(self) -> Drafter | None:
+        return build(Method(self.drafter), Drafter, "align.stages: drafter") if self.drafter else None
 
     def world(self) -> Environment | None:
         if self.environment is None:
@@ -175,7 +195,11 @@ def named_rewards(named: tuple[dict[str, Any], ...]) -> list[tuple[str, float, R
     rewards = []
     for method in methods(named):
         options = dict(method.options)
-        weight = float(options.pop("weight", 1.0))
+        weight = options.pop("weight", 1.0)
+        if not isinstance(weight, int | float) or isinstance(weight, bool):
+            raise UserError(
+                "align.stages: rewards", f"the weight of {method.name} is {found(weight)}", "Write a number."
+            )
         reward = build(Method(method.name, options), Reward, "align.stages: rewards")
-        rewards.append((method.name, weight, reward))
+        rewards.append((method.name, float(weight), reward))
     return rewards

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from moesaic.align.preference_batch import GroupStream, pack_pairs
-from moesaic.align.preference_pairs import Pair, PairSource, read_source
+from moesaic.align.preference_pairs import Pair, PairSource, check_pairs, read_source
 from moesaic.align.preference_reference import answer_logprobs, reference_logprobs
-from moesaic.align.stages import PAIRS, Data, Measure, Stage, sources
+from moesaic.align.stages import PAIRS, Data, Measure, Stage, sources, there
 from moesaic.data.stream import Stream
 from moesaic.data.tasks import Split
 from moesaic.methods import Method, build
@@ -45,6 +45,9 @@ class Preference(Stage):
             sources(self.held_out, PAIRS)
         if min(self.pairs, self.batch_pairs, self.longest) < 1:
             raise ValueError("pairs, batch_pairs and longest are at least 1")
+
+    def check(self) -> None:
+        check_pairs(there((*self.data, *self.held_out)))
 
     def learned_by(self) -> Method:
         return Method("preference", self.objective)

@@ -20,7 +20,7 @@ from moesaic.align.examples import FileExamples, Mixture, open_examples
 from moesaic.align.preference_reference import fingerprint
 from moesaic.align.rejection import Rule, collect, key_of
 from moesaic.align.sft import ConversationStream
-from moesaic.align.stages import Data, Measure, Stage, methods, sources
+from moesaic.align.stages import Data, Measure, Stage, methods, sources, there
 from moesaic.align.stages.policy import named_rewards
 from moesaic.data.packing import Batch
 from moesaic.data.stream import Stream
@@ -48,6 +48,10 @@ class Rejection(Stage):
         methods(self.rewards)
         if min(self.questions, self.group, self.keep, self.max_tokens, self.batch_tokens, self.longest) < 1:
             raise ValueError("questions, group, keep, max_tokens, batch_tokens and longest are at least 1")
+
+    def check(self) -> None:
+        open_examples(there(self.data), "train", self.seed)
+        named_rewards(there(self.rewards))
 
     def learned_by(self) -> Method:
         return Method("next_token")

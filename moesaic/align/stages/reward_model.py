@@ -15,10 +15,10 @@ from functools import partial
 from typing import Any, ClassVar
 
 from moesaic.align.preference_batch import GroupStream
-from moesaic.align.preference_pairs import Pair, PairSource
+from moesaic.align.preference_pairs import Pair, PairSource, check_pairs
 from moesaic.align.reward_model import Judgeable, JudgedAccuracy, pack_judged, read_judged, weighed
 from moesaic.align.reward_model_lengths import Lengths, balanced, length_bias
-from moesaic.align.stages import PAIRS, Data, Measure, Stage, sources
+from moesaic.align.stages import PAIRS, Data, Measure, Stage, sources, there
 from moesaic.align.stages.preference import held_out_data
 from moesaic.data.stream import Stream
 from moesaic.data.tasks import Split
@@ -46,6 +46,9 @@ class RewardModel(Stage):
             sources(self.held_out, PAIRS)
         if min(self.pairs, self.batch_pairs, self.longest) < 1:
             raise ValueError("pairs, batch_pairs and longest are at least 1")
+
+    def check(self) -> None:
+        check_pairs(there((*self.data, *self.held_out)), steps=True)
 
     def learned_by(self) -> Method:
         return Method("reward_model", self.objective)

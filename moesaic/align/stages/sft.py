@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moesaic.align.accuracy import Accuracy
-from moesaic.align.examples import open_examples
+from moesaic.align.examples import open_conversations
 from moesaic.align.sft import ConversationStream
-from moesaic.align.stages import Data, Measure, Stage, sources
+from moesaic.align.stages import Data, Measure, Stage, sources, there
 from moesaic.data.stream import Stream
 from moesaic.kernels import probe
 from moesaic.methods import Method
@@ -26,6 +26,11 @@ class Sft(Stage):
 
     def __post_init__(self) -> None:
         sources(self.data)
+        if min(self.batch_tokens, self.longest, self.max_tokens) < 1:
+            raise ValueError("batch_tokens, longest and max_tokens are at least 1")
+
+    def check(self) -> None:
+        open_conversations(there(self.data), self.seed)
 
     def learned_by(self) -> Method:
         return Method("next_token")
@@ -33,7 +38,7 @@ class Sft(Stage):
     def stream(self, model: Model) -> Stream:
         assert model.tokenizer is not None
         longest = min(self.longest, model.config.context)
-        examples = open_examples(self.data, "train", self.seed)
+        examples = open_conversations(self.data, self.seed)
         readers = min(4, probe.threads() // 4) if model.device.type == "cuda" else 0  # a CPU is busy with learning
         return ConversationStream(model.tokenizer, examples, self.batch_tokens, longest, readers)
 
