@@ -233,6 +233,37 @@ class TestWrongRequests:
         assert lines[1] == "  Copy it again."
 
 
+class TestWhereToWrite:
+    DIRECTORIES = (
+        "train recipe.yaml --out",
+        "align recipe.yaml --model base --out",
+        "quantiles recipe.yaml --out",
+        "prepare recipe.yaml --out",
+        "evaluate base --out",
+        "compress base --out",
+        "quickstart --no-serve --out",
+        "convert base",
+    )
+    FILES = ("law fit a b --out", "law predict law.json --png", "law optimize law.json --steps 9 --out")
+
+    @pytest.mark.parametrize("words", DIRECTORIES)
+    def test_a_file_is_no_directory_and_neither_is_nothing(self, run: Run, tmp_path: Path, words: str) -> None:
+        (tmp_path / "file").write_text("kept")
+        for place in (tmp_path / "file", tmp_path / "file" / "below"):
+            ended = run(*words.split(), str(place))
+            assert ended.code == 2 and f"{tmp_path / 'file'}: is a file. Name a directory." in ended.err
+        ended = run(*words.split(), "")
+        assert ended.code == 2 and "the name of a directory is empty" in ended.err
+        assert (tmp_path / "file").read_text() == "kept"
+
+    @pytest.mark.parametrize("words", FILES)
+    def test_a_directory_is_no_file_and_neither_is_nothing(self, run: Run, tmp_path: Path, words: str) -> None:
+        ended = run(*words.split(), str(tmp_path))
+        assert ended.code == 2 and f"{tmp_path}: is a directory. Name a file." in ended.err
+        ended = run(*words.split(), "")
+        assert ended.code == 2 and "the name of a file is empty" in ended.err
+
+
 class TestFailedWork:
     @pytest.mark.parametrize(
         ("how", "code", "message"),

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from moesaic.cli import destination
 from moesaic.cli.app import JsonFlag, print_json
 
 ORDER = 50
@@ -22,9 +23,12 @@ def command(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[section.key=value ...]", help="In place of what the recipe says.")
     ] = None,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The run; gone on with if it is there.")] = Path(
-        "out/aligned"
-    ),
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", metavar="DIR", parser=destination.directory, help="The run; gone on with if it is there."
+        ),
+    ] = Path("out/aligned"),
     json: JsonFlag = False,
 ) -> None:
     """Align a model in stages; a run that was stopped goes on where it was."""

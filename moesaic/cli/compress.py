@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from moesaic.cli import destination
 from moesaic.cli.app import JsonFlag, print_json
 
 ORDER = 60
@@ -23,7 +24,10 @@ def command(
         list[str] | None, typer.Argument(metavar="[option=value ...]", help="Of the method.", show_default=False)
     ] = None,
     method: Annotated[str, typer.Option(metavar="NAME", help="How; see docs/compress.md.")] = "gptq",
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="The directory to write.", show_default=False)] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", parser=destination.directory, help="The directory to write.", show_default=False),
+    ] = None,
     data: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Text to calibrate with; else Python's own reference.")
     ] = None,

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from moesaic.cli import destination
 from moesaic.cli.app import JsonFlag, print_json
 
 ORDER = 10
@@ -23,7 +24,10 @@ def command(
         str,
         typer.Argument(metavar="SRC", help="A Hugging Face directory, a GGUF file, or `smollm2`.", show_default=False),
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The directory to write.", show_default=False)],
+    out: Annotated[
+        Path,
+        typer.Argument(metavar="OUT", parser=destination.directory, help="The directory to write.", show_default=False),
+    ],
     upcycle: Annotated[
         str | None,
         typer.Option(

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
+from moesaic.cli import destination
 from moesaic.cli.app import JsonFlag, print_json
 
 ORDER = 70
@@ -38,7 +39,11 @@ def command(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Keep answers and write evaluation.json and .html; asked again, go on there."),
+        typer.Option(
+            metavar="DIR",
+            parser=destination.directory,
+            help="Keep answers and write evaluation.json and .html; asked again, go on there.",
+        ),
     ] = None,
     kv_policy: Annotated[
         str | None, typer.Option("--kv-policy", metavar="NAME", help="What of the cache stays (docs/kv-cache.md).")

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
+from moesaic.cli import destination
 from moesaic.cli.app import JsonFlag, print_json
 
 ORDER = 45
@@ -32,13 +33,13 @@ Window = Annotated[
 Skip = Annotated[float, typer.Option(help="Share of the steps after warm-up left out at the start.", min=0, max=0.5)]
 Peak = Annotated[float | None, typer.Option(help="The greatest learning rate; by default that of the fitted runs.")]
 Warmup = Annotated[int | None, typer.Option(help="Steps of warm-up; by default as many as the fitted runs had.", min=0)]
-Picture = Annotated[Path | None, typer.Option(help="Draw the curves here.", metavar="FILE")]
+Picture = Annotated[Path | None, typer.Option(help="Draw the curves here.", metavar="FILE", parser=destination.file)]
 
 
 @command.command()
 def fit(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Runs of one model with different schedules.")],
-    out: Annotated[Path, typer.Option(help="Where to write the law.", metavar="FILE")],
+    out: Annotated[Path, typer.Option(help="Where to write the law.", metavar="FILE", parser=destination.file)],
     loss: Annotated[
         str,
         typer.Option(
@@ -82,7 +83,9 @@ def predict(
     run: Annotated[Path | None, typer.Option(help="A run to compare with.", metavar="RUN")] = None,
     window: Window = None,
     skip: Skip = 0.1,
-    out: Annotated[Path | None, typer.Option(help="Write the predicted curve here.", metavar="FILE")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the predicted curve here.", metavar="FILE", parser=destination.file)
+    ] = None,
     png: Picture = None,
     json: JsonFlag = False,
 ) -> None:
@@ -109,7 +112,7 @@ def predict(
 def optimize(
     law: Law,
     steps: Annotated[int, typer.Option(help="Steps in all, warm-up included.", min=2)],
-    out: Annotated[Path, typer.Option(help="Where to write the schedule.", metavar="FILE")],
+    out: Annotated[Path, typer.Option(help="Where to write the schedule.", metavar="FILE", parser=destination.file)],
     peak: Peak = None,
     warmup: Warmup = None,
     floor: Annotated[float, typer.Option(help="The lowest learning rate, as a share of the peak.", min=0, max=1)] = 0.0,

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from moesaic.cli import destination
 from moesaic.cli.app import JsonFlag, print_json
 
 ORDER = 30
@@ -19,7 +20,9 @@ ORDER = 30
 
 def command(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe whose section data is prepared.")],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the prepared data goes.")],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", parser=destination.directory, help="Where the prepared data goes.")
+    ],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE ...]", help="Keys to change in the recipe.")
     ] = None,

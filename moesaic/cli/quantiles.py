@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from moesaic.cli import destination
 from moesaic.cli.app import JsonFlag, print_json
 
 ORDER = 35
@@ -19,7 +20,10 @@ ORDER = 35
 
 def command(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="Its sources are compared; its model is the proxy.")],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the proxies and the result go.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", metavar="DIR", parser=destination.directory, help="Where the proxies and the result go."),
+    ],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE ...]", help="Keys to change in the recipe.")
     ] = None,

@@ -15,6 +15,8 @@ from typing import Annotated
 
 import typer
 
+from moesaic.cli import destination
+
 ORDER = 0
 
 
@@ -23,7 +25,13 @@ def command(
         list[str] | None, typer.Argument(metavar="[section.key=value ...]", help="In place of what the recipes say.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where everything goes; else out/quickstart.", show_default=False)
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            parser=destination.directory,
+            help="Where everything goes; else out/quickstart.",
+            show_default=False,
+        ),
     ] = None,
     model: Annotated[
         str | None,

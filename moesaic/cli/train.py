@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from moesaic.cli import destination
 from moesaic.cli.app import JsonFlag, print_json
 
 ORDER = 40
@@ -32,9 +33,12 @@ def command(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[section.key=value ...]", help="In place of what the recipe says.")
     ] = None,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The run; gone on with if it is there.")] = Path(
-        "out/run"
-    ),
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", metavar="DIR", parser=destination.directory, help="The run; gone on with if it is there."
+        ),
+    ] = Path("out/run"),
     json: JsonFlag = False,
     keys: Annotated[
         bool,
