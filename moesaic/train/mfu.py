@@ -58,7 +58,17 @@ def _idle(layer: Layer, hidden: int) -> int:
 @cache
 def peak_flops(device: torch.device, dtype: torch.dtype, seconds: float = 0.3) -> float:
     """FLOP/s of the best of a few large square products: measured once per process, and what MFU is a share of."""
-    size = 8192 if device.type == "cuda" else 1024
+    size, largest = (8192, 8192) if device.type == "cuda" else (128, 1024)
+    best = _fastest(device, dtype, size, 0.0)
+    # A processor that has no instructions for a dtype takes hundreds of times as long: such are judged by small ones.
+    while size < largest and 8 * best < seconds:
+        size *= 2
+        best = _fastest(device, dtype, size, 0.0)
+    return 2.0 * size**3 / min(best, _fastest(device, dtype, size, seconds))
+
+
+def _fastest(device: torch.device, dtype: torch.dtype, size: int, seconds: float) -> float:
+    """The shortest time of some products, at least one."""
     a = torch.randn(size, size, device=device, dtype=torch.float32, generator=_generator(device)).to(dtype)
     out = torch.empty_like(a)
 
@@ -74,7 +84,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype, seconds: float = 0.3) -
     best = product()
     while time.perf_counter() < end:
         best = min(best, product())
-    return 2.0 * size**3 / best
+    return best
 
 
 def _generator(device: torch.device) -> torch.Generator:

@@ -662,6 +662,22 @@ def test_the_peak_is_measured_once_and_leaves_the_random_numbers_alone() -> None
     assert time.perf_counter() - start < 0.01
 
 
+def test_the_peak_of_a_slow_dtype_is_found_with_small_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def product(
+        a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
+    ) -> None:  # a tenth of a second for the smallest, eight times as long for each doubling
+        sizes.append(len(a))
+        clock[0] += 0.1 * (len(a) / 128) ** 3
+
+    clock = [0.0]
+    monkeypatch.setattr("torch.mm", product)
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    found = peak_flops(torch.device("cpu"), torch.float16, 0.31)
+    assert set(sizes) == {128} and found == pytest.approx(2 * 128**3 / 0.1)
+
+
 # -- TensorBoard
 
 
