@@ -11,6 +11,7 @@ same call. All are measured on the same held-out text, and every source's counts
 from __future__ import annotations
 
 import re
+import shutil
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -40,6 +41,7 @@ from moesaic.train.run import Run
 HELD_OUT = 0.05  # of the documents, where the recipe holds none out
 RESULT = "quantiles.json"
 LOSS = "loss.json"
+REQUEST = "proxy.json"
 
 
 @dataclass
@@ -85,7 +87,6 @@ def quantiles(
         HeldOutLoss(data, tokens=tokens, longest=longest, device=probe.device(), source=name)
         for name in ([on] if on else names)
     ]
-    request = {"on": on, "tokens": tokens, "data": data.fingerprint, "recipe": recipe.dump()}
     total, losses = steps * count * len(names) * seeds, dict[str, list[float]]()
     warnings: list[str] = []
 
@@ -96,9 +97,11 @@ def quantiles(
             before = steps * (sum(map(len, losses.values())))
             place = out / "proxies" / f"{_plain(name)}-seed{seed}"
             mine = recipe.changed(train={"seed": seed})
-            asked = {**request, "seed": seed, "order": stream.plan.fingerprint}
+            trained = {"data": data.fingerprint, "recipe": mine.dump(), "order": stream.plan.fingerprint}
+            asked = {**trained, "on": on, "tokens": tokens}
             if (loss := _known(place, asked)) is None:
                 show(Status(name, before, total))
+                _begin(place, trained)
                 run = _Proxy(mine, place, folder, stream, lambda done: show(Status(name, before + done, total)))  # noqa: B023
                 train(run)
                 if run.step < steps:
@@ -159,6 +162,15 @@ def _known(place: Path, request: dict[str, Any]) -> float | None:
     file = place / LOSS
     known = read_json(file) if file.is_file() else {}
     return float(known["loss"]) if known.get("request") == request else None
+
+
+def _begin(place: Path, request: dict[str, Any]) -> None:
+    """A run that was asked for otherwise (other steps, another recipe) is none to go on with."""
+    file = place / REQUEST
+    if place.exists() and not (file.is_file() and read_json(file) == request):
+        shutil.rmtree(place)
+    place.mkdir(parents=True, exist_ok=True)
+    write_json(file, request)
 
 
 def _for_proxies(recipe: Recipe, steps: int) -> Recipe:

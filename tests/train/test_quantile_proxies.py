@@ -98,6 +98,16 @@ def test_other_requests_are_measured_anew(recipe: Path, done: Path, tmp_path: Pa
     assert by_source["sums"] < by_source["code"]
 
 
+def test_other_steps_are_trained_anew(recipe: Path, done: Path, tmp_path: Path) -> None:
+    losses = {}
+    for name, several in (("fresh", [2]), ("again", [4, 2])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "data").symlink_to(done / "data")
+        for steps in several:
+            losses[name] = quantiles(load_recipe(recipe), tmp_path / name, steps=steps, count=2, tokens=1000).losses
+    assert losses["again"] == losses["fresh"]
+
+
 def test_stopped_and_gone_on_with_it_ends_the_same(recipe: Path, done: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
