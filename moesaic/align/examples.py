@@ -22,6 +22,7 @@ from moesaic.data.tasks import Split, Task, check_family, tasks
 from moesaic.data.tasks.families import PRESETS, split_names
 from moesaic.errors import UserError
 
+OWN, SEEDS = 100_000, 100  # a seed has so many tasks of each family before those of the next; so many seeds have some
 Place = tuple[int, int]  # an example of a mixture: the number of its source, and its number there
 
 
@@ -155,11 +156,13 @@ def open_examples(sources: Sequence[Mapping[str, Any]], split: Split, seed: int)
     opened: list[Examples] = []
     for source in sources:
         path = str(source["path"])
+        skip = int(source.get("skip", 0))
         if path.startswith(BUILTIN):
-            found: Examples = TaskExamples(path.removeprefix(BUILTIN), split)
+            found: Examples = (made := TaskExamples(path.removeprefix(BUILTIN), split))
+            skip += len(made.families) * OWN * (seed % SEEDS)
         else:
             found = FileExamples(Path(path), seed)
-        opened.append(Later(found, skip) if (skip := int(source.get("skip", 0))) else found)
+        opened.append(Later(found, skip) if skip else found)
     return Mixture(opened, [float(source.get("weight", 1.0)) for source in sources])
 
 

@@ -164,10 +164,12 @@ def test_sources_take_turns_by_weight_and_repeat_in_another_order(tmp_path):
     assert mixture.taken == [30, 10]
 
 
-def test_a_source_may_begin_later():
+def test_a_source_may_begin_later_and_with_another_seed_elsewhere():
     whole, later = (open_examples([{"path": "builtin:gcd,lcm", **extra}], "train", 0) for extra in ({}, {"skip": 5}))
     questions = [next(whole).question for _ in range(8)]
     assert [next(later).question for _ in range(3)] == questions[5:]
+    other = open_examples([{"path": "builtin:gcd,lcm"}], "train", 1)
+    assert not {next(other).question for _ in range(8)} & set(questions)
     for skip in (-1, 1.5, True, "5"):
         with pytest.raises(ValueError, match="what to skip"):
             sources(({"path": "builtin:gcd", "skip": skip},))
