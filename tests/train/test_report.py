@@ -665,9 +665,8 @@ def test_the_peak_is_measured_once_and_leaves_the_random_numbers_alone() -> None
 def test_the_peak_of_a_slow_dtype_is_found_with_small_products(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
 
-    def product(
-        a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
-    ) -> None:  # a tenth of a second for the smallest, eight times as long for each doubling
+    # A tenth of a second for the smallest, and eight times as long for each doubling.
+    def product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
         sizes.append(len(a))
         clock[0] += 0.1 * (len(a) / 128) ** 3
 
