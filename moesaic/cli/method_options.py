@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from moesaic.errors import UserError
 from moesaic.methods import Method, build, known
+from moesaic.strict import did_you_mean
 from moesaic.yaml_reader import read_yaml
 
 Base = TypeVar("Base")
@@ -19,6 +20,7 @@ class MethodOptions:
     def __init__(self, words: list[str]) -> None:
         self.values: dict[str, Any] = {}
         self.taken: set[str] = set()
+        self.known: list[str] = []
         for word in words:
             key, sign, text = word.partition("=")
             if not sign or not key:
@@ -34,8 +36,13 @@ class MethodOptions:
             module = importlib.import_module(f"{base.__module__}.{name}")
             kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, base)]
             fields = {
-                field.name for kind in kinds if dataclasses.is_dataclass(kind) for field in dataclasses.fields(kind)
+                field.name
+                for kind in kinds
+                if dataclasses.is_dataclass(kind)
+                for field in dataclasses.fields(kind)
+                if field.init
             }
+        self.known += sorted(fields)
         prefix = f"{flag.removeprefix('--')}."
         for key, value in self.values.items():
             if key in fields or key.startswith(prefix):
@@ -47,4 +54,5 @@ class MethodOptions:
         """Every option must be somebody's."""
         for key in self.values:
             if key not in self.taken:
-                raise UserError("command line", f"{key}: no method that was named has such an option")
+                problem = "no method that was named has such an option"
+                raise UserError(f"command line: {key}", problem + did_you_mean(key, self.known))

@@ -35,6 +35,9 @@ def read_text(data: Path | None) -> str:
 
 def sequences(text: str, tokenizer: Tokenizer, count: int, length: int, place: object) -> list[list[int]]:
     """Up to `count` pieces of `length` tokens from all over the text."""
+    if count * length < LEAST_TOKENS:
+        problem = f"{count} pieces of {length} tokens are {count * length}, and {LEAST_TOKENS} is the least"
+        raise UserError("--samples", problem, "Raise it, or --length.")
     # A token is rarely longer than this many characters, and a whole corpus need not be read for a few of them.
     tokens = tokenizer.encode(text[: max(4096, count * length * 16)])
     pieces = [tokens[at : at + length] for at in range(0, len(tokens), length)]

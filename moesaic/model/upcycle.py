@@ -23,6 +23,7 @@ from moesaic.model.families import Place
 
 # The mixture that is nearest to each dense family; where it cannot express the model, our own architecture is used.
 NEAREST = {"llama": "mixtral", "qwen3": "qwen3_moe"}
+MOST = 65536  # experts of a layer
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,9 @@ class Upcycle:
 
     def check(self, hidden: int) -> None:
         problem = ""
-        if not 0 < self.split <= self.topk <= self.experts <= 65536:
+        if self.experts > MOST:
+            problem = f"experts is at most {MOST:,}, not {self.experts:,}"
+        elif not 0 < self.split <= self.topk <= self.experts:
             problem = f"needs 0 < split <= topk <= experts, not {self.split}, {self.topk}, {self.experts}"
         elif self.experts % self.split or self.topk % self.split:
             problem = f"experts and topk must be multiples of split ({self.split}), so that tokens take whole copies"

@@ -21,7 +21,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--method", "rtn", "bits=7"], "bits must be one of 1, 2, 3, 4, 5, 6, 8, not 7"),
         (["--method", "rtn", "group=48"], "multiple of 32"),
         (["--method", "gptt"], 'no such method "gptt"'),
-        (["--method", "rtn", "bit=4"], "no method that was named has such an option"),
+        (["--method", "rtn", "bit=4"], "no method that was named has such an option; did you mean bits?"),
         (["--method", "nm", "n=4"], "n must be from 1 to below m"),
         (["--method", "mixed", "bits=9.5"], "bits must be from 2 to 8"),
         (["--method", "prune_experts", "keep=2"], "has no experts"),
@@ -30,6 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--method", "milo", "--layout", "compressed-tensors"], "cannot be kept in"),
         (["--method", "rtn", "--layout", "compressed-tensors", "group=128", "bits=4", "--ends-bits", "7"], "must be 0"),
         (["--method", "gptq", "--samples", "0"], "must be at least 1"),
+        (["--method", "gptq", "--samples", "2", "--length", "32"], "--samples: 2 pieces of 32 tokens are 64, and 128"),
         (["--method", "gptq", "--data", "nowhere.txt"], "no such file"),
     ],
 )

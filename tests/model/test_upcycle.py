@@ -71,6 +71,7 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path):
         ("experts=6,topk=3,split=3", "does not divide"),
         ("experts=5,topk=2,split=2", "multiples of split"),
         ("experts=4,topk=2,perturb=-1", "perturb"),
+        ("experts=100000,topk=2", "experts is at most 65,536, not 100,000"),
     ],
 )
 def test_wrong_settings_say_what_is_wrong(text, problem, tmp_path):
