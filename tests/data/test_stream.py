@@ -59,7 +59,7 @@ def pieces(batch: Batch) -> list[tuple[int, ...]]:
 
 class TestBatches:
     @settings(max_examples=25)
-    @given(section=sections, batch=st.integers(1, 200))
+    @given(section=sections, batch=st.integers(2, 200))
     def test_are_pieces_of_documents(self, open_stream: Any, section: dict[str, Any], batch: int) -> None:
         stream = open_stream(section, batch)
         held = {n for number in (1, 2, 61) for n in stream.data.document(number).tolist()}
@@ -120,7 +120,7 @@ class TestBatches:
 
 class TestRanks:
     @settings(max_examples=25)
-    @given(section=sections, batch=st.integers(1, 300), ranks=st.sampled_from([2, 3, 4]))
+    @given(section=sections, batch=st.integers(2, 300), ranks=st.sampled_from([2, 3, 4]))
     def test_shares_are_the_one_rank_batch(
         self, open_stream: Any, section: dict[str, Any], batch: int, ranks: int
     ) -> None:
