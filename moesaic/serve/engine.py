@@ -34,7 +34,7 @@ from moesaic.serve.memory import pages_that_fit
 from moesaic.serve.passes import Choosing, Forward, Pass, Share
 from moesaic.serve.policies import Policy
 from moesaic.serve.policies.chunked import Chunked
-from moesaic.serve.request import Completion, Output, Request, Sampling, completion
+from moesaic.serve.request import Completion, Output, Request, Sampling, TooLong, completion
 from moesaic.serve.sampler import Choices
 from moesaic.serve.scheduler import Scheduler
 from moesaic.serve.text import TextStream
@@ -138,7 +138,7 @@ class Engine:
             if self.tokenizer is None:
                 raise UserError("prompt", "the model has no tokenizer", "Give token numbers.")
             prompt = self.tokenizer.encode(prompt)
-        vocab, room = self.model.config.vocab, min(self.model.config.context, self.cache.pages * self.blocks.size)
+        vocab, room = self.model.config.vocab, self.room
         if not prompt:
             raise UserError("prompt", "is empty")
         if any(not 0 <= token < vocab for token in prompt):
@@ -147,7 +147,7 @@ class Engine:
             raise UserError("logit_bias, stop_tokens", f"hold a token outside the vocabulary of {vocab}")
         if len(prompt) + (not options.get("embed")) > room:
             problem = f"has {len(prompt)} tokens, and the model holds {room} with its answer"
-            raise UserError("prompt", problem, "Shorten it.")
+            raise TooLong("prompt", problem, "Shorten it.")
         if adapter is not None and adapter not in self.adapters:
             raise UserError("adapter", f"there is no {adapter!r}", f"Loaded: {', '.join(self.adapters) or 'none'}.")
         request = Request(prompt, sampling, adapter=self.adapters[adapter] if adapter else None, **options)
@@ -163,6 +163,11 @@ class Engine:
         if sampling.grammar is not None:
             request.matcher = sampling.grammar.matcher(self.tokenizer, self.model.config.vocab, self.stop_tokens)
         return request
+
+    @property
+    def room(self) -> int:
+        """How many tokens a prompt and its answer may have together."""
+        return min(self.model.config.context, self.cache.pages * self.blocks.size)
 
     def load_adapter(self, name: str, path: str | Path) -> None:
         """Make a LoRA adapter known by a name; requests under way with an older one of that name keep it."""

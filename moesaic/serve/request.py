@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 NUMBERS = itertools.count()
 
 
+class TooLong(UserError):
+    """A prompt with more tokens than there is room for."""
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How tokens are chosen and when to stop. Same seed, same text, whatever else the engine is doing."""

@@ -63,7 +63,7 @@ def prepare(service: Service, form: ChatRequest, salt: str) -> Chat:
         prompt_logprobs=form.prompt_logprobs,
         grammar=call_grammar(form, forced) if forced else grammar,
     )
-    tokens = service.tokenizer.encode(text, special=False)
+    tokens = service.read(text, special=False)
     asked = requests(service, form, tokens, wishes, salt=salt, count=form.n or 1)
     offered = [tool.model_dump() for tool in form.tools or ()] if form.tool_choice != "none" else []
 

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 
 from moesaic.errors import UserError
 from moesaic.serve.loop import ReplicaDied
+from moesaic.serve.request import TooLong
 
 logger = logging.getLogger("moesaic.serve")
 
@@ -70,7 +71,8 @@ def api_error(error: BaseException) -> ApiError:
             # Places that are files of this machine are not the client's business.
             named = "/" not in error.place
             text = str(error) if named else f"{error.problem}. {error.remedy}".strip()
-            return ApiError(400, text, param=error.place if named else None, code="invalid_value")
+            code = "context_length_exceeded" if isinstance(error, TooLong) else "invalid_value"
+            return ApiError(400, text, param=error.place if named else None, code=code)
         case RequestValidationError():
             return _validation(error.errors(), error.body)
         case HTTPException():

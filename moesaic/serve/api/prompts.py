@@ -11,7 +11,7 @@ def tokens_of(service: Service, prompts: Prompts) -> list[list[int]]:
         prompts = [prompts]
     if isinstance(prompts[0], int):
         prompts = [prompts]
-    return [service.tokenizer.encode(one) if isinstance(one, str) else list(one) for one in prompts]
+    return [service.read(one) if isinstance(one, str) else list(one) for one in prompts]
 
 
 def texts_of(service: Service, prompts: Prompts, tokens: list[list[int]]) -> list[str]:

@@ -20,9 +20,11 @@ from moesaic.serve.engine import Engine
 from moesaic.serve.loop import Answers, EngineLoop
 from moesaic.serve.metrics import Metrics
 from moesaic.serve.parsers import Parser, detect
-from moesaic.serve.request import Request
+from moesaic.serve.request import Request, TooLong
 
 Result = TypeVar("Result")
+
+SIGNS = 16  # of a text for each token there is room for, to see whether it is too long: several times what most need
 
 
 @dataclass(frozen=True)
@@ -88,15 +90,19 @@ class Service:
 
         return await asyncio.to_thread(guarded)
 
+    def read(self, text: str, *, special: bool = True) -> list[int]:
+        """The tokens of a prompt. One far too long is refused by its beginning: to read all of it may take seconds."""
+        most = min(self.engine.room, self.settings.most_prompt or self.engine.room)
+        beginning = text[: SIGNS * most]
+        # Twice as many, because the last word may be cut, and its tokens others.
+        if len(beginning) < len(text) and len(self.tokenizer.encode(beginning, special=special)) > 2 * most:
+            raise TooLong("prompt", f"has more than {most} tokens, which is all there is room for", "Shorten it.")
+        return self.tokenizer.encode(text, special=special)
+
     def check_prompt(self, tokens: Sequence[int]) -> None:
         most = self.settings.most_prompt
         if most is not None and len(tokens) > most:
-            raise ApiError(
-                400,
-                f"the prompt has {len(tokens)} tokens, and this server takes {most}",
-                param="prompt",
-                code="context_length_exceeded",
-            )
+            raise TooLong("prompt", f"has {len(tokens)} tokens, and this server takes {most}", "Shorten it.")
 
     @property
     def most_open(self) -> int:

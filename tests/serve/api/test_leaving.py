@@ -13,6 +13,7 @@ import httpx
 import openai
 import pytest
 
+from moesaic.model.tokenizer import Tokenizer
 from moesaic.serve.engine import Engine
 from tests.serve.api.running import NAME, Running, running
 
@@ -144,6 +145,39 @@ def test_a_long_prompt_is_refused(new_engine: Callable[..., Engine]) -> None:
         assert answer.status_code == 400
         assert answer.json()["error"]["code"] == "context_length_exceeded"
         assert server.post("/v1/completions", {"prompt": [5] * 20, "max_tokens": 1}).status_code == 200
+
+
+def test_a_prompt_far_too_long_is_not_read_to_its_end(
+    new_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    encode = Tokenizer.encode
+
+    def watched(self: Tokenizer, text: str, **options: Any) -> list[int]:
+        read.append(len(text))
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(Tokenizer, "encode", watched)
+    text = "yes or no " * 100_000
+    with running(new_engine()) as server:
+        for path, body in (
+            ("/v1/completions", {"prompt": text}),
+            ("/v1/completions", {"prompt": ["yes", text]}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}),
+            ("/v1/responses", {"input": text}),
+            ("/v1/embeddings", {"input": text}),
+        ):
+            answer = server.post(path, body)
+            assert answer.status_code == 400
+            error = answer.json()["error"]
+            assert error["code"] == "context_length_exceeded"
+            assert "has more than 512 tokens" in error["message"]
+        assert max(read) < len(text) / 100
+        # One that is somewhat too long is read whole, and told exactly.
+        answer = server.post("/v1/completions", {"prompt": "yes or no " * 500})
+        assert "has 1502 tokens, and the model holds 512" in answer.json()["error"]["message"]
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+        assert server.post("/tokenize", {"prompt": text}).json()["count"] > 100_000  # counting is what it is for
 
 
 def test_a_request_that_takes_too_long_ends(new_engine: Callable[..., Engine]) -> None:
