@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moesaic.serve.api.errors import ApiError
 from moesaic.serve.api.strict_json import check_json
+
+
+class Incoming:
+    """What a client sends, and whether it has sent all, or gone."""
+
+    def __init__(self, receive: Receive) -> None:
+        self.receive = receive
+        self.ended = False
+
+    async def __call__(self) -> Message:
+        message = await self.receive()
+        self.ended = not message.get("more_body", False)
+        return message
 
 
 class BodyLimits:
@@ -20,14 +34,15 @@ class BodyLimits:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        incoming = Incoming(receive)
         try:
-            body = await self._read(scope, receive)
+            body = await self._read(scope, incoming)
             if body and b"json" in dict(scope["headers"]).get(b"content-type", b""):
                 check_json(body)
         except ApiError as error:
             if error.status != 400:
-                error.headers["connection"] = "close"  # what is left of the body is not read
-            await error.response()(scope, receive, send)
+                error.headers["connection"] = "close"
+            await error.response()(scope, receive, send if error.status != 413 else self._heard(incoming, send))
             return
         if body is None:
             return
@@ -38,7 +53,22 @@ class BodyLimits:
 
         await self.app(scope, replay, send)
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
+    def _heard(self, incoming: Incoming, send: Send) -> Send:
+        """A way to answer that takes, and forgets, what is still coming before it hangs up: most clients read no answer
+        until they have sent everything, and never see one on a connection that was closed before."""
+
+        async def answer(message: Message) -> None:
+            await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)
+            if message["type"] == "http.response.body":
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self.seconds):
+                        while not incoming.ended:
+                            await incoming()
+                await send({"type": "http.response.body", "body": b""})
+
+        return answer
+
+    async def _read(self, scope: Scope, incoming: Incoming) -> bytes | None:
         """None if the client went away."""
         length = dict(scope["headers"]).get(b"content-length", b"0")
         self._check(int(length) if length.isdigit() else 0)
@@ -46,17 +76,16 @@ class BodyLimits:
         size = 0
         try:
             async with asyncio.timeout(self.seconds):
-                while True:
-                    message = await receive()
+                while not incoming.ended:
+                    message = await incoming()
                     if message["type"] == "http.disconnect":
                         return None
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
                     self._check(size)
-                    if not message.get("more_body", False):
-                        return b"".join(parts)
         except TimeoutError:
             raise ApiError(408, f"the body took longer than {self.seconds:g} s", code="timeout") from None
+        return b"".join(parts)
 
     def _check(self, size: int) -> None:
         if size > self.most:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import httpx
@@ -131,12 +131,41 @@ def test_large_bodies_are_refused_unread(new_engine: Callable[..., Engine]) -> N
                 yield b"x" * 1000
 
         with server.http() as client:  # its length is not told beforehand
-            try:
-                answer = client.post("/v1/chat/completions", content=pieces())
-                assert answer.status_code == 413
-            except httpx.WriteError:
-                pass  # the server hung up while we were still sending
+            assert client.post("/v1/chat/completions", content=pieces()).status_code == 413
         assert server.post("/v1/chat/completions", LONG | {"max_tokens": 1}).status_code == 200
+
+
+def test_clients_that_send_everything_first_hear_that_it_is_too_much(new_engine: Callable[..., Engine]) -> None:
+    async def ask(server: Running) -> None:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60, verify=False) as client:
+            for size in (11_000, 3_000_000):
+                assert (await client.post("/v1/completions", json={"prompt": "x" * size})).status_code == 413
+
+            async def pieces() -> AsyncIterator[bytes]:
+                for _ in range(1000):
+                    yield b"x" * 1000
+
+            assert (await client.post("/v1/completions", content=pieces())).status_code == 413
+        plain = openai.DefaultAsyncHttpxClient(verify=False)
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", http_client=plain) as client:
+            with pytest.raises(openai.APIStatusError) as refused:
+                await client.completions.create(model=NAME, prompt="x" * 3_000_000)
+            assert refused.value.status_code == 413
+
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    with running(new_engine(), most_body=10_000) as server:
+        asyncio.run(ask(server))
+        with raw(server) as whole:  # nothing is still coming, so nothing is waited for
+            whole.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n2ee0\r\n" + b"x" * 12_000 + b"\r\n0\r\n\r\n")
+            whole.settimeout(10)
+            answer = b""
+            while piece := whole.recv(4096):
+                answer += piece
+            assert answer.startswith(b"HTTP/1.1 413")
+    with running(new_engine(), most_body=10_000, body_seconds=0.3) as server, raw(server) as endless:
+        endless.sendall(head + b"Content-Length: 20000\r\n\r\nx")
+        while endless.recv(4096):  # it is not waited for longer than for any other
+            pass
 
 
 def test_a_long_prompt_is_refused(new_engine: Callable[..., Engine]) -> None:
