@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable
 
 from moesaic.serve.api.counting import prompt_logprobs
@@ -18,6 +19,7 @@ class Continuation:
         self.form = form
         self.parts: list[CompletionChoice] = []
         self.offset = 0  # characters of the text so far, as its tokens spell it
+        self.spelled = codecs.getincrementaldecoder("utf-8")("replace")
 
     @property
     def likelihood(self) -> float:
@@ -35,7 +37,7 @@ class Continuation:
                 before = list(zip(self.request.prompt, self.request.prompt_logprobs, strict=True))
         logprobs = None
         if self.form.logprobs is not None:
-            logprobs = self._logprobs([*before, *((one.token, one) for one in tokens)])
+            logprobs = self._logprobs([*before, *((one.token, one) for one in tokens)], len(before))
         part = CompletionChoice(index=0, text=text, logprobs=logprobs, finish_reason=self._reason(output))
         self.parts.append(part)
         return part
@@ -55,17 +57,25 @@ class Continuation:
     def _reason(self, output: Output) -> str | None:
         return "length" if self.form.max_tokens == 0 else output.finish_reason
 
-    def _logprobs(self, tokens: list[tuple[int, TokenLogprob | None]]) -> CompletionLogprobs:
+    def _logprobs(self, tokens: list[tuple[int, TokenLogprob | None]], echoed: int) -> CompletionLogprobs:
+        """The first `echoed` tokens are those of the prompt."""
         found = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         assert found.top_logprobs is not None
-        for token, info in tokens:
-            spelled = self.texts.text(token)
-            found.tokens.append(spelled)
+        for place, (token, info) in enumerate(tokens):
+            found.tokens.append(self.texts.text(token))
             found.text_offset.append(self.offset)
-            self.offset += len(spelled) if not spelled.startswith("bytes:") else 0
+            if self._in_text(token, place < echoed):
+                # Half a character is none until its other half has come.
+                self.offset += len(self.spelled.decode(self.texts.raw(token)))
             found.token_logprobs.append(None if info is None else finite(info.logprob))
             found.top_logprobs.append(None if info is None else self._top(info))
         return found
+
+    def _in_text(self, token: int, echoed: bool) -> bool:
+        """Marks that begin or end a text are not part of it, unless the prompt was sent with them."""
+        if not self.texts.is_mark(token):
+            return True
+        return echoed and self.echo.startswith(self.texts.text(token), self.offset)
 
     def _top(self, info: TokenLogprob) -> dict[str, float]:
         """The likeliest tokens, and the one that was chosen."""

@@ -6,9 +6,12 @@ import json
 import re
 from functools import cached_property
 
+from tokenizers import AddedToken
+
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.serve.api.schema.chat import TokenInfo, TopLogprob
 from moesaic.serve.request import TokenLogprob
+from moesaic.serve.text import SAID
 
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -30,6 +33,11 @@ class TokenTexts:
             return raw.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def is_mark(self, token: int) -> bool:
+        """Whether a token is left out of texts, because it only begins, ends or divides them."""
+        added = self._added.get(token)
+        return added is not None and added.special and added.content not in SAID
 
     def info(self, chosen: TokenLogprob, top: int) -> TokenInfo:
         return TokenInfo(
@@ -53,8 +61,8 @@ class TokenTexts:
         return piece.replace("▁", " ").encode()
 
     @cached_property
-    def _added(self) -> set[int]:
-        return set(self.tokenizer.fast.get_added_tokens_decoder())
+    def _added(self) -> dict[int, AddedToken]:
+        return dict(self.tokenizer.fast.get_added_tokens_decoder())
 
     @cached_property
     def _byte_level(self) -> bool:

@@ -70,6 +70,28 @@ def test_echo_gives_log_probabilities_of_the_prompt(server: Running, client: ope
         assert answer.usage.completion_tokens == limit
 
 
+def test_offsets_count_characters_that_are_several_tokens(server: Running, client: openai.OpenAI) -> None:
+    prompt = "grüße 😀 yes"
+    choice = ask(client, prompt=prompt, echo=True, logprobs=0, max_tokens=0).choices[0]
+    tokens, offsets = choice.logprobs.tokens, choice.logprobs.text_offset
+    assert offsets[tokens.index("bytes:\\xf0")] == prompt.index("😀")
+    whole = [(token, at) for token, at in zip(tokens, offsets, strict=True) if not token.startswith("bytes:")]
+    assert whole[-1][1] > prompt.index("😀")
+    assert all(prompt.startswith(token, at) for token, at in whole)
+
+
+def test_offsets_pass_over_marks_that_are_not_in_the_text(server: Running, client: openai.OpenAI) -> None:
+    assert server.engine.tokenizer is not None
+    mark = server.engine.tokenizer.special("eos_token")
+    assert mark is not None
+    bias = {"logit_bias": {str(server.post("/tokenize", {"prompt": mark}).json()["tokens"][0]): 100}}
+    said = ask(client, prompt="yes", echo=True, logprobs=0, max_tokens=3, **bias).choices[0]
+    assert (said.text, said.logprobs.tokens[-3:]) == ("yes", [mark] * 3)
+    assert said.logprobs.text_offset[-3:] == [3, 3, 3]
+    sent = ask(client, prompt=f"yes{mark}no", echo=True, logprobs=0, max_tokens=0).choices[0].logprobs
+    assert sent.text_offset[sent.tokens.index(mark) + 1] == len(f"yes{mark}")
+
+
 def test_best_of_gives_the_likeliest(client: openai.OpenAI) -> None:
     wishes = {"temperature": 1.0, "seed": 4, "logprobs": 0}
     every = ask(client, n=6, **wishes)
