@@ -43,6 +43,12 @@ BOUNDS = {
     "less_than": ("less than", "lt"),
     "less_than_equal": ("at most", "le"),
 }
+COUNTS = {
+    "too_short": ("at least", "min_length", ("entry", "entries")),
+    "too_long": ("at most", "max_length", ("entry", "entries")),
+    "string_too_short": ("at least", "min_length", ("character", "characters")),
+    "string_too_long": ("at most", "max_length", ("character", "characters")),
+}
 
 
 def validate(kind: type[M], values: Mapping[str, Any], origin: Origin, prefix: KeyPath = (), thing: str = "key") -> M:
@@ -59,7 +65,7 @@ def validate(kind: type[M], values: Mapping[str, Any], origin: Origin, prefix: K
         path, details = problems[0]
         more = len(problems) - 1
         also = f"{more} more problem{'s' if more > 1 else ''} after this one." if more else ""
-        raise UserError(place((*prefix, *path), origin), _sentence(path, details, known, prefix, thing), also) from None
+        raise UserError(place((*prefix, *path), origin), _problem(path, details, known, prefix, thing), also) from None
 
 
 def place(path: KeyPath, origin: Origin) -> str:
@@ -133,7 +139,7 @@ def _problems(
         path = _as_written(details["loc"], values, known)
         before = by_path.get(path)
         if before is not None and {details["type"], before["type"]} <= {*EXPECTED, "either"}:
-            by_path[path] = _either(before, details)
+            by_path[path] = either(before, details)
         elif before is None or before["type"] in EXPECTED:
             by_path[path] = details  # the type fitted, and something else is wrong
     outer = {path[:length] for path in by_path for length in range(len(path))}
@@ -164,7 +170,8 @@ def _general(path: KeyPath) -> KeyPath:
     return tuple("*" if isinstance(part, int) else part for part in path)
 
 
-def _either(one: ErrorDetails, other: ErrorDetails) -> ErrorDetails:
+def either(one: ErrorDetails, other: ErrorDetails) -> ErrorDetails:
+    """Two types a value might have had, and has not."""
     texts = [_expected(details) for details in (one, other)]
     texts = list(dict.fromkeys(text for text in texts if text != EXPECTED["none_required"])) or texts[:1]
     return {**one, "type": "either", "ctx": {"expected": " or ".join(texts)}}
@@ -174,30 +181,47 @@ def _expected(details: ErrorDetails) -> str:
     return details["ctx"]["expected"] if details["type"] == "either" else EXPECTED[details["type"]]
 
 
-def _sentence(path: KeyPath, details: ErrorDetails, known: list[KeyPath], prefix: KeyPath, thing: str) -> str:
-    kind, value, context = details["type"], details["input"], details.get("ctx", {})
-    if kind == "extra_forbidden":
+def _problem(path: KeyPath, details: ErrorDetails, known: list[KeyPath], prefix: KeyPath, thing: str) -> str:
+    if details["type"] == "extra_forbidden":
         return f"no such {thing}" + _suggestion(path, known, prefix)
-    if kind == "missing":
+    return sentence(details)
+
+
+def sentence(details: ErrorDetails) -> str:
+    """What is wrong with a value."""
+    kind, value, context = details["type"], details["input"], details.get("ctx", {})
+    if kind in ("missing", "union_tag_not_found"):
         return "missing"
     if kind == "wrong":
         return str(context["problem"])
     if kind == "literal_error":
-        choices = [choice.strip("'") for choice in context["expected"].replace(" or ", ", ").split(", ")]
-        close = nearest(value, choices) if isinstance(value, str) else None
-        return f"expected one of {', '.join(choices)}; found {found(value)}" + (
-            f"; did you mean {close}?" if close else ""
-        )
+        return _one_of(context["expected"], value)
+    if kind == "union_tag_invalid":
+        return _one_of(context["expected_tags"], context["tag"])
     if kind in BOUNDS:
         words, name = BOUNDS[kind]
-        return f"must be {words} {context[name]:g}, found {found(value)}"
-    if kind == "too_short":
-        return f"must have at least {context['min_length']} entries, found {context['actual_length']}"
+        limit = context[name]
+        return f"must be {words} {limit if isinstance(limit, int) else f'{limit:g}'}, found {found(value)}"
+    if kind in COUNTS:
+        words, name, (one, more) = COUNTS[kind]
+        things = f"{context[name]} {one if context[name] == 1 else more}"
+        return f"must have {words} {things}, found {context.get('actual_length', len(value))}"
+    if kind == "string_pattern_mismatch":
+        return f"must match {context['pattern']}, found {found(value)}"
     if kind in EXPECTED or kind == "either":
         return f"expected {_expected(details)}, found {found(value)}"
     if kind == "json_invalid":
         return "nested too deeply, or not text"
     return details["msg"][:1].lower() + details["msg"][1:]
+
+
+def _one_of(expected: str, value: object) -> str:
+    """`expected` as pydantic lists choices: 'a', 'b' or 'c'."""
+    choices = [choice.strip("'") for choice in expected.replace(" or ", ", ").split(", ")]
+    close = nearest(value, choices) if isinstance(value, str) else None
+    return f"expected {'one of ' * (len(choices) > 1)}{', '.join(choices)}; found {found(value)}" + (
+        f"; did you mean {close}?" if close else ""
+    )
 
 
 def _suggestion(path: KeyPath, known: list[KeyPath], prefix: KeyPath) -> str:

@@ -200,7 +200,7 @@ class TestWrongKeysAndTypes:
             ("data: {phases: [{share: 1.5, weights: {}}]}", "data.phases.0.share: must be at most 1, found 1.5"),
             ("model: {experts: many}", "model.experts: expected a whole number or a list, found"),
             ("model: {experts: [4, x]}", 'model.experts.1: expected a whole number, found text "x"'),
-            ("model: {experts: []}", "model.experts: must have at least 1 entries, found 0"),
+            ("model: {experts: []}", "model.experts: must have at least 1 entry, found 0"),
             ("train: 3", "train: expected keys with values, found 3"),
             ("schedule: 3", "schedule: expected the name of a method, or its name and options, found 3"),
             ("schedule: {decay: 3}", "schedule: names no method; write name: and then its options"),

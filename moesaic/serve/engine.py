@@ -143,8 +143,9 @@ class Engine:
             raise UserError("prompt", "is empty")
         if any(not 0 <= token < vocab for token in prompt):
             raise UserError("prompt", f"holds a token outside the vocabulary of {vocab}")
-        if any(not 0 <= token < vocab for token in (*sampling.logit_bias, *sampling.stop_tokens)):
-            raise UserError("logit_bias, stop_tokens", f"hold a token outside the vocabulary of {vocab}")
+        for name in ("logit_bias", "stop_tokens"):
+            if any(not 0 <= token < vocab for token in getattr(sampling, name)):
+                raise UserError(name, f"holds a token outside the vocabulary of {vocab}")
         if len(prompt) + (not options.get("embed")) > room:
             problem = f"has {len(prompt)} tokens, and the model holds {room} with its answer"
             raise TooLong("prompt", problem, "Shorten it.")

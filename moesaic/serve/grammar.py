@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -22,36 +23,38 @@ WHITESPACE = r"( |\n[ ]{0,16})?"
 
 @dataclass(frozen=True)
 class Grammar:
-    """`text` is llguidance's own form of the grammar; the class methods make one from what users have."""
+    """`text` is llguidance's own form of the grammar; the class methods make one from what users have. `place` is what
+    they call it, for the case that something is wrong with it."""
 
     text: str
+    place: str = "grammar"
 
     @classmethod
-    def json(cls, schema: dict[str, Any] | None = None) -> Grammar:
+    def json(cls, schema: dict[str, Any] | None = None, place: str = "json_schema") -> Grammar:
         """JSON that satisfies a schema; any JSON object without one."""
         from llguidance import LLMatcher
 
         spaces: Any = {"whitespace_pattern": WHITESPACE}
         wanted = schema if schema is not None else {"type": "object"}
-        return cls._checked(lambda: LLMatcher.grammar_from_json_schema(wanted, overrides=spaces), "json_schema")
+        return cls._checked(lambda: LLMatcher.grammar_from_json_schema(wanted, overrides=spaces), place)
 
     @classmethod
-    def regex(cls, pattern: str) -> Grammar:
+    def regex(cls, pattern: str, place: str = "regex") -> Grammar:
         from llguidance import LLMatcher
 
-        return cls._checked(lambda: LLMatcher.grammar_from_regex(pattern), "regex")
+        return cls._checked(lambda: LLMatcher.grammar_from_regex(pattern), place)
 
     @classmethod
-    def lark(cls, grammar: str) -> Grammar:
+    def lark(cls, grammar: str, place: str = "grammar") -> Grammar:
         from llguidance import LLMatcher
 
-        return cls._checked(lambda: LLMatcher.grammar_from_lark(grammar), "grammar")
+        return cls._checked(lambda: LLMatcher.grammar_from_lark(grammar), place)
 
     @classmethod
-    def choice(cls, options: list[str]) -> Grammar:
+    def choice(cls, options: list[str], place: str = "choice") -> Grammar:
         if not options:
-            raise UserError("choice", "is empty", "Give at least one option.")
-        return cls.lark("start: " + " | ".join(json.dumps(option) for option in options))
+            raise UserError(place, "is empty", "Give at least one option.")
+        return cls.lark("start: " + " | ".join(json.dumps(option) for option in options), place)
 
     @classmethod
     def _checked(cls, make: Any, place: str) -> Grammar:
@@ -63,8 +66,8 @@ class Grammar:
         except Exception as error:  # the library raises whatever its parser stumbled over
             problem = str(error)
         if problem:
-            raise UserError(place, f"cannot be followed ({' '.join(str(problem).split())[:300]})", "Correct it.")
-        return cls(text)
+            raise UserError(place, f"cannot be followed ({reason(problem)})", "Correct it.")
+        return cls(text, place)
 
     def matcher(self, tokenizer: Tokenizer | None, vocab: int, stop_tokens: set[int]) -> Matcher:
         assert tokenizer is not None
@@ -81,7 +84,7 @@ class Matcher:
         self.stop_tokens = stop_tokens
         self.inner = LLMatcher(known_tokens(tokenizer, vocab), grammar.text, log_level=0)
         if self.inner.is_error():
-            raise UserError("grammar", f"cannot be followed ({self.inner.get_error()[:300]})", "Correct it.")
+            raise UserError(grammar.place, f"cannot be followed ({reason(self.inner.get_error())})", "Correct it.")
 
     def mask(self, logits_V: Tensor) -> Tensor:
         """Logits of the tokens that may come next, minus infinity elsewhere."""
@@ -100,6 +103,15 @@ class Matcher:
     def finished(self) -> bool:
         """Whether nothing may follow."""
         return bool(self.inner.is_stopped())
+
+
+def reason(problem: str) -> str:
+    """What the library found wrong, without what it drew around it, its own options, and texts nobody sent."""
+    lines = problem.strip().splitlines() or [""]
+    # A regular expression's own problem, inside what was to be made of it.
+    inner = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), None)
+    first = re.sub(r"^(at )?(\d+)\((\d+)\): ", r"line \2, column \3: ", lines[0]).split(". Enable ")[0]
+    return (inner or first)[:300]
 
 
 @lru_cache(maxsize=4)

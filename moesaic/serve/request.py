@@ -64,7 +64,8 @@ class Sampling:
         for name in ("logprobs", "prompt_logprobs"):
             wanted = getattr(self, name)
             self._check(name, wanted is None or 0 <= wanted <= 100, "must be between 0 and 100")
-        self._check("stop", all(self.stop), "must not hold an empty string")
+        if not all(self.stop):
+            raise UserError("stop", "must not hold an empty string")
         self._check("seed", self.seed is None or -(2**63) <= self.seed < 2**63, "must fit in 64 bits")
 
     def _check(self, name: str, fine: bool, problem: str) -> None:

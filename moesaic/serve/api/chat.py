@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from moesaic.errors import UserError
 from moesaic.serve.api.conversation import prompt_text
 from moesaic.serve.api.counting import prompt_logprobs, usage
+from moesaic.serve.api.errors import called
 from moesaic.serve.api.openapi import ERRORS, streams
 from moesaic.serve.api.schema.chat import ChatAnswer, ChatRequest
 from moesaic.serve.api.schema.usage import Usage
@@ -63,8 +64,9 @@ def prepare(service: Service, form: ChatRequest, salt: str) -> Chat:
         prompt_logprobs=form.prompt_logprobs,
         grammar=call_grammar(form, forced) if forced else grammar,
     )
-    tokens = service.read(text, special=False)
-    asked = requests(service, form, tokens, wishes, salt=salt, count=form.n or 1)
+    with called(lambda place: "messages" if place == "prompt" else place):
+        tokens = service.read(text, special=False)
+        asked = requests(service, form, tokens, wishes, salt=salt, count=form.n or 1)
     offered = [tool.model_dump() for tool in form.tools or ()] if form.tool_choice != "none" else []
 
     def reader() -> EventReader:

@@ -7,6 +7,7 @@ from typing import Any
 
 from moesaic.errors import UserError
 from moesaic.model.tokenizer import Tokenizer
+from moesaic.serve.api.errors import called
 from moesaic.serve.api.schema.chat import ChatRequest, Message
 
 OURS = ("messages", "tools", "reply", "add_generation_prompt", "self")
@@ -21,7 +22,9 @@ def prompt_text(form: ChatRequest, tokenizer: Tokenizer) -> str:
         extra.setdefault("reasoning_effort", form.reasoning_effort)
     if form.tools and form.tool_choice != "none":
         extra["tools"] = [tool.model_dump(exclude_none=True) for tool in form.tools]
-    return tokenizer.chat([_plain(message) for message in form.messages], reply=form.add_generation_prompt, **extra)
+    messages = [_plain(message) for message in form.messages]
+    with called(lambda place: "messages"):  # the file the template is in is not the client's business
+        return tokenizer.chat(messages, reply=form.add_generation_prompt, **extra)
 
 
 def _plain(message: Message) -> dict[str, Any]:

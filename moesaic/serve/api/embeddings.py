@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 
 from moesaic.errors import UserError
+from moesaic.serve.api.errors import called
 from moesaic.serve.api.openapi import ERRORS
 from moesaic.serve.api.prompts import tokens_of
 from moesaic.serve.api.schema.completions import Prompts
@@ -53,10 +54,13 @@ def prepare(service: Service, form: EmbeddingRequest, salt: str) -> list[EngineR
     if form.dimensions not in (None, size):
         raise UserError("dimensions", f"this model's embeddings have {size}", "Leave it out.")
     made = []
-    for tokens in tokens_of(service, form.input):
-        service.check_prompt(tokens)
-        wishes, urgency = Sampling(max_tokens=1), form.priority or 0
-        made.append(service.engine.request(tokens, wishes, embed=True, salt=salt, adapter=adapter, priority=urgency))
+    wishes, urgency = Sampling(max_tokens=1), form.priority or 0
+    with called(lambda place: "input" if place == "prompt" else place):
+        for tokens in tokens_of(service, form.input):
+            service.check_prompt(tokens)
+            made.append(
+                service.engine.request(tokens, wishes, embed=True, salt=salt, adapter=adapter, priority=urgency)
+            )
     return made
 
 

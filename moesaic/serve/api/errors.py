@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from moesaic.errors import UserError
+from moesaic.serve.api.wrong_field import wrong_field
 from moesaic.serve.loop import ReplicaDied
 from moesaic.serve.request import TooLong
 
@@ -74,7 +75,8 @@ def api_error(error: BaseException) -> ApiError:
             code = "context_length_exceeded" if isinstance(error, TooLong) else "invalid_value"
             return ApiError(400, text, param=error.place if named else None, code=code)
         case RequestValidationError():
-            return _validation(error.errors(), error.body)
+            place, problem, code = wrong_field(error.errors(), error.body)
+            return ApiError(400, f"{place}: {problem}" if place else problem, param=place or None, code=code)
         case HTTPException():
             return _http(error)
         case ReplicaDied():
@@ -83,6 +85,16 @@ def api_error(error: BaseException) -> ApiError:
             return ApiError(408, "the request took longer than this server allows", code="timeout")
     logger.error("internal error", exc_info=error)
     return ApiError(500, "internal error", code="internal_error")
+
+
+@contextmanager
+def called(names: Callable[[str], str]) -> Iterator[None]:
+    """Errors name what is wrong as the client does, not as whoever found it."""
+    try:
+        yield
+    except UserError as error:
+        error.place = names(error.place)
+        raise
 
 
 def install(app: FastAPI) -> None:
@@ -99,36 +111,3 @@ def _http(error: HTTPException) -> ApiError:
     messages = {404: "no such route", 405: "this route does not take this method"}
     message = messages.get(error.status_code, str(error.detail))
     return ApiError(error.status_code, message, code=codes.get(error.status_code, "bad_request"), headers=error.headers)
-
-
-def _validation(problems: Sequence[Any], body: Any) -> ApiError:
-    """The problem that lies deepest. Where a field may have one of several types, each reports why it did not fit."""
-    if problems[0]["type"] == "json_invalid":
-        reason = problems[0].get("ctx", {}).get("error", "")
-        return ApiError(400, f"the body is not JSON ({reason})", code="invalid_json")
-    if not isinstance(body, dict) and problems[0]["loc"][:1] == ("body",):
-        message = "the body must be a JSON object, sent with Content-Type: application/json"
-        return ApiError(400, message, code="invalid_type")
-    paths = [_path(problem["loc"], body) for problem in problems]
-    deepest = max(paths, key=len)
-    own = [problem for problem, path in zip(problems, paths) if path == deepest]
-    text = ", or ".join(dict.fromkeys(str(problem["msg"]) for problem in own[:4]))
-    place = ".".join(deepest)
-    code = "missing_required_parameter" if own[0]["type"] == "missing" else "invalid_value"
-    return ApiError(400, f"{place}: {text}" if place else text, param=place or None, code=code)
-
-
-def _path(location: Sequence[Any], body: Any) -> tuple[str, ...]:
-    """Where in the body a problem is, without the names of types that were tried there."""
-    if location[0] != "body":
-        return tuple(str(part) for part in location)
-    found: list[str] = []
-    at = body
-    for number, part in enumerate(location[1:], 2):
-        known = range(len(at)) if isinstance(at, list) else at if isinstance(at, dict) else ()
-        if part in known:
-            at = at[part]
-        elif not (isinstance(at, dict) and number == len(location)):  # else the key that is missing
-            continue
-        found.append(str(part))
-    return tuple(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from moesaic.serve.api import chat
+from moesaic.serve.api.errors import called
 from moesaic.serve.api.openapi import ERRORS, streams
 from moesaic.serve.api.response_items import Items
 from moesaic.serve.api.schema.chat import ChatRequest
@@ -61,6 +63,13 @@ def as_chat(form: ResponseRequest) -> ChatRequest:
     return ChatRequest.model_validate(wishes | {"messages": messages(form), "max_tokens": form.max_output_tokens})
 
 
+def as_sent(place: str) -> str:
+    """What a field of the older form is called in the newer one."""
+    place = re.sub(r"^(tools\.\d+)\.function", r"\1", place)
+    place = re.sub(r"^response_format(\.json_schema)?", "text.format", place)
+    return {"messages": "input", "max_tokens": "max_output_tokens"}.get(place, place)
+
+
 def messages(form: ResponseRequest) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     if form.instructions is not None:
@@ -94,7 +103,8 @@ class Reply:
         return next(iter(self.chat.turns.values()))
 
     def push(self, output: Output) -> list[dict[str, Any]]:
-        check_form(output)
+        with called(as_sent):
+            check_form(output)
         events, infos = self.turn.push(output)
         told = self.items.push(events, [info.model_dump() for info in infos])
         if output.finish_reason is not None:
@@ -157,6 +167,11 @@ async def events(reply: Reply, answers: Answers) -> AsyncIterator[str]:
     yield tell({"type": f"response.{answer.status}", "response": answer.model_dump()})
 
 
+def prepare(service: Service, form: ResponseRequest, salt: str) -> Reply:
+    with called(as_sent):
+        return Reply(form, chat.prepare(service, as_chat(form), salt))
+
+
 def router(service: Service) -> APIRouter:
     routes = APIRouter()
 
@@ -164,7 +179,7 @@ def router(service: Service) -> APIRouter:
     async def responses(form: ResponseRequest, request: Request) -> Response:
         """An answer to a text or a conversation."""
         salt = salt_of(request.state, form.cache_salt)
-        reply = Reply(form, await service.prepare(lambda: chat.prepare(service, as_chat(form), salt)))
+        reply = await service.prepare(lambda: prepare(service, form, salt))
         answers = service.submit(reply.chat.requests)
         if form.stream:
             return EventStream(events(reply, answers), close=answers.close)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 import uuid
@@ -21,6 +22,8 @@ from moesaic.serve.loop import Answers, EngineLoop
 from moesaic.serve.metrics import Metrics
 from moesaic.serve.parsers import Parser, detect
 from moesaic.serve.request import Request, TooLong
+
+logger = logging.getLogger("moesaic.serve")
 
 Result = TypeVar("Result")
 
@@ -86,7 +89,8 @@ class Service:
             except Exception:
                 raise
             except BaseException as error:  # a panic inside a library: no Exception, but no reason to stop either
-                raise UserError("", f"the request cannot be read ({str(error)[:200]})") from None
+                logger.warning("a library gave up on a request: %s", error)
+                raise UserError("", "the request cannot be read", "Make it simpler.") from None
 
         return await asyncio.to_thread(guarded)
 

@@ -48,7 +48,7 @@ def tokenize(service: Service, form: TokenizeRequest) -> TokenizeAnswer:
     service.adapter(form.model)
     tokenizer = service.tokenizer
     if (form.prompt is None) == (form.messages is None):
-        raise UserError("prompt, messages", "exactly one of them is needed")
+        raise UserError("prompt", "this or messages is needed, and not both")
     if form.messages is not None:
         chat = ChatRequest(
             messages=form.messages,

@@ -17,6 +17,14 @@ SPACES = {"x-guidance": {"whitespace_pattern": WHITESPACE}}
 HEAD = re.compile(r'[\[,]\s*\{"name": "([^"]*)", "parameters": ')
 
 
+# Of a tool that names none.
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def parameters_of(number: int) -> str:
+    return f"tools.{number}.function.parameters"
+
+
 class EventReader(Protocol):
     """Text in, what it means out."""
 
@@ -28,6 +36,9 @@ class EventReader(Protocol):
 def forced_tools(form: ChatRequest) -> list[Function]:
     """The tools of which one must be called; none if the model may decide, or there is nothing to call."""
     tools = [tool.function for tool in form.tools or ()]
+    for number, tool in enumerate(tools):
+        if (tool.parameters or NO_PARAMETERS).get("type", "object") != "object":
+            raise UserError(parameters_of(number), 'must have "type": "object": a call names what it gives')
     if form.tool_choice in (None, "none", "auto"):
         return []
     if not tools:
@@ -40,23 +51,22 @@ def forced_tools(form: ChatRequest) -> list[Function]:
     return tools
 
 
-# Of a tool that names none.
-NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-
-
 def call_grammar(form: ChatRequest, tools: Sequence[Function]) -> Grammar:
     """The arguments of one tool that was named, or a list of calls of any of them."""
-    for tool in tools:
-        checked_schema(tool.parameters or {}, f"tools: {tool.name}")
+    alone = [
+        Grammar.json(checked_schema(tool.function.parameters or NO_PARAMETERS, place), place)
+        for number, tool in enumerate(form.tools or ())
+        if tool.function in tools and (place := parameters_of(number))
+    ]
     if isinstance(form.tool_choice, NamedTool):
-        return Grammar.json(tools[0].parameters or NO_PARAMETERS)
+        return alone[0]
     more = "" if form.parallel_tool_calls is False else ' (", " call)*'
     lines = [f'start: "[" call{more} "]"', "call: " + " | ".join(f"call_{i}" for i in range(len(tools)))]
     for number, tool in enumerate(tools):
         head = json.dumps(f'{{"name": "{tool.name}", "parameters": ')
         schema = json.dumps(SPACES | (tool.parameters or NO_PARAMETERS), ensure_ascii=False)
         lines += [f'call_{number}: {head} parameters_{number} "}}"', f"parameters_{number}: %json {schema}"]
-    return Grammar.lark("\n".join(lines))
+    return Grammar.lark("\n".join(lines), "tools")
 
 
 class NamedReader:

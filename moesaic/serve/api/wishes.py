@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 from moesaic.errors import UserError
 from moesaic.model.tokenizer import Tokenizer
+from moesaic.serve.api.errors import called
 from moesaic.serve.api.schema.sampling import SamplingForm
 from moesaic.serve.api.service import Service
 from moesaic.serve.grammar import Grammar
 from moesaic.serve.recommended import TUNED, recommended
 from moesaic.serve.request import Request, Sampling
+from moesaic.strict import found
 
 
 def sampling(
@@ -27,6 +29,8 @@ def sampling(
         if (given := getattr(form, name)) is not None:
             values[name] = given
     values["top_k"] = max(0, values.get("top_k", 0))
+    if max_tokens is not None and (form.min_tokens or 0) > max_tokens:
+        raise UserError("min_tokens", f"is {form.min_tokens}, and {max_tokens} is the most that was asked for")
     return Sampling(
         max_tokens=max_tokens,
         logit_bias=_bias(form.logit_bias or {}),
@@ -46,22 +50,23 @@ def requests(
     service.check_prompt(prompt)
     engine = service.engine
     deadline = None if form.deadline_ms is None else engine.clock() + form.deadline_ms / 1000
-    return [
-        engine.request(
-            prompt,
-            wishes,
-            sibling=sibling,
-            salt=salt,
-            adapter=service.adapter(form.model),
-            priority=form.priority or 0,
-            deadline=deadline,
-        )
-        for sibling in range(count)
-    ]
+    with called(lambda place: "stop_token_ids" if place == "stop_tokens" else place):
+        return [
+            engine.request(
+                prompt,
+                wishes,
+                sibling=sibling,
+                salt=salt,
+                adapter=service.adapter(form.model),
+                priority=form.priority or 0,
+                deadline=deadline,
+            )
+            for sibling in range(count)
+        ]
 
 
 def _bias(given: dict[str, float]) -> dict[int, float]:
-    try:
-        return {int(token): bias for token, bias in given.items()}
-    except ValueError:
-        raise UserError("logit_bias", "its keys must be token numbers") from None
+    for token in given:
+        if not (token.isascii() and token.isdigit() and len(token) < 10):
+            raise UserError("logit_bias", f"its keys must be token numbers, and {found(token)} is none")
+    return {int(token): bias for token, bias in given.items()}

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from moesaic.serve.api.schema.sampling import LIKELIEST, SamplingForm, Token
+from moesaic.serve.api.schema.sampling import LIKELIEST, SamplingForm, Token, unsupported
 from moesaic.serve.api.schema.usage import Usage
 
 Tokens = Annotated[list[Token], Field(min_length=1)]
@@ -21,7 +21,7 @@ class CompletionRequest(SamplingForm):
     best_of: int | None = Field(default=None, ge=1, le=128)
     logprobs: int | None = Field(default=None, ge=0, le=LIKELIEST)
     echo: bool | None = None
-    suffix: None = Field(default=None, description="Not supported.")
+    suffix: Annotated[None, unsupported("leave it out")] = Field(default=None, description="Not supported.")
 
 
 class CompletionLogprobs(BaseModel):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Discriminator, Field, Tag
 
 from moesaic.serve.api.schema.chat import TextPart
-from moesaic.serve.api.schema.sampling import LIKELIEST, Form
+from moesaic.serve.api.schema.sampling import LIKELIEST, Form, unsupported
 
 
 class InputMessage(Form):
@@ -35,7 +35,18 @@ class InputReasoning(Form):
     type: Literal["reasoning"]
 
 
-InputItem = InputMessage | InputCall | InputResult | InputReasoning
+def _kind(item: Any) -> Any:
+    """Of an item of the input: a message need not say that it is one."""
+    return item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", "message")
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[InputCall, Tag("function_call")]
+    | Annotated[InputResult, Tag("function_call_output")]
+    | Annotated[InputReasoning, Tag("reasoning")],
+    Discriminator(_kind),
+]
 
 
 class FunctionTool(Form):
@@ -88,8 +99,10 @@ class ResponseRequest(Form):
     tools: Annotated[list[FunctionTool], Field(max_length=512)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
-    previous_response_id: None = Field(default=None, description="Not supported: send the whole conversation.")
-    background: Literal[False] | None = None
+    previous_response_id: Annotated[None, unsupported("send the whole conversation")] = Field(
+        default=None, description="Not supported: send the whole conversation."
+    )
+    background: Annotated[Literal[False] | None, unsupported("wait for the answer")] = None
     metadata: dict[str, str] | None = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)

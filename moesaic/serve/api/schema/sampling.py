@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from moesaic.strict import wrong
 
 MOST_FORM = 65_536  # characters of a grammar, a regular expression or a schema
 LIKELIEST = 100  # tokens reported beside a chosen one, at most
@@ -17,6 +19,17 @@ class Form(BaseModel):
     """A wrong type is an error; a field we do not know is not, as with other servers of this kind."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+def unsupported(instead: str) -> BeforeValidator:
+    """For fields that would change the answer if they were obeyed."""
+
+    def check(value: Any) -> Any:
+        if value:
+            raise wrong(f"not supported; {instead}")
+        return value or None
+
+    return BeforeValidator(check)
 
 
 class StreamOptions(Form):
