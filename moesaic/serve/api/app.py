@@ -7,6 +7,7 @@ from fastapi.middleware.cors import CORSMiddleware
 
 import moesaic
 from moesaic.serve.api import chat, completions, embeddings, errors, models, page, responses, status, tokens
+from moesaic.serve.api.head import HeadAsGet
 from moesaic.serve.api.keys import OPEN, KeyGuard
 from moesaic.serve.api.limits import BodyLimits
 from moesaic.serve.api.service import Service
@@ -20,6 +21,7 @@ def make_app(service: Service) -> FastAPI:
         app.include_router(part.router(service))
     app.include_router(page.router())
     # The last added is the first to see a request.
+    app.add_middleware(HeadAsGet)
     app.add_middleware(BodyLimits, most=settings.most_body, seconds=settings.body_seconds)
     app.add_middleware(KeyGuard, keys=settings.keys, open=OPEN | page.paths())
     if settings.origins:

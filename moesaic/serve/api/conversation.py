@@ -29,9 +29,9 @@ def prompt_text(form: ChatRequest, tokenizer: Tokenizer) -> str:
 
 def _plain(message: Message) -> dict[str, Any]:
     """As templates expect it: text in one piece, arguments as the objects they stand for."""
-    plain = message.model_dump(exclude_none=True)
-    content = message.content
-    plain["content"] = "".join(part.text for part in content) if isinstance(content, list) else content or ""
+    plain = message.model_dump(exclude={"refusal"}, exclude_none=True)
+    content = message.content or message.refusal or ""
+    plain["content"] = "".join(part.text for part in content) if isinstance(content, list) else content
     if message.role == "developer":  # OpenAI's newer name of it
         plain["role"] = "system"
     for call in plain.get("tool_calls", ()):

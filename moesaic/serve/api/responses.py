@@ -84,7 +84,8 @@ def messages(form: ResponseRequest) -> list[dict[str, Any]]:
                 function = {"name": item.name, "arguments": item.arguments}
                 found.append({"role": "assistant", "tool_calls": [{"id": item.call_id, "function": function}]})
             case InputResult():
-                found.append({"role": "tool", "tool_call_id": item.call_id, "content": item.output})
+                output = item.model_dump()["output"]
+                found.append({"role": "tool", "tool_call_id": item.call_id, "content": output})
     return found or [{"role": "user", "content": ""}]
 
 

@@ -135,6 +135,17 @@ def test_parts_of_a_message_are_one_text(client: openai.OpenAI) -> None:
     assert answer.usage.prompt_tokens == ask(client).usage.prompt_tokens
 
 
+def test_what_was_refused_is_sent_back_whole(server: Running) -> None:
+    def tokens(**said: Any) -> list[int]:
+        messages = [HELLO[1], {"role": "assistant", **said}, HELLO[1]]
+        return server.post("/tokenize", {"messages": messages}).json()["tokens"]
+
+    plain = tokens(content="No, as you like it")
+    assert tokens(content=[{"type": "refusal", "refusal": "No, as you like it"}]) == plain
+    assert tokens(content=None, refusal="No, as you like it") == plain
+    assert tokens(content="") != plain
+
+
 def test_a_repeated_prompt_is_read_from_the_cache(client: openai.OpenAI) -> None:
     ask(client)
     usage = ask(client).usage

@@ -40,6 +40,7 @@ def facts(answer: httpx.Response) -> dict[str, Any]:
         ({"messages": [{"content": "x"}]}, "messages.0.role", "missing_required_parameter"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type", None),
         ({"messages": [{"role": "user", "content": {"text": "x"}}]}, "messages.0.content", "invalid_value"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text", None),
         ({"messages": [{"role": "king", "content": "x"}]}, "messages", "invalid_value"),
         ({"messages": [{"role": "user", "content": "word " * 300}]}, "messages", "context_length_exceeded"),
         ({"messages": [{"role": "user", "content": "word " * 30_000}]}, "messages", "context_length_exceeded"),
@@ -166,6 +167,16 @@ def test_routes_and_methods(server: Running) -> None:
         assert client.get("/v1/chat/completions").status_code == 405
         assert facts(client.delete("/v1/models"))["code"] == "method_not_allowed"
         assert client.options("/v1/models", headers={"origin": "http://x"}).status_code == 405
+
+
+def test_head_is_get_without_a_body(server: Running) -> None:
+    with server.http() as client:
+        for path in ("/v1/models", f"/v1/models/{NAME}", "/health", "/version", "/", "/live/stream", "/openapi.json"):
+            answer = client.head(path)
+            assert (answer.status_code, answer.content) == (200, b"")
+        assert client.head("/v1/models").headers["content-length"] == str(len(client.get("/v1/models").content))
+        assert client.head("/v1/nothing").status_code == 404
+        assert client.head("/v1/chat/completions").status_code == 405
 
 
 def test_unknown_fields_are_ignored(server: Running) -> None:

@@ -11,8 +11,22 @@ from moesaic.serve.api.schema.usage import Usage
 
 
 class TextPart(Form):
-    type: Literal["text", "input_text", "output_text", "refusal"]
-    text: str = ""
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+
+
+class RefusalPart(Form):
+    """What an assistant said instead of an answer."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+Parts = list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]]
 
 
 class FunctionCall(Form):
@@ -28,7 +42,8 @@ class ToolCall(Form):
 
 class Message(Form):
     role: str
-    content: str | list[TextPart] | None = None
+    content: str | Parts | None = None
+    refusal: str | None = None
     name: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[ToolCall] | None = None

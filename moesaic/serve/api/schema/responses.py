@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
-from moesaic.serve.api.schema.chat import TextPart
+from moesaic.serve.api.schema.chat import Parts
 from moesaic.serve.api.schema.sampling import LIKELIEST, Form, unsupported
 
 
 class InputMessage(Form):
     type: Literal["message"] = "message"
     role: str
-    content: str | list[TextPart]
+    content: str | Parts
 
 
 class InputCall(Form):
@@ -26,7 +26,7 @@ class InputCall(Form):
 class InputResult(Form):
     type: Literal["function_call_output"]
     call_id: str
-    output: str
+    output: str | Parts
 
 
 class InputReasoning(Form):
