@@ -48,12 +48,14 @@ def serve(
     from contextlib import nullcontext
 
     from moesaic.errors import UserError
-    from moesaic.serve.load import Target, poisson, read_trace, report, send_all
+    from moesaic.serve.load import Target, check_address, poisson, read_trace, report, send_all
     from moesaic.serve.serving import serving
 
     key = None
     if api_key_env is not None and not (key := os.environ.get(api_key_env)):
         raise UserError("--api-key-env", f"{api_key_env} is not set")
+    if "://" in server:
+        check_address(server)
     asks = read_trace(trace, speed, seed) if trace else poisson(requests, rate, words, max_tokens, seed)
 
     def progress(done: int) -> None:

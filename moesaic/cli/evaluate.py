@@ -49,6 +49,7 @@ def command(
         str | None, typer.Option("--kv-policy", metavar="NAME", help="What of the cache stays (docs/kv-cache.md).")
     ] = None,
     kv: Annotated[list[str] | None, typer.Option(metavar="key=value", help="An option of the cache's policy.")] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="What a server calls it; else its first.")] = None,
     api_key_env: Annotated[
         str | None, typer.Option(metavar="VARIABLE", help="A variable that holds the servers' key.")
     ] = None,
@@ -82,6 +83,7 @@ def command(
         out=out,
         kv_policy=policy,
         key_variable=api_key_env,
+        server_model=model,
         weights=Weights(dtype, device, threads),
     )
     evaluation.check(models)

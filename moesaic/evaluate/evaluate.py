@@ -30,10 +30,25 @@ class Evaluation:
     out: Path | None = None
     kv_policy: KVPolicy | None = None
     key_variable: str | None = None
+    server_model: str | None = None  # what servers call it; None: their first
     weights: Weights = field(default_factory=Weights)
 
     def check(self, models: Sequence[str]) -> None:
         """Whatever can be known to be wrong before anything is loaded."""
+        named: set[str] = set()
+        for model in models:
+            if "://" in model:
+                from moesaic.serve.load import check_address
+
+                check_address(model)
+            own = model.rstrip("/").removesuffix("/v1") if is_url(model) else str(Path(model).resolve())
+            if own in named:
+                raise UserError(model, "is named twice", "Name every model once.")
+            named.add(own)
+        if self.server_model is not None and not any(is_url(model) for model in models):
+            raise UserError(
+                "--model", "chooses among the models of a server", "Name a server's address, or leave it out."
+            )
         for name, suite in self.suites.items():
             if suite.takes_model != bool(models):
                 problem = "is missing" if suite.takes_model else f"{name} measures no model"
@@ -56,11 +71,12 @@ class Evaluation:
         for place in models or [HERE]:
             loaded = load(Path(place), **vars(self.weights)) if models and not is_url(place) else None
             found[place] = {}
+            called = place if is_url(place) else Path(place).name
             speaking = any(not suite.needs_model for suite in self.suites.values())
             speaker = self._speaker(place, loaded) if speaking else None  # one for all suites that ask questions
             for name, suite in self.suites.items():
 
-                def told(done: int, total: int, what: str = f"{Path(place).name}: {name}") -> None:
+                def told(done: int, total: int, what: str = f"{called}: {name}") -> None:
                     progress(what, done, total)
 
                 asked = Asked(self.data, told, self.kv_policy, speaker, self.weights)
@@ -70,7 +86,7 @@ class Evaluation:
 
     def _speaker(self, place: str, loaded: Model | None) -> Speaker:
         key = os.environ[self.key_variable] if self.key_variable else None
-        speaker = UrlSpeaker(place, key=key) if loaded is None else EngineSpeaker(loaded, self.kv_policy)
+        speaker = UrlSpeaker(place, self.server_model, key) if loaded is None else EngineSpeaker(loaded, self.kv_policy)
         if self.out is None:
             return speaker
         self.out.mkdir(parents=True, exist_ok=True)

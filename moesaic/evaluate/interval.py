@@ -13,4 +13,5 @@ def wilson(right: float, count: int) -> tuple[float, float]:
     share, square = right / count, SURE**2
     middle = (share + square / (2 * count)) / (1 + square / count)
     reach = SURE / (1 + square / count) * math.sqrt(share * (1 - share) / count + square / (4 * count**2))
-    return max(0.0, middle - reach), min(1.0, middle + reach)
+    # None right, or all: there rounding would leave a trace where the bound is exact.
+    return (middle - reach if right > 0 else 0.0), (middle + reach if right < count else 1.0)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lm_eval.api.model import TemplateLM
+from lm_eval.tasks import TaskManager
 
 from moesaic.errors import UserError
 from moesaic.evaluate.suites import Told
@@ -19,6 +20,18 @@ from moesaic.serve.request import Sampling
 TOGETHER = 2048  # tokens of a forward
 MOST = 256  # tokens of an answer, where a task does not say
 Piece = tuple[Sequence[int], Sequence[int]]  # what is given, what is to be judged
+
+
+class Tasks(TaskManager):
+    """The package's tasks. Most of them fetch data when they are loaded, which fails in as many ways as there are."""
+
+    def load(self, task_list: Any) -> Any:
+        try:
+            return super().load(task_list)
+        except Exception as error:
+            problem = f"{', '.join(map(str, task_list))} cannot be loaded ({' '.join(str(error).split())[:300]})"
+            remedy = "Most tasks fetch their data from the Hugging Face Hub; a task file (--data) may name local data."
+            raise UserError("tasks", problem, remedy) from None
 
 
 class LMEvalModel(TemplateLM):

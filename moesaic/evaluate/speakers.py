@@ -93,7 +93,7 @@ class EngineSpeaker(Speaker):
 
 
 class UrlSpeaker(Speaker):
-    """`together` questions at a time; a question that fails is asked again twice."""
+    """`together` questions at a time; a question that fails is asked again twice, unless it was refused."""
 
     def __init__(self, url: str, name: str | None = None, key: str | None = None, together: int = 8) -> None:
         self.url = url.rstrip("/").removesuffix("/v1") + "/v1"
@@ -104,13 +104,17 @@ class UrlSpeaker(Speaker):
 
     def model_name(self) -> str:
         """That of the server's first model, where none was named."""
-        return asyncio.run(self._model_name())
 
-    async def _model_name(self) -> str:
+        async def ask() -> str:
+            async with self._client() as client:
+                return await self._model_name(client)
+
+        return self.name or asyncio.run(ask())
+
+    async def _model_name(self, client: httpx.AsyncClient) -> str:
         from moesaic.serve.load import first_model
 
-        async with self._client() as client:
-            self.name = self.name or await first_model(client, self.url)
+        self.name = self.name or await first_model(client, self.url)
         return self.name
 
     def _client(self) -> httpx.AsyncClient:
@@ -122,9 +126,11 @@ class UrlSpeaker(Speaker):
     async def _answer(self, conversations: Sequence[Conversation], max_tokens: int, heard: Heard) -> None:
         import httpx
 
-        name = await self._model_name()
+        from moesaic.serve.load import trouble
+
         gate = asyncio.Semaphore(self.together)
         async with self._client() as client:
+            name = await self._model_name(client)
 
             async def ask(number: int, messages: Conversation) -> None:
                 form = {"model": name, "messages": list(messages), "max_tokens": max_tokens, "temperature": 0}
@@ -144,8 +150,8 @@ class UrlSpeaker(Speaker):
                             heard(number, Said(text, tokens, no_room=cut))
                             return
                         except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError) as error:
-                            if not left:
-                                problem = f"gave no answer ({type(error).__name__}: {error})"
+                            if not left or refused(error):
+                                problem = f"gave no answer ({trouble(error)})"
                                 raise UserError(self.url, problem, "What was answered is kept with --out.") from None
                             await asyncio.sleep(0.5)
 
@@ -157,6 +163,12 @@ def plain_text(content: Any) -> str:
     parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
     text = "".join(part["text"] for part in parts if part.get("type") == "text")
     return text.encode("utf-8", "replace").decode()
+
+
+def refused(error: Exception) -> bool:
+    """Whether a server would say the same if it were asked again."""
+    status = getattr(getattr(error, "response", None), "status_code", 0)
+    return 400 <= status < 500 and status not in (408, 409, 425, 429)
 
 
 def too_long(answer: httpx.Response) -> bool:

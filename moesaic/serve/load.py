@@ -142,8 +142,25 @@ async def first_model(client: httpx.AsyncClient, url: str) -> str:
         answer.raise_for_status()
         return str(answer.json()["data"][0]["id"])
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
-        problem = f"names no model ({type(error).__name__}: {error})"
-        raise UserError(f"{url}/models", problem, "Is a server there? Name its model with --model.") from None
+        problem = f"names no model ({trouble(error)})"
+        raise UserError(f"{url}/models", problem, "Is a server there? If it is, name its model with --model.") from None
+
+
+def check_address(url: str) -> None:
+    if not url.startswith(("http://", "https://")):
+        raise UserError(url, "is not the address of a server", "Such an address begins with http:// or https://.")
+
+
+def trouble(error: Exception) -> str:
+    """What came instead of an answer, in the server's own words where it has any."""
+    if not isinstance(error, httpx.HTTPStatusError):
+        return f"{type(error).__name__}: {error}".removesuffix(": ")
+    answer = error.response
+    try:
+        said = str(answer.json()["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        said = answer.reason_phrase
+    return f"HTTP {answer.status_code}: {said[:200]}"
 
 
 async def converse(client: httpx.AsyncClient, url: str, model: str, ask: Ask, told: Told, due: float) -> None:

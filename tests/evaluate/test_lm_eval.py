@@ -94,6 +94,13 @@ def test_a_task_file_gives_the_same_numbers(both: tuple[LMEvalModel, HFLM], task
     assert found["own_choice: acc"] == theirs["acc,none"] and found["own_choice: acc_norm"] == theirs["acc_norm,none"]
 
 
+def test_data_that_is_not_there(directory: Path, task: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (task.parent / "data.json").unlink()
+    assert main(["evaluate", str(directory), "--suite", "lm_eval", "--data", str(task)]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "own_choice cannot be loaded" in told and "may name local data" in told
+
+
 def test_mistakes(directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", str(directory), "--suite", "lm_eval", "tasks=no_such_task_at_all"]) == 2
     assert "no_such_task_at_all" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 import transformers
@@ -20,7 +21,7 @@ from moesaic.evaluate.suites.choice import Choice
 from moesaic.evaluate.suites.instructions import Instructions
 from moesaic.evaluate.suites.math import Math, final
 from moesaic.evaluate.suites.tasks import Tasks
-from tests.serve.api.running import running
+from tests.serve.api.running import NAME, running
 from tests.serve.made import talking_model
 
 
@@ -73,6 +74,30 @@ def test_instructions_are_kept_or_not(tmp_path: Path) -> None:
     assert Instructions(share=True).run(None, Asked(data, speaker=said))["accuracy"] == 0.75
 
 
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ({}, "came without constraints"),
+        ({"constraints": "max_words"}, "not a list of objects"),
+        ({"constraints": [5]}, "not a list of objects"),
+        ({"constraints": [{"kind": "max_wrds", "value": 3}]}, "did you mean max_words?"),
+        ({"constraints": [{"kind": "max_words", "value": "x"}]}, "max_words: 'x' is no value for it"),
+        ({"constraints": [{"kind": "n_bullets", "value": "x"}]}, "n_bullets: 'x' is no value for it"),
+        ({"constraints": [{"kind": "times", "value": {"least": 1}}]}, "is no value for it"),
+        ({"constraints": [{"kind": ["json"]}]}, "no such constraint"),
+        ({"constraints": [{"kind": "json", "weight": "x"}]}, "the weight of json is not a number"),
+    ],
+)
+def test_a_line_with_a_wrong_constraint_is_named(tmp_path: Path, line: dict, problem: str) -> None:
+    right = {"prompt": "a", "constraints": [{"kind": "json"}]}
+    data = lines(tmp_path / "i.jsonl", right, {"prompt": "b"} | line)
+    with pytest.raises(UserError) as refused:
+        Instructions().run(None, Asked(data, speaker=Scripted()))
+    assert refused.value.place == f"{data}:2"
+    assert problem in refused.value.problem
+    assert "A line is such as" in refused.value.remedy
+
+
 def test_the_likeliest_choice_is_that_of_transformers(directory: Path, tmp_path: Path) -> None:
     entries = [
         {"question": f"The number {n} is", "choices": ["a number", "yes or no", f"{n}", "name"], "answer": n % 4}
@@ -95,13 +120,41 @@ def test_the_likeliest_choice_is_that_of_transformers(directory: Path, tmp_path:
     assert found["accuracy"] == right / 12
 
 
-def test_a_server_gives_the_answers_of_its_model(directory: Path) -> None:
+def test_a_server_gives_the_answers_of_its_model(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = moesaic.load(directory, threads=1)
     suite = Tasks("sums", 6, 8)
     alone = suite.run(model, Asked(speaker=EngineSpeaker(model)))
     with running(moesaic.Engine(model, cache_bytes=16 << 20, seed=0)) as server:
         asked = suite.run(None, Asked(speaker=UrlSpeaker(server.url)))
+        assert main(["evaluate", server.url, "--model", NAME, "--suite", "tasks", "examples=1", "max_tokens=2"]) == 0
+        assert main(["evaluate", server.url, "--model", "other", "--suite", "tasks", "examples=1"]) == 2
     assert asked == alone
+    assert "HTTP 404: the model 'other' does not exist" in capsys.readouterr().err
+
+
+def test_a_server_is_asked_once_what_its_model_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    paths: list[str] = []
+
+    def serve(request: httpx.Request) -> httpx.Response:
+        paths.append(request.url.path)
+        if request.method == "GET":
+            return httpx.Response(200, json={"data": [{"id": "some"}]})
+        assert json.loads(request.content)["model"] == "some"
+        return httpx.Response(200, json={"choices": [{"message": {"content": "7"}, "finish_reason": "stop"}]})
+
+    opened: list[httpx.AsyncClient] = []
+
+    def client(self: UrlSpeaker) -> httpx.AsyncClient:
+        opened.append(httpx.AsyncClient(transport=httpx.MockTransport(serve)))
+        return opened[-1]
+
+    monkeypatch.setattr(UrlSpeaker, "_client", client)
+    speaker = UrlSpeaker("http://there")
+    for _ in range(3):
+        speaker.answer([[{"role": "user", "content": "?"}]], 4, lambda number, said: None)
+    assert speaker.model_name() == "some"
+    assert paths == ["/v1/models", *["/v1/chat/completions"] * 3]
+    assert len(opened) == 3
 
 
 def test_what_was_answered_is_not_asked_again(tmp_path: Path) -> None:
@@ -178,6 +231,10 @@ def test_models_side_by_side(directory: Path, tmp_path: Path, capsys: pytest.Cap
     [
         (["http://127.0.0.1:9", "--suite", "perplexity"], "looks into the model itself"),
         (["http://127.0.0.1:9", "--suite", "tasks"], "names no model"),
+        (["ftp://127.0.0.1/v1", "--suite", "tasks"], "begins with http:// or https://"),
+        (["DIR", "DIR/", "--suite", "tasks"], "is named twice"),
+        (["http://127.0.0.1:9", "http://127.0.0.1:9/v1/", "--suite", "tasks"], "is named twice"),
+        (["DIR", "--suite", "tasks", "--model", "other"], "--model"),
         (["examples=3", "--suite", "tasks"], "MODEL"),
         (["DIR", "--suite", "math"], "--data"),
         (["DIR", "--suite", "choice", "--data", "BAD"], "is not a JSON object"),
@@ -187,7 +244,7 @@ def test_models_side_by_side(directory: Path, tmp_path: Path, capsys: pytest.Cap
 )
 def test_mistakes(directory: Path, tmp_path: Path, arguments, problem, capsys) -> None:
     (tmp_path / "bad.jsonl").write_text("[1]\n")
-    named = {"DIR": str(directory), "BAD": str(tmp_path / "bad.jsonl")}
+    named = {"DIR": str(directory), "DIR/": f"{directory}/", "BAD": str(tmp_path / "bad.jsonl")}
     assert main(["evaluate", *(named.get(word, word) for word in arguments)]) == 2
     assert problem in capsys.readouterr().err
 

@@ -73,6 +73,11 @@ def test_the_interval_is_wilsons(right: int, count: int) -> None:
     assert wilson(right, count) == pytest.approx((theirs.low, theirs.high), abs=1e-6)
 
 
+def test_no_rounding_is_left_where_none_or_all_are_right() -> None:
+    for count in range(1, 300):
+        assert wilson(0, count)[0] == 0.0 and wilson(count, count)[1] == 1.0
+
+
 def test_the_command(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["evaluate", str(directory), "--suite", "tasks", "--json", "family=gcd", "examples=3", "max_tokens=4"]
     assert main(arguments) == 0

@@ -6,6 +6,7 @@ a reader can judge (`text`, without a kind) is for the reward `critique` in its 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -37,22 +38,24 @@ class Constraints(Reward):
     def verdicts(self, answer: Answer) -> list[Verdict]:
         """One for each constraint that has a kind, in their order."""
         text = after_thought(answer.text)
-        listed = [constraint for constraint in answer.facts.get("constraints", ()) if "kind" in constraint]
-        found = [_verdict(text, constraint) for constraint in listed]
+        given = answer.facts.get("constraints") or ()
+        if not isinstance(given, list | tuple) or not all(isinstance(constraint, Mapping) for constraint in given):
+            raise ValueError("its constraints are not a list of objects, each with a kind and a value")
+        found = [_verdict(text, constraint) for constraint in given if "kind" in constraint]
         if sum(verdict.weight for verdict in found) <= 0:
             raise ValueError("the question came without constraints that a rule can check")
         return found
 
 
 def _verdict(text: str, constraint: Mapping[str, Any]) -> Verdict:
-    kind, weight = constraint["kind"], float(constraint.get("weight", 1.0))
+    kind, weight = str(constraint["kind"]), constraint.get("weight", 1.0)
     if kind not in KINDS:
         raise ValueError(f'no such constraint "{kind}"{did_you_mean(kind, list(KINDS))}')
-    if weight < 0:
-        raise ValueError(f"the weight of {kind} is negative")
+    if not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+        raise ValueError(f"the weight of {kind} is not a number from 0 on")
     try:
-        return Verdict(kind, KINDS[kind](text, constraint.get("value")), weight)
-    except (TypeError, AttributeError, re.error) as error:
+        return Verdict(kind, KINDS[kind](text, constraint.get("value")), float(weight))
+    except (TypeError, AttributeError, ValueError, LookupError, re.error) as error:
         raise ValueError(f"{kind}: {constraint.get('value')!r} is no value for it") from error
 
 

@@ -33,8 +33,8 @@ class Instructions(Questions):
             )
             try:
                 self.judge(question, "")
-            except (ValueError, TypeError, AttributeError) as error:
-                raise UserError(place, str(error)) from None
+            except ValueError as error:
+                raise UserError(place, str(error), f"A line is such as {EXAMPLE}") from None
             found.append(question)
         return found
 

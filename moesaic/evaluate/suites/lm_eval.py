@@ -28,13 +28,12 @@ class LMEval(Suite):
         assert model is not None
         try:
             import lm_eval
-            from lm_eval.tasks import TaskManager
         except ModuleNotFoundError:
             raise UserError("lm_eval", "is not installed", "pip install lm-eval") from None
-        from moesaic.evaluate.lm_eval_model import LMEvalModel
+        from moesaic.evaluate.lm_eval_model import LMEvalModel, Tasks
 
         tasks: list[Any] = [name for name in self.tasks.split(",") if name]
-        manager = TaskManager(include_path=str(asked.data.parent) if asked.data else None)
+        manager = Tasks(include_path=str(asked.data.parent) if asked.data else None)
         if asked.data is not None:
             tasks.append(named_in(asked.data))
         if not tasks:
