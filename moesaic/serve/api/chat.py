@@ -84,7 +84,7 @@ async def whole(chat: Chat, answers: Answers) -> ChatAnswer:
         check_form(output)
         chat.turns[output.request.number].push(output)
     return ChatAnswer(
-        id=new_id("chatcmpl"),
+        id=new_id("chatcmpl-"),
         created=int(time.time()),
         model=chat.model,
         choices=[turn.choice() for turn in chat.turns.values()],
@@ -96,7 +96,7 @@ async def whole(chat: Chat, answers: Answers) -> ChatAnswer:
 async def events(chat: Chat, answers: Answers) -> AsyncIterator[str]:
     options = chat.form.stream_options
     with_usage = options is not None and options.include_usage
-    frame = {"id": new_id("chatcmpl"), "object": "chat.completion.chunk", "created": int(time.time())}
+    frame = {"id": new_id("chatcmpl-"), "object": "chat.completion.chunk", "created": int(time.time())}
 
     def chunk(index: int, delta: dict[str, Any], **more: Any) -> str:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | more

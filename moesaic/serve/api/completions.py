@@ -90,7 +90,7 @@ async def whole(job: Job, answers: Answers) -> CompletionAnswer:
         check_form(output)
         own[output.request.number].push(output)
     return CompletionAnswer(
-        id=new_id("cmpl"),
+        id=new_id("cmpl-"),
         created=int(time.time()),
         model=job.model,
         choices=[answer.choice(index) for index, answer in enumerate(job.best())],
@@ -102,7 +102,7 @@ async def events(job: Job, answers: Answers) -> AsyncIterator[str]:
     options = job.form.stream_options
     with_usage = options is not None and options.include_usage
     own = {answer.request.number: (index, answer) for index, answer in enumerate(job.answers)}
-    frame = {"id": new_id("cmpl"), "object": "text_completion", "created": int(time.time()), "model": job.model}
+    frame = {"id": new_id("cmpl-"), "object": "text_completion", "created": int(time.time()), "model": job.model}
     async for output in answers:
         check_form(output)
         index, answer = own[output.request.number]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 from moesaic.serve.api.service import new_id
@@ -11,23 +12,25 @@ Item = dict[str, Any]
 
 
 class Items:
-    """One item is open at a time; another kind of event closes it. `told` holds the events not yet sent."""
+    """One item is open at a time; another kind of event closes it. `told` holds the events not yet sent, `logprobs` what
+    is known of tokens that made no text yet."""
 
     def __init__(self) -> None:
         self.items: list[Item] = []
         self.told: list[Item] = []
+        self.logprobs: list[Item] = []
         self.open: Item | None = None
 
     def push(self, events: list[Event], logprobs: list[Item]) -> list[Item]:
+        self.logprobs += logprobs
         for event in events:
             match event:
                 case Content(text):
-                    self._message(text, logprobs)
-                    logprobs = []
+                    self._message(text)
                 case Reasoning(text):
                     self._reasoning(text)
                 case CallBegan(_, name):
-                    self._begin("function_call", "fc", call_id=new_id("call"), name=name, arguments="")
+                    self._begin("function_call", "fc_", call_id=new_id("call_"), name=name, arguments="")
                 case CallArguments(_, text):
                     assert self.open is not None
                     self.open["arguments"] += text
@@ -37,10 +40,13 @@ class Items:
                 case CallBroken():
                     self.items.pop()
                     self.open = None
+            self.logprobs = []
         told, self.told = self.told, []
         return told
 
     def finish(self, complete: bool) -> list[Item]:
+        if self.open is not None and self.open["type"] == "message":
+            self.open["content"][0]["logprobs"] += self.logprobs
         self.close("completed" if complete else "incomplete")
         told, self.told = self.told, []
         return told
@@ -60,23 +66,23 @@ class Items:
             case "function_call":
                 self._tell("response.function_call_arguments.done", name=item["name"], arguments=item["arguments"])
         item["status"] = status
-        self._tell("response.output_item.done", item=dict(item))
+        self._tell("response.output_item.done", item=item)
         self.open = None
 
-    def _message(self, text: str, logprobs: list[Item]) -> None:
+    def _message(self, text: str) -> None:
         if self.open is None or self.open["type"] != "message":
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-            self._begin("message", "msg", role="assistant", content=[])
+            self._begin("message", "msg_", role="assistant", content=[])
             assert self.open is not None
-            self._tell("response.content_part.added", content_index=0, part=dict(part))
+            self._tell("response.content_part.added", content_index=0, part=part)
             self.open["content"] = [part]
         self.open["content"][0]["text"] += text
-        self.open["content"][0]["logprobs"] += logprobs
-        self._tell("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
+        self.open["content"][0]["logprobs"] += self.logprobs
+        self._tell("response.output_text.delta", content_index=0, delta=text, logprobs=self.logprobs)
 
     def _reasoning(self, text: str) -> None:
         if self.open is None or self.open["type"] != "reasoning":
-            self._begin("reasoning", "rs", summary=[], content=[{"type": "reasoning_text", "text": ""}])
+            self._begin("reasoning", "rs_", summary=[], content=[{"type": "reasoning_text", "text": ""}])
         assert self.open is not None
         self.open["content"][0]["text"] += text
         self._tell("response.reasoning_text.delta", content_index=0, delta=text)
@@ -85,11 +91,10 @@ class Items:
         self.close()
         self.open = {"id": new_id(letters), "type": kind, "status": "in_progress", **facts}
         self.items.append(self.open)
-        self.told.append(
-            {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": dict(self.open)}
-        )
+        self._tell("response.output_item.added", item=self.open)
 
     def _tell(self, kind: str, **facts: Any) -> None:
         assert self.open is not None
         own = {} if kind.startswith("response.output_item") else {"item_id": self.open["id"]}
-        self.told.append({"type": kind, "output_index": len(self.items) - 1, **own, **facts})
+        # As it is now: what was open then goes on.
+        self.told.append(deepcopy({"type": kind, "output_index": len(self.items) - 1, **own, **facts}))

@@ -96,7 +96,7 @@ class Reply:
     form: ResponseRequest
     chat: chat.Chat
     items: Items = field(default_factory=Items)
-    id: str = field(default_factory=lambda: new_id("resp"))
+    id: str = field(default_factory=lambda: new_id("resp_"))
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -124,7 +124,7 @@ class Reply:
             output_tokens_details=OutputDetails(reasoning_tokens=self.turn.thought),
             total_tokens=spent.total_tokens,
         )
-        chosen = form.tool_choice
+        chosen, wanted = form.tool_choice, form.text.format if form.text else None
         return ResponseAnswer(
             id=self.id,
             created_at=self.created,
@@ -141,7 +141,10 @@ class Reply:
             temperature=form.temperature,
             top_p=form.top_p,
             max_output_tokens=form.max_output_tokens,
-            text={"format": {"type": "text"}} if not form.text else form.text.model_dump(by_alias=True),
+            top_logprobs=form.top_logprobs,
+            reasoning=form.reasoning.model_dump() if form.reasoning else None,
+            text={"format": wanted.model_dump(by_alias=True) if wanted else {"type": "text"}},
+            user=form.user,
         )
 
 

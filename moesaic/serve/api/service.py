@@ -140,7 +140,8 @@ class Service:
 
 
 def new_id(kind: str) -> str:
-    return f"{kind}-{uuid.uuid4().hex}"
+    """`kind` is how OpenAI's identifiers of this kind begin; some clients go by it."""
+    return f"{kind}{uuid.uuid4().hex}"
 
 
 def salt_of(scope_state: Any, cache_salt: str | None) -> str:

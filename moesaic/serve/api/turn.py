@@ -38,7 +38,7 @@ class Turn:
         for event in events:
             match event:
                 case CallBegan(call, _):
-                    self.ids[call] = new_id("call")
+                    self.ids[call] = new_id("call_")
                 case CallBroken(call):
                     del self.ids[call]
         infos = [self.texts.info(one, self.top) for one in output.logprobs] if self.top is not None else []

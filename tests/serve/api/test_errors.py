@@ -107,6 +107,9 @@ def test_a_wrong_field_is_named(server: Running, change: dict[str, Any], param: 
         ("responses", {"input": [{"type": "function_call", "call_id": "a"}]}, "input.0.name", "missing"),
         ("responses", {"input": [{"role": "king", "content": "x"}]}, "input", "king"),
         ("responses", {"input": "x", "previous_response_id": "y"}, "previous_response_id", "the whole conversation"),
+        ("responses", {"input": "x", "conversation": "y"}, "conversation", "not supported"),
+        ("responses", {"input": "x", "prompt": {"id": "y"}}, "prompt", "not supported"),
+        ("chat/completions", HELLO | {"functions": [{"name": "f"}]}, "functions", "give them as tools"),
         ("responses", {"input": "x", "background": True}, "background", "not supported"),
         (
             "responses",

@@ -57,6 +57,12 @@ def test_events_tell_the_whole_story(client: openai.OpenAI) -> None:
     text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
     assert text == whole.output_text == events[-4].text == events[-1].response.output_text
     assert kinds.count("response.output_text.delta") > 3
+    assert (events[2].item.content, events[3].part.text, events[3].part.logprobs) == ([], "", [])
+    deltas = [event.logprobs for event in events if event.type == "response.output_text.delta"]
+    listed = [entry.logprob for entry in whole.output[0].content[0].logprobs]
+    assert len(listed) == 12  # also of tokens that made no text by themselves
+    told = [entry.logprob for some in deltas for entry in some]
+    assert told == listed[: len(told)] and len(told) > 6
     with client.responses.stream(model=NAME, input="yes or no", temperature=0.0, max_output_tokens=12) as stream:
         for _ in stream:
             pass
@@ -95,6 +101,14 @@ def test_a_tool_is_called_and_its_result_given_back(client: openai.OpenAI) -> No
     back[-1]["output"] = [{"type": "input_text", "text": "no"}, {"type": "input_text", "text": "on"}]
     parts = ask(client, input=back, tools=[CLOCK], max_output_tokens=4)
     assert parts.usage.input_tokens == answer.usage.input_tokens
+
+
+def test_what_was_wished_is_told(client: openai.OpenAI) -> None:
+    wishes = {"reasoning": {"effort": "low"}, "user": "me", "top_logprobs": 2, "text": {"verbosity": "low"}}
+    answer = ask(client, max_output_tokens=2, **wishes)
+    assert (answer.reasoning.effort, answer.user, answer.top_logprobs) == ("low", "me", 2)
+    assert answer.text.format.type == "text"
+    assert answer.id.startswith("resp_") and answer.output[0].id.startswith("msg_")
 
 
 def test_nothing_is_stored(client: openai.OpenAI) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from moesaic.serve.api.schema.sampling import LIKELIEST, Form, SamplingForm
+from moesaic.serve.api.schema.sampling import LIKELIEST, Form, SamplingForm, unsupported
 from moesaic.serve.api.schema.usage import Usage
 
 
@@ -80,6 +80,7 @@ class ChatRequest(SamplingForm):
     tools: Annotated[list[Tool], Field(max_length=512)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    functions: Annotated[None, unsupported("give them as tools")] = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True

@@ -102,6 +102,8 @@ class ResponseRequest(Form):
     previous_response_id: Annotated[None, unsupported("send the whole conversation")] = Field(
         default=None, description="Not supported: send the whole conversation."
     )
+    conversation: Annotated[None, unsupported("send the whole conversation as input")] = None
+    prompt: Annotated[None, unsupported("send what it says as instructions and input")] = None
     background: Annotated[Literal[False] | None, unsupported("wait for the answer")] = None
     metadata: dict[str, str] | None = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
@@ -145,6 +147,9 @@ class ResponseAnswer(BaseModel):
     top_p: float | None
     max_output_tokens: int | None
     previous_response_id: None = None
+    top_logprobs: int | None
+    reasoning: dict[str, Any] | None
     text: dict[str, Any]
+    user: str | None
     truncation: Literal["disabled"] = "disabled"
     store: Literal[False] = False

@@ -25,9 +25,9 @@ def unsupported(instead: str) -> BeforeValidator:
     """For fields that would change the answer if they were obeyed."""
 
     def check(value: Any) -> Any:
-        if value:
+        if value is not None and value is not False:
             raise wrong(f"not supported; {instead}")
-        return value or None
+        return value
 
     return BeforeValidator(check)
 
