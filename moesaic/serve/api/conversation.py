@@ -22,6 +22,9 @@ def prompt_text(form: ChatRequest, tokenizer: Tokenizer) -> str:
         extra.setdefault("reasoning_effort", form.reasoning_effort)
     if form.tools and form.tool_choice != "none":
         extra["tools"] = [tool.model_dump(exclude_none=True) for tool in form.tools]
+    for number, message in enumerate(form.messages):
+        if message.content is None and message.role != "assistant":
+            raise UserError(f"messages.{number}.content", "missing", "Only an assistant may say nothing.")
     messages = [_plain(message) for message in form.messages]
     with called(lambda place: "messages"):  # the file the template is in is not the client's business
         return tokenizer.chat(messages, reply=form.add_generation_prompt, **extra)

@@ -108,6 +108,9 @@ def install(app: FastAPI) -> None:
 def _http(error: HTTPException) -> ApiError:
     """What the framework itself refuses: routes, methods, unreadable bodies."""
     codes = {404: "unknown_route", 405: "method_not_allowed"}
-    messages = {404: "no such route", 405: "this route does not take this method"}
+    messages = {
+        404: "no such route (those of OpenAI's API begin with /v1)",
+        405: "this route does not take this method",
+    }
     message = messages.get(error.status_code, str(error.detail))
     return ApiError(error.status_code, message, code=codes.get(error.status_code, "bad_request"), headers=error.headers)

@@ -63,7 +63,7 @@ def router(service: Service) -> APIRouter:
         """The model, and the adapters that are loaded."""
         return ModelList(data=[facts(model) for model in (name, *list(engine.adapters))])
 
-    @routes.get("/v1/models/{model}", responses=ERRORS)
+    @routes.get("/v1/models/{model:path}", responses=ERRORS)
     async def model(model: str) -> ModelFacts:
         service.adapter(model)
         return facts(model)

@@ -12,8 +12,8 @@ Item = dict[str, Any]
 
 
 class Items:
-    """One item is open at a time; another kind of event closes it. `told` holds the events not yet sent, `logprobs` what
-    is known of tokens that made no text yet."""
+    """One item is open at a time; another kind of event closes it. `told` holds the events not yet sent, and
+    `logprobs` those of tokens that made no text yet."""
 
     def __init__(self) -> None:
         self.items: list[Item] = []

@@ -35,6 +35,8 @@ from moesaic.serve.api.turn import Turn
 from moesaic.serve.loop import Answers
 from moesaic.serve.request import Output
 
+LOGPROBS = "message.output_text.logprobs"
+
 
 def as_chat(form: ResponseRequest) -> ChatRequest:
     """The same wishes in the older form."""
@@ -51,8 +53,8 @@ def as_chat(form: ResponseRequest) -> ChatRequest:
             {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
             for tool in form.tools
         ]
-    if form.top_logprobs is not None:
-        wishes |= {"logprobs": True, "top_logprobs": form.top_logprobs}
+    if form.top_logprobs is not None or LOGPROBS in (form.include or ()):
+        wishes |= {"logprobs": True, "top_logprobs": form.top_logprobs or 0}
     if form.reasoning is not None and form.reasoning.effort is not None:
         wishes["reasoning_effort"] = form.reasoning.effort
     match form.text.format if form.text else None:

@@ -41,6 +41,7 @@ def facts(answer: httpx.Response) -> dict[str, Any]:
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type", None),
         ({"messages": [{"role": "user", "content": {"text": "x"}}]}, "messages.0.content", "invalid_value"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text", None),
+        ({"messages": [{"role": "user"}]}, "messages.0.content", "invalid_value"),
         ({"messages": [{"role": "king", "content": "x"}]}, "messages", "invalid_value"),
         ({"messages": [{"role": "user", "content": "word " * 300}]}, "messages", "context_length_exceeded"),
         ({"messages": [{"role": "user", "content": "word " * 30_000}]}, "messages", "context_length_exceeded"),
@@ -167,6 +168,8 @@ def test_routes_and_methods(server: Running) -> None:
     with server.http() as client:
         assert facts(client.get("/v1/nothing"))["code"] == "unknown_route"
         assert client.get("/v1/nothing").status_code == 404
+        assert "/v1" in facts(client.post("/chat/completions", json=HELLO))["message"]
+        assert facts(client.get("/v1/models/some/other"))["code"] == "model_not_found"
         assert client.get("/v1/chat/completions").status_code == 405
         assert facts(client.delete("/v1/models"))["code"] == "method_not_allowed"
         assert client.options("/v1/models", headers={"origin": "http://x"}).status_code == 405

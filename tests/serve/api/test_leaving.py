@@ -55,7 +55,8 @@ def test_a_stream_that_is_left_ends(slow: Running, wishes: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
 def test_an_answer_nobody_waits_for_any_more_ends(slow: Running, path: str) -> None:
-    body = json.dumps(LONG | {"prompt": "yes", "input": "yes"}).encode()
+    field = {"/v1/completions": "prompt", "/v1/responses": "input"}.get(path, "user")
+    body = json.dumps(LONG | {field: "yes"}).encode()
     with raw(slow) as leaving:
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         leaving.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)

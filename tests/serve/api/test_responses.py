@@ -111,6 +111,12 @@ def test_what_was_wished_is_told(client: openai.OpenAI) -> None:
     assert answer.id.startswith("resp_") and answer.output[0].id.startswith("msg_")
 
 
+def test_log_probabilities_may_be_included(client: openai.OpenAI) -> None:
+    said = ask(client, max_output_tokens=6, include=["message.output_text.logprobs"]).output[0].content[0]
+    assert len(said.logprobs) == 6 and said.logprobs[0].top_logprobs == []
+    assert ask(client, max_output_tokens=6).output[0].content[0].logprobs == []
+
+
 def test_nothing_is_stored(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         ask(client, previous_response_id="resp-1")
