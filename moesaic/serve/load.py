@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
@@ -147,8 +148,13 @@ async def first_model(client: httpx.AsyncClient, url: str) -> str:
 
 
 def check_address(url: str) -> None:
-    if not url.startswith(("http://", "https://")):
-        raise UserError(url, "is not the address of a server", "Such an address begins with http:// or https://.")
+    try:
+        parts = urlsplit(url)
+        fine = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none, brackets that do not close
+        fine = False
+    if not fine:
+        raise UserError(url, "is not the address of a server", "Write http://HOST:PORT or https://HOST.")
 
 
 def trouble(error: Exception) -> str:

@@ -28,6 +28,10 @@ class Choice(Suite):
     examples: int = 0  # 0: the whole file
     normalised: bool = False
 
+    def __post_init__(self) -> None:
+        if self.examples < 0:
+            raise ValueError("examples must be at least 0 (the whole file)")
+
     def run(self, model: Model | None, asked: Asked) -> dict[str, Any]:
         assert model is not None
         if model.tokenizer is None:

@@ -25,6 +25,10 @@ class Instructions(Questions):
     max_tokens: int = 256
     share: bool = False  # count the share of constraints that are kept, not whether all are
 
+    def __post_init__(self) -> None:
+        if self.examples < 0 or self.max_tokens < 1:
+            raise ValueError("examples must be at least 0 (the whole file), and max_tokens at least 1")
+
     def questions(self, asked: Asked) -> list[Question]:
         found = []
         for place, told in read_lines(asked.data, EXAMPLE)[: self.examples or None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -41,7 +42,9 @@ def listen(host: str, port: int) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise UserError(f"{host}:{port}", f"cannot be listened on ({reason})", "Choose another with --port.") from None
+        taken = error.errno in (errno.EADDRINUSE, errno.EACCES)  # else it is no address of this machine
+        remedy = f"Choose another with {'--port' if taken else '--host'}."
+        raise UserError(f"{host}:{port}", f"cannot be listened on ({reason})", remedy) from None
     return listener
 
 

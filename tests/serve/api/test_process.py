@@ -100,6 +100,7 @@ def test_a_wrong_beginning_is_told_in_a_line(
         ([str(tmp_path / "nothing")], "nothing"),
         ([str(directory), "--host", "no.such.host.invalid"], "no.such.host.invalid"),
         ([str(directory), "--port", "70000"], "port"),
+        ([str(directory), "--host", "300.1.1.1"], "--host"),
         ([str(directory), "--policy", "fifo"], "fifo"),
         ([str(directory), "--policy", "chunked", "tokens=none"], "tokens"),
         ([str(directory), "--policy", "chunked", "tokns=5"], "tokns"),
