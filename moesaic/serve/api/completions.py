@@ -13,7 +13,7 @@ from moesaic.errors import UserError
 from moesaic.serve.api.continuation import Continuation
 from moesaic.serve.api.counting import usage
 from moesaic.serve.api.openapi import ERRORS, streams
-from moesaic.serve.api.prompts import texts_of, tokens_of
+from moesaic.serve.api.prompts import called_as, texts_of, tokens_of
 from moesaic.serve.api.schema.completions import CompletionAnswer, CompletionRequest
 from moesaic.serve.api.schema.usage import Usage
 from moesaic.serve.api.service import Service, new_id, salt_of
@@ -76,11 +76,11 @@ def prepare(service: Service, form: CompletionRequest, salt: str) -> Job:
     tokens = tokens_of(service, form.prompt)
     service.check_count(len(tokens) * tried)
     texts = texts_of(service, form.prompt, tokens) if form.echo else [""] * len(tokens)
-    answers = [
-        Continuation(request, service.texts, text, form)
-        for own, text in zip(tokens, texts, strict=True)
-        for request in requests(service, form, own, wishes, salt=salt, count=tried)
-    ]
+    answers: list[Continuation] = []
+    for number, (own, text) in enumerate(zip(tokens, texts, strict=True)):
+        with called_as("prompt", form.prompt, number):
+            made = requests(service, form, own, wishes, salt=salt, count=tried)
+        answers += [Continuation(request, service.texts, text, form) for request in made]
     return Job(service, form, tried, wanted, answers)
 
 

@@ -10,9 +10,8 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 
 from moesaic.errors import UserError
-from moesaic.serve.api.errors import called
 from moesaic.serve.api.openapi import ERRORS
-from moesaic.serve.api.prompts import tokens_of
+from moesaic.serve.api.prompts import called_as, tokens_of
 from moesaic.serve.api.schema.completions import Prompts
 from moesaic.serve.api.schema.sampling import Form
 from moesaic.serve.api.service import Service, salt_of
@@ -55,8 +54,8 @@ def prepare(service: Service, form: EmbeddingRequest, salt: str) -> list[EngineR
         raise UserError("dimensions", f"this model's embeddings have {size}", "Leave it out.")
     made = []
     wishes, urgency = Sampling(max_tokens=1), form.priority or 0
-    with called(lambda place: "input" if place == "prompt" else place):
-        for tokens in tokens_of(service, form.input):
+    for number, tokens in enumerate(tokens_of(service, form.input, "input")):
+        with called_as("input", form.input, number):
             service.check_prompt(tokens)
             made.append(
                 service.engine.request(tokens, wishes, embed=True, salt=salt, adapter=adapter, priority=urgency)

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from typing import Any
+
+from moesaic.serve.api.errors import called
 from moesaic.serve.api.schema.completions import Prompts
 from moesaic.serve.api.service import Service
 
 
-def tokens_of(service: Service, prompts: Prompts) -> list[list[int]]:
-    if isinstance(prompts, str):
-        prompts = [prompts]
-    if isinstance(prompts[0], int):
-        prompts = [prompts]
-    return [service.read(one) if isinstance(one, str) else list(one) for one in prompts]
+def tokens_of(service: Service, prompts: Prompts, field: str = "prompt") -> list[list[int]]:
+    found: list[list[int]] = []
+    every: list[Any] = [prompts] if alone(prompts) else list(prompts)
+    for one in every:
+        with called_as(field, prompts, len(found)):
+            found.append(service.read(one) if isinstance(one, str) else list(one))
+    return found
+
+
+def alone(prompts: Prompts) -> bool:
+    return isinstance(prompts, str) or isinstance(prompts[0], int)
+
+
+def called_as(field: str, prompts: Prompts, number: int) -> AbstractContextManager[None]:
+    """Errors name the prompt that is wrong, if there are several."""
+    place = field if alone(prompts) else f"{field}.{number}"
+    return called(lambda known: place if known == "prompt" else known)
 
 
 def texts_of(service: Service, prompts: Prompts, tokens: list[list[int]]) -> list[str]:
