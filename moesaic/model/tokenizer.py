@@ -14,6 +14,8 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from moesaic.errors import UserError
 
+SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")  # as chat templates call them
+
 
 class Tokenizer:
     """`files` are the tokenizer's files as they stand in a model directory, carried from stage to stage unchanged."""
@@ -88,8 +90,7 @@ class Tokenizer:
         if self.chat_template is None:
             raise UserError(self.place, "the model has no chat template", "Give it plain text instead.")
 
-        names = ("bos_token", "eos_token", "pad_token", "unk_token")
-        special = {name: self.special(name) or "" for name in names}
+        special = {name: self.special(name) or "" for name in SPECIAL}
         try:
             return self._template.render(messages=messages, add_generation_prompt=reply, **special, **extra)
         except Exception as error:  # a template is a program, and may fail in any way a program can

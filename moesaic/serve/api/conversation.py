@@ -6,18 +6,19 @@ import json
 from typing import Any
 
 from moesaic.errors import UserError
-from moesaic.model.tokenizer import Tokenizer
+from moesaic.model.tokenizer import SPECIAL, Tokenizer
 from moesaic.serve.api.errors import called
 from moesaic.serve.api.schema.chat import ChatRequest, Message
 
-OURS = ("messages", "tools", "reply", "add_generation_prompt", "self")
+# What a template is given anyway: by the request, or by the model's own tokenizer.
+OURS = ("messages", "tools", "reply", "add_generation_prompt", "self", *SPECIAL)
 
 
 def prompt_text(form: ChatRequest, tokenizer: Tokenizer) -> str:
     extra: dict[str, Any] = dict(form.chat_template_kwargs or {})
     for name in OURS:
         if name in extra:
-            raise UserError(f"chat_template_kwargs.{name}", "is said elsewhere in the request", "Leave it out here.")
+            raise UserError(f"chat_template_kwargs.{name}", "is said elsewhere", "Leave it out here.")
     if form.reasoning_effort is not None:
         extra.setdefault("reasoning_effort", form.reasoning_effort)
     if form.tools and form.tool_choice != "none":

@@ -78,6 +78,7 @@ def facts(answer: httpx.Response) -> dict[str, Any]:
         ({"guided_json": {"type": "no"}}, "guided_json", "invalid_value"),
         ({"structured_outputs": {"grammar": "start: x"}}, "structured_outputs.grammar", "invalid_value"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages", "invalid_value"),
+        ({"chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs.bos_token", "invalid_value"),
         ({"stream": "yes"}, "stream", "invalid_value"),
     ],
 )
