@@ -32,11 +32,11 @@ from moesaic.kernels.triton.linear import linear
 from moesaic.kernels.triton.norm import add_and_norm, heads, rms_norm
 from moesaic.kernels.triton.paged_attention import SPLIT, attend, latent_tile
 from moesaic.kernels.triton.paged_rows import Rows, tile_tokens
-from moesaic.kernels.triton.router import Choice, route
+from moesaic.kernels.triton.router import Choice, route, takes_groups
 from moesaic.kernels.triton.sample import sample
 from moesaic.model.attention import GroupedQueryAttention, LatentAttention
 from moesaic.model.block import Block
-from moesaic.model.config import GroupedQuery
+from moesaic.model.config import Experts, GroupedQuery
 from moesaic.model.experts import DenseFeedForward, MixtureFeedForward
 from moesaic.model.layout import PagedCache
 from moesaic.model.linear import Linear, Norm
@@ -61,8 +61,10 @@ def no_collection() -> Iterator[None]:
 
 
 def takes(model: Model) -> bool:
-    """Whether a model is of the kind the fused forward is written for; others run as plain blocks."""
-    return model.device.type == "cuda" and model.mode != "reference" and has_known_parts(model)
+    """Whether a model is of the kind the fused forward is written for; others run as plain blocks. Experts from the
+    best groups only are tested in the interpreter, but have not run on a GPU yet, so they are left to those."""
+    known = has_known_parts(model) and all(shape.groups == 1 for shape in _routers(model))
+    return model.device.type == "cuda" and model.mode != "reference" and known
 
 
 def has_known_parts(model: Model) -> bool:
@@ -78,17 +80,22 @@ def has_known_parts(model: Model) -> bool:
             known
             and block.attention_post_norm is None
             and all(type(part) is Linear for part in linears)
-            and (isinstance(ffn, DenseFeedForward) or (ffn.residual is None and ffn.router.shape.groups == 1))
+            and (isinstance(ffn, DenseFeedForward) or ffn.residual is None)
         )
 
-    mixtures = [layer.ffn.router.shape for layer in model.layers if isinstance(layer.ffn, MixtureFeedForward)]
+    mixtures = _routers(model)
     return (
         not any(isinstance(module, QuantisedMatrix) for module in model.modules())
         and model.config.rope.kind != "dynamic"
         and model.config.activation == "silu"
         and all(map(plain, model.layers))
         and len({shape.per_token for shape in mixtures}) <= 1
+        and all(takes_groups(shape.count, shape.groups) for shape in mixtures)
     )
+
+
+def _routers(model: Model) -> list[Experts]:
+    return [layer.ffn.router.shape for layer in model.layers if isinstance(layer.ffn, MixtureFeedForward)]
 
 
 class FusedForward:
@@ -159,8 +166,9 @@ class FusedForward:
     ) -> Tensor:
         router, shape = part.router, part.router.shape
         choice = Choice(
-            shape.per_token, shape.score == "sigmoid", shape.normalize, shape.scale, rows.places_T, routes_TK, counts_E
-        )
+            shape.per_token, shape.score == "sigmoid", shape.normalize, shape.scale, shape.groups, shape.top_groups,
+            rows.places_T, routes_TK, counts_E,
+        )  # fmt: skip
         _, weights_TK = route(h_TD, router.weight, router.correction, choice)
         out_TD = experts(h_TD, routes_TK, weights_TK, part.gate_up_EGD, part.down_EDF)
         return out_TD if part.shared is None else out_TD + self.dense(part.shared, h_TD)
@@ -222,7 +230,7 @@ class GraphedSteps:
             self.tile = tile_tokens(shape.heads // shape.kv_heads, wide)
         else:
             self.tile = latent_tile(shape.heads, wide)[1]
-        mixtures = [layer.ffn.router.shape for layer in model.layers if isinstance(layer.ffn, MixtureFeedForward)]
+        mixtures = _routers(model)
         self.per_token = mixtures[0].per_token if mixtures else 0
 
     def give_pages(self, pages: dict[tuple[int, int], int]) -> None:

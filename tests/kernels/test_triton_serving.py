@@ -131,10 +131,26 @@ else:
         places, chosen = torch.arange(tokens, dtype=torch.int32), torch.empty(tokens, 3, dtype=torch.int32)
         places[-1] = 3 if tokens == 1 else -1
         counts = torch.zeros(6, dtype=torch.int64)
-        route(x, router.weight.detach(), router.correction, Choice(*rules, places, chosen, counts))
+        route(x, router.weight.detach(), router.correction, Choice(*rules, 1, 1, places, chosen, counts))
         real = places >= 0
         assert torch.equal(chosen[real].long(), wanted_routes[real]) and bool((chosen[~real] == -1).all())
         assert torch.equal(counts, torch.bincount(wanted_routes[real].flatten(), minlength=6))
+
+    @pytest.mark.parametrize("groups, top_groups", [(8, 3), (4, 1), (2, 2)])
+    def test_router_with_groups(groups, top_groups):
+        torch.manual_seed(4)
+        shape = Experts(
+            32, 4, 8, score="sigmoid", scale=1.5, correction=True, groups=groups, top_groups=top_groups
+        )  # fmt: skip
+        router = Router(40, shape, 0)
+        torch.nn.init.normal_(router.weight)
+        router.correction.normal_()
+        x = torch.randn(25, 40)
+        wanted_routes, wanted_weights = router(x)
+        choice = Choice(4, True, True, 1.5, groups, top_groups)
+        routes, weights = route(x, router.weight.detach(), router.correction, choice)
+        assert torch.equal(routes.long(), wanted_routes)
+        close(weights, wanted_weights.detach())
 
     def test_sample():
         torch.manual_seed(3)

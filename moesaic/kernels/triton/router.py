@@ -17,6 +17,19 @@ from moesaic.kernels.triton.overlap import launch_overlapped, overlaps
 
 
 @triton.jit
+def in_open_groups(choice, GROUPS: tl.constexpr, OPEN: tl.constexpr):
+    """Only the groups whose two best experts have the largest sums; of equal groups the first."""
+    SIZE: tl.constexpr = choice.shape[0] // GROUPS
+    by_group = choice.reshape(GROUPS, SIZE)
+    first, at = tl.max(by_group, 1, return_indices=True)
+    second = tl.max(tl.where(tl.arange(0, SIZE)[None, :] == at[:, None], float("-inf"), by_group), 1)
+    sums, group = first + second, tl.arange(0, GROUPS)
+    ahead = (group[None, :] < group[:, None]) & (sums[None, :] == sums[:, None])
+    rank = tl.sum(((sums[None, :] > sums[:, None]) | ahead).to(tl.int32), 1)
+    return tl.where((rank < OPEN)[:, None], by_group, float("-inf")).reshape(choice.shape)
+
+
+@triton.jit
 def best_kernel(
     logits_TE,
     correction_E,
@@ -32,6 +45,8 @@ def best_kernel(
     SIGMOID: tl.constexpr,
     NORMALIZE: tl.constexpr,
     BINS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    OPEN: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     if OVERLAP:
@@ -50,6 +65,8 @@ def best_kernel(
     if correction_E is not None:
         choice += tl.load(correction_E + expert, mask=real, other=0.0).to(tl.float32)
     choice = tl.where(real, choice, float("-inf"))
+    if GROUPS > 1:
+        choice = in_open_groups(choice, GROUPS, OPEN)
     slot = tl.arange(0, SLOTS)
     routes = tl.zeros([SLOTS], tl.int32)
     weights = tl.zeros([SLOTS], tl.float32)
@@ -87,9 +104,16 @@ class Choice:
     sigmoid: bool
     normalize: bool
     factor: float
+    groups: int = 1  # of which experts are taken from the best `top_groups` only
+    top_groups: int = 1
     places_T: torch.Tensor | None = None
     routes_TK: torch.Tensor | None = None
     counts_E: torch.Tensor | None = None  # int64, counted on; with `places_T`
+
+
+def takes_groups(experts: int, groups: int) -> bool:
+    """Groups must lie as powers of two do."""
+    return groups == 1 or (experts >= 32 and experts & (experts - 1) == 0)
 
 
 def route(
@@ -128,6 +152,8 @@ def best(
         SIGMOID=choice.sigmoid,
         NORMALIZE=choice.normalize,
         BINS=max(32, triton.next_power_of_2(E)),
+        GROUPS=choice.groups,
+        OPEN=choice.top_groups,
         OVERLAP=overlaps(device),
         num_warps=1,
     )
