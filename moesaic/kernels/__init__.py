@@ -7,6 +7,7 @@ down, so that nothing here is global and a test can run any implementation on an
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast
 
 import torch
@@ -37,6 +38,18 @@ class Batch(Protocol):
     def seen(self, span: Any, window: int | None) -> tuple[Tensor | None, int | None]: ...
 
     def per_sequence(self, *rows_T: Tensor) -> Iterator[tuple[Any, ...]]: ...
+
+
+@dataclass(frozen=True)
+class LatentRules:
+    """How latent attention looks: `plain_size` numbers of a head's query and key do not turn, the others do."""
+
+    plain_size: int
+    eps: float  # of the latent's norm
+    cos_TR: Tensor
+    sin_TR: Tensor
+    interleaved: bool
+    scale: float
 
 
 class RouteRules(Protocol):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from moesaic.kernels import Batch, RouteRules, reference
+from moesaic.kernels import Batch, LatentRules, RouteRules, reference
 from moesaic.kernels.reference import gated as gated
 from moesaic.kernels.reference import rotate as rotate
 from moesaic.kernels.reference import visible_TM
@@ -231,23 +231,15 @@ def latent(
     kv_TX: Tensor,
     norm_K: Tensor,
     up_HXK: Tensor,
-    plain_size: int,
-    eps: float,
-    cos_TR: Tensor,
-    sin_TR: Tensor,
-    interleaved: bool,
+    rules: LatentRules,
     layout: Batch,
     slabs: dict[str, Tensor] | None,
-    scale: float,
 ) -> Tensor | None:
     """Latent attention without expanding what is cached; None where the library must do it. `q_THC` and `kv_TX` are as
     projected: latents are not normed yet, and nothing is turned."""
     if slabs is None or not len(q_THC) or _trees(layout) or training(q_THC, kv_TX, norm_K, up_HXK):
         return None
-    rows = rows_of(layout, *latent_tokens(q_THC))
-    return absorbed(
-        q_THC, kv_TX, norm_K, up_HXK, plain_size, eps, cos_TR, sin_TR, interleaved, rows, slabs["latent"], scale
-    )
+    return absorbed(q_THC, kv_TX, norm_K, up_HXK, rules, rows_of(layout, *latent_tokens(q_THC)), slabs["latent"])
 
 
 def latent_tokens(q_THC: Tensor) -> tuple[int, int]:
@@ -256,29 +248,16 @@ def latent_tokens(q_THC: Tensor) -> tuple[int, int]:
 
 
 def absorbed(
-    q_THC: Tensor,
-    kv_TX: Tensor,
-    norm_K: Tensor,
-    up_HXK: Tensor,
-    plain_size: int,
-    eps: float,
-    cos_TR: Tensor,
-    sin_TR: Tensor,
-    interleaved: bool,
-    rows: Rows,
-    latents: Tensor,
-    scale: float,
+    q_THC: Tensor, kv_TX: Tensor, norm_K: Tensor, up_HXK: Tensor, rules: LatentRules, rows: Rows, latents: Tensor
 ) -> Tensor:
-    keys_HPK, values_HVK = up_HXK.split([plain_size, up_HXK.shape[1] - plain_size], dim=1)
-    angles = (
-        cos_TR.contiguous(),
-        sin_TR.contiguous(),
-        torch.arange(len(q_THC), dtype=torch.int32, device=q_THC.device),
-    )
+    keys_HPK, values_HVK = up_HXK.split([rules.plain_size, up_HXK.shape[1] - rules.plain_size], dim=1)
+    row_T = torch.arange(len(q_THC), dtype=torch.int32, device=q_THC.device)
+    angles = (rules.cos_TR.contiguous(), rules.sin_TR.contiguous(), row_T)
     q_THX = absorbing.queries(
-        q_THC.contiguous(), kv_TX.contiguous(), keys_HPK, (norm_K, eps), angles, interleaved, rows, latents
+        q_THC.contiguous(), kv_TX.contiguous(), keys_HPK, (norm_K, rules.eps), angles, rules.interleaved, rows, latents
     )
-    out_THK = paged_attention.attend(q_THX, latents, latents, rows, scale, turning=2 * cos_TR.shape[1])
+    turning = kv_TX.shape[1] - len(norm_K)
+    out_THK = paged_attention.attend(q_THX, latents, latents, rows, rules.scale, turning=turning)
     return absorbing.by_head(out_THK, values_HVK, q_THC.new_empty(*q_THC.shape[:2], values_HVK.shape[1]))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moesaic.kernels import Batch, RouteRules, cuda, reference
+from moesaic.kernels import Batch, LatentRules, RouteRules, cuda, reference
 from moesaic.kernels.cuda import attention as attention
 from moesaic.kernels.cuda import experts as experts
 from moesaic.kernels.cuda import gated as gated
@@ -101,53 +101,37 @@ def latent(
     kv_TX: Tensor,
     norm_K: Tensor,
     up_HXK: Tensor,
-    plain_size: int,
-    eps: float,
-    cos_TR: Tensor,
-    sin_TR: Tensor,
-    interleaved: bool,
+    rules: LatentRules,
     layout: Batch,
     slabs: dict[str, Tensor] | None,
-    scale: float,
 ) -> Tensor | None:
     if slabs is not None or layout.branches or not len(q_THC):
-        return cuda.latent(
-            q_THC, kv_TX, norm_K, up_HXK, plain_size, eps, cos_TR, sin_TR, interleaved, layout, slabs, scale
-        )
-    facts = (plain_size, eps, cos_TR, sin_TR, interleaved)
+        return cuda.latent(q_THC, kv_TX, norm_K, up_HXK, rules, layout, slabs)
 
     def exact(q_THC: Tensor, kv_TX: Tensor, norm_K: Tensor, up_HXK: Tensor) -> Tensor:
         rows, latents = flat_rows(layout, *cuda.latent_tokens(q_THC)), kv_TX.new_empty(len(kv_TX), 1, kv_TX.shape[1])
-        return cuda.absorbed(q_THC, kv_TX, norm_K, up_HXK, *facts, rows, latents, scale)
+        return cuda.absorbed(q_THC, kv_TX, norm_K, up_HXK, rules, rows, latents)
 
     def plain(q_THC: Tensor, kv_TX: Tensor, norm_K: Tensor, up_HXK: Tensor) -> Tensor:
-        q_THC, k_THC, v_THX = expanded(q_THC, kv_TX, norm_K, up_HXK, *facts)
+        q_THC, k_THC, v_THX = expanded(q_THC, kv_TX, norm_K, up_HXK, rules)
         spans = [slice(span.start, span.stop) for span in layout.spans]
-        return torch.cat([cuda.attention(q_THC[own], k_THC[own], v_THX[own], scale) for own in spans])
+        return torch.cat([cuda.attention(q_THC[own], k_THC[own], v_THX[own], rules.scale) for own in spans])
 
     out_THX: Tensor = twice(exact, plain, q_THC, kv_TX, norm_K, up_HXK)
     return out_THX
 
 
 def expanded(
-    q_THC: Tensor,
-    kv_TX: Tensor,
-    norm_K: Tensor,
-    up_HXK: Tensor,
-    plain_size: int,
-    eps: float,
-    cos_TR: Tensor,
-    sin_TR: Tensor,
-    interleaved: bool,
+    q_THC: Tensor, kv_TX: Tensor, norm_K: Tensor, up_HXK: Tensor, rules: LatentRules
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Latent attention's queries, keys and values, as if they were no latent's."""
-    plain_THC, turning_THC = q_THC.split([plain_size, q_THC.shape[2] - plain_size], dim=2)
+    size, angles = rules.plain_size, (rules.cos_TR, rules.sin_TR, rules.interleaved)
+    plain_THC, turning_THC = q_THC.split([size, q_THC.shape[2] - size], dim=2)
     latent_TK, key_TC = kv_TX.split([len(norm_K), kv_TX.shape[1] - len(norm_K)], dim=1)
-    turning_THC = rotate(turning_THC, cos_TR, sin_TR, interleaved)
-    key_T1C = rotate(key_TC[:, None], cos_TR, sin_TR, interleaved)
-    kv_THX = torch.einsum("tk,hxk->thx", reference.rms_norm(latent_TK, norm_K, eps), up_HXK)
-    k_THC = torch.cat([kv_THX[..., :plain_size], key_T1C.expand(-1, q_THC.shape[1], -1)], dim=2)
-    return torch.cat([plain_THC, turning_THC], dim=2), k_THC, kv_THX[..., plain_size:]
+    key_T1C = rotate(key_TC[:, None], *angles)
+    kv_THX = torch.einsum("tk,hxk->thx", reference.rms_norm(latent_TK, norm_K, rules.eps), up_HXK)
+    k_THC = torch.cat([kv_THX[..., :size], key_T1C.expand(-1, q_THC.shape[1], -1)], dim=2)
+    return torch.cat([plain_THC, rotate(turning_THC, *angles)], dim=2), k_THC, kv_THX[..., size:]
 
 
 def flat_rows(layout: Any, size: int, most_few: int = FEW) -> Rows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from moesaic.kernels import Kernels
+from moesaic.kernels import Kernels, LatentRules
 from moesaic.model.config import GroupedQuery, Indexer, Latent, Layer, ModelConfig
 from moesaic.model.flow import Flow
 from moesaic.model.layout import Span
@@ -120,10 +120,11 @@ class LatentAttention(nn.Module):
         run, up = getattr(flow.ops, "latent", None), self.kv_up.weight
         if run is None or self.index_kind or not isinstance(up, Tensor):
             return None
-        out_THX: Tensor | None = run(
-            q_THC, kv_TX, self.kv_norm.weight, up.unflatten(0, (self.shape.heads, -1)), self.shape.plain_size,
-            self.kv_norm.eps, flow.cos_TR, flow.sin_TR, self.interleaved, flow.layout, slabs, self.scale,
-        )  # fmt: skip
+        rules = LatentRules(
+            self.shape.plain_size, self.kv_norm.eps, flow.cos_TR, flow.sin_TR, self.interleaved, self.scale
+        )
+        up_HXK = up.unflatten(0, (self.shape.heads, -1))
+        out_THX: Tensor | None = run(q_THC, kv_TX, self.kv_norm.weight, up_HXK, rules, flow.layout, slabs)
         return out_THX
 
     def _absorbing_pays(self, span: Span) -> bool:

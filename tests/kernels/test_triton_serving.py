@@ -25,7 +25,7 @@ else:
 
     import torch
 
-    from moesaic.kernels import cuda_invariant, reference
+    from moesaic.kernels import LatentRules, cuda_invariant, reference
     from moesaic.kernels.cuda import make_rows, scores_apart
     from moesaic.kernels.triton import norm, paged_attention
     from moesaic.kernels.triton.linear import linear
@@ -212,13 +212,13 @@ else:
         torch.manual_seed(10)
         layout, (H, P, V, K, R) = Layout([11, 1, 9]), (6, 12, 10, 20, 4)
         angle = torch.randn(21, R)
-        facts = (P, 1e-6, angle.cos(), angle.sin(), interleaved)
+        rules = LatentRules(P, 1e-6, angle.cos(), angle.sin(), interleaved, 0.3)
 
         def ours(*inputs):
-            return cuda_invariant.latent(*inputs, *facts, layout, None, 0.3)
+            return cuda_invariant.latent(*inputs, rules, layout, None)
 
         def plain(*inputs):
-            q, k, v = cuda_invariant.expanded(*inputs, *facts)
+            q, k, v = cuda_invariant.expanded(*inputs, rules)
             return reference.attend(q, k, v, layout, None, 0.3)
 
         inputs = (torch.randn(21, H, P + 2 * R), torch.randn(21, K + 2 * R), torch.randn(K), torch.randn(H, P + V, K))
