@@ -251,7 +251,8 @@ class TestWhereToWrite:
         (tmp_path / "file").write_text("kept")
         for place in (tmp_path / "file", tmp_path / "file" / "below"):
             ended = run(*words.split(), str(place))
-            assert ended.code == 2 and f"{tmp_path / 'file'}: is a file. Name a directory." in ended.err
+            told = " ".join(ended.err.split())  # a long line is wrapped
+            assert ended.code == 2 and f"{tmp_path / 'file'}: is a file. Name a directory." in told
         ended = run(*words.split(), "")
         assert ended.code == 2 and "the name of a directory is empty" in ended.err
         assert (tmp_path / "file").read_text() == "kept"
@@ -259,7 +260,7 @@ class TestWhereToWrite:
     @pytest.mark.parametrize("words", FILES)
     def test_a_directory_is_no_file_and_neither_is_nothing(self, run: Run, tmp_path: Path, words: str) -> None:
         ended = run(*words.split(), str(tmp_path))
-        assert ended.code == 2 and f"{tmp_path}: is a directory. Name a file." in ended.err
+        assert ended.code == 2 and f"{tmp_path}: is a directory. Name a file." in " ".join(ended.err.split())
         ended = run(*words.split(), "")
         assert ended.code == 2 and "the name of a file is empty" in ended.err
 

@@ -83,7 +83,7 @@ def test_processes_that_start_at_once(tmp_path):
         subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    assert [run.communicate(timeout=120)[0].strip() for run in runs] == ["48.0"] * 2
+    assert [run.communicate(timeout=300)[0].strip() for run in runs] == ["48.0"] * 2
     assert len(list(tmp_path.iterdir())) == 1, "nothing is left behind"
 
 

@@ -17,7 +17,7 @@ if os.environ.get("PRETEND_HOPPER") != "1":
     def test_for_hopper():
         environment = {**os.environ, "PRETEND_HOPPER": "1", "TRITON_INTERPRET": "0"}
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stdout[-4000:]
 
 else:

@@ -21,7 +21,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
             env=environment,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=600,
         )
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 

@@ -17,7 +17,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     def test_in_the_interpreter():
         environment = {**os.environ, "TRITON_INTERPRET": "1"}
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stdout[-4000:]
 
 else:
