@@ -33,6 +33,7 @@ from moesaic.train.metrics import EVENTS, Journal, Line, Metrics, read_metrics
 from moesaic.train.reading import Reading
 from moesaic.train.tensorboard import Board
 
+RECENT = 100  # steps whose mean a run's loss is, at most
 LATE = 2  # steps that may be under way on the device while the host goes on; more, and it waits for the oldest
 Value = float | Tensor
 Outcome = Literal["finished", "stopped", "failed"]
@@ -137,6 +138,11 @@ class Report:
         self.flush()
         return {"tokens": self._tokens, "experts": self._load.state()}
 
+    @property
+    def loss(self) -> float | None:
+        """Of the last steps; what `state` waits for is in it."""
+        return recent(list(self._losses), self._step)
+
     def note(self, text: str, kind: str = "note", **facts: Any) -> None:
         """Something happened: a spike, a save, a resumption. Shown, and kept in events.jsonl with the step."""
         step = self._pending[-1][0].step if self._pending else self._step
@@ -196,6 +202,8 @@ class Report:
     def _take_up(self, state: Mapping[str, Any] | None) -> None:
         """Count on from a checkpoint's state; without one, from the last line that is left."""
         self._tokens = int((self._metrics.last() or {}).get("tokens", 0))
+        lines = read_metrics(self.directory)
+        self._losses = deque((line["loss"] for line in lines if line.get("loss") is not None), maxlen=RECENT)
         if state is not None:
             self._tokens = int(state["tokens"])
             self._load.load_state(state["experts"])
@@ -215,6 +223,8 @@ class Report:
             record, names, reading = self._pending.popleft()
             line = self._line(record, dict(zip(names, reading.numbers())))
             self._metrics.write(line)
+            if math.isfinite(line["loss"]):
+                self._losses.append(line["loss"])
             if self._board:
                 self._board.write(line)
             self._progress.update(line)
@@ -286,23 +296,29 @@ def summarise(directory: Path, steps: int, outcome: Outcome) -> dict[str, Any]:
     losses = [line["loss"] for line in lines if line.get("loss") is not None]
     seconds = sum(line.get("seconds", 0.0) for line in lines)
     tokens = lines[-1]["tokens"] if lines else 0
-    recent = losses[-max(1, min(100, len(losses) // 20)) :]
+    step = lines[-1]["step"] if lines else 0
     return {
         "directory": str(directory),
         "outcome": outcome,
-        "step": lines[-1]["step"] if lines else 0,
+        "step": step,
         "steps": steps,
         "tokens": tokens,
         "seconds": round(seconds, 3),
         "tokens_per_second": round(tokens / seconds, 1) if seconds else None,
         "first_loss": losses[0] if losses else None,
         "last_loss": losses[-1] if losses else None,
-        "loss": math.fsum(recent) / len(recent) if recent else None,  # of the last steps, which one step's noise hides
+        "loss": recent(losses, step),
         "skipped": sum(bool(line.get("skipped")) for line in lines),
         "dead_experts": lines[-1].get("balance/dead") if lines else None,
         "metrics": str(directory / "metrics.jsonl"),
         "picture": None,
     }
+
+
+def recent(losses: Sequence[float], steps: int) -> float | None:
+    """The mean over a run's last twentieth: one step's loss is noise, and all of them are what it was."""
+    last = losses[-max(1, min(RECENT, steps // 20)) :]
+    return math.fsum(last) / len(last) if last else None
 
 
 def ending(summary: Mapping[str, Any], command: str, then: Sequence[str]) -> list[str]:

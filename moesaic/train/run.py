@@ -221,8 +221,10 @@ class Run:
             "init": self._origin,
             "life": self.life,
         }
-        tokens, mean = report["tokens"], self.watch.mean
-        stage = lineage.stage(self.name, steps=self.step, tokens=tokens, loss=round(mean, 4), recipe=numbers["recipe"])
+        learned = {"steps": self.step, "tokens": report["tokens"]}
+        if (loss := self.report.loss) is not None:
+            learned["loss"] = round(loss, 4)
+        stage = lineage.stage(self.name, **learned, recipe=numbers["recipe"])
         life = [*self.life, stage]
         config, dtype = self.model.config, self.model.dtype
         self.checkpoints.save(Snapshot(self.step, config, weights, dtype, self.files, life, tensors, numbers))
