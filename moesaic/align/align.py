@@ -16,6 +16,7 @@ from moesaic.errors import UserError
 from moesaic.kernels import probe
 from moesaic.methods import Method
 from moesaic.model import directory, lineage
+from moesaic.model.atomic import alone_in
 from moesaic.model.compressed import open_checkpoint
 from moesaic.model.value_head import give_head
 from moesaic.recipe import Recipe
@@ -42,7 +43,16 @@ def align(recipe: Recipe, model: Path, out: Path, *, quiet: bool = False, comman
     config, _ = directory.match(open_checkpoint(model))
     for stage in stages:
         check_learning(of_stage(recipe, stage, model), config)
-    check_begun(recipe, stages, names, model, out)
+    with alone_in(out):
+        check_begun(recipe, stages, names, model, out)
+        return {"directory": str(out), "stages": _run(recipe, stages, model, out, quiet=quiet, command=command)}
+
+
+def _run(
+    recipe: Recipe, stages: Sequence[Stage], model: Path, out: Path, *, quiet: bool, command: str
+) -> list[dict[str, Any]]:
+    named = recipe.align.stages
+    names = [each.name for each in named]
     summaries = []
     for number, (stage, method) in enumerate(zip(stages, named), 1):
         place = place_of(number, out, names)
@@ -54,7 +64,7 @@ def align(recipe: Recipe, model: Path, out: Path, *, quiet: bool = False, comman
             break
         if stage.goes_on:
             model = place
-    return {"directory": str(out), "stages": summaries}
+    return summaries
 
 
 def place_of(number: int, out: Path, names: Sequence[str]) -> Path:

@@ -48,13 +48,14 @@ def command(
     same command goes on where it was. A recipe that holds no text out (data.held_out) has 5 % held out here.
     """
     from moesaic.data.preparation_report import drawn
+    from moesaic.model.atomic import alone_in
     from moesaic.recipe import load_recipe
     from moesaic.train.quantile_proxies import RESULT, report
     from moesaic.train.quantile_proxies import quantiles as benchmark
 
     asked = load_recipe(recipe, overrides or [])
     try:
-        with drawn() as show:
+        with alone_in(out), drawn() as show:
             found = benchmark(
                 asked,
                 out,

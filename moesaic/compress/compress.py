@@ -13,10 +13,11 @@ from moesaic.compress import calibration, writing
 from moesaic.compress.job import Job, Told
 from moesaic.compress.methods import Compressor
 from moesaic.compress.report import draw, layer_errors
-from moesaic.compress.shelf import Shelf
+from moesaic.compress.shelf import Shelf, begun_with, beside
 from moesaic.errors import UserError
 from moesaic.evaluate.suites.perplexity import perplexity
 from moesaic.model import lineage
+from moesaic.model.atomic import alone_in
 from moesaic.model.checkpoint import Checkpoint
 from moesaic.model.compressed import is_compressed, open_checkpoint
 from moesaic.model.directory import Parts, chosen_device, load
@@ -67,8 +68,6 @@ def compress(
     source = open_checkpoint(directory)
     if is_compressed(source):
         raise UserError(directory, "is compressed already", "Compress the original.")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())) and not wish.force:
-        raise UserError(out, "exists already", "Name another directory, or add --force to replace it.")
     if out.resolve() == directory.resolve():
         raise UserError(out, "is the model itself", "Name another directory.")
     parts = Parts(source)
@@ -94,31 +93,35 @@ def compress(
         "least": wish.least,
         "layout": wish.layout,
     }
-    shelf = Shelf(out, request)
-    whole_zeros, device = wish.layout != "moesaic", chosen_device(wish.device)
-    job = Job(parts, directory, shelf, sequences, ends_bits, wish.least, whole_zeros, progress, device)
-    config = method.run(job)
-    errors = layer_errors(shelf)
-    before, known = Checkpoint(directory).bytes, facts(config)
-    told: dict[str, Any] = {
-        "method": named,
-        "source": directory.name,
-        "layout": wish.layout,
-        "calibration_tokens": sum(map(len, sequences)),
-        "bytes_before": before,
-        "parameters": known.parameters,
-    }
-    writing.write(job, config, out, [*lineage.read(directory), lineage.stage("compress", **told)], wish.layout)
-    told["bytes"] = Checkpoint(out).bytes
-    told["bits_per_weight"] = round(told["bytes"] * 8 / known.parameters, 3)
-    told["ratio"] = round(told["bytes"] / before, 4)
-    told["layer_errors"] = errors
-    if wish.check_tokens and tokenizer is not None:
-        progress("measuring", 0, 1)
-        told |= _cost(directory, out, tokenizer, text, wish, length)
-    told["seconds"] = round(time.perf_counter() - begun, 1)
-    _tell(out, told, directory)
-    shelf.clear()
+    taken = out.exists() and (not out.is_dir() or any(out.iterdir()))
+    if taken and not wish.force and not begun_with(out, request):  # else it was killed while it was measured
+        raise UserError(out, "exists already", "Name another directory, or add --force to replace it.")
+    with alone_in(beside(out)):
+        shelf = Shelf(out, request)
+        whole_zeros, device = wish.layout != "moesaic", chosen_device(wish.device)
+        job = Job(parts, directory, shelf, sequences, ends_bits, wish.least, whole_zeros, progress, device)
+        config = method.run(job)
+        errors = layer_errors(shelf)
+        before, known = Checkpoint(directory).bytes, facts(config)
+        told: dict[str, Any] = {
+            "method": named,
+            "source": directory.name,
+            "layout": wish.layout,
+            "calibration_tokens": sum(map(len, sequences)),
+            "bytes_before": before,
+            "parameters": known.parameters,
+        }
+        writing.write(job, config, out, [*lineage.read(directory), lineage.stage("compress", **told)], wish.layout)
+        told["bytes"] = Checkpoint(out).bytes
+        told["bits_per_weight"] = round(told["bytes"] * 8 / known.parameters, 3)
+        told["ratio"] = round(told["bytes"] / before, 4)
+        told["layer_errors"] = errors
+        if wish.check_tokens and tokenizer is not None:
+            progress("measuring", 0, 1)
+            told |= _cost(directory, out, tokenizer, text, wish, length)
+        told["seconds"] = round(time.perf_counter() - begun, 1)
+        _tell(out, told, directory)
+        shelf.clear()
     return told
 
 

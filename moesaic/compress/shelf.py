@@ -15,8 +15,11 @@ from torch import Tensor
 from moesaic.errors import UserError
 from moesaic.kernels.quantised import QuantisedMatrix
 from moesaic.model import tensor_file
+from moesaic.model.atomic import LOCK
 from moesaic.model.compressed import Scheme, plain_scheme, read_matrix, read_scheme, scheme_of, tensors_of
 from moesaic.model.tensor_file import TensorFile
+
+MARK = "request"
 
 
 @dataclass
@@ -28,20 +31,35 @@ class Part:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
+def beside(out: Path) -> Path:
+    """Where the parts of what is to be `out` lie."""
+    return out.parent / f".{out.name}.compressing"
+
+
+def begun_with(out: Path, request: dict[str, Any]) -> bool:
+    """Whether what lies there was made for this very request."""
+    mark = beside(out) / MARK
+    return mark.is_file() and mark.read_text() == _digest(request)
+
+
+def _digest(request: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(request, sort_keys=True, default=str).encode()).hexdigest()
+
+
 class Shelf:
     """A folder of parts by name. `request` says what they belong to: parts of another request are thrown away."""
 
     def __init__(self, out: Path, request: dict[str, Any]) -> None:
-        self.folder = out.parent / f".{out.name}.compressing"
-        text = json.dumps(request, sort_keys=True, default=str)
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        mark = self.folder / "request"
+        self.folder = beside(out)
+        mark = self.folder / MARK
         try:
-            if self.folder.exists() and (not mark.is_file() or mark.read_text() != digest):
-                shutil.rmtree(self.folder)
+            if self.folder.exists() and not begun_with(out, request):
+                for file in self.folder.iterdir():
+                    if file.name != LOCK:  # ours
+                        file.unlink()
             self.folder.mkdir(parents=True, exist_ok=True)
             if not mark.is_file():
-                mark.write_text(digest)
+                mark.write_text(_digest(request))
         except OSError as error:
             problem = f"cannot be written ({error.strerror})"
             raise UserError(self.folder, problem, "Write elsewhere with --out.") from None

@@ -11,13 +11,11 @@ killed, its result is that of one that never was. `manifest.json` is written las
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -32,6 +30,7 @@ from moesaic.data.shards import FORMAT, MANIFEST, read_manifest, write_atomicall
 from moesaic.data.sources import open_source
 from moesaic.data.tokenizer_training import end_of_document, take_tokenizer, train_tokenizer, write_tokenizer
 from moesaic.errors import UserError
+from moesaic.model.atomic import alone_in
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.recipe import Recipe
 
@@ -93,7 +92,7 @@ def prepare(
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError("data.sources", f'two sources have the name "{twice[0]}"', "Give each a name of its own.")
     try:
-        with _alone_in(out):
+        with alone_in(out):
             if (out / MANIFEST).exists():
                 manifest = read_manifest(out)
                 check_same(manifest, recipe, out)
@@ -343,17 +342,3 @@ def _read_progress(out: Path) -> dict[str, Any] | None:
 def _sweep(out: Path) -> None:
     (out / PROGRESS).unlink(missing_ok=True)
     shutil.rmtree(out / "work", ignore_errors=True)
-
-
-@contextmanager
-def _alone_in(out: Path) -> Iterator[None]:
-    """Two preparations into one directory would undo each other."""
-    if out.exists() and not out.is_dir():
-        raise UserError(out, "is a file", "Name a directory.")
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(out, "another moesaic prepare is writing here", "Wait for it, or stop it.") from None
-        yield

@@ -16,6 +16,7 @@ from pathlib import Path
 from moesaic.errors import UserError
 from moesaic.model.tensor_file import readable
 
+LOCK = ".lock"
 _EXCHANGE = 2  # renameat2's flag
 ATTEMPTS = 50
 _HERE = -100  # AT_FDCWD
@@ -48,6 +49,32 @@ def replacing(target: Path, room: int) -> Iterator[Path]:
         if fresh is not None and lock is not None:
             shutil.rmtree(fresh, ignore_errors=True)  # half a new directory, or the old one
             os.close(lock)
+
+
+@contextmanager
+def alone_in(out: Path) -> Iterator[None]:
+    """Two processes that write one directory step by step would undo each other: the second is refused."""
+    if out.exists() and not out.is_dir():
+        raise UserError(out, "is a file", "Name a directory.")
+    made, name = not out.exists(), out / LOCK
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        opened = name.open("w")
+    except OSError as error:
+        raise UserError(out, f"cannot be written ({error.strerror})", "Name another directory.") from None
+    with opened as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(out, "another moesaic is writing here", "Wait for it, or stop it.") from None
+        except OSError:
+            pass  # some network file systems cannot lock
+        try:
+            yield
+        finally:
+            if made and out.exists() and [*out.iterdir()] == [name]:  # nothing came of it
+                name.unlink()
+                out.rmdir()
 
 
 def settle(target: Path) -> None:

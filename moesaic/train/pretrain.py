@@ -7,6 +7,7 @@ from typing import Any
 
 from moesaic.data.preparation_report import drawn
 from moesaic.data.prepare import prepare
+from moesaic.model.atomic import alone_in
 from moesaic.recipe import Recipe
 from moesaic.train.continuing import steps_done
 from moesaic.train.foresight import check
@@ -17,11 +18,12 @@ from moesaic.train.run import Run
 def pretrain(recipe: Recipe, out: Path, *, quiet: bool = False, command: str = "") -> dict[str, Any]:
     """Returns the run's summary."""
     check(recipe)
-    steps_done(recipe, out, "train")  # refuses what is not this run
-    data = Path(recipe.train.data) if recipe.train.data else out / "data"
-    if not recipe.train.data:
-        with drawn() as show:
-            prepare(recipe, data, show=show)
-    run = Run(recipe, out, data, quiet=quiet, command=command)
-    train(run)
+    with alone_in(out):
+        steps_done(recipe, out, "train")  # refuses what is not this run
+        data = Path(recipe.train.data) if recipe.train.data else out / "data"
+        if not recipe.train.data:
+            with drawn() as show:
+                prepare(recipe, data, show=show)
+        run = Run(recipe, out, data, quiet=quiet, command=command)
+        train(run)
     return run.summary

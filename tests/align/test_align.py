@@ -12,6 +12,7 @@ import moesaic
 from moesaic.align.align import align
 from moesaic.errors import UserError
 from moesaic.model import lineage
+from moesaic.model.atomic import alone_in
 from moesaic.recipe import load_recipe
 from moesaic.train.run import Run
 from tests.serve.made import talking_model
@@ -181,6 +182,13 @@ def test_a_later_stage_is_looked_at_before_the_first_is_run(base, tmp_path, late
     asked = of_stages(tmp_path, SFT, later.replace("PAIRS", str(tmp_path / "pairs.jsonl")))
     with pytest.raises(UserError, match=message):
         align(asked, base, tmp_path / "out", quiet=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_at_once(base, tmp_path):
+    with alone_in(tmp_path / "out"):
+        with pytest.raises(UserError, match="another moesaic is writing here"):
+            align(recipe(tmp_path), base, tmp_path / "out", quiet=True)
     assert not (tmp_path / "out").exists()
 
 

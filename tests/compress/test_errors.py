@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 
 from moesaic.cli import main
+from moesaic.compress import compress as compressing
+from moesaic.compress.shelf import beside
+from moesaic.model import lineage
+from moesaic.model.atomic import alone_in
 from tests.compress.made import make
 
 
@@ -48,6 +52,35 @@ def test_too_little_text(model: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     words = ["compress", str(model), "--method", "gptq", "--out", str(tmp_path / "out")]
     assert main([*words, "--data", str(tmp_path / "short.txt")]) == 2
     assert "too small to calibrate with" in capsys.readouterr().err
+
+
+def test_two_at_once(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compress", str(model), "--method", "rtn", "--out", str(tmp_path / "out"), "--check-tokens", "0"]
+    with alone_in(beside(tmp_path / "out")):
+        assert main(words) == 2
+        assert "another moesaic is writing here" in capsys.readouterr().err
+    (tmp_path / ".out.compressing").mkdir()
+    (tmp_path / ".out.compressing" / "request").write_text("another, that was killed")
+    assert main(words) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_killed_while_it_was_measured(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    words = ["compress", str(model), "--method", "rtn", "--out", str(tmp_path / "out")]
+    with monkeypatch.context() as patch:
+        patch.setattr(compressing, "_cost", killed)
+        main([*words, "bits=4"])
+    assert "perplexity" not in lineage.read(tmp_path / "out")[-1]
+    assert main([*words, "bits=3"]) == 2  # another's
+    assert "exists already" in capsys.readouterr().err
+    assert main([*words, "bits=4"]) == 0
+    assert "perplexity" in lineage.read(tmp_path / "out")[-1]
+    assert main([*words, "bits=4"]) == 2  # done
 
 
 def test_compressed_already(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

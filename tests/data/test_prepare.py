@@ -25,6 +25,7 @@ from moesaic.data.prepare import Prepared, prepare
 from moesaic.data.shards import Shards
 from moesaic.data.stream import TokenStream
 from moesaic.errors import UserError
+from moesaic.model.atomic import alone_in
 from moesaic.recipe import Recipe
 
 WORDS = ["the", "a", "number", "cat", "sat", "on", "mat", "return", "def", "value", "seven", "blue", "river", "stone"]
@@ -344,8 +345,8 @@ class TestMistakes:
         assert tree(corpus / "out") == tree(corpus / "plain")
 
     def test_two_at_once(self, corpus: Path) -> None:
-        with preparing._alone_in(corpus / "out"):
-            with pytest.raises(UserError, match="another moesaic prepare is writing here"):
+        with alone_in(corpus / "out"):
+            with pytest.raises(UserError, match="another moesaic is writing here"):
                 prepare(recipe(corpus), corpus / "out")
 
 

@@ -24,6 +24,7 @@ from moesaic.data.prepare import prepare
 from moesaic.data.shards import Shards
 from moesaic.errors import UserError
 from moesaic.model import lineage
+from moesaic.model.atomic import alone_in
 from moesaic.recipe import Recipe, load_recipe
 from moesaic.train.law_runs import HELD_OUT, read_run
 from moesaic.train.pretrain import pretrain
@@ -91,6 +92,24 @@ def test_it_learns_and_leaves_what_scripts_rely_on(whole):
     assert line["tokens"] == 30 * 256
     stage = lineage.read(whole)[-1]
     assert stage["stage"] == "train" and stage["steps"] == 30 and stage["recipe"]["train"]["steps"] == 30
+    assert stage["loss"] == round(found[-1], 4)  # of the last twentieth, not of what is long past
+
+
+def test_a_life_has_the_loss_whether_or_not_spikes_are_looked_for(recipe_file, tmp_path):
+    summary = run(recipe_file, tmp_path / "run", "train.steps=60", "train.spike.sigmas=0")
+    told = lineage.read(tmp_path / "run")[-1]["loss"]
+    assert told == round(sum(losses(tmp_path / "run")[-3:]) / 3, 4) == round(summary["loss"], 4)
+    run(recipe_file, tmp_path / "run", "train.steps=61", "train.spike.sigmas=0")  # the losses before are read again
+    assert lineage.read(tmp_path / "run")[-1]["loss"] == round(sum(losses(tmp_path / "run")[-3:]) / 3, 4)
+
+
+def test_two_runs_at_once_in_one_directory(recipe_file, tmp_path):
+    with alone_in(tmp_path / "run"):
+        with pytest.raises(UserError, match="another moesaic is writing here"):
+            run(recipe_file, tmp_path / "run")
+    assert not (tmp_path / "run").exists()  # nothing came of it
+    run(recipe_file, tmp_path / "run", "train.steps=4")
+    assert len(losses(tmp_path / "run")) == 4
 
 
 def test_the_run_is_a_model_directory_of_files(whole):
