@@ -135,7 +135,8 @@ def optimize(
     for name, gain in best.gains.items():
         print(f"  {gain:+.4f} below {name:12} {best.baselines[name]:.4f}")
     _print_ends(warnings, [out, png])
-    print(f'next: moesaic train RECIPE --out DIR train.steps={steps} "schedule={{name: from_file, path: {out}}}"')
+    shape = f"train.steps={steps} train.warmup_steps={best.warmup}"
+    print(f'next: moesaic train RECIPE --out DIR {shape} "schedule={{name: from_file, path: {out}}}"')
 
 
 def _print_score(score: dict[str, Any]) -> None:

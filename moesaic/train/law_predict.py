@@ -166,9 +166,12 @@ def _peak(facts: dict[str, Any], peak: float | None, law_file: str | Path) -> fl
 
 
 def _warmup(facts: dict[str, Any], warmup: int | None, steps: int) -> int:
-    usual = facts.get("warmup", 0)
-    # A shorter run than those fitted does not inherit a warm-up that would fill it.
-    warmup = min(usual if isinstance(usual, int) else 0, steps // 10) if warmup is None else warmup
+    if warmup is None:
+        usual, longest = facts.get("warmup"), facts.get("steps")
+        warmup = usual if isinstance(usual, int) else 0
+        # A shorter run than those fitted does not inherit a warm-up that would fill it.
+        if not isinstance(longest, int) or steps < longest:
+            warmup = min(warmup, steps // 10)
     if warmup >= steps:
         raise UserError("--warmup", f"must be below the number of steps, {steps:,}; found {warmup:,}")
     return warmup

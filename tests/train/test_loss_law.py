@@ -428,6 +428,18 @@ class TestCommands:
         assert content["step"][0] == 20
         assert len(content["step"]) == len(content["loss"]) == len(content["lr"]) == 380
 
+    def test_a_long_warm_up_is_that_of_the_runs(
+        self, followed: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        runs = [str(followed("constant", Constant())), str(followed("cosine", Cosine()))]
+        law, schedule = tmp_path / "law.json", str(tmp_path / "schedule.json")
+        assert main(["law", "fit", *runs, "--out", str(law)]) == 0
+        law.write_text(json.dumps(json.loads(law.read_text()) | {"warmup": 60}))
+        for steps, warmup in ((400, 60), (1000, 60), (200, 20)):  # a shorter run has a tenth at most
+            assert main(["law", "optimize", str(law), "--steps", str(steps), "--out", schedule]) == 0
+            assert f"train.steps={steps} train.warmup_steps={warmup} " in capsys.readouterr().out
+            assert len(json.loads(Path(schedule).read_text())["factors"]) == steps - warmup
+
     def test_in_words(self, followed: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         runs = [str(followed("constant", Constant())), str(followed("cosine", Cosine()))]
         law, schedule, drawn = str(tmp_path / "law.json"), str(tmp_path / "schedule.json"), str(tmp_path / "p.png")
