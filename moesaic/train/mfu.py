@@ -1,6 +1,7 @@
 """Model FLOP/s utilisation: the arithmetic a training step needs, against what this machine's matrix units can do.
 
     share = tokens_per_second * flops_per_token(config, context=1024) / peak_flops(device, torch.bfloat16)
+    share = step_flops(config, lengths) / seconds / peak_flops(device, torch.bfloat16)
 
 Counted is what the model needs (forward once, backward twice), not what was spent: recomputed activations, idle experts
 and dropped tokens do not raise it.
@@ -9,6 +10,7 @@ and dropped tokens do not raise it.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -17,12 +19,19 @@ from moesaic.model.config import Experts, GroupedQuery, Layer, ModelConfig
 from moesaic.model.facts import facts
 
 
+def step_flops(config: ModelConfig, lengths: Sequence[int]) -> float:
+    """Of training on sequences of these lengths, once each."""
+    tokens = sum(lengths)
+    # A token of a long sequence sees more keys, and there are more such tokens.
+    return tokens * flops_per_token(config, sum(length * length for length in lengths) / tokens)
+
+
 def flops_per_token(config: ModelConfig, context: float, predictions: bool = True) -> float:
     """Of training on sequences of `context` tokens on average: six for each parameter a token passes, and attention.
 
     With `predictions`, the layers that predict further tokens are trained too.
     """
-    known = facts(config)
+    known = _facts(config)
     parameters = known.active_parameters
     layers = config.layers
     if predictions and config.mtp:
@@ -30,6 +39,9 @@ def flops_per_token(config: ModelConfig, context: float, predictions: bool = Tru
         parameters += known.prediction_parameters - idle + len(config.mtp) * config.vocab * config.hidden
         layers += config.mtp
     return 6.0 * parameters + sum(_attention(config, layer, context) for layer in layers)
+
+
+_facts = cache(facts)  # it makes the whole model, without its weights
 
 
 def _attention(config: ModelConfig, layer: Layer, context: float) -> float:

@@ -50,6 +50,7 @@ class StepRecord:
     seconds: float
     grad_norm: Value | None = None
     skipped: Value = False  # the gradient was not finite, and the weights stayed as they were
+    flops: float | None = None  # that the model needs for it, however they are computed
     parts: Mapping[str, Value] = field(default_factory=dict)  # written under their names: `loss/mtp`, `balance/z_loss`
     loads: Loads | None = None  # tokens of each expert: (L, E), or one list per mixture layer, or {layer: its list}
 
@@ -67,7 +68,6 @@ class Report:
         start: int = 0,
         *,
         state: Mapping[str, Any] | None = None,
-        flops_per_token: float | None = None,
         peak_flops: float | None = None,
         quiet: bool = False,
         json: bool = False,
@@ -81,7 +81,7 @@ class Report:
     ) -> None:
         self.directory, self.steps, self.quiet, self.json = Path(directory), steps, quiet, json
         self.command = command  # what would go on with this run
-        self._flops_per_token, self._peak_flops = flops_per_token, peak_flops
+        self._peak_flops = peak_flops
         self._every, self._clock = every, clock
         self._console = console or Console(stderr=True, highlight=False)
         self._pending: deque[tuple[StepRecord, list[str], Reading]] = deque()
@@ -247,8 +247,8 @@ class Report:
             "tokens_per_second": round(speed, 1),
             "seconds": round(record.seconds, 6),
         }
-        if self._flops_per_token and self._peak_flops:
-            line["mfu"] = round(speed * self._flops_per_token / self._peak_flops, 6)
+        if record.flops and self._peak_flops:
+            line["mfu"] = round(record.flops / max(record.seconds, 1e-9) / self._peak_flops, 6)
         if record.grad_norm is not None:
             line["grad_norm"] = value("grad_norm", record.grad_norm)
         line["skipped"] = bool(value("skipped", record.skipped))

@@ -28,7 +28,7 @@ from moesaic.train.continuing import fingerprint, steps_done
 from moesaic.train.foresight import rates, with_room
 from moesaic.train.held_out_loss import HeldOutLoss
 from moesaic.train.loss_scale import LossScale
-from moesaic.train.mfu import flops_per_token, peak_flops
+from moesaic.train.mfu import peak_flops, step_flops
 from moesaic.train.objectives import Loss, Objective
 from moesaic.train.optimizers import OptimizerMethod, StepResult
 from moesaic.train.report import Report, StepRecord
@@ -87,13 +87,11 @@ class Run:
         if self.device.type == "cuda" and stream is None and not self.settings.token_drop:  # batches of one size
             compile_blocks(self.model)
         report_state = self._restore(done) if done else None
-        context = recipe.data.sequence_length
         self.report = Report(
             out,
             self.settings.steps,
             self.step,
             state=report_state,
-            flops_per_token=flops_per_token(self.model.config, context),
             peak_flops=peak_flops(self.device, self.model.dtype),
             quiet=quiet,
             command=command,
@@ -159,8 +157,9 @@ class Run:
             for told in batch.told:
                 self.report.note(told, kind="sample")
             self._clock = time.perf_counter()  # a step's time is that of learning
+        flops = step_flops(self.model.config, batch.lengths)
         self.report.step(
-            StepRecord(self.step, loss.total, lr, tokens, seconds, result.norm, result.skipped, parts, loads)
+            StepRecord(self.step, loss.total, lr, tokens, seconds, result.norm, result.skipped, flops, parts, loads)
         )
 
     def rewind(self) -> None:

@@ -34,7 +34,7 @@ from moesaic.train import tensorboard as tensorboard_module
 from moesaic.train.display import Progress, amount, duration
 from moesaic.train.expert_load import ExpertLoad, entropy, peak
 from moesaic.train.metrics import Metrics, read_events, read_metrics
-from moesaic.train.mfu import flops_per_token, peak_flops
+from moesaic.train.mfu import flops_per_token, peak_flops, step_flops
 from moesaic.train.picture import life_picture
 from moesaic.train.plot import plot_run, plot_runs, smooth
 from moesaic.train.reading import Reading
@@ -55,7 +55,8 @@ def record(step: int, **values: Any) -> StepRecord:
         "seconds": 0.01,
         "loads": loads,
     }
-    return StepRecord(step, **(given | values))
+    given |= values
+    return StepRecord(step, **({"flops": 1e6 * given["tokens_in_step"]} | given))
 
 
 def quiet(directory: Path, steps: int = 40, start: int = 0, **options: Any) -> Report:
@@ -71,7 +72,7 @@ def timeless(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_line_has_what_scripts_rely_on(tmp_path: Path) -> None:
-    report = quiet(tmp_path, flops_per_token=1e6, peak_flops=4e9)
+    report = quiet(tmp_path, peak_flops=4e9)
     report.step(record(1, tokens_in_step=1000, seconds=0.5, grad_norm=torch.tensor(1.5), parts={"loss/mtp": 3.25}))
     report.step(record(2, tokens_in_step=500, seconds=0.5, skipped=torch.tensor(True), loss=torch.tensor(math.nan)))
     report.close(plot=False)
@@ -495,7 +496,7 @@ def shown(directory: Path, steps: int, seconds_a_step: float, **options: Any) ->
 
 
 def test_without_a_terminal_there_is_a_plain_line_now_and_then(tmp_path: Path) -> None:
-    lines = shown(tmp_path, 14, 2.0, every=10, flops_per_token=1e6, peak_flops=1e8).splitlines()
+    lines = shown(tmp_path, 14, 2.0, every=10, peak_flops=1e8).splitlines()
     assert [line.split()[1] for line in lines] == ["1/14", "6/14", "11/14", "12:", "14/14"]
     assert lines[3] == "step 12: saved"
     assert lines[0] == "step 1/14  loss 8.0000  lr 1.00e-03  50 tokens/s  MFU 50%  26 s left"
@@ -641,6 +642,10 @@ def test_flops_of_a_token_by_hand() -> None:
     assert flops_per_token(small(window=32), context=32) == flops_per_token(small(), context=32)
     # Eight keys at most: of 32 queries the first see 1, 2, ... on average 8 - 64/64 = 7.
     assert flops_per_token(small(window=8), context=32) == 6 * active + 12 * 2 * 8 * 7
+    # Two sequences need less than one that is as long as both: a token sees its own alone.
+    assert step_flops(small(), [32, 32]) == 64 * flops_per_token(small(), 32) < step_flops(small(), [64])
+    each = [length * flops_per_token(small(), length) for length in (8, 24)]
+    assert step_flops(small(), [8, 24]) == pytest.approx(sum(each))
 
 
 def test_layers_that_predict_further_tokens_count_while_they_are_trained() -> None:
@@ -724,7 +729,7 @@ def test_without_tensorboard_there_is_one_note_and_no_folder(tmp_path: Path, mon
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A mixture that spiked and went back, and a dense run."""
     root = tmp_path_factory.mktemp("runs")
-    report = quiet(root / "mixture", steps=60, flops_per_token=1e6, peak_flops=1e11)
+    report = quiet(root / "mixture", steps=60, peak_flops=1e11)
     for step in range(1, 31):
         report.step(record(step, loss=2 + 6 / step + 5 * (step > 26), parts={"loss/mtp": 3 + 6 / step}))
         if step == 20:
