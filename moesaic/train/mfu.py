@@ -23,7 +23,7 @@ def step_flops(config: ModelConfig, lengths: Sequence[int]) -> float:
     """Of training on sequences of these lengths, once each."""
     tokens = sum(lengths)
     # A token of a long sequence sees more keys, and there are more such tokens.
-    return tokens * flops_per_token(config, sum(length * length for length in lengths) / tokens)
+    return tokens * flops_per_token(config, sum(length * length for length in lengths) / max(tokens, 1))
 
 
 def flops_per_token(config: ModelConfig, context: float, predictions: bool = True) -> float:

@@ -646,6 +646,7 @@ def test_flops_of_a_token_by_hand() -> None:
     assert step_flops(small(), [32, 32]) == 64 * flops_per_token(small(), 32) < step_flops(small(), [64])
     each = [length * flops_per_token(small(), length) for length in (8, 24)]
     assert step_flops(small(), [8, 24]) == pytest.approx(sum(each))
+    assert step_flops(small(), []) == 0  # a step of rollouts of which none was left
 
 
 def test_layers_that_predict_further_tokens_count_while_they_are_trained() -> None:
