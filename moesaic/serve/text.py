@@ -13,11 +13,16 @@ CONTEXT = 4
 # Marks that are part of what a model says, though some tokenizers list them with those that only end or divide texts.
 SAID = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
+HALF = "\ufffd"  # how a character reads that is not all there
+
 
 class TextStream:
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), stop: Sequence[str] = ()) -> None:
         self.tokenizer = tokenizer.fast
-        self.stream = DecodeStream(ids=list(prompt[-CONTEXT:]), skip_special_tokens=True)
+        context = list(prompt[-CONTEXT:])
+        self.stream = DecodeStream(ids=context, skip_special_tokens=True)
+        before = self.tokenizer.decode(context)
+        self.before = before if before.endswith(HALF) else ""  # what the stream will tell once more
         self.said = {number: mark for mark in SAID if (number := self.tokenizer.token_to_id(mark)) is not None}
         self.stop = tuple(stop)
         self.held = ""  # could be the beginning of a stop string
@@ -28,7 +33,7 @@ class TextStream:
         if self.stopped:
             return ""
         mark = self.said.get(token)
-        text = self.held + (mark if mark is not None else self.stream.step(self.tokenizer, token) or "")
+        text = self.held + (mark if mark is not None else self._said(token))
         ends = [place for place in (text.find(stop) for stop in self.stop) if place >= 0]
         if ends:
             self.stopped, self.held = True, ""
@@ -36,6 +41,14 @@ class TextStream:
         keep = max((_overlap(text, stop) for stop in self.stop), default=0)
         self.held = text[len(text) - keep :]
         return text[: len(text) - keep]
+
+    def _said(self, token: int) -> str:
+        text = self.stream.step(self.tokenizer, token) or ""
+        if text and self.before:
+            # The prompt ended in half a character. What the answer made whole is the answer's.
+            before, self.before = self.before, ""
+            text = text[len(before if text.startswith(before) else before.rstrip(HALF)) :]
+        return text
 
     def finish(self) -> str:
         """What was held back in case a stop string came."""

@@ -48,6 +48,20 @@ def test_half_a_character_at_the_end_is_never_said(tokenizer):
     assert "".join(stream.push(token) for token in half) + stream.finish() == ""
 
 
+@pytest.mark.parametrize("character", ["é", "ש", "👩"])
+def test_of_a_character_that_the_prompt_began_the_answer_says_that_one_alone(tokenizer, character):
+    *before, last = tokenizer.encode("some words " + character, special=False)
+    stream = TextStream(tokenizer, before)
+    assert [stream.push(token) for token in (last, *tokenizer.encode("x", special=False))] == [character, "x"]
+
+
+@pytest.mark.parametrize("left_out", [0, 1])
+def test_a_prompt_that_ends_in_no_character_is_not_said_again(tokenizer, left_out):
+    prompt = tokenizer.encode("some words \ufffd", special=False)
+    stream = TextStream(tokenizer, prompt[: len(prompt) - left_out])
+    assert stream.push(tokenizer.encode("x", special=False)[0]) == "x"
+
+
 @given(
     st.text(alphabet="abcx", max_size=40),
     st.lists(st.text(alphabet="abc", min_size=1, max_size=4), min_size=1, max_size=3),
