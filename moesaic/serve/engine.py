@@ -360,7 +360,7 @@ class Engine:
             if request.embed:
                 total_D = hidden.float().sum(0)
                 request.hidden_D = total_D if request.hidden_D is None else request.hidden_D + total_D
-            if request.sampling.prompt_logprobs is not None and request.computed < len(request.prompt):
+            if request.sampling.prompt_logprobs is not None and not request.prompt_noted:
                 request.prompt_logprobs = request.prompt_logprobs or [None]
                 after = request.prompt[request.computed + 1 : request.computed + share.tokens + 1]
                 choices = Choices(self.model.logits_at(hidden[: len(after)]))

@@ -33,9 +33,11 @@ class Replica:
     async def answer(self, number: int, wish: dict[str, Any]) -> Any:
         """All outputs of a request, as they come."""
         answers = self.answers[number] = self.loop.submit([read_wish(self.engine, wish)])
+        first = True
         try:
             async for output in answers:
-                yield plain_output(output)
+                yield plain_output(output, first)
+                first = False
         finally:
             answers.close()
             del self.answers[number]
@@ -109,7 +111,7 @@ def read_wish(engine: Engine, wish: dict[str, Any]) -> Request:
     return request
 
 
-def plain_output(output: Output) -> dict[str, Any]:
+def plain_output(output: Output, first: bool) -> dict[str, Any]:
     request = output.request
     ended = output.finish_reason is not None
     return {
@@ -120,7 +122,7 @@ def plain_output(output: Output) -> dict[str, Any]:
         "cached": request.cached,
         "versions": request.versions[-len(output.tokens) :] if output.tokens else [],
         "preemptions": request.preemptions,
-        "prompt_logprobs": [one and tuple(one) for one in request.prompt_logprobs] if ended else [],
+        "prompt_logprobs": [one and tuple(one) for one in request.prompt_logprobs] if first else [],
         "routes": {layer: torch.cat(rows).tolist() for layer, rows in request.routes.items()} if ended else {},
         "hidden": request.hidden_D.tolist() if ended and request.hidden_D is not None else None,
     }
@@ -133,7 +135,7 @@ def read_output(request: Request, told: dict[str, Any], now: float) -> Output:
     request.answer.extend(logprobs)
     request.versions.extend(told["versions"])
     request.cached, request.preemptions = told["cached"], told["preemptions"]
-    request.prompt_logprobs = [one and TokenLogprob(*one) for one in told["prompt_logprobs"]]
+    request.prompt_logprobs += [one and TokenLogprob(*one) for one in told["prompt_logprobs"]]
     request.routes = {layer: [torch.tensor(rows)] for layer, rows in told["routes"].items()}
     request.hidden_D = None if told["hidden"] is None else torch.tensor(told["hidden"])
     request.first_token = now if request.first_token is None else request.first_token

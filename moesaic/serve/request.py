@@ -187,8 +187,10 @@ class Request:
         return text
 
     def start_over(self) -> None:
-        """Its pages are gone: what was noted of every row will be noted again."""
-        self.prompt_logprobs, self.routes, self.hidden_D = [], {}, None
+        """Its pages are gone: what was noted of every row will be noted again, but for what may have been told."""
+        self.routes, self.hidden_D = {}, None
+        if not self.prompt_noted:
+            self.prompt_logprobs = []
 
     @property
     def pending(self) -> int:
@@ -202,6 +204,11 @@ class Request:
     @property
     def decoding(self) -> bool:
         return self.pending == 1 and self.written > 0
+
+    @property
+    def prompt_noted(self) -> bool:
+        """Whether the log-probabilities of all its prompt are there: whoever is told the first token reads them."""
+        return len(self.prompt_logprobs) == len(self.prompt)
 
     @property
     def wants_every_row(self) -> bool:

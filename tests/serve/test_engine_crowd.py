@@ -225,6 +225,18 @@ def test_answers_to_one_prompt_read_it_once(model):
     assert len({tuple(answer.tokens) for answer in answers}) > 1
 
 
+def test_the_prompts_log_probabilities_stay_when_its_pages_are_taken(model):
+    engine = Engine(model, page_size=8)
+    request = engine.request(words(20, seed=6), Sampling(max_tokens=4, temperature=0.0, prompt_logprobs=1))
+    engine.add(request)
+    assert engine.step()[0].tokens
+    told = list(request.prompt_logprobs)
+    engine.scheduler.preempt(request)
+    assert request.prompt_logprobs == told and len(told) == 20  # somebody may just be reading them
+    finish(engine, request)
+    assert request.prompt_logprobs == told and request.written == 4
+
+
 def test_new_weights_share_nothing_with_the_old(model):
     engine = Engine(model, page_size=8)
     prompt = words(50, seed=6)

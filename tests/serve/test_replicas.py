@@ -189,6 +189,9 @@ def test_the_command_serves_with_replicas(directory):
         first, again = [client.post("/v1/chat/completions", json=form).json() for _ in range(2)]
         assert [choice["message"] for choice in first["choices"]] == [choice["message"] for choice in again["choices"]]
         assert first["usage"]["completion_tokens"] > 0 and len(first["choices"]) == 3
+        echo = {"prompt": "hello", "max_tokens": 5, "temperature": 0, "echo": True, "logprobs": 1, "ignore_eos": True}
+        (choice,) = client.post("/v1/completions", json=echo).json()["choices"]
+        assert choice["text"].startswith("hello") and len(choice["logprobs"]["tokens"]) > 5
         assert client.get("/ready").status_code == 200
         assert "moesaic:generation_tokens_total" in client.get("/metrics").text
 
