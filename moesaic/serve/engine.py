@@ -57,6 +57,7 @@ class Counts:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     finished: int = 0
+    aborted: int = 0  # of those that finished
     busy_seconds: float = 0.0
 
 
@@ -398,6 +399,7 @@ class Engine:
             return
         self.scheduler.remove(request)
         self.counts.finished += 1
+        self.counts.aborted += request.finish_reason == "abort"
         if self.drafter is not None:
             self.drafter.finished(request)
 

@@ -147,7 +147,7 @@ class EngineLoop:
         for request in lost:
             request.busy, request.root = False, None  # so that its pages are freed, not shared
             request.finish_reason = request.finish_reason or "error"
-            scheduler.remove(request)
+            self.engine.abort(request)  # which nothing that goes with it outlives, such as a drafter's notes
         self._tell(partial(self._deliver_failure, lost, error))
 
     def _tell(self, note: Callable[[], None]) -> None:

@@ -73,6 +73,7 @@ class Replica:
             "drafted_tokens": counts.drafted_tokens,
             "accepted_tokens": counts.accepted_tokens,
             "busy_seconds": counts.busy_seconds,
+            "aborted": counts.aborted,
             "experts": self.engine.experts.counts.tolist(),
         }
 

@@ -227,7 +227,7 @@ class Replicas:
         blocks.told = total("pages_in_use") / max(1, total("pages"))
         blocks.queries, blocks.hits = total("queries"), total("hits")
         engine.scheduler.preemptions = total("preemptions")
-        for key in ("steps", "prompt_tokens", "drafted_tokens", "accepted_tokens", "busy_seconds"):
+        for key in ("steps", "prompt_tokens", "drafted_tokens", "accepted_tokens", "busy_seconds", "aborted"):
             setattr(engine.counts, key, total(key))
         engine.experts.counts = torch.tensor([facts["experts"] for facts in told], dtype=torch.int64).sum(0)
 

@@ -8,6 +8,7 @@ import httpx
 import openai
 import pytest
 
+from moesaic.serve.drafters.suffix import Suffix
 from moesaic.serve.engine import Engine
 from tests.serve.api.running import NAME, Running, running
 
@@ -211,8 +212,10 @@ def test_the_client_raises_what_it_should(server: Running) -> None:
 
 def test_our_own_mistakes_are_not_told_but_survived(new_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that fails loses its requests, and nothing else."""
-    engine: Engine = new_engine()
+    engine: Engine = new_engine(drafter=Suffix())
     accept, broken = engine._accept, [True]
+    forgotten: list[Any] = []
+    monkeypatch.setattr(engine.drafter, "finished", forgotten.append)
 
     def fail(*given: Any) -> Any:
         if broken and broken.pop():
@@ -230,3 +233,4 @@ def test_our_own_mistakes_are_not_told_but_survived(new_engine: Any, monkeypatch
         assert '"server_error"' in streamed.text
         assert streamed.text.endswith("data: [DONE]\n\n")
         assert server.post("/v1/chat/completions", HELLO).status_code == 200
+    assert len(forgotten) == 3  # also those that were lost

@@ -98,6 +98,11 @@ def test_one_that_waits_is_forgotten_too(new_engine: Callable[..., Engine]) -> N
 
         asyncio.run(crowd())
         server.until(lambda: server.idle)
+        with server.http() as client:
+            told = client.get("/metrics").text
+        for reason, count in {"length": 1, "abort": 5, "stop": 0}.items():
+            labels = f'{{finished_reason="{reason}",model_name="{NAME}"}}'
+            assert f"moesaic:request_success_total{labels} {count}.0" in told
         assert generated(server) < 200
 
 
