@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -84,6 +85,8 @@ async def serve(
 
     def stop() -> None:
         if draining:
+            # What is cut off now was meant to be: nobody wants its traces.
+            logging.getLogger("uvicorn.error").disabled = True
             server.should_exit = server.force_exit = True
         else:
             draining.append(asyncio.create_task(drain()))

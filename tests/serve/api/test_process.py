@@ -78,7 +78,9 @@ def test_told_twice_it_goes_at_once(directory: Path) -> None:
             while httpx.get(f"{url}/ready").status_code == 200:
                 pass
             server.send_signal(signal.SIGTERM)
-            server.wait(20)
+            assert server.wait(20) == 0
+            assert server.stderr is not None
+            assert server.stderr.read() == ""
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
