@@ -31,8 +31,8 @@ class Branch:
 
     @property
     def text(self) -> str:
-        request = self.request
-        stream = TextStream(self.tokenizer, request.prompt, request.sampling.stop)
+        request, sampling = self.request, self.request.sampling
+        stream = TextStream(self.tokenizer, request.prompt, sampling.stop, sampling.min_tokens)
         said = ""
         for place in range(len(request.prompt), len(request.tokens)):
             said += stream.push(request.tokens[place])

@@ -159,7 +159,7 @@ class Engine:
         request.seed ^= sibling << 32  # answers to one prompt, from one seed, that differ
         request.limit = min(room, len(prompt) + (sampling.max_tokens or room))
         if self.tokenizer is not None:
-            request.text = TextStream(self.tokenizer, prompt, sampling.stop)
+            request.text = TextStream(self.tokenizer, prompt, sampling.stop, sampling.min_tokens)
         elif sampling.stop or sampling.grammar:
             raise UserError("stop", "the model has no tokenizer", "Use stop_tokens.")
         if sampling.grammar is not None:

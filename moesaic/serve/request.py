@@ -45,7 +45,7 @@ class Sampling:
     stop: tuple[str, ...] = ()
     stop_tokens: frozenset[int] = frozenset()
     ignore_eos: bool = False
-    min_tokens: int = 0
+    min_tokens: int = 0  # before anything may stop it
     logprobs: int | None = None  # how many of the likeliest tokens to report beside the chosen one
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None

@@ -69,8 +69,8 @@ class Choices:
     def _choose(self, logits_V: Tensor, request: Request, stop_tokens: set[int]) -> tuple[int, Tensor | None]:
         sampling = request.sampling
         logits_V = penalised(logits_V.clone(), request)
-        if request.written < sampling.min_tokens and stop_tokens:
-            logits_V[sorted(stop_tokens)] = float("-inf")
+        if request.written < sampling.min_tokens and (ends := stop_tokens | sampling.stop_tokens):
+            logits_V[sorted(ends)] = float("-inf")
         if request.matcher is not None:
             logits_V = request.matcher.mask(logits_V)
         if sampling.temperature == 0.0:

@@ -17,7 +17,11 @@ HALF = "\ufffd"  # how a character reads that is not all there
 
 
 class TextStream:
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), stop: Sequence[str] = ()) -> None:
+    """No stop string ends a text within its `least` first tokens."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: Sequence[int] = (), stop: Sequence[str] = (), least: int = 0
+    ) -> None:
         self.tokenizer = tokenizer.fast
         context = list(prompt[-CONTEXT:])
         self.stream = DecodeStream(ids=context, skip_special_tokens=True)
@@ -25,6 +29,7 @@ class TextStream:
         self.before = before if before.endswith(HALF) else ""  # what the stream will tell once more
         self.said = {number: mark for mark in SAID if (number := self.tokenizer.token_to_id(mark)) is not None}
         self.stop = tuple(stop)
+        self.least = least
         self.held = ""  # could be the beginning of a stop string
         self.stopped = False
 
@@ -32,10 +37,11 @@ class TextStream:
         """The text that is certain now. After a stop string nothing more comes."""
         if self.stopped:
             return ""
+        self.least -= 1
         mark = self.said.get(token)
         text = self.held + (mark if mark is not None else self._said(token))
         ends = [place for place in (text.find(stop) for stop in self.stop) if place >= 0]
-        if ends:
+        if ends and self.least < 0:
             self.stopped, self.held = True, ""
             return text[: min(ends)]
         keep = max((_overlap(text, stop) for stop in self.stop), default=0)

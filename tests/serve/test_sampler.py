@@ -124,5 +124,7 @@ def test_greedy_takes_the_likeliest_after_bias_and_holds_off_the_end():
     choices = Choices(row[None])
     assert choices.choose(0, request(temperature=0.0), set()).token == best
     assert choices.choose(0, request(temperature=0.0, min_tokens=1), {best}).token == second
+    held_off = request(temperature=0.0, min_tokens=1, stop_tokens=frozenset([best]))
+    assert choices.choose(0, held_off, set()).token == second
     assert choices.choose(0, request(temperature=0.0, logit_bias={8: 100.0}), set()).token == 8
     assert choices.choose(0, request(temperature=1e-4, seed=5), set()).token == best

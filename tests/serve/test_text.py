@@ -48,6 +48,13 @@ def test_half_a_character_at_the_end_is_never_said(tokenizer):
     assert "".join(stream.push(token) for token in half) + stream.finish() == ""
 
 
+@pytest.mark.parametrize(("least", "said"), [(0, "a"), (2, "ax"), (3, "ax"), (4, "axbxc"), (9, "axbxcx")])
+def test_a_stop_string_ends_no_text_that_is_too_short(tokenizer, least, said):
+    tokens = [tokenizer.encode(sign, special=False)[0] for sign in "axbxcx"]
+    stream = TextStream(tokenizer, (), ("x", "bx"), least)
+    assert "".join(stream.push(token) for token in tokens) + stream.finish() == said
+
+
 @pytest.mark.parametrize("character", ["é", "ש", "👩"])
 def test_of_a_character_that_the_prompt_began_the_answer_says_that_one_alone(tokenizer, character):
     *before, last = tokenizer.encode("some words " + character, special=False)
