@@ -30,6 +30,7 @@ class TextStream:
         self.said = {number: mark for mark in SAID if (number := self.tokenizer.token_to_id(mark)) is not None}
         self.stop = tuple(stop)
         self.least = least
+        self.half: list[int] = []  # tokens that have said nothing yet
         self.held = ""  # could be the beginning of a stop string
         self.stopped = False
 
@@ -38,8 +39,7 @@ class TextStream:
         if self.stopped:
             return ""
         self.least -= 1
-        mark = self.said.get(token)
-        text = self.held + (mark if mark is not None else self._said(token))
+        text = self.held + self._said(token)
         ends = [place for place in (text.find(stop) for stop in self.stop) if place >= 0]
         if ends and self.least < 0:
             self.stopped, self.held = True, ""
@@ -49,7 +49,15 @@ class TextStream:
         return text[: len(text) - keep]
 
     def _said(self, token: int) -> str:
+        if token in self.said:
+            broken, self.half = self.tokenizer.decode(self.half), []
+            if broken:  # a character that will not be whole any more, and must not come after the mark
+                self.stream, self.before = DecodeStream(ids=[], skip_special_tokens=True), ""
+            return broken + self.said[token]
         text = self.stream.step(self.tokenizer, token) or ""
+        self.half.append(token)
+        if text:
+            self.half.clear()
         if text and self.before:
             # The prompt ended in half a character. What the answer made whole is the answer's.
             before, self.before = self.before, ""

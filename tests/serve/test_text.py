@@ -41,6 +41,14 @@ def test_marks_that_are_said_are_shown_and_others_are_not(tokenizer):
     assert "".join(pieces) == "<think>é</think>so <tool_call>x"
 
 
+def test_half_a_character_before_a_mark_stays_before_it(tokenizer):
+    (half, _), (mark, *rest) = (tokenizer.encode(text, special=False) for text in ("é", "</think>éx"))
+    for prompt in ([], tokenizer.encode("words", special=False), [*tokenizer.encode("words", special=False), half]):
+        stream = TextStream(tokenizer, prompt)
+        said = [stream.push(token) for token in (half, mark, mark, *rest)]
+        assert said == ["", "\ufffd</think>", "</think>", "", "é", "x"]
+
+
 def test_half_a_character_at_the_end_is_never_said(tokenizer):
     stream = TextStream(tokenizer)
     half = tokenizer.encode("é", special=False)[:-1]
