@@ -85,21 +85,21 @@ class Choices:
 
 def penalised(logits_V: Tensor, request: Request) -> Tensor:
     """Bias and penalties, in place."""
-    sampling = request.sampling
+    sampling, device = request.sampling, logits_V.device
     if sampling.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted(set(request.tokens)))
+        seen = torch.tensor(sorted(set(request.tokens)), device=device)
         values = logits_V[seen]
         factor = sampling.repetition_penalty
         logits_V[seen] = torch.where(values > 0, values / factor, values * factor)
     if sampling.presence_penalty or sampling.frequency_penalty:
         counts = Counter(request.tokens[len(request.prompt) :])
         if counts:
-            tokens = torch.tensor(list(counts))
-            times = torch.tensor(list(counts.values()), dtype=torch.float32)
+            tokens = torch.tensor(list(counts), device=device)
+            times = torch.tensor(list(counts.values()), dtype=torch.float32, device=device)
             logits_V[tokens] -= sampling.presence_penalty + sampling.frequency_penalty * times
     if sampling.logit_bias:
-        tokens = torch.tensor(list(sampling.logit_bias), device=logits_V.device)
-        logits_V[tokens] += torch.tensor(list(sampling.logit_bias.values()), device=logits_V.device)
+        tokens = torch.tensor(list(sampling.logit_bias), device=device)
+        logits_V[tokens] += torch.tensor(list(sampling.logit_bias.values()), device=device)
     return logits_V
 
 

@@ -145,6 +145,9 @@ def test_wishes_the_device_does_not_know(model):
     plain = engine.generate(prompts, max_tokens=20, temperature=0.0)
     bounded = engine.generate(prompts, max_tokens=20, temperature=0.7, top_k=1)
     assert [answer.tokens for answer in bounded] == [answer.tokens for answer in plain]
+    wishes = {"presence_penalty": 1.0, "frequency_penalty": 1.0, "repetition_penalty": 1.1, "logit_bias": {3: 100.0}}
+    biased = engine.generate(prompts, max_tokens=20, temperature=0.0, **wishes)
+    assert [answer.tokens for answer in biased] == [[3] * 20] * 2
     drawn = engine.generate(prompts, max_tokens=20, temperature=0.8, seed=5)
     by_host = engine.generate(prompts, max_tokens=20, temperature=0.8, seed=5, logprobs=1)
     assert [answer.tokens for answer in by_host] == [answer.tokens for answer in drawn]
