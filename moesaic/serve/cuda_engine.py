@@ -109,16 +109,18 @@ class QueuedSteps:
         return all(share.request.adapter is None and (share.draft is None or share.draft.is_line) for share in shares)
 
     def forward(self, shares: list[Share]) -> GraphedForward:
+        engine, began = self.engine, self.engine.clock()
         parts = []
         for share in shares:
             seat = self.seats.of(share.request)
             if pages := seat.new_pages():
                 self.steps.give_pages(pages)
             parts.append(part_of(share, seat, followed=share.rows - share.tokens + 1 if share.last else 0))
-        inputs = Inputs.of(self.cohort.rows(), parts, self.engine.scheduler.most, self.steps.tile)
+        inputs = Inputs.of(self.cohort.rows(), parts, engine.scheduler.most, self.steps.tile)
         recorded = inputs.shape in self.steps.graphs
-        made = GraphedForward(shares, self.engine, self.steps.run(inputs))
-        made.usual = recorded
+        made = GraphedForward(shares, engine, self.steps.run(inputs))
+        made.usual, made.seconds = recorded, engine.clock() - began
+        engine.counts.busy_seconds += made.seconds
         return made
 
     def _others(self, now: float) -> list[Share] | None:

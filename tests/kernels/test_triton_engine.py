@@ -86,9 +86,16 @@ else:
         queued, plain = Engine(model, page_size=4, policy=Chunked(tokens=8), drafter=drafter), Engine(model)
         queued.queued = QueuedSteps(queued)
         drafter.start(queued)
-        forwards = []
+        forwards, busy = [], []
         real = queued.queued.forward
-        queued.queued.forward = lambda shares: forwards.append(len(shares)) or real(shares)
+
+        def forward(shares):
+            forwards.append(len(shares))
+            before, made = queued.counts.busy_seconds, real(shares)
+            busy.append(made.seconds > 0 and queued.counts.busy_seconds - before == pytest.approx(made.seconds))
+            return made
+
+        queued.queued.forward = forward
         asked = prompts(3, 9)
         for options in (
             {"temperature": 0.0},
@@ -99,6 +106,7 @@ else:
             same(queued.generate(asked, max_tokens=5, **options), wanted)
         same(queued.generate(asked, max_tokens=5, **options), wanted)  # all of it was seen before
         assert queued.counts.accepted_tokens >= 6 and len(forwards) == queued.counts.steps
+        assert all(busy)  # also of prompts read in part: who sees nothing done waits before the next step
         assert queued.blocks.in_use == 0 and not queued.scheduler.requests
 
     def test_steps_are_queued_while_the_drafter_rests(model):
@@ -169,6 +177,7 @@ else:
         for options in (
             {"temperature": 0.9, "top_p": 0.8, "seed": 4},
             {"temperature": 0.0, "repetition_penalty": 1.3},
+            {"temperature": 0.0, "presence_penalty": 1.5, "frequency_penalty": 0.5},
             {"temperature": 0.0, "logprobs": 3, "prompt_logprobs": 2},
         ):
             given, wanted = (engine.generate(asked, max_tokens=5, **options) for engine in (queued, plain))
