@@ -26,6 +26,10 @@ from moesaic.serve.grammar import prepare_grammars
 from moesaic.serve.loop import EngineLoop
 from moesaic.serve.metrics import Metrics
 
+# Between two requests on one connection. Clients drop theirs after 5 s, proxies after 60 s; were the server the first
+# to, it would hang up on requests that are just being sent.
+SILENT_SECONDS = 75
+
 
 class Server(uvicorn.Server):
     @contextlib.contextmanager
@@ -71,6 +75,7 @@ async def serve(
         lifespan="off",
         http=PatientProtocol,
         server_header=False,
+        timeout_keep_alive=SILENT_SECONDS,
         timeout_graceful_shutdown=10,
     )
     server = Server(config)

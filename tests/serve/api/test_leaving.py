@@ -269,6 +269,11 @@ def test_a_head_that_never_ends_is_cut_off(server: Running, monkeypatch: pytest.
             pass
 
 
+def test_the_client_is_the_first_to_drop_a_silent_connection(server: Running) -> None:
+    expiry = httpx.Limits().keepalive_expiry
+    assert expiry is not None and server.server.config.timeout_keep_alive > expiry
+
+
 def test_a_client_that_does_not_read_is_left(
     new_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
