@@ -79,7 +79,8 @@ def _print(found: dict[str, Any]) -> None:
         "{prompt_tokens_per_second:.0f} prompt tokens/s, {tokens_per_second:.1f} tokens/s".format(**found)
     )
     for problem, count in found["problems"].items():
-        print(f"  {count} x {problem}")
+        said = found["said"].get(problem)
+        print(f"  {count} x {problem}" + (f", such as: {said}" if said else ""))
     for name, key in (
         ("first token", "first_token_seconds"),
         ("between tokens", "inter_token_seconds"),

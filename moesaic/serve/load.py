@@ -48,6 +48,7 @@ class Told:
     prompt_tokens: int = 0
     tokens: int = 0
     problem: str | None = None
+    said: str = ""  # of a refusal, the server's own words
 
 
 @dataclass(frozen=True)
@@ -161,12 +162,15 @@ def trouble(error: Exception) -> str:
     """What came instead of an answer, in the server's own words where it has any."""
     if not isinstance(error, httpx.HTTPStatusError):
         return f"{type(error).__name__}: {error}".removesuffix(": ")
-    answer = error.response
+    return f"HTTP {error.response.status_code}: {words_of(error.response)}"
+
+
+def words_of(answer: httpx.Response) -> str:
     try:
         said = str(answer.json()["error"]["message"])
     except (ValueError, LookupError, TypeError):
         said = answer.reason_phrase
-    return f"HTTP {answer.status_code}: {said[:200]}"
+    return said[:200]
 
 
 async def converse(client: httpx.AsyncClient, url: str, model: str, ask: Ask, told: Told, due: float) -> None:
@@ -183,7 +187,7 @@ async def converse(client: httpx.AsyncClient, url: str, model: str, ask: Ask, to
     async with client.stream("POST", f"{url}/chat/completions", json=form) as answer:
         if answer.status_code != 200:
             await answer.aread()
-            told.problem = f"HTTP {answer.status_code}"
+            told.problem, told.said = f"HTTP {answer.status_code}", words_of(answer)
             return
         async for line in answer.aiter_lines():
             if not line.startswith("data:"):
@@ -222,13 +226,16 @@ def report(asks: Sequence[Ask], answers: Sequence[Told], target: Target) -> dict
     seconds = max((ask.at + told.end for ask, told in zip(asks, answers)), default=0.0) or 1e-9
     met = sum(target.met(told) for told in answers)
     problems: dict[str, int] = {}
+    said: dict[str, str] = {}  # the first words of each
     for told in answers:
         if told.problem is not None:
             problems[told.problem] = problems.get(told.problem, 0) + 1
+            said.setdefault(told.problem, told.said)
     return {
         "requests": len(asks),
         "failed": len(answers) - len(fine),
         "problems": problems,
+        "said": {problem: words for problem, words in said.items() if words},
         "seconds": seconds,
         "offered_per_second": len(asks) / (asks[-1].at or 1e-9) if asks else 0.0,
         "requests_per_second": len(fine) / seconds,

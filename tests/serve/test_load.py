@@ -37,7 +37,7 @@ class Failing(BaseHTTPRequestHandler):
         form = json.loads(self.rfile.read(int(self.headers["content-length"])))
         match form["messages"][0]["content"].split()[0]:
             case "refuse":
-                self._answer(429, "{}")
+                self._answer(429, '{"error": {"message": "too many at once"}}')
             case "break":
                 self._answer(200, 'data: {"choices": [{"delta": {"content": "a"}}]}\n\n')
             case "nothing":
@@ -127,7 +127,8 @@ def test_every_request_to_a_real_server_is_answered_and_counted(server):
 def test_refusals_and_broken_answers_are_failures(failing: str):
     asks = [Ask(0.0, word, 4) for word in ("refuse", "break", "error", "fine", "nothing")]
     refused, broken, error, fine, nothing = asyncio.run(send_all(failing, asks))
-    assert refused.problem == "HTTP 429"
+    assert refused.problem == "HTTP 429" and refused.said == "too many at once"
+    assert report(asks, [refused, broken], Target())["said"] == {"HTTP 429": "too many at once"}
     assert broken.problem == "the answer broke off"
     assert "a replica died" in str(error.problem)
     assert fine.problem is None and fine.tokens == 3  # which this server does not count
