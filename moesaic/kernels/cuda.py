@@ -82,9 +82,12 @@ def router_logits(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
 def route(
     logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules, chosen_TK: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    if not len(logits_TE) or chosen_TK is not None or rules.groups > 1 or training(logits_TE):
+    known = router.takes_groups(logits_TE.shape[-1], rules.groups)
+    if not len(logits_TE) or chosen_TK is not None or not known or training(logits_TE):
         return reference.route(logits_TE, correction_E, rules, chosen_TK)
-    choice = router.Choice(rules.per_token, rules.score == "sigmoid", rules.normalize, rules.scale)
+    choice = router.Choice(
+        rules.per_token, rules.score == "sigmoid", rules.normalize, rules.scale, rules.groups, rules.top_groups
+    )
     routes_TK, weights_TK = router.best(logits_TE.contiguous(), correction_E, choice)
     return routes_TK.long(), weights_TK
 

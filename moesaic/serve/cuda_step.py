@@ -61,10 +61,8 @@ def no_collection() -> Iterator[None]:
 
 
 def takes(model: Model) -> bool:
-    """Whether a model is of the kind the fused forward is written for; others run as plain blocks. Experts from the
-    best groups only are tested in the interpreter, but have not run on a GPU yet, so they are left to those."""
-    known = has_known_parts(model) and all(shape.groups == 1 for shape in _routers(model))
-    return model.device.type == "cuda" and model.mode != "reference" and known
+    """Whether a model is of the kind the fused forward is written for; others run as plain blocks."""
+    return model.device.type == "cuda" and model.mode != "reference" and has_known_parts(model)
 
 
 def has_known_parts(model: Model) -> bool:
