@@ -190,15 +190,16 @@ def test_draws_follow_the_distribution():
 
 
 @pytest.mark.parametrize(
-    ("inputs", "outputs"), [(2048, 5120), (4096, 2048), (2048, 32000), (4096, 1024), (768, 2048), (512, 640), (200, 72)]
+    ("inputs", "outputs"), [(2048, 5120), (4096, 2048), (2048, 32000), (1536, 100), (768, 2048), (512, 640), (200, 72)]
 )
 @pytest.mark.parametrize("product", [linear, tiled], ids=["chosen", "tiled"])
 def test_linear_has_the_same_bits_for_any_number_of_rows(product, inputs, outputs):
     torch.manual_seed(0)
     x = torch.randn(4096, inputs, device=DEVICE, dtype=torch.bfloat16)
     weight = (torch.randn(outputs, inputs, device=DEVICE) / inputs**0.5).to(torch.bfloat16)
-    whole = product(x, weight)
-    assert error(whole, x.float() @ weight.float().T) < 4e-3
+    bias = torch.randn(outputs, device=DEVICE, dtype=torch.bfloat16) if outputs == 100 else None
+    whole = product(x, weight, bias)
+    assert error(whole, x.float() @ weight.float().T + (0 if bias is None else bias.float())) < 4e-3
     counts = (
         1,
         2,
@@ -229,5 +230,5 @@ def test_linear_has_the_same_bits_for_any_number_of_rows(product, inputs, output
     )
     for rows in counts:  # enough results each time that another order of sums would show
         parts = x[: max(rows, (1 << 18) // outputs // rows * rows)].split(rows)[:128]
-        given = torch.cat([product(part, weight) for part in parts if len(part) == rows])
+        given = torch.cat([product(part, weight, bias) for part in parts if len(part) == rows])
         assert torch.equal(given, whole[: len(given)]), rows

@@ -26,7 +26,16 @@ else:
     from triton.backends.compiler import GPUTarget
 
     from moesaic.compress.grid import Grid
-    from moesaic.kernels.triton import coded_products, decode, decode_hopper, hopper, latent, paged_attention, streamed
+    from moesaic.kernels.triton import (
+        coded_products,
+        decode,
+        decode_hopper,
+        hopper,
+        latent,
+        one_row,
+        paged_attention,
+        streamed,
+    )
     from moesaic.kernels.triton.coded import Coded
     from moesaic.kernels.triton.paged_rows import Rows
     from moesaic.kernels.triton.routing import Routing
@@ -94,7 +103,7 @@ else:
             kernels.append(kernel.warmup(*inputs, grid=grid, OVERLAP=True, launch_pdl=True, **options))
 
         monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-        for module in (coded_products, decode, decode_hopper, latent, paged_attention, streamed):
+        for module in (coded_products, decode, decode_hopper, latent, one_row, paged_attention, streamed):
             monkeypatch.setattr(module, "launch_overlapped", launch)
         triton.runtime.driver.set_active(Pretended())
         return kernels
@@ -136,6 +145,15 @@ else:
         assert "wgmma.mma_async" in ptx and "ld.local" not in ptx
         assert 0 < ptx.index("cp.async.cg") < ptx.index("griddepcontrol.wait")
         assert kernel.metadata.shared <= 113 * 1024, "two programs on a processor"
+
+    @pytest.mark.parametrize(("inputs", "outputs"), [(2048, 5120), (4096, 2048), (1536, 100)])
+    def test_one_row_meets_weights_that_were_asked_for(launched, inputs, outputs):
+        one_row.one_row(empty(1, inputs), empty(outputs, inputs), empty(outputs), empty(1, outputs))
+        (kernel,) = launched
+        ptx = kernel.asm["ptx"]
+        assert "mma.sync" in ptx and "ld.local" not in ptx
+        assert 0 < ptx.rindex("cp.async.cg") < ptx.index("griddepcontrol.wait")
+        assert kernel.metadata.shared <= 227 * 1024
 
     def test_codes_of_eight_bits_meet_inputs_in_their_order(launched):
         in_few_bits(Grid(8, 0, True))

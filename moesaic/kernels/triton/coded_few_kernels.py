@@ -40,6 +40,14 @@ def steps_at_once(at, there, base, INPUTS, OUTPUTS, GROUP: tl.constexpr, COUNT: 
 
 
 @triton.jit
+def inputs_of(x_at, valid, place, base, INPUTS, HALF: tl.constexpr):
+    """What meets the low and the high half of the bytes from input `base` on."""
+    low = tl.load(x_at + base, mask=valid[None, :] & (place < INPUTS - base), other=0.0)
+    high = tl.load(x_at + base + HALF, mask=valid[None, :] & (place + HALF < INPUTS - base), other=0.0)
+    return low, high
+
+
+@triton.jit
 def by_turn(first, second, CHUNK: tl.constexpr):
     """What came of the low and of the high half of each turn, one after the other."""
     ROWS: tl.constexpr = first.shape[0] // CHUNK
@@ -51,9 +59,8 @@ def with_turn(
     total,
     bytes,
     scales,
-    x_at,
-    valid,
-    place,
+    low,
+    high,
     own,
     zeros_at,
     there,
@@ -68,8 +75,6 @@ def with_turn(
     PACKED: tl.constexpr,
 ):
     """The sum with the products of CHUNK turns from input `base` on."""
-    low = tl.load(x_at + base, mask=valid[None, :] & (place < INPUTS - base), other=0.0)
-    high = tl.load(x_at + base + HALF, mask=valid[None, :] & (place + HALF < INPUTS - base), other=0.0)
     codes_low, codes_high = both_halves(bytes, kind, PACKED)
     first = tl.sum(tl.where(own, tl.dot(codes_low, low, input_precision=PRECISION), 0.0), 1)
     second = tl.sum(tl.where(own, tl.dot(codes_high, high, input_precision=PRECISION), 0.0), 1)
@@ -112,7 +117,8 @@ def summed_at_once(
     the loop there are one turn here, and only adding them is in order. Rows of the product are (turn, row of weights).
     Its lanes begin `ahead` inputs further on; of each row the lane that is its `own` is kept.
 
-    Where AHEAD says how many turns there are, their codes are asked for before the inputs are there."""
+    Where AHEAD says how many turns there are, their codes are asked for before the inputs are there, and then all
+    inputs at once."""
     STEP: tl.constexpr = 2 * HALF
     COUNT: tl.constexpr = CHUNK if GROUP % STEP == 0 else 2 * CHUNK  # scales: both halves of a byte may share one
     SPAN: tl.constexpr = STEP * CHUNK // COUNT
@@ -125,6 +131,7 @@ def summed_at_once(
     total = tl.zeros([ROWS], tl.float32)
     bytes = ()
     scales = ()
+    inputs = ()
     for turn in tl.static_range(AHEAD):
         base = turn * STEP * CHUNK
         known = (kept & (later * STEP < INPUTS - base))[:, None]
@@ -135,16 +142,20 @@ def summed_at_once(
         gdc_launch_dependents()
         gdc_wait()
     for turn in tl.static_range(AHEAD):
+        low, high = inputs_of(x_at, valid, place, turn * STEP * CHUNK, INPUTS, HALF)
+        inputs = inputs + (low, high)  # type: ignore[assignment]
+    for turn in tl.static_range(AHEAD):
         total = with_turn(
-            total, bytes[turn], scales[turn], x_at, valid, place, own, zeros_at, there, turn * STEP * CHUNK,
-            INPUTS, OUTPUTS, GROUP, HALF, CHUNK, kind, PRECISION, PACKED,
+            total, bytes[turn], scales[turn], inputs[2 * turn], inputs[2 * turn + 1], own, zeros_at, there,
+            turn * STEP * CHUNK, INPUTS, OUTPUTS, GROUP, HALF, CHUNK, kind, PRECISION, PACKED,
         )  # fmt: skip
     if AHEAD == 0:
         for base in tl.range(0, INPUTS, STEP * CHUNK, num_stages=STAGES):
             code = tl.load(codes_at, mask=(kept & (later * STEP < INPUTS - base))[:, None], other=0)
             scale = steps_at_once(scales_at, there, base, INPUTS, OUTPUTS, GROUP, COUNT, SPAN)
+            low, high = inputs_of(x_at, valid, place, base, INPUTS, HALF)
             total = with_turn(
-                total, code, scale, x_at, valid, place, own, zeros_at, there, base,
+                total, code, scale, low, high, own, zeros_at, there, base,
                 INPUTS, OUTPUTS, GROUP, HALF, CHUNK, kind, PRECISION, PACKED,
             )  # fmt: skip
             codes_at += HALF * CHUNK
@@ -277,8 +288,7 @@ def output_kernel(
         own = tl.sum(tl.where(lane[None, :] == choice[:, None], total, 0.0), 1)
     own = own.to(kind).to(tl.float32).reshape(SLOTS, BN)
     slot = tl.arange(0, SLOTS)
-    out = tl.zeros([BN], tl.float32)
-    for k in tl.static_range(K):
-        out += tl.load(weights_N + token * K + k) * tl.sum(tl.where(slot[:, None] == k, own, 0.0), 0)
+    weights = tl.load(weights_N + token * K + slot, mask=slot < K, other=0.0)
+    out = in_order(tl.zeros([BN], tl.float32), own, tl.broadcast_to(weights[:, None], [SLOTS, BN]))
     column = tl.program_id(1) * BN + tl.arange(0, BN)
     tl.store(out_TD + token * D + column, out.to(kind), mask=column < D)

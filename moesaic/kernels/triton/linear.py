@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from moesaic.kernels.triton import one_row
 from moesaic.kernels.triton.coded import Coded
 from moesaic.kernels.triton.overlap import launch_overlapped, overlaps
 
@@ -87,7 +88,7 @@ def linear(x_TI: torch.Tensor, weight_OI: torch.Tensor | Coded, bias_O: torch.Te
     if isinstance(weight_OI, Coded):
         return weight_OI.linear(x_TI, bias_O)
     T, inputs = x_TI.shape
-    if x_TI.dtype == torch.bfloat16 and x_TI.is_cuda:
+    if x_TI.dtype == torch.bfloat16 and x_TI.is_cuda and not one_row.takes(x_TI):
         if T >= MANY and can_forbid_splitting():
             with no_splitting():
                 return F.linear(x_TI, weight_OI, bias_O)
@@ -150,6 +151,9 @@ def tiled(
     outputs = weight_OI.shape[0]
     x_TI, weight_OI = x_TI.contiguous(), weight_OI.contiguous()
     out_TO = torch.empty(T, outputs, dtype=out_dtype or x_TI.dtype, device=x_TI.device)
+    if tile is None and one_row.takes(x_TI):
+        one_row.one_row(x_TI, weight_OI, bias_O, out_TO)
+        return out_TO
     wide = x_TI.dtype == torch.float32
     BM, BN, BK, stages, warps = tile or tile_for(T, inputs, outputs, wide)
     overlap = overlaps(x_TI.device)

@@ -70,6 +70,7 @@ def choose(x_TD: torch.Tensor, routes_TK: torch.Tensor, gate_up_EGD: torch.Tenso
         return Choice(
             "hopper",
             group_forward=16 if many else 8,
+            group=16 if many else 8,
             gather_x=narrow,
             gather_grad=narrow and F % 256 == 0,
             gather_x_again=narrow,
