@@ -34,6 +34,10 @@ def command(
     cache_gb: Annotated[
         float | None, typer.Option(help="For keys and values; else a quarter of the free memory.")
     ] = None,
+    cache_dtype: Annotated[
+        str | None,
+        typer.Option(metavar="float32|bfloat16|float8", help="Of keys and values, rounded; else as the model."),
+    ] = None,
     max_requests: Annotated[int, typer.Option(min=1, help="Served at the same time.")] = 64,
     max_queue: Annotated[int, typer.Option(min=0, help="Waiting beyond these; more are turned away.")] = 256,
     max_prompt: Annotated[int | None, typer.Option(min=1, help="Tokens of a prompt; else the context.")] = None,
@@ -111,7 +115,7 @@ def command(
     listener = listen(host, port)  # before the model is read, which takes a while, so that a taken port shows at once
     cache_bytes = None if cache_gb is None else int(cache_gb * 2**30)
     of_engine: dict[str, Any] = {"most_requests": max_requests, "policy": made_policy, "drafter": made_drafter}
-    of_engine["kv_policy"] = made_kv_policy
+    of_engine |= {"kv_policy": made_kv_policy, "cache_dtype": cache_dtype}
     make_loop: Any = EngineLoop
     adapters: dict[str, str] = {}
     for entry in adapter or ():

@@ -99,7 +99,7 @@ def attend(
         layout.write(slabs["values"], v_TNC)
     pieces = []
     for span, q, k, v in layout.per_sequence(q_THC, k_TNC, v_TNC):
-        if slabs is not None and span.cached:
+        if slabs is not None and (span.cached or slabs["keys"].dtype != k.dtype):  # or all see what was rounded
             k, v = layout.read(slabs["keys"], span).to(q), layout.read(slabs["values"], span).to(q)
         keep_TM, left = layout.seen(span, window)
         pieces.append(attention(q, k, v, scale, left, keep_TM))

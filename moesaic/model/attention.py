@@ -99,7 +99,8 @@ class LatentAttention(nn.Module):
 
         pieces = []
         for span, q, latent_MX in layout.per_sequence(q_THC, latent_TX):
-            in_cache = slabs is not None and span.cached > 0
+            # Where the cache rounds, all see what was rounded.
+            in_cache = slabs is not None and (span.cached > 0 or slabs["latent"].dtype != q.dtype)
             if slabs is not None and in_cache:
                 latent_MX = layout.read(slabs["latent"], span).to(q)
             keep_TM = selected[span.number] if selected is not None else None
@@ -191,7 +192,7 @@ class LightningIndexer(nn.Module):
             if span.total <= self.topk or not span.new:
                 selected.append(None)
                 continue
-            cached = slabs is not None and span.cached > 0
+            cached = slabs is not None and (span.cached > 0 or slabs["index"].dtype != k_TC.dtype)
             k_MC = layout.read(slabs["index"], span) if slabs is not None and cached else k_TC[rows]
             selected.append(self._select(q_THC[rows], k_MC.float(), weights_TH[rows]))
         return selected

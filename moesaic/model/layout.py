@@ -33,6 +33,19 @@ class Span:
         return self.cached + self.new
 
 
+LARGEST = 448.0  # number of 8 bits
+
+
+def rounded(new_T: Tensor, dtype: torch.dtype) -> Tensor:
+    """As it is kept; what is too large for 8 bits becomes the largest they have."""
+    return (new_T.clamp(-LARGEST, LARGEST) if dtype == torch.float8_e4m3fn else new_T).to(dtype)
+
+
+def movable(slab: Tensor) -> Tensor:
+    """The same memory, as what all of torch's functions can move."""
+    return slab.view(torch.uint8) if slab.dtype == torch.float8_e4m3fn else slab
+
+
 class PagedCache:
     """Keys and values of all layers in pages of `page_size` tokens; who owns which page is the caller's business.
 
@@ -70,13 +83,13 @@ class PagedCache:
         """Copy the first rows of one page to another."""
         for layer in self.layers:
             for slab in layer.values():
-                slab[target, :rows] = slab[source, :rows]
+                movable(slab)[target, :rows] = movable(slab)[source, :rows]
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Move single rows, numbered through all pages; all are read before any is written."""
         for layer in self.layers:
             for slab in layer.values():
-                flat = slab.flatten(0, 1)
+                flat = movable(slab).flatten(0, 1)
                 flat[list(targets)] = flat[list(sources)]
 
 
@@ -188,7 +201,7 @@ class Layout:
 
     def write(self, slab: Tensor, new_T: Tensor) -> None:
         """Store one row per new token in a slab of the cache."""
-        slab.flatten(0, 1).index_copy_(0, self.slots_T, new_T.to(slab.dtype))
+        movable(slab).flatten(0, 1).index_copy_(0, self.slots_T, movable(rounded(new_T, slab.dtype)))
 
     def read(self, slab: Tensor, span: Span) -> Tensor:
         """All rows of one sequence so far, oldest first; a view where its pages lie side by side, a copy elsewhere."""
@@ -198,7 +211,8 @@ class Layout:
         first = pages[0]
         if all(page == first + i for i, page in enumerate(pages)):
             return slab[first : first + count].flatten(0, 1)[: span.total]
-        return slab[self._host(list(pages))].flatten(0, 1)[: span.total]
+        chosen = movable(slab)[self._host(list(pages))].view(slab.dtype)
+        return chosen.flatten(0, 1)[: span.total]
 
     def seen(self, span: Span, window: int | None) -> tuple[Tensor | None, int | None]:
         """What a sequence may look at: a mask (new, total) or None for all, and a window still to be applied."""

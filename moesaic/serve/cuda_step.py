@@ -97,7 +97,7 @@ def _routers(model: Model) -> list[Experts]:
 
 
 class FusedForward:
-    """The forward of `Model`, with the small operations joined; the cache must be of the model's own format.
+    """The forward of `Model`, with the small operations joined.
 
     The experts that mixture layers choose go to `routes_LTK`, layer by layer, and are counted in each layer's `counts`;
     rows that are no tokens choose none.

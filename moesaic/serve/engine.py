@@ -30,7 +30,7 @@ from moesaic.serve.drafters.router import Router
 from moesaic.serve.experts_seen import ExpertsSeen
 from moesaic.serve.kv.store import store_for
 from moesaic.serve.kv_policies import KVPolicy
-from moesaic.serve.memory import pages_that_fit
+from moesaic.serve.memory import dtype_of_cache, pages_that_fit
 from moesaic.serve.passes import Choosing, Forward, Pass, Share
 from moesaic.serve.policies import Policy
 from moesaic.serve.policies.chunked import Chunked
@@ -62,7 +62,8 @@ class Counts:
 
 
 class Engine:
-    """`cache_bytes` is a hard limit: what does not fit waits, or is computed again."""
+    """`cache_bytes` is a hard limit: what does not fit waits, or is computed again. `cache_dtype` (float32, bfloat16,
+    float8) is what keys and values are rounded to; else they stay as they are."""
 
     def __init__(
         self,
@@ -74,6 +75,7 @@ class Engine:
         policy: Policy | None = None,
         drafter: Drafter | None = None,
         kv_policy: KVPolicy | None = None,
+        cache_dtype: str | None = None,
         reuse_prefixes: bool = True,
         seed: int | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -81,7 +83,9 @@ class Engine:
         self.model = model
         self.tokenizer = model.tokenizer
         self.stop_tokens: set[int] = set(model.tokenizer.stop_tokens) if model.tokenizer else set()
-        self.cache = model.new_cache(pages_that_fit(model, cache_bytes, page_size, most_requests), page_size)
+        kept = dtype_of_cache(model, cache_dtype)
+        pages = pages_that_fit(model, cache_bytes, page_size, most_requests, kept)
+        self.cache = model.new_cache(pages, page_size, kept)
         self.blocks = Blocks(self.cache, reuse_prefixes, store_for(model, self.cache, kv_policy, drafter))
         policy = policy or (Chunked(tokens=GPU_TOKENS) if model.device.type == "cuda" else Chunked())
         self.scheduler = Scheduler(self.blocks, policy, most_requests)

@@ -85,6 +85,7 @@ def with_replicas(
         seed=seed,
         most_requests=options["most_requests"] * count,
         kv_policy=options.get("kv_policy"),
+        cache_dtype=options.get("cache_dtype"),
     )
     make_loop = partial(
         Replicas,

@@ -43,6 +43,10 @@ def engine_of(model, **options):
     return engine
 
 
+def error(found, expected):
+    return ((found - expected).norm() / expected.norm()).item()
+
+
 def said(answers):
     """Tokens, and log-probabilities to the bit."""
     return [(answer.tokens, [entry.logprob for entry in answer.logprobs]) for answer in answers]
@@ -93,6 +97,33 @@ def test_guesses_change_no_bit(directories, name, options):
     for engine in (always, routed, always, routed):
         assert said(engine.generate(prompts, max_tokens=60, **options)) == wanted
     assert always.counts.accepted_tokens > 120 and always.counts.drafted_tokens > always.counts.accepted_tokens
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_cache_of_eight_bits(directories, name):
+    """Twice the tokens in the same memory; the same bits alone, in a crowd, read in parts and with guesses; kernels
+    that write the cache round as plain blocks do."""
+    model = moesaic.load(directories[name], dtype=torch.bfloat16, device=DEVICE)
+    prompts, options = tokens_of(5, 260, 33, 130), {"max_tokens": 40, "temperature": 0.0}
+    few = {"cache_dtype": "float8", "cache_bytes": 1 << 22}
+    crowd = engine_of(model, **few)
+    assert crowd.cache.pages == 2 * engine_of(model, cache_bytes=1 << 22).cache.pages
+    wanted = crowd.generate(prompts, **options)
+    alone = [engine_of(model, **few).generate([prompt], **options)[0] for prompt in prompts]
+    in_parts = engine_of(model, policy=Chunked(tokens=100), drafter=Router.over(Suffix(), always=True), **few)
+    assert said(alone) == said(wanted) == said(in_parts.generate(prompts, **options))
+    plain = engine_of(model, **few)
+    plain.queued = None
+    first = engine_of(model, **few)
+    for engine in (plain, first):
+        engine.generate(prompts[1:2], max_tokens=1, temperature=0.0)
+    for slab in first.cache.layers[0]:
+        found, expected = (engine.cache.layers[0][slab].flatten(0, 1)[:260].float() for engine in (first, plain))
+        assert found.isfinite().all() and expected.abs().max() > 0.5
+        assert (found != expected).float().mean() < 0.01 and error(found, expected) < 0.01
+    exact = engine_of(model).generate(prompts, **options)
+    apart = [abs(one.logprobs[0].logprob - other.logprobs[0].logprob) for one, other in zip(wanted, exact, strict=True)]
+    assert 0 < max(apart) < 0.5
 
 
 def test_requests_that_come_and_go(model):

@@ -32,6 +32,7 @@ else:
         decode_hopper,
         hopper,
         latent,
+        norm,
         one_row,
         paged_attention,
         streamed,
@@ -169,8 +170,9 @@ else:
             ptx = kernel.asm["ptx"]
             assert "sub.bf16x2" in ptx and ("mma.sync" in ptx or "wgmma.mma_async" in ptx) and "ld.local" not in ptx
 
+    @pytest.mark.parametrize("cached", [torch.bfloat16, torch.float8_e4m3fn], ids=["bf16", "float8"])
     @pytest.mark.parametrize("heads", [20, 128])
-    def test_latent_attention(launched, monkeypatch, heads):
+    def test_latent_attention(launched, monkeypatch, heads, cached):
         """At the sizes of published models: all six compile, and what they read fits into shared memory."""
         walked = paged_attention.many_kernel
 
@@ -184,7 +186,7 @@ else:
         pairs, table = torch.zeros(tokens, 2, dtype=torch.int32), torch.zeros(tokens, 8, dtype=torch.int32)
         most = paged_attention.latent_tile(heads, False)[1]
         rows = Rows(one, one, table, 256, few_X2=pairs, many_X2=pairs, many_tokens=most)
-        latents, up = empty(32, 16, rank + turning), empty(heads, 2 * plain, rank)
+        latents, up = empty(32, 16, rank + turning).to(cached), empty(heads, 2 * plain, rank)
         angles = (torch.empty(256, turning // 2), torch.empty(256, turning // 2), one)
         q_THX = latent.queries(
             empty(tokens, heads, plain + turning), empty(tokens, rank + turning), up[:, :plain], (empty(rank), 1e-6),
@@ -193,5 +195,26 @@ else:
         out = paged_attention.attend(q_THX, latents, latents, rows, 0.1, turning=turning)
         latent.by_head(out, up[:, plain:], empty(tokens, heads, plain))
         assert len(launched) == 6
+        for kernel in launched:
+            assert "ld.local" not in kernel.asm["ptx"] and kernel.metadata.shared <= 227 * 1024
+
+    def test_attention_to_keys_of_eight_bits(launched, monkeypatch):
+        walked = paged_attention.many_kernel
+
+        class Compiler:
+            def __getitem__(self, grid):
+                return lambda *inputs, **options: launched.append(walked.warmup(*inputs, grid=grid, **options))
+
+        monkeypatch.setattr(paged_attention, "many_kernel", Compiler())
+        monkeypatch.setattr(norm, "launch_overlapped", paged_attention.launch_overlapped)
+        one = torch.zeros(4, dtype=torch.int32)
+        pairs, table = torch.zeros(4, 2, dtype=torch.int32), torch.zeros(4, 8, dtype=torch.int32)
+        rows = Rows(one, one, table, 256, few_X2=pairs, many_X2=pairs, many_tokens=8)
+        slabs = {name: empty(32, 16, 4, 128).to(torch.float8_e4m3fn) for name in ("keys", "values")}
+        angles = (torch.empty(256, 64), torch.empty(256, 64), one)
+        q_THC = norm.heads(empty(4, 40 * 128), (empty(128), empty(128), 1e-6), angles, False, rows, slabs, 32, 4)
+        paged_attention.attend(q_THC, slabs["keys"], slabs["values"], rows, 0.1)
+        assert len(launched) == 4
+        assert "cvt.rn.satfinite.e4m3x2" in launched[0].asm["ptx"]
         for kernel in launched:
             assert "ld.local" not in kernel.asm["ptx"] and kernel.metadata.shared <= 227 * 1024

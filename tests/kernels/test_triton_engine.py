@@ -68,6 +68,19 @@ else:
         # A prompt that was read before is not read again, and gives the same answer.
         assert queued.generate(asked[1:2], max_tokens=1, temperature=0.0)[0].cached_tokens >= 16
 
+    @pytest.mark.parametrize("latent", [False, True], ids=["keys and values", "latents"])
+    def test_a_cache_of_eight_bits(model, latent):
+        """Written and read as in plain passes. The interpreter rounds some numbers to half of what they are (those that
+        round up to a power of two), so bits are compared on a GPU only."""
+        made = tiny_latent_model(layers=1) if latent else model
+        pair = engines(made, page_size=4, policy=Chunked(tokens=8), cache_dtype="float8")
+        found, wanted = (engine.generate(prompts(11), max_tokens=1, temperature=0.0)[0] for engine in pair)
+        assert found.logprobs[0].logprob == pytest.approx(wanted.logprobs[0].logprob, abs=0.3)
+        for name in pair[0].cache.layers[0]:
+            given, expected = (engine.cache.layers[0][name].flatten(0, 1)[:11] for engine in pair)
+            assert given.dtype == torch.float8_e4m3fn and expected.float().abs().max() > 1
+            assert (given.float() == expected.float()).float().mean() > 0.94
+
     def test_latent_attention():
         """Prompts in pieces and at once, answers side by side and alone, a prompt that was read before."""
         model = tiny_latent_model(q_rank=24)

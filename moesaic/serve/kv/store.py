@@ -31,6 +31,8 @@ class Store:
             raise UserError("--kv-policy", "latent attention keeps no keys and values that could be pruned", remedy)
         if any(layer.window is not None for layer in model.config.layers):
             raise UserError("--kv-policy", "the model has layers with a sliding window of their own", remedy)
+        if cache.layers and next(iter(cache.layers[0].values())).itemsize == 1:
+            raise UserError("--kv-policy", "encodes by itself what is kept, and cannot go with float8", remedy)
         keys, values = cache.whole.get("keys"), cache.whole.get("values")
         if keys is None or values is None:
             raise UserError("--kv-policy", "the model's layers differ in the shape of what they cache", remedy)
