@@ -2,6 +2,7 @@
 
     python bench/gpu_decode.py                     1, 128 and 512 requests of 512 in, 128 out
     python bench/gpu_decode.py --profile           where a step's time goes, kernel by kernel
+    python bench/gpu_decode.py --requests 64 --prompt 4096 --cache-dtype float8 --no-peer --result gpu_decode_float8
     python bench/gpu_decode.py --start             only how long it takes from nothing to the first token
 
 Tokens per second count the output over the whole time, reading prompts included. Random weights, bfloat16, greedy;
@@ -104,12 +105,15 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--start", action="store_true")
     parser.add_argument("--no-peer", action="store_true")
+    parser.add_argument("--cache-dtype", help="of keys and values; else bfloat16")
+    parser.add_argument("--result", default="gpu_decode", help="name of the result's file")
     options = parser.parse_args()
     torch._dynamo.config.recompile_limit = 64
     model = make_ours(options.layers)
     built = time.perf_counter() - STARTED
     most = max(options.requests)
-    engine = Engine(model, most_requests=most, cache_bytes=(most + 8) * (options.prompt + options.out + 16) << 15)
+    memory = (most + 8) * (options.prompt + options.out + 16) << 15
+    engine = Engine(model, most_requests=most, cache_bytes=memory, cache_dtype=options.cache_dtype)
     generate(engine, prompts_of(1, options.prompt, 99), 1)
     first = {"built_seconds": round(built, 1), "first_token_seconds": round(time.perf_counter() - STARTED, 1)}
     print(json.dumps(first), flush=True)
@@ -147,11 +151,12 @@ def main() -> None:
         "layers": options.layers,
         "prompt": options.prompt,
         "out": options.out,
+        "cache_dtype": options.cache_dtype or "bfloat16",
         "same_text_in_batches_of": dict(zip(map(str, counts[1:]), same, strict=True)),
         **first,
     }
     print(json.dumps(facts), flush=True)
-    record("gpu_decode", rows, **facts)
+    record(options.result, rows, **facts)
     if options.no_peer:
         return
     text, seconds = peer_alone(make_peer(options.layers, model), prompts_of(1, options.prompt, 0)[0], options.out)
@@ -163,7 +168,7 @@ def main() -> None:
         "same_text_until": next((i for i, (one, other) in enumerate(zip(text, own)) if one != other), len(own)),
     }
     print(json.dumps(row), flush=True)
-    record("gpu_decode", [*rows, row], **facts)
+    record(options.result, [*rows, row], **facts)
 
 
 if __name__ == "__main__":
