@@ -90,6 +90,11 @@ def serving(shape: str, tokens: int) -> Callable[[Any], float]:
     return lambda result: float(result["serving"][shape][str(tokens)]["ours"])
 
 
+def share(shape: str, tokens: int) -> Callable[[Any], float]:
+    """Of the memory floor: how many experts are read depends on what tokens happen to choose."""
+    return lambda result: float(result["serving"][shape][str(tokens)]["floor_us"]) / serving(shape, tokens)(result)
+
+
 def few_bits(shape: str) -> Callable[[Any], float]:
     def ratio(result: Any) -> float:
         row = result["layers"][shape]["1"]
@@ -108,17 +113,19 @@ def trained(result: Any) -> float:
     return ours / peer
 
 
-REFERENCE = {"Qwen3-30B": (23, 195, 299, 324, 405), "GLM-4.5-Air": (78, 640, 1004, 1097, 1343)}
+# Of the memory floor, by the fastest serving kernel measured elsewhere on such a machine (vLLM's Triton MoE).
+REFERENCE = {"Qwen3-30B": (0.55, 0.84, 0.85, 0.81, 0.65), "GLM-4.5-Air": (0.77, 0.94, 0.93, 0.88, 0.72)}
 GOALS = [
     *(
         Goal("experts", f"{shape}, forward and backward, times grouped_mm compiled", aimed, faster(shape))
         for shape, aimed in (("GLM-4.5-Air", 1.1), ("Qwen3-30B", 1.1), ("Mixtral", 1.0))
     ),
     *(
-        Goal("serving", f"{shape}, {tokens} tokens, us", us, serving(shape, tokens), least=False)
-        for shape, all_us in REFERENCE.items()
-        for tokens, us in zip((1, 16, 64, 256, 1024), all_us, strict=True)
+        Goal("serving", f"{shape}, {tokens} tokens, share of the memory floor", aimed, share(shape, tokens))
+        for shape, shares in REFERENCE.items()
+        for tokens, aimed in zip((1, 16, 64, 256, 1024), shares, strict=True)
     ),
+    Goal("serving", "Qwen3-30B, 1 token, us", 23, serving("Qwen3-30B", 1), least=False),
     *(
         Goal("few_bits", f"{shape}, one token in 4 bits, times bf16", 2.0, few_bits(shape))
         for shape in ("Qwen3-30B", "GLM-4.5-Air")
