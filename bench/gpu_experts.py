@@ -286,7 +286,7 @@ def serving(shapes, peers, sizes=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4
                 for path in ("decode", "streamed", "hopper"):
                     choice = choose(sets[0][0], sets[0][1], gate_up, False)
                     if path != choice.path and (T <= 8 if path == "decode" else 4 <= T <= 1024):
-                        other = streamed(T * K, E, torch.bfloat16) if path == "streamed" else Choice(path)
+                        other = streamed(sets[0][0], SHAPES[name]) if path == "streamed" else Choice(path)
                         row[path] = graphed([lambda s=s: experts(*s, gate_up, down, choice=other) for s in sets])
             table[name][T] = row
             print(name, T, {key: value and round(value, 1) for key, value in row.items()}, flush=True)
