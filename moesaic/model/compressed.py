@@ -21,6 +21,7 @@ from moesaic.errors import UserError
 from moesaic.kernels.quantised import BITS, BLOCK, QuantisedMatrix, padded, unpack
 from moesaic.model.checkpoint import Checkpoint, Source
 from moesaic.model.families import Place, family_for, read_config
+from moesaic.model.float8 import Float8Source, is_float8
 from moesaic.model.sparse_codes import filled, kept_inputs, mask_bytes, thinned
 from moesaic.model.tensor_file import Part
 
@@ -72,7 +73,7 @@ class CompressedSource(Source, Protocol):
         """A parameter that is kept in few bits, on a device: one matrix, or one per expert; None for a plain one."""
 
 
-def open_checkpoint(path: str | Path) -> Checkpoint | CompressedSource:
+def open_checkpoint(path: str | Path) -> Checkpoint | CompressedSource | Float8Source:
     """A model directory, compressed or not."""
     from moesaic.model.compressed_tensors import CompressedTensors
 
@@ -83,6 +84,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint | CompressedSource:
     method = settings.get("quant_method") if isinstance(settings, dict) else settings
     if method == OURS:
         return OwnLayout(found)
+    if is_float8(settings):
+        return Float8Source(found)
     if method == "compressed-tensors":
         return CompressedTensors(found)
     problem = f"the weights are quantised ({str(method)[:60]!r})"

@@ -24,6 +24,7 @@ from moesaic.errors import UserError
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # What compressed weights are made of.
 INTEGERS = {"U8": torch.uint8, "I8": torch.int8, "I32": torch.int32, "I64": torch.int64}
+FLOAT8 = {"F8_E4M3": torch.float8_e4m3fn}
 _NAMES = {dtype: name for name, dtype in (DTYPES | INTEGERS).items()}
 # Far above any real file, and small enough that a corrupt one costs neither memory nor time.
 MOST_HEADER, LONGEST_NAME, MOST_DIMENSIONS = 100 * 2**20, 500, 8
@@ -44,7 +45,7 @@ class TensorFile:
 
     def __init__(self, path: Path, *, integers: bool = False) -> None:
         self.path = path
-        self._dtypes = DTYPES | INTEGERS if integers else DTYPES
+        self._dtypes = DTYPES | INTEGERS | FLOAT8 if integers else DTYPES
         try:
             # Without O_NONBLOCK a pipe of this name would wait for a writer for ever.
             self._handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
