@@ -96,6 +96,15 @@ def peer_alone(peer, prompt: list[int], out: int) -> tuple[list[int], float]:
     return text[0, len(prompt) :].tolist(), time.perf_counter() - start
 
 
+def parting(model, prompt: list[int], own: list[int], text: list[int]) -> dict[str, float]:
+    """Where two greedy texts part, and how much likelier our model thinks its own token there (nats)."""
+    same = next((i for i, (one, other) in enumerate(zip(text, own)) if one != other), len(own))
+    if same == len(own):
+        return {"same_text_until": same}
+    mine, other = (model.logprobs([prompt + own[:same] + [token]])[0][-1].item() for token in (own[same], text[same]))
+    return {"same_text_until": same, "ahead_there": round(mine - other, 4)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--layers", type=int, default=16)
@@ -165,7 +174,7 @@ def main() -> None:
         "who": "transformers, static cache, compiled",
         "requests": 1,
         "output_tokens_per_second": round(options.out / seconds),
-        "same_text_until": next((i for i, (one, other) in enumerate(zip(text, own)) if one != other), len(own)),
+        **parting(model, prompts_of(1, options.prompt, 0)[0], own, text),
     }
     print(json.dumps(row), flush=True)
     record(options.result, [*rows, row], **facts)
