@@ -12,7 +12,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moesaic.kernels.triton import decode_hopper
-from moesaic.kernels.triton.overlap import launch_overlapped, overlaps
+from moesaic.kernels.triton.overlap import is_hopper, launch_overlapped, overlaps
 
 LANES = 16  # columns of a product; also the most experts of a token
 
@@ -148,7 +148,7 @@ def decode(
         OVERLAP=overlap,
         num_warps=warps,
     )
-    if overlap and decode_hopper.takes(D, F, K, x_TD.dtype):
+    if is_hopper(x_TD.device) and decode_hopper.takes(D, F, K, x_TD.dtype):
         decode_hopper.output(hidden_NF, routes_TK, weights_TK, down_EDF, out_TD)
         return out_TD
     BN, BK, stages, warps = down_tile

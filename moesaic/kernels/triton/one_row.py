@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moesaic.kernels.triton.hopper_copies import row_load
-from moesaic.kernels.triton.overlap import launch_overlapped, overlaps
+from moesaic.kernels.triton.overlap import is_hopper, launch_overlapped
 
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # renamed after triton 3.6
 
@@ -78,7 +78,7 @@ def row_kernel(
 def takes(x_TI: torch.Tensor) -> bool:
     T, inputs = x_TI.shape
     small = T == 1 and inputs <= MOST and inputs % (2 * STEP) == 0
-    return small and x_TI.dtype == torch.bfloat16 and overlaps(x_TI.device)
+    return small and x_TI.dtype == torch.bfloat16 and is_hopper(x_TI.device)
 
 
 def one_row(x_1I: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, out_1O: torch.Tensor) -> None:

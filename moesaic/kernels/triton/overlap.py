@@ -17,6 +17,12 @@ def overlaps(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
+@cache
+def is_hopper(device: torch.device) -> bool:
+    """Whether there are its instructions, and as much shared memory: what came after it has others."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
 def launch_overlapped(kernel, grid: tuple[int, ...], *arguments, OVERLAP: bool, **options) -> None:
     early = {"launch_pdl": True} if OVERLAP else {}
     kernel[grid](*arguments, OVERLAP=OVERLAP, **options, **early)

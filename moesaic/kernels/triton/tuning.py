@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 import triton
 
+from moesaic.kernels.triton.overlap import is_hopper
 from moesaic.kernels.triton.tiles import Tile, tiles_for
 
 Path = Literal["decode", "streamed", "hopper", "portable"]
@@ -34,13 +35,7 @@ class Choice:
 def hopper_takes(x_TD: torch.Tensor, gate_up_EGD: torch.Tensor) -> bool:
     """The Hopper kernels need bf16 and whole tiles of 128; gate and up are loaded as one tile of 2 x 128."""
     D, F = x_TD.shape[1], gate_up_EGD.shape[1] // 2
-    return (
-        x_TD.is_cuda
-        and x_TD.dtype == torch.bfloat16
-        and D % 128 == 0
-        and F % 128 == 0
-        and torch.cuda.get_device_capability(x_TD.device)[0] == 9
-    )
+    return x_TD.is_cuda and x_TD.dtype == torch.bfloat16 and D % 128 == 0 and F % 128 == 0 and is_hopper(x_TD.device)
 
 
 def streamed(x_TD: torch.Tensor, shape: tuple[int, int, int, int]) -> Choice:
