@@ -76,6 +76,7 @@ class CompressedSource(Source, Protocol):
 def open_checkpoint(path: str | Path) -> Checkpoint | CompressedSource | Float8Source:
     """A model directory, compressed or not."""
     from moesaic.model.compressed_tensors import CompressedTensors
+    from moesaic.model.packed_layouts import METHODS, PackedLayout
 
     found = Checkpoint(path)
     settings = found.config.get(KEY)
@@ -88,6 +89,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint | CompressedSource | Float8S
         return Float8Source(found)
     if method == "compressed-tensors":
         return CompressedTensors(found)
+    if method in METHODS and isinstance(settings, dict):
+        return PackedLayout(found)
     problem = f"the weights are quantised ({str(method)[:60]!r})"
     raise UserError(found.place / "config.json", problem, "Convert them to plain weights first.")
 

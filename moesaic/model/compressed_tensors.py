@@ -51,7 +51,7 @@ class CompressedTensors:
         module = name.removesuffix(".weight")
         if module not in self._modules or name == module:
             return self._raw.tensor(name, part)
-        dense = self._matrix(module).dense().to(self._raw.dtype(f"{module}.weight_scale"))
+        dense = self._matrix(module).dense().to(self._kind(module))
         return dense[part] if part else dense
 
     def quantised(self, parameter: str, places: list[Place], device: torch.device) -> Quantised | None:
@@ -71,6 +71,10 @@ class CompressedTensors:
         for module in sorted(self._modules):
             matrix = self._matrix(module)
             yield module, Scheme(matrix.bits, matrix.group, matrix.activation_bits, matrix.zeros_GO is not None)
+
+    def _kind(self, module: str) -> torch.dtype:
+        """Of plain weights."""
+        return self._raw.dtype(f"{module}.weight_scale")
 
     def _size(self, module: str) -> tuple[int, ...]:
         if f"{module}.weight" in self._stored:
@@ -107,7 +111,7 @@ class CompressedTensors:
             raise UserError(self.place, f"{module} has its inputs in another order", _REMEDY)
         middle = 2 ** (bits - 1)
         if f"{module}.weight_packed" in self._stored:
-            codes_OI = _unpack32(self._raw.tensor(f"{module}.weight_packed"), bits, inputs)
+            codes_OI = unpack32(self._raw.tensor(f"{module}.weight_packed"), bits, inputs)
         else:
             weights_OI = self._raw.tensor(f"{module}.weight")
             if weights_OI.dtype != torch.int8:
@@ -117,7 +121,7 @@ class CompressedTensors:
         if not symmetric:
             zeros_OG = self._raw.tensor(f"{module}.weight_zero_point")
             if zeros_OG.dtype == torch.int32:
-                zeros_OG = _unpack32(zeros_OG.T.contiguous(), bits, outputs).T.float()
+                zeros_OG = unpack32(zeros_OG.T.contiguous(), bits, outputs).T.float()
             else:
                 zeros_OG = zeros_OG.float() + middle
             if zeros_OG.shape != scales_OG.shape:
@@ -277,7 +281,7 @@ def _pack32(codes_OI: Tensor, bits: int) -> Tensor:
     return torch.from_numpy(np.packbits(ones, axis=1, bitorder="little").view(np.int32))
 
 
-def _unpack32(words: Tensor, bits: int, count: int) -> Tensor:
+def unpack32(words: Tensor, bits: int, count: int) -> Tensor:
     ones = np.unpackbits(words.contiguous().numpy().view(np.uint8), axis=1, bitorder="little")[:, : count * bits]
     ones = ones.reshape(len(words), count, bits)
     return torch.from_numpy(np.packbits(ones, axis=2, bitorder="little").squeeze(2))
