@@ -28,6 +28,7 @@ from moesaic.serve.api.schema.responses import (
     ResponseUsage,
     SchemaFormat,
 )
+from moesaic.serve.api.schema.sampling import OwnWishes
 from moesaic.serve.api.service import Service, new_id, salt_of
 from moesaic.serve.api.stream import EventStream, event, while_connected
 from moesaic.serve.api.structure import check_form
@@ -35,15 +36,14 @@ from moesaic.serve.api.turn import Turn
 from moesaic.serve.loop import Answers
 from moesaic.serve.request import Output
 
+SAME = ("model", "temperature", "top_p", "seed", "parallel_tool_calls", "chat_template_kwargs")  # in both forms
 LOGPROBS = "message.output_text.logprobs"
 
 
 def as_chat(form: ResponseRequest) -> ChatRequest:
     """The same wishes in the older form."""
     wishes: dict[str, Any] = {
-        name: value
-        for name in ("model", "temperature", "top_p", "seed", "priority", "parallel_tool_calls")
-        if (value := getattr(form, name)) is not None
+        name: value for name in (*SAME, *OwnWishes.model_fields) if (value := getattr(form, name)) is not None
     }
     named = form.tool_choice if form.tool_choice is None or isinstance(form.tool_choice, str) else None
     if form.tool_choice is not None:

@@ -76,6 +76,18 @@ def test_the_form_of_a_response(client: openai.OpenAI) -> None:
     assert 0 <= json.loads(answer.output_text)["n"] <= 9
 
 
+def test_fields_beside_those_of_openai(client: openai.OpenAI) -> None:
+    for own in ({"guided_choice": ["maybe"]}, {"structured_outputs": {"choice": ["maybe"]}}):
+        assert ask(client, extra_body=own).output_text == "maybe"
+    likeliest = ask(client, max_output_tokens=9).output_text
+    assert ask(client, temperature=2.0, max_output_tokens=9, extra_body={"top_k": 1}).output_text == likeliest
+    urgent = {"min_tokens": 9, "ignore_eos": True, "priority": -1, "deadline_ms": 1000.0, "cache_salt": "mine"}
+    assert ask(client, max_output_tokens=9, extra_body=urgent).usage.output_tokens == 9
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(client, extra_body={"prompt_logprobs": 1})
+    assert refused.value.param == "prompt_logprobs"
+
+
 def test_a_tool_is_called_and_its_result_given_back(client: openai.OpenAI) -> None:
     call = ask(client, tools=[CLOCK], tool_choice={"type": "function", "name": "clock"}, max_output_tokens=60)
     assert call.output[0].type == "function_call"

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Discriminator, Field, Tag
 
 from moesaic.serve.api.schema.chat import Parts
-from moesaic.serve.api.schema.sampling import LIKELIEST, Form, unsupported
+from moesaic.serve.api.schema.sampling import LIKELIEST, Form, OwnWishes, unsupported
 
 
 class InputMessage(Form):
@@ -85,7 +85,7 @@ class ReasoningOptions(Form):
     effort: str | None = None
 
 
-class ResponseRequest(Form):
+class ResponseRequest(OwnWishes):
     model: str | None = None
     input: str | Annotated[list[InputItem], Field(min_length=1)]
     instructions: str | None = None
@@ -108,8 +108,8 @@ class ResponseRequest(Form):
     background: Annotated[Literal[False] | None, unsupported("wait for the answer")] = None
     metadata: dict[str, str] | None = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
-    cache_salt: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    prompt_logprobs: Annotated[None, unsupported("ask for a chat completion")] = None
     user: str | None = None
 
 

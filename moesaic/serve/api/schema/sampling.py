@@ -70,32 +70,37 @@ class StructuredOutputs(Form):
     json_object: bool | None = None
 
 
-class SamplingForm(Form):
-    model: str | None = Field(default=None, description="The model, or one of its adapters. Default: the model.")
-    stream: bool | None = False
-    stream_options: StreamOptions | None = None
-    temperature: float | None = Field(default=None, ge=0, le=100)
-    top_p: float | None = Field(default=None, gt=0, le=1)
+class OwnWishes(Form):
+    """Fields that OpenAI's API does not have, wherever text is generated."""
+
     top_k: int | None = Field(default=None, ge=-1, lt=2**31, description="0 or -1: all.")
     min_p: float | None = Field(default=None, ge=0, le=1)
-    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     repetition_penalty: float | None = Field(default=None, gt=0, le=100)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(default=None, max_length=1024)
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    n: int | None = Field(default=None, ge=1, le=128)
-    stop: str | Annotated[list[str], Field(max_length=32)] | None = None
     stop_token_ids: Annotated[list[Token], Field(max_length=1024)] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = Field(default=None, ge=0, lt=2**31)
-    prompt_logprobs: int | None = Field(default=None, ge=0, le=LIKELIEST)
     priority: int | None = Field(default=None, ge=-(2**31), lt=2**31, description="Lower is more urgent.")
     deadline_ms: float | None = Field(default=None, gt=0, le=1e12, description="Until the first token is due.")
     cache_salt: str | None = Field(default=None, description="Share cached prompts only with requests that say so too.")
-    response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: FormText | None = None
     guided_choice: Choices | None = None
     guided_grammar: FormText | None = None
+
+
+class SamplingForm(OwnWishes):
+    model: str | None = Field(default=None, description="The model, or one of its adapters. Default: the model.")
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = Field(default=None, ge=0, le=100)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(default=None, max_length=1024)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    n: int | None = Field(default=None, ge=1, le=128)
+    stop: str | Annotated[list[str], Field(max_length=32)] | None = None
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=LIKELIEST)
+    response_format: ResponseFormat | None = None
     user: str | None = None
