@@ -33,10 +33,13 @@ class MiniKV(Budgeted):
     recent: int = 32  # newest tokens, which stay as they are
     first: int = 4  # and the first ones
     queries: int = 16  # last tokens whose queries the keys are rounded for; 0: to the nearest code
+    every: int = 0
     encoding: Encoding = field(init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.every:
+            raise ValueError("every must be 0: minikv prunes once, and encodes whenever a group is full")
         if not 0 <= self.falling <= 1 or not 0 <= self.newest <= 1 or self.window < 0:
             raise ValueError("falling and newest must be between 0 and 1, and window not negative")
         check_pool(self.pool)

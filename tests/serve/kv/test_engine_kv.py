@@ -225,6 +225,12 @@ def test_prompt_logprobs_are_those_of_the_whole_prompt(model: Model, prompts: li
     torch.testing.assert_close(told, model.logprobs(prompts[:1])[0], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("name", ["snapkv", "fastgen", "kvmerger", "minikv"])
+def test_who_prunes_once_takes_no_rounds(name: str) -> None:
+    with pytest.raises(UserError, match="every must be 0"):
+        made(name, {"every": 8})
+
+
 def test_models_that_cannot_be_pruned(model: Model) -> None:
     from moesaic.model.transformer import Model as Made
 
