@@ -62,7 +62,7 @@ class TaskExamples:
     def __init__(self, name: str, split: Split) -> None:
         self.families = PRESETS.get(name) or split_names(name.removeprefix(GYM))
         for family in self.families:
-            check_family(family, f"{BUILTIN}{name}")
+            check_family(family, f"{BUILTIN}{name}", or_set=family == name)
         self.split = split
 
     def __getitem__(self, index: int) -> Example:

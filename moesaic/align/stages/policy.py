@@ -30,10 +30,12 @@ from moesaic.align.environments._playing import players
 from moesaic.align.examples import open_conversations, open_examples
 from moesaic.align.remember import RememberOptions, RememberStream
 from moesaic.align.rewards import Reward
+from moesaic.align.rewards.task import TaskScore
 from moesaic.align.rollout_stream import RolloutSettings, RolloutStream
 from moesaic.align.selection import Selection
 from moesaic.align.sft import ConversationStream
 from moesaic.align.stages import EARLIER, Data, Measure, Stage, methods, sources, there
+from moesaic.data.sources import BUILTIN
 from moesaic.data.stream import Stream
 from moesaic.errors import UserError
 from moesaic.methods import Method, build
@@ -87,7 +89,7 @@ class Policy(Stage):
 
     def check(self) -> None:
         open_examples(there(self.data), "train", self.seed)
-        named_rewards(there(self.rewards))
+        check_rewards(self.rewards, self.data)
         self._selection()
         self._drafter()
         self.world()
@@ -188,6 +190,15 @@ class Policy(Stage):
 
     def measure(self, model: Model) -> Measure | None:
         return Accuracy.of(self.data, self.evaluate, self.max_tokens, self.world())
+
+
+def check_rewards(named: tuple[dict[str, Any], ...], data: Data) -> None:
+    """What can be seen to be wrong with them before any stage is run."""
+    rewards = named_rewards(there(named))
+    made_up = any(str(source["path"]).startswith(BUILTIN) for source in data)
+    if not made_up and any(isinstance(reward, TaskScore) for _, _, reward in rewards):
+        problem = f"task judges answers to families of tasks ({BUILTIN}FAMILY), and no source is one"
+        raise UserError("align.stages: rewards", problem, "Take exact, numeric, math or another reward.")
 
 
 def named_rewards(named: tuple[dict[str, Any], ...]) -> list[tuple[str, float, Reward]]:

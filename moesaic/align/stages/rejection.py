@@ -21,7 +21,7 @@ from moesaic.align.preference_reference import fingerprint
 from moesaic.align.rejection import Rule, collect, key_of
 from moesaic.align.sft import ConversationStream
 from moesaic.align.stages import Data, Measure, Stage, methods, sources, there
-from moesaic.align.stages.policy import named_rewards
+from moesaic.align.stages.policy import check_rewards, named_rewards
 from moesaic.data.packing import Batch
 from moesaic.data.stream import Stream
 from moesaic.methods import Method
@@ -51,7 +51,7 @@ class Rejection(Stage):
 
     def check(self) -> None:
         open_examples(there(self.data), "train", self.seed)
-        named_rewards(there(self.rewards))
+        check_rewards(self.rewards, self.data)
 
     def learned_by(self) -> Method:
         return Method("next_token")

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from moesaic.data.tasks.families import UNSUITABLE
+from moesaic.data.tasks.families import PRESETS, UNSUITABLE
 from moesaic.data.tasks.working import WORKING
 from moesaic.errors import UserError
 from moesaic.strict import did_you_mean
@@ -92,13 +92,15 @@ def families() -> list[str]:
 
 
 @lru_cache(256)
-def check_family(family: str, here: str, *, as_source: bool = False) -> None:
-    """A UserError unless there is such a family; with `as_source`, unless it gives answers to learn from."""
+def check_family(family: str, here: str, *, as_source: bool = False, or_set: bool = False) -> None:
+    """A UserError unless there is such a family; with `as_source`, unless it gives answers to learn from; with
+    `or_set`, a set of families could have been named as well."""
     name = family.partition(":")[0]
     if name in UNSUITABLE:
         raise UserError(here, f"{name} cannot be used: {UNSUITABLE[name]}", "Choose another family.")
     if name not in _known():
-        raise UserError(here, f'no family of tasks "{name}"{did_you_mean(name, _known())}')
+        known = [*PRESETS, *_known()] if or_set else _known()
+        raise UserError(here, f'no family of tasks "{name}"{did_you_mean(name, known)}')
     try:
         _make(family, 0)
     except (TypeError, AssertionError, ValueError) as error:

@@ -37,5 +37,5 @@ class Tasks(Questions):
 def held_out(family: str, count: int) -> list[Task]:
     families = PRESETS.get(family) or split_names(family)
     for name in families:
-        check_family(name, "family")
+        check_family(name, "family", or_set=name == family)
     return [tasks(families[number % len(families)], "test", number // len(families)) for number in range(count)]
