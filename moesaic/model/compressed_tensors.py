@@ -24,7 +24,7 @@ from moesaic.model.families import Place
 from moesaic.model.tensor_file import Part
 
 CPU = torch.device("cpu")
-_REMEDY = "Take whole-number weights of 1, 2, 3, 4 or 8 bits, by group or channel."
+_REMEDY = "Take whole-number weights of 1 to 6 or 8 bits, by group or channel."
 
 
 class CompressedTensors:
