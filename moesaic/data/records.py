@@ -119,15 +119,31 @@ def _parquet(path: Path, form: Format, start: Place, compression: str | None) ->
             if first + rows > start.record:
                 number = first
                 for batch in file.iter_batches(64, row_groups=[group], columns=[form.text, *form.columns]):
-                    for row in batch.to_pylist() if number + batch.num_rows > start.record else [None] * batch.num_rows:
+                    for row in _rows(batch) if number + batch.num_rows > start.record else [None] * batch.num_rows:
                         number += 1
                         if number > start.record:
                             after = Place(start.file, number)
                             try:
+                                if isinstance(row, _NotText):
+                                    raise _WrongRecordError(row.why)
                                 yield _document(row, form, after)
                             except _WrongRecordError as error:
                                 yield Broken(str(path), number, str(error), after)
             first += rows
+
+
+def _rows(batch: pyarrow.RecordBatch) -> list[Any]:
+    try:
+        return cast(list[Any], batch.to_pylist())
+    except UnicodeDecodeError:  # one row must not cost those around it
+        return [_row(batch.slice(number, 1)) for number in range(batch.num_rows)]
+
+
+def _row(batch: pyarrow.RecordBatch) -> Any:
+    try:
+        return batch.to_pylist()[0]
+    except UnicodeDecodeError as error:
+        return _NotText(f"not UTF-8 (byte {error.start + 1} of it)")
 
 
 class _WrongRecordError(Exception):

@@ -121,6 +121,15 @@ class TestDamage:
             (record,) = broken(tmp_path / name)
             assert "binary" in record.why and record.line == 1
 
+    def test_a_row_of_parquet_that_is_not_utf8_costs_no_other(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.parquet"
+        raw = pyarrow.array([b"first", b"ab\xff", b"last"], pyarrow.binary())
+        texts = pyarrow.Array.from_buffers(pyarrow.string(), len(raw), raw.buffers())
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts}), path)
+        assert documents(path) == ["first", "last"]
+        (record,) = broken(path)
+        assert record.line == 2 and record.why == "not UTF-8 (byte 3 of it)"
+
     def test_a_parquet_file_without_the_column_or_cut_off(self, tmp_path: Path) -> None:
         path = tmp_path / "a.parquet"
         parquet(path, TEXTS)
