@@ -48,20 +48,17 @@ def command(
 
     from moesaic.errors import UserError
     from moesaic.model import directory, lineage
+    from moesaic.model.atomic import spare
     from moesaic.model.checkpoint import Source
     from moesaic.model.facts import facts
     from moesaic.model.upcycle import Upcycle
     from moesaic.model.upcycle import upcycle as write_upcycled
 
     settings = Upcycle.parse(upcycle) if upcycle else None
-    if out.resolve() == Path(source).resolve():  # a run there would lose its checkpoints
-        raise UserError(out, "is the model itself", "Name another directory.")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        if not (out / "config.json").is_file():
-            raise UserError(out, "exists and is not a model directory", "Name another one.")
-        if not force:
-            raise UserError(out, "exists already", "Name another directory, or add --force to replace it.")
     opened: Source = directory.open_source(source)
+    spare(out, opened.place)
+    if out.is_dir() and any(out.iterdir()) and not force:
+        raise UserError(out, "exists already", "Name another directory, or add --force to replace it.")
     import torch
 
     kind = getattr(torch, dtype) if dtype else None

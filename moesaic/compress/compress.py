@@ -17,7 +17,7 @@ from moesaic.compress.shelf import Shelf, begun_with, beside
 from moesaic.errors import UserError
 from moesaic.evaluate.suites.perplexity import perplexity
 from moesaic.model import lineage
-from moesaic.model.atomic import alone_in
+from moesaic.model.atomic import alone_in, spare
 from moesaic.model.checkpoint import Checkpoint
 from moesaic.model.compressed import is_compressed, open_checkpoint
 from moesaic.model.directory import Parts, chosen_device, load
@@ -68,8 +68,7 @@ def compress(
     source = open_checkpoint(directory)
     if is_compressed(source):
         raise UserError(directory, "is compressed already", "Compress the original.")
-    if out.resolve() == directory.resolve():
-        raise UserError(out, "is the model itself", "Name another directory.")
+    spare(out, directory)
     parts = Parts(source)
     named = {"name": type(method).__module__.rpartition(".")[2], **dataclasses.asdict(method)}  # type: ignore[call-overload]
     tokenizer = Tokenizer.from_files(source.files, source.place)

@@ -51,6 +51,16 @@ def replacing(target: Path, room: int) -> Iterator[Path]:
             os.close(lock)
 
 
+def spare(target: Path, source: Path | None = None) -> None:
+    """A model is written over a directory whole: neither its `source` nor someone's home is to go that way."""
+    if source is not None and target.resolve() == source.resolve():  # a run there would lose its checkpoints
+        raise UserError(target, "is the model itself", "Name another directory.")
+    if source is not None and target.resolve() in source.resolve().parents:
+        raise UserError(target, f"holds {source}, which would be lost", "Name another directory.")
+    if target.is_dir() and any(target.iterdir()) and not (target / "config.json").exists():
+        raise UserError(target, "holds other things than a model, which would be lost", "Name another directory.")
+
+
 @contextmanager
 def alone_in(out: Path) -> Iterator[None]:
     """Two processes that write one directory step by step would undo each other: the second is refused."""

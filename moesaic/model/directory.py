@@ -18,7 +18,7 @@ from moesaic.errors import UserError
 from moesaic.kernels import Mode, probe
 from moesaic.kernels.quantised import FewBits
 from moesaic.model import lineage, tensor_file
-from moesaic.model.atomic import replacing
+from moesaic.model.atomic import replacing, spare
 from moesaic.model.checkpoint import INDEX, SINGLE, Source
 from moesaic.model.compressed import Quantised, open_checkpoint
 from moesaic.model.config import Experts, ModelConfig
@@ -343,7 +343,7 @@ def write_entries(
             progress(done, total)
         return made
 
-    _spare_other_things(Path(path))
+    spare(Path(path))
     headers = sum(len(entry.name) + 200 for entry in entries)
     room = total + headers + sum(map(len, texts.values())) + also_bytes + 2**20
     with replacing(Path(path), room) as fresh:
@@ -353,12 +353,6 @@ def write_entries(
             (fresh / name).write_bytes(text)
         if also is not None:
             also(fresh)
-
-
-def _spare_other_things(path: Path) -> None:
-    """The directory is replaced whole, and someone's home is not to go that way."""
-    if path.is_dir() and any(path.iterdir()) and not (path / "config.json").exists():
-        raise UserError(path, "holds other things than a model, which would be lost", "Name another directory.")
 
 
 def _name(dtype: torch.dtype) -> Literal["float32", "bfloat16", "float16"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,21 @@ def test_two_at_once(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     (tmp_path / ".out.compressing" / "request").write_text("another, that was killed")
     assert main(words) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_would_be_lost_is_refused_at_once(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(model, run)
+    shutil.copytree(model, run / "checkpoints" / "step-2")
+    words = ["compress", str(run / "checkpoints" / "step-2"), "--method", "rtn", "--check-tokens", "0", "--force"]
+    assert main([*words, "--out", str(run)]) == 2
+    assert "step-2, which would be lost" in capsys.readouterr().err
+    assert (run / "checkpoints" / "step-2" / "model.safetensors").exists()
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.tex").write_text("ten years of work")
+    assert main([*words, "--out", str(tmp_path / "home")]) == 2
+    assert "holds other things than a model" in capsys.readouterr().err
+    assert not beside(tmp_path / "home").exists()  # before any layer was made
 
 
 def test_killed_while_it_was_measured(

