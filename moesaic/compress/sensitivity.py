@@ -92,7 +92,8 @@ class SensingKernels:
                 sums = [old + new for old, new in zip(self.squares[key], sums, strict=True)]
             self.moments[key], self.squares[key] = moments, sums
 
-        y_TO.register_hook(back)
+        if y_TO.requires_grad:  # an indexer chooses; nothing comes back to it
+            y_TO.register_hook(back)
 
     def sensed(self, key: Any, tokens: int) -> list[Sensed]:
         """Nothing for a matrix that no token came to."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from moesaic.model.layout import Layout
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.model.transformer import Model
 from tests.compress.made import make
+from tests.model import oracle
 
 DRAWS = 6
 
@@ -108,3 +110,11 @@ def test_the_output_matrix_is_rounded_for_what_flows_into_it(job: Job) -> None:
     for other in others:  # is only looked up
         matrices = [end_matrix(job, GPTQ(), other, seen).dense() for seen in (None, last_TD)]
         assert torch.equal(matrices[0], matrices[1])
+
+
+def test_matrices_of_latent_attention_are_felt_beside_an_indexer(tmp_path: Path) -> None:
+    oracle.save("glm_moe_dsa", tmp_path / "model")
+    pieces = [[n * 7 % 50 + 1 for n in range(64)]]
+    job = Job(Parts(open_checkpoint(tmp_path / "model")), tmp_path / "model", Shelf(tmp_path / "out", {}), pieces)
+    parts = {name: parts for name, _, parts in Sensitivities(job).matrices()}
+    assert all(parts[f"layers.{n}.attention.out.weight"] for n in range(len(job.config.layers)))
