@@ -50,16 +50,13 @@ class Shelf:
     """A folder of parts by name. `request` says what they belong to: parts of another request are thrown away."""
 
     def __init__(self, out: Path, request: dict[str, Any]) -> None:
-        self.folder = beside(out)
-        mark = self.folder / MARK
+        self.folder, self._mark = beside(out), _digest(request)
         try:
             if self.folder.exists() and not begun_with(out, request):
                 for file in self.folder.iterdir():
                     if file.name != LOCK:  # ours
                         file.unlink()
             self.folder.mkdir(parents=True, exist_ok=True)
-            if not mark.is_file():
-                mark.write_text(_digest(request))
         except OSError as error:
             problem = f"cannot be written ({error.strerror})"
             raise UserError(self.folder, problem, "Write elsewhere with --out.") from None
@@ -132,6 +129,8 @@ class Shelf:
         return self._open[name]
 
     def _write(self, name: str, tensors: dict[str, Tensor]) -> None:
+        if not (self.folder / MARK).is_file():  # not before: a request that is refused leaves nothing
+            self._replace(MARK, self._mark.encode())
         fresh = self.folder / f"{name}.new"
         entries = [(key, t.dtype, tuple(t.shape), lambda t=t: t) for key, t in tensors.items()]
         tensor_file.write(fresh, entries)
