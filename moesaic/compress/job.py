@@ -11,6 +11,7 @@ from torch import Tensor
 
 from moesaic import kernels
 from moesaic.compress.shelf import Shelf
+from moesaic.errors import UserError
 from moesaic.model.config import ModelConfig
 from moesaic.model.directory import Parts
 
@@ -41,7 +42,10 @@ class Job:
 
     def tensor(self, name: str) -> Tensor:
         """A parameter of the model, to work with."""
-        return self.parts.tensor(name).to(self.device, torch.float32)
+        tensor = self.parts.tensor(name).to(self.device, torch.float32)
+        if not tensor.isfinite().all():  # rounding would make it look sound
+            raise UserError(self.source, f"{name} holds values that are not finite", "Take weights from before that.")
+        return tensor
 
     @property
     def config(self) -> ModelConfig:

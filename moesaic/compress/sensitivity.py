@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 from moesaic import kernels
 from moesaic.compress.felt import output_parts
 from moesaic.compress.layers import matrices_of
+from moesaic.errors import UserError
 from moesaic.model.block import Block
 from moesaic.model.layout import Layout
 
@@ -126,9 +128,9 @@ class Sensitivities:
         generator = torch.Generator(job.device).manual_seed(0)
         for number, tokens in enumerate(pieces):
             job.progress("sensing", number, len(pieces))
-            self._read(torch.tensor(tokens, device=job.device), generator)
+            self._read(torch.tensor(tokens, device=job.device), generator, job.source)
 
-    def _read(self, tokens_T: Tensor, generator: torch.Generator) -> None:
+    def _read(self, tokens_T: Tensor, generator: torch.Generator, place: Path) -> None:
         model, ops = self.model, cast(kernels.Kernels, self.ops)
         with torch.enable_grad():
             x_TD = F.embedding(tokens_T, model.embed).requires_grad_()
@@ -137,6 +139,8 @@ class Sensitivities:
             for block in model.layers:
                 out_TD = block(out_TD, flow)
             logits_TV = ops.linear(model.norm(out_TD, ops), model.output)
+            if not logits_TV.isfinite().all():
+                raise UserError(place, "predicts values that are not finite", "Take weights from before that.")
             labels_T = torch.multinomial(logits_TV.detach().softmax(-1), 1, generator=generator).squeeze(1)
             F.cross_entropy(logits_TV, labels_T, reduction="sum").backward()
         assert x_TD.grad is not None

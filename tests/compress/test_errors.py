@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from moesaic.cli import main
 from moesaic.compress import compress as compressing
@@ -53,6 +54,19 @@ def test_too_little_text(model: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     words = ["compress", str(model), "--method", "gptq", "--out", str(tmp_path / "out")]
     assert main([*words, "--data", str(tmp_path / "short.txt")]) == 2
     assert "too small to calibrate with" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", ["rtn", "gptq", "mixed"])
+def test_weights_that_are_not_finite(
+    method: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(model, tmp_path / "model")
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    weights["model.layers.1.self_attn.k_proj.weight"][0, 0] = float("nan")
+    save_file(weights, tmp_path / "model" / "model.safetensors", {"format": "pt"})
+    assert main(["compress", str(tmp_path / "model"), "--method", method, "--out", str(tmp_path / "out")]) == 2
+    assert "not finite" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_two_at_once(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
