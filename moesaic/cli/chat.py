@@ -54,7 +54,7 @@ def command(
     Sampling(**said)  # wrong ones show before the model is read
     engine = Engine(load(directory, dtype=dtype, device=device, threads=threads), most_requests=1)
     sampling = Sampling(**{"temperature": 0.7, "top_p": 0.95, **recommended(engine.tokenizer), **said})
-    person = sys.stdin.isatty()
+    person = sys.stdin is not None and sys.stdin.isatty()
     styled = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     chat = TerminalChat(engine, Screen(sys.stdout, sys.stderr, styled), sampling, system)
     if person:
@@ -65,7 +65,7 @@ def command(
         )
         _talk(chat, typed())
     else:
-        _talk(chat, (line.rstrip("\r\n") for line in sys.stdin), strict=True)
+        _talk(chat, piped(), strict=True)
 
 
 def _talk(chat: TerminalChat, lines: Iterator[str], strict: bool = False) -> None:
@@ -82,6 +82,15 @@ def _talk(chat: TerminalChat, lines: Iterator[str], strict: bool = False) -> Non
                 chat.screen.note(str(error))
     except Left:
         return
+
+
+def piped() -> Iterator[str]:
+    """The lines of a pipe, which are UTF-8 whatever this machine's own encoding is; none where input is closed."""
+    for number, line in enumerate(sys.stdin.buffer if sys.stdin is not None else (), 1):
+        try:
+            yield line.decode().rstrip("\r\n")
+        except UnicodeDecodeError:
+            raise UserError(f"standard input, line {number}", "is not UTF-8 text", "Correct it.") from None
 
 
 def typed() -> Iterator[str]:

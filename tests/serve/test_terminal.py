@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import subprocess
 import sys
 import time
@@ -77,6 +78,21 @@ def test_a_mistake_in_a_pipe_ends_it(directory: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("moesaic chat: /temprature: no such command; did you mean temperature?")
+
+
+def test_a_line_that_is_not_utf8_is_told_whatever_the_encoding(directory: Path) -> None:
+    command = [*CHAT, str(directory), "--temperature", "0", "--max-tokens", "2"]
+    for encoding in ("utf-8:strict", "utf-8:surrogateescape"):
+        said = {"input": b"hello\r\nhe\xffllo\n", "env": {**os.environ, "PYTHONIOENCODING": encoding}}
+        done = subprocess.run(command, capture_output=True, timeout=120, **said)  # type: ignore[call-overload]
+        assert done.returncode == 2 and done.stderr.count(b"[2 tokens") == 1  # the line before it was answered
+        assert b"moesaic chat: standard input, line 2: is not UTF-8 text." in done.stderr
+
+
+def test_closed_input_is_an_empty_one(directory: Path) -> None:
+    words = " ".join(shlex.quote(word) for word in [*CHAT, str(directory)])
+    done = subprocess.run(["bash", "-c", f"{words} <&-"], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 class Terminal:
