@@ -265,6 +265,13 @@ class TestWhereToWrite:
         assert ended.code == 2 and "the name of a file is empty" in ended.err
 
 
+def test_an_output_without_a_sign_for_something_shows_the_rest() -> None:
+    command = [sys.executable, "-c", "import sys; from moesaic.cli import main; sys.exit(main(['doctor']))"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii:strict"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0 and "torch" in done.stdout and "internal error" not in done.stderr
+
+
 class TestFailedWork:
     @pytest.mark.parametrize(
         ("how", "code", "message"),

@@ -6,6 +6,7 @@ the traceback as well.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -26,6 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "_MOESAIC_COMPLETE" in os.environ:  # the shell asks what could come next
         make_app(everything=True)(given, prog_name="moesaic")
 
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # a terminal that has no sign for something shows the rest
     ours = given[: given.index("--")] if "--" in given else given
     words = [word for word in ours if word != "--debug"] + given[len(ours) :]
     wanted = next((word for word in words if not word.startswith("-")), None)
