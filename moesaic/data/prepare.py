@@ -325,6 +325,8 @@ def _is_held_out(text: str, share: float) -> bool:
 def _read_progress(out: Path) -> dict[str, Any] | None:
     try:
         found = json.loads((out / PROGRESS).read_bytes())
+        if not isinstance(found, dict) or "request" not in found:
+            raise ValueError("it does not say what is prepared")
     except FileNotFoundError:
         ours = ("tokenizer.writing", "tokenizer")  # and what begins with a dot: the lock, a file being replaced
         if any(path.name not in ours and not path.name.startswith(".") for path in out.iterdir()):
@@ -335,7 +337,6 @@ def _read_progress(out: Path) -> dict[str, Any] | None:
         raise UserError(
             out / PROGRESS, f"cannot be read ({error})", "Remove the directory and prepare again."
         ) from None
-    assert isinstance(found, dict)
     return found
 
 

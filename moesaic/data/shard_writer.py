@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from moesaic.data.shards import checksum, row_type, shard_files, token_type
+from moesaic.errors import UserError
 
 
 class GrowingFile:
@@ -23,8 +24,9 @@ class GrowingFile:
     def __init__(self, path: Path, size: int = 0) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
+        if size and (not path.is_file() or path.stat().st_size < size):
+            raise UserError(path, "has lost what was written to it", "Remove the directory and prepare again.")
         self.file = path.open("r+b" if size else "wb")
-        assert not size or os.fstat(self.file.fileno()).st_size >= size, f"{path} lost what was committed"
         self.file.truncate(size)
         self.file.seek(size)
         self.size = size

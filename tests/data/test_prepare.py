@@ -344,6 +344,23 @@ class TestMistakes:
         prepare(recipe(corpus), corpus / "plain")
         assert tree(corpus / "out") == tree(corpus / "plain")
 
+    def test_files_lost_between_two_attempts(self, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(preparing, "CHUNK_DOCUMENTS", 4)
+        monkeypatch.setattr(preparing, "SAVE_SECONDS", 0.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(preparing._Preparation, "_finish", lambda *_: 1 / 0)  # as if it were killed
+            with pytest.raises(ZeroDivisionError):
+                prepare(recipe(corpus), corpus / "out")
+        hashes = corpus / "out/work/seen.hashes"
+        for lose in (lambda: hashes.write_bytes(hashes.read_bytes()[:-1]), hashes.unlink):
+            lose()
+            with pytest.raises(UserError, match="seen.hashes: has lost what was written to it. Remove the directory"):
+                prepare(recipe(corpus), corpus / "out")
+        for content in ("[]", "{}", '{"request"'):
+            (corpus / "out/progress.json").write_text(content)
+            with pytest.raises(UserError, match="progress.json: cannot be read"):
+                prepare(recipe(corpus), corpus / "out")
+
     def test_two_at_once(self, corpus: Path) -> None:
         with alone_in(corpus / "out"):
             with pytest.raises(UserError, match="another moesaic is writing here"):
