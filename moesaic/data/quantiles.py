@@ -33,7 +33,7 @@ from moesaic.data.ordering import token_ranks
 from moesaic.data.shards import Shards
 from moesaic.data.stream import TokenStream
 from moesaic.errors import UserError
-from moesaic.recipe import DataSection, Phase
+from moesaic.recipe import DataSection, Phase, Source
 
 
 @dataclass(frozen=True)
@@ -102,28 +102,31 @@ def benchmark_quantiles(
     if quantiles < 2:
         raise UserError("quantiles", f"{quantiles} slices cannot be compared", "Ask for 2 or more.")
     values = data.column(column)
-    slices = []
+    cuts: list[tuple[Source, int, np.ndarray]] = []  # all of them before the first proxy is trained
     for source in section.sources:
         documents = np.flatnonzero((data.domain == data.domains.index(source.name)) & ~data.held_out)
         ranks = token_ranks(values[documents], data.lengths[documents])
-        plain = DataSection(
-            sources=(source.model_copy(update={"max_epochs": None}),),
-            sequence_length=section.sequence_length,
-            seed=section.seed,
-        )
         for number in range(quantiles):
             chosen = documents[(ranks >= number / quantiles) & (ranks < (number + 1) / quantiles)]
             if not len(chosen) or not data.lengths[chosen].sum():
                 problem = f"{len(documents)} documents cannot be cut into {quantiles} slices of equal size"
                 raise UserError(f"data.sources: {source.name}", problem, "Ask for fewer quantiles.")
-            plan = make_plan(data, plain, tokens=tokens, documents=chosen)
-            stream = TokenStream(data, plan, batch_tokens=batch_tokens, longest=section.sequence_length)
-            loss = float(train_proxy(stream, f"{source.name} {band(number, quantiles)}"))
-            if not math.isfinite(loss):
-                raise UserError(source.name, f"the proxy's loss on quantile {number} is {loss}", "Lower its rate.")
-            size = int(data.lengths[chosen].sum())
-            low, high = float(values[chosen].min()), float(values[chosen].max())
-            slices.append(Slice(source.name, number, low, high, size, tokens / size, loss))
+            cuts.append((source, number, chosen))
+    slices = []
+    for source, number, chosen in cuts:
+        plain = DataSection(
+            sources=(source.model_copy(update={"max_epochs": None}),),
+            sequence_length=section.sequence_length,
+            seed=section.seed,
+        )
+        plan = make_plan(data, plain, tokens=tokens, documents=chosen)
+        stream = TokenStream(data, plan, batch_tokens=batch_tokens, longest=section.sequence_length)
+        loss = float(train_proxy(stream, f"{source.name} {band(number, quantiles)}"))
+        if not math.isfinite(loss):
+            raise UserError(source.name, f"the proxy's loss on quantile {number} is {loss}", "Lower its rate.")
+        size = int(data.lengths[chosen].sum())
+        low, high = float(values[chosen].min()), float(values[chosen].max())
+        slices.append(Slice(source.name, number, low, high, size, tokens / size, loss))
     return QuantileTable(column, quantiles, tuple(slices), recommend(slices, quantiles, final))
 
 
