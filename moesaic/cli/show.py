@@ -88,7 +88,7 @@ def _print(report: dict[str, Any]) -> None:
     for stage in report["life"]:
         facts = {key: value for key, value in stage.items() if key not in ("stage", "when", "moesaic")}
         details = ", ".join(f"{key} {value}" for key, value in facts.items() if isinstance(value, str | int | float))
-        rows.append((f"{stage.get('when', '?')[:10]}", f"{stage.get('stage', '?')}: {details}"))
+        rows.append((str(stage.get("when", "?"))[:10], f"{stage.get('stage', '?')}: {details}"))
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in rows:
         table.add_row(f"[bold]{escape(name)}[/bold]", escape(value))

@@ -113,6 +113,13 @@ def test_killed_while_it_was_measured(
     assert main([*words, "bits=4"]) == 2  # done
 
 
+def test_show_takes_a_life_as_it_is(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(model, tmp_path / "model")
+    (tmp_path / "model" / lineage.FILE).write_text('{"life": [{"stage": 3, "when": 20240101}]}')
+    assert main(["show", str(tmp_path / "model")]) == 0
+    assert "20240101" in capsys.readouterr().out
+
+
 def test_compressed_already(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--method", "rtn", "--check-tokens", "0"]
     assert main(["compress", str(model), "--out", str(tmp_path / "one"), *words]) == 0
