@@ -30,6 +30,7 @@ Window = Annotated[
         min=1,
     ),
 ]
+MOST = 10_000_000  # steps of a curve, which is worked out step by step
 Skip = Annotated[float, typer.Option(help="Share of the steps after warm-up left out at the start.", min=0, max=0.5)]
 Peak = Annotated[float | None, typer.Option(help="The greatest learning rate; by default that of the fitted runs.")]
 Warmup = Annotated[int | None, typer.Option(help="Steps of warm-up; by default as many as the fitted runs had.", min=0)]
@@ -77,7 +78,7 @@ def predict(
     law: Law,
     options: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="The schedule's options.")] = None,
     schedule: Annotated[str | None, typer.Option(help="The schedule, such as wsd.", metavar="NAME")] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps in all, warm-up included.", min=1)] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps in all, warm-up included.", min=1, max=MOST)] = None,
     peak: Peak = None,
     warmup: Warmup = None,
     run: Annotated[Path | None, typer.Option(help="A run to compare with.", metavar="RUN")] = None,
@@ -111,7 +112,7 @@ def predict(
 @command.command()
 def optimize(
     law: Law,
-    steps: Annotated[int, typer.Option(help="Steps in all, warm-up included.", min=2)],
+    steps: Annotated[int, typer.Option(help="Steps in all, warm-up included.", min=2, max=MOST)],
     out: Annotated[Path, typer.Option(help="Where to write the schedule.", metavar="FILE", parser=destination.file)],
     peak: Peak = None,
     warmup: Warmup = None,

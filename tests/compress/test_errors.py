@@ -35,6 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--method", "rtn", "--layout", "compressed-tensors", "--ends-bits", "8"], "keeps the embedding"),
         (["--method", "milo", "--layout", "compressed-tensors"], "cannot be kept in"),
         (["--method", "rtn", "--layout", "compressed-tensors", "group=128", "bits=4", "--ends-bits", "7"], "must be 0"),
+        (["--method", "students", "depth=0.9"], "0.9 of 2 layers are all of them"),
         (["--method", "gptq", "--samples", "0"], "must be at least 1"),
         (["--method", "gptq", "--samples", "2", "--length", "32"], "--samples: 2 pieces of 32 tokens are 64, and 128"),
         (["--method", "gptq", "--data", "nowhere.txt"], "no such file"),

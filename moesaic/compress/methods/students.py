@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from moesaic.compress.distil import Lesson, distil, reduced
 from moesaic.compress.methods import Compressor
 from moesaic.compress.shelf import Part
+from moesaic.errors import UserError
 from moesaic.model.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -36,7 +37,10 @@ class Students(Compressor):
         return 0
 
     def run(self, job: Job) -> ModelConfig:
-        kept = spread(len(job.config.layers), self.depth)
+        layers = len(job.config.layers)
+        kept = spread(layers, self.depth)
+        if self.depth < 1 and len(kept) == layers:
+            raise UserError("depth", f"{self.depth:g} of {layers} layers are all of them", "Take less.")
         config = replace(job.config, layers=tuple(job.config.layers[number] for number in kept), mtp=())
         weights = distil(job, config, reduced(job, kept, config), Lesson(self.steps, self.rate, self.teaching))
         job.shelf.put("student", Part(plain=weights, facts={"layers": kept}))
