@@ -529,7 +529,9 @@ class TestCommands:
         assert "its hidden is 128, not 64" in self.fails(capsys, "fit", *runs, "--out", str(tmp_path / "law.json"))
 
 
-@pytest.mark.parametrize("words", [["predict", "law.json", "--schedule", "wsd"], ["optimize", "law.json", "--out", "a"]])
+@pytest.mark.parametrize(
+    "words", [["predict", "law.json", "--schedule", "wsd"], ["optimize", "law.json", "--out", "a"]]
+)
 def test_a_curve_that_would_never_end_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["law", *words, "--steps", "1000000000"]) == 2
     assert "less than or equal to 10000000" in capsys.readouterr().err
