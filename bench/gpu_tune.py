@@ -21,6 +21,7 @@ import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from bench.gpu_experts import SHAPES, graphed
+from bench.gpu_few_bits import inputs_of
 from bench.measure import record
 from moesaic.kernels.triton import tiles
 from moesaic.kernels.triton.cost_model import Tile, search
@@ -34,19 +35,6 @@ SPACES: dict[tuple[str, str], list[Tile]] = {
     ("streamed", "down_tile"): list(itertools.product((32, 64, 128), (64, 128, 256), (2, 3, 4, 5, 6), (4, 8))),
 }
 NOISE = 0.01  # by which timings of the same thing differ
-
-
-def inputs_of(shape: tuple[int, ...], tokens: int) -> list[tuple[torch.Tensor, ...]]:
-    D, _, E, K = shape
-    torch.manual_seed(tokens)
-    return [
-        (
-            torch.randn(tokens, D, device="cuda", dtype=torch.bfloat16),
-            torch.rand(tokens, E, device="cuda").topk(K, dim=-1).indices,
-            torch.softmax(torch.randn(tokens, K, device="cuda"), -1),
-        )
-        for _ in range(8)
-    ]
 
 
 def tuned(shape: tuple[int, ...], tokens: int, weights: tuple[torch.Tensor, ...], budget: int) -> dict[str, Any] | None:

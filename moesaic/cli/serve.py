@@ -10,7 +10,7 @@ moesaic serve out/smollm2 --replicas 2
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -35,8 +35,8 @@ def command(
         float | None, typer.Option(help="For keys and values; else a quarter of the free memory.")
     ] = None,
     cache_dtype: Annotated[
-        str | None,
-        typer.Option(metavar="float32|bfloat16|float8", help="Of keys and values, rounded; else as the model."),
+        Literal["float32", "bfloat16", "float8"] | None,
+        typer.Option(help="Of keys and values, rounded; else as the model."),
     ] = None,
     max_requests: Annotated[int, typer.Option(min=1, help="Served at the same time.")] = 64,
     max_queue: Annotated[int, typer.Option(min=0, help="Waiting beyond these; more are turned away.")] = 256,
