@@ -137,14 +137,30 @@ class TokenStream(Iterator[Batch]):
         tokens = self.tokens + past if isinstance(past, int) else max(self.tokens, int(past["tokens"]))
         return self._at(tokens, self.step)
 
+    def batches(self, most: int) -> int:
+        """How many there are from here on, as far as `most`."""
+        tokens = self.tokens
+        for number in range(most if self.plan.tokens is not None else 0):
+            tokens += self._size(self.step + number)[1]
+            if tokens > (self.plan.tokens or 0):
+                return number
+        return most
+
+    @property
+    def ended(self) -> bool:
+        return self.batches(1) == 0
+
     def __next__(self) -> Batch:
-        longest, size = _sizes(self.step, self.batch_tokens, self.longest, self.warmup)
-        stop = self.tokens + size
-        if self.plan.tokens is not None and stop > self.plan.tokens:
+        if self.ended:
             raise StopIteration
+        longest, size = self._size(self.step)
+        stop = self.tokens + size
         stretches = self.plan.stretches(self.tokens, stop)
         self.tokens, self.step = stop, self.step + 1
         return pack(self.data, stretches, longest, self.position, self.rank, self.ranks)
+
+    def _size(self, step: int) -> tuple[int, int]:
+        return _sizes(step, self.batch_tokens, self.longest, self.warmup)
 
     def _at(self, tokens: int, step: int) -> TokenStream:
         return TokenStream(

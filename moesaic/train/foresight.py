@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from moesaic.data.curricula import Curriculum
+from moesaic.data.stream import Stream, TokenStream
 from moesaic.data.tokenizer_training import take_tokenizer
 from moesaic.errors import UserError
 from moesaic.model.compressed import open_checkpoint
@@ -67,3 +68,13 @@ def with_room(recipe: Recipe) -> tuple[Recipe, bool]:
     if recipe.train.warmup_steps < recipe.train.steps or asked[0] != COMMAND_LINE or asked[1] == COMMAND_LINE:
         return recipe, False
     return recipe.changed(train={"warmup_steps": recipe.train.steps // 10}), True
+
+
+def within(recipe: Recipe, data: Stream) -> tuple[Recipe, bool]:
+    """The recipe, and whether its run was shortened: where the data ends before it, the schedule is to arrive too."""
+    if not isinstance(data, TokenStream) or (steps := data.batches(recipe.train.steps)) == recipe.train.steps:
+        return recipe, False
+    if not steps:
+        problem = f"the sources give {data.plan.tokens:,} tokens within their max_epochs, not a batch"
+        raise UserError("data.sources", problem, "Raise max_epochs, or lower train.batch_tokens.")
+    return recipe.changed(train={"steps": steps}), True

@@ -25,7 +25,7 @@ from moesaic.train.beginning import Begun
 from moesaic.train.checkpoints import Checkpoints, Snapshot
 from moesaic.train.compiled import compile_blocks
 from moesaic.train.continuing import fingerprint, steps_done
-from moesaic.train.foresight import rates, with_room
+from moesaic.train.foresight import rates, with_room, within
 from moesaic.train.held_out_loss import HeldOutLoss
 from moesaic.train.loss_scale import LossScale
 from moesaic.train.mfu import peak_flops, step_flops
@@ -72,6 +72,8 @@ class Run:
         self.checkpoints = Checkpoints(out, self.settings.keep_last, self.settings.keep_every)
         self.model, self.files, self.life = begun or beginning.model(recipe, _given(data), self.device)
         self.data: Stream = stream(self.model) if stream else TokenStream.open(_given(data), recipe)
+        recipe, ends = within(recipe, self.data)
+        self.recipe, self.settings = recipe, recipe.train
         self.objective = recipe.build("train.objective", Objective)
         self.objective.prepare(self.model)
         method = recipe.build("optimizer", OptimizerMethod)
@@ -98,6 +100,8 @@ class Run:
         )
         if shortened:
             self.report.note(f"a run of {self.settings.steps} steps: warm-up shortened to {self.settings.warmup_steps}")
+        if ends:
+            self.report.note(f"the data ends after {self.settings.steps:,} steps, and so does the run")
         self._clock = time.perf_counter()
 
     # -- a step, in the order of the loop
@@ -179,14 +183,18 @@ class Run:
         self.report.rewind(self.step, state, f"the loss spiked at step {spike}")
 
     def due_to_evaluate(self) -> bool:
-        return self.step % self.settings.evaluate_every == 0 or self.step == self.settings.steps
+        return self.step % self.settings.evaluate_every == 0 or self.done()
 
     def due_to_save(self) -> bool:
         # A state that may be inside a spike is not kept in place of one that is not.
         return self.finished() or (self.step % self.settings.save_every == 0 and not self.watch.high)
 
     def finished(self) -> bool:
-        return self.step >= self.settings.steps or self.stopping
+        return self.done() or self.stopping
+
+    def done(self) -> bool:
+        """Whether all steps are taken, or there is nothing left to take one from: a rewind leaves data out."""
+        return self.step >= self.settings.steps or (isinstance(self.data, TokenStream) and self.data.ended)
 
     def _held_out(self) -> Callable[[Model], dict[str, float]] | None:
         if not self.settings.evaluate_every or not isinstance(self.data, TokenStream):
@@ -202,7 +210,7 @@ class Run:
         tensors = {"optimizer": copied(self.optimizer.state_dict())}
         if self.average.taken:
             tensors["average"] = copied(self.average.state())
-            if self.step >= self.settings.steps:  # the averaged weights are the result
+            if self.done():  # the averaged weights are the result
                 tensors["last"] = weights
                 weights = weights | copied(self.average.tensors)
         if self.scale is not None:
@@ -269,10 +277,9 @@ class Run:
             self.report.__exit__(kind, error, trace)
             return
         self.checkpoints.wait()
-        done = self.step >= self.settings.steps
-        if done:
+        if self.done():
             self.checkpoints.finish()
-        self.summary = self.report.close("finished" if done else "stopped", plot=self.draws)
+        self.summary = self.report.close("finished" if self.done() else "stopped", plot=self.draws)
 
 
 def _given(data: Path | None) -> Path:

@@ -284,6 +284,43 @@ def test_a_spike_goes_back_past_the_data(recipe_file, tmp_path):
     assert stages[0]["back_to"] == 10 and stages[0]["spiked_at"] == 16
 
 
+@pytest.fixture
+def ending(recipe_file) -> list[str]:
+    """Data for eight batches of the thirty that are asked for."""
+    tokens = Shards(load_recipe(recipe_file).train.data).tokens
+    return ["data.when_exhausted=stop", f"data.sources.0.max_epochs={8.5 * 256 / tokens}"]
+
+
+def test_a_run_ends_where_its_data_does(ending, recipe_file, tmp_path):
+    average = "train.average={share: 0.5, every: 1}"
+    summary = run(recipe_file, tmp_path / "run", *ending, average)
+    assert (summary["outcome"], summary["step"], summary["steps"]) == ("finished", 8, 8)
+    assert "data ends after 8 steps" in (tmp_path / "run" / "events.jsonl").read_text()
+    whole = [json.loads(line)["lr"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert whole[-1] < 0.2 * max(whole), "the schedule has arrived"
+    assert (tmp_path / "run" / "checkpoints" / "step-00000008" / "state" / "last.safetensors").exists()
+    assert not (tmp_path / "run" / "config.json").is_symlink()
+    assert run(recipe_file, tmp_path / "run", *ending, average)["step"] == 8
+    with pytest.raises(UserError, match="not a batch"):
+        run(recipe_file, tmp_path / "less", *ending, "train.batch_tokens=4096")
+
+
+def test_a_rewind_that_leaves_no_data_ends_the_run(ending, recipe_file, tmp_path):
+    from moesaic.train.loop import train
+
+    class Rewound(Run):
+        def tell(self, *arguments):
+            super().tell(*arguments)
+            if self.step == 6 and not self.rewinds:
+                self.rewind()
+
+    recipe = load_recipe(recipe_file, [*ending, "train.save_every=2"])
+    rewound = Rewound(recipe, tmp_path / "run", Path(recipe.train.data), quiet=True)
+    train(rewound)
+    assert (rewound.summary["outcome"], rewound.summary["step"]) == ("finished", 4)
+    assert moesaic.load(tmp_path / "run") is not None
+
+
 def test_a_step_that_is_not_finite_is_skipped_and_counted(recipe_file, tmp_path):
     recipe = load_recipe(recipe_file, ["train.steps=6"])
 
