@@ -36,7 +36,7 @@ class LayerDrop:
             keep = self.keep(number, step)
             if keep >= 1:
                 return inner(block, number, x_TD, flow)
-            generator = torch.Generator().manual_seed((self.seed * 1_000_003 + step) * 10_009 + number)
+            generator = torch.Generator().manual_seed(((self.seed * 1_000_003 + step) * 10_009 + number) % (1 << 63))
             if float(torch.rand((), generator=generator)) >= keep:
                 return x_TD
             return x_TD + (inner(block, number, x_TD, flow) - x_TD) / keep

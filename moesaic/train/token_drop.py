@@ -41,7 +41,7 @@ class TokenDrop:
             if number in (0, self.layers - 1):
                 return inner(block, number, x_TD, flow)
             tokens = x_TD.shape[0]
-            generator = torch.Generator().manual_seed((self.seed * 1_000_003 + step) * 10_007 + number)
+            generator = torch.Generator().manual_seed(((self.seed * 1_000_003 + step) * 10_007 + number) % (1 << 63))
             kept_T = torch.randperm(tokens, generator=generator)[: max(1, round(share * tokens))].sort().values
             kept_T = kept_T.to(x_TD.device)
             some_TD = inner(block, number, x_TD.index_select(0, kept_T), _part(flow, kept_T))

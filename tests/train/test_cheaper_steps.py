@@ -71,6 +71,12 @@ def test_off_is_exact(off):
     assert same(gradients(model, off), gradients(model, plainly))
 
 
+@pytest.mark.parametrize("kind", [TokenDrop(5, 10, seed=(1 << 63) - 1), LayerDrop(5, gamma=1.0, seed=(1 << 63) - 1)])
+def test_the_greatest_seed_of_a_recipe_draws_too(kind):
+    model = Model(CONFIG).initialize(1)
+    assert torch.isfinite(gradients(model, kind.at(9))[0]).all()
+
+
 def test_dropped_tokens_skip_middle_layers_and_only_those():
     model = Model(CONFIG).initialize(1)
     seen: dict[int, int] = {}
