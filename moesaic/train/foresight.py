@@ -33,6 +33,8 @@ def check(recipe: Recipe) -> None:
         problem = f"{recipe.data.sequence_length} tokens, and the model's context has {config.context}"
         remedy = "Lower it." if recipe.train.init else "Lower it, or raise model.context."
         raise UserError("data.sequence_length", problem, remedy)
+    if recipe.train.evaluate_every and not recipe.data.held_out and not recipe.train.data:
+        raise UserError("train.evaluate_every", "no text is held out to measure a loss on", "Raise data.held_out.")
     if recipe.train.init and recipe.data.tokenizer and not recipe.train.data:
         own = Tokenizer.from_files(open_checkpoint(recipe.train.init).files, Path(recipe.train.init))
         if own is not None:

@@ -477,6 +477,7 @@ class TestWhatGoesWrong:
             ("data.sequence_length=1", "at least 2"),
             ("data.curriculum=nothing", "no such method"),
             ("train.batch_tokens=1", "at least 2"),
+            ("train.evaluate_every=5", "no text is held out"),
             ("train.seed=18446744073709551616", "less than"),
             ("train.init=nowhere", "no such directory"),
             ("optimizer.lr=1e300", "at most 1000"),
