@@ -28,6 +28,8 @@ from moesaic.model.config import ModelConfig
 from moesaic.model.families import Place
 from moesaic.model.value_head import write_head
 
+SHOWN = Path("checkpoints") / "latest"  # where DIR's links lead
+
 
 @dataclass
 class Snapshot:
@@ -97,7 +99,7 @@ class Checkpoints:
         fresh.symlink_to(path.name)
         fresh.rename(self.folder / "latest")
         for file in path.iterdir():
-            link, target = self.run / file.name, Path("checkpoints") / "latest" / file.name
+            link, target = self.run / file.name, SHOWN / file.name
             # What an earlier end of the run made DIR's own is shown no more once it goes on.
             if file.is_file() and not (link.is_symlink() and link.readlink() == target):
                 fresh = self.run / f".{file.name}.link"
@@ -122,7 +124,7 @@ class Checkpoints:
         """The run is over: what DIR shows becomes its own (the same bytes under a second name where the disk can)."""
         self.wait()
         for link in self.run.iterdir():
-            if link.is_symlink():
+            if link.is_symlink() and link.readlink() == SHOWN / link.name:  # another is someone else's
                 fresh = self.run / f".{link.name}.own"
                 fresh.unlink(missing_ok=True)
                 try:

@@ -255,6 +255,14 @@ def test_a_finished_run_that_is_given_more_steps_shows_its_newest_model(recipe_f
     assert lineage.read(tmp_path)[-1]["steps"] == 6
 
 
+def test_what_lies_elsewhere_and_is_linked_to_stays_there(recipe_file, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "data").symlink_to(load_recipe(recipe_file).train.data)
+    summary = run(recipe_file, tmp_path / "run", "train.data=null", "train.steps=2")
+    assert summary["outcome"] == "finished" and (tmp_path / "run" / "data").is_symlink()
+    assert (tmp_path / "run" / "config.json").is_file() and not (tmp_path / "run" / "config.json").is_symlink()
+
+
 def test_a_spike_goes_back_past_the_data(recipe_file, tmp_path):
     recipe = load_recipe(recipe_file, ["train.spike={sigmas: 6, patience: 2}", "train.steps=24", "train.save_every=5"])
     seen: list[int] = []
