@@ -43,9 +43,10 @@ class Average:
                 self.tensors[name].lerp_(value, weight)
 
     def state(self) -> dict[str, Tensor]:
-        return {"taken": torch.tensor(self.taken), **self.tensors}
+        return {"taken": torch.tensor(self.taken), "first": torch.tensor(self.first), **self.tensors}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
+        """As it was saved, which may be before anything was taken; that of a run of other length is let go."""
         tensors = dict(tensors)
-        self.taken = int(tensors.pop("taken"))
-        self.tensors = tensors
+        taken, first = int(tensors.pop("taken", 0)), int(tensors.pop("first", self.first))
+        self.taken, self.tensors = (taken, tensors) if first == self.first else (0, {})

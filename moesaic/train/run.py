@@ -170,7 +170,9 @@ class Run:
         """Back to the last good checkpoint, but past the data that came since: what broke the loss is seen no more."""
         spike, position = self.step, self.data.position
         self.checkpoints.wait()
-        steps = [step for step in self.checkpoints.steps() if step < spike - self.watch.patience]
+        # A loss is seen a step late, and is high from the step after the update that broke the weights.
+        broke = spike - self.watch.patience - 1
+        steps = [step for step in self.checkpoints.steps() if step < broke]
         if not steps or self.rewinds >= self.settings.spike.most:
             when = f"after {self.rewinds} rewinds" if steps else "before a checkpoint to go back to"
             problem = f"the loss spiked at step {spike}, {when}"
@@ -247,8 +249,7 @@ class Run:
         saved = directory.load(place, dtype=self.model.dtype, device=self.device).state_dict()
         self.model.load_state_dict(saved | group("last"))
         self.optimizer.load_state_dict(group("optimizer"))
-        if average := group("average"):
-            self.average.restore(average)
+        self.average.restore(group("average"))
         if self.scale is not None:
             self.scale.load_state_dict(group("loss_scale"))
         self.step, self.rewinds, self.life = numbers["step"], numbers["rewinds"], numbers["life"]

@@ -239,6 +239,16 @@ def test_averaged_weights_are_the_result(recipe_file, tmp_path):
     torch.testing.assert_close(weights(tmp_path / "run")[name], expected)
 
 
+def test_weights_are_averaged_over_the_last_part_of_a_run_that_was_given_more_steps(recipe_file, tmp_path):
+    options = ["train.average={share: 0.5, every: 1}", "train.warmup_steps=1", "train.keep_every=1", "schedule=constant"]
+    run(recipe_file, tmp_path / "run", *options, "train.steps=4", "train.save_every=1")
+    run(recipe_file, tmp_path / "run", *options, "train.steps=10", "train.save_every=1")
+    last = load_file(tmp_path / "run" / "checkpoints" / "step-00000010" / "state" / "last.safetensors")
+    taken = [weights(tmp_path / "run" / "checkpoints" / f"step-{n:08}") for n in range(5, 10)]
+    expected = torch.stack([*(t["model.norm.weight"] for t in taken), last["norm.weight"]]).mean(0)
+    torch.testing.assert_close(weights(tmp_path / "run")["model.norm.weight"], expected)
+
+
 def test_keep_last_and_keep_every(recipe_file, tmp_path):
     run(recipe_file, tmp_path / "run", "train.save_every=3", "train.keep_last=2", "train.keep_every=12")
     kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
@@ -290,6 +300,32 @@ def test_a_spike_goes_back_past_the_data(recipe_file, tmp_path):
     assert len(seen) == len(set(seen)), "no data is seen twice"
     stages = [stage for stage in lineage.read(tmp_path / "run") if stage["stage"] == "rewind"]
     assert stages[0]["back_to"] == 10 and stages[0]["spiked_at"] == 16
+
+
+def test_a_spike_goes_back_before_the_update_that_broke_the_weights(recipe_file, tmp_path):
+    options = ["train.spike={sigmas: 6, patience: 2}", "train.steps=16", "train.save_every=5"]
+    recipe = load_recipe(recipe_file, [*options, "train.average={share: 0.5, every: 1}"])
+
+    class Broken(Run):
+        def update(self):
+            result = super().update()
+            if self.step == 10 and not self.rewinds:  # which is saved
+                with torch.no_grad():
+                    self.model.head.normal_(std=100.0)
+            return result
+
+        def rewind(self):
+            super().rewind()
+            assert not self.average.taken, "what was averaged is gone with the steps"
+
+    from moesaic.train.loop import train
+
+    broken = Broken(recipe, tmp_path / "run", Path(recipe.train.data), quiet=True)
+    broken.watch.warmup = 5
+    train(broken)
+    assert broken.rewinds == 1 and max(losses(tmp_path / "run")) < 20
+    [stage] = [stage for stage in lineage.read(tmp_path / "run") if stage["stage"] == "rewind"]
+    assert (stage["back_to"], stage["spiked_at"]) == (5, 13)
 
 
 @pytest.fixture
