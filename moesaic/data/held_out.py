@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from moesaic.data.ordering import Stretch
+from moesaic.data.ordering import Stretch, Table, cut
 from moesaic.data.packing import Batch, pack
 from moesaic.data.shards import Shards
 from moesaic.errors import UserError
@@ -18,7 +18,7 @@ from moesaic.errors import UserError
 def held_out_batches(
     data: Shards, *, batch_tokens: int, longest: int, most: int | None = None, source: str | None = None
 ) -> Iterator[Batch]:
-    """Batches of whole documents (longer ones in pieces of `longest`), of about `batch_tokens` tokens.
+    """Batches of documents, longer ones in pieces of `longest`, of about `batch_tokens` tokens.
 
     `most` is the number of tokens to stop after, taken evenly from all over the data; `source` restricts it to one.
     """
@@ -27,11 +27,14 @@ def held_out_batches(
         documents = documents[data.domain[documents] == data.domains.index(source)]
     if not len(documents):
         problem = "holds no documents apart from training" + (f" of {source}" if source else "")
-        raise UserError(data.directory, problem, "Prepare it with a data.held_out above 0.")
-    total = int(data.lengths[documents].sum())
+        raise UserError(data.directory, problem, "Prepare it with a data.held_out above 0, or a greater one.")
+    # Pieces are chosen and put together, not documents: one of them may be a book.
+    pieces, _ = cut(Table(data.starts[documents], data.lengths[documents], data.domain[documents]), longest)
+    count, total = len(pieces.lengths), int(pieces.lengths.sum())
+    chosen = np.arange(count)
     if most is not None and total > most:
-        documents = documents[np.linspace(0, len(documents) - 1, max(1, len(documents) * most // total)).astype(int)]
-    numbers = np.cumsum(data.lengths[documents]) // batch_tokens
-    for chosen in np.split(documents, np.flatnonzero(np.diff(numbers)) + 1):
-        stretch = Stretch(data.starts[chosen], data.lengths[chosen], data.domain[chosen])
+        chosen = np.linspace(0, count - 1, max(1, count * most // total)).astype(int)
+    numbers = np.cumsum(pieces.lengths[chosen]) // batch_tokens
+    for these in np.split(chosen, np.flatnonzero(np.diff(numbers)) + 1):
+        stretch = Stretch(pieces.starts[these], pieces.lengths[these], pieces.domain[these])
         yield pack(data, [stretch], longest, {})

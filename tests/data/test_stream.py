@@ -282,6 +282,13 @@ class TestHeldOut:
         assert {domain for batch in only for domain in batch.domains} == {1}
         assert sum(len(b.tokens_T) for b in held_out_batches(data, batch_tokens=40, longest=16, most=10)) < len(found)
 
+    def test_a_book_is_read_in_pieces(self, tmp_path: Path) -> None:
+        data = make_shards(tmp_path / "d", {"a": [3, 1000, 3]}, held_out=[1])
+        sizes = [len(batch.tokens_T) for batch in held_out_batches(data, batch_tokens=40, longest=16)]
+        assert sum(sizes) == 1000 and max(sizes) < 40 + 16
+        few = list(held_out_batches(data, batch_tokens=40, longest=16, most=64))
+        assert [len(batch.tokens_T) for batch in few] == [32, 24] and few[-1].tokens_T[-1] == data.document(1)[-1]
+
     def test_nothing_held_out(self, tmp_path: Path) -> None:
         data = make_shards(tmp_path / "d", {"a": [3, 4]})
         with pytest.raises(UserError, match="data.held_out"):

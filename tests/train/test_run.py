@@ -424,10 +424,10 @@ class TestHeldOutLoss:
         assert [line["step"] for line in lines if "loss/held_out" in line] == [4, 6]
         model = moesaic.load(measured / "with")
         held = np.flatnonzero(data.held_out)
-        count = max(1, len(held) * 500 // int(data.lengths[held].sum()))
-        chosen = held[np.linspace(0, len(held) - 1, count).astype(int)]
-        found = [piece for n in chosen for piece in np.split(data.document(n), range(64, data.lengths[n], 64))]
-        per_token = torch.cat(model.logprobs([piece.tolist() for piece in found]))
+        pieces = [piece for n in held for piece in np.split(data.document(n), range(64, data.lengths[n], 64))]
+        count = max(1, len(pieces) * 500 // int(data.lengths[held].sum()))
+        chosen = np.linspace(0, len(pieces) - 1, count).astype(int)
+        per_token = torch.cat(model.logprobs([pieces[n].tolist() for n in chosen]))
         assert lines[-1]["loss/held_out"] == pytest.approx(-float(per_token.mean()), rel=1e-4)
 
     def test_it_changes_nothing_else(self, measured):
