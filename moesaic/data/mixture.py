@@ -139,6 +139,28 @@ def make_plan(
     return _Planner(data, section, curriculum, tokens, documents).plan()
 
 
+def phases_of(section: DataSection) -> tuple[Phase, ...]:
+    """The phases that a recipe describes, of which there is one if it does not; a UserError if they make no sense."""
+    known = [source.name for source in section.sources]
+    if not known:
+        raise UserError("data.sources", "the recipe names no source of text", "Add one, such as builtin:stdlib.")
+    phases = section.phases
+    if not phases:
+        return (Phase(share=1.0, weights={source.name: source.weight for source in section.sources}),)
+    for number, phase in enumerate(phases):
+        for kind, keys in (("weights", phase.weights), ("keep", phase.keep)):
+            for name in keys:
+                if name not in known:
+                    place = f"data.phases.{number}.{kind}.{name}"
+                    raise UserError(place, f'no source is named "{name}"{did_you_mean(name, known)}')
+        if not any(phase.weights.values()):
+            raise UserError(f"data.phases.{number}.weights", "draws from no source", "Give one a weight above 0.")
+    total = sum(phase.share for phase in phases)
+    if abs(total - 1) > 1e-6:
+        raise UserError("data.phases", f"their shares sum to {total:g}", "Make them sum to 1.")
+    return phases
+
+
 class _Planner:
     def __init__(
         self,
@@ -183,22 +205,7 @@ class _Planner:
         names = self.data.domains
         if missing := [source.name for source in self.section.sources if source.name not in names]:
             raise UserError(self.data.directory, f"was prepared without {missing[0]}", "Prepare the data again.")
-        phases = self.section.phases
-        if not phases:
-            return (Phase(share=1.0, weights={source.name: source.weight for source in self.section.sources}),)
-        known = [source.name for source in self.section.sources]
-        for number, phase in enumerate(phases):
-            for kind, keys in (("weights", phase.weights), ("keep", phase.keep)):
-                for name in keys:
-                    if name not in known:
-                        place = f"data.phases.{number}.{kind}.{name}"
-                        raise UserError(place, f'no source is named "{name}"{did_you_mean(name, known)}')
-            if not any(phase.weights.values()):
-                raise UserError(f"data.phases.{number}.weights", "draws from no source", "Give one a weight above 0.")
-        total = sum(phase.share for phase in phases)
-        if abs(total - 1) > 1e-6:
-            raise UserError("data.phases", f"their shares sum to {total:g}", "Make them sum to 1.")
-        return phases
+        return phases_of(self.section)
 
     def _segments(self, number: int, phase: Phase, first: int, last: int) -> list[Segment]:
         """A phase, cut where the curriculum opens more and where a pool is exhausted."""

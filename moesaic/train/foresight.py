@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from moesaic.data.curricula import Curriculum
+from moesaic.data.mixture import phases_of
 from moesaic.data.stream import Stream, TokenStream
 from moesaic.data.tokenizer_training import take_tokenizer
 from moesaic.errors import UserError
@@ -29,6 +30,7 @@ def check(recipe: Recipe) -> None:
     recipe.build("train.objective", Objective).check()
     if recipe.data.curriculum is not None:
         recipe.build("data.curriculum", Curriculum)
+    phases_of(recipe.data)
     if recipe.data.sequence_length > config.context:
         problem = f"{recipe.data.sequence_length} tokens, and the model's context has {config.context}"
         remedy = "Lower it." if recipe.train.init else "Lower it, or raise model.context."

@@ -240,7 +240,7 @@ def test_averaged_weights_are_the_result(recipe_file, tmp_path):
 
 
 def test_weights_are_averaged_over_the_last_part_of_a_run_that_was_given_more_steps(recipe_file, tmp_path):
-    options = ["train.average={share: 0.5, every: 1}", "train.warmup_steps=1", "train.keep_every=1", "schedule=constant"]
+    options = ["train.average={share: 0.5, every: 1}", "train.warmup_steps=1", "train.keep_every=1"]
     run(recipe_file, tmp_path / "run", *options, "train.steps=4", "train.save_every=1")
     run(recipe_file, tmp_path / "run", *options, "train.steps=10", "train.save_every=1")
     last = load_file(tmp_path / "run" / "checkpoints" / "step-00000010" / "state" / "last.safetensors")
@@ -520,6 +520,9 @@ class TestWhatGoesWrong:
             ("data.sequence_length=65", "65 tokens, and the model's context has 64"),
             ("data.sequence_length=1", "at least 2"),
             ("data.curriculum=nothing", "no such method"),
+            ("data.phases=[{share: 0.5, weights: {sums: 1}}]", "shares sum to 0.5"),
+            ("data.phases=[{share: 1, weights: {sum: 1}}]", "did you mean sums"),
+            ("data.sources=[]", "names no source of text"),
             ("train.batch_tokens=1", "at least 2"),
             ("train.evaluate_every=5", "no text is held out"),
             ("train.seed=18446744073709551616", "less than"),
@@ -535,6 +538,10 @@ class TestWhatGoesWrong:
         with pytest.raises(UserError, match=problem):
             run(recipe_file, tmp_path / "run", "train.data=null", override)
         assert not (tmp_path / "run").exists()
+
+    def test_prepared_data_and_no_source_to_draw_from(self, recipe_file, tmp_path):
+        with pytest.raises(UserError, match="names no source of text"):
+            run(recipe_file, tmp_path / "run", "data.sources=[]")
 
     def test_a_vocabulary_without_room_for_the_datas_tokens(self, recipe_file, tmp_path):
         with pytest.raises(UserError, match="tokenizer has"):
