@@ -114,6 +114,8 @@ class TestDifficulties:
         made.add_column("grade", np.array([1, np.nan]))
         with pytest.raises(UserError, match='"grade" has gaps'):
             curriculum("column", column="grade").difficulty(made)
+        with pytest.raises(UserError, match='"grade" has gaps'):
+            curriculum("multi_domain", column="grade").difficulty(made)
         with pytest.raises(UserError, match='no column "consistency"'):
             curriculum("consistency").difficulty(made)
 

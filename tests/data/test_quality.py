@@ -80,3 +80,9 @@ def test_perplexity_is_the_models_mean_logprob(tmp_path: Path) -> None:
         expected = float(model.logprobs([tokens])[0].mean()) if len(tokens) > 1 else 0.0
         assert value == pytest.approx(expected, rel=1e-3)
     assert found[0] < 0
+
+
+def test_a_model_that_is_not_there_is_missed_before_any_text_is_read() -> None:
+    method = build(Method("perplexity", {"model": "nowhere"}), Quality, "here")
+    with pytest.raises(UserError, match="nowhere: no such directory"):
+        method.check([], "web")

@@ -26,7 +26,11 @@ class Column(Paced):
             raise ValueError("names no column; write column: and its name")
 
     def difficulty(self, data: Shards) -> np.ndarray:
-        values = data.column(self.column).astype(np.float64)
-        if np.isnan(values).any():
-            raise UserError(data.directory, f'the column "{self.column}" has gaps', "Every source must have it.")
-        return -values if self.descending else values
+        return by_column(data, self.column, self.descending)
+
+
+def by_column(data: Shards, column: str, descending: bool) -> np.ndarray:
+    values = data.column(column).astype(np.float64)
+    if np.isnan(values).any():
+        raise UserError(data.directory, f'the column "{column}" has gaps', "Every source must have it.")
+    return -values if descending else values

@@ -17,6 +17,7 @@ from typing import ClassVar
 import numpy as np
 
 from moesaic.data.curricula import Curriculum
+from moesaic.data.curricula.column import by_column
 from moesaic.data.shards import Shards
 
 
@@ -27,5 +28,4 @@ class MultiDomain(Curriculum):
     descending: bool = False  # best first, to compare with
 
     def difficulty(self, data: Shards) -> np.ndarray:
-        values = data.column(self.column).astype(np.float64)
-        return -values if self.descending else values
+        return by_column(data, self.column, self.descending)

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 from moesaic.data.quality import Quality
 from moesaic.data.records import Document
 from moesaic.errors import UserError
+from moesaic.model.compressed import open_checkpoint
+from moesaic.model.directory import match
 
 if TYPE_CHECKING:
     from moesaic.model.transformer import Model
@@ -31,6 +33,9 @@ class Perplexity(Quality):
     def __post_init__(self) -> None:
         if self.tokens < 2 or self.batch_tokens < self.tokens:
             raise ValueError("tokens must be at least 2, and batch_tokens at least tokens")
+
+    def check(self, columns: Sequence[str], place: str) -> None:
+        match(open_checkpoint(self.model))  # a model that is not there is missed before any text is read
 
     @cached_property
     def _model(self) -> Model:
