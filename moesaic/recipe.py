@@ -284,6 +284,12 @@ class Recipe(Section):
         """Where a key was written: the recipe's file, or the command line."""
         return _origin(self._file, self._overridden, path)
 
+    def asked(self, section: str) -> list[str]:
+        """The keys of a section that the command line names."""
+        given: set[str] = getattr(self, section).model_fields_set
+        asked = [name for name in given if any((section, name)[: len(path)] == path[:2] for path in self._overridden)]
+        return [f"{section}.{name}" for name in sorted(asked)]
+
     def changed(self, **sections: dict[str, Any]) -> Recipe:
         """The same recipe with other values in some sections' keys."""
         made = self.model_copy(

@@ -26,6 +26,9 @@ def check(recipe: Recipe) -> None:
     """A recipe that is trained with."""
     recipe, _ = with_room(recipe)
     config = shape(recipe)
+    if recipe.train.init and (unused := [key for key in recipe.asked("model") if key != "model.vocab"]):
+        problem = f"is not used: the model is that of train.init, {recipe.train.init}, as it is"
+        raise UserError(f"{COMMAND_LINE}: {unused[0]}", problem, "Leave it out, or train.init.")
     check_learning(recipe, config)
     recipe.build("train.objective", Objective).check()
     if recipe.data.curriculum is not None:

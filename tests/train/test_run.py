@@ -468,6 +468,11 @@ class TestWhatGoesWrong:
         run(recipe_file, tmp_path / "on", f"train.init={whole.parent / 'moved'}", *few)
         (whole.parent / "moved").rename(whole)
 
+    def test_sizes_that_are_asked_for_beside_a_model_that_has_its_own(self, recipe_file, whole, tmp_path):
+        with pytest.raises(UserError, match="command line: model.router: is not used: the model is that of"):
+            run(recipe_file, tmp_path / "on", f"train.init={whole}", "model.router.scale=2.5")
+        assert not (tmp_path / "on").exists()
+
     def test_a_model_that_is_no_runs_is_not_written_over(self, recipe_file, whole, tmp_path):
         for name in ("config.json", "model.safetensors"):
             shutil.copy(whole / name, tmp_path / name)
