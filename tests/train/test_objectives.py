@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -126,12 +128,28 @@ def test_blanks_are_about_the_share_asked_for():
 def test_infilling_loss_is_the_mean_over_the_blanks():
     model, objective = Model(CONFIG).initialize(1), infilling(share=0.3)
     examples = batch([20])
-    examples.count = 20
     loss = objective(model, examples, Routing())
     text, targets, positions = objective.cut(examples.tokens_T.tolist())
     hidden = model(torch.tensor(text), Layout([len(text)], positions=torch.tensor(positions)))
     expected = F.cross_entropy(model.logits_at(hidden), torch.tensor(targets), ignore_index=IGNORED)
     torch.testing.assert_close(loss.total, expected)
+
+
+def test_infilling_losses_of_parts_are_shares_of_one():
+    model, objective = Model(CONFIG).initialize(1), infilling(share=0.3)
+    examples = batch([4, 4, 4, 4, 4, 4])
+    parts = examples.parts(3)
+    means = [objective(model, replace(part, count=4 * 2 - 2), Routing()).total for part in parts]
+    loss = sum(objective(model, part, Routing()).total for part in parts)
+    torch.testing.assert_close(loss, torch.stack(means).mean())
+
+
+@pytest.mark.parametrize("objective", [NextToken(), "infilling"], ids=["next", "infilling"])
+def test_single_tokens_teach_nothing(objective):
+    model = Model(CONFIG).initialize(1)
+    loss = (infilling(share=0.3) if objective == "infilling" else objective)(model, batch([1, 1]), Routing())
+    loss.total.backward()
+    assert loss.total == 0 and not model.head.grad.any()
 
 
 @pytest.mark.parametrize("name", known(Objective))

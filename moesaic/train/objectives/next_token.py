@@ -28,7 +28,7 @@ class NextToken(Objective):
     def __call__(self, model: Model, batch: Batch, routing: Routing, through: Through = plainly) -> Loss:
         layout, targets_T = layout_of(batch), batch.targets_T
         hidden_TD = model(batch.tokens_T, layout, routing, through)
-        scale_T = torch.full(targets_T.shape, 1.0 / batch.count, device=targets_T.device)
+        scale_T = torch.full(targets_T.shape, 1.0 / max(batch.count, 1), device=targets_T.device)
         total, _ = linear_cross_entropy(hidden_TD, model.output, targets_T, scale_T, cap=self.logit_cap)
         parts = {"next": total.detach()}
         for number in range(len(model.mtp)):
