@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,15 +110,19 @@ class Checkpoints:
     def forget(self, after: int) -> None:
         """Remove the checkpoints after a step, newest first: none of them is to be gone on from."""
         self._publish(self.path(after))
-        for step in reversed(self.steps()):
-            if step > after:
-                shutil.rmtree(self.path(step))
+        self._remove([step for step in reversed(self.steps()) if step > after])
 
     def _prune(self) -> None:
-        steps = self.steps()
-        for step in steps[: -self.keep_last]:
-            if not (self.keep_every and step % self.keep_every == 0):
-                shutil.rmtree(self.path(step), ignore_errors=True)
+        old = self.steps()[: -self.keep_last]
+        self._remove([step for step in old if not (self.keep_every and step % self.keep_every == 0)])
+
+    def _remove(self, steps: Sequence[int]) -> None:
+        """Each is gone at once, by its name: half a checkpoint must not be gone on from."""
+        for step in steps:
+            path = self.path(step)
+            path.rename(path.with_name(f".{path.name}.gone"))
+        for gone in self.folder.glob(".step-*.gone"):  # a killed run's too
+            shutil.rmtree(gone, ignore_errors=True)
 
     def finish(self) -> None:
         """The run is over: what DIR shows becomes its own (the same bytes under a second name where the disk can)."""

@@ -26,6 +26,7 @@ from moesaic.errors import UserError
 from moesaic.model import lineage
 from moesaic.model.atomic import alone_in
 from moesaic.recipe import Recipe, load_recipe
+from moesaic.train.checkpoints import Checkpoints
 from moesaic.train.law_runs import HELD_OUT, read_run
 from moesaic.train.pretrain import pretrain
 from moesaic.train.run import Run
@@ -253,6 +254,26 @@ def test_keep_last_and_keep_every(recipe_file, tmp_path):
     run(recipe_file, tmp_path / "run", "train.save_every=3", "train.keep_last=2", "train.keep_every=12")
     kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
     assert kept == ["step-00000012", "step-00000024", "step-00000027", "step-00000030"]
+
+
+def test_a_checkpoint_is_removed_whole_or_not_at_all(recipe_file, tmp_path, monkeypatch):
+    options = ["train.steps=6", "train.save_every=2", "train.keep_last=3"]
+    run(recipe_file, tmp_path / "run", *options)
+    before = weights(tmp_path / "run")
+
+    def killed(path, **options):
+        (Path(path) / "state" / "run.json").unlink()
+        raise KeyboardInterrupt
+
+    checkpoints = Checkpoints(tmp_path / "run", 3, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoints.forget(after=2)
+    assert checkpoints.steps()[-1] < 6
+    run(recipe_file, tmp_path / "run", *options)
+    assert equal(weights(tmp_path / "run"), before)
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())[0] == "latest"
 
 
 def test_a_finished_run_that_is_given_more_steps_shows_its_newest_model(recipe_file, tmp_path):
