@@ -14,7 +14,7 @@ def train(run: Run) -> None:
             result = run.update()  # clips, skips steps that are not finite, advances the schedule
             loads = run.balance.update()  # aux-loss-free expert balance
             run.tell(batch, loss, result, loads)
-            if run.watch.spiked(loss.total):
+            if run.watch.spiked(loss.total, result.skipped):
                 run.rewind()  # to the last checkpoint, past the data that broke it
             elif run.due_to_save():
                 run.save()  # asynchronous, atomic

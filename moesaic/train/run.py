@@ -169,27 +169,29 @@ class Run:
     def rewind(self) -> None:
         """Back to the last good checkpoint, but past the data that came since: what broke the loss is seen no more."""
         spike, position = self.step, self.data.position
+        lost = self.watch.lost
+        what = f"{lost} steps in a row were not finite" if lost > self.watch.high else "the loss spiked"
         self.checkpoints.wait()
         # A loss is seen a step late, and is high from the step after the update that broke the weights.
-        broke = spike - self.watch.patience - 1
+        broke = spike - self.watch.bad - 1
         steps = [step for step in self.checkpoints.steps() if step < broke]
         if not steps or self.rewinds >= self.settings.spike.most:
             when = f"after {self.rewinds} rewinds" if steps else "before a checkpoint to go back to"
-            problem = f"the loss spiked at step {spike}, {when}"
+            problem = f"{what} at step {spike}, {when}"
             raise UserError(self.out, problem, "Lower the learning rate, or look at the data.")
         rewinds, life = self.rewinds + 1, self.life
         self.checkpoints.forget(after=steps[-1])
         state = self._restore(steps[-1])
         self.data = self.data.skip(position)
         self.rewinds, self.life = rewinds, [*life, lineage.stage("rewind", spiked_at=spike, back_to=self.step)]
-        self.report.rewind(self.step, state, f"the loss spiked at step {spike}")
+        self.report.rewind(self.step, state, f"{what} at step {spike}")
 
     def due_to_evaluate(self) -> bool:
         return self.step % self.settings.evaluate_every == 0 or self.done()
 
     def due_to_save(self) -> bool:
         # A state that may be inside a spike is not kept in place of one that is not.
-        return self.finished() or (self.step % self.settings.save_every == 0 and not self.watch.high)
+        return self.finished() or (self.step % self.settings.save_every == 0 and not self.watch.bad)
 
     def finished(self) -> bool:
         return self.done() or self.stopping

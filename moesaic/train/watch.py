@@ -6,12 +6,16 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
+
+HOPELESS = 30  # steps in a row that were not finite: more than a loss scale can be halved
 
 
 @dataclass
 class Watch:
-    """A spike is a loss `sigmas` standard deviations above its running mean, `patience` steps in a row."""
+    """A spike is a loss `sigmas` standard deviations above its running mean, `patience` steps in a row. Steps that are
+    skipped because they are not finite teach nothing; where they do not end, the weights are as good as lost."""
 
     sigmas: float = 8.0
     patience: int = 2
@@ -20,20 +24,27 @@ class Watch:
     variance: float = 0.0
     seen: int = 0
     high: int = 0
+    lost: int = 0
     pending: Tensor | None = None
 
-    def spiked(self, loss: Tensor) -> bool:
-        last, self.pending = self.pending, loss.detach()
+    @property
+    def bad(self) -> int:
+        """Steps since the last good one."""
+        return self.high + self.lost
+
+    def spiked(self, loss: Tensor, skipped: Tensor) -> bool:
+        last, self.pending = self.pending, torch.where(skipped, torch.nan, loss.detach())
         if last is None or not self.sigmas:
             return False
         value = float(last)
-        if not math.isfinite(value):  # such a step was skipped, not learned from
-            return False
+        if not math.isfinite(value):
+            self.lost += 1
+            return self.lost >= HOPELESS
         limit = self.mean + self.sigmas * math.sqrt(self.variance) + 1e-3 * abs(self.mean)
         if self.seen >= self.warmup and value > limit:
             self.high += 1
             return self.high >= self.patience
-        self.high = 0
+        self.high = self.lost = 0
         self.seen += 1
         rate = max(0.02, 1 / self.seen)
         gap = value - self.mean
@@ -43,13 +54,11 @@ class Watch:
 
     def state(self) -> dict[str, Any]:
         pending = None if self.pending is None else float(self.pending)
-        names = ("mean", "variance", "seen", "high")
+        names = ("mean", "variance", "seen", "high", "lost")
         return {"pending": pending, **{name: getattr(self, name) for name in names}}
 
     def restore(self, state: dict[str, Any]) -> None:
-        import torch
-
         self.mean, self.variance = state["mean"], state["variance"]
-        self.seen, self.high = state["seen"], state["high"]
+        self.seen, self.high, self.lost = state["seen"], state["high"], state.get("lost", 0)
         # Through float64, so that the value compared after a resume is the one that was saved.
         self.pending = None if state["pending"] is None else torch.tensor(state["pending"], dtype=torch.float64)

@@ -349,6 +349,33 @@ def test_a_spike_goes_back_before_the_update_that_broke_the_weights(recipe_file,
     assert (stage["back_to"], stage["spiked_at"]) == (5, 13)
 
 
+def test_steps_that_are_never_finite_go_back_and_are_not_kept_in_place_of_good_ones(recipe_file, tmp_path):
+    recipe = load_recipe(recipe_file, ["train.steps=60", "train.save_every=10", "train.spike.most=1"])
+
+    class Lost(Run):
+        until = 1  # rewinds that mend it
+
+        def learn(self, batch):
+            loss = super().learn(batch)
+            if self.step >= 14 and self.rewinds < self.until:
+                self.model.embed.grad[0, 0] = float("inf")
+            return loss
+
+    class LostForGood(Lost):
+        until = 9
+
+    from moesaic.train.loop import train
+
+    lost = Lost(recipe, tmp_path / "run", Path(recipe.train.data), quiet=True)
+    train(lost)
+    assert lost.rewinds == 1 and lost.summary["skipped"] == 0 and len(losses(tmp_path / "run")) == 60
+    [stage] = [stage for stage in lineage.read(tmp_path / "run") if stage["stage"] == "rewind"]
+    assert (stage["back_to"], stage["spiked_at"]) == (10, 45)
+    with pytest.raises(UserError, match="30 steps in a row were not finite at step 45, after 1 rewinds"):
+        train(LostForGood(recipe, tmp_path / "for good", Path(recipe.train.data), quiet=True))
+    assert Checkpoints(tmp_path / "for good", 2, 0).steps() == [10]
+
+
 @pytest.fixture
 def ending(recipe_file) -> list[str]:
     """Data for eight batches of the thirty that are asked for."""
@@ -382,7 +409,7 @@ def test_a_rewind_that_leaves_no_data_ends_the_run(ending, recipe_file, tmp_path
     recipe = load_recipe(recipe_file, [*ending, "train.save_every=2"])
     rewound = Rewound(recipe, tmp_path / "run", Path(recipe.train.data), quiet=True)
     train(rewound)
-    assert (rewound.summary["outcome"], rewound.summary["step"]) == ("finished", 4)
+    assert (rewound.summary["outcome"], rewound.summary["step"]) == ("finished", 6)
     assert moesaic.load(tmp_path / "run") is not None
 
 

@@ -60,7 +60,7 @@ class BlankInfilling(Objective):
         )
         layout = Layout([len(row[0]) for row in rows], positions=positions_T, device=tokens_T.device)
         hidden_TD = model(tokens_T, layout, routing, through)
-        # A batch of `count` next-token targets has fewer blanks; the mean is over those, and parts count by their share.
+        # A batch of `count` next-token targets has fewer blanks; the mean is over those, and a part weighs its share.
         blanks = (targets_T != IGNORED).sum().clamp(min=1)
         share = (batch.targets_T != IGNORED).sum() / max(batch.count, 1)
         scale_T: Tensor = (share / blanks).float().expand(len(targets_T))
