@@ -140,7 +140,13 @@ class Checkpoints:
     def read(self, step: int) -> tuple[dict[str, Any], Callable[[str], dict[str, Tensor]]]:
         """The numbers of a checkpoint, and a function that reads a group of its tensors (none if it has no such)."""
         state = self.path(step) / "state"
-        numbers = read_json(state / "run.json")
+        remedy = "Remove this checkpoint to go on from the one before."
+        try:
+            numbers = read_json(state / "run.json")
+        except UserError as error:
+            raise UserError(error.place, error.problem, remedy) from None
+        if missing := {"step", "position", "watch", "report", "recipe", "life"} - numbers.keys():
+            raise UserError(state / "run.json", f"is not a run's: it has no {min(missing)}", remedy)
 
         def group(name: str) -> dict[str, Tensor]:
             file = state / f"{name}.safetensors"
@@ -149,8 +155,6 @@ class Checkpoints:
             try:
                 return load_file(file)
             except (OSError, SafetensorError) as error:
-                raise UserError(
-                    file, f"cannot be read ({error})", "Remove this checkpoint to go on from the last."
-                ) from None
+                raise UserError(file, f"cannot be read ({error})", remedy) from None
 
         return numbers, group

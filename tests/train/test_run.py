@@ -557,6 +557,21 @@ class TestWhatGoesWrong:
         assert (tmp_path / "run" / "checkpoints" / "step-00000004").is_dir()
         assert moesaic.load(tmp_path / "run") is not None
 
+    @pytest.mark.parametrize(
+        ("file", "content", "problem"),
+        [("run.json", "", "is not JSON"), ("run.json", "{}", "has no life"), ("optimizer.safetensors", "", "be read")],
+    )
+    def test_a_spoilt_checkpoint_can_be_left_out(self, file, content, problem, recipe_file, tmp_path):
+        options = ["train.steps=4", "train.save_every=2"]
+        run(recipe_file, tmp_path / "run", *options)
+        before, spoilt = weights(tmp_path / "run"), tmp_path / "run" / "checkpoints" / "step-00000004"
+        (spoilt / "state" / file).write_text(content)
+        with pytest.raises(UserError, match=f"{problem}.*Remove this checkpoint to go on from the one before"):
+            run(recipe_file, tmp_path / "run", *options)
+        shutil.rmtree(spoilt)
+        run(recipe_file, tmp_path / "run", *options)
+        assert equal(weights(tmp_path / "run"), before)
+
     def test_a_vanished_shard(self, recipe_file, tmp_path):
         recipe = load_recipe(recipe_file, [f"train.data={tmp_path}/data"])
         prepare(recipe, tmp_path / "data")
