@@ -46,12 +46,16 @@ class Snapshot:
 
 
 class Checkpoints:
-    def __init__(self, run: Path, keep_last: int, keep_every: int) -> None:
-        self.run = run
+    """`saved` is told the step of each checkpoint once it is on disk, when this is next asked for anything."""
+
+    def __init__(
+        self, run: Path, keep_last: int, keep_every: int, saved: Callable[[int], None] = lambda step: None
+    ) -> None:
+        self.run, self.saved = run, saved
         self.folder = run / "checkpoints"
         self.keep_last, self.keep_every = keep_last, keep_every
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._writing: Future[None] | None = None
+        self._writing: Future[int] | None = None
 
     def steps(self) -> list[int]:
         found = [re.fullmatch(r"step-(\d+)", path.name) for path in self.folder.glob("step-*")]
@@ -69,9 +73,14 @@ class Checkpoints:
         """Until what is being written is on disk; an error of the writer is raised here."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
-            writing.result()
+            self.saved(writing.result())
 
-    def _write(self, snapshot: Snapshot) -> None:
+    def look(self) -> None:
+        """The same for what has been written by now; nothing is waited for."""
+        if self._writing is not None and self._writing.done():
+            self.wait()
+
+    def _write(self, snapshot: Snapshot) -> int:
         def tensor(place: Place) -> Tensor:
             whole = snapshot.weights[place.parameter]
             return whole[place.part] if place.part else whole
@@ -92,6 +101,7 @@ class Checkpoints:
         )
         self._publish(path)
         self._prune()
+        return snapshot.step
 
     def _publish(self, path: Path) -> None:
         fresh = self.folder / ".latest"

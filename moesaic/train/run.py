@@ -69,7 +69,7 @@ class Run:
 
         done = steps_done(recipe, out, name)
         self._origin = fingerprint(recipe.train.init)
-        self.checkpoints = Checkpoints(out, self.settings.keep_last, self.settings.keep_every)
+        self.checkpoints = Checkpoints(out, self.settings.keep_last, self.settings.keep_every, self._saved)
         self.model, self.files, self.life = begun or beginning.model(recipe, _given(data), self.device)
         self.data: Stream = stream(self.model) if stream else TokenStream.open(_given(data), recipe)
         recipe, ends = within(recipe, self.data)
@@ -165,6 +165,7 @@ class Run:
         self.report.step(
             StepRecord(self.step, loss.total, lr, tokens, seconds, result.norm, result.skipped, flops, parts, loads)
         )
+        self.checkpoints.look()
 
     def rewind(self) -> None:
         """Back to the last good checkpoint, but past the data that came since: what broke the loss is seen no more."""
@@ -239,7 +240,9 @@ class Run:
         life = [*self.life, stage]
         config, dtype = self.model.config, self.model.dtype
         self.checkpoints.save(Snapshot(self.step, config, weights, dtype, self.files, life, tensors, numbers))
-        self.report.note(f"saved step {self.step:,}", kind="save")
+
+    def _saved(self, step: int) -> None:
+        self.report.note(f"saved step {step:,}", kind="save")
 
     def _restore(self, step: int) -> dict[str, Any]:
         """Become what the run was after `step`; returns the report's state of then."""
@@ -279,9 +282,13 @@ class Run:
         if error is not None:
             self.report.__exit__(kind, error, trace)
             return
-        self.checkpoints.wait()
-        if self.done():
-            self.checkpoints.finish()
+        try:
+            self.checkpoints.wait()
+            if self.done():
+                self.checkpoints.finish()
+        except BaseException as late:  # the last checkpoint could not be written
+            self.report.__exit__(type(late), late, late.__traceback__)
+            raise
         self.summary = self.report.close("finished" if self.done() else "stopped", plot=self.draws)
 
 

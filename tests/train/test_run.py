@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -28,6 +29,7 @@ from moesaic.model.atomic import alone_in
 from moesaic.recipe import Recipe, load_recipe
 from moesaic.train.checkpoints import Checkpoints
 from moesaic.train.law_runs import HELD_OUT, read_run
+from moesaic.train.metrics import read_events
 from moesaic.train.pretrain import pretrain
 from moesaic.train.run import Run
 
@@ -248,6 +250,36 @@ def test_weights_are_averaged_over_the_last_part_of_a_run_that_was_given_more_st
     taken = [weights(tmp_path / "run" / "checkpoints" / f"step-{n:08}") for n in range(5, 10)]
     expected = torch.stack([*(t["model.norm.weight"] for t in taken), last["norm.weight"]]).mean(0)
     torch.testing.assert_close(weights(tmp_path / "run")["model.norm.weight"], expected)
+
+
+def saves(out: Path) -> list[str]:
+    return [event["text"] for event in read_events(out) if event["kind"] == "save"]
+
+
+def test_a_checkpoint_is_told_of_once_it_is_on_disk(recipe_file, tmp_path, monkeypatch):
+    write = Checkpoints._write
+
+    def slowly(self, snapshot):
+        assert f"saved step {snapshot.step}" not in saves(tmp_path / "run")
+        time.sleep(0.2)  # some steps are taken meanwhile
+        return write(self, snapshot)
+
+    monkeypatch.setattr(Checkpoints, "_write", slowly)
+    run(recipe_file, tmp_path / "run")
+    assert saves(tmp_path / "run") == ["saved step 10", "saved step 20", "saved step 30"]
+
+    def full(self, snapshot):
+        if snapshot.step == 20:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(self, snapshot)
+
+    monkeypatch.setattr(Checkpoints, "_write", full)
+    for steps in (20, 1000):  # the last write fails, or one while the run goes on
+        out = tmp_path / f"full{steps}"
+        with pytest.raises(OSError, match="No space left"):
+            run(recipe_file, out, f"train.steps={steps}", "train.save_every=10")
+        assert saves(out) == ["saved step 10"]
+        assert len(losses(out)) <= 30 and load_file(out / "model.safetensors")
 
 
 def test_keep_last_and_keep_every(recipe_file, tmp_path):
