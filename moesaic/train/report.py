@@ -105,9 +105,12 @@ class Report:
             self.note(f"going on after step {start:,}", kind="resume")
         self._board: Board | None = None
         if tensorboard:
-            self._board = Board.find(self.directory, start)
-            if self._board is None:
+            try:
+                self._board = Board(self.directory, start)
+            except ImportError:
                 self.note("no TensorBoard files: tensorboardX is not installed", kind="tensorboard")
+            except OSError as error:
+                self._without_board(error)
 
     def __enter__(self) -> Report:
         return self
@@ -147,8 +150,8 @@ class Report:
         """Something happened: a spike, a save, a resumption. Shown, and kept in events.jsonl with the step."""
         step = self._pending[-1][0].step if self._pending else self._step
         when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        self._events.append({"kind": kind, "step": step, "when": when, "text": text, **facts})
         self._say(f"step {step:,}: {text}" if step else text)
+        self._events.append({"kind": kind, "step": step, "when": when, "text": text, **facts})
 
     def rewind(self, to: int, state: Mapping[str, Any] | None = None, why: str = "") -> None:
         """The run goes back to the state it had after step `to`: what came after is no longer part of it.
@@ -171,8 +174,7 @@ class Report:
         self._take_up(state)
         self._step = to
         self._progress.rewind(to)
-        if self._board:
-            self._board.resume(to)
+        self._show_on_board(lambda board: board.resume(to))
 
     def close(self, outcome: Outcome = "finished", then: Sequence[str] = (), plot: bool = True) -> dict[str, Any]:
         """End the account: write what is left, draw the curves, say what was made and what to do next.
@@ -188,8 +190,7 @@ class Report:
             if self._live:
                 self._live.stop()
             self._metrics.close()
-            if self._board:
-                self._board.close()
+            self._show_on_board(lambda board: board.close())
         summary = summarise(self.directory, self.steps, outcome)
         if plot and summary["step"]:
             picture = self._plot()
@@ -225,12 +226,25 @@ class Report:
             self._metrics.write(line)
             if math.isfinite(line["loss"]):
                 self._losses.append(line["loss"])
-            if self._board:
-                self._board.write(line)
+            self._show_on_board(lambda board: board.write(line))  # noqa: B023 (called at once)
             self._progress.update(line)
             self._show()
             lines.append(line)
         return lines
+
+    def _show_on_board(self, show: Callable[[Board], None]) -> None:
+        if self._board is None:
+            return
+        try:
+            show(self._board)
+        except OSError as error:  # a second copy of the curves is not worth a run
+            self._board = None
+            self._without_board(error)
+
+    def _without_board(self, error: OSError) -> None:
+        with suppress(OSError):  # the disk that took no curves may not take this either; it is shown then
+            why = error.strerror or error
+            self.note(f"from here on no curves are written for TensorBoard ({why})", kind="tensorboard")
 
     def _line(self, record: StepRecord, values: Mapping[str, Any]) -> Line:
         def value(name: str, given: Value) -> float:

@@ -1,39 +1,41 @@
-"""TensorBoard event files under `DIR/tensorboard`, where a writer is installed.
+"""TensorBoard event files under `DIR/tensorboard`, where tensorboardX is installed.
 
 tensorboard --logdir DIR/tensorboard
+
+They are written here and not by the thread of a `SummaryWriter`: on a full disk that ends with a traceback, and who
+hands it the next values then waits for ever.
 """
 
 from __future__ import annotations
 
-import importlib
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 FOLDER = "tensorboard"
-WRITERS = ("tensorboardX", "torch.utils.tensorboard")
 SKIP = {"step", "expert_load"}
+FLUSH = 30.0  # seconds
 
 
 class Board:
-    def __init__(self, directory: Path, writer: type[Any], after: int) -> None:
-        self._directory, self._writer = directory / FOLDER, writer
+    """Raises OSError when something cannot be written, and ImportError where tensorboardX is not installed."""
+
+    def __init__(self, directory: Path, after: int = 0) -> None:
+        """A board that goes on after a step."""
+        self._directory = directory / FOLDER
         self._open(after)
 
-    @classmethod
-    def find(cls, directory: Path, after: int = 0) -> Board | None:
-        """A board that goes on after a step, or None where no writer is installed."""
-        for name in WRITERS:
-            try:
-                return cls(directory, importlib.import_module(name).SummaryWriter, after)
-            except ImportError:
-                continue
-        return None
-
     def _open(self, after: int) -> None:
-        # TensorBoard itself hides the steps from `purge_step` on that earlier files hold.
-        purge = {"purge_step": after + 1} if self._directory.exists() else {}
-        self._files = self._writer(str(self._directory), flush_secs=30, **purge)
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        goes_on = self._directory.exists()
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._files, self._flushed = EventsWriter(str(self._directory / "events"), f".{after}"), 0.0
+        if goes_on:  # TensorBoard itself hides the steps from this on that earlier files hold
+            start = SessionLog(status=SessionLog.START)
+            self._files.write_event(Event(wall_time=time.time(), step=after + 1, session_log=start))
 
     def resume(self, after: int) -> None:
         """Steps that were shown after this one no longer count."""
@@ -41,9 +43,19 @@ class Board:
         self._open(after)
 
     def write(self, line: Mapping[str, Any]) -> None:
-        for name, value in line.items():
-            if name not in SKIP and isinstance(value, int | float):
-                self._files.add_scalar(name, float(value), line["step"])
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        values = [
+            Summary.Value(tag=name, simple_value=float(value))
+            for name, value in line.items()
+            if name not in SKIP and isinstance(value, int | float)
+        ]
+        now = time.time()
+        self._files.write_event(Event(wall_time=now, step=line["step"], summary=Summary(value=values)))
+        if now - self._flushed > FLUSH:
+            self._files.flush()
+            self._flushed = now
 
     def close(self) -> None:
         self._files.close()

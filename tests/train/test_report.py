@@ -30,10 +30,9 @@ from rich.console import Console
 from moesaic.errors import UserError
 from moesaic.model.config import Dense, Experts, GroupedQuery, Layer, ModelConfig, Rope
 from moesaic.train import report as report_module
-from moesaic.train import tensorboard as tensorboard_module
 from moesaic.train.display import Progress, amount, duration
 from moesaic.train.expert_load import ExpertLoad, entropy, peak
-from moesaic.train.metrics import Metrics, read_events, read_metrics
+from moesaic.train.metrics import Journal, Metrics, read_events, read_metrics
 from moesaic.train.mfu import flops_per_token, peak_flops, step_flops
 from moesaic.train.picture import life_picture
 from moesaic.train.plot import plot_run, plot_runs, smooth
@@ -710,8 +709,48 @@ def test_tensorboard_files_hold_the_same_numbers(tmp_path: Path) -> None:
             assert found[key, line["step"]] == pytest.approx(line[key], rel=1e-6)
 
 
+def test_tensorboard_files_after_a_rewind(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
+    report = quiet(tmp_path, tensorboard=True)
+    for step in (1, 2, 3):
+        report.step(record(step))
+    report.rewind(1)
+    report.step(record(2))
+    report.close(plot=False)
+    assert [step for tag, step, _ in scalars(tmp_path) if tag == "loss"] == [1, 2, 3, 2]
+    event_type = importlib.import_module("tensorboardX.proto.event_pb2").Event
+    raw = sorted(tmp_path.glob("tensorboard/events*"))[-1].read_bytes()
+    (first,) = struct.unpack("<Q", raw[:8])  # a mark of the format's version, and then where the steps go on
+    (length,) = struct.unpack("<Q", raw[16 + first :][:8])
+    assert event_type.FromString(raw[28 + first : 28 + first + length]).step == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is full")
+def test_a_full_disk_ends_the_curves_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    writer = pytest.importorskip("tensorboardX.record_writer")
+    monkeypatch.setattr(writer, "open_file", lambda path: open("/dev/full", "wb"))  # noqa: SIM115
+    report = Report(tmp_path, 40, every=0)
+    for step in range(1, 41):
+        report.step(record(step))
+    report.close(plot=False)
+    text = capfd.readouterr().err
+    assert text.count("step 1: from here on no curves are written for TensorBoard (No space left on device)") == 1
+    assert len(read_metrics(tmp_path)) == 40 and "Traceback" not in text
+    assert [event["kind"] for event in read_events(tmp_path)] == ["tensorboard"]
+    # A disk that takes no event either.
+    monkeypatch.setattr(Journal, "append", no_room)
+    Report(tmp_path / "second", 40).close(plot=False)
+    assert "no curves are written" in capfd.readouterr().err
+
+
+def no_room(journal: Journal, line: dict[str, Any]) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(journal.file))
+
+
 def test_without_tensorboard_there_is_one_note_and_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensorboard_module, "WRITERS", ("no_such_writer",))
+    monkeypatch.setitem(sys.modules, "tensorboardX.event_file_writer", None)
     text = shown(tmp_path / "a", 14, 2.0)
     assert "TensorBoard" not in text  # it was not asked for
     report = quiet(tmp_path / "b", tensorboard=True)
