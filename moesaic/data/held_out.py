@@ -22,12 +22,15 @@ def held_out_batches(
 
     `most` is the number of tokens to stop after, taken evenly from all over the data; `source` restricts it to one.
     """
-    documents = np.flatnonzero(data.held_out)
+    of, mine = "", np.ones(data.documents, bool)
     if source is not None:
-        documents = documents[data.domain[documents] == data.domains.index(source)]
+        if source not in data.domains:
+            raise UserError(data.directory, f"was prepared without {source}", "Prepare the data again.")
+        of, mine = f" of {source}", data.domain == data.domains.index(source)
+    documents = np.flatnonzero(data.held_out & mine)
     if not len(documents):
-        problem = "holds no documents apart from training" + (f" of {source}" if source else "")
-        raise UserError(data.directory, problem, "Prepare it with a data.held_out above 0, or a greater one.")
+        problem = f"none of the {int(mine.sum()):,} documents{of} is held out from training, to measure a loss on"
+        raise UserError(data.directory, problem, "Prepare it anew with a larger data.held_out, or more documents.")
     # Pieces are chosen and put together, not documents: one of them may be a book.
     pieces, _ = cut(Table(data.starts[documents], data.lengths[documents], data.domain[documents]), longest)
     count, total = len(pieces.lengths), int(pieces.lengths.sum())

@@ -133,7 +133,21 @@ def test_mistakes_are_told(recipe: Path, done: Path, tmp_path: Path, capsys: pyt
     assert 'no source is named "cod"; did you mean code?' in told("--on", "cod")
     assert 'no column "grade"' in told("--column", "grade", "--steps", "2")
     assert "1 slices cannot be compared" in told("--quantiles", "1")
-    assert "holds no documents apart from training" in told(f"train.data={_without_held_out(recipe, tmp_path)}")
+    data = f"train.data={_without_held_out(recipe, tmp_path)}"
+    message = told(data)
+    assert "documents of code is held out from training, to measure a loss on" in message
+    assert "Prepare it anew with a larger data.held_out, or more documents." in message
+    assert "was prepared without songs" in told(data, "data.sources=[{name: songs, path: 'builtin:arithmetic'}]")
+
+
+def test_a_source_too_small_for_its_share_to_be_held_out(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = "data.sources=[{name: code, path: 'builtin:stdlib', documents: 2}]"
+    assert main(["quantiles", str(recipe), "--out", str(tmp_path / "out"), *OPTIONS, few, "data.held_out=0.001"]) == 2
+    message = capsys.readouterr().err
+    assert "none of the 2 documents of code is held out" in message and "larger data.held_out" in message
+    assert not (tmp_path / "out" / "proxies").exists()
 
 
 def _without_held_out(recipe: Path, folder: Path) -> Path:
