@@ -236,7 +236,10 @@ class Run:
         learned = {"steps": self.step, "tokens": report["tokens"]}
         if (loss := self.report.loss) is not None:
             learned["loss"] = round(loss, 4)
-        stage = lineage.stage(self.name, **learned, recipe=numbers["recipe"])
+        told = self.recipe.dump()
+        if self.settings.init:
+            del told["model"]  # these sizes are of a model from scratch; what was trained is train.init
+        stage = lineage.stage(self.name, **learned, recipe=told)
         life = [*self.life, stage]
         config, dtype = self.model.config, self.model.dtype
         self.checkpoints.save(Snapshot(self.step, config, weights, dtype, self.files, life, tensors, numbers))

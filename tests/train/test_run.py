@@ -484,7 +484,11 @@ def test_training_goes_on_from_a_model(recipe_file, whole, tmp_path):
         "optimizer.lr=1e-5",
     )
     assert losses(tmp_path / "run")[0] < losses(whole)[5]
-    assert [stage["stage"] for stage in lineage.read(tmp_path / "run")] == ["train", "train"]
+    first, second = lineage.read(tmp_path / "run")
+    assert first["stage"] == second["stage"] == "train"
+    # The second tells of the model it began from, and not of sizes that it has not.
+    assert first["recipe"]["model"]["hidden"] == 32 and "model" not in second["recipe"]
+    assert second["recipe"]["train"]["init"] == str(whole)
 
 
 @pytest.fixture(scope="module")
