@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Template, TemplateError
+from jinja2 import Template, TemplateError, TemplateSyntaxError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as FastTokenizer
 
 from moesaic.errors import UserError
 
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")  # as chat templates call them
+
+
+class _Refused(Exception):
+    """A chat template's own words about messages it does not take."""
 
 
 class Tokenizer:
@@ -93,16 +98,23 @@ class Tokenizer:
         special = {name: self.special(name) or "" for name in SPECIAL}
         try:
             return self._template.render(messages=messages, add_generation_prompt=reply, **special, **extra)
-        except Exception as error:  # a template is a program, and may fail in any way a program can
-            problem = f"the chat template refuses the messages ({' '.join(str(error).split())[:300]})"
+        except _Refused as error:
+            problem = f"the chat template refuses the messages ({_one_line(error)})"
             raise UserError(self.place, problem, "Correct them.") from None
+        except Exception as error:  # a template is a program, and may fail in any way a program can
+            file = "chat_template.jinja" if "chat_template.jinja" in self.files else "tokenizer_config.json"
+            line = f", line {found}," if (found := _line(error)) else ""
+            problem = f"the chat template ({file}){line} fails on these messages ({_one_line(error)})"
+            if isinstance(error, TemplateSyntaxError):
+                problem = f"the chat template ({file}){line} cannot be read ({_one_line(error)})"
+            raise UserError(self.place, problem, "Mend the template, or give it plain text instead.") from None
 
     @cached_property
     def _template(self) -> Template:
         """Compiled once: that takes a hundred times as long as a short conversation."""
 
         def refuse(message: str) -> None:
-            raise TemplateError(message)
+            raise _Refused(message)
 
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
@@ -113,6 +125,19 @@ class Tokenizer:
         environment.globals["raise_exception"] = refuse
         assert self.chat_template is not None
         return environment.from_string(self.chat_template)
+
+
+def _line(error: Exception) -> int | None:
+    """Of the template: Jinja puts its lines into the traceback, under a name that no file has."""
+    if isinstance(error, TemplateSyntaxError):
+        return error.lineno
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((frame.lineno for frame in reversed(frames) if frame.filename == "<template>"), None)
+
+
+def _one_line(error: Exception) -> str:
+    said = " ".join(str(error).split())[:300]
+    return said if isinstance(error, _Refused | TemplateError) else f"{type(error).__name__}: {said}"
 
 
 def _mapping(raw: bytes | None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -26,6 +27,8 @@ from moesaic.errors import UserError
 from moesaic.model import directory, lineage
 from moesaic.model.config import Experts, Layer
 from moesaic.model.transformer import Model
+from moesaic.serve.api.conversation import prompt_text
+from moesaic.serve.api.schema.chat import ChatRequest
 from tests.model import oracle
 
 FAMILIES = {
@@ -411,14 +414,39 @@ def test_tokenizers_that_break_the_library(change, bases, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "template", ["{{ messages[0].x.y }}", "{{ 1 / 0 }}", "{% for x in 3 %}{% endfor %}", "{% if %}", "{{ 'a' + 1 }}"]
+    ("template", "problem"),
+    [
+        ("{{ messages[0].x.y }}", "fails on these messages ('dict object' has no attribute 'x')"),
+        ("{{ 1 / 0 }}", "fails on these messages (ZeroDivisionError: division by zero)"),
+        ("{% for x in 3 %}{% endfor %}", "fails on these messages (TypeError: 'int' object is not iterable)"),
+        ("{% if %}", "cannot be read (Expected an expression"),
+        ("{{ messages | no_filter }}", "cannot be read (No filter named 'no_filter'"),
+        ("{{ 'a' + 1 }}", "fails on these messages (TypeError: "),
+    ],
 )
-def test_templates_that_fail(template, bases, tmp_path):
+def test_templates_that_fail(template, problem, bases, tmp_path):
     patient = Patient(bases["llama"], tmp_path / "mutant")
-    patient.put("chat_template.jinja", template.encode())
-    tokenizer = moesaic.load(patient.path).tokenizer
-    with pytest.raises(UserError, match="the chat template refuses the messages"):
-        tokenizer.chat([{"role": "user", "content": "hi"}])
+    text = f"\n\n{template}"
+    ways = {"chat_template.jinja": text, "tokenizer_config.json": json.dumps({"chat_template": text})}
+    for name, content in ways.items():
+        (patient.path / "chat_template.jinja").unlink(missing_ok=True)
+        patient.put(name, content.encode())
+        tokenizer = moesaic.load(patient.path).tokenizer
+        with pytest.raises(UserError, match=re.escape(f"the chat template ({name}), line 3, {problem}")) as raised:
+            tokenizer.chat([{"role": "user", "content": "hi"}])
+        assert raised.value.place == str(patient.path)
+    form = ChatRequest.model_validate({"messages": [{"role": "user", "content": "hi"}]})
+    with pytest.raises(UserError, match=f"^messages: the chat template .*, line 3, {problem[:5]}"):
+        prompt_text(form, tokenizer)  # what the server answers with 400: the line, and no folder of its own
+
+
+def test_a_template_that_refuses_is_quoted(bases, tmp_path):
+    patient = Patient(bases["llama"], tmp_path / "mutant")
+    patient.put("chat_template.jinja", b"{{ raise_exception('System role not supported') }}")
+    with pytest.raises(
+        UserError, match=r"the chat template refuses the messages \(System role not supported\). Correct"
+    ):
+        moesaic.load(patient.path).tokenizer.chat([{"role": "user", "content": "hi"}])
 
 
 # --- index and files
