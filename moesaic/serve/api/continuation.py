@@ -63,19 +63,32 @@ class Continuation:
         assert found.top_logprobs is not None
         for place, (token, info) in enumerate(tokens):
             found.tokens.append(self.texts.text(token))
-            found.text_offset.append(self.offset)
-            if self._in_text(token, place < echoed):
-                # Half a character is none until its other half has come.
-                self.offset += len(self.spelled.decode(self.texts.raw(token)))
+            told = self._in_text(token, place < echoed)
+            found.text_offset.append(self._spell(self.texts.raw(token)) if told else self.offset)
             found.token_logprobs.append(None if info is None else finite(info.logprob))
             found.top_logprobs.append(None if info is None else self._top(info))
         return found
+
+    def _spell(self, raw: bytes) -> int:
+        """Count a token's characters; where they begin. Half a character is none until its other half has come, and
+        a sign in place of it, before the token that came instead, if that does not."""
+        half = self._half
+        head = self.spelled.decode(raw[:1])
+        broken = half and len(head) + self._half > 1  # one more than the character that was to be ended
+        begins = self.offset + broken
+        self.offset += len(head) + len(self.spelled.decode(raw[1:]))
+        return begins
+
+    @property
+    def _half(self) -> bool:
+        """Whether a character has begun and not ended."""
+        return bool(self.spelled.getstate()[0])
 
     def _in_text(self, token: int, echoed: bool) -> bool:
         """Marks that begin or end a text are not part of it, unless the prompt was sent with them."""
         if not self.texts.is_mark(token):
             return True
-        return echoed and self.echo.startswith(self.texts.text(token), self.offset)
+        return echoed and self.echo.startswith(self.texts.text(token), self.offset + self._half)
 
     def _top(self, info: TokenLogprob) -> dict[str, float]:
         """The likeliest tokens, and the one that was chosen."""

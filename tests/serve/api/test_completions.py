@@ -80,6 +80,25 @@ def test_offsets_count_characters_that_are_several_tokens(server: Running, clien
     assert all(prompt.startswith(token, at) for token, at in whole)
 
 
+def test_offsets_after_half_a_character(server: Running, client: openai.OpenAI) -> None:
+    tokenizer = server.engine.tokenizer
+    assert tokenizer is not None
+    mark = tokenizer.special("eos_token") or ""
+    half, rest = tokenizer.encode("é", special=False)
+    first, *others = tokenizer.encode("\ufffd", special=False)  # the sign itself, which is a whole character
+    [letter], [end] = tokenizer.encode("y", special=False), tokenizer.encode(mark, special=False)
+    for prompt, text, expected in (
+        ([letter, half, letter, letter], "y\ufffdyy", [0, 1, 2, 3]),
+        ([letter, half, rest, letter], "yéy", [0, 1, 1, 2]),
+        ([half, half, rest, letter], "\ufffdéy", [0, 1, 1, 2]),
+        ([rest, half, half, letter], "\ufffd\ufffd\ufffdy", [0, 1, 2, 3]),
+        ([first, *others, letter], "\ufffdy", [0] * (1 + len(others)) + [1]),
+        ([half, end, letter], f"\ufffd{mark}y", [0, 1, 1 + len(mark)]),
+    ):
+        choice = ask(client, prompt=prompt, echo=True, logprobs=0, max_tokens=0).choices[0]
+        assert (choice.text, choice.logprobs.text_offset) == (text, expected)
+
+
 def test_offsets_pass_over_marks_that_are_not_in_the_text(server: Running, client: openai.OpenAI) -> None:
     assert server.engine.tokenizer is not None
     mark = server.engine.tokenizer.special("eos_token")
