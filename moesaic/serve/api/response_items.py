@@ -6,28 +6,28 @@ from copy import deepcopy
 from typing import Any
 
 from moesaic.serve.api.service import new_id
+from moesaic.serve.api.token_trail import Item, TokenTrail
 from moesaic.serve.parsers import CallArguments, CallBegan, CallBroken, CallEnded, Content, Event, Reasoning
-
-Item = dict[str, Any]
 
 
 class Items:
-    """One item is open at a time; another kind of event closes it. `told` holds the events not yet sent, and
-    `logprobs` those of tokens that made no text yet."""
+    """One item is open at a time; another kind of event closes it. `told` holds the events not yet sent, and `trail`
+    the tokens that made no text yet: those of the answer are told with it, those of thoughts and calls are not."""
 
     def __init__(self) -> None:
         self.items: list[Item] = []
         self.told: list[Item] = []
-        self.logprobs: list[Item] = []
+        self.trail = TokenTrail()
         self.open: Item | None = None
 
     def push(self, events: list[Event], logprobs: list[Item]) -> list[Item]:
-        self.logprobs += logprobs
+        self.trail.add(logprobs)
         for event in events:
             match event:
                 case Content(text):
-                    self._message(text)
+                    self._message(text, last=event is events[-1])
                 case Reasoning(text):
+                    self.trail.take(text, last=event is events[-1])
                     self._reasoning(text)
                 case CallBegan(_, name):
                     self._begin("function_call", "fc_", call_id=new_id("call_"), name=name, arguments="")
@@ -40,13 +40,12 @@ class Items:
                 case CallBroken():
                     self.items.pop()
                     self.open = None
-            self.logprobs = []
         told, self.told = self.told, []
         return told
 
     def finish(self, complete: bool) -> list[Item]:
         if self.open is not None and self.open["type"] == "message":
-            self.open["content"][0]["logprobs"] += self.logprobs
+            self.open["content"][0]["logprobs"] += self.trail.rest()
         self.close("completed" if complete else "incomplete")
         told, self.told = self.told, []
         return told
@@ -69,7 +68,10 @@ class Items:
         self._tell("response.output_item.done", item=item)
         self.open = None
 
-    def _message(self, text: str) -> None:
+    def _message(self, text: str, last: bool) -> None:
+        before, logprobs = self.trail.take(text, last) or ([], self.trail.rest())
+        if not self.items or (self.open is not None and self.open["type"] == "message"):
+            logprobs = before + logprobs  # they made no text; behind anything else, they are what divides it from this
         if self.open is None or self.open["type"] != "message":
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             self._begin("message", "msg_", role="assistant", content=[])
@@ -77,8 +79,8 @@ class Items:
             self._tell("response.content_part.added", content_index=0, part=part)
             self.open["content"] = [part]
         self.open["content"][0]["text"] += text
-        self.open["content"][0]["logprobs"] += self.logprobs
-        self._tell("response.output_text.delta", content_index=0, delta=text, logprobs=self.logprobs)
+        self.open["content"][0]["logprobs"] += logprobs
+        self._tell("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
 
     def _reasoning(self, text: str) -> None:
         if self.open is None or self.open["type"] != "reasoning":

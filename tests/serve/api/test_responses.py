@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from moesaic.serve.api.response_items import Items
+from moesaic.serve.parsers import CallBegan, Content, Event, Reasoning
 from tests.serve.api.running import NAME, Running
 
 CLOCK: Any = {
@@ -66,6 +69,45 @@ def test_events_tell_the_whole_story(client: openai.OpenAI) -> None:
     with client.responses.stream(model=NAME, input="yes or no", temperature=0.0, max_output_tokens=12) as stream:
         for _ in stream:
             pass
+
+
+def told_with(steps: list[tuple[list[Event], list[str | bytes]]]) -> list[str]:
+    """The tokens whose log-probabilities are told with an answer, as one text, a bar between two."""
+    items = Items()
+    deltas = []
+    for events, tokens in steps:
+        raw = [token if isinstance(token, bytes) else token.encode() for token in tokens]
+        infos = [{"token": repr(token), "bytes": list(part)} for token, part in zip(tokens, raw, strict=True)]
+        deltas += [told for told in items.push(events, infos) if told["type"] == "response.output_text.delta"]
+    items.finish(True)
+    found = [
+        entry["token"] for item in items.items if item["type"] == "message" for entry in item["content"][0]["logprobs"]
+    ]
+    told = [entry["token"] for delta in deltas for entry in delta["logprobs"]]
+    assert told == found[: len(told)]
+    return [ast.literal_eval(token) for token in found]
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        # A step of several tokens, as drafters bring them.
+        ([([Reasoning("hm"), Content("Hi you")], ["hm", "</think>", "Hi", " you"])], ["Hi", " you"]),
+        ([([Reasoning("hm")], ["hm"]), ([], ["</think>"]), ([Content("think")], ["think"])], ["think"]),
+        ([([], ["<think>"]), ([Reasoning("a")], ["a"]), ([Content("a")], ["</think>", "a"])], ["a"]),
+        # Held back until it is known to be no mark; a token on both sides of the cut is told once.
+        ([([Content("one ")], ["one", " <"]), ([Content("< two")], [" two"])], ["one", " <", " two"]),
+        ([([Content("one")], ["one"]), ([], ["<tool_call>"]), ([CallBegan(0, "f")], ["{}"])], ["one"]),
+        # Characters of several tokens, and halves of them.
+        ([([], [b"\xc3"]), ([Content("éa")], [b"\xa9", "a"])], [b"\xc3", b"\xa9", "a"]),
+        ([([], [b"\xc3"]), ([Content("\ufffda")], ["a"])], [b"\xc3", "a"]),
+        ([([Content("a")], ["a"]), ([], ["<mark>"]), ([Content("b")], ["b", "<end>"])], ["a", "<mark>", "b", "<end>"]),
+    ],
+)
+def test_an_answer_is_told_with_its_own_tokens(
+    steps: list[tuple[list[Event], list[str | bytes]]], expected: list[str | bytes]
+) -> None:
+    assert told_with(steps) == expected
 
 
 def test_the_form_of_a_response(client: openai.OpenAI) -> None:
