@@ -68,7 +68,7 @@ class EngineLoop:
         answers = Answers(self, requests, seconds)
         for request in requests:
             self._queues[request.number] = answers.queue
-            self.engine.submit(request)
+            self.engine.call(partial(self._add, request))
         self.open += len(requests)
         self._idle.clear()
         self._wake.set()
@@ -137,6 +137,14 @@ class EngineLoop:
                 self._tell(partial(self._deliver, outputs))
             elif engine.counts.busy_seconds == before:
                 self._wake.wait(PATIENCE)
+
+    def _add(self, request: Request) -> None:
+        """One that the engine stumbles over is not among those it holds, and must be told of here."""
+        try:
+            self.engine.add(request)
+        except BaseException as error:
+            logger.error("the engine could not take a request", exc_info=error)
+            self._tell(partial(self._deliver_failure, [request], error))
 
     def _recover(self, error: BaseException) -> None:
         """Give up the requests the engine holds, and begin anew: nothing they computed is kept."""

@@ -234,3 +234,27 @@ def test_our_own_mistakes_are_not_told_but_survived(new_engine: Any, monkeypatch
         assert streamed.text.endswith("data: [DONE]\n\n")
         assert server.post("/v1/chat/completions", HELLO).status_code == 200
     assert len(forgotten) == 3  # also those that were lost
+
+
+def test_a_request_the_engine_cannot_take_is_answered(new_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And those beside it go on."""
+    engine: Engine = new_engine()
+    found, wanted = engine.blocks.found, "no"
+
+    def fail(request: Any) -> Any:
+        if wanted in engine.tokenizer.decode(request.prompt):  # type: ignore[union-attr]
+            raise RuntimeError("a secret of ours")
+        return found(request)
+
+    monkeypatch.setattr(engine.blocks, "found", fail)
+    with running(engine, slow=0.01) as server, server.http() as client:
+        with client.stream(
+            "POST", "/v1/completions", json={"prompt": "yes", "max_tokens": 20, "stream": True}
+        ) as beside:
+            lines = beside.iter_lines()
+            next(lines)
+            answer = server.post("/v1/completions", {"prompt": ["no", "yes"], "max_tokens": 4}, timeout=20)
+            assert answer.status_code == 500 and facts(answer)["type"] == "server_error"
+            assert "secret" not in answer.text
+            assert list(lines)[-2] == "data: [DONE]"
+        assert server.post("/v1/completions", {"prompt": "yes", "max_tokens": 2}).status_code == 200
