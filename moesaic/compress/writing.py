@@ -15,7 +15,8 @@ from moesaic.compress.job import Job
 from moesaic.errors import UserError
 from moesaic.kernels.quantised import padded
 from moesaic.model import compressed_tensors
-from moesaic.model.compressed import KEY, Scheme, settings_of
+from moesaic.model.checkpoint import QUANTIZATION
+from moesaic.model.compressed import Scheme, settings_of
 from moesaic.model.config import ModelConfig
 from moesaic.model.directory import Entry, write_entries
 from moesaic.model.families import Place, family_for, write_config
@@ -50,10 +51,12 @@ def write(job: Job, config: ModelConfig, out: Path, life: list[dict[str, Any]], 
         matrix = partial(job.shelf.matrix, homes[name], name)
         entries += [Entry(*entry) for entry in compressed_tensors.entries_for(place, scheme, matrix, out)]
     if schemes:
-        raw[KEY] = settings_of(schemes)
+        raw[QUANTIZATION] = settings_of(schemes)
     if modules:
         linear = {place.name.removesuffix(".weight") for place in places if len(place.shape) == 2} | {"lm_head"}
-        raw[KEY] = compressed_tensors.settings_for(modules, sorted(linear - modules.keys() - {"model.embed_tokens"}))
+        raw[QUANTIZATION] = compressed_tensors.settings_for(
+            modules, sorted(linear - modules.keys() - {"model.embed_tokens"})
+        )
     write_entries(out, raw, entries, job.parts.source.files, life, also=partial(copy_head, job.source))
 
 

@@ -33,6 +33,7 @@ SIDE_FILES = (
     "generation_config.json",
 )
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+QUANTIZATION = "quantization_config"  # the part of config.json that says how weights of few bits are kept
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 LARGEST_TEXT = 256 * 2**20
 
@@ -117,7 +118,7 @@ class Checkpoint:
         self.files = {name: content for name, content in contents if content is not None}
 
     def _weight_files(self) -> Iterator[TensorFile]:
-        compressed = bool(self.config.get("quantization_config"))
+        compressed = bool(self.config.get(QUANTIZATION))
         if is_file(self.place / SINGLE):  # also where an index is there: as `transformers` does
             yield TensorFile(self.place / SINGLE, integers=compressed)
             return

@@ -19,13 +19,12 @@ from torch import Tensor, nn
 
 from moesaic.errors import UserError
 from moesaic.kernels.quantised import BITS, BLOCK, QuantisedMatrix, padded, unpack
-from moesaic.model.checkpoint import Checkpoint, Source
+from moesaic.model.checkpoint import QUANTIZATION, Checkpoint, Source
 from moesaic.model.families import Place, family_for, read_config
 from moesaic.model.float8 import Float8Source, is_float8
 from moesaic.model.sparse_codes import filled, kept_inputs, mask_bytes, thinned
 from moesaic.model.tensor_file import Part
 
-KEY = "quantization_config"
 OURS = "moesaic"
 _AGAIN = "Copy it again, or compress the original again."
 _SCALES = (torch.float16, torch.float32, torch.bfloat16)
@@ -79,7 +78,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint | CompressedSource | Float8S
     from moesaic.model.packed_layouts import METHODS, PackedLayout
 
     found = Checkpoint(path)
-    settings = found.config.get(KEY)
+    settings = found.config.get(QUANTIZATION)
     if not settings:
         return found
     method = settings.get("quant_method") if isinstance(settings, dict) else settings
@@ -106,8 +105,8 @@ class OwnLayout:
         self._raw = raw
         self.place, self.files, self.bytes = raw.place, raw.files, raw.bytes
         self._where = raw.place / "config.json"
-        self.config = {key: value for key, value in raw.config.items() if key != KEY}
-        self._default, self._special = _schemes(raw.config[KEY], self._where)
+        self.config = {key: value for key, value in raw.config.items() if key != QUANTIZATION}
+        self._default, self._special = _schemes(raw.config[QUANTIZATION], self._where)
         self._stored = raw.shapes()
         names = {name.removesuffix(".codes") for name in self._stored if name.endswith(".codes")}
         names = {name for name in names if not name.endswith((".up", ".down"))}
@@ -270,17 +269,17 @@ def plain_scheme(scheme: Scheme) -> dict[str, int]:
 def _schemes(settings: Any, where: Path) -> tuple[Scheme, dict[str, Scheme]]:
     special = settings.get("matrices", {})
     if settings.get("format") != 1 or not isinstance(special, dict):
-        raise UserError(where, f"{KEY}: not a form of compression that is known here", _AGAIN)
+        raise UserError(where, f"{QUANTIZATION}: not a form of compression that is known here", _AGAIN)
     return read_scheme(settings.get("default"), where), {n: read_scheme(raw, where) for n, raw in special.items()}
 
 
 def read_scheme(raw: Any, where: Path) -> Scheme:
     known = {field.name for field in fields(Scheme)}
     if not isinstance(raw, dict) or not raw.keys() <= known or any(type(n) is not int for n in raw.values()):
-        raise UserError(where, f"{KEY}: {str(raw)[:80]!r} is no scheme", _AGAIN)
+        raise UserError(where, f"{QUANTIZATION}: {str(raw)[:80]!r} is no scheme", _AGAIN)
     try:
         made = Scheme(**raw)
     except TypeError:
-        raise UserError(where, f"{KEY}: a scheme needs bits and group", _AGAIN) from None
+        raise UserError(where, f"{QUANTIZATION}: a scheme needs bits and group", _AGAIN) from None
     made.check(where)
     return made

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from moesaic.errors import UserError
 from moesaic.kernels.quantised import BITS, BLOCK, QuantisedMatrix, padded, unpack
-from moesaic.model.checkpoint import Checkpoint
-from moesaic.model.compressed import KEY, Quantised, Scheme
+from moesaic.model.checkpoint import QUANTIZATION, Checkpoint
+from moesaic.model.compressed import Quantised, Scheme
 from moesaic.model.families import Place
 from moesaic.model.tensor_file import Part
 
@@ -34,8 +34,8 @@ class CompressedTensors:
         self._raw = raw
         self.place, self.files, self.bytes = raw.place, raw.files, raw.bytes
         self._where = raw.place / "config.json"
-        self.config = {key: value for key, value in raw.config.items() if key != KEY}
-        self._groups = _groups(raw.config[KEY], self._where)
+        self.config = {key: value for key, value in raw.config.items() if key != QUANTIZATION}
+        self._groups = _groups(raw.config[QUANTIZATION], self._where)
         self._stored = raw.shapes()
         self._modules = {name.removesuffix(".weight_scale") for name in self._stored if name.endswith(".weight_scale")}
 
@@ -94,7 +94,7 @@ class CompressedTensors:
             for target in targets:
                 if target in ("Linear", module) or (target.startswith("re:") and re.match(target[3:], module)):
                     return arguments
-        raise UserError(self._where, f"{KEY}: nothing is said about {module}", _REMEDY)
+        raise UserError(self._where, f"{QUANTIZATION}: nothing is said about {module}", _REMEDY)
 
     def _matrix(self, module: str, device: torch.device = CPU) -> QuantisedMatrix:
         bits, symmetric, group, activation_bits = self._arguments(module)
@@ -152,7 +152,7 @@ def _joined(parts: list[QuantisedMatrix], where: Path) -> QuantisedMatrix:
 
 def _groups(settings: dict[str, Any], where: Path) -> list[tuple[list[str], tuple[int, bool, int, int]]]:
     def wrong(problem: str) -> UserError:
-        return UserError(where, f"{KEY}: {problem}", _REMEDY)
+        return UserError(where, f"{QUANTIZATION}: {problem}", _REMEDY)
 
     found = []
     groups = settings.get("config_groups")

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from moesaic.errors import UserError
-from moesaic.model.checkpoint import Checkpoint
+from moesaic.model.checkpoint import QUANTIZATION, Checkpoint
 from moesaic.model.tensor_file import Part
 
-KEY = "quantization_config"
 SCALES = ("_scale_inv", "_scale")
 LEFT_OUT = (".input_scale", ".activation_scale", ".input_zero_point")
 _REMEDY = "Convert the weights to bfloat16 first."
@@ -41,8 +40,8 @@ class Float8Source:
     def __init__(self, raw: Checkpoint) -> None:
         self._raw = raw
         self.place, self.files, self.bytes = raw.place, raw.files, raw.bytes
-        self.config = {key: value for key, value in raw.config.items() if key != KEY}
-        self._block = _block(raw.config[KEY], raw)
+        self.config = {key: value for key, value in raw.config.items() if key != QUANTIZATION}
+        self._block = _block(raw.config[QUANTIZATION], raw)
         self._stored = raw.shapes()
         self._scale = {}
         for name in self._stored:
@@ -94,7 +93,7 @@ def _block(settings: dict[str, Any], raw: Checkpoint) -> tuple[int, int] | None:
     """Rows and columns of a block, where scales are by block."""
 
     def wrong(problem: str) -> UserError:
-        return UserError(raw.place / "config.json", f"{KEY}: {problem}", _REMEDY)
+        return UserError(raw.place / "config.json", f"{QUANTIZATION}: {problem}", _REMEDY)
 
     if settings.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
         raise wrong(f"numbers of the form {str(settings['fmt'])[:20]!r} are not read")

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from moesaic.errors import UserError
 from moesaic.kernels.quantised import BITS, BLOCK, QuantisedMatrix, padded
-from moesaic.model.checkpoint import Checkpoint
-from moesaic.model.compressed import KEY
+from moesaic.model.checkpoint import QUANTIZATION, Checkpoint
 from moesaic.model.compressed_tensors import CPU, CompressedTensors, unpack32
 
 METHODS = ("gptq", "awq")
@@ -28,9 +27,9 @@ class PackedLayout(CompressedTensors):
         self._raw = raw
         self.place, self.files, self.bytes = raw.place, raw.files, raw.bytes
         self._where = raw.place / "config.json"
-        self.config = {key: value for key, value in raw.config.items() if key != KEY}
-        self._awq, self._bits, self._group, self._less = _read(raw.config[KEY], raw)
-        self._symmetric = raw.config[KEY].get("sym") is True
+        self.config = {key: value for key, value in raw.config.items() if key != QUANTIZATION}
+        self._awq, self._bits, self._group, self._less = _read(raw.config[QUANTIZATION], raw)
+        self._symmetric = raw.config[QUANTIZATION].get("sym") is True
         self._stored = raw.shapes()
         self._modules = {name.removesuffix(".qweight") for name in self._stored if name.endswith(".qweight")}
 
@@ -92,7 +91,7 @@ def _read(settings: dict[str, Any], raw: Checkpoint) -> tuple[bool, int, int, in
     """Whether it is AWQ, bits, group (0: all inputs), what zeros are stored less."""
 
     def wrong(problem: str) -> UserError:
-        return UserError(raw.place / "config.json", f"{KEY}: {problem}", _REMEDY)
+        return UserError(raw.place / "config.json", f"{QUANTIZATION}: {problem}", _REMEDY)
 
     awq = settings.get("quant_method") == "awq"
     bits, group = settings.get("bits", settings.get("w_bit")), settings.get("group_size", settings.get("q_group_size"))
