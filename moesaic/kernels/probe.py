@@ -14,16 +14,21 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def cores() -> int:
+    """All that the machine has."""
+    return os.cpu_count() or 1
+
+
 def threads() -> int:
     """The cores this process may use: its affinity, and the quota of its control group."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores()
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         if quota != "max":
-            cores = min(cores, max(1, round(int(quota) / int(period))))
+            found = min(found, max(1, round(int(quota) / int(period))))
     except (OSError, ValueError):
         pass
-    return cores
+    return found
 
 
 def dtype(device: torch.device, stored: torch.dtype) -> torch.dtype:

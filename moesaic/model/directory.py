@@ -58,18 +58,27 @@ def load(
     wanted = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if dtype is not None and wanted not in tensor_file.DTYPES.values():
         raise UserError("dtype", f"{dtype} is not a format of weights", "Take float32, bfloat16 or float16.")
-    if threads is not None and threads < 1:
-        raise UserError("threads", f"must be at least 1, not {threads}", "Leave it out to use every core.")
+    wanted_threads = chosen_threads(threads)
     source = open_checkpoint(path)
     config, places = match(source)
     tokenizer = Tokenizer.from_files(source.files, source.place)
-    torch.set_num_threads(threads or probe.threads())
+    torch.set_num_threads(wanted_threads)
     device = chosen_device(device)
     wanted = wanted or probe.dtype(device, getattr(torch, config.dtype))
     model = fill(config, source, places, wanted, device, mode)
     model.tokenizer = tokenizer
     model.value = read_head(source.place, config.hidden, device)
     return model
+
+
+def chosen_threads(asked: int | None) -> int:
+    """As many as were asked for, if there are so many cores; else what this process may use."""
+    if asked is None:
+        return probe.threads()
+    if not 1 <= asked <= probe.cores():
+        problem = f"must be from 1 to {probe.cores()}, the cores of this machine, not {asked}"
+        raise UserError("threads", problem, "Leave it out to use every core.")
+    return asked
 
 
 def chosen_device(name: torch.device | str | None) -> torch.device:

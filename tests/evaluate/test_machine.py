@@ -137,7 +137,14 @@ def test_the_command_needs_no_model(quick: None, capsys: pytest.CaptureFixture[s
     told = json.loads(capsys.readouterr().out)
     assert told["directory"] == "this machine" and told["workload"] == machine.VERSION and told["threads"] == 1
     assert main(words) == 0 and "machine: score" in capsys.readouterr().out
-    for wrong in (["out/model"], ["seconds=0"], ["--dtype", "int8"], ["--device", "warp"]):
+    for wrong in (
+        ["out/model"],
+        ["seconds=0"],
+        ["--dtype", "int8"],
+        ["--device", "warp"],
+        ["--threads", "9999"],
+        ["--threads", "0"],
+    ):
         assert main([*words, *wrong]) == 2
     assert main(["evaluate", "--suite", "machine,tasks"]) == 2 and main(["evaluate", "--suite", "tasks"]) == 2
     assert "MODEL" in capsys.readouterr().err

@@ -284,7 +284,7 @@ def test_dtype_and_threads_are_overridden(tmp_path):
         assert moesaic.load(tmp_path / "model", dtype=torch.float64).dtype == torch.float64
     finally:
         torch.set_num_threads(before)
-    wrongs = [{"dtype": "float33"}, {"dtype": torch.int8}, {"threads": 0}, {"threads": -2}]
+    wrongs = [{"dtype": "float33"}, {"dtype": torch.int8}, {"threads": 0}, {"threads": -2}, {"threads": 9999}]
     for wrong in [*wrongs, {"device": "toaster"}, {"device": "cuda:77"}]:
         with pytest.raises(UserError, match=f"^{next(iter(wrong))}: "):
             moesaic.load(tmp_path / "model", **wrong)

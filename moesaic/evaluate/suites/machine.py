@@ -29,6 +29,7 @@ from moesaic.evaluate.operations import Read, forward_operations
 from moesaic.evaluate.suites import Asked, Suite
 from moesaic.kernels import probe
 from moesaic.model.config import Experts, GroupedQuery, Layer, ModelConfig, Rope
+from moesaic.model.directory import chosen_threads
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
 from moesaic.recipe import BalanceSection
@@ -113,7 +114,7 @@ def made(asked: Asked) -> Model:
         raise UserError("--device", f"there is no {wanted.device!r} here", "Take cpu, or leave it out.") from None
     if wanted.dtype not in (None, "float32", "bfloat16", "float16"):
         raise UserError("--dtype", f"{wanted.dtype} is not a format of weights", "Take float32 or bfloat16.")
-    torch.set_num_threads(wanted.threads or probe.threads())
+    torch.set_num_threads(chosen_threads(wanted.threads))
     usual = torch.bfloat16 if device.type == "cuda" else torch.float32
     dtype = getattr(torch, wanted.dtype) if wanted.dtype else usual
     return Model(WORKLOAD).initialize(0).to(device=device, dtype=dtype)
