@@ -57,6 +57,14 @@ def print_json(report: object) -> None:
     print(json.dumps(_plain(report), indent=2), file=JSON_OUTPUT.get(sys.stdout))
 
 
+def stopped(command: str, out: Path, begun: bool) -> typer.Exit:
+    """The end of a command that Ctrl-C ended; `begun`: that it goes on later, and does not begin anew."""
+    kept = f"Run the same command to go on; {out} keeps what is done."
+    said = kept if begun else "Nothing was done yet that could be kept; the same command begins anew."
+    print(f"moesaic {command}: stopped. {said}", file=sys.stderr)
+    return typer.Exit(130)
+
+
 def _plain(value: Any) -> Any:
     """JSON's own types; a number that JSON has no word for (infinity, nan) becomes null."""
     if isinstance(value, float):

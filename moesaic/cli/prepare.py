@@ -6,14 +6,13 @@ moesaic prepare recipes/tiny.yaml --out out/tiny-data data.dedupe.near=true --st
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from moesaic.cli import destination
-from moesaic.cli.app import JsonFlag, print_json
+from moesaic.cli.app import JsonFlag, print_json, stopped
 
 ORDER = 30
 
@@ -34,7 +33,7 @@ def command(
     Killed or stopped at any moment, the same command goes on where it was, with the same result.
     """
     from moesaic.data.preparation_report import drawn, summary
-    from moesaic.data.prepare import prepare
+    from moesaic.data.prepare import begun, prepare
     from moesaic.recipe import load_recipe
 
     asked = load_recipe(recipe, overrides or [])
@@ -42,8 +41,7 @@ def command(
         with drawn() as show:
             prepared = prepare(asked, out, strict=strict, show=show)
     except KeyboardInterrupt:
-        print(f"moesaic prepare: stopped. Run the same command to go on; {out} keeps what is done.", file=sys.stderr)
-        raise typer.Exit(130) from None
+        raise stopped("prepare", out, begun(out)) from None
     if json:
         print_json({"directory": prepared.directory, "already": prepared.already, **prepared.manifest})
     else:

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from moesaic.cli import destination
-from moesaic.cli.app import JsonFlag, print_json
+from moesaic.cli.app import JsonFlag, print_json, stopped
 
 ORDER = 35
 
@@ -50,7 +50,7 @@ def command(
     from moesaic.data.preparation_report import drawn
     from moesaic.model.atomic import alone_in
     from moesaic.recipe import load_recipe
-    from moesaic.train.quantile_proxies import RESULT, report
+    from moesaic.train.quantile_proxies import RESULT, begun, report
     from moesaic.train.quantile_proxies import quantiles as benchmark
 
     asked = load_recipe(recipe, overrides or [])
@@ -69,8 +69,7 @@ def command(
                 tell=lambda text: print(text, file=sys.stderr),
             )
     except KeyboardInterrupt:
-        print(f"moesaic quantiles: stopped. Run the same command to go on; {out} keeps what is done.", file=sys.stderr)
-        raise typer.Exit(130) from None
+        raise stopped("quantiles", out, begun(out)) from None
     if json:
         return print_json({"directory": out, **report(found)})
     print(found.table.text())

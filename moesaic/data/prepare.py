@@ -107,6 +107,11 @@ def prepare(
         ) from error
 
 
+def begun(out: Path) -> bool:
+    """Whether a preparation that was stopped left something to go on from; the first to be kept is the tokenizer."""
+    return (out / PROGRESS).exists() or (out / MANIFEST).exists()
+
+
 class _Preparation:
     def __init__(self, recipe: Recipe, out: Path, strict: bool, show: Callable[[Status], None]) -> None:
         self.recipe, self.data, self.out, self.strict, self.show = recipe, recipe.data, out, strict, show

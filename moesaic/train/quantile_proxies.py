@@ -23,6 +23,7 @@ from torch import Tensor
 import moesaic
 from moesaic.data.packing import Batch
 from moesaic.data.prepare import Status, prepare
+from moesaic.data.prepare import begun as preparation_begun
 from moesaic.data.quantiles import QuantileTable, benchmark_quantiles
 from moesaic.data.shards import Shards
 from moesaic.data.stream import TokenStream
@@ -40,6 +41,7 @@ from moesaic.train.run import Run
 
 HELD_OUT = 0.05  # of the documents, where the recipe holds none out
 RESULT = "quantiles.json"
+PROXIES = "proxies"
 LOSS = "loss.json"
 REQUEST = "proxy.json"
 
@@ -95,7 +97,7 @@ def quantiles(
         warnings.extend(stream.plan.warnings)
         for seed in range(recipe.train.seed, recipe.train.seed + seeds):
             before = steps * (sum(map(len, losses.values())))
-            place = out / "proxies" / f"{_plain(name)}-seed{seed}"
+            place = out / PROXIES / f"{_plain(name)}-seed{seed}"
             mine = recipe.changed(train={"seed": seed})
             trained = {"data": data.fingerprint, "recipe": mine.dump(), "order": stream.plan.fingerprint}
             asked = {**trained, "on": on, "tokens": tokens}
@@ -126,6 +128,11 @@ def quantiles(
     found = Quantiles(table, losses, warnings)
     write_json(out / RESULT, report(found))
     return found
+
+
+def begun(out: Path) -> bool:
+    """Whether there is something to go on from: a proxy, or data that is being prepared."""
+    return (out / PROXIES).is_dir() or preparation_begun(out / "data")
 
 
 def report(found: Quantiles) -> dict[str, Any]:

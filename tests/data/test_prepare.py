@@ -217,6 +217,20 @@ class TestKilled:
         prepare(recipe(corpus), corpus / "plain")
         assert tree(corpus / "out") == tree(corpus / "plain")
 
+    def test_stopped_before_there_is_a_tokenizer_nothing_is_kept(
+        self, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def stopped(*given: Any) -> None:
+            raise KeyboardInterrupt
+
+        path = corpus / "recipe.yaml"
+        path.write_text(json.dumps(recipe(corpus).dump()))
+        monkeypatch.setattr("moesaic.data.prepare.train_tokenizer", stopped)
+        for command in ("prepare", "quantiles"):
+            assert main([command, str(path), "--out", str(corpus / command)]) == 130
+            told = capsys.readouterr().err
+            assert f"{command}: stopped. Nothing was done yet that could be kept" in told and "go on" not in told
+
 
 class TestAgain:
     def test_is_nothing_to_do(self, corpus: Path) -> None:
