@@ -22,9 +22,10 @@ def command(
 ) -> None:
     """Show what a model is: parameters, layers, memory, and its life so far."""
     from moesaic.model import lineage
+    from moesaic.model.checkpoint import Checkpoint
     from moesaic.model.compressed import is_compressed, open_checkpoint
     from moesaic.model.directory import match
-    from moesaic.model.facts import describe_layers, facts
+    from moesaic.model.facts import bits_per_weight, describe_layers, facts
     from moesaic.model.value_head import has_head
 
     source = open_checkpoint(directory)
@@ -45,7 +46,7 @@ def command(
         "context": config.context,
         "dtype": config.dtype,
         "disk_bytes": source.bytes,
-        "bits_per_weight": round(source.bytes * 8 / known.parameters, 3),
+        "bits_per_weight": bits_per_weight(Checkpoint(directory), config),
         "compressed": is_compressed(source),
         "run_bytes": source.bytes if is_compressed(source) else known.run_bytes,
         "train_bytes": known.train_bytes,

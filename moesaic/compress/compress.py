@@ -21,7 +21,7 @@ from moesaic.model.atomic import alone_in, spare
 from moesaic.model.checkpoint import Checkpoint
 from moesaic.model.compressed import is_compressed, open_checkpoint
 from moesaic.model.directory import Parts, chosen_device, load
-from moesaic.model.facts import facts
+from moesaic.model.facts import bits_per_weight, facts
 from moesaic.model.tokenizer import Tokenizer
 
 
@@ -112,7 +112,7 @@ def compress(
         }
         writing.write(job, config, out, [*lineage.read(directory), lineage.stage("compress", **told)], wish.layout)
         told["bytes"] = Checkpoint(out).bytes
-        told["bits_per_weight"] = round(told["bytes"] * 8 / known.parameters, 3)
+        told["bits_per_weight"] = bits_per_weight(Checkpoint(out), config)
         told["ratio"] = round(told["bytes"] / before, 4)
         told["layer_errors"] = errors
         if wish.check_tokens and tokenizer is not None:

@@ -1,4 +1,4 @@
-"""What a model amounts to: parameters, bytes, and what running or training it takes. From its configuration alone."""
+"""What a model amounts to: parameters, bytes, and what running or training it takes. Without its weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from math import prod
 
 import torch
 
+from moesaic.model.checkpoint import Checkpoint
 from moesaic.model.config import Experts, Layer, ModelConfig
+from moesaic.model.families import Place, family_for
 from moesaic.model.transformer import Model
 
 
@@ -42,6 +44,17 @@ def facts(config: ModelConfig) -> Facts:
         train_bytes=total * 16,
         kv_bytes_per_token=size * sum(prod(shape) for layer in kept for shape in layer.values()),
     )
+
+
+def bits_per_weight(stored: Checkpoint, config: ModelConfig) -> float:
+    """On disk; what is written a second time for other programs, such as the embedding beside layers that predict
+    further tokens, is no weight of its own."""
+    places: list[Place] = family_for(config.family, stored.place).layouts(config)[0]
+    copies = tuple(place.name.removesuffix("weight") for place in places if place.copy)
+    shapes = stored.shapes()
+    again = [name for name in shapes if name.startswith(copies)]
+    twice = sum(prod(shapes[name]) * stored.dtype(name).itemsize for name in again)
+    return round((stored.bytes - twice) * 8 / facts(config).parameters, 3)
 
 
 def describe_layers(config: ModelConfig) -> list[str]:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers.modeling_layers import MtpModel
 
 import moesaic
+from moesaic.cli import main
 from moesaic.errors import UserError
 from moesaic.model import directory
 from moesaic.model.checkpoint import Checkpoint
@@ -252,3 +253,23 @@ def test_half_of_a_prediction_layer_is_refused(tmp_path):
     tensors["model.layers.3.eh_proj.weight"] = torch.zeros(48, 96)
     save_file(tensors, tmp_path / "model" / "model.safetensors")
     assert len(moesaic.load(tmp_path / "model").mtp) == 1
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_copies_for_others_are_no_bits_of_a_weight(
+    count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if count:
+        checkpoint("glm4_moe", count, tmp_path)
+    else:
+        oracle.save("glm4_moe", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
+    copies = [
+        name for name in sizes if ".layers." in name and name.endswith(("embed_tokens.weight", "head.head.weight"))
+    ]
+    assert len(copies) == 2 * count
+    assert main(["show", str(tmp_path), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    own = shown["disk_bytes"] - sum(sizes[name] for name in copies)
+    assert shown["bits_per_weight"] == pytest.approx(own * 8 / shown["parameters"], abs=1e-3)
