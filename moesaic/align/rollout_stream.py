@@ -53,6 +53,8 @@ class PolicyStream:
     pending: list[list[Sample]] = field(default_factory=list)  # of the present rollouts, not yet learned from
     notes: dict[str, float] = field(default_factory=dict)
     told: list[str] = field(default_factory=list)  # a few answers with their rewards, for whoever reads the log
+    warnings: list[str] = field(default_factory=list)  # of the present rollouts
+    explained: set[str] = field(default_factory=set)  # rewards whose failing was told
 
     @property
     def position(self) -> dict[str, Any]:
@@ -85,7 +87,7 @@ class PolicyStream:
         # Tokens are fresh if the weights have not changed since: in the first update only.
         version = self.version if fresh else -1
         batch = as_batch(samples, version, self.settings.level, {}, notes)
-        batch.told = self.told if fresh else []
+        batch.told, batch.warnings = (self.told, self.warnings) if fresh else ([], [])
         if self.reference is not None:
             batch.columns["reference"] = self._under(self.reference, batch)
         return batch
@@ -136,6 +138,21 @@ class PolicyStream:
         self.pending = [shuffled[start : start + size] for start in range(0, len(shuffled), size)]
         self.notes = _notes(every, groups) | self.selector.notes() | self.extra_notes()
         self.told = [one.told() for one in every[0].groups[0][:2]]
+        self.warnings = self._explained([problem for rolled in every for problem in rolled.problems])
+
+    def _explained(self, problems: Sequence[str]) -> list[str]:
+        """Why answers count as reward_problems: the first reason of each reward, once."""
+        found: dict[str, list[str]] = {}
+        for problem in problems:
+            name, _, why = problem.partition(": ")
+            found.setdefault(name, []).append(why)
+        fresh = {name: whys for name, whys in found.items() if name not in self.explained}
+        self.explained |= fresh.keys()
+        return [
+            f"the reward {name} failed on {len(whys):,} answers, which get nothing for it "
+            f"(reward_problems in metrics.jsonl counts them): {whys[0]}"
+            for name, whys in fresh.items()
+        ]
 
 
 @dataclass(kw_only=True)

@@ -39,6 +39,7 @@ class Batch:
     columns: dict[str, Tensor] = field(default_factory=dict)  # more about each token, for objectives that want it
     notes: dict[str, float] = field(default_factory=dict)  # about the batch, for the record
     told: list[str] = field(default_factory=list)  # a few of its samples, to be read by people
+    warnings: list[str] = field(default_factory=list)  # what went wrong on the way to it, told at once
     frozen: bool = False  # looked at, and not learned from: the model stays as it is
 
     def parts(self, number: int, device: torch.device | str | None = None) -> list[Batch]:

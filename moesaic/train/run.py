@@ -165,6 +165,8 @@ class Run:
         self.report.step(
             StepRecord(self.step, loss.total, lr, tokens, seconds, result.norm, result.skipped, flops, parts, loads)
         )
+        for warning in batch.warnings:
+            self.report.note(warning, kind="warning")
         self.checkpoints.look()
 
     def rewind(self) -> None:

@@ -24,6 +24,7 @@ from moesaic.model import directory, lineage
 from moesaic.model.flow import Routing
 from moesaic.model.value_head import FILE, give_head
 from moesaic.recipe import load_recipe
+from moesaic.train.metrics import read_events
 from moesaic.train.objectives.reward_model import RewardModel
 from moesaic.train.run import Run
 from tests.serve.made import talking_model
@@ -356,3 +357,18 @@ def test_a_head_of_another_model_is_refused(made, tmp_path):
     save_file({"weight": torch.zeros(1, 7), "bias": torch.zeros(1)}, tmp_path / "other" / FILE)
     with pytest.raises(UserError, match="does not hold weight 1x48"):
         moesaic.load(tmp_path / "other")
+
+
+def test_a_reward_that_fails_is_explained_once_in_the_log(base, tmp_path):
+    wrong = [{"kind": "max_word", "value": 1}]
+    lines = [{"question": f"Say {word}", "constraints": wrong} for word in WORDS]
+    policy = (
+        f'{{name: policy, steps: 2, data: [{{path: "{written(tmp_path / "q.jsonl", lines)}"}}], prompts: 2, group: 2, '
+        "max_tokens: 3, rewards: [{name: constraints}, {name: length, most: 4, slack: 4}], evaluate_every: 0}"
+    )
+    align(recipe(tmp_path, policy), base, tmp_path / "out", quiet=True)
+    assert [line["reward_problems"] for line in metrics(tmp_path / "out")] == [4, 4]
+    [warning] = [event for event in read_events(tmp_path / "out") if event["kind"] == "warning"]
+    assert warning["step"] == 1
+    assert "the reward constraints failed on 4 answers, which get nothing for it (reward_problems" in warning["text"]
+    assert "did you mean max_words" in warning["text"]
