@@ -20,6 +20,7 @@ from moesaic.model import lineage
 from moesaic.model.atomic import alone_in, spare
 from moesaic.model.checkpoint import Checkpoint
 from moesaic.model.compressed import is_compressed, open_checkpoint
+from moesaic.model.config import Experts
 from moesaic.model.directory import Parts, chosen_device, load
 from moesaic.model.facts import bits_per_weight, facts
 from moesaic.model.tokenizer import Tokenizer
@@ -70,6 +71,11 @@ def compress(
         raise UserError(directory, "is compressed already", "Compress the original.")
     spare(out, directory)
     parts = Parts(source)
+    mixture = any(isinstance(layer.ffn, Experts) for layer in parts.config.layers)
+    if wish.layout != "moesaic" and mixture and (why := method.not_joined):
+        problem = f"transformers cannot load a mixture of experts from {why} in {wish.layout}"
+        remedy = "Leave out --layout, or make symmetric codes of one size (as rtn, awq and gptq symmetric=true do)."
+        raise UserError("--layout", problem, remedy)
     named = {"name": type(method).__module__.rpartition(".")[2], **dataclasses.asdict(method)}  # type: ignore[call-overload]
     tokenizer = Tokenizer.from_files(source.files, source.place)
     text = calibration.read_text(wish.data)

@@ -50,6 +50,27 @@ def test_wrong_requests(
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "words, problem",
+    [
+        (["gptq"], "codes with zero points"),
+        (["rtn", "symmetric=false"], "codes with zero points"),
+        (["zeroquant"], "8-bit weights for 8-bit activations"),
+        (["mixed", "symmetric=true", "target=transformers"], "codes of several sizes"),
+    ],
+)
+def test_mixtures_that_transformers_could_not_load(
+    words: list[str], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = make(tmp_path / "model")
+    capsys.readouterr()
+    asked = ["compress", str(model), "--out", str(tmp_path / "out"), "--layout", "compressed-tensors"]
+    assert main([*asked, "--method", *words]) == 2
+    shown = capsys.readouterr().err
+    assert f"transformers cannot load a mixture of experts from {problem}" in shown and "Leave out --layout" in shown
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
 def test_too_little_text(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "short.txt").write_text("A few words.")
     words = ["compress", str(model), "--method", "gptq", "--out", str(tmp_path / "out")]

@@ -29,6 +29,7 @@ EITHER: list[tuple[str, dict[str, Any], float]] = [
     ("gptq", {"bits": 4, "group": 32, "symmetric": True}, 2e-3),
     ("rtn", {"bits": 4, "group": 0}, 2e-3),
     ("rtn", {"bits": 8, "group": 0}, 2e-3),
+    ("zeroquant", {"bits": 4, "group": 32, "steps": 0}, 2e-2),
 ]
 
 

@@ -35,6 +35,12 @@ class Compressor(ABC):
     def run(self, job: Job) -> ModelConfig: ...
 
     @property
+    def not_joined(self) -> str:
+        """What `transformers` cannot join to the experts of a mixture in what this makes, if there is such a thing: it
+        takes symmetric, packed codes of one size."""
+        return "" if getattr(self, "symmetric", True) else "codes with zero points"
+
+    @property
     def ends_bits(self) -> int:
         """Of the embedding and the output matrix; 0 leaves them as they are."""
         return 8

@@ -52,6 +52,10 @@ class Mixed(ByMatrix):
         if not choices[0] <= self.bits <= choices[-1]:
             raise ValueError(f"bits must be from {choices[0]} to {choices[-1]}, not {self.bits}")
 
+    @property
+    def not_joined(self) -> str:
+        return "codes of several sizes"  # which it does without a word, and then says nonsense
+
     def _grid(self, bits: int, whole_zeros: bool = False) -> Grid:
         return Grid(bits, self.group, self.symmetric, whole_zeros=whole_zeros)
 

@@ -34,6 +34,10 @@ class ZeroQuant(ByMatrix):
     steps: int = 20  # of distillation, each over one piece of the text
     rate: float = 0.02  # how far a step may move a weight, as a share of their mean size
 
+    @property
+    def not_joined(self) -> str:
+        return "8-bit weights for 8-bit activations" if self.bits == self.activation_bits == 8 else ""
+
     def __post_init__(self) -> None:
         self._grid()
         if self.steps < 0 or not 0 < self.rate < 1:
