@@ -27,6 +27,7 @@ else:
 
     from moesaic.compress.grid import Grid
     from moesaic.kernels.triton import (
+        coded_direct,
         coded_products,
         decode,
         decode_hopper,
@@ -104,7 +105,7 @@ else:
             kernels.append(kernel.warmup(*inputs, grid=grid, OVERLAP=True, launch_pdl=True, **options))
 
         monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-        for module in (coded_products, decode, decode_hopper, latent, one_row, paged_attention, streamed):
+        for module in (coded_direct, coded_products, decode, decode_hopper, latent, one_row, paged_attention, streamed):
             monkeypatch.setattr(module, "launch_overlapped", launch)
         triton.runtime.driver.set_active(Pretended())
         return kernels
@@ -169,6 +170,24 @@ else:
         for kernel in launched:
             ptx = kernel.asm["ptx"]
             assert "sub.bf16x2" in ptx and ("mma.sync" in ptx or "wgmma.mma_async" in ptx) and "ld.local" not in ptx
+
+    @pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "with-zeros"])
+    @pytest.mark.parametrize(("width", "choices"), [(768, 8), (640, 6)], ids=str)
+    def test_codes_go_to_registers(launched, symmetric, width, choices):
+        """Sixteen bytes at a time, all of a row's in flight together, those of the second launch before it waits."""
+        matrices = [Grid(4, 64, symmetric).matrix(torch.randn(size)) for size in ((2 * width, 2048), (2048, width))]
+        gate_up, down = (Coded([matrix], torch.bfloat16, stacked=True) for matrix in matrices)
+        routes = torch.zeros(1, choices, dtype=torch.int64)
+        coded_direct.experts(empty(1, 2048), routes, torch.ones(1, choices), gate_up, down)
+        hidden, output = (kernel.asm["ptx"] for kernel in launched)
+        for ptx in (hidden, output):
+            assert "mma.sync" in ptx and "ld.local" not in ptx and "st.local" not in ptx
+        assert hidden.count("ld.global.v4.b32") == 2 * 8 + 4 * 8  # codes, and x
+        blocks = width // 128
+        parts = 2 if blocks % 2 == 0 else 1
+        before, after = output.split("griddepcontrol.wait")
+        assert before.count("ld.global.v4.b32") >= 2 * blocks // parts
+        assert after.count("ld.global.v4.b32") >= 4 * blocks // parts
 
     @pytest.mark.parametrize("cached", [torch.bfloat16, torch.float8_e4m3fn], ids=["bf16", "float8"])
     @pytest.mark.parametrize("heads", [20, 128])

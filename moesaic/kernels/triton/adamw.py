@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 4096
+BLOCK = 2048  # measured on an H200: 4.22 TB/s; 4096 4.12, 8192 3.4
 
 
 @triton.jit

@@ -59,6 +59,7 @@ def attend(
         "LONE": LONE,
         "WINDOWED": window is not None,
         "TURNING": turning,
+        "PACKED": q_THC.is_cuda,
         "PRECISION": "ieee" if wide else "tf32",
         "STAGES": 1 if wide else 2,
     }
