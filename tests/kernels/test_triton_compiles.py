@@ -5,6 +5,7 @@ In a process of its own, because it replaces Triton's driver.
 """
 
 import os
+import re
 import subprocess
 import sys
 
@@ -164,30 +165,32 @@ else:
             assert "wgmma.mma_async" in kernel.asm["ptx"] and "kWidth = 4" not in kernel.asm["ttgir"]
 
     @pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "with-zeros"])
-    def test_products_in_few_bits(launched, symmetric):
+    def test_codes_of_four_bits_meet_inputs_in_their_order(launched, symmetric):
         in_few_bits(Grid(4, 128, symmetric))
         assert len(launched) == 5
         for kernel in launched:
             ptx = kernel.asm["ptx"]
-            assert "sub.bf16x2" in ptx and ("mma.sync" in ptx or "wgmma.mma_async" in ptx) and "ld.local" not in ptx
+            assert "sub.bf16x2" in ptx and "wgmma.mma_async" in ptx and "kWidth = 4" not in kernel.asm["ttgir"]
+            assert "ld.local" not in ptx
 
     @pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "with-zeros"])
     @pytest.mark.parametrize(("width", "choices"), [(768, 8), (640, 6)], ids=str)
     def test_codes_go_to_registers(launched, symmetric, width, choices):
-        """Sixteen bytes at a time, all of a row's in flight together, those of the second launch before it waits."""
+        """All of a row's are asked for together, and where the launch waits for its inputs, before that."""
         matrices = [Grid(4, 64, symmetric).matrix(torch.randn(size)) for size in ((2 * width, 2048), (2048, width))]
         gate_up, down = (Coded([matrix], torch.bfloat16, stacked=True) for matrix in matrices)
         routes = torch.zeros(1, choices, dtype=torch.int64)
         coded_direct.experts(empty(1, 2048), routes, torch.ones(1, choices), gate_up, down)
-        hidden, output = (kernel.asm["ptx"] for kernel in launched)
-        for ptx in (hidden, output):
+        coded_direct.linear(empty(3, 2048), gate_up, empty(2 * width), empty(3, 2 * width))
+        for kernel in launched:
+            ptx = kernel.asm["ptx"]
             assert "mma.sync" in ptx and "ld.local" not in ptx and "st.local" not in ptx
-        assert hidden.count("ld.global.v4.b32") == 2 * 8 + 4 * 8  # codes, and x
-        blocks = width // 128
-        parts = 2 if blocks % 2 == 0 else 1
-        before, after = output.split("griddepcontrol.wait")
-        assert before.count("ld.global.v4.b32") >= 2 * blocks // parts
-        assert after.count("ld.global.v4.b32") >= 4 * blocks // parts
+        hidden, output, plain = (kernel.asm["ptx"] for kernel in launched)
+        assert hidden.index("mma.sync") > [at.start() for at in re.finditer("ld.global.v4.b32", hidden)][2 * 8 - 1]
+        for ptx, blocks in ((output, width // 128), (plain, 16)):
+            parts = 2 if blocks % 2 == 0 else 1
+            before, after = ptx.split("griddepcontrol.wait")
+            assert before.count("ld.global.v4.b32") >= 2 * blocks // parts and "ld.global.v4.b32" not in after
 
     @pytest.mark.parametrize("cached", [torch.bfloat16, torch.float8_e4m3fn], ids=["bf16", "float8"])
     @pytest.mark.parametrize("heads", [20, 128])

@@ -2,8 +2,12 @@
 
 Codes have 4 or 8 bits, whatever they had on disk. With 4, a byte holds two inputs with `apart` between them, so that
 the low parts of neighbouring bytes are neighbouring inputs and the high parts the next ones: nothing is shuffled after
-reading. A group's scale multiplies the exact integer product of its codes and the inputs, in float32, so that nothing
-but the inputs is rounded to bf16.
+reading. The words of 64 such bytes lie as the columns of a square of them: of 16 bytes in a row each word belongs to
+another 16 inputs, so that four threads that have read 64 bytes together hold what tensor cores take from them, a word
+of each for every 16 inputs in a row (`coded_direct.py`).
+
+A group's scale multiplies the exact integer product of its codes and the inputs, in float32, so that nothing but the
+inputs is rounded to bf16.
 """
 
 from __future__ import annotations
@@ -90,13 +94,20 @@ def packed(codes_OI: Tensor, bits: int, half: int, middle: int) -> Tensor:
     if bits == 8:
         return codes_OI.contiguous()
     pairs_OC2H = codes_OI.unflatten(1, (-1, 2, half))
-    return (pairs_OC2H[:, :, 0] | pairs_OC2H[:, :, 1] << 4).flatten(1)
+    return turned(pairs_OC2H[:, :, 0] | pairs_OC2H[:, :, 1] << 4).flatten(1)
+
+
+def turned(bytes_XH: Tensor) -> Tensor:
+    """Rows of words as columns, and again as rows: sixteen words are a square, eight stay as they are."""
+    if bytes_XH.shape[-1] != 64:
+        return bytes_XH
+    return bytes_XH.unflatten(-1, (4, 4, 4)).transpose(-3, -2).flatten(-3)
 
 
 def unpacked(codes_EOB: Tensor, bits: int, half: int) -> Tensor:
     if bits == 8:
         return codes_EOB
-    bytes_EOCH = codes_EOB.unflatten(2, (-1, half))
+    bytes_EOCH = turned(codes_EOB.unflatten(2, (-1, half)))
     return torch.stack([bytes_EOCH & 15, bytes_EOCH >> 4], dim=3).flatten(2)
 
 

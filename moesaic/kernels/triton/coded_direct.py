@@ -1,10 +1,12 @@
-"""Experts of 4 bits for a few tokens: codes go from memory straight into the registers that tensor cores take them from.
+"""Products of 4 bits with a few tokens: codes go from memory straight into the registers tensor cores take them from.
 
 No shared memory to go through, no other warps to wait for: a warp asks for all codes of its rows at once, and unpacks
-what has come. In a product of tensor cores, thread (g, t) of a warp brings inputs of rows g and g + 8; which inputs
-those are is of no account, as long as weights and x agree. So a thread reads 16 bytes in a row, 32 codes, and the 32
-inputs that belong to them. Each 64 inputs are summed by themselves, scaled, and added in order, as in
-`coded_kernels.py`.
+what has come. In a product of tensor cores, thread (g, t) of a warp brings four of sixteen inputs of rows g and g + 8;
+which four is of no account, as long as weights and x agree: those of one word of codes. It has read four words in a
+row, and words lie so that they belong to four products (`coded.py`).
+
+Sixteen inputs in a row make a product, four products follow each other, and what these 64 inputs make is scaled and
+added in order. So does `coded_kernels.py`, with as many tokens as there are: a token's bits are the same there.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -19,9 +21,13 @@ from moesaic.kernels.triton.overlap import launch_overlapped, overlaps
 
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # renamed after triton 3.6
 
-BLOCK = 128  # inputs whose codes lie in 64 bytes of a row: the first 64 in their low bits, the others in their high bits
-MOST_UP, MOST_DOWN = 16, 12  # blocks of a row: all of them in registers
+BLOCK = (
+    128  # inputs whose codes lie in 64 bytes of a row: the first 64 in their low bits, the others in their high bits
+)
+MOST = 8  # steps whose codes are asked for together: two registers of each thread for every 64 bytes
 MOST_CHOICES = 8
+TOKENS = 4  # of a plain product, by one program
+AGAIN = 10240  # columns that may be unpacked more than once, for more tokens; measured on an H200
 
 
 def _unpacked(word: str, names: tuple[str, str, str, str]) -> str:
@@ -34,39 +40,40 @@ shr.u32 {high}, {low}, 4;
 shr.u32 {next_high}, {next_low}, 4;
 """
     return spread + "".join(
-        f"lop3.b32 {name}, {name}, 0x000f000f, 0x43004300, 0xea;\nsub.bf16x2 {name}, {name}, middle;\n" for name in names
+        f"lop3.b32 {name}, {name}, 0x000f000f, 0x43004300, 0xea;\nsub.bf16x2 {name}, {name}, middle;\n"
+        for name in names
     )
 
 
-def _multiplied(sums: str, rows: tuple[str, str, str, str], x: int) -> str:
+def _multiplied(sums: str, rows: tuple[str, str, str, str], x: str) -> str:
     """16 inputs of 16 rows: the first pairs of rows g and g + 8, then the second ones."""
     total = ", ".join(f"{sums}{i}" for i in range(4))
     return (
-        f"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {{{total}}}, {{{', '.join(rows)}}}, "
-        f"{{${x}, ${x + 1}}}, {{{total}}};\n"
+        f"mov.b64 {{x0, x1}}, {x};\nmma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {{{total}}}, "
+        f"{{{', '.join(rows)}}}, {{x0, x1}}, {{{total}}};\n"
     )
 
 
 def _assembly(ones: bool) -> str:
-    """A block's products. In: four words of codes of either row, then of x eight for the low bits and eight for the
+    """A block's products. In: four words of codes of either row, then of x four for the low bits and four for the
     high. Out: row g's product with the low bits' inputs, with the high bits', and the same of row g + 8. With `ones`
     there are no codes: sums of the inputs. Columns of x may differ: row g meets the even ones, row g + 8 the odd."""
     first_x = 4 if ones else 12
-    text = "{\n.reg .b32 middle, a<8>;\n.reg .f32 c<4>, d<4>;\nmov.b32 middle, 0x43084308;\n"
+    text = "{\n.reg .b32 middle, x0, x1, a<8>;\n.reg .f32 c<4>, d<4>;\nmov.b32 middle, 0x43084308;\n"
     text += "".join(f"mov.f32 {name}{i}, 0f00000000;\n" for name in "cd" for i in range(4))
     if ones:
         text += "".join(f"mov.b32 a{i}, 0x3f803f80;\n" for i in range(8))
     for j in range(4):
         if not ones:
             text += _unpacked(f"${4 + j}", ("a0", "a2", "a4", "a6")) + _unpacked(f"${8 + j}", ("a1", "a3", "a5", "a7"))
-        text += _multiplied("c", ("a0", "a1", "a2", "a3"), first_x + 2 * j)
-        text += _multiplied("d", ("a4", "a5", "a6", "a7"), first_x + 8 + 2 * j)
+        text += _multiplied("c", ("a0", "a1", "a2", "a3"), f"${first_x + j}")
+        text += _multiplied("d", ("a4", "a5", "a6", "a7"), f"${first_x + 4 + j}")
     return text + "".join(f"mov.f32 ${i}, {name};\n" for i, name in enumerate(("c0", "d0", "c3", "d3"))) + "}"
 
 
 PRODUCTS, SUMS = gl.constexpr(_assembly(False)), gl.constexpr(_assembly(True))
-OF_PRODUCTS = gl.constexpr(",".join(["=r"] * 4 + ["r"] * 24))
-OF_SUMS = gl.constexpr(",".join(["=r"] * 4 + ["r"] * 16))
+OF_PRODUCTS = gl.constexpr(",".join(["=r"] * 4 + ["r"] * 8 + ["l"] * 8))
+OF_SUMS = gl.constexpr(",".join(["=r"] * 4 + ["l"] * 8))
 
 
 @gluon.jit
@@ -84,12 +91,18 @@ def apart(both, thin: gl.constexpr, WARPS: gl.constexpr):
 
 
 @gluon.jit
+def turned(word):
+    """Which four of 64 inputs a word of codes belongs to, and the other way round."""
+    return word % 4 * 4 + word // 4
+
+
+@gluon.jit
 def codes_of(at, further, STEPS: gl.constexpr, PARTS: gl.constexpr):
     """Of rows g, and of rows g + 8, which begin `further` on."""
     codes = ()
     for step in gl.static_range(STEPS):
         here = at + step * 16 * PARTS
-        codes = codes + (gl.load(here), gl.load(here + further))
+        codes = codes + (gl.load(here), gl.load(here + further))  # type: ignore[assignment]
     return codes
 
 
@@ -105,7 +118,7 @@ def steps_of(at, first: gl.constexpr, OUTPUTS, STEPS: gl.constexpr, PARTS: gl.co
             high = low
             if GROUP % 128 != 0:
                 high = gl.load(at + (place + 64) // GROUP * OUTPUTS)
-            found = found + (low, high)
+            found = found + (low, high)  # type: ignore[assignment]
     return found
 
 
@@ -120,38 +133,99 @@ def added(total, low, high, scales, zeros, sum_low, sum_high, step: gl.constexpr
 
 @gluon.jit
 def summed(
-    codes,
+    codes_at,
+    further,
     x_at,
-    scales,
-    next_scales,
-    zeros,
-    next_zeros,
+    scales_at,
+    next_scales_at,
+    zeros_at,
+    next_zeros_at,
+    OUTPUTS,
     thin: gl.constexpr,
+    INPUTS: gl.constexpr,
     STEPS: gl.constexpr,
     PARTS: gl.constexpr,
     WARPS: gl.constexpr,
+    GROUP: gl.constexpr,
+    WAITS: gl.constexpr,
 ):
-    """The products of rows g with x; and of rows g + 8, where those are other rows."""
+    """The products of rows g with x, and of rows g + 8: with two parts those are the same, with every other block.
+
+    With WAITS, x is there only after the launch before this one; the first codes are asked for before that."""
     total = gl.zeros([8, 4 * WARPS], gl.float32, thin)
     other = total
-    for step in gl.static_range(STEPS):
-        at = x_at + step * 64 * PARTS
-        x0, x1, x2, x3 = gl.load(at), gl.load(at + 4), gl.load(at + 32), gl.load(at + 36)
-        both = gl.inline_asm_elementwise(
-            PRODUCTS, OF_PRODUCTS, [codes[2 * step], codes[2 * step + 1], x0, x1, x2, x3],
-            dtype=gl.float32, is_pure=True, pack=4,
-        )  # fmt: skip
-        low, high, next_low, next_high = apart(both, thin, WARPS)
-        sum_low, sum_high, next_sum_low, next_sum_high = low, high, next_low, next_high
-        if zeros is not None:
-            both = gl.inline_asm_elementwise(SUMS, OF_SUMS, [x0, x1, x2, x3], dtype=gl.float32, is_pure=True, pack=4)
-            sum_low, sum_high, next_sum_low, next_sum_high = apart(both, thin, WARPS)
-        total = added(total, low, high, scales, zeros, sum_low, sum_high, step)
-        if PARTS == 1:
-            other = added(other, next_low, next_high, next_scales, next_zeros, next_sum_low, next_sum_high, step)
+    TURN: gl.constexpr = STEPS * PARTS
+    for turn in gl.static_range(INPUTS // 128 // TURN):
+        codes = codes_of(codes_at + turn * TURN * 16, further, STEPS, PARTS)
+        scales = steps_of(scales_at, turn * TURN, OUTPUTS, STEPS, PARTS, GROUP)
+        next_scales = steps_of(next_scales_at, turn * TURN + PARTS - 1, OUTPUTS, STEPS, PARTS, GROUP)
+        zeros = steps_of(zeros_at, turn * TURN, OUTPUTS, STEPS, PARTS, GROUP)
+        next_zeros = steps_of(next_zeros_at, turn * TURN + PARTS - 1, OUTPUTS, STEPS, PARTS, GROUP)
+        if turn == 0 and WAITS:
+            gdc_launch_dependents()
+            gdc_wait()
         else:
-            total = added(total, next_low, next_high, next_scales, next_zeros, next_sum_low, next_sum_high, step)
+            barrier()  # else the compiler asks for codes when they are needed
+        for step in gl.static_range(STEPS):
+            at = x_at + (turn * TURN + step * PARTS) * 32
+            x_low, x_high = gl.load(at), gl.load(at + 16)
+            both = gl.inline_asm_elementwise(
+                PRODUCTS, OF_PRODUCTS, [codes[2 * step], codes[2 * step + 1], x_low, x_high],
+                dtype=gl.float32, is_pure=True, pack=4,
+            )  # fmt: skip
+            low, high, next_low, next_high = apart(both, thin, WARPS)
+            sum_low, sum_high, next_sum_low, next_sum_high = low, high, next_low, next_high
+            if zeros is not None:
+                both = gl.inline_asm_elementwise(SUMS, OF_SUMS, [x_low, x_high], dtype=gl.float32, is_pure=True, pack=4)
+                sum_low, sum_high, next_sum_low, next_sum_high = apart(both, thin, WARPS)
+            total = added(total, low, high, scales, zeros, sum_low, sum_high, step)
+            if PARTS == 1:
+                other = added(other, next_low, next_high, next_scales, next_zeros, next_sum_low, next_sum_high, step)
+            else:
+                total = added(total, next_low, next_high, next_scales, next_zeros, next_sum_low, next_sum_high, step)
     return total, other
+
+
+@gluon.jit
+def rows_kernel(
+    x_TI,
+    codes_OB,
+    scales,
+    zeros,
+    bias_O,
+    out_TO,
+    T,
+    OUTPUTS,
+    INPUTS: gl.constexpr,
+    GROUP: gl.constexpr,
+    STEPS: gl.constexpr,
+    TOKENS: gl.constexpr,
+    OVERLAP: gl.constexpr,
+):
+    """Eight columns of four rows' products, by one warp: even columns of x are the rows with every other block, odd
+    ones the same rows with the others, and what comes of them is in thread t for row t."""
+    wide: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [1, 1], [1, 0])
+    thin: gl.constexpr = gl.BlockedLayout([1, 1], [8, 4], [1, 1], [1, 0])
+    column, first = gl.program_id(0) * 8, gl.program_id(1) * TOKENS
+    g = gl.arange(0, 8, gl.SliceLayout(1, wide))
+    word = gl.arange(0, 16, gl.SliceLayout(0, wide))
+    codes_at = codes_OB + ((column + g) * (INPUTS // 8))[:, None] + word[None, :]
+    token = gl.minimum(first + g // 2, T - 1).to(gl.int64)
+    x_at = x_TI + (token * (INPUTS // 4) + g % 2 * 32)[:, None] + turned(word)[None, :]
+    n = column + gl.arange(0, 8, gl.SliceLayout(1, thin))
+    row = first + gl.arange(0, 4, gl.SliceLayout(0, thin))
+    at = n[:, None] + 0 * row[None, :]
+    zeros_at = zeros
+    if zeros is not None:
+        zeros_at = zeros + at
+    total, _ = summed(
+        codes_at, 16, x_at, scales + at, scales + at, zeros_at, zeros_at, OUTPUTS,
+        thin, INPUTS, STEPS, 2, 1, GROUP, OVERLAP,
+    )  # fmt: skip
+    if bias_O is not None:
+        total += gl.load(bias_O + at).to(gl.float32)
+    out_at = out_TO + row.to(gl.int64)[None, :] * OUTPUTS + n[:, None]
+    gl.store(out_at, total.to(out_TO.dtype.element_ty), mask=(row < T)[None, :] & (n >= 0)[:, None])
 
 
 @gluon.jit
@@ -166,45 +240,41 @@ def hidden_kernel(
     D: gl.constexpr,
     K: gl.constexpr,
     GROUP: gl.constexpr,
+    STEPS: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
     """Four columns of one assignment's hidden row, by one warp: rows g are four of gate and four of up with every other
-    block, rows g + 8 the same with the others."""
+    block, rows g + 8 the same with the others. Columns of the hidden row lie as codes do."""
     if OVERLAP:
         # In this order: the kernel after this one reads the routes before it waits.
         gdc_wait()
         gdc_launch_dependents()
     wide: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [1, 1], [1, 0])
     thin: gl.constexpr = gl.BlockedLayout([1, 1], [8, 4], [1, 1], [1, 0])
-    STEPS: gl.constexpr = D // 256
     assignment = gl.program_id(0)
     column = gl.program_id(1) * 4
     expert = gl.maximum(gl.load(routes_N + assignment), 0).to(gl.int64)  # -1: a row that is no token
     g = gl.arange(0, 8, gl.SliceLayout(1, wide))
     word = gl.arange(0, 16, gl.SliceLayout(0, wide))
     row = expert * 2 * F + g // 4 * F + column + g % 4
-    codes = codes_of(codes_EGB + (row * (D // 8))[:, None] + word[None, :], 16, STEPS, 2)
+    codes_at = codes_EGB + (row * (D // 8))[:, None] + word[None, :]
+    x_at = x_TD + (assignment // K).to(gl.int64) * (D // 4) + (g % 2 * 32)[:, None] + turned(word)[None, :]
     place = gl.arange(0, 8, gl.SliceLayout(1, thin))
     same = 0 * gl.arange(0, 4, gl.SliceLayout(0, thin))
     at = expert * (D // GROUP) * 2 * F + (place // 4 * F + column + place % 4)[:, None] + same[None, :]
     zeros_at = zeros
     if zeros is not None:
         zeros_at = zeros + at
-    own_scales = steps_of(scales + at, 0, 2 * F, STEPS, 2, GROUP)
-    next_scales = steps_of(scales + at, 1, 2 * F, STEPS, 2, GROUP)
-    own_zeros = steps_of(zeros_at, 0, 2 * F, STEPS, 2, GROUP)
-    next_zeros = steps_of(zeros_at, 1, 2 * F, STEPS, 2, GROUP)
-    barrier()  # else the compiler asks for codes when they are needed
-    x_word = word + word // 4 * 4
-    x_at = x_TD + (assignment // K).to(gl.int64) * (D // 2) + x_word[None, :] + (g % 2 * 64)[:, None]
-    total, _ = summed(codes, x_at, own_scales, next_scales, own_zeros, next_zeros, thin, STEPS, 2, 1)
+    total, _ = summed(
+        codes_at, 16, x_at, scales + at, scales + at, zeros_at, zeros_at, 2 * F, thin, D, STEPS, 2, 1, GROUP, False
+    )
     kind: gl.constexpr = hidden_NF.dtype.element_ty
     pairs: gl.constexpr = gl.BlockedLayout([1, 1, 2], [4, 4, 2], [1, 1, 1], [2, 1, 0])
     both = gl.convert_layout(total.to(kind).to(gl.float32).reshape([2, 4, 4]).permute([1, 2, 0]), pairs)
     gate, up = both.split()
     hidden = gate / (1.0 + gl.exp(-gate)) * up
     four: gl.constexpr = hidden.type.layout
-    n = column + gl.arange(0, 4, gl.SliceLayout(1, four))
+    n = column // 64 * 64 + turned(column % 64 // 4) * 4 + gl.arange(0, 4, gl.SliceLayout(1, four))
     alike = gl.arange(0, 4, gl.SliceLayout(0, four))
     out_at = hidden_NF + assignment.to(gl.int64) * F + n[:, None] + 0 * alike[None, :]
     gl.store(out_at, hidden.to(kind), mask=(alike == 0)[None, :] & (n >= 0)[:, None])
@@ -257,14 +327,14 @@ def output_kernel(
     WARPS: gl.constexpr,
     GROUP: gl.constexpr,
     PARTS: gl.constexpr,
+    STEPS: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
-    """A few columns of one token's output, a warp for each of its choices. With two parts, rows g + 8 are the same eight
-    columns with every other block; with one, the next eight columns."""
+    """A few columns of one token's output, a warp for each of its choices. With two parts, rows g + 8 are the same
+    eight columns with every other block; with one, the next eight columns."""
     wide: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [1, WARPS], [1, 0])
     thin: gl.constexpr = gl.BlockedLayout([1, 1], [8, 4], [1, WARPS], [1, 0])
     flat: gl.constexpr = gl.BlockedLayout([WARPS, 1], [4, 8], [1, WARPS], [0, 1])
-    STEPS: gl.constexpr = F // 128 // PARTS
     token = gl.program_id(0).to(gl.int64)
     column = gl.program_id(1) * (16 // PARTS)
     g = gl.arange(0, 8, gl.SliceLayout(1, wide))
@@ -273,8 +343,9 @@ def output_kernel(
     choice, word = gl.max_constancy(gl.minimum(lane // 16, K - 1), 16), gl.max_contiguous(lane % 16, 16)
     expert = gl.maximum(gl.load(routes_N + token * K + choice), 0).to(gl.int64)
     row = gl.max_constancy(expert, 16)[None, :] * D + (column + g)[:, None]
-    further = 8 * (F // 8) if PARTS == 1 else 16
-    codes = codes_of(codes_EDB + row * (F // 8) + word[None, :], further, STEPS, PARTS)
+    codes_at = codes_EDB + row * (F // 8) + word[None, :]
+    further = F if PARTS == 1 else 16
+    x_at = hidden_NF + (token * K + choice)[None, :] * (F // 4) + (g % PARTS * 32)[:, None] + word[None, :]
     place = gl.arange(0, 8, gl.SliceLayout(1, thin))
     own = gl.minimum(gl.arange(0, 4 * WARPS, gl.SliceLayout(0, thin)) // 4, K - 1)
     expert = gl.maximum(gl.load(routes_N + token * K + own), 0).to(gl.int64)
@@ -283,30 +354,65 @@ def output_kernel(
     zeros_at, next_zeros_at = zeros, zeros
     if zeros is not None:
         zeros_at, next_zeros_at = zeros + at, zeros + next_at
-    own_scales = steps_of(scales + at, 0, D, STEPS, PARTS, GROUP)
-    next_scales = steps_of(scales + next_at, PARTS - 1, D, STEPS, PARTS, GROUP)
-    own_zeros = steps_of(zeros_at, 0, D, STEPS, PARTS, GROUP)
-    next_zeros = steps_of(next_zeros_at, PARTS - 1, D, STEPS, PARTS, GROUP)
     slot = gl.arange(0, WARPS, gl.SliceLayout(1, flat))
     weights = gl.load(weights_N + token * K + slot, mask=slot < K, other=0.0)[:, None].broadcast_to([WARPS, 8])
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
-    x_word = choice * (F // 2) + word + lane // 4 % 4 * 4
-    x_at = hidden_NF + token * K * (F // 2) + x_word[None, :] + (g % PARTS * 64)[:, None]
-    total, other = summed(codes, x_at, own_scales, next_scales, own_zeros, next_zeros, thin, STEPS, PARTS, WARPS)
+    total, other = summed(
+        codes_at, further, x_at, scales + at, scales + next_at, zeros_at, next_zeros_at, D,
+        thin, F, STEPS, PARTS, WARPS, GROUP, OVERLAP,
+    )  # fmt: skip
     out_at = out_TD + token * D + column
     combine(total, weights, out_at, flat, WARPS)
     if PARTS == 1:
         combine(other, weights, out_at + 8, flat, WARPS)
 
 
-def takes(x_TD: torch.Tensor, choices: int, gate_up: Coded, down: Coded) -> bool:
-    """Where it is ahead on an H200: with more inputs, not all codes of a row find room at once."""
-    D, F = x_TD.shape[1], down.inputs
-    coded = all(weight.bits == 4 and weight.apart == 64 for weight in (gate_up, down))
-    fits = D % (2 * BLOCK) == 0 and D <= MOST_UP * BLOCK and F % BLOCK == 0 and F <= MOST_DOWN * BLOCK
-    return coded and fits and choices <= MOST_CHOICES and x_TD.dtype == torch.bfloat16 and overlaps(x_TD.device)
+def runs_here(x_TI: torch.Tensor, *weights: Coded) -> bool:
+    known = all(weight.bits == 4 and weight.apart == 64 and weight.inputs % BLOCK == 0 for weight in weights)
+    return known and x_TI.dtype == torch.bfloat16 and overlaps(x_TI.device)
+
+
+def steps(inputs: int, parts: int, most: int = MOST) -> int:
+    """Of a turn: as many as may be, and all turns alike."""
+    count = inputs // BLOCK // parts
+    return next(number for number in range(most, 0, -1) if count % number == 0)
+
+
+def takes_rows(x_TI: torch.Tensor, weight: Coded) -> bool:
+    times, outputs = triton.cdiv(len(x_TI), TOKENS), weight.codes_EOB.shape[1]
+    whole = weight.inputs % (2 * BLOCK) == 0 and outputs % 8 == 0
+    return (times == 1 or times * outputs <= AGAIN) and whole and runs_here(x_TI, weight)
+
+
+def linear(x_TI: torch.Tensor, weight: Coded, bias_O: torch.Tensor | None, out_TO: torch.Tensor) -> None:
+    T, outputs = out_TO.shape
+    launch_overlapped(
+        rows_kernel,
+        (outputs // 8, triton.cdiv(T, TOKENS)),
+        x_TI.view(torch.int64),
+        weight.codes_EOB.view(torch.int32),
+        weight.scales_EGO,
+        weight.zeros_EGO,
+        bias_O,
+        out_TO,
+        T,
+        outputs,
+        INPUTS=weight.inputs,
+        GROUP=weight.group,
+        STEPS=steps(weight.inputs, 2),
+        TOKENS=TOKENS,
+        num_warps=1,
+        OVERLAP=overlaps(x_TI.device),
+    )
+
+
+def most_assignments(inputs: int) -> int:
+    """Up to which it is ahead of sorting them by expert, on an H200."""
+    return 128 if steps(inputs, 2) * 2 * BLOCK == inputs else 64
+
+
+def takes_experts(x_TD: torch.Tensor, choices: int, gate_up: Coded, down: Coded) -> bool:
+    whole = x_TD.shape[1] % (2 * BLOCK) == 0
+    return choices <= MOST_CHOICES and whole and runs_here(x_TD, gate_up, down)
 
 
 def experts(
@@ -318,7 +424,7 @@ def experts(
     launch_overlapped(
         hidden_kernel,
         (T * K, F // 4),
-        x_TD.view(torch.int32),
+        x_TD.view(torch.int64),
         routes_TK,
         gate_up.codes_EOB.view(torch.int32),
         gate_up.scales_EGO,
@@ -328,6 +434,7 @@ def experts(
         D=D,
         K=K,
         GROUP=gate_up.group,
+        STEPS=steps(D, 2),
         num_warps=1,
         OVERLAP=overlaps(x_TD.device),
     )
@@ -336,7 +443,7 @@ def experts(
     launch_overlapped(
         output_kernel,
         (T, D * parts // 16),
-        hidden_NF.view(torch.int32),
+        hidden_NF.view(torch.int64),
         routes_TK,
         weights_TK,
         down.codes_EOB.view(torch.int32),
@@ -349,6 +456,7 @@ def experts(
         WARPS=slots,
         GROUP=down.group,
         PARTS=parts,
+        STEPS=steps(F, parts, 11 if parts == 1 else 6),
         num_warps=slots,
         OVERLAP=overlaps(x_TD.device),
     )

@@ -15,11 +15,9 @@ from moesaic.kernels.triton.routing import RECORD, Routing, route
 
 MOST_CHOICES = 16  # experts of a token
 FEWEST, MOST = 16, 128  # rows of a tile
-FEWEST_LANES = 8  # of a product
 # Rows of weights from which on tensor cores take inputs in their order. With fewer, the compiler lets each product have
-# every other pair of inputs, and where a sum is not exact its last bit may differ from that in a crowd. Codes of 8 bits
-# are therefore multiplied in full tiles only; sums of 4 bits are nearly always exact, and small tiles much faster.
-AHEAD = 3  # of the second launch, so many turns' codes may be read before its inputs are there: more take too much room
+# every other pair of inputs, and where a sum is not exact its last bit may differ from that in a crowd: of 4 bits one
+# in 69,000.
 FULL = 64
 
 
@@ -41,12 +39,15 @@ def product(
     P, inputs = x_PI.shape
     outputs = weight.codes_EOB.shape[1]
     out_PO = torch.empty(P, outputs, dtype=x_PI.dtype, device=x_PI.device)
+    if routing is None and coded_direct.takes_rows(x_PI, weight):
+        coded_direct.linear(x_PI, weight, bias_O, out_PO)
+        return out_PO
     if routing is None:
         BM = min(MOST, max(FEWEST, triton.next_power_of_2(P)))
         count = triton.cdiv(P, BM)
     else:
         BM, count = routing.align, routing.tiles.shape[0]
-    BN, stages, warps = tile_for(BM, weight.bits, x_PI.dtype == torch.float32)
+    BN, stages, warps = tile_for(x_PI.dtype == torch.float32)
     launch_overlapped(
         rows_kernel,
         (count, triton.cdiv(outputs, BN)),
@@ -71,11 +72,9 @@ def product(
     return out_PO
 
 
-def tile_for(BM: int, bits: int, wide: bool) -> tuple[int, int, int]:
+def tile_for(wide: bool) -> tuple[int, int, int]:
     """Columns, stages and warps: measured on an H200 for bf16."""
-    if wide:
-        return 32, 2, 4
-    return (32, 4, 2) if BM <= 16 and bits == 4 else (FULL, 3, 4)
+    return (32, 2, 4) if wide else (FULL, 3, 4)
 
 
 def linear(x_TI: torch.Tensor, weight: Coded, bias_O: torch.Tensor | None = None) -> torch.Tensor:
@@ -90,7 +89,8 @@ def experts(
     T, K = routes_TK.shape
     if not T:
         return x_TD * 1.0
-    if T * K <= min(128, gate_up.shape[0]) and coded_direct.takes(x_TD, K, gate_up, down):
+    most = coded_direct.most_assignments(x_TD.shape[1])
+    if T * K <= min(most, gate_up.shape[0]) and coded_direct.takes_experts(x_TD, K, gate_up, down):
         return coded_direct.experts(x_TD, routes_TK, weights_TK, gate_up, down)
     if K <= MOST_CHOICES and (T == 1 or T * K <= min(64, gate_up.shape[0] // 2)):
         return few(x_TD, routes_TK, weights_TK, gate_up, down)
@@ -109,24 +109,13 @@ def many(
 
 
 def few(
-    x_TD: torch.Tensor,
-    routes_TK: torch.Tensor,
-    weights_TK: torch.Tensor,
-    gate_up: Coded,
-    down: Coded,
-    up_tile: tuple[int, int, int, int] = (8, 4, 1, 4),
-    down_tile: tuple[int, int, int, int] = (4, 3, 2, 2),
+    x_TD: torch.Tensor, routes_TK: torch.Tensor, weights_TK: torch.Tensor, gate_up: Coded, down: Coded
 ) -> torch.Tensor:
-    """Tiles, of matrices of 4 bits, are (columns, stages, warps, turns at once)."""
     (T, D), K, F = x_TD.shape, routes_TK.shape[1], down.inputs
     slots = triton.next_power_of_2(K)
-    if gate_up.bits == 8:
-        up_tile = (FULL // 2, 3, 4, 1)
-    if down.bits == 8:
-        down_tile = (FULL // slots, 3, 4, 1)
     hidden_NF = torch.empty(T * K, F, dtype=x_TD.dtype, device=x_TD.device)
     out_TD = torch.empty_like(x_TD)
-    BN, stages, warps, chunk = up_tile
+    BN = FULL // 2
     launch_overlapped(
         hidden_kernel,
         (T * K, triton.cdiv(F, BN)),
@@ -138,16 +127,14 @@ def few(
         hidden_NF,
         D,
         F,
-        K=K,
         BN=BN,
-        LANES=max(FEWEST_LANES, chunk) if gate_up.bits == 4 else MOST_CHOICES,
-        STAGES=stages,
-        CHUNK=chunk,
-        num_warps=warps,
+        K=K,
+        LANES=MOST_CHOICES,
+        STAGES=3,
+        num_warps=4,
         **common(gate_up, x_TD.dtype, x_TD.device),
     )
-    BN, stages, warps, chunk = down_tile
-    turns = triton.cdiv(F, 2 * down.apart * chunk)
+    BN = FULL // slots
     launch_overlapped(
         output_kernel,
         (T, triton.cdiv(D, BN)),
@@ -160,14 +147,12 @@ def few(
         out_TD,
         D,
         F,
-        K=K,
         SLOTS=slots,
         BN=BN,
-        LANES=max(FEWEST_LANES, chunk * slots) if down.bits == 4 else MOST_CHOICES,
-        STAGES=stages,
-        CHUNK=chunk,
-        AHEAD=turns if turns <= AHEAD else 0,
-        num_warps=warps,
+        K=K,
+        LANES=MOST_CHOICES,
+        STAGES=3,
+        num_warps=4,
         **common(down, x_TD.dtype, x_TD.device),
     )
     return out_TD

@@ -39,7 +39,10 @@ def embed_kernel(
         if BITS == 8:
             codes = tl.load(embed_VD + token * WIDTH + column, mask=inside, other=0).to(tl.float32)
         else:
-            at = column // (2 * HALF) * HALF + column % HALF
+            byte = column % HALF
+            if HALF == 64:  # words lie as columns of a square
+                byte = byte // 4 % 4 * 16 + byte // 16 * 4 + byte % 4
+            at = column // (2 * HALF) * HALF + byte
             both = tl.load(embed_VD + token * WIDTH + at, mask=inside, other=0).to(tl.int32)
             codes = ((both >> (column // HALF % 2 * 4)) & 15).to(tl.float32)
         codes -= MIDDLE

@@ -61,7 +61,7 @@ def attend(
         "TURNING": turning,
         "PACKED": q_THC.is_cuda,
         "PRECISION": "ieee" if wide else "tf32",
-        "STAGES": 1 if wide else 2,
+        "STAGES": 1 if wide or keys.dtype.itemsize == 1 else 2,
     }
     per_base = scale * 1.4426950408889634  # weights are powers of two
     pages, seen = rows.table_SP.shape[1], window or 0
