@@ -44,13 +44,17 @@ def tuned(shape: tuple[int, ...], tokens: int, weights: tuple[torch.Tensor, ...]
     if choice.path not in ("decode", "streamed"):
         return None
     wanted = [experts(*one, *weights, choice=choice) for one in sets]
+    timed = 0
 
     def microseconds(tried: Choice) -> float:
+        nonlocal timed
         try:
             if not all(torch.equal(experts(*one, *weights, choice=tried), out) for one, out in zip(sets, wanted)):
                 print("other bits:", tried, flush=True)
                 return math.inf
-            return float(graphed([lambda one=one: experts(*one, *weights, choice=tried) for one in sets], 10))
+            took = float(graphed([lambda one=one: experts(*one, *weights, choice=tried) for one in sets], 10))
+            timed += 1
+            return took
         except Exception:  # too large for the processor, or not to be compiled
             return math.inf
 
@@ -63,7 +67,9 @@ def tuned(shape: tuple[int, ...], tokens: int, weights: tuple[torch.Tensor, ...]
         if us < best * (1 - NOISE):
             choice, best = replace(choice, **{kind: tile}), us
     row = {"path": choice.path, "tokens": tokens, "align": choice.align if choice.path == "streamed" else 0}
-    return row | {kind: getattr(choice, kind) for kind in tiles.KINDS} | {"before_us": first, "us": best}
+    return (
+        row | {kind: getattr(choice, kind) for kind in tiles.KINDS} | {"before_us": first, "us": best, "timed": timed}
+    )
 
 
 def main() -> None:

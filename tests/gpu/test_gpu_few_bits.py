@@ -75,6 +75,26 @@ def test_experts(scheme, hidden, width):
         assert torch.equal(experts(x[:rows], routes[:rows], weights[:rows], *few), whole[:rows]), rows
 
 
+@pytest.mark.parametrize("hidden", [2048, 4096])
+def test_bits_of_millions_of_results(hidden):
+    """Where sixteen inputs are added in another order, one result in some ten thousands has another last bit."""
+    few = [
+        coded(nn.ModuleList(matrix(*size, (4, 128, True), number) for number in range(16)), torch.bfloat16)
+        for size in ((2 * 768, hidden), (hidden, 768))
+    ]
+    x = torch.randn(1024, hidden, device=DEVICE).bfloat16()
+    routes = torch.rand(1024, 16, device=DEVICE).topk(4).indices
+    weights = torch.rand(1024, 4, device=DEVICE)
+    whole = experts(x, routes, weights, *few)
+    plain = coded(matrix(4096, hidden, (4, 128, True)), torch.bfloat16)
+    wide = linear(x, plain)
+    for tokens in (1, 4, 16):
+        for start in range(0, 1024, tokens):
+            rows = slice(start, start + tokens)
+            assert torch.equal(experts(x[rows], routes[rows], weights[rows], *few), whole[rows]), (tokens, start)
+            assert torch.equal(linear(x[rows], plain), wide[rows]), (tokens, start)
+
+
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory):
     made = saved(tmp_path_factory)
