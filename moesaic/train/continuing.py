@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
 
 from moesaic.errors import UserError
 from moesaic.model import lineage
-from moesaic.recipe import Recipe
+from moesaic.recipe import ModelSection, Recipe
 from moesaic.train.checkpoints import Checkpoints
 
 
@@ -20,7 +23,7 @@ def steps_done(recipe: Recipe, out: Path, name: str) -> int:
             raise UserError(out, "holds a model that no run here has made", "Name another --out.")
         return 0
     numbers, _ = checkpoints.read(steps[-1])
-    if numbers["recipe"]["model"] != recipe.dump()["model"]:
+    if _filled(numbers["recipe"]["model"]) != recipe.dump()["model"]:
         raise UserError(out, "holds a run of another model than the recipe's", "Name another --out.")
     life = lineage.read(checkpoints.path(steps[-1]))
     if life and life[-1]["stage"] != name:
@@ -30,6 +33,14 @@ def steps_done(recipe: Recipe, out: Path, name: str) -> int:
         problem = f"was not begun from {f'the weights of {init}' if init else 'fresh weights'}"
         raise UserError(out, problem, "Name another --out, or the model it was begun from.")
     return steps[-1]
+
+
+def _filled(model: dict[str, Any]) -> dict[str, Any] | None:
+    """With what later versions have added; None if this one does not know all of it."""
+    try:
+        return ModelSection.model_validate(model).model_dump(mode="json")
+    except ValidationError:
+        return None
 
 
 def fingerprint(model: str | None) -> str | None:

@@ -536,6 +536,19 @@ class TestWhatGoesWrong:
             run(recipe_file, tmp_path / "run", f"train.data={tmp_path}/other")
         assert len(losses(tmp_path / "run")) == 2
 
+    def test_a_run_of_a_version_whose_models_had_fewer_keys(self, recipe_file, tmp_path):
+        run(recipe_file, tmp_path / "run", "train.steps=2")
+        file = tmp_path / "run" / "checkpoints" / "step-00000002" / "state" / "run.json"
+        kept = json.loads(file.read_text())
+        del kept["recipe"]["model"]["qk_norm"]  # where it is as the recipe has it by default
+        file.write_text(json.dumps(kept))
+        run(recipe_file, tmp_path / "run", "train.steps=4")
+        assert len(losses(tmp_path / "run")) == 4
+        kept["recipe"]["model"]["invented"] = 1
+        (tmp_path / "run" / "checkpoints" / "step-00000004" / "state" / "run.json").write_text(json.dumps(kept))
+        with pytest.raises(UserError, match="another model than the recipe's"):
+            run(recipe_file, tmp_path / "run", "train.steps=6")
+
     def test_another_model_in_the_same_directory(self, recipe_file, tmp_path):
         run(recipe_file, tmp_path / "run", "train.steps=2", "train.save_every=1", "train.warmup_steps=0")
         with pytest.raises(UserError, match="another model"):

@@ -7,6 +7,7 @@ The mean log-probability of the first `tokens` tokens, in the model's own tokens
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -51,6 +52,7 @@ class Perplexity(Quality):
         assert tokenizer is not None
         texts = [document.text[: self.tokens * CHARACTERS] for document in documents]
         sequences = [tokenizer.encode(text)[: self.tokens] for text in texts]
+        nothing = -math.log(self._model.config.vocab)  # of a text too short to predict: as if nothing had been
         scores: list[float] = []
         batch: list[list[int]] = []
         for number, sequence in enumerate(sequences):
@@ -58,6 +60,6 @@ class Perplexity(Quality):
             room = self.batch_tokens - sum(map(len, batch))
             if number == len(sequences) - 1 or len(sequences[number + 1]) > room:
                 log = self._model.logprobs(batch)
-                scores += [float(values.mean()) if len(values) else 0.0 for values in log]
+                scores += [float(values.mean()) if len(values) else nothing for values in log]
                 batch = []
         return scores
