@@ -22,6 +22,9 @@ def steps_done(recipe: Recipe, out: Path, name: str) -> int:
         if (out / "config.json").exists():
             raise UserError(out, "holds a model that no run here has made", "Name another --out.")
         return 0
+    if steps[-1] > recipe.train.steps:
+        problem = f"holds a run of {steps[-1]:,} steps, and train.steps is {recipe.train.steps:,}"
+        raise UserError(out, problem, "Name another --out, or as many steps.")
     numbers, _ = checkpoints.read(steps[-1])
     if _filled(numbers["recipe"]["model"]) != recipe.dump()["model"]:
         raise UserError(out, "holds a run of another model than the recipe's", "Name another --out.")

@@ -549,6 +549,14 @@ class TestWhatGoesWrong:
         with pytest.raises(UserError, match="another model than the recipe's"):
             run(recipe_file, tmp_path / "run", "train.steps=6")
 
+    def test_fewer_steps_than_were_taken(self, recipe_file, tmp_path):
+        few = ["train.warmup_steps=0", "train.save_every=2"]
+        run(recipe_file, tmp_path / "run", "train.steps=4", *few)
+        with pytest.raises(UserError, match="holds a run of 4 steps, and train.steps is 2"):
+            run(recipe_file, tmp_path / "run", "train.steps=2", *few)
+        run(recipe_file, tmp_path / "run", "train.steps=4", *few)
+        assert len(losses(tmp_path / "run")) == 4
+
     def test_another_model_in_the_same_directory(self, recipe_file, tmp_path):
         run(recipe_file, tmp_path / "run", "train.steps=2", "train.save_every=1", "train.warmup_steps=0")
         with pytest.raises(UserError, match="another model"):
