@@ -25,7 +25,7 @@ from tests.compress.made import add_tokenizer
 from tests.gpu.models import saved, tokens_of
 
 DEVICE = "cuda"
-SCHEMES = [(4, 128, True), (4, 64, False), (3, 96, False), (8, 0, True), (5, 64, False)]
+SCHEMES = [(4, 128, True), (4, 64, False), (4, 192, True), (3, 96, False), (8, 0, True), (5, 64, False)]
 
 
 @pytest.fixture(scope="module", autouse=True)

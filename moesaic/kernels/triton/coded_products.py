@@ -1,6 +1,7 @@
 """Products with matrices of 4 or 8 bits: a few tokens at a time in two launches, as in `decode.py`, or many.
 
-Where `coded_direct.py` takes a few tokens' experts it is the fastest."""
+What `coded_direct.py` takes is faster there.
+"""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
 import torch
