@@ -60,7 +60,7 @@ def test_products(scheme, inputs, outputs):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
-@pytest.mark.parametrize(("hidden", "width"), [(512, 256), (2048, 768)])
+@pytest.mark.parametrize(("hidden", "width"), [(512, 256), (1024, 384), (2048, 768), (2560, 1408)])
 def test_experts(scheme, hidden, width):
     gate_up = nn.ModuleList(matrix(2 * width, hidden, scheme, number) for number in range(16))
     down = nn.ModuleList(matrix(hidden, width, scheme, 99 + number) for number in range(16))
@@ -75,12 +75,12 @@ def test_experts(scheme, hidden, width):
         assert torch.equal(experts(x[:rows], routes[:rows], weights[:rows], *few), whole[:rows]), rows
 
 
-@pytest.mark.parametrize("hidden", [2048, 4096])
-def test_bits_of_millions_of_results(hidden):
+@pytest.mark.parametrize(("hidden", "width"), [(2048, 768), (4096, 1408)])
+def test_bits_of_millions_of_results(hidden, width):
     """Where sixteen inputs are added in another order, one result in some ten thousands has another last bit."""
     few = [
         coded(nn.ModuleList(matrix(*size, (4, 128, True), number) for number in range(16)), torch.bfloat16)
-        for size in ((2 * 768, hidden), (hidden, 768))
+        for size in ((2 * width, hidden), (hidden, width))
     ]
     x = torch.randn(1024, hidden, device=DEVICE).bfloat16()
     routes = torch.rand(1024, 16, device=DEVICE).topk(4).indices

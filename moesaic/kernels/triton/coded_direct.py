@@ -12,7 +12,9 @@ from moesaic.kernels.triton.coded_direct_kernels import hidden_kernel, output_ke
 from moesaic.kernels.triton.overlap import launch_overlapped, overlaps
 
 BLOCK = 128  # inputs whose codes lie in 64 bytes of a row: half of them in their low bits, the next in their high bits
-MOST = 8  # steps whose codes are asked for together: two registers of each thread for every 64 bytes
+PAIRS = 2 * BLOCK  # blocks are taken two at a time
+MOST = 8  # pairs whose codes are asked for together: eight registers of each thread for every one
+MOST_HIDDEN = 4  # of twice as many rows
 MOST_CHOICES = 8
 TOKENS = 4  # of a plain product, by one program
 AGAIN = 10240  # columns that may be unpacked more than once, for more tokens; measured on an H200
@@ -23,16 +25,9 @@ def runs_here(x_TI: torch.Tensor, *weights: Coded) -> bool:
     return known and x_TI.dtype == torch.bfloat16 and overlaps(x_TI.device)
 
 
-def steps(inputs: int, parts: int, most: int = MOST) -> int:
-    """Of a turn: as many as may be, and all turns alike."""
-    count = inputs // BLOCK // parts
-    return next(number for number in range(most, 0, -1) if count % number == 0)
-
-
 def takes_rows(x_TI: torch.Tensor, weight: Coded) -> bool:
     times, outputs = triton.cdiv(len(x_TI), TOKENS), weight.codes_EOB.shape[1]
-    whole = weight.inputs % (2 * BLOCK) == 0 and outputs % 8 == 0
-    return (times == 1 or times * outputs <= AGAIN) and whole and runs_here(x_TI, weight)
+    return (times == 1 or times * outputs <= AGAIN) and outputs % 8 == 0 and runs_here(x_TI, weight)
 
 
 def linear(x_TI: torch.Tensor, weight: Coded, bias_O: torch.Tensor | None, out_TO: torch.Tensor) -> None:
@@ -50,7 +45,7 @@ def linear(x_TI: torch.Tensor, weight: Coded, bias_O: torch.Tensor | None, out_T
         outputs,
         INPUTS=weight.inputs,
         GROUP=weight.group,
-        STEPS=steps(weight.inputs, 2),
+        MOST=MOST,
         TOKENS=TOKENS,
         num_warps=1,
         OVERLAP=overlaps(x_TI.device),
@@ -59,12 +54,16 @@ def linear(x_TI: torch.Tensor, weight: Coded, bias_O: torch.Tensor | None, out_T
 
 def most_assignments(inputs: int) -> int:
     """Up to which it is ahead of sorting them by expert, on an H200."""
-    return 128 if steps(inputs, 2) * 2 * BLOCK == inputs else 64
+    return 128 if inputs <= 2048 else 64
 
 
 def takes_experts(x_TD: torch.Tensor, choices: int, gate_up: Coded, down: Coded) -> bool:
-    whole = x_TD.shape[1] % (2 * BLOCK) == 0
-    return choices <= MOST_CHOICES and whole and runs_here(x_TD, gate_up, down)
+    return choices <= MOST_CHOICES and x_TD.shape[1] % PAIRS == 0 and runs_here(x_TD, gate_up, down)
+
+
+def warps_to_share(inputs: int) -> int:
+    """How many of four warps share a row's inputs: as many as may be, if each has a few pairs of blocks."""
+    return next((warps for warps in (4, 2) if inputs % (PAIRS * warps) == 0 and inputs // PAIRS // warps >= 3), 1)
 
 
 def experts(
@@ -73,9 +72,10 @@ def experts(
     (T, D), K, F = x_TD.shape, routes_TK.shape[1], down.inputs
     hidden_NF = torch.empty(T * K, F, dtype=x_TD.dtype, device=x_TD.device)
     out_TD = torch.empty_like(x_TD)
+    share = warps_to_share(D)
     launch_overlapped(
         hidden_kernel,
-        (T * K, F // 4),
+        (T * K, F // (32 // share)),
         x_TD.view(torch.int64),
         routes_TK,
         gate_up.codes_EOB.view(torch.int32),
@@ -86,15 +86,15 @@ def experts(
         D=D,
         K=K,
         GROUP=gate_up.group,
-        STEPS=steps(D, 2),
-        num_warps=1,
+        SPLIT=share,
+        MOST=MOST_HIDDEN,
+        num_warps=4,
         OVERLAP=overlaps(x_TD.device),
     )
-    parts = 2 if F % (2 * BLOCK) == 0 else 1
     slots = triton.next_power_of_2(K)
     launch_overlapped(
         output_kernel,
-        (T, D * parts // 16),
+        (T, D // 8),
         hidden_NF.view(torch.int64),
         routes_TK,
         weights_TK,
@@ -107,8 +107,7 @@ def experts(
         K=K,
         WARPS=slots,
         GROUP=down.group,
-        PARTS=parts,
-        STEPS=steps(F, parts, 11 if parts == 1 else 6),
+        MOST=MOST,
         num_warps=slots,
         OVERLAP=overlaps(x_TD.device),
     )

@@ -9,7 +9,7 @@ Sixteen inputs in a row make a product, four products follow each other, and wha
 added in order. So does `coded_kernels.py`, with as many tokens as there are: a token's bits are the same there.
 """
 
-# mypy: allow-untyped-defs, allow-incomplete-defs
+# mypy: ignore-errors
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
@@ -64,9 +64,23 @@ OF_SUMS = gl.constexpr(",".join(["=r"] * 4 + ["l"] * 8))
 
 
 @gluon.jit
-def apart(both, thin: gl.constexpr, WARPS: gl.constexpr):
-    """Row g with the low bits' inputs, with the high bits', and row g + 8 with either."""
-    low, high = both.reshape([8, 4 * WARPS, 2, 2]).split()
+def multiplied(codes, next_codes, x_low, x_high, thin: gl.constexpr):
+    both = gl.inline_asm_elementwise(
+        PRODUCTS, OF_PRODUCTS, [codes, next_codes, x_low, x_high], dtype=gl.float32, is_pure=True, pack=4
+    )
+    return apart(both, thin)
+
+
+@gluon.jit
+def sums_of(x_low, x_high, thin: gl.constexpr):
+    both = gl.inline_asm_elementwise(SUMS, OF_SUMS, [x_low, x_high], dtype=gl.float32, is_pure=True, pack=4)
+    return apart(both, thin)
+
+
+@gluon.jit
+def apart(both, thin: gl.constexpr):
+    """Row g with the low bits' inputs, with the high bits', and row g + 8 with either: in order, a pair of blocks."""
+    low, high = both.reshape([both.shape[0], both.shape[1] // 4, 2, 2]).split()
     first_low, second_low = low.split()
     first_high, second_high = high.split()
     return (
@@ -84,93 +98,100 @@ def turned(word):
 
 
 @gluon.jit
-def codes_of(at, further, STEPS: gl.constexpr, PARTS: gl.constexpr):
-    """Of rows g, and of rows g + 8, which begin `further` on."""
+def codes_of(at, FIRST: gl.constexpr, LAST: gl.constexpr):
+    """Of pairs of blocks. Where the last block has no other, it is taken twice."""
     codes = ()
-    for step in gl.static_range(STEPS):
-        here = at + step * 16 * PARTS
-        codes = codes + (gl.load(here), gl.load(here + further))  # type: ignore[assignment]
+    for block in gl.static_range(FIRST, LAST, 2):
+        here = gl.load(at + block * 16)
+        following = here
+        if block + 1 < LAST:
+            following = gl.load(at + block * 16 + 16)
+        codes = codes + (here, following)
     return codes
 
 
 @gluon.jit
-def steps_of(at, first: gl.constexpr, OUTPUTS, STEPS: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr):
-    """Scales or zeros of each 64 inputs of every block, or of every other, from block `first` on. May be none."""
+def scales_of(at, FIRST: gl.constexpr, LAST: gl.constexpr, OUTPUTS, GROUP: gl.constexpr):
+    """Scales or zeros of each 64 inputs of blocks. May be none."""
     found = None
     if at is not None:
         found = ()
-        for step in gl.static_range(STEPS):
-            place = (first + step * PARTS) * 128
-            low = gl.load(at + place // GROUP * OUTPUTS)
+        for block in gl.static_range(FIRST, LAST):
+            low = gl.load(at + block * 128 // GROUP * OUTPUTS)
             high = low
             if GROUP % 128 != 0:
-                high = gl.load(at + (place + 64) // GROUP * OUTPUTS)
-            found = found + (low, high)  # type: ignore[assignment]
+                high = gl.load(at + (block * 128 + 64) // GROUP * OUTPUTS)
+            found = found + (low, high)
     return found
 
 
 @gluon.jit
-def added(total, low, high, scales, zeros, sum_low, sum_high, step: gl.constexpr):
-    if zeros is not None:
-        low = gl.fma(-zeros[2 * step].to(gl.float32), sum_low, low)
-        high = gl.fma(-zeros[2 * step + 1].to(gl.float32), sum_high, high)
-    total = gl.fma(low, scales[2 * step].to(gl.float32), total)
-    return gl.fma(high, scales[2 * step + 1].to(gl.float32), total)
+def turn_summed(
+    total,
+    codes_at,
+    x_at,
+    odd,
+    scales_at,
+    zeros_at,
+    OUTPUTS,
+    thin: gl.constexpr,
+    FIRST: gl.constexpr,
+    LAST: gl.constexpr,
+    GROUP: gl.constexpr,
+    WAITS: gl.constexpr,
+):
+    codes = codes_of(codes_at, FIRST, LAST)
+    scales = scales_of(scales_at, FIRST, LAST, OUTPUTS, GROUP)
+    zeros = scales_of(zeros_at, FIRST, LAST, OUTPUTS, GROUP)
+    if WAITS:
+        gdc_launch_dependents()
+        gdc_wait()
+    else:
+        barrier()  # else the compiler asks for codes when they are needed
+    for block in gl.static_range(0, LAST - FIRST, 2):
+        at = x_at + (FIRST + block) * 32
+        if FIRST + block + 1 == LAST:
+            at -= odd
+        x_low, x_high = gl.load(at), gl.load(at + 16)
+        products = multiplied(codes[block], codes[block + 1], x_low, x_high, thin)
+        if zeros is not None:
+            sums = sums_of(x_low, x_high, thin)
+        for half in gl.static_range(2 if FIRST + block + 1 == LAST else 4):
+            product = products[half]
+            if zeros is not None:
+                product = gl.fma(-zeros[2 * block + half].to(gl.float32), sums[half], product)
+            total = gl.fma(product, scales[2 * block + half].to(gl.float32), total)
+    return total
 
 
 @gluon.jit
 def summed(
     codes_at,
-    further,
     x_at,
+    odd,
     scales_at,
-    next_scales_at,
     zeros_at,
-    next_zeros_at,
     OUTPUTS,
     thin: gl.constexpr,
     INPUTS: gl.constexpr,
-    STEPS: gl.constexpr,
-    PARTS: gl.constexpr,
-    WARPS: gl.constexpr,
+    MOST: gl.constexpr,
     GROUP: gl.constexpr,
     WAITS: gl.constexpr,
 ):
-    """The products of rows g with x, and of rows g + 8: with two parts those are the same, with every other block.
+    """The products of eight rows with x: rows g + 8 are the same rows with every other block, and so are odd columns of
+    x, which lie `odd` further on.
 
     With WAITS, x is there only after the launch before this one; the first codes are asked for before that."""
-    total = gl.zeros([8, 4 * WARPS], gl.float32, thin)
-    other = total
-    TURN: gl.constexpr = STEPS * PARTS
-    for turn in gl.static_range(INPUTS // 128 // TURN):
-        codes = codes_of(codes_at + turn * TURN * 16, further, STEPS, PARTS)
-        scales = steps_of(scales_at, turn * TURN, OUTPUTS, STEPS, PARTS, GROUP)
-        next_scales = steps_of(next_scales_at, turn * TURN + PARTS - 1, OUTPUTS, STEPS, PARTS, GROUP)
-        zeros = steps_of(zeros_at, turn * TURN, OUTPUTS, STEPS, PARTS, GROUP)
-        next_zeros = steps_of(next_zeros_at, turn * TURN + PARTS - 1, OUTPUTS, STEPS, PARTS, GROUP)
-        if turn == 0 and WAITS:
-            gdc_launch_dependents()
-            gdc_wait()
-        else:
-            barrier()  # else the compiler asks for codes when they are needed
-        for step in gl.static_range(STEPS):
-            at = x_at + (turn * TURN + step * PARTS) * 32
-            x_low, x_high = gl.load(at), gl.load(at + 16)
-            both = gl.inline_asm_elementwise(
-                PRODUCTS, OF_PRODUCTS, [codes[2 * step], codes[2 * step + 1], x_low, x_high],
-                dtype=gl.float32, is_pure=True, pack=4,
-            )  # fmt: skip
-            low, high, next_low, next_high = apart(both, thin, WARPS)
-            sum_low, sum_high, next_sum_low, next_sum_high = low, high, next_low, next_high
-            if zeros is not None:
-                both = gl.inline_asm_elementwise(SUMS, OF_SUMS, [x_low, x_high], dtype=gl.float32, is_pure=True, pack=4)
-                sum_low, sum_high, next_sum_low, next_sum_high = apart(both, thin, WARPS)
-            total = added(total, low, high, scales, zeros, sum_low, sum_high, step)
-            if PARTS == 1:
-                other = added(other, next_low, next_high, next_scales, next_zeros, next_sum_low, next_sum_high, step)
-            else:
-                total = added(total, next_low, next_high, next_scales, next_zeros, next_sum_low, next_sum_high, step)
-    return total, other
+    total = gl.zeros([8, codes_at.shape[1] // 4], gl.float32, thin)
+    BLOCKS: gl.constexpr = INPUTS // 128
+    TURNS: gl.constexpr = (BLOCKS + 2 * MOST - 1) // (2 * MOST)
+    TURN: gl.constexpr = (BLOCKS + 2 * TURNS - 1) // (2 * TURNS) * 2
+    for turn in gl.static_range(TURNS):
+        total = turn_summed(
+            total, codes_at, x_at, odd, scales_at, zeros_at, OUTPUTS, thin,
+            turn * TURN, BLOCKS if turn == TURNS - 1 else (turn + 1) * TURN, GROUP, WAITS and turn == 0,
+        )  # fmt: skip
+    return total
 
 
 @gluon.jit
@@ -185,7 +206,7 @@ def rows_kernel(
     OUTPUTS,
     INPUTS: gl.constexpr,
     GROUP: gl.constexpr,
-    STEPS: gl.constexpr,
+    MOST: gl.constexpr,
     TOKENS: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
@@ -198,21 +219,82 @@ def rows_kernel(
     word = gl.arange(0, 16, gl.SliceLayout(0, wide))
     codes_at = codes_OB + ((column + g) * (INPUTS // 8))[:, None] + word[None, :]
     token = gl.minimum(first + g // 2, T - 1).to(gl.int64)
-    x_at = x_TI + (token * (INPUTS // 4) + g % 2 * 32)[:, None] + turned(word)[None, :]
+    odd = (g % 2 * 32)[:, None]
+    x_at = x_TI + (token * (INPUTS // 4))[:, None] + odd + turned(word)[None, :]
     n = column + gl.arange(0, 8, gl.SliceLayout(1, thin))
     row = first + gl.arange(0, 4, gl.SliceLayout(0, thin))
     at = n[:, None] + 0 * row[None, :]
     zeros_at = zeros
     if zeros is not None:
         zeros_at = zeros + at
-    total, _ = summed(
-        codes_at, 16, x_at, scales + at, scales + at, zeros_at, zeros_at, OUTPUTS,
-        thin, INPUTS, STEPS, 2, 1, GROUP, OVERLAP,
-    )  # fmt: skip
+    total = summed(codes_at, x_at, odd, scales + at, zeros_at, OUTPUTS, thin, INPUTS, MOST, GROUP, OVERLAP)
     if bias_O is not None:
         total += gl.load(bias_O + at).to(gl.float32)
     out_at = out_TO + row.to(gl.int64)[None, :] * OUTPUTS + n[:, None]
     gl.store(out_at, total.to(out_TO.dtype.element_ty), mask=(row < T)[None, :].broadcast_to([8, 4]))
+
+
+@gluon.jit
+def by_lane(of_four, t):
+    """Thread t's one of four numbers that all threads of a row have alike."""
+    return gl.where(t < 2, gl.where(t == 0, of_four[0], of_four[1]), gl.where(t == 2, of_four[2], of_four[3]))
+
+
+@gluon.jit
+def rows_together(first, second, W: gl.constexpr):
+    """(inputs, rows) of what two times eight rows of each of W warps have."""
+    both = gl.join(first, second).reshape([W, 8, first.shape[1], 2])
+    return both.permute([2, 0, 3, 1]).reshape([first.shape[1], 16 * W])
+
+
+@gluon.jit
+def turn_of_hidden(
+    x_at,
+    codes_at,
+    at,
+    scales,
+    zeros,
+    products,
+    factors,
+    F,
+    thin: gl.constexpr,
+    FIRST: gl.constexpr,
+    LAST: gl.constexpr,
+    D: gl.constexpr,
+    GROUP: gl.constexpr,
+    SPLIT: gl.constexpr,
+):
+    """Sums of 64 inputs each, and what they are to be multiplied with, to shared memory."""
+    W: gl.constexpr = 4 // SPLIT
+    lane = gl.arange(0, 4 * SPLIT, gl.SliceLayout(0, thin))
+    t = (lane % 4)[None, :].broadcast_to([8 * W, 4 * SPLIT])
+    x, codes, own_scales, own_zeros = (), (), (), ()
+    for step in gl.static_range(FIRST, LAST):
+        here = x_at + step * 64 * SPLIT
+        x = x + (gl.load(here), gl.load(here + 16))
+    barrier()  # x first: it is there before it is known which codes are wanted
+    for step in gl.static_range(FIRST, LAST):
+        for second in gl.static_range(2):
+            here = codes_at + step * 32 * SPLIT + second * 4 * (D // 8)
+            codes = codes + (gl.load(here), gl.load(here + 16))
+    for step in gl.static_range(FIRST, LAST):
+        place = step * 256 * SPLIT + lane // 4 * 256 + lane % 4 * 64
+        here = at[:, None] + (place // GROUP * 2 * F)[None, :]
+        for second in gl.static_range(2):
+            own_scales = own_scales + (gl.load(scales + here + 4 * second),)
+            if zeros is not None:
+                own_zeros = own_zeros + (gl.load(zeros + here + 4 * second),)
+    barrier()  # else the compiler asks for codes when they are needed
+    for step in gl.static_range(LAST - FIRST):
+        x_low, x_high = x[2 * step], x[2 * step + 1]
+        first = by_lane(multiplied(codes[4 * step], codes[4 * step + 1], x_low, x_high, thin), t)
+        second = by_lane(multiplied(codes[4 * step + 2], codes[4 * step + 3], x_low, x_high, thin), t)
+        if zeros is not None:
+            sums = by_lane(sums_of(x_low, x_high, thin), t)
+            first = gl.fma(-own_zeros[2 * step].to(gl.float32), sums, first)
+            second = gl.fma(-own_zeros[2 * step + 1].to(gl.float32), sums, second)
+        products.index(FIRST + step).store(rows_together(first, second, W))
+        factors.index(FIRST + step).store(rows_together(own_scales[2 * step], own_scales[2 * step + 1], W))
 
 
 @gluon.jit
@@ -227,44 +309,58 @@ def hidden_kernel(
     D: gl.constexpr,
     K: gl.constexpr,
     GROUP: gl.constexpr,
-    STEPS: gl.constexpr,
+    SPLIT: gl.constexpr,
+    MOST: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
-    """Four columns of one assignment's hidden row, by one warp: rows g are four of gate and four of up with every other
-    block, rows g + 8 the same with the others. Columns of the hidden row lie as codes do."""
+    """A few columns of one assignment's hidden row, by four warps: SPLIT of them share the inputs. A warp has twice
+    four rows of gate and four of up, with the same x: reading x takes longest, once the codes are there. Sums of 64
+    inputs go through shared memory, and are scaled and added in order. Columns of the hidden row lie as codes do."""
     if OVERLAP:
         # In this order: the kernel after this one reads the routes before it waits.
         gdc_wait()
         gdc_launch_dependents()
-    wide: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [1, 1], [1, 0])
-    thin: gl.constexpr = gl.BlockedLayout([1, 1], [8, 4], [1, 1], [1, 0])
+    W: gl.constexpr = 4 // SPLIT
+    wide: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [W, SPLIT], [1, 0])
+    thin: gl.constexpr = gl.BlockedLayout([1, 1], [8, 4], [W, SPLIT], [1, 0])
     assignment = gl.program_id(0)
-    column = gl.program_id(1) * 4
+    column = gl.program_id(1) * 8 * W
     expert = gl.maximum(gl.load(routes_N + assignment), 0).to(gl.int64)  # -1: a row that is no token
-    g = gl.arange(0, 8, gl.SliceLayout(1, wide))
-    word = gl.arange(0, 16, gl.SliceLayout(0, wide))
-    row = expert * 2 * F + g // 4 * F + column + g % 4
-    codes_at = codes_EGB + (row * (D // 8))[:, None] + word[None, :]
-    x_at = x_TD + (assignment // K).to(gl.int64) * (D // 4) + (g % 2 * 32)[:, None] + turned(word)[None, :]
-    place = gl.arange(0, 8, gl.SliceLayout(1, thin))
-    same = 0 * gl.arange(0, 4, gl.SliceLayout(0, thin))
-    at = expert * ((D + GROUP - 1) // GROUP) * 2 * F + (place // 4 * F + column + place % 4)[:, None] + same[None, :]
-    zeros_at = zeros
-    if zeros is not None:
-        zeros_at = zeros + at
-    total, _ = summed(
-        codes_at, 16, x_at, scales + at, scales + at, zeros_at, zeros_at, 2 * F, thin, D, STEPS, 2, 1, GROUP, False
-    )
+    row = gl.arange(0, 8 * W, gl.SliceLayout(1, wide))
+    lane = gl.arange(0, 16 * SPLIT, gl.SliceLayout(0, wide))
+    part, word = gl.max_constancy(lane // 16, 16), gl.max_contiguous(lane % 16, 16)
+    x_at = x_TD + (assignment // K).to(gl.int64) * (D // 4) + (row % 2 * 32)[:, None]
+    x_at += (part * 64 + turned(word))[None, :]
+    of_gate = row // 8 * 8 + row % 8 // 4 * F + row % 4
+    codes_at = codes_EGB + ((expert * 2 * F + column + of_gate) * (D // 8))[:, None] + (part * 32 + word)[None, :]
+    row = gl.arange(0, 8 * W, gl.SliceLayout(1, thin))
+    at = expert * ((D + GROUP - 1) // GROUP) * 2 * F + column + row // 8 * 8 + row % 8 // 4 * F + row % 4
+
+    STEPS: gl.constexpr = D // 256 // SPLIT
+    TURNS: gl.constexpr = (STEPS + MOST - 1) // MOST
+    TURN: gl.constexpr = (STEPS + TURNS - 1) // TURNS
+    held: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0, 1])
+    products = gl.allocate_shared_memory(gl.float32, [STEPS, 4 * SPLIT, 16 * W], held)
+    factors = gl.allocate_shared_memory(scales.dtype.element_ty, [STEPS, 4 * SPLIT, 16 * W], held)
+    for turn in gl.static_range(TURNS):
+        turn_of_hidden(
+            x_at, codes_at, at, scales, zeros, products, factors, F, thin, turn * TURN,
+            STEPS if turn == TURNS - 1 else (turn + 1) * TURN, D, GROUP, SPLIT,
+        )  # fmt: skip
+    barrier()
+    flat: gl.constexpr = gl.BlockedLayout([4 * SPLIT, 1], [8 // W, 4 * W], [1, 4], [0, 1])
+    total = None
+    for step in gl.static_range(STEPS):
+        total = in_order(total, products.index(step).load(flat), factors.index(step).load(flat).to(gl.float32))
+
     kind: gl.constexpr = hidden_NF.dtype.element_ty
-    pairs: gl.constexpr = gl.BlockedLayout([1, 1, 2], [4, 4, 2], [1, 1, 1], [2, 1, 0])
-    both = gl.convert_layout(total.to(kind).to(gl.float32).reshape([2, 4, 4]).permute([1, 2, 0]), pairs)
-    gate, up = both.split()
-    hidden = gate / (1.0 + gl.exp(-gate)) * up
-    four: gl.constexpr = hidden.type.layout
-    n = column // 64 * 64 + turned(column % 64 // 4) * 4 + gl.arange(0, 4, gl.SliceLayout(1, four))
-    alike = gl.arange(0, 4, gl.SliceLayout(0, four))
-    out_at = hidden_NF + assignment.to(gl.int64) * F + n[:, None] + 0 * alike[None, :]
-    gl.store(out_at, hidden.to(kind), mask=(alike == 0)[None, :].broadcast_to([4, 4]))
+    pairs: gl.constexpr = gl.BlockedLayout([1, 1, 2], [8, 4, 1], [1, 1, 4], [2, 1, 0])
+    both = total.to(kind).to(gl.float32).reshape([2 * W, 2, 4]).permute([0, 2, 1])
+    gate, up = gl.convert_layout(both, pairs).split()
+    hidden = (gate / (1.0 + gl.exp(-gate)) * up).reshape([8 * W])
+    n = column + gl.arange(0, 8 * W, hidden.type.layout)
+    out_at = hidden_NF + assignment.to(gl.int64) * F + n // 64 * 64 + turned(n % 64 // 4) * 4 + n % 4
+    gl.store(out_at, hidden.to(kind))
 
 
 @gluon.jit
@@ -313,17 +409,15 @@ def output_kernel(
     K: gl.constexpr,
     WARPS: gl.constexpr,
     GROUP: gl.constexpr,
-    PARTS: gl.constexpr,
-    STEPS: gl.constexpr,
+    MOST: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
-    """A few columns of one token's output, a warp for each of its choices. With two parts, rows g + 8 are the same
-    eight columns with every other block; with one, the next eight columns."""
+    """Eight columns of one token's output, a warp for each of its choices."""
     wide: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [1, WARPS], [1, 0])
     thin: gl.constexpr = gl.BlockedLayout([1, 1], [8, 4], [1, WARPS], [1, 0])
     flat: gl.constexpr = gl.BlockedLayout([WARPS, 1], [4, 8], [1, WARPS], [0, 1])
     token = gl.program_id(0).to(gl.int64)
-    column = gl.program_id(1) * (16 // PARTS)
+    column = gl.program_id(1) * 8
     g = gl.arange(0, 8, gl.SliceLayout(1, wide))
     lane = gl.arange(0, 16 * WARPS, gl.SliceLayout(0, wide))
     # Warps beyond the choices do the last once more, and count nothing.
@@ -331,23 +425,23 @@ def output_kernel(
     expert = gl.maximum(gl.load(routes_N + token * K + choice), 0).to(gl.int64)
     row = gl.max_constancy(expert, 16)[None, :] * D + (column + g)[:, None]
     codes_at = codes_EDB + row * (F // 8) + word[None, :]
-    further = F if PARTS == 1 else 16
-    x_at = hidden_NF + (token * K + choice)[None, :] * (F // 4) + (g % PARTS * 32)[:, None] + word[None, :]
+    odd = (g % 2 * 32)[:, None]
+    x_at = hidden_NF + (token * K + choice)[None, :] * (F // 4) + odd + word[None, :]
     place = gl.arange(0, 8, gl.SliceLayout(1, thin))
     own = gl.minimum(gl.arange(0, 4 * WARPS, gl.SliceLayout(0, thin)) // 4, K - 1)
     expert = gl.maximum(gl.load(routes_N + token * K + own), 0).to(gl.int64)
     at = (expert * ((F + GROUP - 1) // GROUP) * D)[None, :] + (column + place)[:, None]
-    next_at = at + 8 if PARTS == 1 else at
-    zeros_at, next_zeros_at = zeros, zeros
+    zeros_at = zeros
     if zeros is not None:
-        zeros_at, next_zeros_at = zeros + at, zeros + next_at
+        zeros_at = zeros + at
     slot = gl.arange(0, WARPS, gl.SliceLayout(1, flat))
     weights = gl.load(weights_N + token * K + slot, mask=slot < K, other=0.0)[:, None].broadcast_to([WARPS, 8])
-    total, other = summed(
-        codes_at, further, x_at, scales + at, scales + next_at, zeros_at, next_zeros_at, D,
-        thin, F, STEPS, PARTS, WARPS, GROUP, OVERLAP,
-    )  # fmt: skip
-    out_at = out_TD + token * D + column
-    combine(total, weights, out_at, flat, WARPS)
-    if PARTS == 1:
-        combine(other, weights, out_at + 8, flat, WARPS)
+    total = summed(codes_at, x_at, odd, scales + at, zeros_at, D, thin, F, MOST, GROUP, OVERLAP)
+
+    kind: gl.constexpr = out_TD.dtype.element_ty
+    whole: gl.constexpr = gl.BlockedLayout([1, 4 * WARPS], [8, 4], [WARPS, 1], [1, 0])
+    rounded = gl.convert_layout(total.to(kind).to(gl.float32), whole)
+    alike, _ = rounded.reshape([8, WARPS, 2, 2]).split()
+    alike, _ = alike.split()
+    out = in_order(None, gl.convert_layout(alike.permute([1, 0]), flat), weights).reshape([8])
+    gl.store(out_TD + token * D + column + gl.arange(0, 8, out.type.layout), out.to(kind))
