@@ -2,7 +2,7 @@
 
 Codes have 4 or 8 bits, whatever they had on disk. With 4, a byte holds two inputs with `apart` between them, so that
 the low parts of neighbouring bytes are neighbouring inputs and the high parts the next ones: nothing is shuffled after
-reading. The words of 64 such bytes lie as the columns of a square of them: of 16 bytes in a row each word belongs to
+reading. The words of 64 bytes lie as the columns of a square of them: of 16 bytes in a row each word belongs to
 another 16 inputs, so that four threads that have read 64 bytes together hold what tensor cores take from them, a word
 of each for every 16 inputs in a row (`coded_direct_kernels.py`).
 
@@ -92,7 +92,7 @@ def packed(codes_OI: Tensor, bits: int, half: int, middle: int) -> Tensor:
     beyond = -codes_OI.shape[1] % (2 * half)
     codes_OI = F.pad(codes_OI.to(torch.uint8), (0, beyond), value=middle)
     if bits == 8:
-        return codes_OI.contiguous()
+        return turned(codes_OI.unflatten(1, (-1, half))).flatten(1)
     pairs_OC2H = codes_OI.unflatten(1, (-1, 2, half))
     return turned(pairs_OC2H[:, :, 0] | pairs_OC2H[:, :, 1] << 4).flatten(1)
 
@@ -105,9 +105,9 @@ def turned(bytes_XH: Tensor) -> Tensor:
 
 
 def unpacked(codes_EOB: Tensor, bits: int, half: int) -> Tensor:
-    if bits == 8:
-        return codes_EOB
     bytes_EOCH = turned(codes_EOB.unflatten(2, (-1, half)))
+    if bits == 8:
+        return bytes_EOCH.flatten(2)
     return torch.stack([bytes_EOCH & 15, bytes_EOCH >> 4], dim=3).flatten(2)
 
 

@@ -1,4 +1,4 @@
-"""Products of 4 bits with a few tokens: experts in two launches, as in `decode.py`, and plain ones in one.
+"""Products of 4 or 8 bits with a few tokens: experts in two launches, as in `decode.py`, and plain ones in one.
 
 How the kernels do it is told in `coded_direct_kernels.py`; here is which products they take.
 """
@@ -11,18 +11,23 @@ from moesaic.kernels.triton.coded import Coded
 from moesaic.kernels.triton.coded_direct_kernels import hidden_kernel, output_kernel, rows_kernel
 from moesaic.kernels.triton.overlap import launch_overlapped, overlaps
 
-BLOCK = 128  # inputs whose codes lie in 64 bytes of a row: half of them in their low bits, the next in their high bits
+BLOCK = 128  # inputs: of 4 bits those in 64 bytes of a row, half of them in their low bits, the next in their high bits
 PAIRS = 2 * BLOCK  # blocks are taken two at a time
-MOST = 8  # pairs whose codes are asked for together: eight registers of each thread for every one
-MOST_HIDDEN = 4  # of twice as many rows
+REGISTERS = 64  # of a thread, for codes that are asked for together
 MOST_CHOICES = 8
 TOKENS = 4  # of a plain product, by one program
 AGAIN = 10240  # columns that may be unpacked more than once, for more tokens; measured on an H200
 
 
 def runs_here(x_TI: torch.Tensor, *weights: Coded) -> bool:
-    known = all(weight.bits == 4 and weight.apart == 64 and weight.inputs % BLOCK == 0 for weight in weights)
+    known = all(weight.apart == 64 and weight.inputs % BLOCK == 0 for weight in weights)
     return known and x_TI.dtype == torch.bfloat16 and overlaps(x_TI.device)
+
+
+def common(weight: Coded, rows: int, device: torch.device) -> dict:
+    """MOST is how many pairs of blocks are asked for together, of eight times `rows` rows of weights by each warp."""
+    most = REGISTERS // (2 * weight.bits * rows)
+    return {"GROUP": weight.group, "BITS": weight.bits, "MOST": most, "OVERLAP": overlaps(device)}
 
 
 def takes_rows(x_TI: torch.Tensor, weight: Coded) -> bool:
@@ -44,11 +49,9 @@ def linear(x_TI: torch.Tensor, weight: Coded, bias_O: torch.Tensor | None, out_T
         T,
         outputs,
         INPUTS=weight.inputs,
-        GROUP=weight.group,
-        MOST=MOST,
         TOKENS=TOKENS,
         num_warps=1,
-        OVERLAP=overlaps(x_TI.device),
+        **common(weight, 1, x_TI.device),
     )
 
 
@@ -61,9 +64,11 @@ def takes_experts(x_TD: torch.Tensor, choices: int, gate_up: Coded, down: Coded)
     return choices <= MOST_CHOICES and x_TD.shape[1] % PAIRS == 0 and runs_here(x_TD, gate_up, down)
 
 
-def warps_to_share(inputs: int) -> int:
+def warps_to_share(inputs: int, most: int) -> int:
     """How many of four warps share a row's inputs: as many as may be, if each has a few pairs of blocks."""
-    return next((warps for warps in (4, 2) if inputs % (PAIRS * warps) == 0 and inputs // PAIRS // warps >= 3), 1)
+    return next(
+        (warps for warps in (4, 2) if inputs % (PAIRS * warps) == 0 and inputs // PAIRS // warps > most // 2), 1
+    )
 
 
 def experts(
@@ -72,7 +77,8 @@ def experts(
     (T, D), K, F = x_TD.shape, routes_TK.shape[1], down.inputs
     hidden_NF = torch.empty(T * K, F, dtype=x_TD.dtype, device=x_TD.device)
     out_TD = torch.empty_like(x_TD)
-    share = warps_to_share(D)
+    facts = common(gate_up, 2, x_TD.device)
+    share = warps_to_share(D, facts["MOST"])
     launch_overlapped(
         hidden_kernel,
         (T * K, F // (32 // share)),
@@ -85,11 +91,10 @@ def experts(
         F,
         D=D,
         K=K,
-        GROUP=gate_up.group,
         SPLIT=share,
-        MOST=MOST_HIDDEN,
         num_warps=4,
-        OVERLAP=overlaps(x_TD.device),
+        maxnreg=168,
+        **facts,
     )
     slots = triton.next_power_of_2(K)
     launch_overlapped(
@@ -106,9 +111,7 @@ def experts(
         F=F,
         K=K,
         WARPS=slots,
-        GROUP=down.group,
-        MOST=MOST,
         num_warps=slots,
-        OVERLAP=overlaps(x_TD.device),
+        **common(down, 1, x_TD.device),
     )
     return out_TD

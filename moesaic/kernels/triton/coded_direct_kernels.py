@@ -17,19 +17,20 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # renamed after triton 3.6
 
 
-def _unpacked(word: str, names: tuple[str, str, str, str]) -> str:
-    """Four bytes to integers from -8 to 7 in bf16: two pairs from the low bits, two from the high bits."""
-    low, next_low, high, next_high = names
-    spread = f"""
-prmt.b32 {low}, {word}, 0, 0x4140;
-prmt.b32 {next_low}, {word}, 0, 0x4342;
-shr.u32 {high}, {low}, 4;
-shr.u32 {next_high}, {next_low}, 4;
-"""
-    return spread + "".join(
-        f"lop3.b32 {name}, {name}, 0x000f000f, 0x43004300, 0xea;\nsub.bf16x2 {name}, {name}, middle;\n"
-        for name in names
-    )
+def _unpacked(word: str, names: tuple[str, ...]) -> str:
+    """Four bytes to integers in bf16. To four names, those of 4 bits, -8 to 7: two pairs from the low bits, two from
+    the high bits. To two names, those of 8 bits, -128 to 127: the last seven become those of 128 to 255, from which 128
+    or 256 is taken, as the first one says."""
+    text = f"prmt.b32 {names[0]}, {word}, 0, 0x4140;\nprmt.b32 {names[1]}, {word}, 0, 0x4342;\n"
+    if len(names) == 2:
+        for name in names:
+            text += f"lop3.b32 taken, {name}, 0x00800080, 0x43004300, 0xae;\n"
+            text += f"lop3.b32 {name}, {name}, 0x007f007f, 0x43004300, 0xea;\nsub.bf16x2 {name}, {name}, taken;\n"
+        return text
+    text += f"shr.u32 {names[2]}, {names[0]}, 4;\nshr.u32 {names[3]}, {names[1]}, 4;\n"
+    for name in names:
+        text += f"lop3.b32 {name}, {name}, 0x000f000f, 0x43004300, 0xea;\nsub.bf16x2 {name}, {name}, middle;\n"
+    return text
 
 
 def _multiplied(sums: str, rows: tuple[str, str, str, str], x: str) -> str:
@@ -41,33 +42,52 @@ def _multiplied(sums: str, rows: tuple[str, str, str, str], x: str) -> str:
     )
 
 
-def _assembly(ones: bool) -> str:
-    """A block's products. In: four words of codes of either row, then of x four for the low bits and four for the
-    high. Out: row g's product with the low bits' inputs, with the high bits', and the same of row g + 8. With `ones`
-    there are no codes: sums of the inputs. Columns of x may differ: row g meets the even ones, row g + 8 the odd."""
-    first_x = 4 if ones else 12
-    text = "{\n.reg .b32 middle, x0, x1, a<8>;\n.reg .f32 c<4>, d<4>;\nmov.b32 middle, 0x43084308;\n"
+def _assembly(bits: int) -> str:
+    """A block's products. In: the words of codes of row g, then of row g + 8, and of x four for the first 64 inputs and
+    four for the others. Of 4 bits, those are in the low and in the high bits of the same words. Out: row g's product
+    with the first inputs, with the others, and the same of row g + 8. With no bits there are no codes: sums of the
+    inputs. Columns of x may differ: row g meets the even ones, row g + 8 the odd."""
+    first_x = 4 + 2 * bits
+    text = "{\n.reg .b32 middle, taken, x0, x1, a<8>;\n.reg .f32 c<4>, d<4>;\nmov.b32 middle, 0x43084308;\n"
     text += "".join(f"mov.f32 {name}{i}, 0f00000000;\n" for name in "cd" for i in range(4))
-    if ones:
+    if not bits:
         text += "".join(f"mov.b32 a{i}, 0x3f803f80;\n" for i in range(8))
     for j in range(4):
-        if not ones:
+        if bits == 4:
             text += _unpacked(f"${4 + j}", ("a0", "a2", "a4", "a6")) + _unpacked(f"${8 + j}", ("a1", "a3", "a5", "a7"))
+        if bits == 8:
+            for word, first in ((4, 0), (8, 4), (12, 1), (16, 5)):
+                text += _unpacked(f"${word + j}", (f"a{first}", f"a{first + 2}"))
         text += _multiplied("c", ("a0", "a1", "a2", "a3"), f"${first_x + j}")
         text += _multiplied("d", ("a4", "a5", "a6", "a7"), f"${first_x + 4 + j}")
     return text + "".join(f"mov.f32 ${i}, {name};\n" for i, name in enumerate(("c0", "d0", "c3", "d3"))) + "}"
 
 
-PRODUCTS, SUMS = gl.constexpr(_assembly(False)), gl.constexpr(_assembly(True))
-OF_PRODUCTS = gl.constexpr(",".join(["=r"] * 4 + ["r"] * 8 + ["l"] * 8))
-OF_SUMS = gl.constexpr(",".join(["=r"] * 4 + ["l"] * 8))
+def _operands(bits: int) -> str:
+    return ",".join(["=r"] * 4 + ["r"] * 2 * bits + ["l"] * 8)
+
+
+PRODUCTS_4, PRODUCTS_8, SUMS = (gl.constexpr(_assembly(bits)) for bits in (4, 8, 0))
+OF_PRODUCTS_4, OF_PRODUCTS_8, OF_SUMS = (gl.constexpr(_operands(bits)) for bits in (4, 8, 0))
 
 
 @gluon.jit
-def multiplied(codes, next_codes, x_low, x_high, thin: gl.constexpr):
-    both = gl.inline_asm_elementwise(
-        PRODUCTS, OF_PRODUCTS, [codes, next_codes, x_low, x_high], dtype=gl.float32, is_pure=True, pack=4
-    )
+def multiplied(codes, FIRST: gl.constexpr, x_low, x_high, thin: gl.constexpr, BITS: gl.constexpr):
+    """A pair of blocks, from `FIRST` on in what was read."""
+    if BITS == 4:
+        both = gl.inline_asm_elementwise(
+            PRODUCTS_4, OF_PRODUCTS_4, [codes[FIRST], codes[FIRST + 1], x_low, x_high],
+            dtype=gl.float32, is_pure=True, pack=4,
+        )  # fmt: skip
+    else:
+        both = gl.inline_asm_elementwise(
+            PRODUCTS_8,
+            OF_PRODUCTS_8,
+            [codes[2 * FIRST], codes[2 * FIRST + 1], codes[2 * FIRST + 2], codes[2 * FIRST + 3], x_low, x_high],
+            dtype=gl.float32,
+            is_pure=True,
+            pack=4,
+        )
     return apart(both, thin)
 
 
@@ -98,15 +118,21 @@ def turned(word):
 
 
 @gluon.jit
-def codes_of(at, FIRST: gl.constexpr, LAST: gl.constexpr):
+def block_of(at, BITS: gl.constexpr):
+    codes = (gl.load(at),)
+    if BITS == 8:
+        codes = codes + (gl.load(at + 16),)
+    return codes
+
+
+@gluon.jit
+def codes_of(at, FIRST: gl.constexpr, LAST: gl.constexpr, BITS: gl.constexpr):
     """Of pairs of blocks. Where the last block has no other, it is taken twice."""
     codes = ()
-    for block in gl.static_range(FIRST, LAST, 2):
-        here = gl.load(at + block * 16)
-        following = here
-        if block + 1 < LAST:
-            following = gl.load(at + block * 16 + 16)
-        codes = codes + (here, following)
+    for block in gl.static_range(FIRST, LAST):
+        codes = codes + block_of(at + block * 4 * BITS, BITS)
+    if (LAST - FIRST) % 2 != 0:
+        codes = codes + block_of(at + (LAST - 1) * 4 * BITS, BITS)
     return codes
 
 
@@ -138,9 +164,10 @@ def turn_summed(
     FIRST: gl.constexpr,
     LAST: gl.constexpr,
     GROUP: gl.constexpr,
+    BITS: gl.constexpr,
     WAITS: gl.constexpr,
 ):
-    codes = codes_of(codes_at, FIRST, LAST)
+    codes = codes_of(codes_at, FIRST, LAST, BITS)
     scales = scales_of(scales_at, FIRST, LAST, OUTPUTS, GROUP)
     zeros = scales_of(zeros_at, FIRST, LAST, OUTPUTS, GROUP)
     if WAITS:
@@ -153,7 +180,7 @@ def turn_summed(
         if FIRST + block + 1 == LAST:
             at -= odd
         x_low, x_high = gl.load(at), gl.load(at + 16)
-        products = multiplied(codes[block], codes[block + 1], x_low, x_high, thin)
+        products = multiplied(codes, block, x_low, x_high, thin, BITS)
         if zeros is not None:
             sums = sums_of(x_low, x_high, thin)
         for half in gl.static_range(2 if FIRST + block + 1 == LAST else 4):
@@ -176,6 +203,7 @@ def summed(
     INPUTS: gl.constexpr,
     MOST: gl.constexpr,
     GROUP: gl.constexpr,
+    BITS: gl.constexpr,
     WAITS: gl.constexpr,
 ):
     """The products of eight rows with x: rows g + 8 are the same rows with every other block, and so are odd columns of
@@ -189,7 +217,7 @@ def summed(
     for turn in gl.static_range(TURNS):
         total = turn_summed(
             total, codes_at, x_at, odd, scales_at, zeros_at, OUTPUTS, thin,
-            turn * TURN, BLOCKS if turn == TURNS - 1 else (turn + 1) * TURN, GROUP, WAITS and turn == 0,
+            turn * TURN, BLOCKS if turn == TURNS - 1 else (turn + 1) * TURN, GROUP, BITS, WAITS and turn == 0,
         )  # fmt: skip
     return total
 
@@ -206,6 +234,7 @@ def rows_kernel(
     OUTPUTS,
     INPUTS: gl.constexpr,
     GROUP: gl.constexpr,
+    BITS: gl.constexpr,
     MOST: gl.constexpr,
     TOKENS: gl.constexpr,
     OVERLAP: gl.constexpr,
@@ -217,7 +246,7 @@ def rows_kernel(
     column, first = gl.program_id(0) * 8, gl.program_id(1) * TOKENS
     g = gl.arange(0, 8, gl.SliceLayout(1, wide))
     word = gl.arange(0, 16, gl.SliceLayout(0, wide))
-    codes_at = codes_OB + ((column + g) * (INPUTS // 8))[:, None] + word[None, :]
+    codes_at = codes_OB + ((column + g) * (INPUTS // 32 * BITS))[:, None] + word[None, :]
     token = gl.minimum(first + g // 2, T - 1).to(gl.int64)
     odd = (g % 2 * 32)[:, None]
     x_at = x_TI + (token * (INPUTS // 4))[:, None] + odd + turned(word)[None, :]
@@ -227,7 +256,7 @@ def rows_kernel(
     zeros_at = zeros
     if zeros is not None:
         zeros_at = zeros + at
-    total = summed(codes_at, x_at, odd, scales + at, zeros_at, OUTPUTS, thin, INPUTS, MOST, GROUP, OVERLAP)
+    total = summed(codes_at, x_at, odd, scales + at, zeros_at, OUTPUTS, thin, INPUTS, MOST, GROUP, BITS, OVERLAP)
     if bias_O is not None:
         total += gl.load(bias_O + at).to(gl.float32)
     out_at = out_TO + row.to(gl.int64)[None, :] * OUTPUTS + n[:, None]
@@ -262,6 +291,7 @@ def turn_of_hidden(
     LAST: gl.constexpr,
     D: gl.constexpr,
     GROUP: gl.constexpr,
+    BITS: gl.constexpr,
     SPLIT: gl.constexpr,
 ):
     """Sums of 64 inputs each, and what they are to be multiplied with, to shared memory."""
@@ -275,8 +305,7 @@ def turn_of_hidden(
     barrier()  # x first: it is there before it is known which codes are wanted
     for step in gl.static_range(FIRST, LAST):
         for second in gl.static_range(2):
-            here = codes_at + step * 32 * SPLIT + second * 4 * (D // 8)
-            codes = codes + (gl.load(here), gl.load(here + 16))
+            codes = codes + codes_of(codes_at + second * (D // 8 * BITS), 2 * step * SPLIT, 2 * step * SPLIT + 2, BITS)
     for step in gl.static_range(FIRST, LAST):
         place = step * 256 * SPLIT + lane // 4 * 256 + lane % 4 * 64
         here = at[:, None] + (place // GROUP * 2 * F)[None, :]
@@ -287,8 +316,8 @@ def turn_of_hidden(
     barrier()  # else the compiler asks for codes when they are needed
     for step in gl.static_range(LAST - FIRST):
         x_low, x_high = x[2 * step], x[2 * step + 1]
-        first = by_lane(multiplied(codes[4 * step], codes[4 * step + 1], x_low, x_high, thin), t)
-        second = by_lane(multiplied(codes[4 * step + 2], codes[4 * step + 3], x_low, x_high, thin), t)
+        first = by_lane(multiplied(codes, 4 * step, x_low, x_high, thin, BITS), t)
+        second = by_lane(multiplied(codes, 4 * step + 2, x_low, x_high, thin, BITS), t)
         if zeros is not None:
             sums = by_lane(sums_of(x_low, x_high, thin), t)
             first = gl.fma(-own_zeros[2 * step].to(gl.float32), sums, first)
@@ -309,6 +338,7 @@ def hidden_kernel(
     D: gl.constexpr,
     K: gl.constexpr,
     GROUP: gl.constexpr,
+    BITS: gl.constexpr,
     SPLIT: gl.constexpr,
     MOST: gl.constexpr,
     OVERLAP: gl.constexpr,
@@ -332,7 +362,8 @@ def hidden_kernel(
     x_at = x_TD + (assignment // K).to(gl.int64) * (D // 4) + (row % 2 * 32)[:, None]
     x_at += (part * 64 + turned(word))[None, :]
     of_gate = row // 8 * 8 + row % 8 // 4 * F + row % 4
-    codes_at = codes_EGB + ((expert * 2 * F + column + of_gate) * (D // 8))[:, None] + (part * 32 + word)[None, :]
+    codes_at = codes_EGB + ((expert * 2 * F + column + of_gate) * (D // 32 * BITS))[:, None]
+    codes_at += (part * 8 * BITS + word)[None, :]
     row = gl.arange(0, 8 * W, gl.SliceLayout(1, thin))
     at = expert * ((D + GROUP - 1) // GROUP) * 2 * F + column + row // 8 * 8 + row % 8 // 4 * F + row % 4
 
@@ -345,7 +376,7 @@ def hidden_kernel(
     for turn in gl.static_range(TURNS):
         turn_of_hidden(
             x_at, codes_at, at, scales, zeros, products, factors, F, thin, turn * TURN,
-            STEPS if turn == TURNS - 1 else (turn + 1) * TURN, D, GROUP, SPLIT,
+            STEPS if turn == TURNS - 1 else (turn + 1) * TURN, D, GROUP, BITS, SPLIT,
         )  # fmt: skip
     barrier()
     flat: gl.constexpr = gl.BlockedLayout([4 * SPLIT, 1], [8 // W, 4 * W], [1, 4], [0, 1])
@@ -409,6 +440,7 @@ def output_kernel(
     K: gl.constexpr,
     WARPS: gl.constexpr,
     GROUP: gl.constexpr,
+    BITS: gl.constexpr,
     MOST: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
@@ -424,7 +456,7 @@ def output_kernel(
     choice, word = gl.max_constancy(gl.minimum(lane // 16, K - 1), 16), gl.max_contiguous(lane % 16, 16)
     expert = gl.maximum(gl.load(routes_N + token * K + choice), 0).to(gl.int64)
     row = gl.max_constancy(expert, 16)[None, :] * D + (column + g)[:, None]
-    codes_at = codes_EDB + row * (F // 8) + word[None, :]
+    codes_at = codes_EDB + row * (F // 32 * BITS) + word[None, :]
     odd = (g % 2 * 32)[:, None]
     x_at = hidden_NF + (token * K + choice)[None, :] * (F // 4) + odd + word[None, :]
     place = gl.arange(0, 8, gl.SliceLayout(1, thin))
@@ -436,7 +468,7 @@ def output_kernel(
         zeros_at = zeros + at
     slot = gl.arange(0, WARPS, gl.SliceLayout(1, flat))
     weights = gl.load(weights_N + token * K + slot, mask=slot < K, other=0.0)[:, None].broadcast_to([WARPS, 8])
-    total = summed(codes_at, x_at, odd, scales + at, zeros_at, D, thin, F, MOST, GROUP, OVERLAP)
+    total = summed(codes_at, x_at, odd, scales + at, zeros_at, D, thin, F, MOST, GROUP, BITS, OVERLAP)
 
     kind: gl.constexpr = out_TD.dtype.element_ty
     whole: gl.constexpr = gl.BlockedLayout([1, 4 * WARPS], [8, 4], [WARPS, 1], [1, 0])

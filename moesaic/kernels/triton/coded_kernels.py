@@ -32,9 +32,9 @@ sub.bf16x2 $3, d, m;
 
 
 @triton.jit
-def in_their_order(bytes, BITS: tl.constexpr, HALF: tl.constexpr):
+def in_their_order(bytes, HALF: tl.constexpr):
     """Of 64 bytes of codes, sixteen words lie as the columns of a square (`coded.py` says why)."""
-    if BITS == 4 and HALF == 64:
+    if HALF == 64:
         square = bytes.reshape(bytes.shape[0], 4, 4, 4).permute(0, 2, 1, 3)
         bytes = square.reshape(bytes.shape[0], 64)
     return bytes
@@ -109,7 +109,7 @@ def summed(
         scale_high, zero_high = steps(scales_at, zeros_at, kept, HALF, INPUTS, OUTPUTS, GROUP)
     for base in tl.range(0, INPUTS, STEP, num_stages=STAGES):
         next_scale, next_zero = steps(scales_at, zeros_at, kept, base + STEP, INPUTS, OUTPUTS, GROUP)
-        bytes = in_their_order(tl.load(codes_at, mask=kept[:, None], other=0), BITS, HALF)
+        bytes = in_their_order(tl.load(codes_at, mask=kept[:, None], other=0), HALF)
         low = tl.load(x_at, mask=valid[None, :] & (j[:, None] < INPUTS - base), other=0.0)
         if BITS == 8:
             codes = (bytes.to(tl.int32) - 128).to(kind)

@@ -36,12 +36,13 @@ def embed_kernel(
         values = tl.load(embed_VD + token * D + column, mask=inside)
     else:
         group = column // GROUP * V + token
+        byte = column % HALF
+        if HALF == 64:  # words lie as columns of a square
+            byte = byte // 4 % 4 * 16 + byte // 16 * 4 + byte % 4
         if BITS == 8:
-            codes = tl.load(embed_VD + token * WIDTH + column, mask=inside, other=0).to(tl.float32)
+            at = column // HALF * HALF + byte
+            codes = tl.load(embed_VD + token * WIDTH + at, mask=inside, other=0).to(tl.float32)
         else:
-            byte = column % HALF
-            if HALF == 64:  # words lie as columns of a square
-                byte = byte // 4 % 4 * 16 + byte // 16 * 4 + byte % 4
             at = column // (2 * HALF) * HALF + byte
             both = tl.load(embed_VD + token * WIDTH + at, mask=inside, other=0).to(tl.int32)
             codes = ((both >> (column // HALF % 2 * 4)) & 15).to(tl.float32)
