@@ -162,7 +162,9 @@ else:
         in_few_bits(Grid(8, 0, True))
         assert len(launched) == 5
         for kernel in launched:
-            assert "wgmma.mma_async" in kernel.asm["ptx"] and "kWidth = 4" not in kernel.asm["ttgir"]
+            ptx = kernel.asm["ptx"]
+            assert "sub.bf16x2" in ptx and "wgmma.mma_async" in ptx and "kWidth = 4" not in kernel.asm["ttgir"]
+            assert "ld.local" not in ptx
 
     @pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "with-zeros"])
     def test_codes_of_four_bits_meet_inputs_in_their_order(launched, symmetric):

@@ -30,6 +30,22 @@ sub.bf16x2 $3, d, m;
 }
 """)
 
+# Four bytes to four integers from -128 to 127 in bf16: their last seven bits as those of 128 to 255, from which 128 or
+# 256 is taken, as the first bit says.
+UNPACK_8 = tl.constexpr("""
+{
+.reg .b32 a, b, c, d;
+prmt.b32 a, $2, 0, 0x4140;
+prmt.b32 b, $2, 0, 0x4342;
+lop3.b32 c, a, 0x00800080, 0x43004300, 0xae;
+lop3.b32 d, b, 0x00800080, 0x43004300, 0xae;
+lop3.b32 a, a, 0x007f007f, 0x43004300, 0xea;
+lop3.b32 b, b, 0x007f007f, 0x43004300, 0xea;
+sub.bf16x2 $0, a, c;
+sub.bf16x2 $1, b, d;
+}
+""")
+
 
 @triton.jit
 def in_their_order(bytes, HALF: tl.constexpr):
@@ -38,6 +54,16 @@ def in_their_order(bytes, HALF: tl.constexpr):
         square = bytes.reshape(bytes.shape[0], 4, 4, 4).permute(0, 2, 1, 3)
         bytes = square.reshape(bytes.shape[0], 64)
     return bytes
+
+
+@triton.jit
+def whole_bytes(bytes, kind: tl.constexpr, PACKED: tl.constexpr):
+    """Codes of 8 bits, less their middle."""
+    if PACKED:
+        codes = tl.inline_asm_elementwise(UNPACK_8, "=r,=r,r", [bytes], dtype=tl.bfloat16, is_pure=True, pack=4)
+    else:
+        codes = (bytes.to(tl.int32) - 128).to(kind)
+    return codes
 
 
 @triton.jit
@@ -112,7 +138,7 @@ def summed(
         bytes = in_their_order(tl.load(codes_at, mask=kept[:, None], other=0), HALF)
         low = tl.load(x_at, mask=valid[None, :] & (j[:, None] < INPUTS - base), other=0.0)
         if BITS == 8:
-            codes = (bytes.to(tl.int32) - 128).to(kind)
+            codes = whole_bytes(bytes, kind, PACKED)
             total = add(total, codes, low, scale, zero, ZEROS, PRECISION)
         else:
             codes_low, codes_high = both_halves(bytes, kind, PACKED)
