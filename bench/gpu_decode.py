@@ -3,6 +3,7 @@
     python bench/gpu_decode.py                     1, 128 and 512 requests of 512 in, 128 out
     python bench/gpu_decode.py --profile           where a step's time goes, kernel by kernel
     python bench/gpu_decode.py --requests 64 --prompt 4096 --cache-dtype float8 --no-peer --result gpu_decode_float8
+    python bench/gpu_decode.py --requests 1 128 --bits 4 --no-peer --result gpu_decode_4bits
     python bench/gpu_decode.py --start             only how long it takes from nothing to the first token
 
 Tokens per second count the output over the whole time, reading prompts included. Random weights, bfloat16, greedy;
@@ -25,8 +26,25 @@ import torch  # noqa: E402  the clock starts before
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from bench.gpu_train import VOCAB, make_ours, make_peer  # noqa: E402
 from bench.measure import record  # noqa: E402
+from moesaic.compress.grid import Grid  # noqa: E402
+from moesaic.kernels.triton.coded import coded  # noqa: E402
+from moesaic.model.directory import install  # noqa: E402
+from moesaic.model.transformer import Model  # noqa: E402
 from moesaic.serve.engine import Engine  # noqa: E402
 from moesaic.serve.request import Sampling  # noqa: E402
+
+
+@torch.no_grad()
+def in_few_bits(model: Model, bits: int) -> None:
+    """All matrices but routers' and the embedding, rounded to the nearest in groups of 128."""
+    grid = Grid(bits, 128, True)
+    for name, weight in list(model.named_parameters()):
+        if weight.dim() == 1 or "router" in name or name == "embed":
+            continue
+        stacked = weight.dim() == 3
+        matrices = [grid.matrix(one.float()) for one in (weight if stacked else [weight])]
+        made = coded(torch.nn.ModuleList(matrices) if stacked else matrices[0], torch.bfloat16)
+        install(model, name, made, torch.bfloat16)
 
 
 def prompts_of(count: int, length: int, seed: int) -> list[list[int]]:
@@ -115,10 +133,13 @@ def main() -> None:
     parser.add_argument("--start", action="store_true")
     parser.add_argument("--no-peer", action="store_true")
     parser.add_argument("--cache-dtype", help="of keys and values; else bfloat16")
+    parser.add_argument("--bits", type=int, default=16, help="of the weights: 4, 8 or 16")
     parser.add_argument("--result", default="gpu_decode", help="name of the result's file")
     options = parser.parse_args()
     torch._dynamo.config.recompile_limit = 64
     model = make_ours(options.layers)
+    if options.bits < 16:
+        in_few_bits(model, options.bits)
     built = time.perf_counter() - STARTED
     most = max(options.requests)
     memory = (most + 8) * (options.prompt + options.out + 16) << 15
@@ -160,6 +181,7 @@ def main() -> None:
         "layers": options.layers,
         "prompt": options.prompt,
         "out": options.out,
+        "bits": options.bits,
         "cache_dtype": options.cache_dtype or "bfloat16",
         "same_text_in_batches_of": dict(zip(map(str, counts[1:]), same, strict=True)),
         **first,
