@@ -9,6 +9,7 @@ so is the order in which weighted sources take turns, so a position is a few cou
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections.abc import Mapping, Sequence
@@ -146,7 +147,7 @@ class Mixture:
         if len(taken) != len(self.sources):
             problem = f"the run was begun with another number of sources ({len(taken)}, not {len(self.sources)})"
             raise UserError("align.stages", problem, "Name another --out, or the data with which it was begun.")
-        mixture = Mixture(self.sources, self.weights)
+        mixture = copy.copy(self)  # not made anew: weights divided by their sum once more are others in the last bit
         mixture.taken = list(taken)
         return mixture
 

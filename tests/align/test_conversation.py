@@ -164,6 +164,14 @@ def test_sources_take_turns_by_weight_and_repeat_in_another_order(tmp_path):
     assert mixture.taken == [30, 10]
 
 
+def test_sources_take_the_same_turns_from_any_position():
+    weights = [0.2, 1, 5, 0.5, 0.3]  # divided by their sum twice, two of them are tied no more
+    going = Mixture([range(1000)] * 5, weights)
+    for _ in range(60):
+        resumed = Mixture([range(1000)] * 5, weights).at(going.taken)
+        assert resumed.turn() == going.turn()
+
+
 def test_a_source_may_begin_later_and_with_another_seed_elsewhere():
     whole, later = (open_examples([{"path": "builtin:gcd,lcm", **extra}], "train", 0) for extra in ({}, {"skip": 5}))
     questions = [next(whole).question for _ in range(8)]
