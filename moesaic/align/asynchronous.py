@@ -84,6 +84,10 @@ class AsynchronousStream(PolicyStream):
     problem: str = ""  # why the last question failed that did
 
     @property
+    def trained(self) -> Model:
+        return self.model
+
+    @property
     def in_turn(self) -> bool:
         """Whether answers are learned from in the order they were asked for."""
         return self.options.staleness == 0 or self.options.on_update == "finish"

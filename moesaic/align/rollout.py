@@ -40,6 +40,7 @@ class Sample:
     learn: list[bool] | None = None  # which of the tokens are learned from; None: all
     kept: list[tuple[int, ...]] | None = None  # among which tokens each was drawn, where sampling was truncated
     question: str = ""
+    began: list[float] | None = None  # the trainer's own log-probabilities before the first update, where they matter
 
     def plain(self) -> dict[str, Any]:
         """For a checkpoint, between the updates that are taken from one set of rollouts."""
@@ -56,6 +57,7 @@ class Sample:
             "learn": self.learn,
             "kept": self.kept,
             "question": self.question,
+            "began": self.began,
             "routes": {str(n): r.tolist() for n, r in self.routes.items()} if self.routes is not None else None,
         }
 
@@ -75,6 +77,7 @@ class Sample:
             values["learn"],
             values.get("kept"),
             values.get("question", ""),
+            values.get("began"),
         )
 
     def told(self) -> str:
@@ -188,6 +191,8 @@ def as_batch(
         # The engine never read the last token of an answer, so nobody routed it.
         current = float(all(v == version for v in sample.versions))
         rows["routed"] += [current] * (before + spoken) + [0.0]
+        if sample.began is not None:
+            rows.setdefault("began", []).extend([0.0] * before + sample.began + [0.0])
     columns = {name: torch.tensor(values) for name, values in rows.items()}
     columns["routed_count"] = columns["routed"].sum().clamp(min=1).expand(len(targets)).clone()
     if samples and all(sample.routes is not None for sample in samples):

@@ -22,6 +22,7 @@ from moesaic.align.selection import Selector
 from moesaic.data.packing import Batch
 from moesaic.errors import UserError
 from moesaic.kernels.logprobs import token_logprobs
+from moesaic.model.flow import Routing
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
 from moesaic.serve.engine import Engine
@@ -37,7 +38,8 @@ class RolloutSettings:
     dynamic: int  # most rounds of asking for one set of rollouts
     wishes: Mapping[str, Any]  # max_tokens, temperature, ...
     seed: int
-    reference: bool = False  # log-probabilities under the weights the stage began with
+    began: bool = False  # whether the trainer's own log-probabilities before the first update are kept
+    replay: bool = False  # and whether they are of the engine's routes
 
 
 @dataclass(kw_only=True)
@@ -92,12 +94,24 @@ class PolicyStream:
             batch.columns["reference"] = self._under(self.reference, batch)
         return batch
 
-    def _under(self, model: Model, batch: Batch) -> Tensor:
-        """Log-probabilities of the answers under other weights, drawn in the same way."""
+    @property
+    def trained(self) -> Model:
+        raise NotImplementedError
+
+    def _keep_began(self, samples: Sequence[Sample]) -> None:
+        batch = as_batch(samples, self.version, self.settings.level, {}, {})
+        began_T = self._under(self.trained, batch, self.settings.replay)
+        for sample, own_T in zip(samples, began_T.split(batch.lengths), strict=True):
+            sample.began = own_T[len(sample.prompt) - 1 : -1].tolist()
+
+    def _under(self, model: Model, batch: Batch, replay: bool = False) -> Tensor:
+        """Log-probabilities of the answers under some weights, drawn in the same way."""
         (there,) = batch.parts(1, model.output.device)
+        routes = {int(name[7:]): column for name, column in there.columns.items() if name.startswith("routes/")}
+        routing = Routing(routes, replay=True) if replay else None
         with torch.no_grad():
             logprobs_T, _ = token_logprobs(
-                model(there.tokens_T, Layout(there.lengths, device=model.device)),
+                model(there.tokens_T, Layout(there.lengths, device=model.device), routing),
                 model.output,
                 there.targets_T,
                 temperature=self.settings.wishes["temperature"],
@@ -136,6 +150,8 @@ class PolicyStream:
         )
         shuffled = [samples[n] for n in order.tolist()] if settings.updates > 1 else samples
         self.pending = [shuffled[start : start + size] for start in range(0, len(shuffled), size)]
+        for chunk in self.pending if settings.began else ():
+            self._keep_began(chunk)
         self.notes = _notes(every, groups) | self.selector.notes() | self.extra_notes()
         self.told = [one.told() for one in every[0].groups[0][:2]]
         self.warnings = self._explained([problem for rolled in every for problem in rolled.problems])
@@ -162,6 +178,10 @@ class RolloutStream(PolicyStream):
     engine: Engine
     rewards: Sequence[tuple[str, float, Reward]]
     begin: Begin | None = None  # of answers in an environment; else plain ones are asked for
+
+    @property
+    def trained(self) -> Model:
+        return self.engine.model
 
     def gather(self) -> tuple[list[list[Sample]], list[Rolled]]:
         """Ask until there are enough questions that teach something, or patience is at its end."""

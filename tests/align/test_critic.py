@@ -195,7 +195,8 @@ def test_conversations_beside_are_not_forgotten(base, questions, tmp_path):
     assert told[-1] < told[0] - 0.5
 
 
-def test_what_is_remembered_is_the_plain_loss_of_the_conversations(model, questions):
+@pytest.mark.parametrize("truncated", [False, True])
+def test_what_is_remembered_is_the_plain_loss_of_the_conversations(model, questions, truncated):
     from moesaic.align.examples import open_examples
     from moesaic.align.remember import RememberStream
     from moesaic.align.sft import ConversationStream
@@ -208,13 +209,17 @@ def test_what_is_remembered_is_the_plain_loss_of_the_conversations(model, questi
             return self
 
         def __next__(self):
-            return as_batch(samples(), 0, "token", {}, {})
+            drawn = samples()
+            for sample in drawn if truncated else ():  # as with top_k: the draw was among these only
+                sample.kept = [(token, token + 1) for token in sample.tokens]
+            return as_batch(drawn, 0, "token", {}, {})
 
+    policy = Policy(temperature=0.7 if truncated else 1.0)  # of the answers; nobody drew the conversations
     examples = open_examples([{"path": str(questions)}], "train", 0)
     talks = ConversationStream(model.tokenizer, examples, 80, 400)
     plain = NextToken(mtp_weight=0.0)(model, next(talks.from_position(None)), Routing()).total
-    alone = Policy()(model, next(Rollouts()), Routing())
-    both = Policy()(model, next(RememberStream(Rollouts(), talks, 0.3)), Routing())
+    alone = policy(model, next(Rollouts()), Routing())
+    both = policy(model, next(RememberStream(Rollouts(), talks, 0.3)), Routing())
     torch.testing.assert_close(both.parts["remember"], 0.3 * plain.detach(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(both.total, alone.total + 0.3 * plain, rtol=1e-4, atol=1e-5)
     for name, value in alone.notes.items():

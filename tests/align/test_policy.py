@@ -9,11 +9,15 @@ import torch
 
 import moesaic
 from moesaic.align.advantages import ADVANTAGES, generalised_advantages
+from moesaic.align.align import align
 from moesaic.align.rewards import Judged
 from moesaic.align.rollout import Sample, as_batch
 from moesaic.model.flow import Routing
+from moesaic.model.layout import Layout
+from moesaic.recipe import load_recipe
 from moesaic.train.objectives.policy import Policy, clipped, distance
 from tests.model import oracle
+from tests.serve.made import talking_model
 
 REWARDS = torch.tensor([[1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 3.0]])
 
@@ -93,8 +97,6 @@ def test_loss_and_gradient_are_those_of_the_plain_formula(model, level):
 
     model.zero_grad()
     total = torch.zeros(())
-    from moesaic.model.layout import Layout
-
     for sample, other in zip(made, moved, strict=True):
         tokens = torch.tensor(sample.prompt + sample.tokens)
         log = model.logits_at(model(tokens, Layout([len(tokens)]))).log_softmax(-1)
@@ -142,3 +144,51 @@ def test_importance_correction_by_hand(model, options, expected):
     )
     found = Policy(**options).corrected(logprobs * kept, batch.columns, batch.lengths)[kept]
     torch.testing.assert_close(found, torch.tensor(expected), atol=1e-4, rtol=0)
+
+
+def test_a_corrected_gradient_counts_the_engines_difference_once(model):
+    """Truncated importance sampling: min(trainer / engine, cap) weighs PPO's ratio, which is of the trainer alone."""
+    made = samples(model)
+    made[0].logprobs = [value - 0.5 for value in made[0].logprobs]  # a ratio of exp(0.5), which the cap cuts
+    batch = as_batch(made, 0, "token", {}, {})
+    model.zero_grad()
+    Policy(correction="token", correction_cap=1.2)(model, batch, Routing()).total.backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    weights = 1.2, math.exp(-0.3)
+    total = torch.zeros(())
+    for sample, weight in zip(made, weights, strict=True):
+        tokens = torch.tensor(sample.prompt + sample.tokens)
+        log = model.logits_at(model(tokens, Layout([len(tokens)]))).log_softmax(-1)
+        start = len(sample.prompt) - 1
+        new = log[start:-1].gather(1, tokens[start + 1 :, None]).squeeze(1)
+        total = total - weight * sample.advantage * new.sum() / 5
+    total.backward()
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(found[name], parameter.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_tokens_that_are_not_learned_are_no_part_of_a_sequences_correction(model):
+    made = samples(model)
+    made[1].learn = [False, True, True]  # of weights that are too old
+    batch = as_batch(made, 0, "token", {}, {})
+    new = torch.cat([torch.nn.functional.pad(p, (0, 1)) for p in model.logprobs([s.prompt + s.tokens for s in made])])
+    kept = batch.targets_T != -100
+    found = Policy(correction="sequence").corrected(new * kept, batch.columns, batch.lengths)[kept]
+    torch.testing.assert_close(found, torch.tensor([1.0, 1.0, *[math.exp(-0.6)] * 2]), atol=1e-4, rtol=0)
+
+
+def test_a_correction_changes_nothing_where_trainer_and_engine_agree(tmp_path):
+    """Also in the second update, whose weights are others than those the answers came from."""
+    base = talking_model(tmp_path / "base")
+    recipe = tmp_path / "align.yaml"
+    recipe.write_text(
+        'align: {stages: [{name: policy, steps: 4, lr: 0.01, data: [{path: "builtin:sums"}], prompts: 4, group: 4, '
+        "rewards: [{name: length, most: 0, slack: 20, unit: characters}], updates: 2, max_tokens: 6, "
+        "evaluate_every: 0, save_every: 1, objective: {}}]}\noptimizer: {name: adamw, lr: 0.001}\n"
+    )
+    for out, options in (("plain", []), ("corrected", ["align.stages.0.objective={correction: token}"])):
+        align(load_recipe(recipe, options), base, tmp_path / out, quiet=True)
+    one, other = (moesaic.load(tmp_path / out).state_dict() for out in ("plain", "corrected"))
+    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())

@@ -124,6 +124,8 @@ class Policy(Stage):
             self.dynamic,
             self.wishes(model),
             self.seed,
+            began=self.updates > 1 and self.objective.get("correction", "none") != "none",
+            replay=bool(self.objective.get("replay")),
         )
         selector = self._selection().begin(examples, model, self.seed)
         kept_near = self.objective.get("kl") or (self.critic is not None and self.critic.kl)

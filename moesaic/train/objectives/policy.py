@@ -2,7 +2,9 @@
 
 The batch brings, for every token of an answer, what the engine recorded (`old`), how much better than expected the
 answer was (`advantage`), how much the token counts (`weight`), and whether it was sampled from the present weights
-(`fresh`). Those fresh tokens measure how far trainer and engine are apart: nothing, in exact arithmetic.
+(`fresh`). Those fresh tokens measure how far trainer and engine are apart: nothing, in exact arithmetic. Where a
+correction weighs that difference, PPO's ratio is of the trainer alone: against what it held before the first update
+(`began`), which in the first update is what it holds now.
 """
 
 from __future__ import annotations
@@ -44,38 +46,44 @@ class Policy(Objective):
             assert recorded, "the rollouts recorded no routes"
             routing.choices, routing.replay = recorded, True
         hidden_TD = model(batch.tokens_T, layout_of(batch), routing, through)
+        targets_T, remember_T = batch.targets_T, columns.get("remember")  # conversations beside the answers
+        if remember_T is not None:
+            targets_T = targets_T.masked_fill(remember_T > 0, IGNORED)
         new_T, entropy_T = token_logprobs(
             hidden_TD,
             model.output,
-            batch.targets_T,
+            targets_T,
             temperature=self.temperature,
             linear=model.kernels.linear,
             kept_TK=columns.get("kept"),
         )
-        spoken_T = (batch.targets_T != IGNORED) & (columns["weight"] > 0)
+        spoken_T = (targets_T != IGNORED) & (columns["weight"] > 0)
         weight_T = columns["weight"] * spoken_T
-        policy_T = clipped(new_T, columns["old"], columns["advantage"], self.clip_low, self.clip_high)
-        policy_T = policy_T * self.corrected(new_T, columns, batch.lengths)
+        before_T = columns["old"] if self.correction == "none" else columns.get("began", new_T.detach())
+        policy_T = clipped(new_T, before_T, columns["advantage"], self.clip_low, self.clip_high)
+        policy_T = policy_T * self.corrected(before_T, columns, batch.lengths)
         total = (policy_T * weight_T).sum()
         parts = {"policy": total.detach()}
         if self.kl:
             apart = (distance(new_T, columns["reference"], self.kl_kind) * weight_T).sum()
             parts["kl"] = apart.detach()
             total = total + self.kl * apart
-        if "remember" in columns:  # conversations beside the answers, against forgetting
-            told = -(new_T * columns["remember"]).sum()
+        if remember_T is not None:  # nobody drew these: their loss is plain
+            said_T = batch.targets_T.masked_fill(remember_T == 0, IGNORED)
+            logprobs_T, _ = token_logprobs(hidden_TD, model.output, said_T, linear=model.kernels.linear)
+            told = -(logprobs_T * remember_T).sum()
             parts["remember"] = told.detach()
             total = total + told
         with torch.no_grad():
-            notes = self._notes(new_T, entropy_T, spoken_T, columns, batch.count)
+            notes = self._notes(new_T, before_T, entropy_T, spoken_T, columns, batch.count)
             notes |= {} if self.replay else routers_differ(recorded, routing.choices, columns)
         return Loss(total, parts, routing, notes)
 
-    def corrected(self, new_T: Tensor, columns: dict[str, Tensor], lengths: list[int]) -> Tensor:
-        """How likely what was sampled is here over how likely it was there, held in bounds."""
+    def corrected(self, before_T: Tensor, columns: dict[str, Tensor], lengths: list[int]) -> Tensor:
+        """How likely what was sampled was here over how likely it was there, held in bounds."""
         if self.correction == "none":
-            return torch.ones_like(new_T)
-        ratio_T = new_T.detach() - columns["old"]
+            return torch.ones_like(before_T)
+        ratio_T = (before_T - columns["old"]) * (columns["weight"] > 0)
         if self.correction == "sequence":
             ratio_T = torch.cat([part.sum().expand(len(part)) for part in ratio_T.split(lengths)])
         ratio_T = ratio_T.exp()
@@ -84,17 +92,23 @@ class Policy(Objective):
         return ratio_T * ((ratio_T <= self.correction_cap) & (ratio_T >= 1 / self.correction_cap))
 
     def _notes(
-        self, new_T: Tensor, entropy_T: Tensor, spoken_T: Tensor, columns: dict[str, Tensor], count: int
+        self,
+        new_T: Tensor,
+        before_T: Tensor,
+        entropy_T: Tensor,
+        spoken_T: Tensor,
+        columns: dict[str, Tensor],
+        count: int,
     ) -> dict[str, Tensor]:
         """Of the whole batch once the parts are added up; the mismatch over fresh tokens only."""
         apart_T = new_T - columns["old"]
         fresh_T = columns["fresh"] * spoken_T
-        ratio_T = apart_T.exp()
+        ratio_T = (new_T - before_T).exp()
         outside_T = (ratio_T > 1 + self.clip_high) | (ratio_T < 1 - self.clip_low)
         return {
             "mismatch_max": (apart_T.abs() * fresh_T).max(),
             "mismatch_mean": (apart_T.abs() * fresh_T).sum() / count,
-            "mismatch_kl": ((ratio_T - 1 - apart_T) * fresh_T).sum() / count,
+            "mismatch_kl": ((apart_T.exp() - 1 - apart_T) * fresh_T).sum() / count,
             "entropy": (entropy_T * spoken_T).sum() / count,
             "clipped": (outside_T & spoken_T).sum() / count,
         }
