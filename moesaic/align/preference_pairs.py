@@ -8,8 +8,9 @@ Without prompt and messages, chosen and rejected are whole conversations, and wh
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,8 @@ def questions_and_answers(line: Mapping[str, Any], place: str) -> tuple[list[Any
     if "messages" in line or "prompt" in line:
         asked = line.get("messages", line.get("prompt"))
         question = [{"role": "user", "content": asked}] if isinstance(asked, str) else _messages(asked, place, "prompt")
+        if not question:
+            raise UserError(place, "messages is empty", "Say what was asked.")
         return question, answers
     shorter = min(map(len, answers))
     same = next((n for n in range(shorter) if answers[0][n] != answers[1][n]), shorter)
@@ -82,13 +85,25 @@ def answered(tokenizer: Tokenizer, question: Sequence[Any], answer: Sequence[Any
     return parts[0]
 
 
-def read_pair(tokenizer: Tokenizer, line: Mapping[str, Any], place: str, number: int) -> Pair:
+def check_pair(line: Mapping[str, Any], place: str) -> tuple[list[Any], list[list[Any]]]:
+    """The question and the answers, if all that can be seen of a line without a tokenizer is right."""
     question, answers = questions_and_answers(line, place)
+    for side, answer in zip(("chosen", "rejected"), answers, strict=True):
+        if not any(message["role"] == "assistant" for message in answer):
+            problem = f"its {side} answer holds nothing that an assistant said"
+            raise UserError(place, problem, "Add a message of role assistant.")
     margin = line.get("margin", 0.0)
-    if not isinstance(margin, int | float) or isinstance(margin, bool):
+    if not isinstance(margin, int | float) or isinstance(margin, bool) or not math.isfinite(margin):
         raise UserError(place, f"its margin is {margin!r}", "A margin is a number.")
+    if not isinstance(line.get("tools", []), list | None):
+        raise UserError(place, "tools is not a list", "Correct it.")
+    return question, answers
+
+
+def read_pair(tokenizer: Tokenizer, line: Mapping[str, Any], place: str, number: int) -> Pair:
+    question, answers = check_pair(line, place)
     chosen, rejected = (answered(tokenizer, question, answer, line.get("tools"), place) for answer in answers)
-    return Pair(number, chosen, rejected, float(margin))
+    return Pair(number, chosen, rejected, float(line.get("margin", 0.0)))
 
 
 def task_pair(tokenizer: Tokenizer, family: str, tasks: TaskExamples, index: int, number: int) -> Pair:
@@ -140,12 +155,13 @@ def read_source(
     return short, len(pairs) - len(short)
 
 
-def check_pairs(data: Sequence[Mapping[str, Any]], steps: bool = False) -> None:
-    """What can be seen to be wrong without a tokenizer. Lines with judged `steps` are not pairs."""
+def check_pairs(
+    data: Sequence[Mapping[str, Any]], check: Callable[[Mapping[str, Any], str], object] = check_pair
+) -> None:
+    """What can be seen to be wrong without a tokenizer, by what checks a line."""
     for source in data:
         if source["path"].startswith(BUILTIN):
             TaskExamples(source["path"].removeprefix(BUILTIN), "train")
             continue
         for place, line in json_lines(Path(source["path"])):
-            if not (steps and "steps" in line):
-                questions_and_answers(line, place)
+            check(line, place)

@@ -20,7 +20,7 @@ from moesaic.align.conversation import Said
 from moesaic.align.examples import BUILTIN
 from moesaic.align.json_lines import json_lines
 from moesaic.align.preference_batch import GroupedBatch
-from moesaic.align.preference_pairs import Pair, read_pair, read_source
+from moesaic.align.preference_pairs import Pair, check_pair, read_pair, read_source
 from moesaic.align.sft import pack_said
 from moesaic.data.tasks import Split
 from moesaic.errors import UserError
@@ -44,7 +44,13 @@ class Steps:
 Judgeable = Pair | Steps
 
 
-def read_steps(tokenizer: Tokenizer, line: Mapping[str, Any], place: str, number: int) -> Steps:
+def check_judged(line: Mapping[str, Any], place: str) -> object:
+    """What can be seen to be wrong with a line without a tokenizer."""
+    return check_steps(line, place) if "steps" in line else check_pair(line, place)
+
+
+def check_steps(line: Mapping[str, Any], place: str) -> tuple[list[Any], list[Any]]:
+    """What was asked, and the steps."""
     messages = line.get("messages", line.get("prompt"))
     messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
     steps = line["steps"]
@@ -59,6 +65,11 @@ def read_steps(tokenizer: Tokenizer, line: Mapping[str, Any], place: str, number
             raise UserError(place, "a step has no text", form)
         if not isinstance(label, int | float) or not 0 <= label <= 1:
             raise UserError(place, f"a step's label is {label!r}", form)
+    return messages, steps
+
+
+def read_steps(tokenizer: Tokenizer, line: Mapping[str, Any], place: str, number: int) -> Steps:
+    messages, steps = check_steps(line, place)
     try:
         tokens, rows = step_rows(tokenizer, messages, [step["text"] for step in steps], line.get("tools"), place)
     except UserError as error:  # of the chat template, which does not know the line

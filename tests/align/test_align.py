@@ -158,6 +158,16 @@ class TestAnOutThatHoldsSomething:
         assert not (begun / "stages").exists()
 
 
+BAD = {
+    "PAIRS": '{"prompt": "a", "chosen": "b"}',
+    "MARGIN": '{"prompt": "a", "chosen": "b", "rejected": "c", "margin": NaN}',
+    "TOOLS": '{"prompt": "a", "chosen": "b", "rejected": "c", "tools": "python"}',
+    "EMPTY": '{"messages": [], "chosen": "b", "rejected": "c"}',
+    "UNSAID": '{"prompt": "a", "chosen": [{"role": "user", "content": "b"}], "rejected": "c"}',
+    "LABEL": '{"prompt": "a", "answer": "b", "steps": [{"text": "b", "label": 2}]}',
+}
+
+
 @pytest.mark.parametrize(
     ("later", "message"),
     [
@@ -175,14 +185,36 @@ class TestAnOutThatHoldsSomething:
         (MORE.replace(f'"{FAMILY}"', "PAIRS"), "task judges answers to families of tasks"),
         ("{name: rejection, data: [{path: PAIRS}]}", "task judges answers to families of tasks"),
         ("{name: preference, data: [{path: PAIRS}]}", "pairs.jsonl:1: has no rejected answer"),
+        ("{name: preference, data: [{path: MARGIN}]}", "margin.jsonl:1: its margin is nan"),
+        ("{name: preference, data: [{path: TOOLS}]}", "tools.jsonl:1: tools is not a list"),
+        ("{name: preference, data: [{path: EMPTY}]}", "empty.jsonl:1: messages is empty"),
+        ("{name: preference, data: [{path: UNSAID}]}", "unsaid.jsonl:1: its chosen answer holds nothing that an assis"),
+        ("{name: reward_model, data: [{path: MARGIN}]}", "margin.jsonl:1: its margin is nan"),
+        ("{name: reward_model, data: [{path: LABEL}]}", "label.jsonl:1: a step's label is 2"),
+        (MORE.replace("prompts: 1", "temperature: 0"), "temperature is above 0"),
+        (MORE.replace("prompts: 1", "top_p: 2"), "top_p: must be above 0 and at most 1"),
+        (MORE.replace("prompts: 1", "objective: {temperature: 2}"), "temperature is the stage's own option"),
+        (MORE.replace("prompts: 1", "objective: {replay: true}, record_routes: false"), "replay wants record_routes"),
+        (MORE.replace("prompts: 1", "rewards: []"), "rewards names no reward"),
+        (MORE.replace("prompts: 1", "rewards: [{name: task, weight: .nan}]"), "the weight of task is nan"),
+        (MORE.replace(f'"{FAMILY}"', f'"{FAMILY}", weight: .inf'), "the weight of a source is a number above 0"),
+        (MORE.replace("prompts: 1", "environment: {name: retrieval, path: nowhere}"), "nowhere: cannot be read"),
+        (MORE.replace("prompts: 1", "environment: {name: retrieval, path: LABEL, turns: 0}"), "at least one turn"),
+        (MORE.replace("prompts: 1", "environment: {name: tool_use, tools: [{name: search, path: no}]}"), "no: cannot"),
+        (MORE.replace("prompts: 1", "environment: {name: planner, executor: nowhere}"), "nowhere: no such directory"),
+        ("{name: rejection, data: [{path: LABEL}], rewards: [{name: exact}], temperature: -1}", "temperature: must be"),
+        ("{name: distill, teacher: BASE, on: policy, data: [{path: LABEL}], temperature: -1}", "temperature: must be"),
         ("{name: distill, teacher: nowhere, data: [{path: PAIRS}]}", "pairs.jsonl:1: holds nothing that an"),
         (f'{{name: distill, teacher: nowhere, data: [{{path: "{FAMILY}"}}]}}', "nowhere: no such directory"),
         ('{name: sft, data: [{path: "stage:2/kept.jsonl"}]}', "1 before the one that names it"),
     ],
 )
 def test_a_later_stage_is_looked_at_before_the_first_is_run(base, tmp_path, later, message):
-    (tmp_path / "pairs.jsonl").write_text('{"prompt": "a", "chosen": "b"}')
-    asked = of_stages(tmp_path, SFT, later.replace("PAIRS", str(tmp_path / "pairs.jsonl")))
+    later = later.replace("BASE", str(base))
+    for name, line in BAD.items():
+        (tmp_path / f"{name.lower()}.jsonl").write_text(line)
+        later = later.replace(name, str(tmp_path / f"{name.lower()}.jsonl"))
+    asked = of_stages(tmp_path, SFT, later)
     with pytest.raises(UserError, match=message):
         align(asked, base, tmp_path / "out", quiet=True)
     assert not (tmp_path / "out").exists()

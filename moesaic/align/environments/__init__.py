@@ -43,5 +43,8 @@ class Episode:
 class Environment:
     turns: int = 4  # of the model, at most
 
+    def check(self) -> None:
+        """Whether what it needs is there, before any stage is run."""
+
     def begin(self, example: Example) -> Episode:
         raise NotImplementedError

@@ -19,8 +19,10 @@ from moesaic.align.environments import Environment, Episode, Step
 from moesaic.align.examples import Example
 from moesaic.align.rewards import Answer, Reward
 from moesaic.align.rollout import roll, seed_of
-from moesaic.methods import Method, build
-from moesaic.model.directory import load
+from moesaic.align.stages import EARLIER, made_before, methods
+from moesaic.methods import build
+from moesaic.model.compressed import open_checkpoint
+from moesaic.model.directory import load, match
 from moesaic.serve.engine import Engine
 from moesaic.serve.parsers import Message
 
@@ -39,10 +41,20 @@ class Planner(Environment):
         if not self.executor or self.attempts < 1:
             raise ValueError("planner needs the executor's directory and at least one attempt")
 
+    def check(self) -> None:
+        if not self.executor.startswith(EARLIER):
+            match(open_checkpoint(self.executor))
+        if not made_before(self.reward):
+            self.judge()
+
     def begin(self, example: Example) -> Episode:
         *before, last = map(dict, example.messages)
         asked = {"role": "user", "content": self.request + str(last.get("content", ""))}
         return PlannerEpisode([*before, asked], [], self, self.team, example)
+
+    def judge(self) -> Reward:
+        (method,) = methods((self.reward,))
+        return build(method, Reward, "align.stages: environment: reward")
 
     @cached_property
     def team(self) -> Executor:
@@ -54,8 +66,7 @@ class Executor:
 
     def __init__(self, options: Planner) -> None:
         self.options = options
-        method = Method(str(options.reward.get("name")), {k: v for k, v in options.reward.items() if k != "name"})
-        self.judge: Reward = build(method, Reward, "align.stages: environment: reward")
+        self.judge = options.judge()
         self._engine: Engine | None = None
         self._lock = threading.Lock()
         self._alone: dict[str, float] = {}

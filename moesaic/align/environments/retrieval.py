@@ -26,6 +26,8 @@ class Retrieval(Environment):
     instructions: str = "Search before you answer."
 
     def __post_init__(self) -> None:
+        if self.turns < 1:
+            raise ValueError("retrieval needs at least one turn")
         Search(self.path, self.passages)  # refuses what it cannot search
 
     def begin(self, example: Example) -> Episode:

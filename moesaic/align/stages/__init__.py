@@ -3,6 +3,7 @@ to work. The loop, optimizer, checkpoints and report are those of training."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +69,7 @@ def sources(data: Data, keys: tuple[str, ...] = ("path", "weight", "skip")) -> D
         if set(source) - set(keys) or not isinstance(source.get("path"), str):
             raise ValueError(f"every source of data is {{{', '.join(f'{key}: ...' for key in keys)}}}")
         weight = source.get("weight", 1.0)
-        if not isinstance(weight, int | float) or not weight > 0:
+        if not isinstance(weight, int | float) or not 0 < weight < math.inf:
             raise ValueError("the weight of a source is a number above 0")
         skip = source.get("skip", 0)
         if not isinstance(skip, int) or isinstance(skip, bool) or skip < 0:

@@ -23,6 +23,7 @@ from moesaic.model.compressed import open_checkpoint
 from moesaic.model.directory import match
 from moesaic.model.transformer import Model
 from moesaic.serve.engine import Engine
+from moesaic.serve.request import Sampling
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Distill(Stage):
 
     def check(self) -> None:
         self._examples(there(self.data))
+        Sampling(self.max_tokens, self.temperature)
         if not self.teacher.startswith(EARLIER):
             match(open_checkpoint(self.teacher))
 

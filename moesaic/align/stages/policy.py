@@ -14,6 +14,7 @@ align:
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -43,6 +44,7 @@ from moesaic.model.transformer import Model
 from moesaic.model.value_head import require_head
 from moesaic.serve.drafters import Drafter
 from moesaic.serve.engine import Engine
+from moesaic.serve.request import Sampling
 from moesaic.strict import found
 
 
@@ -74,6 +76,14 @@ class Policy(Stage):
     def __post_init__(self) -> None:
         sources(self.data)
         methods((*self.rewards, self.selection))
+        if not self.rewards:
+            raise ValueError("rewards names no reward, so that no answer is better than another")
+        if not self.temperature > 0:
+            raise ValueError("temperature is above 0: answers that are all the same teach nothing")
+        if "temperature" in self.objective:
+            raise ValueError("temperature is the stage's own option, of its answers and what is learned from them")
+        if self.objective.get("replay") and not self.record_routes:
+            raise ValueError("replay wants record_routes, whose routes it follows")
         if self.advantage not in ADVANTAGES:
             raise ValueError(f"advantage is one of {', '.join(ADVANTAGES)}")
         least = 1 if self.critic is not None and not self.critic.baseline and self.dynamic == 1 else 2
@@ -90,9 +100,11 @@ class Policy(Stage):
     def check(self) -> None:
         open_examples(there(self.data), "train", self.seed)
         check_rewards(self.rewards, self.data)
+        Sampling(self.max_tokens, self.temperature, self.top_k, self.top_p)
         self._selection()
         self._drafter()
-        self.world()
+        if (world := self.world()) is not None:
+            world.check()
         if self.remember is not None:
             open_conversations(there(self.remember.data), self.seed)
         if self.critic is not None and self.critic.model and not self.critic.model.startswith(EARLIER):
@@ -114,6 +126,8 @@ class Policy(Stage):
         return found
 
     def rollouts(self, model: Model) -> Stream:
+        if self.objective.get("replay") and not model.config.has_experts:
+            raise UserError("align.stages: objective", "replay follows routes, and there are no experts", "Drop it.")
         examples = open_examples(self.data, "train", self.seed)
         settings = RolloutSettings(
             self.prompts,
@@ -209,7 +223,7 @@ def named_rewards(named: tuple[dict[str, Any], ...]) -> list[tuple[str, float, R
     for method in methods(named):
         options = dict(method.options)
         weight = options.pop("weight", 1.0)
-        if not isinstance(weight, int | float) or isinstance(weight, bool):
+        if not isinstance(weight, int | float) or isinstance(weight, bool) or not math.isfinite(weight):
             raise UserError(
                 "align.stages: rewards", f"the weight of {method.name} is {found(weight)}", "Write a number."
             )

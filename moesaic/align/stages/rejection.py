@@ -27,6 +27,7 @@ from moesaic.data.stream import Stream
 from moesaic.methods import Method
 from moesaic.model.transformer import Model
 from moesaic.serve.engine import Engine
+from moesaic.serve.request import Sampling
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Rejection(Stage):
     def check(self) -> None:
         open_examples(there(self.data), "train", self.seed)
         check_rewards(self.rewards, self.data)
+        Sampling(self.max_tokens, self.temperature)
 
     def learned_by(self) -> Method:
         return Method("next_token")

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from moesaic.align.preference_batch import GroupStream
 from moesaic.align.preference_pairs import Pair, PairSource, check_pairs
-from moesaic.align.reward_model import Judgeable, JudgedAccuracy, pack_judged, read_judged, weighed
+from moesaic.align.reward_model import Judgeable, JudgedAccuracy, check_judged, pack_judged, read_judged, weighed
 from moesaic.align.reward_model_lengths import Lengths, balanced, length_bias
 from moesaic.align.stages import PAIRS, Data, Measure, Stage, sources, there
 from moesaic.align.stages.preference import held_out_data
@@ -48,7 +48,7 @@ class RewardModel(Stage):
             raise ValueError("pairs, batch_pairs and longest are at least 1")
 
     def check(self) -> None:
-        check_pairs(there((*self.data, *self.held_out)), steps=True)
+        check_pairs(there((*self.data, *self.held_out)), check_judged)
 
     def learned_by(self) -> Method:
         return Method("reward_model", self.objective)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from moesaic.align.environments.tools import Tool
+from moesaic.align.stages import EARLIER
 from moesaic.errors import UserError
 
 ENDINGS = (".txt", ".md", ".rst")
@@ -37,6 +38,8 @@ class Search(Tool):
     def __post_init__(self) -> None:
         if not self.path or self.passages < 1:
             raise ValueError("search needs the path of a text or a folder of texts, and passages of at least 1")
+        if not self.path.startswith(EARLIER):
+            _ = self._index  # what cannot be searched is told now, not when a model first tries
 
     def __call__(self, **arguments: Any) -> str:
         query = arguments.get("query")
