@@ -253,7 +253,7 @@ def build_root(request: dict[str, Any]) -> None:
         target = root + path
         os.makedirs(os.path.dirname(target), exist_ok=True)
         if os.path.islink(path):
-            os.symlink(os.readlink(path), target)
+            os.symlink(os.path.realpath(path), target)
         else:
             bind(path, target)
     for path in DEVICES:
@@ -284,7 +284,7 @@ def bind(path: str, target: str, *, devices: bool = False) -> None:
 
 def readable(interpreter: dict[str, Any]) -> list[str]:
     """The system's libraries, the interpreter's prefixes, and what its links lead through; none inside another."""
-    paths = [*SYSTEM, *interpreter["prefixes"]]
+    paths = [*SYSTEM, *interpreter["prefixes"], *map(os.path.realpath, interpreter["prefixes"])]
     hop = interpreter["executable"]
     while os.path.islink(hop):
         hop = os.path.join(os.path.dirname(hop), os.readlink(hop))

@@ -169,6 +169,14 @@ class TestAProgramThatMeansWell:
         assert run_python(code, stdin="1 2 3").stdout == "6\n"
         assert run_python("print(input())", stdin="grüße").stdout == "grüße\n"
 
+    def test_is_run_by_an_interpreter_behind_links(self, tmp_path: Path) -> None:
+        (tmp_path / "once").symlink_to(sys.prefix)
+        (tmp_path / "twice").symlink_to("once")
+        code = "from moesaic.align.sandbox import run_python; print(run_python('print(6 * 7)').stdout)"
+        behind = [str(tmp_path / "twice" / "bin" / Path(sys.executable).name), "-c", code]
+        done = subprocess.run(behind, cwd=REPOSITORY, capture_output=True, text=True)
+        assert done.stdout.strip() == "42", done.stderr
+
     def test_many_at_once(self) -> None:
         with ThreadPoolExecutor(8) as pool:
             results = list(
