@@ -608,3 +608,14 @@ def test_a_sum_of_several() -> None:
     assert one.total == pytest.approx(1 - 0.25)
     assert one.parts == {"exact": 1.0, "overlong": -0.5, "process": None}
     assert one.problems == ("process: the answer came without scores of its steps",)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_reward_that_is_no_number_costs_one_answer_its_part(value: float) -> None:
+    class Broken(Reward):
+        def __call__(self, answer: Answer) -> float:
+            return value if answer.text == "bad" else 1.0
+
+    good, bad = judge([("broken", 1.0, Broken())], [Answer("q", "good"), Answer("q", "bad")])
+    assert (good.total, bad.total) == (1.0, 0.0)
+    assert bad.parts == {"broken": None} and bad.problems == (f"broken: gave {value}",)

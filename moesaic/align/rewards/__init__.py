@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from math import isfinite  # by its name: one of the rewards is called math
 from typing import Any, ClassVar
 
 from moesaic.data.tasks import Task
@@ -74,6 +75,8 @@ def judge(rewards: Sequence[tuple[str, float, Reward]], answers: Sequence[Answer
 
     for name, weight, reward in rewards:
         for number, result in enumerate(reward.each(answers)):
+            if not isinstance(result, Exception) and not isfinite(result):
+                result = ValueError(f"gave {result}")
             if isinstance(result, Exception):
                 parts[number][name] = None
                 problems[number].append(f"{name}: {' '.join(str(result).split())[:200] or type(result).__name__}")
