@@ -136,7 +136,8 @@ class PolicyStream:
     def _collect(self) -> None:
         settings = self.settings
         groups, every = self.gather()
-        rewards_QG = torch.tensor([[sample.judged.total for sample in group] for group in groups])
+        # In 64 bits: in 32 the mean of equal rewards is often another number, and the difference counts as spread.
+        rewards_QG = torch.tensor([[sample.judged.total for sample in group] for group in groups], dtype=torch.float64)
         advantages_QG = ADVANTAGES[settings.advantage](rewards_QG)
         for group, advantages in zip(groups, advantages_QG.tolist()):
             for sample, advantage in zip(group, advantages):

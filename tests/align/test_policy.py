@@ -10,8 +10,11 @@ import torch
 import moesaic
 from moesaic.align.advantages import ADVANTAGES, generalised_advantages
 from moesaic.align.align import align
+from moesaic.align.examples import Mixture
 from moesaic.align.rewards import Judged
-from moesaic.align.rollout import Sample, as_batch
+from moesaic.align.rollout import Rolled, Sample, as_batch
+from moesaic.align.rollout_stream import PolicyStream, RolloutSettings
+from moesaic.align.selection.uniform import InTurn
 from moesaic.model.flow import Routing
 from moesaic.model.layout import Layout
 from moesaic.recipe import load_recipe
@@ -32,6 +35,24 @@ def test_advantages_by_hand():
     normal = ADVANTAGES["batch_normalised"](REWARDS)
     # centred: four of 0.5 in size, four zeros, three of 0.75, one of 2.25: mean square (1 + 1.6875 + 5.0625) / 12
     torch.testing.assert_close(normal[0, 0], torch.tensor(0.5 / math.sqrt(7.75 / 12)), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["group_relative", "batch_normalised"])
+def test_answers_worth_the_same_have_no_advantage(name):
+    """Though the mean of seven equal numbers is, rounded to 32 bits, often another number."""
+
+    class Asked(PolicyStream):
+        def gather(self):
+            groups = [
+                [Sample([1], [2], [0.0], [0], "", "stop", Judged(worth, {})) for _ in range(7)]
+                for worth in (10.3, 0.7, -87.7)
+            ]
+            return groups, [Rolled(groups, 1, 1, 0)]
+
+    examples = Mixture([[]], [1.0])
+    settings = RolloutSettings(3, 7, 1, name, "token", 1, {}, 0)
+    batch = next(Asked(examples=examples, settings=settings, selector=InTurn(examples)))
+    assert float(batch.columns["advantage"].abs().max()) < 1e-6
 
 
 def test_generalised_advantages_by_hand():
