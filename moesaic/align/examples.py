@@ -66,6 +66,10 @@ class TaskExamples:
             check_family(family, f"{BUILTIN}{name}", or_set=family == name)
         self.split = split
 
+    def first_of(self, seed: int) -> int:
+        """Where the tasks begin that a seed has for itself."""
+        return len(self.families) * OWN * (seed % SEEDS)
+
     def __getitem__(self, index: int) -> Example:
         place, which = divmod(index, len(self.families))
         task = tasks(self.families[which], self.split, place)
@@ -160,7 +164,7 @@ def open_examples(sources: Sequence[Mapping[str, Any]], split: Split, seed: int)
         skip = int(source.get("skip", 0))
         if path.startswith(BUILTIN):
             found: Examples = (made := TaskExamples(path.removeprefix(BUILTIN), split))
-            skip += len(made.families) * OWN * (seed % SEEDS)
+            skip += made.first_of(seed)
         else:
             found = FileExamples(Path(path), seed)
         opened.append(Later(found, skip) if skip else found)

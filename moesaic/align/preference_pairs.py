@@ -138,14 +138,16 @@ class PairSource:
 
 
 def read_source(
-    tokenizer: Tokenizer, path: str, split: Split, most: int, longest: int, first: int = 0
+    tokenizer: Tokenizer, path: str, split: Split, most: int, longest: int, first: int = 0, seed: int = 0
 ) -> tuple[list[Pair], int]:
-    """The pairs of one source, numbered from `first`, and how many were left out because they are too long."""
+    """The pairs of one source, numbered from `first`, and how many were left out because they are too long. To train
+    on, every seed has tasks of its own."""
     pairs: list[Pair] = []
     if path.startswith(BUILTIN):
         family = path.removeprefix(BUILTIN)
         tasks = TaskExamples(family, split)
-        pairs = [task_pair(tokenizer, family, tasks, index, first + index) for index in range(most)]
+        begin = tasks.first_of(seed) if split == "train" else 0
+        pairs = [task_pair(tokenizer, family, tasks, begin + index, first + index) for index in range(most)]
     else:
         for place, line in json_lines(Path(path)):
             pairs.append(read_pair(tokenizer, line, place, first + len(pairs)))

@@ -73,8 +73,8 @@ def collect(
             if pair is not None:
                 lines["pairs"].append(base | {"chosen": pair[0].text, "rejected": pair[1].text})
     if not lines["kept"]:
-        problem = f"none of {len(scores)} answers scored {rule.right:g}"
-        raise UserError("align.stages: rejection", problem, "Ask for more answers, or lower right.")
+        problem = f"none of {len(scores)} answers scored {rule.right:g} and ended by itself"
+        raise UserError("align.stages: rejection", problem, "Ask for more answers, raise max_tokens, or lower right.")
     for name, found in lines.items():
         write_lines(folder / f"{name}.jsonl", found)
     notes = {
@@ -89,14 +89,15 @@ def collect(
 
 
 def chosen(samples: Sequence[Sample], rule: Rule) -> tuple[list[Sample], tuple[Sample, Sample] | None]:
-    """The different good answers that are kept, and the pair. One that was cut off is not good, whatever it scores."""
+    """The different good answers that are kept, and the pair. One that was cut off is not good, whatever it scores, and
+    one that could not be judged is not bad."""
     by_score = sorted(samples, key=lambda sample: -sample.judged.total)
     good: dict[str, Sample] = {}
     for sample in by_score:
         if sample.judged.total >= rule.right and sample.finish_reason == "stop" and sample.text.strip():
             good.setdefault(sample.text.strip(), sample)
     kept = list(good.values())[: rule.keep]
-    bad = [s for s in by_score if s.judged.total < rule.right and s.text.strip()]
+    bad = [s for s in by_score if s.judged.total < rule.right and s.text.strip() and not s.judged.problems]
     if not kept or not bad or kept[0].judged.total - bad[-1].judged.total < rule.margin:
         return kept, None
     return kept, (kept[0], bad[-1])

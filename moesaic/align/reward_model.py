@@ -97,11 +97,11 @@ def step_rows(
 
 
 def read_judged(
-    tokenizer: Tokenizer, path: str, split: Split, most: int, longest: int, first: int = 0
+    tokenizer: Tokenizer, path: str, split: Split, most: int, longest: int, first: int = 0, seed: int = 0
 ) -> tuple[list[Judgeable], int]:
     """Pairs and answers with judged steps of one source, and how many were too long; a file may hold both kinds."""
     if path.startswith(BUILTIN):
-        pairs, left_out = read_source(tokenizer, path, split, most, longest, first)
+        pairs, left_out = read_source(tokenizer, path, split, most, longest, first, seed)
         return list(pairs), left_out
     found: list[Judgeable] = []
     for place, line in json_lines(Path(path)):

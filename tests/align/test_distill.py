@@ -155,6 +155,8 @@ def test_which_answers_are_kept_and_paired():
     assert chosen(samples, Rule(1.0, 1, margin=2.0)) == ([samples[3]], None)
     assert chosen([sample("a", 1.0, "length"), sample("b", 0.0)], Rule(1.0, 1, 0.0)) == ([], None)
     assert chosen([sample("a", 1.0)], Rule(1.0, 1, 0.0))[1] is None
+    unjudged = Sample([1], [2], [0.0], [0], "perhaps right", "stop", Judged(0.0, {}, ("critique: no answer",)))
+    assert [one.text for one in chosen([*samples, unjudged], Rule(1.0, 1, 0.0))[1]] == ["c", "a"]
 
 
 REJECTION = (
@@ -215,5 +217,5 @@ def test_samples_are_drawn_once(ending, questions, tmp_path, monkeypatch):
 
 def test_no_good_answer_is_an_error(ending, questions, tmp_path):
     text = REJECTION.format(steps=2, questions=questions).replace("right: 0.5", "right: 7.0")
-    with pytest.raises(UserError, match="none of 36 answers scored 7"):
+    with pytest.raises(UserError, match="none of 36 answers scored 7 and ended by itself"):
         align(recipe(tmp_path, text), ending, tmp_path / "o", quiet=True)

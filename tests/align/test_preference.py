@@ -96,6 +96,14 @@ def test_a_tasks_right_answer_stands_against_a_wrong_one(model):
         assert spoken(model.tokenizer, pair.chosen) != spoken(model.tokenizer, pair.rejected)
 
 
+def test_another_seed_makes_pairs_of_other_tasks_but_not_to_measure_on(model):
+    def tokens(split, seed):
+        return [pair.chosen.tokens for pair in read_source(model.tokenizer, FAMILY, split, 20, 500, seed=seed)[0]]
+
+    assert tokens("train", 1) != tokens("train", 0) == tokens("train", 0)
+    assert tokens("test", 1) == tokens("test", 0)
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

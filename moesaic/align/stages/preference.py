@@ -34,7 +34,7 @@ from moesaic.train.objectives.preference import Preference as PreferenceObjectiv
 class Preference(Stage):
     data: Data = ()
     held_out: Data = ()  # pairs that accuracy is measured on; by default those of builtin families' test split
-    pairs: int = 1000  # taken of each builtin family
+    pairs: int = 1000  # taken of each builtin source
     batch_pairs: int = 32  # pairs of a step
     longest: int = 1024  # tokens of a question with its answer; longer pairs are left out
     objective: dict[str, Any] = field(default_factory=dict)  # options of the preference objective
@@ -53,7 +53,7 @@ class Preference(Stage):
         return Method("preference", self.objective)
 
     def open(self, model: Model, out: Path) -> Stream:
-        read, left_out = read_pairs(model, self.data, "train", self.pairs, self.longest)
+        read, left_out = read_pairs(model, self.data, "train", self.pairs, self.longest, self.seed)
         opened = [PairSource(pairs, self.seed) for pairs in read]
         weights = [float(source.get("weight", 1.0)) for source in self.data]
         notes = {"pairs_left_out": float(left_out)}
@@ -102,14 +102,17 @@ def held_out_data(data: Data, held_out: Data) -> tuple[Data, Split]:
     return tuple(source for source in data if source["path"].startswith("builtin:")), "test"
 
 
-def read_pairs(model: Model, data: Data, split: Split, most: int, longest: int) -> tuple[list[list[Pair]], int]:
+def read_pairs(
+    model: Model, data: Data, split: Split, most: int, longest: int, seed: int = 0
+) -> tuple[list[list[Pair]], int]:
     """The pairs of each source, numbered through, and how many were too long."""
     assert model.tokenizer is not None
     read: list[list[Pair]] = []
     first = left_out = 0
     for source in data:
         path = str(source["path"])
-        pairs, long = read_source(model.tokenizer, path, split, most, min(longest, model.config.context), first)
+        most_tokens = min(longest, model.config.context)
+        pairs, long = read_source(model.tokenizer, path, split, most, most_tokens, first, seed)
         read.append(pairs)
         left_out += long
         first = max(pair.number for pair in pairs) + 1

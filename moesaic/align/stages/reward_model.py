@@ -34,7 +34,7 @@ class RewardModel(Stage):
 
     data: Data = ()
     held_out: Data = ()  # what accuracy is measured on; by default builtin families' test split
-    pairs: int = 1000  # taken of each builtin family
+    pairs: int = 1000  # taken of each builtin source
     batch_pairs: int = 32  # pairs, or answers with judged steps, of a step
     longest: int = 1024
     lengths: Lengths = "as_they_are"  # ChatGLM-RLHF's balancing of lengths
@@ -82,7 +82,8 @@ class RewardModel(Stage):
         read: list[list[Judgeable]] = []
         first = left_out = 0
         for source in data:
-            items, long = read_judged(model.tokenizer, str(source["path"]), split, most, longest, first)
+            path = str(source["path"])
+            items, long = read_judged(model.tokenizer, path, split, most, longest, first, self.seed)
             read.append(items)
             first, left_out = max(item.number for item in items) + 1, left_out + long
         return read, left_out
