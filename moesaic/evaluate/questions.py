@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from moesaic.align.json_lines import json_lines
 from moesaic.errors import UserError
 from moesaic.evaluate.interval import wilson
 from moesaic.evaluate.speakers import EngineSpeaker, Said, Speaker
@@ -96,25 +96,9 @@ def read_lines(file: Path | None, example: str) -> list[tuple[str, dict[str, Any
     if file is None:
         raise UserError("--data", "is missing", f"Name a file of lines such as {example}")
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise UserError(file, f"cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise UserError(file, "is not text") from None
-    found = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            told = json.loads(line)
-        except (ValueError, RecursionError):
-            told = None
-        if not isinstance(told, dict):
-            raise UserError(f"{file}:{number}", "is not a JSON object", f"A line is such as {example}")
-        found.append((f"{file}:{number}", told))
-    if not found:
-        raise UserError(file, "is empty")
-    return found
+        return list(json_lines(file))
+    except UserError as error:
+        raise UserError(error.place, error.problem, f"A line is such as {example}") from None
 
 
 def taken(told: dict[str, Any], place: str, *names: str) -> str:

@@ -177,6 +177,8 @@ class TestAnswers:
         task = tasks("gcd", "train", 0)
         assert make("task")(dataclasses.replace(said(str(task.answer)), task=task)) == 1
         assert make("task")(dataclasses.replace(said("no"), task=task)) == 0
+        assert make("task")(dataclasses.replace(said(f"<think>Perhaps.</think>{task.answer}"), task=task)) == 1
+        assert make("task")(dataclasses.replace(said(f"<think>Perhaps\n{task.answer}"), task=task)) == 0
 
 
 @pytest.fixture(scope="module")

@@ -60,10 +60,55 @@ def test_mathematics_is_judged_by_its_meaning(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "answer"),
-    [("#### 5", "5"), ("\\boxed{\\frac{1}{2}} and \\boxed{a{b}c}", "a{b}c"), ("first 3, then 4.", "4"), ("x+1", "x+1")],
+    [
+        ("#### 5", "5"),
+        ("\\boxed{\\frac{1}{2}} and \\boxed{a{b}c}", "a{b}c"),
+        ("first 3, then 4.", "4"),
+        ("x+1", "x+1"),
+        ("between 1,200 and 2,7", "7"),  # no thousands
+        ("#### Step 1\nIt is \\boxed{42}.\n#### Check\n6 times 7, and 1 more is 43", "42"),
+    ],
 )
 def test_what_an_answer_comes_to(text: str, answer: str) -> None:
     assert final(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("truth", "right", "wrong"),
+    [
+        ("\\left( 3, \\frac{\\pi}{2} \\right)", "\\boxed{(3, \\frac{\\pi}{2})}", "2"),
+        ("5 \\sqrt{2}", "It is \\boxed{5\\sqrt{2}}", "It is 2"),
+        ("x \\in [-2, 7]", "\\boxed{[-2, 7]}", "It is 7"),
+        ("6 - 5i", "\\boxed{6-5i}", "It is 5"),
+        ("18 dollars", "She has $18.", "She has $17."),
+        ("So the answer is 42.", "42", "<think>It may be 42"),  # the thought has not ended: nothing was said
+    ],
+)
+def test_a_right_answer_of_several_parts_is_taken_whole(tmp_path: Path, truth: str, right: str, wrong: str) -> None:
+    data = lines(tmp_path / "math.jsonl", *[{"problem": "?", "answer": truth}] * 2)
+    samples = Math().run(None, Asked(data, speaker=Scripted(right, wrong)))["samples"]
+    assert [sample["right"] for sample in samples] == [True, False]
+
+
+def test_an_answer_that_cannot_be_compared_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moesaic.evaluate.suites.math.SECONDS", 0.5)
+    data = lines(tmp_path / "math.jsonl", *[{"question": "?", "answer": "2"}] * 2)
+    said = Scripted("\\boxed{9^{9^{9^9}}}", "\\boxed{2}")
+    assert Math().run(None, Asked(data, speaker=said))["accuracy"] == 0.5
+
+
+def test_a_problem_without_an_answer_is_named(tmp_path: Path) -> None:
+    data = lines(tmp_path / "math.jsonl", {"question": "?", "answer": "2"}, {"question": "?", "answer": " "})
+    with pytest.raises(UserError, match=r"math.jsonl:2: its answer is empty"):
+        Math().run(None, Asked(data, speaker=Scripted()))
+
+
+def test_lines_end_where_json_lines_do(tmp_path: Path) -> None:
+    file = tmp_path / "math.jsonl"
+    text = json.dumps({"question": "a\u2028b\x85c?", "answer": "2"}, ensure_ascii=False)
+    file.write_text(f"\ufeff{text}\n", encoding="utf-8")
+    (question,) = Math(instruction="").questions(Asked(file))
+    assert question.text == "a\u2028b\x85c?"
 
 
 def test_instructions_are_kept_or_not(tmp_path: Path) -> None:

@@ -87,6 +87,11 @@ def test_what_refuses(answer: str, refused: bool) -> None:
     assert refuses(answer) == refused
 
 
+def test_a_thought_that_never_ends_says_nothing() -> None:
+    assert refuses("<think>First I look at the lock, then")
+    assert not refuses("<think>May I?</think>First look at the lock.")
+
+
 def test_refusals_that_hold_only_for_the_words_themselves() -> None:
     said = Answering(lambda text: NO if text in REFUSABLE else YES)
     found = Safety(augmentations=3).run(None, Asked(speaker=said))

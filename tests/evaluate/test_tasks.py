@@ -59,6 +59,13 @@ def test_each_kind_is_told_by_itself(directory: Path, monkeypatch: pytest.Monkey
     assert "by_kind" not in Tasks("gcd", 2, 2).run(moesaic.load(directory), Asked())
 
 
+def test_thoughts_are_no_answer() -> None:
+    suite = Tasks("gcd", 1)
+    (question,) = suite.questions(Asked())
+    assert suite.judge(question, f"<think>Perhaps.</think>{question.truth}") == 1
+    assert suite.judge(question, f"<think>Perhaps\n{question.truth}") == 0
+
+
 @pytest.mark.parametrize("family", PRESETS["questions"])
 def test_an_answer_that_the_judge_did_not_expect_is_wrong(family: str) -> None:
     task = tasks(family, "test", 0)

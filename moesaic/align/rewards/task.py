@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moesaic.align.rewards import Answer, Reward
+from moesaic.align.rewards._part import after_thought
 from moesaic.data.tasks import score
 
 
@@ -15,5 +16,5 @@ class TaskScore(Reward):
     def __call__(self, answer: Answer) -> float:
         if answer.task is None:
             raise ValueError("the question did not come from a family of tasks")
-        value = score(answer.task, answer.text.strip())
+        value = score(answer.task, after_thought(answer.text))
         return value if self.partial else float(value >= 1.0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from moesaic.align.rewards._part import after_thought
 from moesaic.data.tasks import INDICES, Task, check_family, score, tasks
 from moesaic.data.tasks.families import PRESETS, split_names
 from moesaic.evaluate.questions import Question, Questions
@@ -31,7 +32,7 @@ class Tasks(Questions):
         ]
 
     def judge(self, question: Question, text: str) -> float:
-        return float(score(question.facts["task"], text) >= 1.0)
+        return float(score(question.facts["task"], after_thought(text)) >= 1.0)
 
 
 def held_out(family: str, count: int) -> list[Task]:
