@@ -18,7 +18,7 @@ from moesaic.serve.engine import Engine
 from moesaic.serve.request import Sampling
 
 TOGETHER = 2048  # tokens of a forward
-MOST = 256  # tokens of an answer, where a task does not say
+MOST = 256  # tokens of an answer, where a task does not say; at most half of the context
 Piece = tuple[Sequence[int], Sequence[int]]  # what is given, what is to be judged
 
 
@@ -46,10 +46,20 @@ class LMEvalModel(TemplateLM):
         return next(iter(self.words.stop_tokens), 0)
 
     @property
+    def prefix_token_id(self) -> int:
+        """What stands before a text that nothing is given for."""
+        begin = self.words.special("bos_token")
+        found = self.words.fast.token_to_id(begin) if begin else None
+        return self.eot_token_id if found is None else found
+
+    @property
     def tokenizer_name(self) -> str:
         return str(self.words.place)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        begin = self.words.special("bos_token")
+        if add_special_tokens is None and begin and string.startswith(begin):  # the chat template wrote it
+            add_special_tokens = False
         return self.words.encode(string, special=add_special_tokens is not False)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
@@ -88,7 +98,10 @@ class LMEvalModel(TemplateLM):
         for request in requests:
             text, wishes = request.args
             stop = wishes.get("until") or []
-            most = int(wishes.get("max_gen_toks", MOST))
+            most = int(wishes.get("max_gen_toks", min(MOST, context // 2)))
+            if most >= context:
+                problem = f"asks for answers of {most} tokens, and the model's context is {context}"
+                raise UserError("tasks", problem, "Set max_gen_toks in a task file of your own.")
             sampling = Sampling(
                 max_tokens=most,
                 temperature=float(wishes.get("temperature") or 0.0) if wishes.get("do_sample") else 0.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import lm_eval
@@ -10,9 +11,12 @@ import pytest
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 import moesaic
 from moesaic.cli import main
+from moesaic.errors import UserError
 from moesaic.evaluate.lm_eval_model import LMEvalModel
 from moesaic.evaluate.suites import Asked
 from moesaic.evaluate.suites.lm_eval import LMEval
@@ -73,6 +77,35 @@ def test_whole_texts_in_windows(both: tuple[LMEvalModel, HFLM]) -> None:
         model.loglikelihood_rolling(instances("loglikelihood_rolling", *texts), disable_tqdm=True) for model in both
     )
     assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+def test_a_beginning_token_is_there_once(directory: Path, tmp_path: Path) -> None:
+    """As in Llama's tokenizers: every text begins with it, and what the chat template writes has it already."""
+    place = tmp_path / "begins"
+    shutil.copytree(directory, place)
+    words = Tokenizer.from_file(str(place / "tokenizer.json"))
+    begin = "<|user|>"
+    words.post_processor = TemplateProcessing(single=f"{begin} $A", special_tokens=[(begin, words.token_to_id(begin))])
+    words.save(str(place / "tokenizer.json"))
+    settings = json.loads((place / "tokenizer_config.json").read_text())
+    (place / "tokenizer_config.json").write_text(json.dumps(settings | {"bos_token": begin}))
+    ours = LMEvalModel(moesaic.load(place))
+    theirs = HFLM(pretrained=str(place), tokenizer=str(place), device="cpu", dtype="float32", batch_size=1)
+    chat = ours.apply_chat_template([{"role": "user", "content": "The number 3 is"}])
+    for text in ("The number 3 is", chat):
+        assert ours.tok_encode(text) == theirs.tok_encode(text)
+        assert ours.tok_encode(text).count(words.token_to_id(begin)) == 1
+    pairs = [("", "yes or no"), (chat, "a number")]
+    found, known = (
+        model.loglikelihood(instances("loglikelihood", *pairs), disable_tqdm=True) for model in (ours, theirs)
+    )
+    assert [value for value, _ in found] == pytest.approx([value for value, _ in known], rel=1e-4)
+
+
+def test_answers_longer_than_the_context_are_refused(both: tuple[LMEvalModel, HFLM]) -> None:
+    asked = instances("generate_until", ("The number 3 is", {"until": [], "max_gen_toks": 512}))
+    with pytest.raises(UserError, match="answers of 512 tokens"):
+        both[0].generate_until(asked)
 
 
 def test_answers(both: tuple[LMEvalModel, HFLM]) -> None:
