@@ -63,6 +63,7 @@ class Evaluation:
                     raise UserError(model, f"{name} looks into the model itself", "Name its directory.")
                 if is_url(model) and self.kv_policy is not None:
                     raise UserError("--kv-policy", "is the server's own choice", "Leave it out.")
+            suite.check(self.data)
         if self.out is not None and self.out.exists() and not self.out.is_dir():
             raise UserError("--out", f"{self.out} is a file", "Name a directory.")
         if self.key_variable is not None and not os.environ.get(self.key_variable):

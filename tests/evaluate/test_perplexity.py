@@ -12,7 +12,8 @@ import transformers
 
 from moesaic.cli import main
 from moesaic.compress.calibration import builtin_text
-from moesaic.evaluate.suites.perplexity import perplexity
+from moesaic.evaluate.suites import Asked
+from moesaic.evaluate.suites.perplexity import Perplexity, perplexity
 from moesaic.model.directory import load
 from tests.compress.made import make
 
@@ -46,6 +47,16 @@ def test_a_stride_counts_every_token_once_with_what_came_before(model: Path) -> 
         last = end
     assert found.nats == pytest.approx(whole, rel=1e-4)
     assert perplexity(ours, tokens, 64, 64).predicted == 157 - 3
+
+
+def test_bits_of_bytes_that_were_predicted(model: Path, tmp_path: Path) -> None:
+    """The first token of a window is not predicted, so its bytes say nothing of how many bits one takes."""
+    (tmp_path / "text.txt").write_text(builtin_text()[:900])
+    ours = load(model)
+    for window in (2, 4, 0):
+        found = Perplexity(window=window).run(ours, Asked(tmp_path / "text.txt"))
+        a_token = found["nats_per_token"] / math.log(2)
+        assert found["bits_per_byte"] == pytest.approx(a_token * found["tokens"] / 900, rel=1e-6)
 
 
 def test_the_command(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -290,13 +290,21 @@ def test_models_side_by_side(directory: Path, tmp_path: Path, capsys: pytest.Cap
         (["examples=3", "--suite", "tasks"], "MODEL"),
         (["DIR", "--suite", "math"], "--data"),
         (["DIR", "--suite", "choice", "--data", "BAD"], "is not a JSON object"),
+        (["DIR", "--suite", "choice", "--data", "BLANK"], "blank.jsonl:1: the question is empty"),
+        (["nowhere", "--suite", "perplexity,math"], "--data: is missing"),
+        (["nowhere", "--suite", "choice"], "--data: is missing"),
+        (["nowhere", "--suite", "instructions"], "--data: is missing"),
+        (["nowhere", "--suite", "tasks,lm_eval"], "Name tasks of lm-eval"),
+        (["DIR", "--suite", "tasks,"], "no such method"),
         (["DIR", "--suite", "tasks", "--api-key-env", "NO_SUCH"], "NO_SUCH"),
         (["DIR", "--suite", "perplexity", "--kv-policy", "sinks"], "pruned"),
     ],
 )
 def test_mistakes(directory: Path, tmp_path: Path, arguments, problem, capsys) -> None:
     (tmp_path / "bad.jsonl").write_text("[1]\n")
+    (tmp_path / "blank.jsonl").write_text('{"question": " ", "choices": ["a b", "c d"], "answer": 0}\n')
     named = {"DIR": str(directory), "DIR/": f"{directory}/", "BAD": str(tmp_path / "bad.jsonl")}
+    named["BLANK"] = str(tmp_path / "blank.jsonl")
     assert main(["evaluate", *(named.get(word, word) for word in arguments)]) == 2
     assert problem in capsys.readouterr().err
 

@@ -136,6 +136,12 @@ def test_shares_and_the_threshold(gamma: float) -> None:
     assert found["over_refusal"] == sum(rule(text) == NO for text in BENIGN) / 20
 
 
+def test_a_share_of_just_gamma_breaks_nothing() -> None:
+    past = [True] * 29 + [False] * 71  # 0.29 * 100 is a little below 29
+    assert not Safety(gamma=0.29)._broken(past)
+    assert Safety(gamma=0.28)._broken(past)
+
+
 def test_forms_stay_what_they_are_with_more_of_them() -> None:
     few = Safety(augmentations=2, kinds="delete").forms(Safety().prompts(Asked()))
     many = Safety(augmentations=4).forms(Safety().prompts(Asked()))

@@ -42,6 +42,10 @@ class Suite(ABC):
     needs_model = True  # whether the model itself is looked into; else a server's answers will do
     takes_model = True  # False for what is measured without any
 
+    def check(self, data: Path | None) -> None:
+        """Whatever can be known to be wrong before a model is loaded."""
+        return None
+
     @abstractmethod
     def run(self, model: Model | None, asked: Asked) -> dict[str, Any]:
         """Numbers by name; the suite's main one carries its own. There is a model if it needs one."""

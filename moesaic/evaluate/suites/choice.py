@@ -11,6 +11,7 @@ question is summed, or, `normalised`, divided by its characters.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from moesaic.errors import UserError
@@ -32,11 +33,17 @@ class Choice(Suite):
         if self.examples < 0:
             raise ValueError("examples must be at least 0 (the whole file)")
 
+    def check(self, data: Path | None) -> None:
+        self.lines(data)
+
+    def lines(self, data: Path | None) -> list[tuple[str, list[str], int]]:
+        return [read(told, place) for place, told in read_lines(data, EXAMPLE)[: self.examples or None]]
+
     def run(self, model: Model | None, asked: Asked) -> dict[str, Any]:
         assert model is not None
         if model.tokenizer is None:
             raise UserError("model", "has no tokenizer", "Add tokenizer.json to its directory.")
-        lines = [read(told, place) for place, told in read_lines(asked.data, EXAMPLE)[: self.examples or None]]
+        lines = self.lines(asked.data)
         pieces: list[tuple[list[int], int]] = []  # tokens, and how many of them are the question's
         for question, choices, _ in lines:
             before = model.tokenizer.encode(question)
@@ -77,6 +84,8 @@ def likelihoods(model: Model, pieces: list[tuple[list[int], int]], asked: Asked)
 
 def read(told: dict[str, Any], place: str) -> tuple[str, list[str], int]:
     question, choices, answer = taken(told, place, "question", "prompt"), told.get("choices"), told.get("answer")
+    if not question.strip():
+        raise UserError(place, "the question is empty", f"A line is such as {EXAMPLE}")
     if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(choice, str) for choice in choices):
         raise UserError(place, "choices is not a list of two texts or more", f"A line is such as {EXAMPLE}")
     if isinstance(answer, str) and answer in choices:

@@ -9,6 +9,7 @@ are those of the reward `constraints` (docs/align.md).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from moesaic.align.rewards import Answer
 from moesaic.align.rewards.constraints import Constraints
@@ -28,6 +29,9 @@ class Instructions(Questions):
     def __post_init__(self) -> None:
         if self.examples < 0 or self.max_tokens < 1:
             raise ValueError("examples must be at least 0 (the whole file), and max_tokens at least 1")
+
+    def check(self, data: Path | None) -> None:
+        self.questions(Asked(data))
 
     def questions(self, asked: Asked) -> list[Question]:
         found = []

@@ -28,6 +28,15 @@ class LMEval(Suite):
         if self.limit < 0 or self.fewshot < -1:
             raise ValueError("limit must be at least 0 (all examples), and fewshot at least -1 (as the task says)")
 
+    def check(self, data: Path | None) -> None:
+        self.named(data)
+
+    def named(self, data: Path | None) -> list[str]:
+        tasks = [name for name in self.tasks.split(",") if name] + ([named_in(data)] if data is not None else [])
+        if not tasks:
+            raise UserError("tasks", "is missing", "Name tasks of lm-eval, or a task file with --data.")
+        return tasks
+
     def run(self, model: Model | None, asked: Asked) -> dict[str, Any]:
         assert model is not None
         try:
@@ -36,12 +45,8 @@ class LMEval(Suite):
             raise UserError("lm_eval", "is not installed", "pip install lm-eval") from None
         from moesaic.evaluate.lm_eval_model import LMEvalModel, Tasks
 
-        tasks: list[Any] = [name for name in self.tasks.split(",") if name]
+        tasks: list[Any] = self.named(asked.data)
         manager = Tasks(include_path=str(asked.data.parent) if asked.data else None)
-        if asked.data is not None:
-            tasks.append(named_in(asked.data))
-        if not tasks:
-            raise UserError("tasks", "is missing", "Name tasks of lm-eval, or a task file with --data.")
         if unknown := [name for name in tasks if name not in manager.all_tasks]:
             raise UserError("tasks", f"lm-eval has no {', '.join(unknown)}", "lm-eval ls tasks lists them.")
         told = lm_eval.simple_evaluate(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from moesaic.align.rewards._math_worker import MathWorker
 from moesaic.align.rewards._part import after_thought
@@ -34,6 +35,9 @@ class Math(Questions):
     def __post_init__(self) -> None:
         if self.examples < 0 or self.max_tokens < 1:
             raise ValueError("examples must be at least 0 (the whole file), and max_tokens at least 1")
+
+    def check(self, data: Path | None) -> None:
+        self.questions(Asked(data))
 
     def questions(self, asked: Asked) -> list[Question]:
         lines = read_lines(asked.data, EXAMPLE)

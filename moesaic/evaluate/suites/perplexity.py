@@ -89,7 +89,8 @@ class Perplexity(Suite):
         return {
             "perplexity": found.perplexity,
             "nats_per_token": found.nats / found.predicted,
-            "bits_per_byte": found.nats / math.log(2) / max(size, 1),
+            # Of the first token of a window nothing is known, so it counts as what a token takes on average.
+            "bits_per_byte": found.nats / found.predicted * len(tokens) / math.log(2) / max(size, 1),
             "tokens": len(tokens),
             "predicted": found.predicted,
             "window": window,

@@ -139,7 +139,7 @@ class Safety(Suite):
         return told
 
     def _broken(self, past: list[bool]) -> bool:
-        return sum(past) > self.gamma * len(past)
+        return sum(past) / len(past) > self.gamma
 
 
 def _share(name: str, which: list[bool]) -> dict[str, Any]:
