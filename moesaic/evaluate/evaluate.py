@@ -84,7 +84,7 @@ class Evaluation:
 
                 asked = Asked(self.data, told, self.kv_policy, speaker, self.weights)
                 found[place][name] = suite.run(loaded, asked)
-            self._write(found)
+                self._write(found)  # a later suite may fail, and this one may have taken hours
         return found
 
     def _speaker(self, place: str, loaded: Model | None) -> Speaker:
@@ -102,7 +102,9 @@ class Evaluation:
             return
         self.out.mkdir(parents=True, exist_ok=True)
         fresh = self.out / f"{FILE}.new"
-        fresh.write_text(json.dumps({"models": found}, indent=2, default=str) + "\n")
+        # Through JSON, where what it has no word for (infinity, nan) becomes null.
+        plain = json.loads(json.dumps({"models": found}, default=str), parse_constant=lambda word: None)
+        fresh.write_text(json.dumps(plain, indent=2) + "\n")
         os.replace(fresh, self.out / FILE)
         write_page(self.out / "evaluation.html", found)
 

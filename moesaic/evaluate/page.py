@@ -12,7 +12,7 @@ from moesaic.report.page import page, section, table
 def write_page(file: Path, found: Found) -> None:
     chapters = [section("Numbers", "Intervals are Wilson's, at 95 %.", table(("", *found), rows(found)))]
     for suite in next(iter(found.values())):
-        told = {place: own[suite].get("samples") or [] for place, own in found.items()}
+        told = {place: own.get(suite, {}).get("samples") or [] for place, own in found.items()}
         count = min((len(samples) for samples in told.values()), default=0)
         shown = [samples[:count] for samples in told.values()]
         if count and all("question" in sample for samples in shown for sample in samples):

@@ -13,12 +13,15 @@ def rows(found: Found) -> list[list[str]]:
     listed: list[list[str]] = []
     for suite in next(iter(found.values())):
         numbers = {
-            key: None for own in found.values() for key, value in own[suite].items() if isinstance(value, int | float)
+            key: None
+            for own in found.values()
+            for key, value in own.get(suite, {}).items()
+            if isinstance(value, int | float)
         }
         for key in numbers:
             if key.endswith(("_low", "_high")) and key.rpartition("_")[0] in numbers:
                 continue
-            listed.append([f"{suite}: {key}", *(cell(own[suite], key) for own in found.values())])
+            listed.append([f"{suite}: {key}", *(cell(own.get(suite, {}), key) for own in found.values())])
     return listed
 
 

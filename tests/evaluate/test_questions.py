@@ -16,7 +16,7 @@ from moesaic.cli import main
 from moesaic.errors import UserError
 from moesaic.evaluate.evaluate import Evaluation
 from moesaic.evaluate.speakers import EngineSpeaker, Remembering, Said, Speaker, UrlSpeaker, plain_text
-from moesaic.evaluate.suites import Asked
+from moesaic.evaluate.suites import Asked, Suite
 from moesaic.evaluate.suites.choice import Choice
 from moesaic.evaluate.suites.instructions import Instructions
 from moesaic.evaluate.suites.math import Math, final
@@ -307,6 +307,34 @@ def test_mistakes(directory: Path, tmp_path: Path, arguments, problem, capsys) -
     named["BLANK"] = str(tmp_path / "blank.jsonl")
     assert main(["evaluate", *(named.get(word, word) for word in arguments)]) == 2
     assert problem in capsys.readouterr().err
+
+
+def test_numbers_are_kept_when_a_later_suite_fails(directory: Path, tmp_path: Path) -> None:
+    class Measured(Suite):
+        def run(self, model, asked):
+            return {"size": 5, "odd": float("nan")}
+
+    class Failing(Suite):
+        calls = 0
+
+        def run(self, model, asked):
+            self.calls += 1
+            if self.calls > 1:
+                raise UserError("suite", "failed")
+            return {"level": 7}
+
+    other = shutil.copytree(directory, tmp_path / "other")
+    evaluation = Evaluation({"measured": Measured(), "failing": Failing()}, out=tmp_path / "out")
+    with pytest.raises(UserError, match="failed"):
+        evaluation.run([str(directory), str(other)], lambda what, done, total: None)
+
+    def refuse(word: str) -> None:
+        raise ValueError(word)
+
+    told = json.loads((tmp_path / "out" / "evaluation.json").read_text(), parse_constant=refuse)["models"]
+    assert told[str(directory)] == {"measured": {"size": 5, "odd": None}, "failing": {"level": 7}}
+    assert told[str(other)] == {"measured": {"size": 5, "odd": None}}
+    assert "failing: level" in (tmp_path / "out" / "evaluation.html").read_text()
 
 
 def test_a_secret_stays_one(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
