@@ -8,6 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
@@ -621,3 +622,31 @@ def test_a_reward_that_is_no_number_costs_one_answer_its_part(value: float) -> N
     good, bad = judge([("broken", 1.0, Broken())], [Answer("q", "good"), Answer("q", "bad")])
     assert (good.total, bad.total) == (1.0, 0.0)
     assert bad.parts == {"broken": None} and bad.problems == (f"broken: gave {value}",)
+
+
+def test_a_reward_model_is_loaded_once_however_many_groups_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    from moesaic.model import directory
+
+    reward, plain, loads = make("model"), directory.load, []
+
+    def load(*given: Any, **options: Any) -> Any:
+        loads.append(given)
+        time.sleep(0.05)  # long enough for all the others to come
+        return plain(*given, **options)
+
+    monkeypatch.setattr(directory, "load", load)
+    with ThreadPoolExecutor(8) as pool:
+        scores = list(pool.map(reward, [Answer("q", "7")] * 8))
+    assert len(loads) == 1 and len(set(scores)) == 1
+
+
+def test_a_reward_model_leaves_a_worker_its_share_of_the_threads() -> None:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        make("model")(Answer("q", "7"))
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)

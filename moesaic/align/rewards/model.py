@@ -6,10 +6,11 @@ rewards: [{name: model, path: "stage:1", by: min, separator: "\\n"}]      # proc
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -29,6 +30,7 @@ class ModelReward(Reward):
     by: Literal["whole", "last", "min", "mean", "product"] = "whole"
     separator: str = "\n\n"
     _loaded: list[Model] = field(default_factory=list, init=False, repr=False, compare=False)
+    _loading: Any = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.separator:
@@ -82,6 +84,8 @@ class ModelReward(Reward):
         return float(folded[self.by])
 
     def _model(self) -> Model:
-        if not self._loaded:  # when the first answers come: whoever only names a reward need not hold its model
-            self._loaded.append(directory.load(self.path).requires_grad_(False))
+        with self._loading:  # groups are judged side by side
+            if not self._loaded:  # when the first answers come: whoever only names a reward need not hold its model
+                loaded = directory.load(self.path, threads=torch.get_num_threads())
+                self._loaded.append(loaded.requires_grad_(False))
         return self._loaded[0]
