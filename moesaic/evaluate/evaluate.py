@@ -49,6 +49,8 @@ class Evaluation:
             raise UserError(
                 "--model", "chooses among the models of a server", "Name a server's address, or leave it out."
             )
+        if self.data is not None and not any(suite.takes_data for suite in self.suites.values()):
+            raise UserError("--data", f"{', '.join(self.suites)} read no file", "Leave it out.")
         for name, suite in self.suites.items():
             if suite.takes_model != bool(models):
                 problem = "is missing" if suite.takes_model else f"{name} measures no model"

@@ -86,6 +86,12 @@ def _times(text: str, value: Mapping[str, Any]) -> bool:
     return bool(value.get("least", 0) <= found <= value.get("most", found))
 
 
+def _one_of(text: str, choices: Any) -> bool:
+    if not isinstance(choices, list | tuple):
+        raise TypeError("choices are a list: a part of a text is not one of them")
+    return text in choices
+
+
 def _is_json(text: str, _: Any) -> bool:
     try:
         strict_json(text)
@@ -113,7 +119,7 @@ KINDS: dict[str, Callable[[str, Any], bool]] = {
     "no_character": lambda text, characters: not set(text) & set(characters),
     "lowercase": lambda text, _: text == text.lower(),
     "uppercase": lambda text, _: text == text.upper(),
-    "one_of": lambda text, choices: text in choices,
+    "one_of": _one_of,
     "pattern": lambda text, pattern: re.search(pattern, text, re.MULTILINE) is not None,
     "json": _is_json,
 }

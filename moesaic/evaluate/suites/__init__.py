@@ -41,6 +41,7 @@ class Suite(ABC):
     takes_kv_policy = False  # whether answers come from an engine whose cache may be pruned
     needs_model = True  # whether the model itself is looked into; else a server's answers will do
     takes_model = True  # False for what is measured without any
+    takes_data = False  # whether it reads the file of --data
 
     def check(self, data: Path | None) -> None:
         """Whatever can be known to be wrong before a model is loaded."""

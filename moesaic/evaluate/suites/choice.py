@@ -29,6 +29,8 @@ class Choice(Suite):
     examples: int = 0  # 0: the whole file
     normalised: bool = False
 
+    takes_data = True
+
     def __post_init__(self) -> None:
         if self.examples < 0:
             raise ValueError("examples must be at least 0 (the whole file)")

@@ -26,6 +26,8 @@ class Instructions(Questions):
     max_tokens: int = 256
     share: bool = False  # count the share of constraints that are kept, not whether all are
 
+    takes_data = True
+
     def __post_init__(self) -> None:
         if self.examples < 0 or self.max_tokens < 1:
             raise ValueError("examples must be at least 0 (the whole file), and max_tokens at least 1")

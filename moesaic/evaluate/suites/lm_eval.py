@@ -24,6 +24,8 @@ class LMEval(Suite):
     fewshot: int = -1  # -1: as the task says
     chat: bool = False  # in the model's chat template
 
+    takes_data = True
+
     def __post_init__(self) -> None:
         if self.limit < 0 or self.fewshot < -1:
             raise ValueError("limit must be at least 0 (all examples), and fewshot at least -1 (as the task says)")

@@ -32,6 +32,8 @@ class Math(Questions):
     instruction: str = "Think step by step, and end with the answer in \\boxed{}."
     worker: MathWorker = field(default_factory=MathWorker, init=False, repr=False, compare=False)
 
+    takes_data = True
+
     def __post_init__(self) -> None:
         if self.examples < 0 or self.max_tokens < 1:
             raise ValueError("examples must be at least 0 (the whole file), and max_tokens at least 1")

@@ -61,6 +61,8 @@ class Perplexity(Suite):
     stride: int = 0  # 0: a window
     tokens: int = 0  # 0: the whole file
 
+    takes_data = True
+
     def __post_init__(self) -> None:
         if self.window < 0 or self.window == 1 or self.stride < 0 or self.tokens < 0:
             raise ValueError("window must be at least 2, stride and tokens at least 1 (or 0 for what is usual)")

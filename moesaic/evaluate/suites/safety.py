@@ -57,6 +57,7 @@ class Safety(Suite):
 
     needs_model = False
     takes_kv_policy = True
+    takes_data = True
 
     def __post_init__(self) -> None:
         if self.augmentations < 1 or self.length < 1 or self.max_tokens < 1 or self.examples < 0:
