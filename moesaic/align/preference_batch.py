@@ -60,7 +60,8 @@ def pack_pairs(
 
 
 class GroupStream:
-    """`size` items of weighted sources in turn, packed by `pack`; its position is how many were taken of each."""
+    """`size` items of weighted sources in turn, packed by `pack`; its position is how many were taken of each. Where
+    numbers are `known`, items of others are passed over: a run that was rewound comes to some it was not to see."""
 
     def __init__(
         self,
@@ -68,8 +69,9 @@ class GroupStream:
         weights: Sequence[float],
         size: int,
         pack: Callable[[list[Any], dict[str, Any]], Batch],
+        known: frozenset[int] | None = None,
     ) -> None:
-        self.sources, self.weights, self.size, self.pack = sources, weights, size, pack
+        self.sources, self.weights, self.size, self.pack, self.known = sources, weights, size, pack, known
         self.order = Mixture(cast(Any, sources), weights)
 
     @property
@@ -77,7 +79,7 @@ class GroupStream:
         return {"taken": list(self.order.taken)}
 
     def from_position(self, position: Mapping[str, Any] | None) -> GroupStream:
-        stream = GroupStream(self.sources, self.weights, self.size, self.pack)
+        stream = GroupStream(self.sources, self.weights, self.size, self.pack, self.known)
         if position is not None:
             stream.order = stream.order.at(position["taken"])
         return stream
@@ -93,5 +95,9 @@ class GroupStream:
             yield next(order)
 
     def __next__(self) -> Batch:
-        items = [cast(Any, next(self.order)) for _ in range(self.size)]
+        items: list[Any] = []
+        while len(items) < self.size:
+            item = cast(Any, next(self.order))
+            if self.known is None or item.number in self.known:
+                items.append(item)
         return self.pack(items, self.position)

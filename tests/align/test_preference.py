@@ -14,6 +14,7 @@ from moesaic.align.align import align
 from moesaic.align.preference_batch import GroupStream, pack_pairs
 from moesaic.align.preference_pairs import PairSource, read_pair, read_source
 from moesaic.align.preference_reference import answer_logprobs, reference_logprobs
+from moesaic.align.stages.preference import Preference as PreferenceStage
 from moesaic.data.packing import IGNORED
 from moesaic.errors import UserError
 from moesaic.model.flow import Routing
@@ -213,6 +214,16 @@ def test_sources_take_turns_and_go_on_from_any_position(model):
 
 
 # -- losses
+
+
+def test_a_rewound_run_keeps_to_pairs_whose_reference_is_known(base, tmp_path):
+    """It goes on behind the data that broke it, and so comes further than the steps it was given."""
+    stage = PreferenceStage(data=({"path": FAMILY},), pairs=12, batch_pairs=2, steps=3, evaluate=0)
+    stream = stage.open(moesaic.load(base), tmp_path)
+    plain = [next(stream).columns["reference"] for _ in range(3)]
+    rewound = stream.skip(stream.position)
+    more = [next(rewound).columns["reference"] for _ in range(12)]
+    assert not any(column.isnan().any() for column in (*plain, *more))
 
 
 def test_losses_by_hand():

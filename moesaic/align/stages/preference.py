@@ -60,11 +60,11 @@ class Preference(Stage):
         plain = GroupStream(opened, weights, self.batch_pairs, partial(pack_pairs, notes=notes))
         if not self._objective().reference:
             return plain
-        wanted = {pair.number for pair in plain.coming(self.steps)}
+        wanted = frozenset(pair.number for pair in plain.coming(self.steps))
         everything = [pair for pairs in read for pair in pairs]
         reference_P2 = reference_logprobs(model, everything, wanted, out / "reference")
         pack = partial(pack_pairs, reference_P2=reference_P2, notes=notes)
-        return GroupStream(opened, weights, self.batch_pairs, pack)
+        return GroupStream(opened, weights, self.batch_pairs, pack, wanted)
 
     def measure(self, model: Model) -> Measure | None:
         data, split = held_out_data(self.data, self.held_out)
