@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -171,13 +171,28 @@ def open_examples(sources: Sequence[Mapping[str, Any]], split: Split, seed: int)
     return Mixture(opened, [float(source.get("weight", 1.0)) for source in sources])
 
 
+def open_questions(sources: Sequence[Mapping[str, Any]], seed: int) -> Mixture:
+    """The same, to be asked: nothing may be answered already."""
+    opened = open_examples(sources, "train", seed)
+    for example in lines_of(opened):
+        if example.messages[-1].get("role") == "assistant":
+            remedy = "Leave the answer out of messages; where a reward needs it, name it answer."
+            raise UserError(example.place, "ends with what the assistant said, so that nothing is asked", remedy)
+    return opened
+
+
 def open_conversations(sources: Sequence[Mapping[str, Any]], seed: int) -> Mixture:
     """The same, to learn what the assistant says: every line of a file must hold something of the kind."""
     opened = open_examples(sources, "train", seed)
+    for example in lines_of(opened):
+        if not any(message.get("role") == "assistant" for message in example.conversation()):
+            problem = "holds nothing that an assistant said"
+            raise UserError(example.place, problem, "Add a message of role assistant, or a response.")
+    return opened
+
+
+def lines_of(opened: Mixture) -> Iterator[Example]:
+    """What was read from files."""
     for source in opened.sources:
         plain = source.examples if isinstance(source, Later) else source
-        for example in plain.examples if isinstance(plain, FileExamples) else ():
-            if not any(message.get("role") == "assistant" for message in example.conversation()):
-                problem = "holds nothing that an assistant said"
-                raise UserError(example.place, problem, "Add a message of role assistant, or a response.")
-    return opened
+        yield from plain.examples if isinstance(plain, FileExamples) else ()

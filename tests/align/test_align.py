@@ -164,6 +164,7 @@ BAD = {
     "TOOLS": '{"prompt": "a", "chosen": "b", "rejected": "c", "tools": "python"}',
     "EMPTY": '{"messages": [], "chosen": "b", "rejected": "c"}',
     "UNSAID": '{"prompt": "a", "chosen": [{"role": "user", "content": "b"}], "rejected": "c"}',
+    "ANSWERED": '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}',
     "LABEL": '{"prompt": "a", "answer": "b", "steps": [{"text": "b", "label": 2}]}',
 }
 
@@ -191,6 +192,9 @@ BAD = {
         ("{name: preference, data: [{path: UNSAID}]}", "unsaid.jsonl:1: its chosen answer holds nothing that an assis"),
         ("{name: reward_model, data: [{path: MARGIN}]}", "margin.jsonl:1: its margin is nan"),
         ("{name: reward_model, data: [{path: LABEL}]}", "label.jsonl:1: a step's label is 2"),
+        ("{name: policy, data: [{path: ANSWERED}], rewards: [{name: format}]}", "answered.jsonl:1: ends with what"),
+        ("{name: rejection, data: [{path: ANSWERED}], rewards: [{name: format}]}", "answered.jsonl:1: ends with what"),
+        ("{name: distill, teacher: BASE, on: policy, data: [{path: ANSWERED}]}", "answered.jsonl:1: ends with what"),
         (MORE.replace("prompts: 1", "temperature: 0"), "temperature is above 0"),
         (MORE.replace("prompts: 1", "top_p: 2"), "top_p: must be above 0 and at most 1"),
         (MORE.replace("prompts: 1", "objective: {temperature: 2}"), "temperature is the stage's own option"),

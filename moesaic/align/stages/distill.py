@@ -14,7 +14,7 @@ from typing import Literal
 
 from moesaic.align.accuracy import Accuracy
 from moesaic.align.distill import AnswerStream, check_teacher
-from moesaic.align.examples import Mixture, open_conversations, open_examples
+from moesaic.align.examples import Mixture, open_conversations, open_questions
 from moesaic.align.sft import ConversationStream
 from moesaic.align.stages import EARLIER, Data, Measure, Stage, sources, there
 from moesaic.data.stream import Stream
@@ -71,7 +71,7 @@ class Distill(Stage):
         return AnswerStream(engine, examples, self.prompts, wishes, self.seed)
 
     def _examples(self, data: Data) -> Mixture:
-        return open_conversations(data, self.seed) if self.on == "data" else open_examples(data, "train", self.seed)
+        return open_conversations(data, self.seed) if self.on == "data" else open_questions(data, self.seed)
 
     def measure(self, model: Model) -> Measure | None:
         return Accuracy.of(self.data, self.evaluate, self.max_tokens)

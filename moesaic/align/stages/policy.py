@@ -28,7 +28,7 @@ from moesaic.align.critic import Critic, CriticOptions
 from moesaic.align.critic_stream import CriticStream
 from moesaic.align.environments import Environment
 from moesaic.align.environments._playing import players
-from moesaic.align.examples import open_conversations, open_examples
+from moesaic.align.examples import open_conversations, open_questions
 from moesaic.align.remember import RememberOptions, RememberStream
 from moesaic.align.rewards import Reward
 from moesaic.align.rewards.task import TaskScore
@@ -98,7 +98,7 @@ class Policy(Stage):
             raise ValueError("remember does not go with replay: nobody routed those conversations before")
 
     def check(self) -> None:
-        open_examples(there(self.data), "train", self.seed)
+        open_questions(there(self.data), self.seed)
         check_rewards(self.rewards, self.data)
         Sampling(self.max_tokens, self.temperature, self.top_k, self.top_p)
         self._selection()
@@ -128,7 +128,7 @@ class Policy(Stage):
     def rollouts(self, model: Model) -> Stream:
         if self.objective.get("replay") and not model.config.has_experts:
             raise UserError("align.stages: objective", "replay follows routes, and there are no experts", "Drop it.")
-        examples = open_examples(self.data, "train", self.seed)
+        examples = open_questions(self.data, self.seed)
         settings = RolloutSettings(
             self.prompts,
             self.group,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from moesaic.align.accuracy import Accuracy
-from moesaic.align.examples import FileExamples, Mixture, open_examples
+from moesaic.align.examples import FileExamples, Mixture, open_questions
 from moesaic.align.preference_reference import fingerprint
 from moesaic.align.rejection import Rule, collect, key_of
 from moesaic.align.sft import ConversationStream
@@ -51,7 +51,7 @@ class Rejection(Stage):
             raise ValueError("questions, group, keep, max_tokens, batch_tokens and longest are at least 1")
 
     def check(self) -> None:
-        open_examples(there(self.data), "train", self.seed)
+        open_questions(there(self.data), self.seed)
         check_rewards(self.rewards, self.data)
         Sampling(self.max_tokens, self.temperature)
 
@@ -64,7 +64,7 @@ class Rejection(Stage):
         options = {name: value for name, value in asdict(self).items() if name not in ("steps", "lr", "save_every")}
         notes = collect(
             Engine(model, most_requests=64, seed=self.seed),
-            open_examples(self.data, "train", self.seed),
+            open_questions(self.data, self.seed),
             self.questions,
             self.group,
             {"max_tokens": self.max_tokens, "temperature": self.temperature},
