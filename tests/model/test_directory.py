@@ -209,6 +209,13 @@ def test_old_config_keys_mean_the_same(case, tmp_path):
     assert read_config(raw, "config.json").dtype == "bfloat16"
 
 
+@pytest.mark.parametrize("kind", ["mixtral", "llama", "qwen3_moe", "deepseek_v3"])
+def test_a_missing_rotary_base_is_the_family_s_own(kind):
+    raw = transformers.AutoConfig.for_model(kind).to_dict()
+    theta = raw.pop("rope_parameters")["rope_theta"]
+    assert read_config(raw | {"head_dim": 64}, "config.json").rope.theta == theta
+
+
 @pytest.mark.parametrize("fast", [True, False])
 def test_half_precision_is_widened_where_it_is_slow(fast, tmp_path, monkeypatch):
     model = oracle.make("glm4_moe-groups").bfloat16()

@@ -106,10 +106,19 @@ class Keys:
             "tied": self.flag("tie_word_embeddings", default=False),
         }
 
-    def rope(self, head_size: int, *, context: int, share: float | None = None, interleaved: bool = False) -> Rope:
+    def rope(
+        self,
+        head_size: int,
+        *,
+        context: int,
+        share: float | None = None,
+        interleaved: bool = False,
+        theta: float = 10_000.0,
+    ) -> Rope:
         """Rotary settings, from `rope_parameters` (newer files) or `rope_theta` and `rope_scaling` (older ones).
 
-        `share` is the default share of a head that turns, for the families that turn only a part of it.
+        `share` is the default share of a head that turns, for the families that turn only a part of it, and `theta` the
+        family's own, for files that leave it out.
         """
         raw = self.raw.get("rope_scaling") or self.raw.get("rope_parameters") or {}
         if not isinstance(raw, dict):
@@ -124,7 +133,7 @@ class Keys:
             size = int(head_size * inner.number("partial_rotary_factor", default=default))
         values: dict[str, Any] = {
             "size": size,
-            "theta": inner.number("rope_theta", default=self.number("rope_theta", default=10_000.0)),
+            "theta": inner.number("rope_theta", default=self.number("rope_theta", default=theta)),
             "kind": kind,
             "interleaved": interleaved,
         }
