@@ -216,7 +216,7 @@ class LayerDropSection(Section):
 class SpikeSection(Section):
     """When a loss counts as a spike, and the run goes back past the data that caused it."""
 
-    sigmas: float = Field(8.0, ge=0, description="standard deviations above the running mean; 0 turns it off")
+    sigmas: float = Field(8.0, ge=0, description="standard deviations above the running mean; 0: no loss is too high")
     patience: Count = Field(2, description="steps in a row")
     most: int = Field(5, ge=0, description="times a run may go back before it stops")
 

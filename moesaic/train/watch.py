@@ -14,8 +14,9 @@ HOPELESS = 30  # steps in a row that were not finite: more than a loss scale can
 
 @dataclass
 class Watch:
-    """A spike is a loss `sigmas` standard deviations above its running mean, `patience` steps in a row. Steps that are
-    skipped because they are not finite teach nothing; where they do not end, the weights are as good as lost."""
+    """A spike is a loss `sigmas` standard deviations above its running mean, `patience` steps in a row; no loss is one
+    with 0. Steps that are skipped because they are not finite teach nothing; where they do not end, the weights are as
+    good as lost."""
 
     sigmas: float = 8.0
     patience: int = 2
@@ -34,14 +35,14 @@ class Watch:
 
     def spiked(self, loss: Tensor, skipped: Tensor) -> bool:
         last, self.pending = self.pending, torch.where(skipped, torch.nan, loss.detach())
-        if last is None or not self.sigmas:
+        if last is None:
             return False
         value = float(last)
         if not math.isfinite(value):
             self.lost += 1
             return self.lost >= HOPELESS
         limit = self.mean + self.sigmas * math.sqrt(self.variance) + 1e-3 * abs(self.mean)
-        if self.seen >= self.warmup and value > limit:
+        if self.sigmas and self.seen >= self.warmup and value > limit:
             self.high += 1
             return self.high >= self.patience
         self.high = self.lost = 0
