@@ -28,6 +28,9 @@ def steps_done(recipe: Recipe, out: Path, name: str) -> int:
     numbers, _ = checkpoints.read(steps[-1])
     if _filled(numbers["recipe"]["model"]) != recipe.dump()["model"]:
         raise UserError(out, "holds a run of another model than the recipe's", "Name another --out.")
+    if (seed := numbers["recipe"]["train"]["seed"]) != recipe.train.seed:
+        problem = f"holds a run of seed {seed}, and {recipe.train.seed} is asked for"
+        raise UserError(out, problem, "Name another --out, or the seed it was begun with.")
     life = lineage.read(checkpoints.path(steps[-1]))
     if life and life[-1]["stage"] != name:
         raise UserError(out, f"holds a run of {life[-1]['stage']}, not of {name}", "Name another --out.")

@@ -381,8 +381,10 @@ def test_a_spike_goes_back_before_the_update_that_broke_the_weights(recipe_file,
     assert (stage["back_to"], stage["spiked_at"]) == (5, 13)
 
 
-def test_steps_that_are_never_finite_go_back_and_are_not_kept_in_place_of_good_ones(recipe_file, tmp_path):
-    recipe = load_recipe(recipe_file, ["train.steps=60", "train.save_every=10", "train.spike.most=1"])
+@pytest.mark.parametrize("sigmas", [8.0, 0.0])  # whether or not losses that are only high are looked for
+def test_steps_that_are_never_finite_go_back_and_are_not_kept_in_place_of_good_ones(sigmas, recipe_file, tmp_path):
+    settings = ["train.steps=60", "train.save_every=10", "train.spike.most=1", f"train.spike.sigmas={sigmas}"]
+    recipe = load_recipe(recipe_file, settings)
 
     class Lost(Run):
         until = 1  # rewinds that mend it
@@ -561,6 +563,14 @@ class TestWhatGoesWrong:
         run(recipe_file, tmp_path / "run", "train.steps=2", "train.save_every=1", "train.warmup_steps=0")
         with pytest.raises(UserError, match="another model"):
             run(recipe_file, tmp_path / "run", "model.hidden=48")
+
+    def test_another_seed_than_it_was_begun_with(self, recipe_file, tmp_path):
+        few = ["train.save_every=1", "train.warmup_steps=0"]
+        run(recipe_file, tmp_path / "run", "train.steps=2", "train.seed=3", *few)
+        with pytest.raises(UserError, match="holds a run of seed 3, and 0 is asked for"):
+            run(recipe_file, tmp_path / "run", "train.steps=3", *few)
+        run(recipe_file, tmp_path / "run", "train.steps=3", "train.seed=3", *few)
+        assert len(losses(tmp_path / "run")) == 3
 
     def test_a_run_that_was_begun_from_other_weights(self, recipe_file, whole, tmp_path):
         few = ["train.steps=2", "train.warmup_steps=0"]
