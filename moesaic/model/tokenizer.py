@@ -10,16 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as FastTokenizer
 
 from moesaic.errors import UserError
+from moesaic.model.chat_template import Refused, compiled
 
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")  # as chat templates call them
-
-
-class _Refused(Exception):
-    """A chat template's own words about messages it does not take."""
 
 
 class Tokenizer:
@@ -96,9 +92,10 @@ class Tokenizer:
             raise UserError(self.place, "the model has no chat template", "Give it plain text instead.")
 
         special = {name: self.special(name) or "" for name in SPECIAL}
+        given = {"tools": None, "documents": None, **special, **extra}  # templates ask whether these are none
         try:
-            return self._template.render(messages=messages, add_generation_prompt=reply, **special, **extra)
-        except _Refused as error:
+            return self._template.render(messages=messages, add_generation_prompt=reply, **given)
+        except Refused as error:
             problem = f"the chat template refuses the messages ({_one_line(error)})"
             raise UserError(self.place, problem, "Correct them.") from None
         except Exception as error:  # a template is a program, and may fail in any way a program can
@@ -112,19 +109,8 @@ class Tokenizer:
     @cached_property
     def _template(self) -> Template:
         """Compiled once: that takes a hundred times as long as a short conversation."""
-
-        def refuse(message: str) -> None:
-            raise _Refused(message)
-
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = lambda value, **options: json.dumps(
-            value, ensure_ascii=False, **{key: options[key] for key in ("indent",) if key in options}
-        )
-        environment.globals["raise_exception"] = refuse
         assert self.chat_template is not None
-        return environment.from_string(self.chat_template)
+        return compiled(self.chat_template)
 
 
 def _line(error: Exception) -> int | None:
@@ -137,7 +123,7 @@ def _line(error: Exception) -> int | None:
 
 def _one_line(error: Exception) -> str:
     said = " ".join(str(error).split())[:300]
-    return said if isinstance(error, _Refused | TemplateError) else f"{type(error).__name__}: {said}"
+    return said if isinstance(error, Refused | TemplateError) else f"{type(error).__name__}: {said}"
 
 
 def _mapping(raw: bytes | None) -> dict[str, Any]:
