@@ -30,7 +30,8 @@ def router_logits(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
 
 
 def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    if torch.is_grad_enabled() and (x_TD.requires_grad or weight_D.requires_grad):
+    trained = torch.is_grad_enabled() and (x_TD.requires_grad or weight_D.requires_grad)
+    if trained and x_TD.dtype == torch.float32:  # squares of half precision overflow
         out_TD: Tensor = _RMSNorm.apply(x_TD, weight_D, eps)
         return out_TD
     return F.rms_norm(x_TD, weight_D.shape, weight_D, eps)
