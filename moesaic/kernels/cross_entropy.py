@@ -14,6 +14,7 @@ from torch import Tensor
 IGNORED = -100
 ROWS = 1024
 GPU_LOGITS = 1 << 29  # at a time: every part adds a gradient as large as the output matrix
+LARGEST_COUNT = 2.0**-6  # in float16: sums over a part are far from its largest number, and slopes from its smallest
 
 
 def linear_cross_entropy(
@@ -44,6 +45,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         losses_T = torch.zeros(len(targets_T), dtype=torch.float32, device=hidden_TD.device)
         d_hidden_TD = torch.empty_like(hidden_TD) if wanted else None
         d_weight_VD: Tensor | None = None
+        # A token of a large batch counts less than float16 can tell from nothing, and a loss scale comes too late.
+        lift = torch.ones((), device=scale_T.device)
+        if hidden_TD.dtype == torch.float16:
+            lift = LARGEST_COUNT / scale_T.abs().max().clamp(min=1e-30)
         for start in range(0, len(targets_T), rows):
             part = slice(start, start + rows)
             target_T = targets_T[part]
@@ -69,7 +74,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if d_hidden_TD is None:
                 continue
             # How much a token counts is laid on the narrow side of both products, not on its row of the vocabulary.
-            counts_T1 = (scale_T[part] * valid_T).unsqueeze(1).to(hidden_TD.dtype)
+            counts_T1 = (scale_T[part] * lift * valid_T).unsqueeze(1).to(hidden_TD.dtype)
             torch.mm(d_logits_TV, weight_VD, out=d_hidden_TD[part]).mul_(counts_T1)
             counted_TD = hidden_TD[part] * counts_T1
             if d_weight_VD is None:
@@ -83,12 +88,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if wanted:
             d_weight_VD = torch.zeros_like(weight_VD) if d_weight_VD is None else d_weight_VD
             assert d_hidden_TD is not None
-            ctx.save_for_backward(d_hidden_TD, d_weight_VD.to(weight_VD.dtype))
+            ctx.save_for_backward(d_hidden_TD, d_weight_VD.to(weight_VD.dtype), lift)
         ctx.mark_non_differentiable(losses_T)
         return (losses_T * scale_T).sum(), losses_T
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        d_hidden_TD, d_weight_VD = ctx.saved_tensors
-        factor = grads[0]
+        d_hidden_TD, d_weight_VD, lift = ctx.saved_tensors
+        factor = grads[0] / lift
         return d_hidden_TD * factor, d_weight_VD * factor, None, None, None, None

@@ -37,6 +37,22 @@ def test_loss_and_gradients(rows, cap):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("tokens", [64, 1 << 14, 1 << 22])  # of the whole batch, of which these are a part
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_gradients_of_a_large_batch_in_half_precision(kind, tokens):
+    hidden_TD, weight_VD, targets_T, _ = inputs(tokens=64, hidden=32, vocab=200)
+    scale_T = torch.full((64,), 1 / tokens)
+
+    def gradients(kind):
+        hidden, weight = (tensor.detach().half().to(kind).requires_grad_() for tensor in (hidden_TD, weight_VD))
+        total, _ = linear_cross_entropy(hidden, weight, targets_T, scale_T, rows=24)
+        (total.float() * 2.0**16).backward()  # as a loss scale does
+        return hidden.grad.float(), weight.grad.float()
+
+    for ours, exact in zip(gradients(kind), gradients(torch.float32), strict=True):
+        assert (ours - exact).norm() < 2 * torch.finfo(kind).eps * exact.norm()
+
+
 def test_all_ignored_is_zero_and_has_zero_gradient():
     hidden_TD, weight_VD, targets_T, scale_T = inputs()
     total, losses_T = linear_cross_entropy(hidden_TD, weight_VD, torch.full_like(targets_T, IGNORED), scale_T)
