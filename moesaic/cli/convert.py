@@ -54,7 +54,7 @@ def command(
     from moesaic.model.upcycle import Upcycle
     from moesaic.model.upcycle import upcycle as write_upcycled
 
-    settings = Upcycle.parse(upcycle) if upcycle else None
+    settings = Upcycle.parse(upcycle) if upcycle is not None else None
     opened: Source = directory.open_source(source)
     spare(out, opened.place)
     if out.is_dir() and any(out.iterdir()) and not force:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from moesaic.model import directory
 from moesaic.model.checkpoint import Source
 from moesaic.model.config import Dense, Experts, ModelConfig
 from moesaic.model.families import Place
+from moesaic.model.value_head import copy_head
 
 # The mixture that is nearest to each dense family; where it cannot express the model, our own architecture is used.
 NEAREST = {"llama": "mixtral", "qwen3": "qwen3_moe"}
@@ -43,6 +45,8 @@ class Upcycle:
             key, _, value = part.partition("=")
             if key not in known:
                 raise UserError("--upcycle", f"no such key {key!r}", f"Known: {', '.join(known)}.")
+            if key in values:
+                raise UserError("--upcycle", f"{key} is there twice", "Keep one of them.")
             try:
                 values[key] = known[key](value)
             except ValueError:
@@ -109,7 +113,8 @@ def upcycle(
         return _expert(dense, settings, layer, leaf, expert, tuple(rest))
 
     kind = dtype or getattr(torch, config.dtype)
-    directory.write(path, config, tensor, kind, source.files, life, progress=progress)
+    head = partial(copy_head, source.place)
+    directory.write(path, config, tensor, kind, source.files, life, progress=progress, also=head)
     return config
 
 

@@ -7,10 +7,13 @@ import torch
 import transformers
 
 import moesaic
+from moesaic.cli import main
 from moesaic.errors import UserError
+from moesaic.model import directory
 from moesaic.model.checkpoint import Checkpoint
 from moesaic.model.config import Experts
 from moesaic.model.upcycle import Upcycle, upcycle
+from moesaic.model.value_head import give_head
 from tests.model import oracle
 
 TOKENS = [[5, 9, 33, 21, 60, 12, 7], [4, 4, 8]]
@@ -68,6 +71,7 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path):
         ("experts=4,topk=8", "topk <= experts"),
         ("experts=4,topk=two", "not a number"),
         ("expert=4,topk=2", "no such key"),
+        ("experts=4,topk=2,experts=8", "experts is there twice"),
         ("experts=6,topk=3,split=3", "does not divide"),
         ("experts=5,topk=2,split=2", "multiples of split"),
         ("experts=4,topk=2,perturb=-1", "perturb"),
@@ -85,3 +89,18 @@ def test_a_mixture_is_not_upcycled_again(tmp_path):
     oracle.save("mixtral", tmp_path / "mixture")
     with pytest.raises(UserError, match="already"):
         upcycle(Checkpoint(tmp_path / "mixture"), tmp_path / "out", Upcycle(4, 2), life=[])
+
+
+def test_nothing_is_asked_for(tmp_path, capsys):
+    oracle.save("llama-tied", tmp_path / "dense")
+    assert main(["convert", str(tmp_path / "dense"), str(tmp_path / "out"), "--upcycle", ""]) == 2
+    assert "no such key ''" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_a_value_head_stays(tmp_path):
+    oracle.save("llama-tied", tmp_path / "plain")
+    model = moesaic.load(tmp_path / "plain")
+    torch.nn.init.normal_(give_head(model).weight)
+    directory.save(model, tmp_path / "dense")
+    upcycle(Checkpoint(tmp_path / "dense"), tmp_path / "mixture", Upcycle(4, 2), life=[])
+    assert torch.equal(moesaic.load(tmp_path / "mixture").value.weight, model.value.weight)
