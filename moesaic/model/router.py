@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -23,6 +24,15 @@ class Router(nn.Module):
         # Added to the scores for the choice alone; the balance update moves it, no gradient does.
         self.register_buffer("correction", torch.zeros(experts.count) if experts.correction else None)
         self.correction: Tensor | None
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Router:
+        """What all modules do when they are moved or made another format. The correction stays in float32, where small
+        moves of it are not rounded away."""
+        kept = self.correction
+        super()._apply(fn, recurse)
+        if kept is not None and self.correction is not None and self.correction.dtype != kept.dtype:
+            self.correction = kept.to(self.correction.device)
+        return self
 
     def forward(self, x_TD: Tensor, routing: Routing | None = None, ops: Kernels = PLAIN) -> tuple[Tensor, Tensor]:
         """The chosen experts (T, K), and the float32 weight of each."""

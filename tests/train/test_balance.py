@@ -55,6 +55,20 @@ def test_rate_zero_leaves_the_bias_alone():
     assert not model.layers[0].ffn.router.correction.any()
 
 
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_the_bias_moves_in_small_steps_whatever_the_weights_are(kind):
+    model = Model(CONFIG).initialize(3)
+    router = model.layers[0].ffn.router
+    router.correction[:2] = torch.tensor([1.0 + 1e-6, -1.0])
+    model.to(kind)
+    assert router.weight.dtype == kind and router.correction[0] == torch.tensor(1.0 + 1e-6)
+    balance = Balance(model, BalanceSection(bias_rate=0.001))
+    for _ in range(10):
+        balance.count(Routing(choices={0: torch.tensor([[0, 2]])}))
+        balance.update()
+    torch.testing.assert_close(router.correction[:2], torch.tensor([0.99, -0.99]), rtol=0, atol=1e-5)
+
+
 def test_prediction_layers_are_counted_too():
     balance = Balance(Model(CONFIG).initialize(3), BalanceSection())
     assert set(balance.layers) == {0, 1, 2}
