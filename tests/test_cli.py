@@ -272,6 +272,11 @@ def test_an_output_without_a_sign_for_something_shows_the_rest() -> None:
     assert done.returncode == 0 and "torch" in done.stdout and "internal error" not in done.stderr
 
 
+@pytest.mark.parametrize("name", ["bench", "law"])
+def test_a_group_of_commands_without_one(run: Run, name: str) -> None:
+    assert run(name) == (2, "", f"moesaic {name}: missing command. See moesaic {name} --help.\n")
+
+
 class TestFailedWork:
     @pytest.mark.parametrize(
         ("how", "code", "message"),

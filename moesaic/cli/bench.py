@@ -14,7 +14,7 @@ import typer
 from moesaic.cli.app import JsonFlag, print_json
 
 ORDER = 90
-command = typer.Typer(help="Measure how a server bears its load.", no_args_is_help=True)
+command = typer.Typer(help="Measure how a server bears its load.")
 
 
 @command.callback()

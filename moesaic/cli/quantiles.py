@@ -27,11 +27,13 @@ def command(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE ...]", help="Keys to change in the recipe.")
     ] = None,
-    quantiles: Annotated[int, typer.Option(help="Slices of equal token share that each source is cut into.")] = 4,
+    quantiles: Annotated[
+        int, typer.Option(help="Slices of equal token share that each source is cut into.", min=2)
+    ] = 4,
     column: Annotated[str, typer.Option(help="What the documents are sorted by: quality, or one of data.scores.")] = (
         "quality"
     ),
-    steps: Annotated[int, typer.Option(help="Steps of training on each slice.", min=1)] = 100,
+    steps: Annotated[int, typer.Option(help="Steps of training on each slice.", min=1, max=10_000_000)] = 100,
     seeds: Annotated[int, typer.Option(help="Proxies for each slice; with two or more the noise is known.", min=1)] = 1,
     on: Annotated[
         str | None,

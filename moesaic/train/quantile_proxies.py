@@ -25,7 +25,7 @@ from moesaic.data.packing import Batch
 from moesaic.data.prepare import Status, prepare
 from moesaic.data.prepare import begun as preparation_begun
 from moesaic.data.quantiles import QuantileTable, benchmark_quantiles
-from moesaic.data.shards import Shards
+from moesaic.data.shards import MANIFEST, Shards
 from moesaic.data.stream import TokenStream
 from moesaic.errors import UserError
 from moesaic.kernels import probe
@@ -82,6 +82,8 @@ def quantiles(
         raise UserError("--on", f'no source is named "{on}"{did_you_mean(on, names)}')
     folder = Path(recipe.train.data) if recipe.train.data else out / "data"
     if not recipe.train.data:
+        if not (folder / MANIFEST).exists():
+            _check_column(column, recipe)
         prepare(recipe, folder, show=show)
     data = Shards(folder)
     longest = recipe.data.sequence_length
@@ -128,6 +130,16 @@ def quantiles(
     found = Quantiles(table, losses, warnings)
     write_json(out / RESULT, report(found))
     return found
+
+
+def _check_column(name: str, recipe: Recipe) -> None:
+    """Before data is prepared that would not have it."""
+    section = recipe.data
+    columns = [column for source in section.sources for column in source.columns]
+    columns += [*(["quality"] if section.quality else []), *(method.name for method in section.scores)]
+    if name not in columns:
+        problem = f'the data would have no column "{name}"{did_you_mean(name, columns)}'
+        raise UserError("--column", problem, "See data.quality, data.scores.")
 
 
 def begun(out: Path) -> bool:

@@ -132,7 +132,8 @@ def test_mistakes_are_told(recipe: Path, done: Path, tmp_path: Path, capsys: pyt
 
     assert 'no source is named "cod"; did you mean code?' in told("--on", "cod")
     assert 'no column "grade"' in told("--column", "grade", "--steps", "2")
-    assert "1 slices cannot be compared" in told("--quantiles", "1")
+    assert "greater than or equal to 2" in told("--quantiles", "1")
+    assert "less than or equal to 10000000" in told("--steps", "20000000")
     data = f"train.data={_without_held_out(recipe, tmp_path)}"
     message = told(data)
     assert "documents of code is held out from training, to measure a loss on" in message
@@ -153,3 +154,9 @@ def test_a_source_too_small_for_its_share_to_be_held_out(
 def _without_held_out(recipe: Path, folder: Path) -> Path:
     assert main(["prepare", str(recipe), "--out", str(folder / "data")]) == 0
     return folder / "data"
+
+
+def test_a_column_is_missed_before_data_is_prepared(recipe: Path, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "out"
+    assert main(["quantiles", str(recipe), "--out", str(out), "--column", "grade"]) == 2
+    assert 'the data would have no column "grade"; known: quality' in capsys.readouterr().err and not out.exists()
