@@ -61,7 +61,7 @@ def load(
     wanted_threads = chosen_threads(threads)
     source = open_checkpoint(path)
     config, places = match(source)
-    tokenizer = Tokenizer.from_files(source.files, source.place)
+    tokenizer = Tokenizer.from_files(_with_generation(source.files, config), source.place)
     torch.set_num_threads(wanted_threads)
     device = chosen_device(device)
     wanted = wanted or probe.dtype(device, getattr(torch, config.dtype))
@@ -318,7 +318,7 @@ def write(
     # A tied head is not written twice: `transformers` ties it again.
     places = [place for place in places if not (place.copy and place.name == "lm_head.weight")]
     entries = [Entry(place.name, _kind(place, dtype), place.shape, partial(tensor, place)) for place in places]
-    files = {"generation_config.json": _json(_generation(config)), **files}
+    files = _with_generation(files, config)
     write_entries(path, raw, entries, files, life, shard_bytes, progress, also=also, also_bytes=also_bytes)
 
 
@@ -392,10 +392,11 @@ def _shards(entries: list[Entry], limit: int) -> Iterator[list[Entry]]:
     yield shard
 
 
-def _generation(config: ModelConfig) -> dict[str, Any]:
+def _with_generation(files: dict[str, bytes], config: ModelConfig) -> dict[str, bytes]:
+    """Where no file says which tokens end an answer, config.json does."""
     eos: Any = list(config.eos) if len(config.eos) > 1 else (config.eos[0] if config.eos else None)
     content = {"bos_token_id": config.bos, "eos_token_id": eos, "pad_token_id": config.pad}
-    return {name: value for name, value in content.items() if value is not None}
+    return {"generation_config.json": _json({k: v for k, v in content.items() if v is not None}), **files}
 
 
 def _json(content: dict[str, Any]) -> bytes:

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from tokenizers.models import WordLevel
 
 import moesaic
 from moesaic.cli import main
@@ -113,6 +115,18 @@ def test_generation_config_is_carried_or_made(tmp_path):
     directory.save(moesaic.load(tmp_path / "a"), tmp_path / "c")
     assert json.loads((tmp_path / "c" / "generation_config.json").read_text()) == {"bos_token_id": 1, "eos_token_id": 2}
     assert by_transformers(tmp_path / "c")[0].generation_config.eos_token_id == 2
+
+
+def test_an_answer_ends_as_config_says_where_no_other_file_does(tmp_path):
+    oracle.save("llama-tied", tmp_path)
+    (tmp_path / "generation_config.json").unlink()
+    vocabulary = {"a": 0, "b": 1, "<end>": 2}
+    tokenizers.Tokenizer(WordLevel(vocabulary, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
+    change_config(tmp_path, eos_token_id=[2, 7])
+    assert moesaic.load(tmp_path).tokenizer.stop_tokens == {2, 7}
+    assert by_transformers(tmp_path)[0].generation_config.eos_token_id == [2, 7]
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 5}')
+    assert moesaic.load(tmp_path).tokenizer.stop_tokens == {5}
 
 
 FUSED = [("mixtral", "mlp"), ("mixtral", "block_sparse_moe"), ("mixtral-window-tied", "mlp")]
