@@ -21,9 +21,9 @@ from moesaic.train.architecture import architecture
 Begun = tuple[Model, dict[str, bytes], list[dict[str, Any]]]
 
 
-def dtype(recipe: Recipe, device: torch.device) -> torch.dtype:
-    """What the weights are kept in while they learn."""
-    told = recipe.train.dtype
+def dtype(recipe: Recipe, device: torch.device, before: str = "auto") -> torch.dtype:
+    """What the weights are kept in while they learn: as told, or as `before`, where a run goes on, or what is fast."""
+    told = before if recipe.train.dtype == "auto" else recipe.train.dtype
     found: torch.dtype = getattr(torch, told) if told != "auto" else probe.dtype(device, torch.bfloat16)
     return found
 
@@ -39,10 +39,11 @@ def check_tokens(init: str, own: Tokenizer, tokenizer: Tokenizer, place: object)
         raise UserError(place, problem, f"Prepare the data elsewhere, with data.tokenizer={init}.")
 
 
-def model(recipe: Recipe, data: Path, device: torch.device) -> Begun:
-    """The model, the files that go with it, and its life before this run."""
+def model(recipe: Recipe, data: Path, device: torch.device, before: str = "auto") -> Begun:
+    """The model, the files that go with it, and its life before this run. `before` is the dtype of a run that goes on:
+    what is fast may be another here, or now."""
     settings = recipe.train
-    kind = dtype(recipe, device)
+    kind = dtype(recipe, device, before)
     folder = data / "tokenizer"
     files = {name: (folder / name).read_bytes() for name in SIDE_FILES if (folder / name).is_file()}
     tokenizer = Tokenizer.from_files(files, folder)

@@ -25,7 +25,7 @@ from moesaic.errors import UserError
 from moesaic.model import directory
 from moesaic.model.checkpoint import read_json
 from moesaic.model.config import ModelConfig
-from moesaic.model.families import Place
+from moesaic.model.families import Place, read_config
 from moesaic.model.value_head import write_head
 
 SHOWN = Path("checkpoints") / "latest"  # where DIR's links lead
@@ -63,6 +63,11 @@ class Checkpoints:
 
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step:08}"
+
+    def dtype(self, step: int) -> str:
+        """What the weights of a checkpoint are kept in."""
+        file = self.path(step) / "config.json"
+        return read_config(read_json(file), file).dtype
 
     def save(self, snapshot: Snapshot) -> None:
         """Write in the background; the one before must be done first."""

@@ -70,7 +70,8 @@ class Run:
         done = steps_done(recipe, out, name)
         self._origin = fingerprint(recipe.train.init)
         self.checkpoints = Checkpoints(out, self.settings.keep_last, self.settings.keep_every, self._saved)
-        self.model, self.files, self.life = begun or beginning.model(recipe, _given(data), self.device)
+        before = self.checkpoints.dtype(done) if done else "auto"
+        self.model, self.files, self.life = begun or beginning.model(recipe, _given(data), self.device, before)
         self.data: Stream = stream(self.model) if stream else TokenStream.open(_given(data), recipe)
         recipe, ends = within(recipe, self.data)
         self.recipe, self.settings = recipe, recipe.train

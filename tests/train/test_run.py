@@ -232,6 +232,17 @@ def test_parts_of_a_batch_add_up(recipe_file, whole, tmp_path):
     )
 
 
+def test_a_run_goes_on_in_the_format_it_was_begun_in_where_another_is_fast(recipe_file, tmp_path, monkeypatch):
+    few = ["train.warmup_steps=0", "train.save_every=2"]
+    for fast, steps in ((torch.bfloat16, 2), (torch.float32, 4)):  # as on a GPU, and then on a CPU
+        monkeypatch.setattr("moesaic.kernels.probe.dtype", lambda device, stored, fast=fast: fast)
+        run(recipe_file, tmp_path / "run", f"train.steps={steps}", *few)
+        assert all(
+            tensor.dtype == torch.bfloat16 for name, tensor in weights(tmp_path / "run").items() if "norm" in name
+        )
+    assert len(losses(tmp_path / "run")) == 4
+
+
 def test_averaged_weights_are_the_result(recipe_file, tmp_path):
     options = ["train.average={kind: simple, share: 0.5, every: 1}", "train.steps=6", "train.save_every=1"]
     run(recipe_file, tmp_path / "run", *options, "train.keep_every=1")
