@@ -111,7 +111,10 @@ class CompressedTensors:
             raise UserError(self.place, f"{module} has its inputs in another order", _REMEDY)
         middle = 2 ** (bits - 1)
         if f"{module}.weight_packed" in self._stored:
-            codes_OI = unpack32(self._raw.tensor(f"{module}.weight_packed"), bits, inputs)
+            words = self._raw.tensor(f"{module}.weight_packed")
+            if words.dtype != torch.int32:
+                raise UserError(self.place, f"{module} is not packed in words of 32 bits", _REMEDY)
+            codes_OI = unpack32(words, bits, inputs)
         else:
             weights_OI = self._raw.tensor(f"{module}.weight")
             if weights_OI.dtype != torch.int8:
@@ -119,6 +122,8 @@ class CompressedTensors:
             codes_OI = (weights_OI.int() + middle).to(torch.uint8)
         zeros_OG = None
         if not symmetric:
+            if f"{module}.weight_zero_point" not in self._stored:
+                raise UserError(self.place, f"1 tensor missing: {module}.weight_zero_point", "Copy it again.")
             zeros_OG = self._raw.tensor(f"{module}.weight_zero_point")
             if zeros_OG.dtype == torch.int32:
                 zeros_OG = unpack32(zeros_OG.T.contiguous(), bits, outputs).T.float()
@@ -181,6 +186,11 @@ def _groups(settings: dict[str, Any], where: Path) -> list[tuple[list[str], tupl
             activation_bits = 8
         if not isinstance(targets, list) or any(not isinstance(target, str) for target in targets):
             raise wrong("targets are not a list of names")
+        for target in targets:
+            try:
+                re.compile(target.removeprefix("re:"))
+            except re.error as error:
+                raise wrong(f"the target {target[:60]!r} is no pattern ({error})") from None
         symmetric = bool(weights.get("symmetric", True))
         found.append((targets, (bits, symmetric, size if strategy == "group" else 0, activation_bits)))
     # Names first, then whole classes of layers.

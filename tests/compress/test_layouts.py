@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from moesaic.compress.compress import Wish, compress
 from moesaic.compress.methods import Compressor
+from moesaic.errors import UserError
 from moesaic.methods import Method, build
 from moesaic.model.directory import convert, load, open_source, save
 from moesaic.model.value_head import give_head
@@ -51,6 +54,35 @@ def test_transformers_reads_it_and_agrees(
     assert (ours - theirs).norm() / theirs.norm() < off
     plain = load(path).logits(IDS)[0]
     assert (theirs - plain).norm() / plain.norm() > 2e-3  # it was rounded at all
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        (lambda weights, tensors: weights.update(symmetric=False), "1 tensor missing: .*weight_zero_point"),
+        (lambda weights, tensors: tensors.update(_as(tensors, torch.uint8)), "not packed in words of 32 bits"),
+        (lambda weights, tensors: tensors.update(_as(tensors, torch.float32)), "not packed in words of 32 bits"),
+        (None, "the target 're:\\(' is no pattern"),
+    ],
+)
+def test_what_cannot_be_read_is_said(spoil: Any, problem: str, tmp_path: Path) -> None:
+    method = build(Method("rtn", {"bits": 4, "group": 32}), Compressor, "test")  # type: ignore[type-abstract]
+    out = tmp_path / "out"
+    compress(make(tmp_path / "model", "llama"), method, out, Wish(check_tokens=0, layout="compressed-tensors"))
+    config, tensors = json.loads((out / "config.json").read_text()), load_file(out / "model.safetensors")
+    [group] = config["quantization_config"]["config_groups"].values()
+    if spoil is None:
+        group["targets"] = ["re:("]
+    else:
+        spoil(group["weights"], tensors)
+    (out / "config.json").write_text(json.dumps(config))
+    save_file(tensors, out / "model.safetensors")
+    with pytest.raises(UserError, match=problem):
+        load(out)
+
+
+def _as(tensors: dict[str, torch.Tensor], kind: torch.dtype) -> dict[str, torch.Tensor]:
+    return {name: words.to(kind) for name, words in tensors.items() if name.endswith("weight_packed")}
 
 
 def test_a_value_head_stays_beside_the_weights(tmp_path: Path) -> None:
