@@ -33,7 +33,11 @@ def check(recipe: Recipe) -> None:
     recipe.build("train.objective", Objective).check()
     if recipe.data.curriculum is not None:
         recipe.build("data.curriculum", Curriculum)
-    phases_of(recipe.data)
+    phases = phases_of(recipe.data)
+    scored = recipe.data.quality is not None or any("quality" in source.columns for source in recipe.data.sources)
+    if not scored and not recipe.train.data and any(share < 1 for phase in phases for share in phase.keep.values()):
+        problem = "keep the best by quality, and the data would have no such column: data.quality is null"
+        raise UserError("data.phases", problem, "Name a method there, or leave out keep.")
     if recipe.data.sequence_length > config.context:
         problem = f"{recipe.data.sequence_length} tokens, and the model's context has {config.context}"
         remedy = "Lower it." if recipe.train.init else "Lower it, or raise model.context."

@@ -55,6 +55,12 @@ schedule: cosine
 """
 
 
+UNSCORED = (
+    "data={sources: [{name: sums, path: 'builtin:arithmetic'}], sequence_length: 64, quality: null, "
+    "phases: [{share: 1, weights: {sums: 1}, keep: {sums: 0.5}}]}"
+)
+
+
 @pytest.fixture(scope="module")
 def recipe_file(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("recipe")
@@ -668,6 +674,10 @@ class TestWhatGoesWrong:
             ("data.curriculum=nothing", "no such method"),
             ("data.phases=[{share: 0.5, weights: {sums: 1}}]", "shares sum to 0.5"),
             ("data.phases=[{share: 1, weights: {sum: 1}}]", "did you mean sums"),
+            (
+                "data={quality: null, phases: [{share: 1, weights: {sums: 1}, keep: {sums: 0.5}}], SOURCES}",
+                "no such column",
+            ),
             ("data.sources=[]", "names no source of text"),
             ("train.batch_tokens=1", "at least 2"),
             ("train.evaluate_every=5", "no text is held out"),
@@ -681,6 +691,9 @@ class TestWhatGoesWrong:
         ],
     )
     def test_a_bad_recipe_is_refused_before_anything_is_done(self, override, problem, recipe_file, tmp_path):
+        override = override.replace(
+            "SOURCES", "sequence_length: 64, sources: [{name: sums, path: 'builtin:arithmetic'}]"
+        )
         with pytest.raises(UserError, match=problem):
             run(recipe_file, tmp_path / "run", "train.data=null", override)
         assert not (tmp_path / "run").exists()
