@@ -92,7 +92,8 @@ class InvariantKernels:
         down_EDF: Tensor,
         activation: str,
     ) -> Tensor:
-        if activation == "silu" and learning(x_TD, weights_TK, gate_up_EGD, down_EDF):
+        native = activation == "silu" and x_TD.dtype == torch.float32  # what its way back is written for
+        if native and learning(x_TD, weights_TK, gate_up_EGD, down_EDF):
             out_TD: Tensor = _Experts.apply(self.native, x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF)
             return out_TD
 
