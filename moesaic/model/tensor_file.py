@@ -161,7 +161,11 @@ def write(path: Path, tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...],
     with path.open("wb", buffering=0) as file:
         _write(file.fileno(), memoryview(struct.pack("<Q", len(text)) + text))
         for name, dtype, shape, make in ordered:
-            tensor = make().detach().to("cpu", dtype).contiguous()
+            made = make().detach()
+            tensor = made.to("cpu", dtype).contiguous()
+            if dtype == torch.float16 != made.dtype and tensor.isinf().sum() > made.isinf().sum():
+                raise UserError(name, "holds numbers that are too large for float16", "Take bfloat16 or float32.")
+            del made
             assert tensor.shape == shape, f"{name}: {tuple(tensor.shape)} for {shape}"
             _write(file.fileno(), _bytes(tensor))
             del tensor  # before the next one is made

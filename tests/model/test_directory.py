@@ -314,6 +314,17 @@ def test_dtype_and_threads_are_overridden(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_what_float16_cannot_hold_is_not_made_infinite(tmp_path, capsys):
+    oracle.save("llama-tied", tmp_path / "a")
+    change(tmp_path / "a", lambda tensors: tensors["model.layers.1.mlp.up_proj.weight"][3, 5].fill_(1e5))
+    out = tmp_path / "out"
+    assert main(["convert", str(tmp_path / "a"), str(out), "--dtype", "float16"]) == 2
+    told = capsys.readouterr().err
+    assert "model.layers.1.mlp.up_proj.weight: holds numbers that are too large for float16" in told
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert main(["convert", str(tmp_path / "a"), str(out), "--dtype", "bfloat16"]) == 0
+
+
 def test_the_life_of_a_model_is_kept(tmp_path):
     oracle.save("llama-tied", tmp_path / "a")
     assert lineage.read(tmp_path / "a") == []
