@@ -4,7 +4,7 @@ Codes have 4 or 8 bits, whatever they had on disk. With 4, a byte holds two inpu
 the low parts of neighbouring bytes are neighbouring inputs and the high parts the next ones: nothing is shuffled after
 reading. The words of 64 bytes lie as the columns of a square of them: of 16 bytes in a row each word belongs to
 another 16 inputs, so that four threads that have read 64 bytes together hold what tensor cores take from them, a word
-of each for every 16 inputs in a row (`coded_direct_kernels.py`).
+of each for every 16 inputs in a row (`coded_registers.py`).
 
 A group's scale multiplies the exact integer product of its codes and the inputs, in float32, so that nothing but the
 inputs is rounded to bf16.
