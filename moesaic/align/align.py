@@ -18,6 +18,7 @@ from moesaic.methods import Method
 from moesaic.model import directory, lineage
 from moesaic.model.atomic import alone_in
 from moesaic.model.compressed import open_checkpoint
+from moesaic.model.matching import match
 from moesaic.model.value_head import give_head
 from moesaic.recipe import Recipe
 from moesaic.train import beginning
@@ -40,7 +41,7 @@ def align(recipe: Recipe, model: Path, out: Path, *, quiet: bool = False, comman
     named = tuple(Method(each.name, resolved(each.options, out, names, n)) for n, each in enumerate(named))
     recipe = recipe.changed(align={"stages": named})
     stages = [recipe.build(f"align.stages.{number}", Stage) for number in range(len(named))]
-    config, _ = directory.match(open_checkpoint(model))
+    config, _ = match(open_checkpoint(model))
     for stage in stages:
         check_learning(of_stage(recipe, stage, model), config)
     with alone_in(out):

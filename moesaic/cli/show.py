@@ -24,8 +24,8 @@ def command(
     from moesaic.model import lineage
     from moesaic.model.checkpoint import Checkpoint
     from moesaic.model.compressed import is_compressed, open_checkpoint
-    from moesaic.model.directory import match
     from moesaic.model.facts import bits_per_weight, describe_layers, facts
+    from moesaic.model.matching import match
     from moesaic.model.value_head import has_head
 
     source = open_checkpoint(directory)

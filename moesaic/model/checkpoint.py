@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -63,17 +64,21 @@ class Checkpoint:
     def __init__(self, path: str | Path) -> None:
         self.place = Path(path)
         # Another process may replace the directory while it is read; half of each would be no model, so look again.
+        problem = UserError(path, "is replaced again and again while it is read", "Try again when its writer is done.")
         for _ in range(10):
             before = self._identity()
             try:
                 self._look()
-            except UserError:
-                if self._identity() == before:
+            except UserError as error:
+                if before is None:  # nothing there: or for the moment in which one is taken away for another
+                    problem = error
+                    time.sleep(0.001)
+                elif self._identity() == before:
                     raise
             else:
                 if self._identity() == before:
                     return
-        raise UserError(path, "is replaced again and again while it is read", "Try again when its writer is done.")
+        raise problem
 
     @property
     def bytes(self) -> int:

@@ -46,10 +46,11 @@ class RealLife(Life):
     def begin(self) -> dict[str, Any]:
         from moesaic.model import directory, lineage
         from moesaic.model.facts import facts
+        from moesaic.model.matching import match
         from moesaic.model.upcycle import Upcycle, upcycle
 
         opened, out = directory.open_source(self.source), self.out / "mixture"
-        config, _ = directory.match(opened)
+        config, _ = match(opened)
         life = lineage.read(opened.place) if opened.place.is_dir() else []
         mixture = any(isinstance(layer.ffn, Experts) for layer in config.layers)
         with self.console.status("writing"):

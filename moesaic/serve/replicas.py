@@ -23,7 +23,7 @@ import torch
 
 from moesaic.errors import UserError
 from moesaic.model.compressed import open_checkpoint
-from moesaic.model.directory import match
+from moesaic.model.matching import match
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.model.transformer import Model
 from moesaic.serve.adapters import load_adapter

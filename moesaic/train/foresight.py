@@ -11,7 +11,7 @@ from moesaic.data.tokenizer_training import take_tokenizer
 from moesaic.errors import UserError
 from moesaic.model.compressed import open_checkpoint
 from moesaic.model.config import ModelConfig
-from moesaic.model.directory import match
+from moesaic.model.matching import match
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.recipe import COMMAND_LINE, Recipe
 from moesaic.train.architecture import architecture

@@ -23,6 +23,7 @@ from moesaic.errors import UserError
 from moesaic.model import atomic, directory
 from moesaic.model.checkpoint import Checkpoint
 from moesaic.model.config import Dense, GroupedQuery, Layer, ModelConfig, Rope
+from moesaic.model.matching import match
 from moesaic.model.transformer import Model
 
 CONFIG = ModelConfig("llama", 50, 16, GroupedQuery(2, 1, 8), Rope(8), (Layer(Dense(24)),) * 2)
@@ -44,7 +45,7 @@ def save(version: int, target: Path) -> None:
 def version_of(target: Path) -> int:
     """The version of a directory, all of whose files must agree."""
     source = Checkpoint(target)
-    directory.match(source)
+    match(source)
     life = json.loads((target / "moesaic.json").read_text())["life"]
     found = {json.loads(source.files["generation_config.json"])["eos_token_id"], int(life[0]["stage"])}
     for name in source.shapes():

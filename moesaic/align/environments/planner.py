@@ -22,7 +22,8 @@ from moesaic.align.rollout import roll, seed_of
 from moesaic.align.stages import EARLIER, made_before, methods
 from moesaic.methods import build
 from moesaic.model.compressed import open_checkpoint
-from moesaic.model.directory import load, match
+from moesaic.model.directory import load
+from moesaic.model.matching import match
 from moesaic.serve.engine import Engine
 from moesaic.serve.parsers import Message
 

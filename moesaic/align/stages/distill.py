@@ -20,7 +20,7 @@ from moesaic.align.stages import EARLIER, Data, Measure, Stage, sources, there
 from moesaic.data.stream import Stream
 from moesaic.methods import Method
 from moesaic.model.compressed import open_checkpoint
-from moesaic.model.directory import match
+from moesaic.model.matching import match
 from moesaic.model.transformer import Model
 from moesaic.serve.engine import Engine
 from moesaic.serve.request import Sampling

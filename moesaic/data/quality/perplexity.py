@@ -17,7 +17,7 @@ from moesaic.data.quality import Quality
 from moesaic.data.records import Document
 from moesaic.errors import UserError
 from moesaic.model.compressed import open_checkpoint
-from moesaic.model.directory import match
+from moesaic.model.matching import match
 
 if TYPE_CHECKING:
     from moesaic.model.transformer import Model

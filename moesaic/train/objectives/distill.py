@@ -17,8 +17,9 @@ from moesaic.data.packing import Batch
 from moesaic.errors import UserError
 from moesaic.kernels.cross_entropy import IGNORED, ROWS
 from moesaic.model.compressed import open_checkpoint
-from moesaic.model.directory import load, match
+from moesaic.model.directory import load
 from moesaic.model.flow import Routing
+from moesaic.model.matching import match
 from moesaic.model.transformer import Model, Through, plainly
 from moesaic.train.objectives import Loss, Objective, layout_of
 
