@@ -25,6 +25,7 @@ class Turn:
     events: list[Event] = field(default_factory=list)
     logprobs: list[TokenInfo] = field(default_factory=list)
     ids: dict[int, str] = field(default_factory=dict)  # of calls
+    broken: set[int] = field(default_factory=set)  # those of them that were none; a stream may have told of them
     thought: int = 0  # tokens
     finish_reason: str | None = None
 
@@ -40,20 +41,22 @@ class Turn:
                 case CallBegan(call, _):
                     self.ids[call] = new_id("call_")
                 case CallBroken(call):
-                    del self.ids[call]
+                    self.broken.add(call)
         infos = [self.texts.info(one, self.top) for one in output.logprobs] if self.top is not None else []
         self.events += events
         self.logprobs += infos
         if output.finish_reason is not None:
-            self.finish_reason = "tool_calls" if output.finish_reason == "stop" and self.ids else output.finish_reason
+            called = self.ids.keys() - self.broken
+            self.finish_reason = "tool_calls" if output.finish_reason == "stop" and called else output.finish_reason
         return events, infos
 
     def choice(self) -> ChatChoice:
         """The whole of it."""
         message = collect(self.events)
+        ids = [name for number, name in self.ids.items() if number not in self.broken]
         calls = [
             Called(id=name, function=CalledFunction(name=call.name, arguments=call.arguments))
-            for name, call in zip(self.ids.values(), message.calls, strict=True)
+            for name, call in zip(ids, message.calls, strict=True)
         ]
         return ChatChoice(
             index=self.index,

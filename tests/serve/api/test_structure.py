@@ -173,6 +173,17 @@ def test_a_tool_the_model_calls_by_itself(client: openai.OpenAI) -> None:
     assert finished == ["tool_calls", "stop"]
 
 
+def test_a_call_that_begins_and_breaks_at_once_is_streamed_to_its_end(client: openai.OpenAI) -> None:
+    """Only the last token shows that a tool is called, and that the call will not end."""
+    said = '{"name": "clock", "arguments": {'
+    wishes = {"tools": [CLOCK], "extra_body": {"guided_grammar": f"start: <tool_call> {json.dumps(said)}"}}
+    message = ask(client, **wishes).choices[0].message
+    assert (message.content, message.tool_calls) == (f"<tool_call>{said}", None)
+    chunks = [chunk.choices[0] for chunk in ask(client, stream=True, **wishes)]
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == message.content
+    assert chunks[-1].finish_reason == "stop"
+
+
 def test_reasoning_is_kept_apart(client: openai.OpenAI) -> None:
     wish = {"guided_grammar": 'start: <think> ("yes" | "no") </think> "\\n\\n" ("left" | "right")'}
     message = ask(client, extra_body=wish).choices[0].message
