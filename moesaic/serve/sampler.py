@@ -110,12 +110,13 @@ def truncated(probs_V: Tensor, top_k: int, top_p: float, min_p: float) -> tuple[
         return None, probs_V
     count = min(top_k or vocab, vocab)
     probs_A, tokens_A = probs_V.topk(min(count, SORTED))
-    if count > SORTED and not _enough(probs_A, top_p, min_p):
+    # Top-p is a share of what top-k left, all of which must be known then.
+    if count > SORTED and (count < vocab or not _enough(probs_A, top_p, min_p)):
         probs_A, tokens_A = probs_V.topk(count)
     kept = len(probs_A)
     if top_p < 1.0:
         # Of what top-k left, the fewest tokens whose mass reaches top_p.
-        mass = probs_A.sum() if top_k else 1.0
+        mass = probs_A.sum() if count < vocab else 1.0
         kept = int((probs_A.cumsum(0) - probs_A < top_p * mass).sum())
     if min_p > 0.0:
         kept = min(kept, int((probs_A >= min_p * probs_A[0]).sum()))

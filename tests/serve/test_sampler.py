@@ -62,6 +62,16 @@ def test_a_large_vocabulary_is_cut_where_a_full_sort_would_cut_it():
         assert set(tokens.tolist()) == set(order[:kept].tolist())
 
 
+def test_top_p_is_a_share_of_what_top_k_left_however_many_these_are():
+    probs = (torch.randn(5000, generator=torch.Generator().manual_seed(0)) * 2.0).softmax(-1)
+    ordered, order = probs.sort(descending=True)
+    for top_k in (600, 2000, 5000, 9000):
+        left = ordered[:top_k] / ordered[:top_k].sum()
+        kept = int((left.cumsum(0) - left < 0.6).sum())
+        tokens, _ = truncated(probs, top_k, 0.6, 0.0)
+        assert tokens.tolist() == order[:kept].tolist()
+
+
 @pytest.mark.parametrize(
     "sampling",
     [
