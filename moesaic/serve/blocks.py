@@ -48,7 +48,7 @@ class Blocks:
         self.unused: list[tuple[int, int, Node]] = []  # a heap; entries whose node has been used since are stale
         self.idle = 0  # published pages nobody uses
         self.clock = itertools.count(1)
-        self.queries = 0  # prompt tokens looked up, and found
+        self.queries = 0  # tokens looked up, and found, of requests that were given a place
         self.hits = 0
 
     @property
@@ -66,7 +66,6 @@ class Blocks:
         """
         assert not request.pages
         known = len(request.tokens) - 1
-        self.queries += known
         if not self.reuse or request.wants_every_row or request.root is None:
             return
         children = self.roots.get(request.root, {})
@@ -82,7 +81,6 @@ class Blocks:
             children = node.children
         place += self._copy_start(request, children, others, known)
         request.computed = place
-        self.hits += place
 
     def found(self, request: Request) -> int:
         """How many of a request's tokens whole pages hold now."""

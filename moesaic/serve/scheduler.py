@@ -100,6 +100,9 @@ class Scheduler:
         if missing > self.blocks.available and not any(other.urgency > request.urgency for other in others):
             self.blocks.release(request)
             return False
+        # Only now: one that waits is looked up again before every step.
+        self.blocks.queries += len(request.tokens) - 1
+        self.blocks.hits += request.computed
         return True
 
     def victim(self, request: Request, shares: list[Share]) -> Request | None:

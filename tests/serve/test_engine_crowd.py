@@ -174,6 +174,19 @@ def words(length: int, seed: int) -> list[int]:
     return [rng.randrange(VOCABULARY) for _ in range(length)]
 
 
+def test_a_prompt_that_waits_for_pages_is_counted_as_looked_up_once(model):
+    engine = Engine(model, page_size=4, cache_bytes=8 * page_bytes(model, 4))
+    first = engine.request(words(20, 0), Sampling(max_tokens=12, ignore_eos=True))
+    second = engine.request([*first.prompt[:8], *words(14, 1)], Sampling(max_tokens=3, ignore_eos=True))
+    for request in (first, second):
+        engine.add(request)
+    while second.finish_reason is None:
+        engine.step()
+    assert first.finish_reason == "length" and engine.scheduler.preemptions == 0
+    assert engine.blocks.queries == 19 + 21
+    assert engine.blocks.hits == second.cached == 8
+
+
 def finish(engine: Engine, request: Request) -> list[int]:
     engine.add(request)
     while request.finish_reason is None:
