@@ -109,7 +109,8 @@ async def events(job: Job, answers: Answers) -> AsyncIterator[str]:
         change = answer.push(output)
         if change.text or change.logprobs is not None or change.finish_reason is not None:
             choice = change.model_dump(exclude={"prompt_logprobs"}) | {"index": index}
-            yield event({**frame, "choices": [choice], **({"usage": None} if with_usage else {})})
+            spent = job.usage().model_dump() if options is not None and options.continuous_usage_stats else None
+            yield event({**frame, "choices": [choice], **({"usage": spent} if with_usage else {})})
     if with_usage:
         yield event({**frame, "choices": [], "usage": job.usage().model_dump()})
 

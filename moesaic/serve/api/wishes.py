@@ -29,6 +29,8 @@ def sampling(
         if (given := getattr(form, name)) is not None:
             values[name] = given
     values["top_k"] = max(0, values.get("top_k", 0))
+    if form.stream and form.prompt_logprobs is not None:
+        raise UserError("prompt_logprobs", "have no place in a stream", "Ask for the whole answer.")
     if max_tokens is not None and (form.min_tokens or 0) > max_tokens:
         raise UserError("min_tokens", f"is {form.min_tokens}, and {max_tokens} is the most that was asked for")
     return Sampling(

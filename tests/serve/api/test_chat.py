@@ -165,6 +165,9 @@ def test_prompt_logprobs(server: Running, client: openai.OpenAI) -> None:
     expected = server.engine.model.logprobs([prompt])[0].tolist()
     own = [entry[str(token)]["logprob"] for entry, token in zip(found[1:], prompt[1:], strict=True)]
     assert own == pytest.approx(expected[-len(own) :], abs=1e-4)
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(client, extra_body={"prompt_logprobs": 1}, stream=True)
+    assert refused.value.param == "prompt_logprobs"
 
 
 def test_models_are_listed(client: openai.OpenAI) -> None:

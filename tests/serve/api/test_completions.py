@@ -55,6 +55,15 @@ def test_stream_joined_is_the_whole(client: openai.OpenAI) -> None:
             assert offsets[0] == whole.choices[0].logprobs.text_offset
 
 
+def test_a_stream_tells_what_was_used_so_far_if_asked(client: openai.OpenAI) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = list(ask(client, stream=True, stream_options=options))
+    used = [chunk.usage.completion_tokens for chunk in chunks]
+    assert used == sorted(used) and used[0] < used[-1]
+    options["continuous_usage_stats"] = False
+    assert [chunk.usage for chunk in ask(client, stream=True, stream_options=options)][:-1] == [None] * len(chunks[:-1])
+
+
 def test_echo_gives_log_probabilities_of_the_prompt(server: Running, client: openai.OpenAI) -> None:
     tokens = server.post("/tokenize", {"prompt": PROMPT}).json()["tokens"]
     expected = server.engine.model.logprobs([tokens])[0].tolist()[-(len(tokens) - 1) :]
@@ -136,6 +145,7 @@ def test_best_of_gives_the_likeliest(client: openai.OpenAI) -> None:
         ({"prompt": ""}, "prompt"),
         ({"prompt": "word " * 2000}, "prompt"),
         ({"suffix": "x"}, "suffix"),
+        ({"stream": True, "extra_body": {"prompt_logprobs": 1}}, "prompt_logprobs"),
     ],
 )
 def test_what_cannot_be_is_refused(client: openai.OpenAI, wishes: dict[str, Any], param: str) -> None:
