@@ -21,6 +21,11 @@ HEAD = re.compile(r'[\[,]\s*\{"name": "([^"]*)", "parameters": ')
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
+def schema_of(tool: Function) -> dict[str, Any]:
+    """Of its arguments, which are an object, whether it says so or not."""
+    return {"type": "object"} | (tool.parameters or NO_PARAMETERS)
+
+
 def parameters_of(number: int) -> str:
     return f"tools.{number}.function.parameters"
 
@@ -37,7 +42,7 @@ def forced_tools(form: ChatRequest) -> list[Function]:
     """The tools of which one must be called; none if the model may decide, or there is nothing to call."""
     tools = [tool.function for tool in form.tools or ()]
     for number, tool in enumerate(tools):
-        if (tool.parameters or NO_PARAMETERS).get("type", "object") != "object":
+        if schema_of(tool)["type"] != "object":
             raise UserError(parameters_of(number), 'must have "type": "object": a call names what it gives')
     if form.tool_choice in (None, "none", "auto"):
         return []
@@ -54,7 +59,7 @@ def forced_tools(form: ChatRequest) -> list[Function]:
 def call_grammar(form: ChatRequest, tools: Sequence[Function]) -> Grammar:
     """The arguments of one tool that was named, or a list of calls of any of them."""
     alone = [
-        Grammar.json(checked_schema(tool.function.parameters or NO_PARAMETERS, place), place)
+        Grammar.json(checked_schema(schema_of(tool.function), place), place)
         for number, tool in enumerate(form.tools or ())
         if tool.function in tools and (place := parameters_of(number))
     ]
@@ -64,7 +69,7 @@ def call_grammar(form: ChatRequest, tools: Sequence[Function]) -> Grammar:
     lines = [f'start: "[" call{more} "]"', "call: " + " | ".join(f"call_{i}" for i in range(len(tools)))]
     for number, tool in enumerate(tools):
         head = json.dumps(f'{{"name": "{tool.name}", "parameters": ')
-        schema = json.dumps(SPACES | (tool.parameters or NO_PARAMETERS), ensure_ascii=False)
+        schema = json.dumps(SPACES | schema_of(tool), ensure_ascii=False)
         lines += [f'call_{number}: {head} parameters_{number} "}}"', f"parameters_{number}: %json {schema}"]
     return Grammar.lark("\n".join(lines), "tools")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from pathlib import Path
 from typing import Any, Literal
 
 import openai
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moesaic import Engine, load
 from moesaic.serve.api.tools import ListReader
 from moesaic.serve.grammar import known_tokens
 from moesaic.serve.parsers import collect
@@ -130,6 +133,15 @@ def test_a_tool_that_must_be_called_is(client: openai.OpenAI, seed: int) -> None
     check([("weather", choice.message.tool_calls[0].function.arguments)])
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "clock"}}])
+def test_arguments_are_an_object_where_a_tool_does_not_say_so(client: openai.OpenAI, choice: Any) -> None:
+    parameters = {"properties": {"zone": {"enum": ["UTC"]}}, "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "clock", "parameters": parameters}}
+    for seed in range(4):
+        answer = ask(client, tools=[tool], tool_choice=choice, seed=seed, parallel_tool_calls=False)
+        assert json.loads(answer.choices[0].message.tool_calls[0].function.arguments) in ({}, {"zone": "UTC"})
+
+
 def test_one_of_the_tools_must_be_called_whole_and_streamed(client: openai.OpenAI) -> None:
     finished = 0
     for seed in range(4):
@@ -193,6 +205,22 @@ def test_reasoning_is_kept_apart(client: openai.OpenAI) -> None:
     deltas = [chunk.choices[0].delta for chunk in chunks]
     assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) in ("yes", "no")
     assert "".join(delta.content or "" for delta in deltas) in ("left", "right")
+
+
+def test_an_answer_of_a_form_is_no_thought_although_the_prompt_opens_one(directory: Path, tmp_path: Path) -> None:
+    thinking = shutil.copytree(directory, tmp_path / "thinking")
+    with (thinking / "chat_template.jinja").open("a") as template:
+        template.write("<think>\n")
+    with running(Engine(load(thinking, threads=1), cache_bytes=1 << 20)) as server:
+        client = server.client()
+        assert ask(client, max_tokens=4).choices[0].message.reasoning_content
+        shape = {"type": "json_schema", "json_schema": {"name": "cat", "schema": Cat.model_json_schema()}}
+        Cat.model_validate_json(ask(client, response_format=shape).choices[0].message.content)
+        answer = client.responses.parse(model=NAME, input="A cat", text_format=Cat, max_output_tokens=120)
+        assert isinstance(answer.output_parsed, Cat)
+        both = {"guided_grammar": 'start: ("yes" | "no") </think> ("left" | "right")'}
+        message = ask(client, extra_body=both).choices[0].message
+        assert message.reasoning_content in ("yes", "no") and message.content in ("left", "right")
 
 
 JSON = st.recursive(
