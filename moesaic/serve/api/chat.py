@@ -24,7 +24,6 @@ from moesaic.serve.api.tools import EventReader, ListReader, NamedReader, call_g
 from moesaic.serve.api.turn import Turn
 from moesaic.serve.api.wishes import requests, sampling
 from moesaic.serve.loop import Answers
-from moesaic.serve.parsers._reader import END_THINK
 from moesaic.serve.request import Request as EngineRequest
 
 
@@ -75,7 +74,7 @@ def prepare(service: Service, form: ChatRequest, salt: str) -> Chat:
             named = form.tool_choice != "required"
             return NamedReader(forced[0].name) if named else ListReader()
         # A thought that the prompt opened is not gone on with where the form of the answer knows no end of one.
-        thinks = grammar is None or END_THINK in grammar.text
+        thinks = grammar is None or "think>" in grammar.text  # in a regular expression the slash is escaped
         return service.parser.reader(offered, text if thinks else "")
 
     turns = {request.number: Turn(i, reader(), service.texts, top) for i, request in enumerate(asked)}
