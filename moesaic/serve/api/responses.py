@@ -83,8 +83,10 @@ def messages(form: ResponseRequest) -> list[dict[str, Any]]:
             case InputMessage():
                 found.append(item.model_dump(exclude={"type"}))
             case InputCall():
-                function = {"name": item.name, "arguments": item.arguments}
-                found.append({"role": "assistant", "tool_calls": [{"id": item.call_id, "function": function}]})
+                call = {"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}}
+                if not found or found[-1]["role"] != "assistant":
+                    found.append({"role": "assistant"})
+                found[-1].setdefault("tool_calls", []).append(call)  # one turn, as the model wrote it
             case InputResult():
                 output = item.model_dump()["output"]
                 found.append({"role": "tool", "tool_call_id": item.call_id, "content": output})

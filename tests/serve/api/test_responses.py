@@ -157,6 +157,25 @@ def test_a_tool_is_called_and_its_result_given_back(client: openai.OpenAI) -> No
     assert parts.usage.input_tokens == answer.usage.input_tokens
 
 
+def test_what_was_said_and_called_in_one_turn_is_one_message(server: Running) -> None:
+    def call(number: str) -> dict[str, str]:
+        return {"type": "function_call", "call_id": number, "name": "clock", "arguments": '{"zone": "UTC"}'}
+
+    def result(number: str) -> dict[str, str]:
+        return {"type": "function_call_output", "call_id": number, "output": "noon"}
+
+    asked, said = {"role": "user", "content": "What time is it?"}, {"role": "assistant", "content": "I look twice."}
+    items = [asked, said, call("1"), call("2"), result("1"), result("2"), call("3"), result("3")]
+    calls = [{"id": number, "function": {"name": "clock", "arguments": '{"zone": "UTC"}'}} for number in "123"]
+    results = [{"role": "tool", "tool_call_id": number, "content": "noon"} for number in "123"]
+    chat = [asked, said | {"tool_calls": calls[:2]}, *results[:2], {"role": "assistant", "tool_calls": calls[2:]}]
+    tokens = server.post("/tokenize", {"messages": [*chat, results[2]]}).json()["tokens"]
+    server.post("/v1/responses", {"input": items, "max_output_tokens": 1, "cache_salt": "turns"})
+    again = {"messages": [*chat, results[2]], "max_tokens": 1, "cache_salt": "turns"}
+    used = server.post("/v1/chat/completions", again).json()["usage"]
+    assert used["prompt_tokens_details"]["cached_tokens"] == used["prompt_tokens"] - 1 == len(tokens) - 1
+
+
 def test_what_was_wished_is_told(client: openai.OpenAI) -> None:
     wishes = {"reasoning": {"effort": "low"}, "user": "me", "top_logprobs": 2, "text": {"verbosity": "low"}}
     answer = ask(client, max_output_tokens=2, **wishes)
