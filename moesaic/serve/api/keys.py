@@ -29,14 +29,15 @@ class Keys:
         keys: list[str] = []
         if file is not None:
             try:
-                keys += file.read_text(encoding="utf-8").split()
+                text = file.read_text(encoding="utf-8-sig")
             except (OSError, UnicodeDecodeError) as error:
                 reason = getattr(error, "strerror", None) or "not text"
                 raise UserError(file, f"cannot be read ({reason})", "Give a file with one key a line.") from None
+            keys += _lines(text, file)
             if not keys:
                 raise UserError(file, "holds no key", "Write one key a line.")
         if variable is not None:
-            found = os.environ.get(variable, "").split()
+            found = _lines(os.environ.get(variable, ""), variable)
             if not found:
                 raise UserError("--api-key-env", f"the environment variable {variable} is not set, or empty")
             keys += found
@@ -75,6 +76,14 @@ def refusal() -> ASGIApp:
     message = "no API key, or not one of this server's. Send it as `Authorization: Bearer KEY`"
     headers = {"www-authenticate": "Bearer"}
     return ApiError(401, message, code="invalid_api_key", headers=headers).response()
+
+
+def _lines(text: str, place: Path | str) -> list[str]:
+    """One key a line. Of a comment, or of a name beside a key, every word would be a key."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if len(line.split()) > 1:
+            raise UserError(place, f"line {number} is more than one word", "Write one key a line, and nothing else.")
+    return text.split()
 
 
 def _hash(key: str) -> bytes:

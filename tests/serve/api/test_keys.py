@@ -76,6 +76,20 @@ def test_files_and_variables_without_keys_are_refused(tmp_path: Path) -> None:
     assert Keys.read(None, None) == Keys()
 
 
+def test_a_line_that_is_more_than_a_key_is_refused_and_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for text in ("# of the team\nfirst-key\n", "first-key\nalice secret-key\n"):
+        (tmp_path / "keys").write_text(text)
+        monkeypatch.setenv("MOESAIC_TEST_KEY", text)
+        for file, variable in ((tmp_path / "keys", None), (None, "MOESAIC_TEST_KEY")):
+            with pytest.raises(UserError, match="more than one word") as refused:
+                Keys.read(file, variable)
+            assert "-key" not in str(refused.value)
+    (tmp_path / "keys").write_bytes(b"\xef\xbb\xbf first-key \r\n\r\nsecond-key")  # as Windows writes it
+    assert Keys.read(tmp_path / "keys", None).owner("Bearer first-key")
+
+
 def test_pages_elsewhere_may_only_if_named(new_engine: Callable[..., Engine], server: Running) -> None:
     ask = {"origin": "https://a.example", "access-control-request-method": "POST"}
     with server.http() as client:
