@@ -115,7 +115,7 @@ def _settings(path: Path) -> dict[str, Any]:
         raise UserError(path, "is not JSON", "Copy the adapter again.") from None
     if not isinstance(settings, dict) or settings.get("peft_type") != "LORA":
         raise UserError(path, "does not describe a LoRA adapter")
-    for key in ("use_dora", "modules_to_save", "alpha_pattern", "fan_in_fan_out", "layer_replication"):
+    for key in ("use_dora", "lora_bias", "modules_to_save", "alpha_pattern", "fan_in_fan_out", "layer_replication"):
         if settings.get(key):
             raise UserError(path, f"{key} is not supported")
     if settings.get("bias", "none") != "none":

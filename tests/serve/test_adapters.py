@@ -103,6 +103,7 @@ def test_an_adapter_can_go_while_it_is_used(world):
         (lambda path: (path / "adapter_model.safetensors").write_bytes(b"x" * 40), "adapter_model.safetensors"),
         (lambda path: edit(path, peft_type="IA3"), "does not describe a LoRA"),
         (lambda path: edit(path, use_dora=True), "use_dora is not supported"),
+        (lambda path: edit(path, lora_bias=True), "lora_bias is not supported"),
         (lambda path: edit(path, bias="all"), "biases"),
         (lambda path: edit(path, lora_alpha="x"), "lora_alpha"),
     ],
