@@ -119,9 +119,12 @@ def command(
     make_loop: Any = EngineLoop
     adapters: dict[str, str] = {}
     for entry in adapter or ():
-        own, _, adapters[own] = entry.partition("=")
-        if not own or not adapters[own]:
+        own, _, place = entry.partition("=")
+        if not own or not place:
             raise UserError("--adapter", f'"{entry}" is not NAME=DIR')
+        if own in (settings.name, *adapters):
+            raise UserError("--adapter", f'"{own}" is the name of another adapter or of the model', "Choose another.")
+        adapters[own] = place
     if replicas is None:
         model = load(directory, dtype=dtype, device=device, threads=threads)
         engine = Engine(model, cache_bytes=cache_bytes, seed=seed, **of_engine)

@@ -116,6 +116,8 @@ def test_a_wrong_beginning_is_told_in_a_line(
         ([str(directory), "--metrics-names", "other"], "--metrics-names"),
         ([str(directory), "--adapter", "mine"], "--adapter"),
         ([str(directory), "--adapter", f"mine={tmp_path}"], "adapter"),
+        ([str(directory), "--adapter", f"{directory.name}={tmp_path}"], "of the model"),
+        ([str(directory), "--adapter", "mine=a", "--adapter", "mine=b"], "another adapter"),
     ):
         code, said = run(capsys, *words, *([] if "--port" in words else ["--port", "0"]))
         assert code == 2, (words, said)
