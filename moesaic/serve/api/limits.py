@@ -37,7 +37,7 @@ class BodyLimits:
         incoming = Incoming(receive)
         try:
             body = await self._read(scope, incoming)
-            if body and b"json" in dict(scope["headers"]).get(b"content-type", b""):
+            if body and b"json" in dict(scope["headers"]).get(b"content-type", b"").lower():
                 check_json(body)
         except ApiError as error:
             if error.status != 400:

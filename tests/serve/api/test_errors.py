@@ -171,6 +171,17 @@ def test_a_body_that_is_no_request(server: Running, body: bytes, kind: str | Non
             facts(answer)
 
 
+def test_what_is_no_json_is_refused_however_the_type_is_written(server: Running) -> None:
+    tool = b'{"type":"function","name":"f","parameters":{"type":"object","minProperties":NaN}}'
+    with server.http() as client:
+        for kind in ("application/json", "Application/JSON; charset=utf-8"):
+            body = b'{"input":"x","max_output_tokens":1,"tools":[' + tool + b"]}"
+            assert (
+                facts(client.post("/v1/responses", content=body, headers={"content-type": kind}))["code"]
+                == "invalid_json"
+            )
+
+
 def test_routes_and_methods(server: Running) -> None:
     with server.http() as client:
         assert facts(client.get("/v1/nothing"))["code"] == "unknown_route"
