@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from moesaic.serve.text import TextStream
 
 NUMBERS = itertools.count()
+COLD = 1e-6  # a temperature below which nothing but the likeliest token can come, and logits over it may be no numbers
 
 
 class TooLong(UserError):
@@ -55,6 +56,8 @@ class Sampling:
     def __post_init__(self) -> None:
         self._check("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "must be at least 1")
         self._check("temperature", 0.0 <= self.temperature <= 100.0, "must be between 0 and 100")
+        if self.temperature < COLD:
+            object.__setattr__(self, "temperature", 0.0)
         self._check("top_k", self.top_k >= 0, "must not be negative (0 keeps all)")
         self._check("top_p", 0.0 < self.top_p <= 1.0, "must be above 0 and at most 1")
         self._check("min_p", 0.0 <= self.min_p <= 1.0, "must be between 0 and 1")

@@ -104,6 +104,13 @@ def test_draws_follow_the_distribution(sampling):
     assert chisquare(observed, wanted_counts, sum_check=False).pvalue > 1e-4
 
 
+@pytest.mark.parametrize("temperature", [1e-5, 1e-20, 1e-38, 1e-320])
+def test_next_to_no_temperature_is_none(temperature):
+    row = logits(2)
+    chosen = Choices(row[None]).choose(0, request(temperature=temperature, frequency_penalty=0.1), set())
+    assert chosen.token == int(row.argmax())
+
+
 def test_draws_are_fixed_by_seed_and_place_and_spread_evenly():
     assert draw(7, 3) == draw(7, 3) != draw(7, 4)
     values = torch.tensor([draw(seed, place) for seed in range(100) for place in range(100)])
