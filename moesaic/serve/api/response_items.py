@@ -19,6 +19,7 @@ class Items:
         self.told: list[Item] = []
         self.trail = TokenTrail()
         self.open: Item | None = None
+        self.begun = 0  # items a stream has told of, with those that were taken back
 
     def push(self, events: list[Event], logprobs: list[Item]) -> list[Item]:
         self.trail.add(logprobs)
@@ -38,7 +39,8 @@ class Items:
                 case CallEnded():
                     self.close()
                 case CallBroken():
-                    self.items.pop()
+                    # Clients wait for the end of what they were told of; the arguments have none.
+                    self._tell("response.output_item.done", item=self.items.pop() | {"status": "incomplete"})
                     self.open = None
         told, self.told = self.told, []
         return told
@@ -93,10 +95,11 @@ class Items:
         self.close()
         self.open = {"id": new_id(letters), "type": kind, "status": "in_progress", **facts}
         self.items.append(self.open)
+        self.begun += 1
         self._tell("response.output_item.added", item=self.open)
 
     def _tell(self, kind: str, **facts: Any) -> None:
         assert self.open is not None
         own = {} if kind.startswith("response.output_item") else {"item_id": self.open["id"]}
         # As it is now: what was open then goes on.
-        self.told.append(deepcopy({"type": kind, "output_index": len(self.items) - 1, **own, **facts}))
+        self.told.append(deepcopy({"type": kind, "output_index": self.begun - 1, **own, **facts}))

@@ -176,6 +176,17 @@ def test_what_was_said_and_called_in_one_turn_is_one_message(server: Running) ->
     assert used["prompt_tokens_details"]["cached_tokens"] == used["prompt_tokens"] - 1 == len(tokens) - 1
 
 
+def test_a_call_that_breaks_while_it_is_streamed_is_followed_by_its_text(client: openai.OpenAI) -> None:
+    said = '{"name": "clock", "arguments": {"zone": 1} and so on'
+    wish = {"guided_grammar": f"start: <tool_call> {json.dumps(said)}"}
+    asked: Any = {"model": NAME, "input": "yes", "tools": [CLOCK | {"strict": False}], "extra_body": wish}
+    with client.responses.stream(**asked) as stream:
+        added = [event.item.type for event in stream if event.type == "response.output_item.added"]
+        answer = stream.get_final_response()
+    assert added == ["function_call", "message"]
+    assert [item.type for item in answer.output] == ["message"] and answer.output_text == f"<tool_call>{said}"
+
+
 def test_what_was_wished_is_told(client: openai.OpenAI) -> None:
     wishes = {"reasoning": {"effort": "low"}, "user": "me", "top_logprobs": 2, "text": {"verbosity": "low"}}
     answer = ask(client, max_output_tokens=2, **wishes)
