@@ -77,7 +77,8 @@ def prepare(service: Service, form: ChatRequest, salt: str) -> Chat:
         thinks = grammar is None or "think>" in grammar.text  # in a regular expression the slash is escaped
         return service.parser.reader(offered, text if thinks else "")
 
-    turns = {request.number: Turn(i, reader(), service.texts, top) for i, request in enumerate(asked)}
+    parallel = form.parallel_tool_calls is not False
+    turns = {request.number: Turn(i, reader(), service.texts, top, parallel) for i, request in enumerate(asked)}
     return Chat(service, form, asked, turns)
 
 

@@ -9,23 +9,26 @@ from moesaic.serve.api.schema.chat import Called, CalledFunction, ChatChoice, Ch
 from moesaic.serve.api.service import new_id
 from moesaic.serve.api.tokens_as_text import TokenTexts
 from moesaic.serve.api.tools import EventReader
-from moesaic.serve.parsers import CallArguments, CallBegan, CallBroken, Content, Event, Reasoning, collect
+from moesaic.serve.parsers import CallArguments, CallBegan, CallBroken, CallEnded, Content, Event, Reasoning, collect
 from moesaic.serve.parsers._reader import Reader
 from moesaic.serve.request import Output
 
 
 @dataclass
 class Turn:
-    """`top` likeliest tokens are reported with each token; None: no log-probabilities are wanted."""
+    """`top` likeliest tokens are reported with each token; None: no log-probabilities are wanted. Of the calls, those
+    after the first are left out where they are not to be `parallel`."""
 
     index: int
     reader: EventReader
     texts: TokenTexts
     top: int | None
+    parallel: bool = True
     events: list[Event] = field(default_factory=list)
     logprobs: list[TokenInfo] = field(default_factory=list)
     ids: dict[int, str] = field(default_factory=dict)  # of calls
     broken: set[int] = field(default_factory=set)  # those of them that were none; a stream may have told of them
+    whole: int | None = None  # the first call that has ended
     thought: int = 0  # tokens
     finish_reason: str | None = None
 
@@ -36,6 +39,8 @@ class Turn:
             self.thought += len(output.tokens)
         if output.finish_reason is not None:
             events += self.reader.finish()
+        if not self.parallel:
+            events = [event for event in events if self._is_first(event)]
         for event in events:
             match event:
                 case CallBegan(call, _):
@@ -49,6 +54,12 @@ class Turn:
             called = self.ids.keys() - self.broken
             self.finish_reason = "tool_calls" if output.finish_reason == "stop" and called else output.finish_reason
         return events, infos
+
+    def _is_first(self, event: Event) -> bool:
+        """Whether an event is not one of a call after one that has ended."""
+        if isinstance(event, CallEnded) and self.whole is None:
+            self.whole = event.call
+        return isinstance(event, Content | Reasoning) or self.whole is None or event.call <= self.whole
 
     def choice(self) -> ChatChoice:
         """The whole of it."""
