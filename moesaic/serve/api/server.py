@@ -46,11 +46,15 @@ def listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        taken = error.errno in (errno.EADDRINUSE, errno.EACCES)  # else it is no address of this machine
-        remedy = f"Choose another with {'--port' if taken else '--host'}."
-        raise UserError(f"{host}:{port}", f"cannot be listened on ({reason})", remedy) from None
+        raise not_listening(f"{host}:{port}", error) from None
     return listener
+
+
+def not_listening(address: str, error: OSError) -> UserError:
+    reason = (error.strerror or str(error)).lower()
+    taken = error.errno in (errno.EADDRINUSE, errno.EACCES)  # else it is no address of this machine
+    remedy = f"Choose another with {'--port' if taken else '--host'}."
+    return UserError(address, f"cannot be listened on ({reason})", remedy)
 
 
 async def serve(
@@ -105,7 +109,10 @@ async def serve(
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started and not serving.done():
             await asyncio.sleep(0.005)
-        if ready is not None:
+        if not server.started and isinstance(error := serving.exception(), OSError):
+            # Another server took the address while the model was read: until somebody listens, several may have it.
+            raise not_listening(":".join(map(str, listener.getsockname()[:2])), error) from None
+        if ready is not None and server.started:
             ready(server, service)
         await serving
     await preparing

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ import httpx
 import pytest
 
 from moesaic.cli import main
+from moesaic.errors import UserError
+from moesaic.serve.api.server import listen, serve
+from moesaic.serve.api.service import Settings
+from moesaic.serve.engine import Engine
 
 LONG: Any = {"messages": [{"role": "user", "content": "yes"}], "max_tokens": 450, "ignore_eos": True, "temperature": 0}
 
@@ -123,6 +128,16 @@ def test_a_wrong_beginning_is_told_in_a_line(
         assert code == 2, (words, said)
         assert expected in said
         assert len(said.splitlines()) <= 2
+
+
+def test_a_port_that_another_took_meanwhile_is_told_too(new_engine: Callable[..., Engine]) -> None:
+    other = listen("127.0.0.1", 0)
+    with other, listen("127.0.0.1", other.getsockname()[1]) as mine:
+        other.listen()
+        said: list[object] = []
+        with pytest.raises(UserError, match=r"address already in use.*--port"):
+            asyncio.run(serve(new_engine(), Settings("tiny"), mine, ready=lambda *facts: said.append(facts)))
+        assert not said
 
 
 def test_methods_and_names_are_taken(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
