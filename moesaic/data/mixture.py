@@ -256,6 +256,9 @@ class _Planner:
                 if ranks is None:
                     if keep < 1:
                         quality = self.data.column("quality")[self.whole[documents]]
+                        if np.isnan(quality).any():
+                            problem = f'keeps the best of {source}, whose column "quality" has gaps'
+                            raise UserError("data.phases", problem, "Prepare the data with a data.quality.")
                         best = documents[token_ranks(quality, lengths[documents]) >= 1 - keep]
                         documents = best if len(best) else documents[[int(np.argmax(quality))]]
                     ranks = np.zeros(len(documents))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from moesaic.data.columns import check_column, columns_of
 from moesaic.data.curricula import Curriculum
 from moesaic.data.mixture import phases_of
 from moesaic.data.stream import Stream, TokenStream
@@ -33,11 +34,7 @@ def check(recipe: Recipe) -> None:
     recipe.build("train.objective", Objective).check()
     if recipe.data.curriculum is not None:
         recipe.build("data.curriculum", Curriculum)
-    phases = phases_of(recipe.data)
-    scored = recipe.data.quality is not None or any("quality" in source.columns for source in recipe.data.sources)
-    if not scored and not recipe.train.data and any(share < 1 for phase in phases for share in phase.keep.values()):
-        problem = "keep the best by quality, and the data would have no such column: data.quality is null"
-        raise UserError("data.phases", problem, "Name a method there, or leave out keep.")
+    phases_of(recipe.data)
     if recipe.data.sequence_length > config.context:
         problem = f"{recipe.data.sequence_length} tokens, and the model's context has {config.context}"
         remedy = "Lower it." if recipe.train.init else "Lower it, or raise model.context."
@@ -48,6 +45,20 @@ def check(recipe: Recipe) -> None:
         own = Tokenizer.from_files(open_checkpoint(recipe.train.init).files, Path(recipe.train.init))
         if own is not None:
             check_tokens(recipe.train.init, own, take_tokenizer(recipe.data.tokenizer), recipe.data.tokenizer)
+
+
+def check_columns(recipe: Recipe) -> None:
+    """Before data is prepared: whether it will have what curriculum and phases go by."""
+    if recipe.data.curriculum is not None:
+        needs = recipe.build("data.curriculum", Curriculum).needs
+        if needs is not None:
+            check_column(needs, recipe.data, "data.curriculum")
+    for number, phase in enumerate(phases_of(recipe.data)):
+        kept = [source for source in recipe.data.sources if phase.keep.get(source.name, 1) < 1]
+        for source in kept:
+            if "quality" not in columns_of(source, recipe.data):
+                problem = "keeps the best by quality, and the data would have no such column: data.quality is null"
+                raise UserError(f"data.phases.{number}.keep.{source.name}", problem, "Name a method there.")
 
 
 def check_learning(recipe: Recipe, config: ModelConfig) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 
 from moesaic.data.preparation_report import drawn
 from moesaic.data.prepare import prepare
+from moesaic.data.shards import MANIFEST
 from moesaic.model.atomic import alone_in
 from moesaic.recipe import Recipe
 from moesaic.train.continuing import steps_done
-from moesaic.train.foresight import check
+from moesaic.train.foresight import check, check_columns
 from moesaic.train.loop import train
 from moesaic.train.run import Run
 
@@ -18,9 +19,11 @@ from moesaic.train.run import Run
 def pretrain(recipe: Recipe, out: Path, *, quiet: bool = False, command: str = "") -> dict[str, Any]:
     """Returns the run's summary."""
     check(recipe)
+    data = Path(recipe.train.data) if recipe.train.data else out / "data"
+    if not recipe.train.data and not (data / MANIFEST).exists():  # else a column may have been computed since
+        check_columns(recipe)
     with alone_in(out):
         steps_done(recipe, out, "train")  # refuses what is not this run
-        data = Path(recipe.train.data) if recipe.train.data else out / "data"
         if not recipe.train.data:
             with drawn() as show:
                 prepare(recipe, data, show=show)

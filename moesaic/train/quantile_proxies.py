@@ -21,6 +21,7 @@ from typing import Any
 from torch import Tensor
 
 import moesaic
+from moesaic.data.columns import check_column
 from moesaic.data.packing import Batch
 from moesaic.data.prepare import Status, prepare
 from moesaic.data.prepare import begun as preparation_begun
@@ -83,7 +84,7 @@ def quantiles(
     folder = Path(recipe.train.data) if recipe.train.data else out / "data"
     if not recipe.train.data:
         if not (folder / MANIFEST).exists():
-            _check_column(column, recipe)
+            check_column(column, recipe.data, "--column")
         prepare(recipe, folder, show=show)
     data = Shards(folder)
     longest = recipe.data.sequence_length
@@ -130,16 +131,6 @@ def quantiles(
     found = Quantiles(table, losses, warnings)
     write_json(out / RESULT, report(found))
     return found
-
-
-def _check_column(name: str, recipe: Recipe) -> None:
-    """Before data is prepared that would not have it."""
-    section = recipe.data
-    columns = [column for source in section.sources for column in source.columns]
-    columns += [*(["quality"] if section.quality else []), *(method.name for method in section.scores)]
-    if name not in columns:
-        problem = f'the data would have no column "{name}"{did_you_mean(name, columns)}'
-        raise UserError("--column", problem, "See data.quality, data.scores.")
 
 
 def begun(out: Path) -> bool:

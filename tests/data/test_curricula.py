@@ -116,6 +116,11 @@ class TestDifficulties:
             curriculum("column", column="grade").difficulty(made)
         with pytest.raises(UserError, match='"grade" has gaps'):
             curriculum("multi_domain", column="grade").difficulty(made)
+        for name in ("quality", "consistency", "rarity"):
+            other = make_shards(tmp_path / name, {"a": [3, 4]})
+            other.add_column(name, np.array([1, np.nan]))
+            with pytest.raises(UserError, match=f'"{name}" has gaps'):
+                curriculum(name).difficulty(other)
         with pytest.raises(UserError, match='no column "consistency"'):
             curriculum("consistency").difficulty(made)
 

@@ -95,6 +95,15 @@ class TestPhases:
         use = next(use for use in plan.uses if use.pool == "b (best 0.25)")
         assert use.epochs == pytest.approx(6000 / data.lengths[drawn].sum(), rel=0.02)
 
+    def test_the_best_of_what_was_not_scored_is_refused(self, tmp_path: Path) -> None:
+        made = make_shards(tmp_path / "d", {"a": [30] * 4, "b": [30] * 4})
+        made.add_column("quality", np.array([1, 2, 3, 4, *[np.nan] * 4]))
+        phases = [{"share": 1, "weights": {"a": 1, "b": 1}, "keep": {"a": 0.5}}]
+        assert plan_of(made, {"a": 1, "b": 1}, 100, phases=phases)
+        phases[0]["keep"] = {"b": 0.5}
+        with pytest.raises(UserError, match='best of b, whose column "quality" has gaps'):
+            plan_of(made, {"a": 1, "b": 1}, 100, phases=phases)
+
     def test_a_later_phase_goes_on_where_the_earlier_one_was(self, data: Shards) -> None:
         tokens = size(data, "a") // 32 * 32
         halves = [{"share": 0.5, "weights": {"a": 1}}, {"share": 0.5, "weights": {"a": 1, "b": 0}}]

@@ -159,4 +159,5 @@ def _without_held_out(recipe: Path, folder: Path) -> Path:
 def test_a_column_is_missed_before_data_is_prepared(recipe: Path, tmp_path: Path, capsys) -> None:
     out = tmp_path / "out"
     assert main(["quantiles", str(recipe), "--out", str(out), "--column", "grade"]) == 2
-    assert 'the data would have no column "grade"; known: quality' in capsys.readouterr().err and not out.exists()
+    assert 'the data would have no column "grade" for code; known: quality' in capsys.readouterr().err
+    assert not out.exists()

@@ -55,12 +55,6 @@ schedule: cosine
 """
 
 
-UNSCORED = (
-    "data={sources: [{name: sums, path: 'builtin:arithmetic'}], sequence_length: 64, quality: null, "
-    "phases: [{share: 1, weights: {sums: 1}, keep: {sums: 0.5}}]}"
-)
-
-
 @pytest.fixture(scope="module")
 def recipe_file(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("recipe")
@@ -678,6 +672,10 @@ class TestWhatGoesWrong:
                 "data={quality: null, phases: [{share: 1, weights: {sums: 1}, keep: {sums: 0.5}}], SOURCES}",
                 "no such column",
             ),
+            ("data.curriculum={name: column, column: grade}", 'no column "grade" for sums'),
+            ("data.curriculum={name: multi_domain, column: qality}", "did you mean quality"),
+            ("data={quality: null, curriculum: quality, SOURCES}", 'no column "quality"'),
+            ("data.curriculum=consistency", 'no column "consistency"'),
             ("data.sources=[]", "names no source of text"),
             ("train.batch_tokens=1", "at least 2"),
             ("train.evaluate_every=5", "no text is held out"),

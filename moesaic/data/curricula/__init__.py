@@ -21,6 +21,11 @@ from moesaic.data.shards import Shards
 class Curriculum:
     is_sorted: ClassVar[bool] = False  # easiest first within each phase, in place of shuffled
 
+    @property
+    def needs(self) -> str | None:
+        """The column that difficulty is read from, where it is one that must be there."""
+        return None
+
     def difficulty(self, data: Shards) -> np.ndarray:
         """A number for each document, the easiest lowest."""
         raise NotImplementedError

@@ -25,6 +25,10 @@ class Column(Paced):
         if not self.column:
             raise ValueError("names no column; write column: and its name")
 
+    @property
+    def needs(self) -> str:
+        return self.column
+
     def difficulty(self, data: Shards) -> np.ndarray:
         return by_column(data, self.column, self.descending)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moesaic.data.curricula._pacing import Paced
+from moesaic.data.curricula.column import by_column
 from moesaic.data.shards import Shards
 
 COLUMN = "consistency"
@@ -21,5 +22,9 @@ COLUMN = "consistency"
 
 @dataclass(frozen=True)
 class Consistency(Paced):
+    @property
+    def needs(self) -> str:
+        return COLUMN
+
     def difficulty(self, data: Shards) -> np.ndarray:
-        return -data.column(COLUMN).astype(np.float64)
+        return by_column(data, COLUMN, descending=True)

@@ -27,5 +27,9 @@ class MultiDomain(Curriculum):
     column: str = "quality"
     descending: bool = False  # best first, to compare with
 
+    @property
+    def needs(self) -> str:
+        return self.column
+
     def difficulty(self, data: Shards) -> np.ndarray:
         return by_column(data, self.column, self.descending)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moesaic.data.curricula._pacing import Paced
+from moesaic.data.curricula.column import by_column
 from moesaic.data.shards import Shards
 
 
@@ -18,6 +19,9 @@ from moesaic.data.shards import Shards
 class Quality(Paced):
     best_first: bool = False
 
+    @property
+    def needs(self) -> str:
+        return "quality"
+
     def difficulty(self, data: Shards) -> np.ndarray:
-        quality = data.column("quality").astype(np.float64)
-        return -quality if self.best_first else quality
+        return by_column(data, self.needs, descending=self.best_first)

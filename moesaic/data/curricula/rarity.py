@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from moesaic.data.curricula._pacing import Paced
+from moesaic.data.curricula.column import by_column
 from moesaic.data.shards import Shards
 
 BLOCK = 1 << 22  # tokens at a time
@@ -24,7 +25,7 @@ class Rarity(Paced):
     mean: bool = False
 
     def difficulty(self, data: Shards) -> np.ndarray:
-        rarity = data.column("rarity").astype(np.float64) if "rarity" in data.columns else vocabulary_rarity(data)
+        rarity = by_column(data, "rarity", False) if "rarity" in data.columns else vocabulary_rarity(data)
         return rarity / data.lengths if self.mean else rarity
 
 
