@@ -7,6 +7,7 @@ moesaic compress out/mixture --method rtn --out out/w4a16 --layout compressed-te
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -84,4 +85,5 @@ def command(
             f"{told['perplexity_before']:.3f} before, {told['perplexity']:.3f} after "
             f"({told['perplexity_change']:+.2%})."
         )
-    print(f"Talk to it: moesaic chat {out}    Measure it: moesaic evaluate {out} --suite perplexity --data FILE")
+    place = shlex.quote(str(out))
+    print(f"Talk to it: moesaic chat {place}    Measure it: moesaic evaluate {place} --suite perplexity --data FILE")

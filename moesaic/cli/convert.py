@@ -8,6 +8,7 @@ moesaic convert out/smollm2 out/mixture --upcycle experts=8,topk=2
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -91,4 +92,4 @@ def command(
 
     active = f", {count(known.active_parameters)} active" if config.has_experts else ""
     print(f"{out}: {config.family}, {count(known.parameters)} parameters{active}.")
-    print(f"Look at it: moesaic show {out}")
+    print(f"Look at it: moesaic show {shlex.quote(str(out))}")

@@ -10,6 +10,7 @@ A RUN is the directory of a finished run, or its metrics.jsonl.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -70,7 +71,9 @@ def fit(
         _print_score(asdict(score))
     for warning in fitted.warnings:
         print(f"warning: {warning}")
-    print(f"wrote {out} after {fitted.seconds:.1f} s; next: moesaic law predict {out} or moesaic law optimize {out}")
+    place = shlex.quote(str(out))
+    print(f"wrote {out} after {fitted.seconds:.1f} s; next: moesaic law predict {place} --schedule wsd --steps N")
+    print(f"or: moesaic law optimize {place} --steps N --out FILE")
 
 
 @command.command()

@@ -51,6 +51,7 @@ def command(
     ends with a page to talk to the model; elsewhere it asks the served model a question itself, and ends.
     """
     from rich.console import Console
+    from rich.markup import escape
 
     from moesaic.errors import UserError
     from moesaic.quickstart.gpu import GpuLife, check_gpu
@@ -71,7 +72,7 @@ def command(
     else:
         life = RealLife(out or Path(f"out/quickstart-{Path(model).stem}"), console, source=model, overrides=given)
     report = life.run()
-    console.print(f"\nIts life in pictures: [bold]{report}[/bold]", soft_wrap=True)
+    console.print(f"\nIts life in pictures: [bold]{escape(str(report))}[/bold]", soft_wrap=True)
     if not no_serve:
         person = sys.stdin.isatty() and sys.stdout.isatty()
         talk(list(life.models().values())[-1], life.family, port, console, person=person)

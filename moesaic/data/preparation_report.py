@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from moesaic.counted import counted
 from moesaic.data.prepare import Prepared, Status
 
 
@@ -31,10 +33,8 @@ def drawn() -> Iterator[Callable[[Status], None]]:
         task = bar.add_task("looking at the sources", total=None, counted="")
 
         def show(status: Status) -> None:
-            counted = f"{status.documents:,} documents, {status.tokens:,} tokens" if status.documents else ""
-            bar.update(
-                task, description=status.doing, completed=status.done, total=max(status.size, 1), counted=counted
-            )
+            made = _amount(status.tokens, status.documents) if status.documents else ""
+            bar.update(task, description=status.doing, completed=status.done, total=max(status.size, 1), counted=made)
 
         yield show
 
@@ -43,24 +43,28 @@ def summary(prepared: Prepared, recipe: Path) -> str:
     """What was made, what was left out and why, and what to do next."""
     manifest = prepared.manifest
     head = "was prepared before, and nothing has changed" if prepared.already else "is ready"
-    lines = [f"{prepared.directory} {head}: {manifest['tokens']:,} tokens in {manifest['documents']:,} documents"]
+    lines = [f"{prepared.directory} {head}: {_amount(manifest['tokens'], manifest['documents'])}"]
     for counts in prepared.counts:
         left = {
             "held out": counts.held_out,
-            "duplicates": counts.duplicate,
-            "near duplicates": counts.near_duplicate,
+            "duplicate": counts.duplicate,
+            "near-duplicate": counts.near_duplicate,
             "empty": counts.empty,
             "broken": counts.broken,
         }
         notes = "".join(f", {number:,} {name}" for name, number in left.items() if number)
         per = counts.characters / max(counts.tokens, 1)
         lines.append(
-            f"  {counts.name}: {counts.tokens:,} tokens in {counts.documents:,} documents"
-            f" ({per:.2f} characters a token){notes}"
+            f"  {counts.name}: {_amount(counts.tokens, counts.documents)} ({per:.2f} characters a token){notes}"
         )
         lines += [f"    broken: {text}" for text in counts.first_broken]
         if counts.broken > len(counts.first_broken):
             lines.append(f"    all {counts.broken:,} are listed in {prepared.directory}/broken.jsonl")
     lines.append(f"  vocabulary {manifest['vocabulary']:,}; columns: {', '.join(manifest['columns']) or 'none'}")
-    lines.append(f"Next: moesaic train {recipe} --out DIR train.data={prepared.directory}")
+    next_command = ["moesaic", "train", str(recipe), "--out", "DIR", f"train.data={prepared.directory}"]
+    lines.append(f"Next: {shlex.join(next_command)}")
     return "\n".join(lines)
+
+
+def _amount(tokens: int, documents: int) -> str:
+    return f"{counted(tokens, 'token')} in {counted(documents, 'document')}"

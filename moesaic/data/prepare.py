@@ -21,6 +21,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from moesaic.counted import counted
 from moesaic.data.dedupe import Seen
 from moesaic.data.preparation import check_same, preparation
 from moesaic.data.quality import Quality
@@ -299,7 +300,7 @@ class _Preparation:
         if counts.broken and not counts.taken:
             raise UserError(here, f"no record of {path} can be used; the first: {counts.first_broken[0]}")
         gone = counts.duplicate + counts.near_duplicate
-        why = f"; {gone} documents were duplicates" if gone else "; every document is empty"
+        why = f"; {counted(gone, 'duplicate')} left out" if gone else "; every document is empty"
         why = "; every document is held out" if counts.documents else why
         raise UserError(here, f"{path} gives no text to train on{why}", "Leave the source out, or give it text.")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from pathlib import Path
 
 from rich.console import Console
@@ -46,7 +47,7 @@ def talk(model: Path, family: str, port: int, console: Console, *, person: bool)
         console.print(f"\nTalk to it: [bold]{url}[/bold]   (Ctrl-C ends)\n")
         for name, text in (
             ("Ask it", question.question.strip()),
-            ("In a terminal", f"moesaic chat {model}"),
+            ("In a terminal", f"moesaic chat {shlex.quote(str(model))}"),
             ("A real model", "moesaic convert smollm2 out/smollm2 && moesaic serve out/smollm2"),
         ):
             console.print(f"  {name:14}{escape(text)}", soft_wrap=True)

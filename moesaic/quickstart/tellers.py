@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from moesaic.counted import counted
 from moesaic.model.checkpoint import readable
 from moesaic.train.display import amount, duration
 
@@ -16,13 +17,13 @@ def machine(known: dict[str, Any]) -> Rows:
 
 def data(known: dict[str, Any]) -> Rows:
     return [
-        (source["name"], f"{source['documents']:,} documents, {amount(source['tokens'])} tokens")
+        (source["name"], f"{counted(source['documents'], 'document')}, {amount(source['tokens'])} tokens")
         for source in known["sources"]
     ] + [("vocabulary", f"{known['vocabulary']:,} tokens, made from this text")]
 
 
 def law(known: dict[str, Any]) -> Rows:
-    return [("predicted", f"loss {known['predicted']:.3f} after {known['steps']:,} steps ({_time(known)})")]
+    return [("predicted", f"loss {known['predicted']:.3f} after {counted(known['steps'], 'step')} ({_time(known)})")]
 
 
 def base(known: dict[str, Any]) -> Rows:
@@ -36,7 +37,10 @@ def base(known: dict[str, Any]) -> Rows:
 def aligned(known: dict[str, Any]) -> Rows:
     return [
         ("taught", f"{known['before']:.1%} of held-out questions right"),
-        ("tried", f"{known['after']:.1%} right after {known['policy_steps']} steps of GRPO ({_time(known)})"),
+        (
+            "tried",
+            f"{known['after']:.1%} right after {counted(known['policy_steps'], 'step')} of GRPO ({_time(known)})",
+        ),
         ("trainer and engine", f"log-probabilities differ by {known['mismatch']:g} at most"),
     ]
 
@@ -47,7 +51,12 @@ def begun(known: dict[str, Any]) -> Rows:
 
 
 def taught(known: dict[str, Any]) -> Rows:
-    return [("loss", f"{known['first_loss']:.3f} to {known['loss']:.3f} in {known['step']} steps ({_time(known)})")]
+    return [
+        (
+            "loss",
+            f"{known['first_loss']:.3f} to {known['loss']:.3f} in {counted(known['step'], 'step')} ({_time(known)})",
+        )
+    ]
 
 
 def small(known: dict[str, Any]) -> Rows:
@@ -58,7 +67,7 @@ def small(known: dict[str, Any]) -> Rows:
 def evaluated(known: dict[str, Any]) -> Rows:
     return [
         (name, f"{found['accuracy']:.1%} right ({found['accuracy_low']:.0%} to {found['accuracy_high']:.0%}), "
-               f"{found['answer_tokens']:.0f} tokens an answer")
+               f"{counted(round(found['answer_tokens']), 'token')} an answer")
         for name, found in known["models"].items()
     ]  # fmt: skip
 

@@ -126,4 +126,5 @@ class TinyLife(Life):
     def _pretrain(self, out: Path, *overrides: str) -> dict[str, Any]:
         from moesaic.train.pretrain import pretrain
 
-        return finished(pretrain(self.recipe(self.pretrains, f"train.data={self.out / 'data'}", *overrides), out))
+        recipe = self.recipe(self.pretrains, *overrides).changed(train={"data": str(self.out / "data")})
+        return finished(pretrain(recipe, out))

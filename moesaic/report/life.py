@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -160,7 +161,7 @@ def answers(known: dict[str, Any]) -> str:
 
 def life(out: Path) -> str:
     rows = [(stage.get("when", ""), stage.get("stage", "")) for stage in lineage.read(out / "small")]
-    text = f"As <code>moesaic show {escape(str(out / 'small'))}</code> tells it."
+    text = f"As <code>moesaic show {escape(shlex.quote(str(out / 'small')))}</code> tells it."
     return section("On record", text, table(("when", "stage"), rows))
 
 

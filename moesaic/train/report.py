@@ -13,6 +13,7 @@ report never makes the device idle; `state()` waits for them all, and belongs in
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from rich.console import Console
 from rich.live import Live
 from torch import Tensor
 
+from moesaic.counted import counted
 from moesaic.train.display import Progress, amount, duration, number
 from moesaic.train.expert_load import ExpertLoad, Loads, by_layer
 from moesaic.train.metrics import EVENTS, Journal, Line, Metrics, read_metrics
@@ -339,9 +341,9 @@ def ending(summary: Mapping[str, Any], command: str, then: Sequence[str]) -> lis
     """The last words of a run: what was made, and what to do next."""
     place, step = summary["directory"], summary["step"]
     if summary["outcome"] == "finished":
-        text = f"{place}: trained {step:,} steps"
+        text = f"{place}: trained {counted(step, 'step')}"
     else:
-        text = f"{place}: stopped after {step:,} of {summary['steps']:,} steps"
+        text = f"{place}: stopped after {step:,} of {counted(summary['steps'], 'step')}"
     text += f", {amount(summary['tokens'])} tokens in {duration(summary['seconds'])}"
     if summary["loss"] is not None:
         text += f", loss {number(summary['first_loss'])} to {number(summary['loss'])}"
@@ -354,5 +356,5 @@ def ending(summary: Mapping[str, Any], command: str, then: Sequence[str]) -> lis
         lines.append(f"Curves: {summary['picture']}")
     if summary["outcome"] == "stopped":
         return [*lines, f"Go on: {command or 'run the same command again'}"]
-    lines.append(f"Look at it: moesaic show {place}")
+    lines.append(f"Look at it: moesaic show {shlex.quote(place)}")
     return [*lines, *then]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from pathlib import Path
 
@@ -140,6 +141,17 @@ def test_show_takes_a_life_as_it_is(model: Path, tmp_path: Path, capsys: pytest.
     (tmp_path / "model" / lineage.FILE).write_text('{"life": [{"stage": 3, "when": 20240101}]}')
     assert main(["show", str(tmp_path / "model")]) == 0
     assert "20240101" in capsys.readouterr().out
+
+
+def test_what_to_do_next_can_be_copied(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "a small one")
+    assert main(["compress", str(model), "--out", out, "--method", "rtn", "--check-tokens", "0"]) == 0
+    talk, measure = capsys.readouterr().out.splitlines()[-1].split("    ")
+    assert shlex.split(talk.removeprefix("Talk to it: ")) == ["moesaic", "chat", out]
+    assert shlex.split(measure.removeprefix("Measure it: "))[:3] == ["moesaic", "evaluate", out]
+    assert main(["convert", str(model), str(tmp_path / "a copy")]) == 0
+    look = capsys.readouterr().out.splitlines()[-1].removeprefix("Look at it: ")
+    assert shlex.split(look) == ["moesaic", "show", str(tmp_path / "a copy")]
 
 
 def test_compressed_already(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -382,6 +383,20 @@ class TestMistakes:
 
 
 class TestCommand:
+    def test_what_is_said_of_one_document_can_be_read_and_copied(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path, out = tmp_path / "my recipe.yaml", str(tmp_path / "my data")
+        (tmp_path / "a.txt").write_text("one<>One")
+        source = {"name": "a", "path": str(tmp_path / "a.txt"), "separator": "<>"}
+        path.write_text(json.dumps({"model": {"vocab": 300}, "data": {"sources": [source]}}))
+        assert main(["prepare", str(path), "--out", out]) == 0
+        said = capsys.readouterr().out.splitlines()
+        assert "tokens in 1 document" in said[0] and "documents" not in said[0] + said[1]
+        assert "1 duplicate" in said[1] and "duplicates" not in said[1]
+        command = shlex.split(said[-1].removeprefix("Next: "))
+        assert command == ["moesaic", "train", str(path), "--out", "DIR", f"train.data={out}"]
+
     def test_reports(self, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
         path, out = corpus / "mine.yaml", str(corpus / "out")
         path.write_text(json.dumps(recipe(corpus).dump()))

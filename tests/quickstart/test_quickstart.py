@@ -20,7 +20,9 @@ from rich.console import Console
 
 import moesaic
 from moesaic.errors import UserError
+from moesaic.quickstart import tellers
 from moesaic.quickstart.gpu import GpuLife, check_gpu
+from moesaic.quickstart.tiny import TinyLife
 from moesaic.serve.recommended import recommended
 
 SMALL = [
@@ -191,6 +193,24 @@ def test_a_life_for_a_gpu_takes_only_sums_for_sums(tmp_path: Path) -> None:
 
     assert asked("hello", "2+12-3 =") == f"user: {ASKED} 2 + 12 - 3 =|"
     assert asked("Is 7 a prime", "Spell this word backward") == "user: Spell this word backward|"
+
+
+def test_one_token_is_said_as_one() -> None:
+    found = {"accuracy": 0.0, "accuracy_low": 0.0, "accuracy_high": 0.1}
+    models = {"short": {**found, "answer_tokens": 1.2}, "long": {**found, "answer_tokens": 31.7}}
+    told = dict(tellers.evaluated({"models": models}))
+    assert told["short"].endswith(", 1 token an answer") and told["long"].endswith(", 32 tokens an answer")
+
+
+def test_any_name_of_a_directory_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str | None] = []
+    monkeypatch.setattr(
+        "moesaic.train.pretrain.pretrain",
+        lambda recipe, out: asked.append(recipe.train.data) or {"outcome": "finished"},
+    )
+    life = TinyLife(tmp_path / "life #2: again", Console())
+    life._pretrain(life.out / "base", "train.steps=7")
+    assert asked == [str(life.out / "data")]
 
 
 def test_a_broken_record_is_told(tmp_path: Path) -> None:

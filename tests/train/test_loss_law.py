@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -442,9 +443,14 @@ class TestCommands:
 
     def test_in_words(self, followed: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         runs = [str(followed("constant", Constant())), str(followed("cosine", Cosine()))]
-        law, schedule, drawn = str(tmp_path / "law.json"), str(tmp_path / "schedule.json"), str(tmp_path / "p.png")
+        law, schedule, drawn = str(tmp_path / "my law.json"), str(tmp_path / "schedule.json"), str(tmp_path / "p.png")
         assert main(["law", "fit", *runs, "--out", law, "--window", "11"]) == 0
-        assert "losses are means of 11 steps" in capsys.readouterr().out
+        out = capsys.readouterr().out
+        assert "losses are means of 11 steps" in out
+        for line in out.splitlines()[-2:]:  # what it says to do next can be done
+            command = line[line.index("moesaic ") :].replace("FILE", schedule).replace(" N", " 400")
+            assert main(shlex.split(command)[1:]) == 0
+        capsys.readouterr()
         assert main(["law", "predict", law, "--schedule", "linear", "--steps", "4000", "--peak", "0.1"]) == 0
         out = capsys.readouterr().out
         assert "linear: predicted final loss" in out

@@ -11,6 +11,7 @@ import os
 import pty
 import random
 import select
+import shlex
 import signal
 import struct
 import subprocess
@@ -37,7 +38,7 @@ from moesaic.train.mfu import flops_per_token, peak_flops, step_flops
 from moesaic.train.picture import life_picture
 from moesaic.train.plot import plot_run, plot_runs, smooth
 from moesaic.train.reading import Reading
-from moesaic.train.report import LATE, Report, StepRecord
+from moesaic.train.report import LATE, Report, StepRecord, ending, summarise
 
 TIMES = ("seconds", "tokens_per_second", "mfu")  # all that may differ between two runs of the same bits
 ROOT = Path(__file__).parents[2]
@@ -538,6 +539,14 @@ def test_the_end_says_what_was_made_and_how_to_go_on(tmp_path: Path, capsys: pyt
     assert capsys.readouterr().out.endswith(f"Talk to it: moesaic chat {tmp_path}\n")
     assert (summary["outcome"], summary["step"], summary["skipped"], summary["first_loss"]) == ("finished", 3, 1, 8.0)
     assert json.dumps(summary) and report.close() == {}
+
+
+def test_the_end_of_one_step_in_a_place_with_a_space_can_be_copied(tmp_path: Path) -> None:
+    Report(tmp_path / "my run", 1, quiet=True, tensorboard=False).close(plot=False)
+    summary = summarise(tmp_path / "my run", 1, "finished") | {"step": 1}
+    said = ending(summary, "", [])
+    assert "trained 1 step," in said[0]
+    assert shlex.split(said[-1].removeprefix("Look at it: ")) == ["moesaic", "show", str(tmp_path / "my run")]
 
 
 def drawn(progress: Progress, width: int) -> str:
