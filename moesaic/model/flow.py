@@ -16,11 +16,14 @@ class Routing:
     """The experts chosen in each mixture layer: filled by a forward, or followed by one that replays.
 
     `choices[layer]` is (T, K); `logits[layer]` the router's (T, E) float32 logits, kept while `keep_logits` is set (the
-    balance losses read them).
+    balance losses read them). `lengths` are those of the sequences, and `kept[layer]` where a layer saw only some of
+    their tokens.
     """
 
     choices: dict[int, Tensor] = field(default_factory=dict)
     logits: dict[int, Tensor] = field(default_factory=dict)
+    lengths: list[int] = field(default_factory=list)
+    kept: dict[int, list[int]] = field(default_factory=dict)
     keep_logits: bool = False
     replay: bool = False
 

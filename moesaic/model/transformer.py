@@ -103,6 +103,8 @@ class Model(nn.Module):
         ops = ops or self.kernels
         library = getattr(ops, "library", None)
         absorb = self.mode != "invariant"
+        if routing is not None and routing.keep_logits:  # not in a block, which may be compiled
+            routing.lengths = [span.new for span in layout.spans]
         return Flow(layout, ops, *self.angles(layout), routing, absorb, library)
 
     def angles(self, layout: Layout) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ class Balance:
     def routing(self) -> Routing:
         return Routing(keep_logits=bool(self.settings.sequence_loss or self.settings.z_loss))
 
-    def losses(self, routing: Routing, lengths: list[int], share: float) -> dict[str, Tensor]:
+    def losses(self, routing: Routing, share: float) -> dict[str, Tensor]:
         """`share` is this part's share of the batch."""
         found = {}
         if self.settings.z_loss and routing.logits:
@@ -32,12 +32,15 @@ class Balance:
             found["z"] = z * (self.settings.z_loss * share)
         if self.settings.sequence_loss and routing.logits:
             terms = [
-                sequence_loss(logits_TE, routing.choices[layer], lengths, self.layers[layer].router.shape)
+                sequence_loss(
+                    logits_TE,
+                    routing.choices[layer],
+                    routing.kept.get(layer, routing.lengths),
+                    self.layers[layer].router.shape,
+                )
                 for layer, logits_TE in routing.logits.items()
-                if len(logits_TE) == sum(lengths)
             ]
-            if terms:
-                found["sequence"] = torch.stack(terms).mean() * (self.settings.sequence_loss * share)
+            found["sequence"] = torch.stack(terms).mean() * (self.settings.sequence_loss * share)
         return found
 
     def count(self, routing: Routing) -> None:
@@ -66,7 +69,7 @@ def sequence_loss(logits_TE: Tensor, routes_TK: Tensor, lengths: list[int], shap
     chosen_TE = torch.zeros_like(scores_TE).scatter(1, routes_TK, 1.0)
     total = scores_TE.new_zeros(())
     start = 0
-    for length in lengths:
+    for length in filter(None, lengths):  # of a short one nothing may be left where tokens are dropped
         rows = slice(start, start + length)
         start += length
         load_E = chosen_TE[rows].mean(0) * (shape.count / shape.per_token)

@@ -120,7 +120,7 @@ class Run:
             routing = self.balance.routing()
             with torch.set_grad_enabled(not batch.frozen):
                 loss = self.objective(self.model, part, routing, through)
-                extra = self.balance.losses(routing, part.lengths, len(part.tokens_T) / len(batch.tokens_T))
+                extra = self.balance.losses(routing, len(part.tokens_T) / len(batch.tokens_T))
             total = sum(extra.values(), loss.total)
             if not batch.frozen:
                 (total if self.scale is None else self.scale.apply(total)).backward()

@@ -44,7 +44,10 @@ class TokenDrop:
             generator = torch.Generator().manual_seed(((self.seed * 1_000_003 + step) * 10_007 + number) % (1 << 63))
             kept_T = torch.randperm(tokens, generator=generator)[: max(1, round(share * tokens))].sort().values
             kept_T = kept_T.to(x_TD.device)
-            some_TD = inner(block, number, x_TD.index_select(0, kept_T), _part(flow, kept_T))
+            part = _part(flow, kept_T)
+            if part.routing is not None:
+                part.routing.kept[number] = [span.new for span in part.layout.spans]
+            some_TD = inner(block, number, x_TD.index_select(0, kept_T), part)
             return x_TD.index_copy(0, kept_T, some_TD)
 
         return through

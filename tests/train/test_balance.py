@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
 from moesaic.recipe import BalanceSection
 from moesaic.train.balance import Balance, sequence_loss
+from moesaic.train.token_drop import TokenDrop
 
 EXPERTS = Experts(count=8, per_token=2, hidden=8, score="sigmoid", correction=True)
 CONFIG = ModelConfig(
@@ -103,5 +106,28 @@ def test_z_loss_is_the_mean_square_of_the_log_sum():
     routing = balance.routing()
     model(torch.arange(10), Layout([10]), routing)
     expected = torch.stack([logits.logsumexp(-1).square().mean() for logits in routing.logits.values()]).mean() * 0.5
-    torch.testing.assert_close(balance.losses(routing, [10], 1.0)["z"], expected)
+    torch.testing.assert_close(balance.losses(routing, 1.0)["z"], expected)
     assert expected.requires_grad
+
+
+def test_the_sequence_loss_is_of_the_sequences_that_a_layer_saw():
+    """Where an objective makes others of the batch's, and where a layer sees some of their tokens only."""
+    model = Model(CONFIG).initialize(3)
+    balance = Balance(model, BalanceSection(sequence_loss=1.0))
+    shape, lengths = CONFIG.layers[0].ffn, [8, 1, 1, 1, 9]
+
+    routing = balance.routing()
+    model(torch.arange(20), Layout(lengths), routing)
+    terms = [sequence_loss(routing.logits[n], routing.choices[n], lengths, shape) for n in (0, 1)]
+    torch.testing.assert_close(balance.losses(routing, 0.5)["sequence"], torch.stack(terms).mean() * 0.5)
+
+    four = replace(CONFIG, layers=CONFIG.layers * 2)
+    balance = Balance(Model(four).initialize(3), BalanceSection(sequence_loss=1.0))
+    routing = balance.routing()
+    drop = TokenDrop(layers=4, steps=10, start=0.3, seed=1)
+    Model(four).initialize(3)(torch.arange(20), Layout(lengths), routing, drop.at(0))
+    seen = [routing.kept.get(n, lengths) for n in range(4)]
+    assert list(map(sum, seen)) == [20, 6, 6, 20] and 0 in seen[1]
+    terms = [sequence_loss(routing.logits[n], routing.choices[n], seen[n], shape) for n in range(4)]
+    assert all(term.isfinite() for term in terms)
+    torch.testing.assert_close(balance.losses(routing, 1.0)["sequence"], torch.stack(terms).mean())

@@ -16,6 +16,8 @@ from moesaic.model.config import Dense, Experts, GroupedQuery, Layer, ModelConfi
 from moesaic.model.flow import Routing
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
+from moesaic.recipe import BalanceSection
+from moesaic.train.balance import Balance, sequence_loss
 from moesaic.train.objectives import Objective, shifted
 from moesaic.train.objectives.blank_infilling import BlankInfilling
 from moesaic.train.objectives.next_token import NextToken
@@ -133,6 +135,16 @@ def test_infilling_loss_is_the_mean_over_the_blanks():
     hidden = model(torch.tensor(text), Layout([len(text)], positions=torch.tensor(positions)))
     expected = F.cross_entropy(model.logits_at(hidden), torch.tensor(targets), ignore_index=IGNORED)
     torch.testing.assert_close(loss.total, expected)
+
+
+def test_the_sequence_loss_holds_for_texts_with_blanks_too():
+    model, objective, examples = Model(CONFIG).initialize(1), infilling(share=0.3), batch([20, 9])
+    balance = Balance(model, BalanceSection(sequence_loss=1.0))
+    routing = balance.routing()
+    objective(model, examples, routing)
+    cut = [len(objective.cut(tokens.tolist())[0]) for tokens in examples.tokens_T.split(examples.lengths)]
+    expected = sequence_loss(routing.logits[1], routing.choices[1], cut, CONFIG.layers[1].ffn)
+    torch.testing.assert_close(balance.losses(routing, 1.0)["sequence"], expected)
 
 
 def test_infilling_losses_of_parts_are_shares_of_one():
