@@ -14,10 +14,11 @@ from moesaic.recipe import AverageSection
 
 
 class Average:
-    """A running average of the weights, taken every `every` steps from `1 - share` of the run on."""
+    """A running average of the weights, taken every `every` steps from `1 - share` of the run on, counted from its last
+    step: what was learned last is always in it."""
 
     def __init__(self, settings: AverageSection | None, steps: int) -> None:
-        self.settings = settings
+        self.settings, self.steps = settings, steps
         self.first = steps + 1 if settings is None else round(steps * (1 - settings.share))
         self.taken = 0
         self.tensors: dict[str, Tensor] = {}
@@ -25,7 +26,7 @@ class Average:
     @torch.no_grad()
     def update(self, step: int, model: Model) -> None:
         """After step `step` (counted from 1)."""
-        if self.settings is None or step < self.first or (step - self.first) % self.settings.every:
+        if self.settings is None or step < self.first or (self.steps - step) % self.settings.every:
             return
         self.taken += 1
         match self.settings.kind:
@@ -43,10 +44,12 @@ class Average:
                 self.tensors[name].lerp_(value, weight)
 
     def state(self) -> dict[str, Tensor]:
-        return {"taken": torch.tensor(self.taken), "first": torch.tensor(self.first), **self.tensors}
+        facts = {"taken": self.taken, "first": self.first, "steps": self.steps}
+        return {**{name: torch.tensor(number) for name, number in facts.items()}, **self.tensors}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """As it was saved, which may be before anything was taken; that of a run of other length is let go."""
         tensors = dict(tensors)
-        taken, first = int(tensors.pop("taken", 0)), int(tensors.pop("first", self.first))
-        self.taken, self.tensors = (taken, tensors) if first == self.first else (0, {})
+        usual = {"taken": 0, "first": self.first, "steps": self.steps}
+        taken, *when = (int(tensors.pop(name, number)) for name, number in usual.items())
+        self.taken, self.tensors = (taken, tensors) if when == [self.first, self.steps] else (0, {})

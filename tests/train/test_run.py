@@ -263,6 +263,17 @@ def test_weights_are_averaged_over_the_last_part_of_a_run_that_was_given_more_st
     torch.testing.assert_close(weights(tmp_path / "run")["model.norm.weight"], expected)
 
 
+def test_an_average_of_few_weights_has_the_last_of_them(recipe_file, tmp_path):
+    """The last fifth of eleven steps is shorter than the ten that lie between two weights that are taken."""
+    options = ["train.steps=11", "train.save_every=1", "train.keep_every=1"]
+    run(recipe_file, tmp_path / "run", *options, "train.average={share: 0.2, every: 10}")
+    run(recipe_file, tmp_path / "plain", *options)
+    assert equal(weights(tmp_path / "run"), weights(tmp_path / "plain"))
+    run(recipe_file, tmp_path / "two", *options, "train.average={share: 0.5, every: 3}")
+    taken = [weights(tmp_path / "plain" / "checkpoints" / f"step-{n:08}")["model.norm.weight"] for n in (8, 11)]
+    torch.testing.assert_close(weights(tmp_path / "two")["model.norm.weight"], torch.stack(taken).mean(0))
+
+
 def saves(out: Path) -> list[str]:
     return [event["text"] for event in read_events(out) if event["kind"] == "save"]
 
