@@ -39,6 +39,11 @@ def check_tokens(init: str, own: Tokenizer, tokenizer: Tokenizer, place: object)
         raise UserError(place, problem, f"Prepare the data elsewhere, with data.tokenizer={init}.")
 
 
+def check_room(vocab: int, tokenizer: Tokenizer) -> None:
+    if len(tokenizer) > vocab:
+        raise UserError("model.vocab", f"{vocab}, but the tokenizer has {len(tokenizer)} tokens", "Raise it.")
+
+
 def model(recipe: Recipe, data: Path, device: torch.device, before: str = "auto") -> Begun:
     """The model, the files that go with it, and its life before this run. `before` is the dtype of a run that goes on:
     what is fast may be another here, or now."""
@@ -61,8 +66,7 @@ def model(recipe: Recipe, data: Path, device: torch.device, before: str = "auto"
         return begun, files, lineage.read(Path(settings.init))
     eos = tuple(sorted(tokenizer.stop_tokens))
     config = architecture(recipe.model, bos=None, eos=eos, pad=eos[0] if eos else None)
-    if len(tokenizer) > config.vocab:
-        raise UserError("model.vocab", f"{config.vocab}, but the tokenizer has {len(tokenizer)} tokens", "Raise it.")
+    check_room(config.vocab, tokenizer)
     fresh = Model(config).initialize(settings.seed).to(device, kind)
     fresh.tokenizer = tokenizer
     return fresh, files, []

@@ -16,7 +16,7 @@ from moesaic.model.matching import match
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.recipe import COMMAND_LINE, Recipe
 from moesaic.train.architecture import architecture
-from moesaic.train.beginning import check_tokens
+from moesaic.train.beginning import check_room, check_tokens
 from moesaic.train.objectives import Objective
 from moesaic.train.optimizers import OptimizerMethod
 from moesaic.train.schedules import Curve, Schedule, curve
@@ -39,12 +39,23 @@ def check(recipe: Recipe) -> None:
         problem = f"{recipe.data.sequence_length} tokens, and the model's context has {config.context}"
         remedy = "Lower it." if recipe.train.init else "Lower it, or raise model.context."
         raise UserError("data.sequence_length", problem, remedy)
+    if (warmup := recipe.data.length_warmup) and warmup.start >= recipe.data.sequence_length:
+        problem = f"begins at {warmup.start} tokens, and data.sequence_length is {recipe.data.sequence_length} already"
+        raise UserError("data.length_warmup.start", problem, "Lower it, or leave out data.length_warmup.")
     if recipe.train.evaluate_every and not recipe.data.held_out and not recipe.train.data:
         raise UserError("train.evaluate_every", "no text is held out to measure a loss on", "Raise data.held_out.")
-    if recipe.train.init and recipe.data.tokenizer and not recipe.train.data:
-        own = Tokenizer.from_files(open_checkpoint(recipe.train.init).files, Path(recipe.train.init))
-        if own is not None:
-            check_tokens(recipe.train.init, own, take_tokenizer(recipe.data.tokenizer), recipe.data.tokenizer)
+    if recipe.data.tokenizer and not recipe.train.data:
+        _check_tokenizer(recipe, take_tokenizer(recipe.data.tokenizer), recipe.data.tokenizer)
+
+
+def _check_tokenizer(recipe: Recipe, tokenizer: Tokenizer, place: str) -> None:
+    """Before data is prepared with it that the model could not read."""
+    if recipe.train.init is None:
+        check_room(recipe.model.vocab, tokenizer)
+        return
+    own = Tokenizer.from_files(open_checkpoint(recipe.train.init).files, Path(recipe.train.init))
+    if own is not None:
+        check_tokens(recipe.train.init, own, tokenizer, place)
 
 
 def check_columns(recipe: Recipe) -> None:

@@ -101,6 +101,9 @@ class Run:
         )
         if shortened:
             self.report.note(f"a run of {self.settings.steps} steps: warm-up shortened to {self.settings.warmup_steps}")
+        if not self.step and isinstance(self.data, TokenStream):
+            for warning in self.data.plan.warnings:
+                self.report.note(warning, kind="warning")
         if ends:
             self.report.note(f"the data ends after {self.settings.steps:,} steps, and so does the run")
         self._clock = time.perf_counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 
+from moesaic.counted import counted
 from moesaic.errors import UserError
 from moesaic.model.config import Latent, ModelConfig
 from moesaic.model.transformer import Through, plainly
@@ -24,6 +25,9 @@ class Shortcuts:
         if settings.layer_drop:
             self.kinds.append(LayerDrop(layers, settings.layer_drop.floor, settings.layer_drop.gamma, settings.seed))
         if settings.token_drop:
+            if layers < 3:
+                problem = f"the first and the last of {counted(layers, 'layer')} see every token, and none lies between"
+                raise UserError("train.token_drop", problem, "Remove it, or train a deeper model.")
             if isinstance(config.attention, Latent) and config.attention.indexer:
                 problem = "layers that share a selection of tokens cannot drop some of them"
                 raise UserError("train.token_drop", problem, "Remove it.")

@@ -274,6 +274,16 @@ def test_an_average_of_few_weights_has_the_last_of_them(recipe_file, tmp_path):
     torch.testing.assert_close(weights(tmp_path / "two")["model.norm.weight"], torch.stack(taken).mean(0))
 
 
+def test_data_that_is_repeated_past_its_worth_is_told_once(recipe_file, tmp_path):
+    options = ["data.sources.0.documents=2", "train.data=null", "train.steps=4", "train.save_every=2"]
+    run(recipe_file, tmp_path / "run", *options, "train.warmup_steps=1")
+    run(recipe_file, tmp_path / "run", *options, "train.warmup_steps=1", "train.steps=6")
+    warnings = [event for event in read_events(tmp_path / "run") if event["kind"] == "warning"]
+    assert len(warnings) == 1 and warnings[0]["text"].startswith("sums is repeated")
+    run(recipe_file, tmp_path / "enough", "train.steps=4", "train.warmup_steps=1")
+    assert not [event for event in read_events(tmp_path / "enough") if event["kind"] == "warning"]
+
+
 def saves(out: Path) -> list[str]:
     return [event["text"] for event in read_events(out) if event["kind"] == "save"]
 
@@ -687,6 +697,7 @@ class TestWhatGoesWrong:
             ("data.curriculum={name: multi_domain, column: qality}", "did you mean quality"),
             ("data={quality: null, curriculum: quality, SOURCES}", 'no column "quality"'),
             ("data.curriculum=consistency", 'no column "consistency"'),
+            ("data.length_warmup={steps: 5}", "begins at 64 tokens, and data.sequence_length is 64 already"),
             ("data.sources=[]", "names no source of text"),
             ("train.batch_tokens=1", "at least 2"),
             ("train.evaluate_every=5", "no text is held out"),
@@ -697,6 +708,7 @@ class TestWhatGoesWrong:
             ("train.warmup_steps=30", "leave none after it"),
             ("schedule={name: cosine, flor: 0.1}", "floor"),
             ("train.objective={name: distill, teacher: nowhere}", "no such directory"),
+            ("train={token_drop: {}, steps: 4}", "of 2 layers see every token"),
         ],
     )
     def test_a_bad_recipe_is_refused_before_anything_is_done(self, override, problem, recipe_file, tmp_path):
@@ -704,7 +716,14 @@ class TestWhatGoesWrong:
             "SOURCES", "sequence_length: 64, sources: [{name: sums, path: 'builtin:arithmetic'}]"
         )
         with pytest.raises(UserError, match=problem):
-            run(recipe_file, tmp_path / "run", "train.data=null", override)
+            layers = ["model.layers=2"] if "token_drop" in override else []
+            run(recipe_file, tmp_path / "run", override, "train.data=null", *layers)
+        assert not (tmp_path / "run").exists()
+
+    def test_a_tokenizer_that_the_model_has_no_room_for_is_refused_at_once(self, recipe_file, tmp_path):
+        tokenizer = Path(load_recipe(recipe_file).train.data) / "tokenizer"
+        with pytest.raises(UserError, match="model.vocab: 100, but the tokenizer has"):
+            run(recipe_file, tmp_path / "run", "train.data=null", f"data.tokenizer={tokenizer}", "model.vocab=100")
         assert not (tmp_path / "run").exists()
 
     def test_prepared_data_and_no_source_to_draw_from(self, recipe_file, tmp_path):
