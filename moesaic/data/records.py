@@ -61,10 +61,8 @@ class Format:
 
 def read_file(path: Path, form: Format, start: Place) -> Iterator[Record]:
     """The records of one file from `start` on; whatever is wrong with the file itself is a broken record too."""
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    compression = COMPRESSED.get(suffixes[-1]) if suffixes else None
-    kind = (suffixes[:-1] if compression else suffixes)[-1:]
-    read = _parquet if kind == [".parquet"] else _json_lines if kind and kind[0] in JSON_LINES else _text
+    kind, compression = _kind(path)
+    read = _parquet if kind == ".parquet" else _json_lines if kind in JSON_LINES else _text
     at = start
     try:
         for record in read(path, form, start, compression):
@@ -74,6 +72,17 @@ def read_file(path: Path, form: Format, start: Place) -> Iterator[Record]:
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         why = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
         yield Broken(str(path), at.record + 1, why[:200], Place(start.file + 1))
+
+
+def is_text(path: Path) -> bool:
+    """Whether it is read as text, which has no fields."""
+    return _kind(path)[0] not in (".parquet", *JSON_LINES)
+
+
+def _kind(path: Path) -> tuple[str, str | None]:
+    """What its name says it is, and how it is compressed."""
+    before, last = ["", "", *map(str.lower, path.suffixes)][-2:]
+    return (before, COMPRESSED[last]) if last in COMPRESSED else (last, None)
 
 
 def _text(path: Path, form: Format, start: Place, compression: str | None) -> Iterator[Record]:

@@ -22,7 +22,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
 
-from moesaic.data.records import Document, Format, Place, Record, read_file
+from moesaic.data.records import Document, Format, Place, Record, is_text, read_file
 from moesaic.data.tasks import as_text, check_family, tasks
 from moesaic.data.tasks.families import PRESETS, split_names
 from moesaic.errors import UserError
@@ -154,13 +154,23 @@ def open_source(source: Source, place: str = "data.sources") -> Corpus:
     paths = [path for path in _paths(source.path, here) if _size(path)]
     if not paths:
         raise UserError(here, f"{source.path} holds no data", "Give the path of files with text in them.")
-    return Files(paths, form)
+    if source.separator and not any(map(is_text, paths)):
+        raise UserError(f"{here}: separator", f"{source.path} is not text, which it would divide", "Leave it out.")
+    return _with_fields(Files(paths, form), here)
+
+
+def _with_fields(files: Files, here: str) -> Files:
+    texts = [path for path in files.paths if is_text(path)]
+    if texts and files.form.columns:
+        problem = f"{texts[0]} is text, whose documents have no fields"
+        raise UserError(f"{here}: columns", problem, "Leave it out, or name files such as *.jsonl in path.")
+    return files
 
 
 def _builtin(source: Source, here: str, form: Format) -> Corpus:
     name = source.path.removeprefix(BUILTIN)
     if name == "stdlib":
-        return Files(_standard_library(), form)
+        return _with_fields(Files(_standard_library(), form), here)
     if name in PRESETS:
         families: Sequence[str] = PRESETS[name]
     elif name.startswith(GYM):
@@ -170,6 +180,9 @@ def _builtin(source: Source, here: str, form: Format) -> Corpus:
         raise UserError(here, f'there is no "{source.path}"{did_you_mean(name, known)}')
     for family in families:
         check_family(family, here, as_source=True)
+    for key in ("columns", "separator"):
+        if getattr(source, key):
+            raise UserError(f"{here}: {key}", "tasks are text, one document each, without fields", "Leave it out.")
     return Tasks(families, source.documents or TASKS)
 
 

@@ -43,6 +43,17 @@ class TestFiles:
         for number, record in enumerate(whole):
             assert list(corpus.records(record.after)) == whole[number + 1 :]
 
+    def test_what_a_kind_of_file_has_not_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_text("a")
+        (tmp_path / "b.jsonl.gz").write_bytes(b"b")
+        for path in (str(tmp_path), str(tmp_path / "a.txt"), "builtin:stdlib", "builtin:sums"):
+            with pytest.raises(UserError, match=r"data.sources: s: columns: .*fields"):
+                texts(path, columns=("edu",))
+        assert open_source(Source(name="s", path=f"{tmp_path}/*.jsonl.gz", columns=("edu",)))
+        for path in (f"{tmp_path}/b*", "builtin:sums"):
+            with pytest.raises(UserError, match=r"data.sources: s: separator: .* text"):
+                texts(path, separator="|")
+
     def test_a_sample_comes_from_many_files(self, tmp_path: Path) -> None:
         for number in range(50):
             (tmp_path / f"{number:02d}.txt").write_text(f"{number} " * 40_000)
