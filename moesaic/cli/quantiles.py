@@ -79,4 +79,4 @@ def command(
         print(f"Two proxies that differ in their seed alone lie about {1.41 * found.noise:.4f} apart.")
     for warning in dict.fromkeys(found.warnings):
         print(f"warning: {warning}")
-    print(f"\n{found.table.snippet()}\n\nAll numbers are in {out / RESULT}; next: put data.phases into {recipe}")
+    print(f"\n{found.table.snippet()}\n\nAll numbers are in {out / RESULT}; next: put this into {recipe}")

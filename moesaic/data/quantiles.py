@@ -5,6 +5,7 @@
     table = benchmark_quantiles(Shards("out/data"), recipe.data, train_proxy, tokens=200_000, batch_tokens=4096)
     print(table.text())
     table.recommendation.phases       # for data.phases of a recipe
+    table.snippet()                   # the same as YAML, with the data.quality that `keep` then goes by
 
 Every source is cut into slices of equal token share by quality. On each slice a small proxy model is trained from the
 same start, for the same number of tokens, and its loss measured on the same held-out text; `train_proxy(stream, name)`
@@ -24,10 +25,12 @@ import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import yaml
 
+from moesaic.counted import counted
 from moesaic.data.mixture import make_plan
 from moesaic.data.ordering import token_ranks
 from moesaic.data.shards import Shards
@@ -61,6 +64,7 @@ class QuantileTable:
     quantiles: int
     slices: tuple[Slice, ...]
     recommendation: Recommendation
+    quality: Any = None  # what data.quality must be for `keep` to go by the column, where that is another
 
     def text(self) -> str:
         """A row for each source, a column for each quantile, the best loss of all marked."""
@@ -80,10 +84,11 @@ class QuantileTable:
 
     def snippet(self) -> str:
         """The recommended mixture as it stands in a recipe."""
-        lines = ["data:", "  phases:"]
+        quality = [f"  quality: {_on_a_line(self.quality)}"] if self.quality else []
+        lines = ["data:", *quality, "  phases:"]
         for phase in self.recommendation.phases:
             entry = {"share": phase.share, "weights": phase.weights} | ({"keep": phase.keep} if phase.keep else {})
-            lines.append(f"    - {yaml.safe_dump(entry, default_flow_style=True, sort_keys=False, width=1000).strip()}")
+            lines.append(f"    - {_on_a_line(entry)}")
         return "\n".join(lines)
 
 
@@ -109,7 +114,7 @@ def benchmark_quantiles(
         for number in range(quantiles):
             chosen = documents[(ranks >= number / quantiles) & (ranks < (number + 1) / quantiles)]
             if not len(chosen) or not data.lengths[chosen].sum():
-                problem = f"{len(documents)} documents cannot be cut into {quantiles} slices of equal size"
+                problem = f"{counted(len(documents), 'document')} cannot be cut into {quantiles} slices of equal size"
                 raise UserError(f"data.sources: {source.name}", problem, "Ask for fewer quantiles.")
             cuts.append((source, number, chosen))
     slices = []
@@ -127,7 +132,10 @@ def benchmark_quantiles(
         size = int(data.lengths[chosen].sum())
         low, high = float(values[chosen].min()), float(values[chosen].max())
         slices.append(Slice(source.name, number, low, high, size, tokens / size, loss))
-    return QuantileTable(column, quantiles, tuple(slices), recommend(slices, quantiles, final))
+    recommended = recommend(slices, quantiles, final)
+    keeps = any(phase.keep for phase in recommended.phases)
+    quality = _as_quality(column, section) if keeps and column != "quality" else None
+    return QuantileTable(column, quantiles, tuple(slices), recommended, quality)
 
 
 def recommend(slices: list[Slice], quantiles: int, final: float = 0.3) -> Recommendation:
@@ -160,6 +168,16 @@ def recommend(slices: list[Slice], quantiles: int, final: float = 0.3) -> Recomm
         f"  then {final:.0%} with weights {phases[1].weights}, keeping the best {keep}"
     )
     return Recommendation(phases, why)
+
+
+def _as_quality(column: str, section: DataSection) -> dict[str, Any]:
+    """The method that makes a column the one that phases keep the best by: its own, or that of the records' numbers."""
+    scores: list[dict[str, Any]] = section.model_dump(mode="json")["scores"]
+    return next((method for method in scores if method["name"] == column), {"name": "column", "column": column})
+
+
+def _on_a_line(value: Any) -> str:
+    return str(yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1000)).strip()
 
 
 def band(number: int, quantiles: int) -> str:

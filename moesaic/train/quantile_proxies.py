@@ -146,6 +146,7 @@ def report(found: Quantiles) -> dict[str, Any]:
         "slices": [vars(piece) for piece in table.slices],
         "losses": found.losses,
         "noise": found.noise,
+        "quality": table.quality,
         "phases": [phase.model_dump(mode="json") for phase in table.recommendation.phases],
         "warnings": found.warnings,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import islice, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,8 +35,8 @@ def quality_of(stream: TokenStream) -> tuple[float, int]:
     return float(stream.data.column("quality")[numbers].mean()), batches[0].domains[0]
 
 
-def run(data: Shards, proxy: object, **more: int) -> tuple[QuantileTable, DataSection]:
-    section = make_recipe({"web": 1, "code": 1}).data
+def run(data: Shards, proxy: object, scores: Any = (), **more: Any) -> tuple[QuantileTable, DataSection]:
+    section = make_recipe({"web": 1, "code": 1}, scores=scores).data
     return benchmark_quantiles(data, section, proxy, tokens=800, batch_tokens=160, **more), section  # type: ignore[arg-type]
 
 
@@ -69,6 +70,25 @@ def test_every_slice_is_trained_on_by_itself_and_better_ones_are_recommended(dat
     assert [Phase(**entry) for entry in yaml.safe_load(table.snippet())["data"]["phases"]] == [first, second]
 
 
+def test_what_is_kept_is_the_best_by_the_column_that_was_compared(data: Shards) -> None:
+    """Phases keep by quality, so a recipe that follows the advice must take the column for it."""
+    data.add_column("edu", 1 - data.column("quality"))
+    data.add_column("repetition", 1 - data.column("quality"))
+
+    def loss(stream: TokenStream, name: str) -> float:
+        return 3.0 + quality_of(stream)[0]
+
+    def told(**more: Any) -> Any:
+        return yaml.safe_load(run(data, loss, **more)[0].snippet())["data"]
+
+    brought = told(column="edu")
+    assert brought["phases"][1]["keep"] and brought["quality"] == {"name": "column", "column": "edu"}
+    scored = told(column="repetition", scores=[{"name": "repetition", "words": 3}])
+    assert scored["phases"][1]["keep"] and scored["quality"] == {"name": "repetition", "words": 3}
+    table, _ = run(data, lambda stream, name: 3.0 - quality_of(stream)[0])
+    assert table.recommendation.phases[1].keep and "quality:" not in table.snippet()
+
+
 def test_a_quality_that_says_nothing_is_not_kept_by(data: Shards) -> None:
     table, _ = run(data, lambda stream, name: 3.0 + quality_of(stream)[0])
     (phase,) = table.recommendation.phases
@@ -89,6 +109,6 @@ def test_mistakes(data: Shards, tmp_path: Path) -> None:
         run(data, lambda stream, name: float("nan"))
     small = make_shards(tmp_path / "d", {"web": [5, 5, 5, 5], "code": [50]})
     trained: list[str] = []
-    with pytest.raises(UserError, match="1 documents cannot be cut into 4"):
+    with pytest.raises(UserError, match="1 document cannot be cut into 4"):
         run(small, lambda stream, name: trained.append(name) or 1.0)  # type: ignore[func-returns-value]
     assert not trained
