@@ -150,7 +150,7 @@ class Dedupe(Section):
     """Which documents are left out because another one said the same."""
 
     exact: bool = Field(True, description="equal up to case and white space")
-    near: bool = Field(False, description="nearly equal, by MinHash; about 5 kB of memory for each document")
+    near: bool = Field(False, description="nearly equal, by MinHash; about 7 kB of memory for each document")
     similarity: float = Field(0.8, gt=0, lt=1, description="the share of common word runs that makes two nearly equal")
     words: Count = Field(5, description="the length of such a run")
     hashes: int = Field(128, ge=16, le=1024, description="more are more exact, and slower")

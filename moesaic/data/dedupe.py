@@ -1,7 +1,7 @@
 """Leave out documents that say what an earlier one said: exactly (up to case and white space), or nearly.
 
 Exact: a 128-bit hash of the normalised text; about 100 bytes of memory for each kept document. Near: MinHash over runs
-of words with locality-sensitive hashing (datasketch); about 5 kB for each kept document at 128 hashes, the whole of it
+of words with locality-sensitive hashing (datasketch); about 7 kB for each kept document at 128 hashes, the whole of it
 in memory. The first of several is kept, in the order of the sources, so the result does not depend on chance.
 
 What has been seen is also written to a side file, from which a killed preparation knows again what it knew.
@@ -21,6 +21,7 @@ from moesaic.recipe import Dedupe
 
 Verdict = Literal["new", "duplicate", "near_duplicate"]
 HASH = 16  # bytes
+FOUND = 0.95  # of the pairs that are just similar enough; what is found by chance is compared and let go
 SCHEME: Literal["affine32"] = "affine32"  # named, so that another version of the library gives the same signatures
 _WORD = re.compile(r"\w+")
 
@@ -77,7 +78,7 @@ class _Near:
 
         self._make = MinHash
         self.settings = settings
-        self._lsh = MinHashLSH(threshold=settings.similarity, num_perm=settings.hashes)
+        self._lsh = MinHashLSH(num_perm=settings.hashes, params=bands(settings.similarity, settings.hashes))
         self._signatures: list[np.ndarray] = []
 
     def signature(self, plain: str) -> np.ndarray:
@@ -100,6 +101,14 @@ class _Near:
 
     def _sketch(self, signature: np.ndarray) -> Any:
         return self._make(num_perm=self.settings.hashes, hashvalues=signature, hashfunc=_hash, scheme=SCHEME)
+
+
+def bands(similarity: float, hashes: int) -> tuple[int, int]:
+    """How many bands of how many hashes: as long as they can be for two texts of this similarity to share one."""
+    for size in range(hashes // 2, 1, -1):
+        if 1 - (1 - similarity**size) ** (hashes // size) >= FOUND:
+            return hashes // size, size
+    return hashes, 1
 
 
 def _hash(run: bytes) -> int:

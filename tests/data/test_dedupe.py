@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moesaic.data.dedupe import Seen
+from moesaic.data.dedupe import Seen, bands
 from moesaic.recipe import Dedupe
 
 WORDS = [f"word{n}" for n in range(3000)]
@@ -42,6 +42,25 @@ def test_near(tmp_path: Path, words: int, verdict: str) -> None:
     assert {seen.judge(one) for one in texts} == {"new"}
     # 4 of 200 words change 8 of 196 runs: similarity 0.92; 100 of them: below 0.4.
     assert [seen.judge(changed(one, words)) for one in texts].count(verdict) == 30  # type: ignore[arg-type]
+
+
+def test_near_finds_what_is_just_similar_enough(tmp_path: Path) -> None:
+    seen = Seen(Dedupe(near=True), tmp_path)
+    texts = [text(seed) for seed in range(100)]
+    assert {seen.judge(one) for one in texts} == {"new"}
+    # 10 of 200 words change 14 of 196 runs: similarity 182 / 210, and 0.8 is asked for.
+    assert [seen.judge(changed(one, 10)) for one in texts].count("near_duplicate") >= 95
+
+
+@pytest.mark.parametrize("hashes", [16, 128])
+@pytest.mark.parametrize("similarity", [0.01, 0.5, 0.9, 0.999])
+def test_any_similarity_can_be_asked_for(tmp_path: Path, similarity: float, hashes: int) -> None:
+    seen = Seen(Dedupe(near=True, similarity=similarity, hashes=hashes), tmp_path)
+    assert [seen.judge(one) for one in ("one two three four five six", "One, two; three four five six!", text(1))] == [
+        "new", "near_duplicate", "new",
+    ]  # fmt: skip
+    count, size = bands(similarity, hashes)
+    assert count * size <= hashes and count > 1
 
 
 def test_short_texts_are_compared_too(tmp_path: Path) -> None:
