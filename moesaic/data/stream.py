@@ -127,7 +127,8 @@ class TokenStream(Iterator[Batch]):
             raise UserError(
                 "data",
                 "the recipe mixes or orders the data otherwise than when this run began"
-                " (sources, weights, phases, curriculum, sequence_length, seed; with phases, also train.steps)",
+                " (sources, weights, phases, curriculum, sequence_length, seed; with phases or a curriculum, also"
+                " train.steps and train.batch_tokens)",
                 "Put that back, or begin a new run in another directory.",
             )
         return self._at(int(position["tokens"]), int(position["step"]))

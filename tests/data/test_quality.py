@@ -45,6 +45,8 @@ class TestCompression:
     def test_options_are_checked(self) -> None:
         with pytest.raises(UserError, match="from 1 to 9"):
             score("compression", "a", level=10)
+        with pytest.raises(UserError, match="at least 1, not -5"):
+            score("length", "a", most=-5)
 
 
 def test_length() -> None:

@@ -17,5 +17,9 @@ from moesaic.data.records import Document
 class Length(Quality):
     most: int | None = None  # characters; longer than that is no better
 
+    def __post_init__(self) -> None:
+        if self.most is not None and self.most < 1:
+            raise ValueError(f"most is a number of characters, at least 1, not {self.most}")
+
     def score(self, documents: Sequence[Document]) -> list[float]:
         return [math.log1p(min(len(document.text), self.most or len(document.text))) for document in documents]
