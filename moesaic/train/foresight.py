@@ -44,18 +44,23 @@ def check(recipe: Recipe) -> None:
         raise UserError("data.length_warmup.start", problem, "Lower it, or leave out data.length_warmup.")
     if recipe.train.evaluate_every and not recipe.data.held_out and not recipe.train.data:
         raise UserError("train.evaluate_every", "no text is held out to measure a loss on", "Raise data.held_out.")
-    if recipe.data.tokenizer and not recipe.train.data:
-        _check_tokenizer(recipe, take_tokenizer(recipe.data.tokenizer), recipe.data.tokenizer)
+    if not recipe.train.data:
+        _check_tokenizer(recipe)
 
 
-def _check_tokenizer(recipe: Recipe, tokenizer: Tokenizer, place: str) -> None:
-    """Before data is prepared with it that the model could not read."""
-    if recipe.train.init is None:
-        check_room(recipe.model.vocab, tokenizer)
+def _check_tokenizer(recipe: Recipe) -> None:
+    """Before data is prepared with one whose tokens the model does not know."""
+    init, given = recipe.train.init, recipe.data.tokenizer
+    if init is None:
+        if given:
+            check_room(recipe.model.vocab, take_tokenizer(given))
         return
-    own = Tokenizer.from_files(open_checkpoint(recipe.train.init).files, Path(recipe.train.init))
-    if own is not None:
-        check_tokens(recipe.train.init, own, tokenizer, place)
+    own = Tokenizer.from_files(open_checkpoint(init).files, Path(init))
+    if own is not None and given:
+        check_tokens(init, own, take_tokenizer(given), given)
+    elif own is not None and len(own) > recipe.model.vocab:  # the same text would give the same one, but not this
+        problem = f"the {len(own):,} tokens of {init} are not those of one made from the text (model.vocab is smaller)"
+        raise UserError("data.tokenizer", problem, f"Add data.tokenizer={init}.")
 
 
 def check_columns(recipe: Recipe) -> None:

@@ -726,6 +726,13 @@ class TestWhatGoesWrong:
             run(recipe_file, tmp_path / "run", "train.data=null", f"data.tokenizer={tokenizer}", "model.vocab=100")
         assert not (tmp_path / "run").exists()
 
+    def test_a_model_whose_tokens_the_text_would_not_get_is_refused_at_once(self, recipe_file, whole, tmp_path):
+        options = ["train.data=null", f"train.init={whole}", "model.vocab=300", "train.steps=2", "train.warmup_steps=0"]
+        with pytest.raises(UserError, match="Add data.tokenizer="):
+            run(recipe_file, tmp_path / "run", *options)
+        assert not (tmp_path / "run").exists()
+        run(recipe_file, tmp_path / "run", *options, f"data.tokenizer={whole}")
+
     def test_prepared_data_and_no_source_to_draw_from(self, recipe_file, tmp_path):
         with pytest.raises(UserError, match="names no source of text"):
             run(recipe_file, tmp_path / "run", "data.sources=[]")
