@@ -75,18 +75,19 @@ def test_experts(scheme, hidden, width):
         assert torch.equal(experts(x[:rows], routes[:rows], weights[:rows], *few), whole[:rows]), rows
 
 
+@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(("hidden", "width"), [(2048, 768), (4096, 1408)])
-def test_bits_of_millions_of_results(hidden, width):
+def test_bits_of_millions_of_results(hidden, width, bits):
     """Where sixteen inputs are added in another order, one result in some ten thousands has another last bit."""
     few = [
-        coded(nn.ModuleList(matrix(*size, (4, 128, True), number) for number in range(16)), torch.bfloat16)
+        coded(nn.ModuleList(matrix(*size, (bits, 128, True), number) for number in range(16)), torch.bfloat16)
         for size in ((2 * width, hidden), (hidden, width))
     ]
     x = torch.randn(1024, hidden, device=DEVICE).bfloat16()
     routes = torch.rand(1024, 16, device=DEVICE).topk(4).indices
     weights = torch.rand(1024, 4, device=DEVICE)
     whole = experts(x, routes, weights, *few)
-    plain = coded(matrix(4096, hidden, (4, 128, True)), torch.bfloat16)
+    plain = coded(matrix(4096, hidden, (bits, 128, True)), torch.bfloat16)
     wide = linear(x, plain)
     for tokens in (1, 4, 16):
         for start in range(0, 1024, tokens):

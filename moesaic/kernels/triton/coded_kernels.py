@@ -10,41 +10,31 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-# Four bytes to eight integers from -8 to 7 in bf16: as the last bits of 128 to 143, from which 136 is taken.
-UNPACK = tl.constexpr("""
-{
-.reg .b32 a, b, c, d, m;
-mov.b32 m, 0x43084308;
-prmt.b32 a, $4, 0, 0x4140;
-prmt.b32 b, $4, 0, 0x4342;
-shr.u32 c, a, 4;
-shr.u32 d, b, 4;
-lop3.b32 a, a, 0x000f000f, 0x43004300, 0xea;
-lop3.b32 b, b, 0x000f000f, 0x43004300, 0xea;
-lop3.b32 c, c, 0x000f000f, 0x43004300, 0xea;
-lop3.b32 d, d, 0x000f000f, 0x43004300, 0xea;
-sub.bf16x2 $0, a, m;
-sub.bf16x2 $1, b, m;
-sub.bf16x2 $2, c, m;
-sub.bf16x2 $3, d, m;
-}
-""")
 
-# Four bytes to four integers from -128 to 127 in bf16: their last seven bits as those of 128 to 255, from which 128 or
-# 256 is taken, as the first bit says.
-UNPACK_8 = tl.constexpr("""
-{
-.reg .b32 a, b, c, d;
-prmt.b32 a, $2, 0, 0x4140;
-prmt.b32 b, $2, 0, 0x4342;
-lop3.b32 c, a, 0x00800080, 0x43004300, 0xae;
-lop3.b32 d, b, 0x00800080, 0x43004300, 0xae;
-lop3.b32 a, a, 0x007f007f, 0x43004300, 0xea;
-lop3.b32 b, b, 0x007f007f, 0x43004300, 0xea;
-sub.bf16x2 $0, a, c;
-sub.bf16x2 $1, b, d;
-}
-""")
+def unpacked(word: str, names: tuple[str, ...]) -> str:
+    """Four bytes to integers in bf16, in assembly. To four names, those of 4 bits, -8 to 7: two pairs from the low
+    bits, two from the high bits, each as the last bits of 128 to 143, from which 136 is taken. To two names, those of 8
+    bits, -128 to 127: the last seven become those of 128 to 255, from which 128 or 256 is taken, as the first says."""
+    text = f"prmt.b32 {names[0]}, {word}, 0, 0x4140;\nprmt.b32 {names[1]}, {word}, 0, 0x4342;\n"
+    if len(names) == 2:
+        for name in names:
+            text += f"lop3.b32 taken, {name}, 0x00800080, 0x43004300, 0xae;\n"
+            text += f"lop3.b32 {name}, {name}, 0x007f007f, 0x43004300, 0xea;\nsub.bf16x2 {name}, {name}, taken;\n"
+        return text
+    text += f"shr.u32 {names[2]}, {names[0]}, 4;\nshr.u32 {names[3]}, {names[1]}, 4;\n"
+    for name in names:
+        text += f"lop3.b32 {name}, {name}, 0x000f000f, 0x43004300, 0xea;\nsub.bf16x2 {name}, {name}, middle;\n"
+    return text
+
+
+def _unpacking(names: tuple[str, ...]) -> str:
+    text = f"{{\n.reg .b32 middle, taken, {', '.join(names)};\nmov.b32 middle, 0x43084308;\n"
+    return (
+        text + unpacked(f"${len(names)}", names) + "".join(f"mov.b32 ${i}, {n};\n" for i, n in enumerate(names)) + "}"
+    )
+
+
+UNPACK, UNPACK_8 = tl.constexpr(_unpacking(("a", "b", "c", "d"))), tl.constexpr(_unpacking(("a", "b")))
 
 
 @triton.jit

@@ -9,21 +9,7 @@ lie so that they belong to four products (`coded.py`).
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-
-def _unpacked(word: str, names: tuple[str, ...]) -> str:
-    """Four bytes to integers in bf16. To four names, those of 4 bits, -8 to 7: two pairs from the low bits, two from
-    the high bits. To two names, those of 8 bits, -128 to 127: the last seven become those of 128 to 255, from which 128
-    or 256 is taken, as the first one says."""
-    text = f"prmt.b32 {names[0]}, {word}, 0, 0x4140;\nprmt.b32 {names[1]}, {word}, 0, 0x4342;\n"
-    if len(names) == 2:
-        for name in names:
-            text += f"lop3.b32 taken, {name}, 0x00800080, 0x43004300, 0xae;\n"
-            text += f"lop3.b32 {name}, {name}, 0x007f007f, 0x43004300, 0xea;\nsub.bf16x2 {name}, {name}, taken;\n"
-        return text
-    text += f"shr.u32 {names[2]}, {names[0]}, 4;\nshr.u32 {names[3]}, {names[1]}, 4;\n"
-    for name in names:
-        text += f"lop3.b32 {name}, {name}, 0x000f000f, 0x43004300, 0xea;\nsub.bf16x2 {name}, {name}, middle;\n"
-    return text
+from moesaic.kernels.triton.coded_kernels import unpacked
 
 
 def _multiplied(sums: str, rows: tuple[str, str, str, str], x: str) -> str:
@@ -47,10 +33,10 @@ def _assembly(bits: int) -> str:
         text += "".join(f"mov.b32 a{i}, 0x3f803f80;\n" for i in range(8))
     for j in range(4):
         if bits == 4:
-            text += _unpacked(f"${4 + j}", ("a0", "a2", "a4", "a6")) + _unpacked(f"${8 + j}", ("a1", "a3", "a5", "a7"))
+            text += unpacked(f"${4 + j}", ("a0", "a2", "a4", "a6")) + unpacked(f"${8 + j}", ("a1", "a3", "a5", "a7"))
         if bits == 8:
             for word, first in ((4, 0), (8, 4), (12, 1), (16, 5)):
-                text += _unpacked(f"${word + j}", (f"a{first}", f"a{first + 2}"))
+                text += unpacked(f"${word + j}", (f"a{first}", f"a{first + 2}"))
         text += _multiplied("c", ("a0", "a1", "a2", "a3"), f"${first_x + j}")
         text += _multiplied("d", ("a4", "a5", "a6", "a7"), f"${first_x + 4 + j}")
     return text + "".join(f"mov.f32 ${i}, {name};\n" for i, name in enumerate(("c0", "d0", "c3", "d3"))) + "}"
