@@ -25,7 +25,7 @@ from bench.measure import record
 from moesaic.align.accuracy import Accuracy
 from moesaic.align.align import begin
 from moesaic.align.stages import Stage
-from moesaic.kernels import probe
+from moesaic.kernels import hardware
 from moesaic.recipe import load_recipe
 from moesaic.train.loop import train
 
@@ -93,7 +93,7 @@ def main() -> None:
             f"  waited: trainer {row['trainer_waited']:.3f} s, worker {row['workers_waited']:.3f} s"
             f"  dropped {row['dropped']:.0f}"
         )
-    torch.set_num_threads(probe.threads())  # a run beside a worker leaves fewer
+    torch.set_num_threads(hardware.threads())  # a run beside a worker leaves fewer
     print(record("align_async", rows, steps=asked.steps, seed=asked.seed, load_before=load))
 
 

@@ -22,9 +22,9 @@ import moesaic
 from bench.forward import MODELS
 from bench.measure import machine, record, side_by_side
 from moesaic.align.rewards import Judged
-from moesaic.align.rollout import Sample, as_batch
-from moesaic.kernels import probe
-from moesaic.model.flow import Routing
+from moesaic.align.rollouts.rollout import Sample, as_batch
+from moesaic.kernels import hardware
+from moesaic.model.context import Routing
 from moesaic.model.transformer import Model
 from moesaic.train.objectives.policy import Policy
 
@@ -55,7 +55,7 @@ def prompts(count: int, vocab: int) -> list[list[int]]:
 
 def rollouts(model: Model, count: int) -> Callable[[], list[Any]]:
     # Without shared prefixes, so that every turn reads its prompts again.
-    engine = moesaic.Engine(model, most_requests=count, reuse_prefixes=False, seed=0)
+    engine = moesaic.Engine(model, max_requests=count, reuse_prefixes=False, seed=0)
     asked = prompts(count, model.config.vocab)
     return lambda: engine.generate(asked, max_tokens=ANSWER, temperature=1.0, ignore_eos=True, seed=5)
 
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--no-record", action="store_true", help="print only")
     arguments = parser.parse_args()
-    torch.set_num_threads(probe.threads())
+    torch.set_num_threads(hardware.threads())
     transformers.utils.logging.disable_progress_bar()
     rows: list[dict[str, Any]] = []
     for shape in arguments.shapes:

@@ -17,10 +17,10 @@ import torch
 import moesaic
 from bench.measure import record, side_by_side
 from moesaic.align.conversation import Said
-from moesaic.align.preference_batch import pack_pairs
-from moesaic.align.preference_pairs import Pair
-from moesaic.align.preference_reference import answer_logprobs
-from moesaic.model.flow import Routing
+from moesaic.align.preference.batch import pack_pairs
+from moesaic.align.preference.pairs import Pair
+from moesaic.align.preference.reference import answer_logprobs
+from moesaic.model.context import Routing
 from moesaic.train.objectives.preference import Preference
 
 PAIRS, PROMPT = 8, 24

@@ -27,11 +27,11 @@ from bench.measure import record
 from bench.widened import widened
 from moesaic.align.align import align
 from moesaic.align.examples import FileExamples, TaskExamples
-from moesaic.align.rollout import roll, seed_of
-from moesaic.kernels import probe
+from moesaic.align.rollouts.rollout import roll, seed_of
+from moesaic.kernels import hardware
 from moesaic.model.transformer import Model
 from moesaic.recipe import load_recipe
-from moesaic.serve.drafters.suffix import Suffix
+from moesaic.serve.core.drafters.suffix import Suffix
 
 OUT = Path("out/align_srt")
 FAMILY = "chain_sum:min_terms=5,max_terms=7,min_digits=1,max_digits=1,worked=1.0"
@@ -72,7 +72,7 @@ def rollouts(policies: list[Model], guesses: bool, options: argparse.Namespace) 
     """Every epoch's, by one engine that takes the weights of each."""
     model = policies[0].__class__(policies[0].config)
     model.tokenizer, model.mode = policies[0].tokenizer, "invariant"
-    engine = moesaic.Engine(model, drafter=Suffix() if guesses else None, most_requests=options.group, seed=0)
+    engine = moesaic.Engine(model, drafter=Suffix() if guesses else None, max_requests=options.group, seed=0)
     examples = FileExamples(OUT / "questions.jsonl", 0)
     wishes = {"max_tokens": LONGEST, "temperature": options.temperature}
     rows: list[dict[str, Any]] = []
@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="the tiny model as it is")
     parser.add_argument("--no-record", action="store_true", help="print only")
     arguments = parser.parse_args()
-    torch.set_num_threads(probe.threads())
+    torch.set_num_threads(hardware.threads())
     models = [moesaic.load(path) for path in policies(arguments.epochs)]
     if not arguments.plain:
         torch.manual_seed(0)

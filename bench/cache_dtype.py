@@ -13,8 +13,8 @@ from pathlib import Path
 
 from bench.measure import record
 from moesaic.model.directory import load
-from moesaic.serve.engine import Engine
-from moesaic.serve.memory import DTYPES
+from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.memory import DTYPES
 
 
 def main() -> None:

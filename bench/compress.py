@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 from bench.measure import RESULTS, machine
-from moesaic.compress.compress import Wish, compress
+from moesaic.compress.compress import CompressionRequest, compress
 from moesaic.compress.methods import Compressor
 from moesaic.evaluate.suites.perplexity import perplexity
-from moesaic.kernels import probe
+from moesaic.kernels import hardware
 from moesaic.methods import Method, build
 from moesaic.model import lineage
 from moesaic.model.directory import load
@@ -88,7 +88,7 @@ def main() -> None:
         help="where compressed models go, and stay: those made in the same way before are not made again",
     )
     arguments = parser.parse_args()
-    torch.set_num_threads(probe.threads())
+    torch.set_num_threads(hardware.threads())
     file = RESULTS / f"compress_{arguments.model.name}.json"
     facts = {"bench": "compress", "model": arguments.model.name, "text": arguments.text.name}
     facts |= {"tokens": arguments.tokens, "window": arguments.window, "calibration": arguments.samples * 512}
@@ -111,7 +111,7 @@ def main() -> None:
         for name in arguments.only:
             method, options = ENTRIES[name]
             made = build(Method(method, options), Compressor, "bench")  # type: ignore[type-abstract]
-            wish = Wish(calibration, arguments.samples, 512, check_tokens=0, force=True)
+            wish = CompressionRequest(calibration, arguments.samples, 512, check_tokens=0, force=True)
             told = lineage.read(work / name)[-1] if (work / name / lineage.FILE).is_file() else {}
             wanted = {"name": method, **asdict(made)}  # type: ignore[call-overload]
             read = arguments.samples * 512 if made.reads_text else 0

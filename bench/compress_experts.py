@@ -17,12 +17,12 @@ import torch
 
 import moesaic
 from bench.measure import RESULTS, machine
-from moesaic.compress.compress import Wish, compress
+from moesaic.compress.compress import CompressionRequest, compress
 from moesaic.compress.methods import Compressor
 from moesaic.data.tasks.families import PRESETS
 from moesaic.evaluate.suites import Asked
 from moesaic.evaluate.suites.tasks import Tasks
-from moesaic.kernels import probe
+from moesaic.kernels import hardware
 from moesaic.methods import Method, build
 from moesaic.quickstart.life import conversations
 
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--keep", type=int, nargs="*", default=[7, 6, 4])
     parser.add_argument("--questions", type=int, default=512)
     arguments = parser.parse_args()
-    torch.set_num_threads(probe.threads())
+    torch.set_num_threads(hardware.threads())
     suite = Tasks(arguments.family, arguments.questions, 32)
     rows: dict[str, Any] = {}
 
@@ -55,7 +55,7 @@ def main() -> None:
             for name in ("prune_experts", "merge_experts"):
                 made = build(Method(name, {"keep": keep}), Compressor, "bench")  # type: ignore[type-abstract]
                 out = Path(scratch) / f"{name}-{keep}"
-                compress(arguments.model, made, out, Wish(text, 64, 128, check_tokens=0))
+                compress(arguments.model, made, out, CompressionRequest(text, 64, 128, check_tokens=0))
                 ask(f"{name} {keep}", out)
     told = {"bench": "compress_experts", "family": arguments.family, "questions": arguments.questions}
     (RESULTS / "compress_experts.json").write_text(

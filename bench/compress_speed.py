@@ -20,11 +20,11 @@ import transformers
 from bench.decode_cpu import PROMPT, own_steps
 from bench.forward import batch, pair
 from bench.measure import machine, record, side_by_side
-from moesaic.compress.compress import Wish, compress
+from moesaic.compress.compress import CompressionRequest, compress
 from moesaic.compress.grid import Grid
 from moesaic.compress.methods import Compressor
-from moesaic.kernels import native, probe
-from moesaic.kernels.quantised import QuantisedKernels
+from moesaic.kernels import hardware, native
+from moesaic.kernels.quantized import QuantizedKernels
 from moesaic.methods import Method, build
 from moesaic.model.directory import convert, load, open_source, save
 from moesaic.model.transformer import Model
@@ -48,7 +48,7 @@ def products() -> list[dict[str, Any]]:
     """The library's product packs symmetric codes of groups along with scales and bias."""
     compiled = native.kernels()
     assert compiled is not None
-    kernels, rows = QuantisedKernels(compiled), []
+    kernels, rows = QuantizedKernels(compiled), []
     for inputs, outputs in SHAPES:
         weight_OI, x_1I = torch.randn(outputs, inputs), torch.randn(1, inputs)
         made = Grid(4, 64).matrix(weight_OI)
@@ -83,7 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--threads", type=int, default=probe.threads())
+    parser.add_argument("--threads", type=int, default=hardware.threads())
     parser.add_argument("--no-record", action="store_true", help="print only")
     parser.add_argument("--work", type=Path, help="where models go, and stay")
     parser.add_argument("--prepare", action="store_true", help="only make the models")
@@ -99,7 +99,7 @@ def main() -> None:
         for path in paths.values():
             if not path.with_name(f"{path.name}-4").is_dir():
                 method = build(Method("rtn", {"bits": 4, "group": 64}), Compressor, "bench")  # type: ignore[type-abstract]
-                compress(path, method, path.with_name(f"{path.name}-4"), Wish(check_tokens=0))
+                compress(path, method, path.with_name(f"{path.name}-4"), CompressionRequest(check_tokens=0))
         if arguments.prepare:
             return
         rows: list[dict[str, Any]] = []

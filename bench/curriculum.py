@@ -18,11 +18,11 @@ from pathlib import Path
 
 from bench.measure import machine, record
 from bench.trained import Result, against_plain, on_one_core, table, trained
-from moesaic.data.prepare import prepare
+from moesaic.data.preparation.prepare import prepare
 from moesaic.data.records import Document
 from moesaic.data.shards import Shards
 from moesaic.data.sources import open_source
-from moesaic.kernels import probe
+from moesaic.kernels import hardware
 from moesaic.recipe import Source, load_recipe
 from moesaic.train.held_out_loss import HeldOutLoss
 
@@ -103,7 +103,7 @@ def main() -> None:
     file.write_text(RECIPE.replace("NOISY", str(noisy)).replace("TOKENIZER", str(out / "clean" / "tokenizer")))
     if not (out / "data" / "manifest.json").exists():
         prepare(load_recipe(file), out / "data")
-    held_out = HeldOutLoss(Shards(out / "clean"), tokens=60_000, longest=64, device=probe.device())
+    held_out = HeldOutLoss(Shards(out / "clean"), tokens=60_000, longest=64, device=hardware.device())
 
     results: dict[str, dict[int, Result]] = defaultdict(dict)
     for seed in arguments.seeds:

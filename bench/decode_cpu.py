@@ -20,7 +20,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from bench.forward import batch, pair
 from bench.measure import machine, record
-from moesaic.kernels import native, probe
+from moesaic.kernels import hardware, native
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
 
@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, nargs="*", default=[1, 16])
     parser.add_argument("--no-record", action="store_true", help="print only")
     arguments = parser.parse_args()
-    torch.set_num_threads(probe.threads())
+    torch.set_num_threads(hardware.threads())
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     assert native.kernels() is not None, "no C compiler: there is nothing to measure"

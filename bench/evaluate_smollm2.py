@@ -22,20 +22,20 @@ import transformers
 
 import moesaic
 from bench.measure import record
+from moesaic.evaluate.backends import Backend, EngineBackend, Heard, Said
 from moesaic.evaluate.questions import Questions
-from moesaic.evaluate.speakers import EngineSpeaker, Heard, Said, Speaker
 from moesaic.evaluate.suites import Asked
 from moesaic.evaluate.suites.choice import Choice, read
 from moesaic.evaluate.suites.math import Math
 from moesaic.evaluate.suites.perplexity import perplexity
 from moesaic.evaluate.suites.tasks import Tasks
-from moesaic.kernels import probe
-from moesaic.serve.text import TextStream
+from moesaic.kernels import hardware
+from moesaic.serve.core.text import TextStream
 
 MODEL = Path("out/smollm2")
 
 
-class Theirs(Speaker):
+class Theirs(Backend):
     """Tokens from `generate`; turned to text as ours are, so that only the tokens are compared."""
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
@@ -53,10 +53,10 @@ class Theirs(Speaker):
             heard(number, Said("".join(stream.push(token) for token in out[:stop]), min(stop + 1, len(out))))
 
 
-class Listening(Speaker):
+class Listening(Backend):
     """Keeps what was said."""
 
-    def __init__(self, speaker: Speaker) -> None:
+    def __init__(self, speaker: Backend) -> None:
         self.speaker, self.said = speaker, {}
 
     def answer(self, conversations: Any, max_tokens: int, heard: Heard) -> None:
@@ -68,7 +68,7 @@ class Listening(Speaker):
 
 
 def asked(name: str, suite: Questions, data: Path | None, ours: Any, theirs: Any) -> dict[str, Any]:
-    sides = {"ours": Listening(EngineSpeaker(ours)), "transformers": Listening(Theirs(theirs, ours.tokenizer))}
+    sides = {"ours": Listening(EngineBackend(ours)), "transformers": Listening(Theirs(theirs, ours.tokenizer))}
     found = {side: suite.run(None, Asked(data, speaker=speaker)) for side, speaker in sides.items()}
     one, other = (speaker.said for speaker in sides.values())
     same = sum(one[number] == other[number] for number in one)
@@ -127,7 +127,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--examples", type=int, default=16)
     arguments = parser.parse_args()
-    torch.set_num_threads(probe.threads())
+    torch.set_num_threads(hardware.threads())
     transformers.utils.logging.disable_progress_bar()
     ours = moesaic.load(MODEL)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()

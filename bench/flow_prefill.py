@@ -35,11 +35,11 @@ from rich.table import Table
 from bench.measure import RESULTS, record
 from moesaic.model.families import read_config
 from moesaic.model.transformer import Model
-from moesaic.serve.engine import Engine
-from moesaic.serve.policies import Policy
-from moesaic.serve.policies.chunked import Chunked
-from moesaic.serve.policies.flow import Flow
-from moesaic.serve.request import Request, Sampling
+from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.policies import Policy
+from moesaic.serve.core.policies.chunked import Chunked
+from moesaic.serve.core.policies.flow import FlowPrefill
+from moesaic.serve.core.request import Request, Sampling
 
 SHAPE: dict[str, Any] = {
     "model_type": "qwen3_moe",
@@ -231,7 +231,7 @@ def main() -> None:
     layer = seconds["long"] / len(model.layers)
     console.print(", ".join(f"{kind.name} ({kind.high} tokens) {seconds[kind.name]:.3f} s" for kind in CLASSES))
 
-    policies: dict[str, Callable[[], Policy]] = {"flow": Flow}
+    policies: dict[str, Callable[[], Policy]] = {"flow": FlowPrefill}
     policies |= {f"chunked {budget}": lambda budget=budget: Chunked(tokens=budget) for budget in BUDGETS}
     rows, waited = before["rows"], before["worst_short_wait"]
 

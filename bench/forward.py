@@ -21,7 +21,7 @@ from rich.table import Table
 
 import moesaic
 from bench.measure import machine, record, side_by_side
-from moesaic.kernels import probe
+from moesaic.kernels import hardware
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
 
@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--no-record", action="store_true", help="print only")
     arguments = parser.parse_args()
-    torch.set_num_threads(probe.threads())
+    torch.set_num_threads(hardware.threads())
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     rows = []

@@ -22,11 +22,11 @@ from bench.gpu_decode import prompts_of
 from bench.gpu_train import make_ours
 from bench.measure import record
 from moesaic.align.rewards import Judged
-from moesaic.align.rollout import as_batch, sample_of
-from moesaic.model.flow import Routing
+from moesaic.align.rollouts.rollout import as_batch, sample_of
+from moesaic.model.context import Routing
 from moesaic.model.transformer import Model
-from moesaic.serve.engine import Engine
-from moesaic.serve.request import Sampling
+from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.request import Sampling
 from moesaic.train.objectives.policy import Policy
 
 
@@ -75,7 +75,7 @@ def main() -> None:
     model = make_ours(options.layers)
     model.mode = "invariant"
     length = options.prompt + options.out
-    engine = Engine(model, most_requests=options.requests, cache_bytes=(options.requests + 8) * (length + 16) << 15)
+    engine = Engine(model, max_requests=options.requests, cache_bytes=(options.requests + 8) * (length + 16) << 15)
     samples = rollouts(engine, prompts_of(options.requests, options.prompt, 0), options.out)
     rows = []
     for mode in ("fast", "invariant"):

@@ -27,11 +27,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from bench.gpu_train import VOCAB, make_ours, make_peer  # noqa: E402
 from bench.measure import record  # noqa: E402
 from moesaic.compress.grid import Grid  # noqa: E402
-from moesaic.kernels.triton.coded import coded  # noqa: E402
+from moesaic.kernels.triton.quantized.weight import coded  # noqa: E402
 from moesaic.model.directory import install  # noqa: E402
 from moesaic.model.transformer import Model  # noqa: E402
-from moesaic.serve.engine import Engine  # noqa: E402
-from moesaic.serve.request import Sampling  # noqa: E402
+from moesaic.serve.core.engine import Engine  # noqa: E402
+from moesaic.serve.core.request import Sampling  # noqa: E402
 
 
 @torch.no_grad()
@@ -143,7 +143,7 @@ def main() -> None:
     built = time.perf_counter() - STARTED
     most = max(options.requests)
     memory = (most + 8) * (options.prompt + options.out + 16) << 15
-    engine = Engine(model, most_requests=most, cache_bytes=memory, cache_dtype=options.cache_dtype)
+    engine = Engine(model, max_requests=most, cache_bytes=memory, cache_dtype=options.cache_dtype)
     generate(engine, prompts_of(1, options.prompt, 99), 1)
     first = {"built_seconds": round(built, 1), "first_token_seconds": round(time.perf_counter() - STARTED, 1)}
     print(json.dumps(first), flush=True)

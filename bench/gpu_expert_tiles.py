@@ -1,4 +1,4 @@
-"""Tiles of the experts' serving kernels on one GPU, best first: what `moesaic/kernels/triton/tuning.py` holds.
+"""Tiles of the experts' serving kernels on one GPU, best first: what `moesaic/kernels/triton/experts/tuning.py` holds.
 
     python bench/gpu_expert_tiles.py --tokens 1,16,64,256
 
@@ -13,9 +13,9 @@ import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from bench.gpu_experts import SHAPES, graphed, problem
-from moesaic.kernels.triton import decode, rows, streamed
-from moesaic.kernels.triton.routing import route
-from moesaic.kernels.triton.tuning import streamed as rule
+from moesaic.kernels.triton.experts import decode, rows, streamed
+from moesaic.kernels.triton.experts.sort import route
+from moesaic.kernels.triton.experts.tuning import streamed as rule
 
 # Columns, elements of K, stages, warps.
 ONE_UP = (

@@ -22,9 +22,10 @@ import torch.nn.functional as functional
 import triton
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from moesaic.kernels.triton import experts, rows
-from moesaic.kernels.triton.routing import route
-from moesaic.kernels.triton.tuning import Choice, choose, streamed
+from moesaic.kernels.triton.experts import rows
+from moesaic.kernels.triton.experts.layer import experts
+from moesaic.kernels.triton.experts.sort import route
+from moesaic.kernels.triton.experts.tuning import Choice, choose, streamed
 
 SHAPES = {
     "GLM-4.5-Air": (4096, 1408, 128, 8),
@@ -165,7 +166,7 @@ def training(shapes, T, peers, variants, load):
 
 def kernels(shapes, T, sweep, only):
     """Seconds of each part of a training step, each timed alone under load."""
-    from moesaic.kernels.triton import hopper
+    from moesaic.kernels.triton.experts.hopper import grouped as hopper
 
     table = {}
     for name in shapes:
@@ -209,7 +210,10 @@ def kernels(shapes, T, sweep, only):
                     lambda g=group: hopper.gate_up(x_PD, gate_up, routing, True, 0, g),
                 )
                 parts[f"down group {group}"] = (1, lambda g=group: hopper.rows(hidden_PF, down, routing, False, 0, g))
-                parts[f"grad x group {group}"] = (2, lambda g=group: hopper.rows(grad_PG, gate_up, routing, True, 0, g))
+                parts[f"grad x group {group}"] = (
+                    2,
+                    lambda g=group: hopper.rows(grad_PG, gate_up, routing, True, 0, g),
+                )
                 parts[f"grad gate_up group {group}"] = (
                     2,
                     lambda g=group: hopper.columns(grad_PG, x_PD, routing, group=g),

@@ -20,15 +20,15 @@ import triton
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.gpu_experts import READ_BANDWIDTH, SHAPES, graphed
-from moesaic.kernels.triton.coded import Coded, half_of, packed
-from moesaic.kernels.triton.layer import experts
+from moesaic.kernels.triton.experts.layer import experts
+from moesaic.kernels.triton.quantized.weight import GpuQuantizedWeight, half_of, packed
 
 SIZES = (1, 2, 4, 8, 16, 64, 256, 1024)
 
 
-def coded(count: int, outputs: int, inputs: int, bits: int, group: int) -> Coded:
+def coded(count: int, outputs: int, inputs: int, bits: int, group: int) -> GpuQuantizedWeight:
     """Random codes; making them from weights would take longer than the bench."""
-    made = Coded.__new__(Coded)
+    made = GpuQuantizedWeight.__new__(GpuQuantizedWeight)
     torch.nn.Module.__init__(made)
     made.dtype, made.group, made.inputs, made.bits = torch.bfloat16, group, inputs, bits
     made.apart = half_of(inputs, group)

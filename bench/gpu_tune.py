@@ -3,8 +3,8 @@
     python bench/gpu_tune.py                                GLM's and Qwen's shapes, into kernels/triton/tiles.json
     python bench/gpu_tune.py --shape 2048,768,128,8 --own   one (D, F, experts, per token), for this machine alone
 
-A learned cost model says which tiles to time next (`kernels/triton/cost_model.py`). A tile counts only if its bits are
-those of the tile that would be used without it, and if it is quicker by more than timings differ.
+A learned cost model (`kernels/triton/experts/cost_model.py`) says which tiles to time next. A tile counts only if its
+bits are those of the tile that would be used without it, and if it is quicker by more than timings differ.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from bench.gpu_experts import SHAPES, graphed
 from bench.gpu_few_bits import inputs_of
 from bench.measure import record
-from moesaic.kernels.triton import tiles
-from moesaic.kernels.triton.cost_model import Tile, search
-from moesaic.kernels.triton.layer import experts
-from moesaic.kernels.triton.tuning import Choice, choose
+from moesaic.kernels.triton.experts import tiles
+from moesaic.kernels.triton.experts.cost_model import Tile, search
+from moesaic.kernels.triton.experts.layer import experts
+from moesaic.kernels.triton.experts.tuning import Choice, choose
 
 SPACES: dict[tuple[str, str], list[Tile]] = {
     ("decode", "up_tile"): list(itertools.product((8, 16, 32), (64, 128, 256, 512), (2, 3, 4, 5, 6), (2, 4, 8))),

@@ -32,15 +32,15 @@ from torch import Tensor
 
 from bench.measure import RESULTS, machine
 from moesaic.evaluate.interval import wilson
-from moesaic.evaluate.long_questions import KINDS, Question, question, score
+from moesaic.evaluate.long_context_tasks import KINDS, Question, question, score
 from moesaic.methods import Method, build
 from moesaic.model.config import Dense, GroupedQuery, Layer, ModelConfig, Rope
 from moesaic.model.directory import load
 from moesaic.model.transformer import Model
-from moesaic.serve.engine import Engine
-from moesaic.serve.kv.compact import Compact
-from moesaic.serve.kv_policies import Kept, KVPolicy, Seen
-from moesaic.serve.request import Request, Sampling
+from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.kv.compact import Compact
+from moesaic.serve.core.kv_policies import AttentionStatistics, Kept, KVPolicy
+from moesaic.serve.core.request import Request, Sampling
 
 ENTRIES: dict[str, tuple[str, dict[str, Any]]] = {
     "full": ("", {}),
@@ -49,9 +49,9 @@ ENTRIES: dict[str, tuple[str, dict[str, Any]]] = {
         for share in (0.5, 0.25)
         for name in ("sinks", "h2o", "snapkv", "fastgen", "lethe", "kvmerger")
     },
-    "8 bits": ("quantised", {"bits": 8}),
-    "4 bits": ("quantised", {"bits": 4}),
-    "2 bits": ("quantised", {"bits": 2}),
+    "8 bits": ("quantized", {"bits": 8}),
+    "4 bits": ("quantized", {"bits": 4}),
+    "2 bits": ("quantized", {"bits": 2}),
     "minikv 50%": ("minikv", {"share": 0.5}),
     "minikv 25%": ("minikv", {"share": 0.25}),
 }
@@ -80,7 +80,7 @@ class Reading(KVPolicy):
     def watch(self, due: int, prompt: int) -> int:
         return 0
 
-    def prune(self, seen: Seen) -> Kept | None:
+    def prune(self, seen: AttentionStatistics) -> Kept | None:
         return None
 
 
@@ -113,8 +113,8 @@ class Recording(Compact):
 def read(model: Model, prompt: list[int], policies: list[KVPolicy]) -> tuple[Recording, Request, Engine]:
     """A prompt with its whole cache; its first token is chosen."""
     reading = Reading(len(prompt), policies)
-    engine = Engine(model, kv_policy=reading, cache_bytes=pages_bytes(model, len(prompt)), most_requests=1, seed=0)
-    store = engine.blocks.store
+    engine = Engine(model, kv_policy=reading, cache_bytes=pages_bytes(model, len(prompt)), max_requests=1, seed=0)
+    store = engine.page_pool.store
     assert store is not None
     recording = Recording(store, len(prompt))
     recording.hears = reading.queries
@@ -130,15 +130,15 @@ def read(model: Model, prompt: list[int], policies: list[KVPolicy]) -> tuple[Rec
 def handed_over(model: Model, recording: Recording, source: Request, policy: KVPolicy) -> tuple[str, dict[str, float]]:
     """The answer of an engine with this policy that goes on from a prompt read elsewhere, and what it held."""
     prompt = list(source.prompt)
-    engine = Engine(model, kv_policy=policy, cache_bytes=pages_bytes(model, len(prompt)), most_requests=1, seed=0)
+    engine = Engine(model, kv_policy=policy, cache_bytes=pages_bytes(model, len(prompt)), max_requests=1, seed=0)
     request = engine.request(prompt, source.sampling)
     engine.add(request)
-    store = engine.blocks.store
+    store = engine.page_pool.store
     assert store is not None and policy.due(0, len(prompt)) == len(prompt)
     with torch.inference_mode():
         request.compact = compact = store.begin(request)
-        assert engine.blocks.grow(request, len(prompt))
-        whole = engine.blocks.in_use
+        assert engine.page_pool.grow(request, len(prompt))
+        whole = engine.page_pool.in_use
         compact.begin(len(prompt), request.pages)
         for layer in range(store.layers):
             k_NMC, v_NMC = recording.read(layer)
@@ -150,9 +150,9 @@ def handed_over(model: Model, recording: Recording, source: Request, policy: KVP
             if kind in recording.scores:
                 compact.scores_LNM[layer] = recording.scores[kind][layer][:, : len(prompt)]
         request.computed = len(prompt)
-        engine.blocks.settle(request)
+        engine.page_pool.settle(request)
     held = {
-        "pages": engine.blocks.in_use / whole,
+        "pages": engine.page_pool.in_use / whole,
         "bookkeeping": compact.bookkeeping_bytes / (whole * page_bytes(engine)),
     }
     text = request.append(source.tokens[len(prompt)], engine.stop_tokens)
@@ -257,7 +257,7 @@ def crowd(entry: str) -> dict[str, Any]:
         context=2048,
     )
     model = Model(config).initialize(0)
-    engine = Engine(model, kv_policy=made(entry), cache_bytes=512 << 20, most_requests=12, seed=0)
+    engine = Engine(model, kv_policy=made(entry), cache_bytes=512 << 20, max_requests=12, seed=0)
     wishes = Sampling(max_tokens=48, temperature=0.0, ignore_eos=True)
     draw = random.Random(0)
     engine.generate([[1, 2, 3]], max_tokens=4)  # what is only made once
@@ -267,12 +267,12 @@ def crowd(entry: str) -> dict[str, Any]:
         engine.add(request)
     while not all(request.written for request in requests):
         engine.step()
-        most_bytes, most_pages = max(most_bytes, resident()), max(most_pages, engine.blocks.in_use)
+        most_bytes, most_pages = max(most_bytes, resident()), max(most_pages, engine.page_pool.in_use)
     assert all(request.finish_reason is None for request in requests)  # all are there at once
     size = page_bytes(engine)
     return {
         "entry": entry,
-        "cache_mb": size * engine.blocks.in_use / 1e6,
+        "cache_mb": size * engine.page_pool.in_use / 1e6,
         "peak_cache_mb": size * most_pages / 1e6,
         "peak_resident_growth_mb": (most_bytes - before) / 1e6,
         "bookkeeping_mb": sum(one.compact.bookkeeping_bytes for one in requests if one.compact is not None) / 1e6,

@@ -18,11 +18,11 @@ from typing import Any
 
 from bench.measure import machine, record
 from bench.trained import on_one_core
-from moesaic.data.prepare import prepare
+from moesaic.data.preparation.prepare import prepare
 from moesaic.recipe import load_recipe
-from moesaic.train.law_fit import fit, score
-from moesaic.train.law_optimize import optimize
-from moesaic.train.law_runs import HELD_OUT, LOSS, read_run
+from moesaic.train.law.fit import fit, score
+from moesaic.train.law.optimize import optimize
+from moesaic.train.law.runs import HELD_OUT, LOSS, read_run
 from moesaic.train.pretrain import pretrain
 
 STEPS, WARMUP, PEAK = 1200, 60, 0.002

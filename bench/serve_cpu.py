@@ -26,9 +26,9 @@ import transformers
 import moesaic
 from bench.forward import batch, pair
 from bench.measure import RESULTS, record
-from moesaic.kernels import probe
+from moesaic.kernels import hardware
 from moesaic.model.transformer import Model
-from moesaic.serve.request import Sampling
+from moesaic.serve.core.request import Sampling
 
 MODEL = "qwen3_moe 271M"
 PROMPT, ANSWER = 64, 64
@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-record", action="store_true", help="print only")
     arguments = parser.parse_args()
-    torch.set_num_threads(probe.threads())
+    torch.set_num_threads(hardware.threads())
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     theirs, ours = pair(MODEL)

@@ -21,8 +21,8 @@ from rich.table import Table
 
 from bench.measure import record
 from bench.soak import make_directory
-from moesaic.serve.load import Ask, Target, poisson, report, send_all, some_words
-from moesaic.serve.serving import serving
+from moesaic.serve.bench.load import Ask, Target, poisson, report, send_all, some_words
+from moesaic.serve.bench.server_process import serving
 
 SERVERS = {"flow": ["--policy", "flow"], "chunked": ["--policy", "chunked"]}
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from bench.measure import machine, record
 from bench.trained import Result, against_plain, on_one_core, table, trained
-from moesaic.data.prepare import prepare
+from moesaic.data.preparation.prepare import prepare
 from moesaic.data.shards import Shards
-from moesaic.kernels import probe
+from moesaic.kernels import hardware
 from moesaic.recipe import load_recipe
 from moesaic.train.held_out_loss import HeldOutLoss
 
@@ -59,7 +59,7 @@ def main() -> None:
     file.write_text(RECIPE)
     if not (data / "manifest.json").exists():
         prepare(load_recipe(file), data)
-    held_out = HeldOutLoss(Shards(data), tokens=100_000, longest=256, device=probe.device())
+    held_out = HeldOutLoss(Shards(data), tokens=100_000, longest=256, device=hardware.device())
 
     results: dict[str, dict[int, Result]] = defaultdict(dict)
     for seed in arguments.seeds:

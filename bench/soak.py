@@ -31,12 +31,12 @@ from moesaic.data.tokenizer_training import train_tokenizer, write_tokenizer
 from moesaic.model.directory import save
 from moesaic.model.families import read_config
 from moesaic.model.transformer import Model
-from moesaic.serve.engine import Engine
-from moesaic.serve.load import says_something, some_words
-from moesaic.serve.loop import EngineLoop
-from moesaic.serve.policies.flow import Flow
-from moesaic.serve.request import Sampling
-from moesaic.serve.serving import serving
+from moesaic.serve.bench.load import says_something, some_words
+from moesaic.serve.bench.server_process import serving
+from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.engine_loop import EngineLoop
+from moesaic.serve.core.policies.flow import FlowPrefill
+from moesaic.serve.core.request import Sampling
 
 PARTS = 10
 LEAVING = 1 / 3
@@ -132,7 +132,7 @@ class Traffic:
 
 
 async def soak_engine(directory: Path, rate: float, seconds: float) -> dict[str, Any]:
-    engine = Engine(moesaic.load(directory), policy=Flow(), cache_bytes=1 << 20, seed=0)
+    engine = Engine(moesaic.load(directory), policy=FlowPrefill(), cache_bytes=1 << 20, seed=0)
     async with EngineLoop(engine) as loop:
 
         async def one(prompt: str, tokens: int) -> Any:
@@ -148,7 +148,7 @@ async def soak_engine(directory: Path, rate: float, seconds: float) -> dict[str,
         await loop.until_idle()
         await loop.call(lambda: None)  # the last notes have been read
         left = {
-            "pages": engine.blocks.in_use,
+            "pages": engine.page_pool.in_use,
             "requests": len(engine.scheduler.requests),
             "passes": len(engine.scheduler.stopped),
             "tasks": len(asyncio.all_tasks()) - 1,

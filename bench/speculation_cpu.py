@@ -20,9 +20,9 @@ import torch
 import moesaic
 from bench.measure import record
 from moesaic.model.transformer import Model
-from moesaic.serve.drafters.suffix import Suffix
-from moesaic.serve.engine import Engine
-from moesaic.serve.request import Sampling
+from moesaic.serve.core.drafters.suffix import Suffix
+from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.request import Sampling
 
 CODE = """def total(orders):
     result = 0

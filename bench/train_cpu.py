@@ -19,7 +19,7 @@ import moesaic
 from bench.forward import MODELS
 from bench.measure import machine, record, side_by_side
 from moesaic.data.packing import Batch
-from moesaic.kernels import probe
+from moesaic.kernels import hardware
 from moesaic.recipe import BalanceSection
 from moesaic.train.balance import Balance
 from moesaic.train.objectives.next_token import NextToken
@@ -32,7 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=30.0, help="measuring time for each side")
     arguments = parser.parse_args()
-    torch.set_num_threads(probe.threads())
+    torch.set_num_threads(hardware.threads())
     transformers.utils.logging.disable_progress_bar()
     settings = dict(MODELS["qwen3_moe 12M"], max_position_embeddings=2048)
     config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from moesaic.model.directory import load as load
     from moesaic.model.transformer import Model as Model
-    from moesaic.serve.engine import Engine as Engine
+    from moesaic.serve.core.engine import Engine as Engine
 
 __version__ = "0.1.0"
 
 # Read when first asked for, so that `moesaic --help` and recipes do not wait for torch.
 _LAZY = {
-    "Engine": "moesaic.serve.engine",
+    "Engine": "moesaic.serve.core.engine",
     "Model": "moesaic.model.transformer",
     "load": "moesaic.model.directory",
 }

@@ -20,9 +20,9 @@ import torch
 from packaging.requirements import Requirement
 
 import moesaic
-from moesaic.kernels import native, probe
-from moesaic.model.checkpoint import readable
-from moesaic.serve.memory import free_bytes
+from moesaic.kernels import hardware, native
+from moesaic.model.formats.checkpoint import readable
+from moesaic.serve.core.memory import free_bytes
 
 SIZE = 768  # of the matrices that are multiplied to see how fast
 READ = 1 << 27  # numbers that are read to see how fast memory is: far more than any cache holds
@@ -52,14 +52,14 @@ def examine() -> Iterator[Finding]:
     yield _own()
     yield Finding("python", f"{platform.python_version()} ({sys.executable})")
     yield Finding("torch", torch.__version__)
-    device = probe.device()
+    device = hardware.device()
     if device.type == "cuda":
         facts = torch.cuda.get_device_properties(device)
         found = f"{facts.name}, {readable(facts.total_memory)}, {readable(free_bytes(device))} free"
         yield Finding("GPU", found, told=True)
     else:
         yield Finding("GPU", "none: everything runs on the processor")
-    yield Finding("processor", f"{_processor()}, {probe.threads()} cores to use", told=True)
+    yield Finding("processor", f"{_processor()}, {hardware.threads()} cores to use", told=True)
     memory = free_bytes(torch.device("cpu"))
     yield Finding(
         "memory",

@@ -21,6 +21,7 @@ from typing import Any, TypeVar, cast, get_type_hints
 from pydantic import ConfigDict, Field, create_model
 
 from moesaic.errors import UserError
+from moesaic.renamed import METHODS, current
 from moesaic.strict import STRICT, KeyPath, Origin, did_you_mean, place, validate
 
 Base = TypeVar("Base")
@@ -45,6 +46,12 @@ def known(base: type) -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(package.__path__) if not module.name.startswith("_"))
 
 
+def renamed(method: Method, base: type, where: str) -> Method:
+    """By the name that the method has now."""
+    names = METHODS.get(base.__module__.rpartition(".")[2], {})
+    return Method(current(method.name, names, where), method.options)
+
+
 def build(method: Method, base: type[Base], origin: str | Origin, key: KeyPath = ()) -> Base:
     """The method that `method` names, with its options checked.
 
@@ -52,6 +59,7 @@ def build(method: Method, base: type[Base], origin: str | Origin, key: KeyPath =
     """
     where: Origin = origin if callable(origin) else lambda path: origin
     names = known(base)
+    method = renamed(method, base, place((*key, "name"), where))
     if method.name not in names:
         close = did_you_mean(method.name, names)
         everything = f"Known: {', '.join(names)}." if close.endswith("?") else ""

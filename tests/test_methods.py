@@ -13,6 +13,7 @@ import pytest
 from moesaic.errors import UserError
 from moesaic.methods import Method, build, known
 from moesaic.recipe import load_recipe
+from moesaic.serve.core.kv_policies import KVPolicy
 
 FILES = {
     "__init__": """
@@ -149,3 +150,9 @@ def test_a_recipe_builds_what_it_names_and_knows_who_wrote_it(base: type, tmp_pa
     assert isinstance(recipe.build("align.stages.0", base), base)
     with pytest.raises(UserError, match=r"mine.yaml: align.stages.1.name: no such method"):
         recipe.build("align.stages.1", base)
+
+
+def test_a_name_of_the_last_version_still_works_and_says_the_new_one(capsys):
+    policy = build(Method("quantised", {"bits": 4}), KVPolicy, "command line")
+    assert type(policy).__name__ == "Quantized" and policy.bits == 4
+    assert "quantised is now called quantized" in capsys.readouterr().err

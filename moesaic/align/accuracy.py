@@ -9,9 +9,9 @@ from moesaic.align.environments import Environment
 from moesaic.align.environments._playing import play, players
 from moesaic.align.examples import BUILTIN, Example, TaskExamples
 from moesaic.align.rewards.task import TaskScore
-from moesaic.align.rollout import roll
+from moesaic.align.rollouts.rollout import roll
 from moesaic.model.transformer import Model
-from moesaic.serve.engine import Engine
+from moesaic.serve.core.engine import Engine
 
 
 class Accuracy:

@@ -10,22 +10,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from moesaic.align.picture import draw_alignment
+from moesaic.align.plot import draw_alignment
 from moesaic.align.stages import EARLIER, Stage
+from moesaic.atomic import alone_in
 from moesaic.errors import UserError
-from moesaic.kernels import probe
+from moesaic.kernels import hardware
 from moesaic.methods import Method
 from moesaic.model import directory, lineage
-from moesaic.model.atomic import alone_in
-from moesaic.model.compressed import open_checkpoint
-from moesaic.model.matching import match
+from moesaic.model.formats.matching import match
+from moesaic.model.formats.quantized import open_checkpoint
 from moesaic.model.value_head import give_head
 from moesaic.recipe import Recipe
-from moesaic.train import beginning
-from moesaic.train.continuing import steps_done
-from moesaic.train.foresight import check_learning
+from moesaic.train import init
 from moesaic.train.loop import train
+from moesaic.train.resume import steps_done
 from moesaic.train.run import Run
+from moesaic.train.validate import check_learning
 
 
 def align(recipe: Recipe, model: Path, out: Path, *, quiet: bool = False, command: str = "") -> dict[str, Any]:
@@ -106,11 +106,11 @@ def resolved(options: Any, out: Path, names: Sequence[str], before: int) -> Any:
 def begin(
     recipe: Recipe, stage: Stage, name: str, model: Path, out: Path, *, quiet: bool = False, command: str = ""
 ) -> Run:
-    device = probe.device()
+    device = hardware.device()
     # On a CPU as it is stored: there, bits are promised in float32 only.
-    dtype = None if device.type == "cpu" else beginning.dtype(recipe, device)
+    dtype = None if device.type == "cpu" else init.dtype(recipe, device)
     begun = directory.load(model, dtype=dtype, device=device)
-    beginning.check_learnable(begun, model)
+    init.check_learnable(begun, model)
     if begun.tokenizer is None or begun.tokenizer.chat_template is None:
         raise UserError(model, "has no tokenizer with a chat template", "Alignment needs one to speak with.")
     # Only what learns from the engine's own numbers needs them to the bit, and it costs the trainer time.

@@ -45,14 +45,14 @@ def write_conversation(
     texts = []
     for number in turns:
         before = tokenizer.chat([dict(m) for m in messages[:number]], reply=True, **options)
-        through = tokenizer.chat([dict(m) for m in messages[: number + 1]], reply=False, **options)
-        if not through.startswith(before):
+        runner = tokenizer.chat([dict(m) for m in messages[: number + 1]], reply=False, **options)
+        if not runner.startswith(before):
             raise UserError("messages", "the chat template does not put an answer behind its opening", "Mend it.")
-        texts.append((len(before), through))
+        texts.append((len(before), runner))
     last = texts[-1][1]
-    if all(last.startswith(through) for _, through in texts):
-        return [Written(last, [(start, len(through)) for start, through in texts])]
-    return [Written(through, [(start, len(through))]) for start, through in texts]
+    if all(last.startswith(runner) for _, runner in texts):
+        return [Written(last, [(start, len(runner)) for start, runner in texts])]
+    return [Written(runner, [(start, len(runner))]) for start, runner in texts]
 
 
 def read_written(tokenizer: Tokenizer, written: Sequence[Written]) -> list[Said]:

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from moesaic.align.json_lines import json_lines
 from moesaic.data.sources import BUILTIN, GYM
 from moesaic.data.tasks import Split, Task, check_family, tasks
 from moesaic.data.tasks.families import PRESETS, split_names
 from moesaic.errors import UserError
+from moesaic.json_lines import json_lines
 
 OWN, SEEDS = 100_000, 100  # a seed has so many tasks of each family before those of the next; so many seeds have some
 Place = tuple[int, int]  # an example of a mixture: the number of its source, and its number there

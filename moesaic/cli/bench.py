@@ -48,8 +48,8 @@ def serve(
     from contextlib import nullcontext
 
     from moesaic.errors import UserError
-    from moesaic.serve.load import Target, check_address, poisson, read_trace, report, send_all
-    from moesaic.serve.serving import serving
+    from moesaic.serve.bench.load import Target, check_address, poisson, read_trace, report, send_all
+    from moesaic.serve.bench.server_process import serving
 
     key = None
     if api_key_env is not None and not (key := os.environ.get(api_key_env)):

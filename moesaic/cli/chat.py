@@ -44,15 +44,15 @@ def command(
     Ctrl-C stops an answer, Ctrl-D leaves, /help lists what else there is.
     """
     from moesaic.model.directory import load
-    from moesaic.serve.engine import Engine
-    from moesaic.serve.recommended import recommended
-    from moesaic.serve.request import Sampling
+    from moesaic.serve.core.engine import Engine
+    from moesaic.serve.core.request import Sampling
+    from moesaic.serve.core.sampling_defaults import recommended
     from moesaic.serve.terminal import Screen, TerminalChat
 
     wishes: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
     said = {name: value for name, value in wishes.items() if value is not None}
     Sampling(**said)  # wrong ones show before the model is read
-    engine = Engine(load(directory, dtype=dtype, device=device, threads=threads), most_requests=1)
+    engine = Engine(load(directory, dtype=dtype, device=device, threads=threads), max_requests=1)
     sampling = Sampling(**{"temperature": 0.7, "top_p": 0.95, **recommended(engine.tokenizer), **said})
     person = sys.stdin is not None and sys.stdin.isatty()
     styled = sys.stdout.isatty() and "NO_COLOR" not in os.environ

@@ -52,10 +52,10 @@ def command(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from moesaic.cli.method_options import MethodOptions
-    from moesaic.compress.compress import Wish, compress
+    from moesaic.compress.compress import CompressionRequest, compress
     from moesaic.compress.methods import Compressor
     from moesaic.errors import UserError
-    from moesaic.model.checkpoint import readable
+    from moesaic.model.formats.checkpoint import readable
 
     if out is None:
         raise UserError("--out", "is missing", "Name the directory to write.")
@@ -63,7 +63,7 @@ def command(
     made = chosen.make(method, Compressor, "--method")  # type: ignore[type-abstract]
     chosen.check()
     assert made is not None
-    wish = Wish(data, samples, length, ends_bits, least, layout, check_tokens, force, device)
+    wish = CompressionRequest(data, samples, length, ends_bits, least, layout, check_tokens, force, device)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=json) as bar:
         task = bar.add_task("reading")

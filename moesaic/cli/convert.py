@@ -47,11 +47,11 @@ def command(
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from moesaic.atomic import spare
     from moesaic.errors import UserError
     from moesaic.model import directory, lineage
-    from moesaic.model.atomic import spare
-    from moesaic.model.checkpoint import Source
     from moesaic.model.facts import facts
+    from moesaic.model.formats.checkpoint import Source
     from moesaic.model.upcycle import Upcycle
     from moesaic.model.upcycle import upcycle as write_upcycled
 

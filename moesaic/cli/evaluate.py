@@ -67,7 +67,7 @@ def command(
     from moesaic.cli.method_options import MethodOptions
     from moesaic.evaluate.evaluate import Evaluation, table
     from moesaic.evaluate.suites import Suite, Weights
-    from moesaic.serve.kv_policies import KVPolicy
+    from moesaic.serve.core.kv_policies import KVPolicy
 
     options = [word for word in words or [] if re.match(r"\w+=", word)]
     models = [word for word in words or [] if word not in options]

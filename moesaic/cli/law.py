@@ -55,8 +55,8 @@ def fit(
     json: JsonFlag = False,
 ) -> None:
     """Fit the law to two or more runs with different schedules, one of which decays."""
-    from moesaic.train.law_fit import fit
-    from moesaic.train.law_runs import read_runs
+    from moesaic.train.law.fit import fit
+    from moesaic.train.law.runs import read_runs
 
     fitted = fit(read_runs(runs, loss), window, skip)
     fitted.save(out)
@@ -94,7 +94,7 @@ def predict(
     json: JsonFlag = False,
 ) -> None:
     """Predict the loss curve of a schedule. With --run and no --schedule, that of the run itself."""
-    from moesaic.train.law_predict import predict
+    from moesaic.train.law.predict import predict
 
     told = predict(law, schedule, options or [], steps, peak, warmup, run, window, skip)
     report = told.report()
@@ -124,7 +124,7 @@ def optimize(
     json: JsonFlag = False,
 ) -> None:
     """Find the schedule with the lowest predicted final loss."""
-    from moesaic.train.law_predict import optimize
+    from moesaic.train.law.predict import optimize
 
     best, warnings = optimize(law, steps, peak, warmup, floor)
     best.save(out)

@@ -7,7 +7,7 @@ import importlib
 from typing import Any, TypeVar
 
 from moesaic.errors import UserError
-from moesaic.methods import Method, build, known
+from moesaic.methods import Method, build, known, renamed
 from moesaic.strict import did_you_mean
 from moesaic.yaml_reader import read_yaml
 
@@ -30,6 +30,7 @@ class MethodOptions:
     def make(self, name: str | None, base: type[Base], flag: str) -> Base | None:
         if name is None:
             return None
+        name = renamed(Method(name), base, flag).name
         own: dict[str, Any] = {}
         fields: set[str] = set()
         if name in known(base):

@@ -32,8 +32,8 @@ def command(
 
     Killed or stopped at any moment, the same command goes on where it was, with the same result.
     """
-    from moesaic.data.preparation_report import drawn, summary
-    from moesaic.data.prepare import begun, prepare
+    from moesaic.data.preparation.prepare import begun, prepare
+    from moesaic.data.preparation.report import drawn, summary
     from moesaic.recipe import load_recipe
 
     asked = load_recipe(recipe, overrides or [])

@@ -49,8 +49,8 @@ def command(
     Prints a table of held-out losses and the section data.phases of a recipe. Killed or stopped at any moment, the
     same command goes on where it was. A recipe that holds no text out (data.held_out) has 5 % held out here.
     """
-    from moesaic.data.preparation_report import drawn
-    from moesaic.model.atomic import alone_in
+    from moesaic.atomic import alone_in
+    from moesaic.data.preparation.report import drawn
     from moesaic.recipe import load_recipe
     from moesaic.train.quantile_proxies import RESULT, begun, report
     from moesaic.train.quantile_proxies import quantiles as benchmark

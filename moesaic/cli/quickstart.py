@@ -54,10 +54,10 @@ def command(
     from rich.markup import escape
 
     from moesaic.errors import UserError
+    from moesaic.quickstart.chat import talk
     from moesaic.quickstart.gpu import GpuLife, check_gpu
     from moesaic.quickstart.life import Life
     from moesaic.quickstart.real import RealLife
-    from moesaic.quickstart.talk import talk
     from moesaic.quickstart.tiny import TinyLife
 
     console, given = Console(highlight=False), tuple(overrides or ())

@@ -77,13 +77,13 @@ def command(
     from moesaic.serve.api.keys import Keys
     from moesaic.serve.api.server import Server, listen, serve
     from moesaic.serve.api.service import Service, Settings
-    from moesaic.serve.drafters import Drafter
-    from moesaic.serve.engine import Engine
-    from moesaic.serve.kv_policies import KVPolicy
-    from moesaic.serve.loop import EngineLoop
+    from moesaic.serve.cluster.replicas import with_replicas
+    from moesaic.serve.core.drafters import Drafter
+    from moesaic.serve.core.engine import Engine
+    from moesaic.serve.core.engine_loop import EngineLoop
+    from moesaic.serve.core.kv_policies import KVPolicy
+    from moesaic.serve.core.policies import Policy
     from moesaic.serve.parsers import Parser
-    from moesaic.serve.policies import Policy
-    from moesaic.serve.replicas import with_replicas
 
     if metrics_names not in ("moesaic", "vllm"):
         raise UserError("--metrics-names", f'no such names "{metrics_names}"', "Take moesaic or vllm.")

@@ -22,10 +22,10 @@ def command(
 ) -> None:
     """Show what a model is: parameters, layers, memory, and its life so far."""
     from moesaic.model import lineage
-    from moesaic.model.checkpoint import Checkpoint
-    from moesaic.model.compressed import is_compressed, open_checkpoint
     from moesaic.model.facts import bits_per_weight, describe_layers, facts
-    from moesaic.model.matching import match
+    from moesaic.model.formats.checkpoint import Checkpoint
+    from moesaic.model.formats.matching import match
+    from moesaic.model.formats.quantized import is_compressed, open_checkpoint
     from moesaic.model.value_head import has_head
 
     source = open_checkpoint(directory)
@@ -58,8 +58,8 @@ def command(
         print_json(report)
         return
     _print(report)
-    from moesaic.train.metrics import read_metrics
-    from moesaic.train.picture import life_picture
+    from moesaic.train.report.metrics import read_metrics
+    from moesaic.train.report.terminal_plot import life_picture
 
     if (directory / "metrics.jsonl").is_file():
         print(f"\n{life_picture(read_metrics(directory))}")
@@ -70,7 +70,7 @@ def _print(report: dict[str, Any]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from moesaic.model.checkpoint import readable
+    from moesaic.model.formats.checkpoint import readable
 
     active = f", {count(report['active_parameters'])} active per token"
     parameters = count(report["parameters"]) + (active if report["experts"] else "")

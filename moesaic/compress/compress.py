@@ -9,25 +9,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moesaic.compress import calibration, writing
+from moesaic.atomic import alone_in, spare
+from moesaic.compress import calibration, writer
 from moesaic.compress.job import Job, Told
+from moesaic.compress.layer_store import LayerStore, begun_with, beside
 from moesaic.compress.methods import Compressor
 from moesaic.compress.report import draw, layer_errors
-from moesaic.compress.shelf import Shelf, begun_with, beside
 from moesaic.errors import UserError
 from moesaic.evaluate.suites.perplexity import perplexity
 from moesaic.model import lineage
-from moesaic.model.atomic import alone_in, spare
-from moesaic.model.checkpoint import Checkpoint
-from moesaic.model.compressed import is_compressed, open_checkpoint
 from moesaic.model.config import Experts
 from moesaic.model.directory import Parts, chosen_device, load
 from moesaic.model.facts import bits_per_weight, facts
+from moesaic.model.formats.checkpoint import Checkpoint
+from moesaic.model.formats.quantized import is_compressed, open_checkpoint
 from moesaic.model.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Wish:
+class CompressionRequest:
     """Everything that is asked for beside the method and its own options."""
 
     data: Path | None = None
@@ -41,7 +41,7 @@ class Wish:
     device: str | None = None  # None: what there is
 
     def check(self) -> None:
-        writing.check_layout(self.layout)
+        writer.check_layout(self.layout)
         for flag, number, low in (
             ("--samples", self.samples, 1),
             ("--length", self.length, 16),
@@ -58,7 +58,11 @@ class Wish:
 
 
 def compress(
-    directory: Path, method: Compressor, out: Path, wish: Wish, progress: Told = lambda what, done, total: None
+    directory: Path,
+    method: Compressor,
+    out: Path,
+    wish: CompressionRequest,
+    progress: Told = lambda what, done, total: None,
 ) -> dict[str, Any]:
     """Returns what it came to, as it also stands in the new directory's life."""
     wish.check()
@@ -102,11 +106,11 @@ def compress(
     if taken and not wish.force and not begun_with(out, request):  # else it was killed while it was measured
         raise UserError(out, "exists already", "Name another directory, or add --force to replace it.")
     with alone_in(beside(out)):
-        shelf = Shelf(out, request)
+        store = LayerStore(out, request)
         whole_zeros, device = wish.layout != "moesaic", chosen_device(wish.device)
-        job = Job(parts, directory, shelf, sequences, ends_bits, wish.least, whole_zeros, progress, device)
+        job = Job(parts, directory, store, sequences, ends_bits, wish.least, whole_zeros, progress, device)
         config = method.run(job)
-        errors = layer_errors(shelf)
+        errors = layer_errors(store)
         before, known = Checkpoint(directory).bytes, facts(config)
         told: dict[str, Any] = {
             "method": named,
@@ -116,7 +120,7 @@ def compress(
             "bytes_before": before,
             "parameters": known.parameters,
         }
-        writing.write(job, config, out, [*lineage.read(directory), lineage.stage("compress", **told)], wish.layout)
+        writer.write(job, config, out, [*lineage.read(directory), lineage.stage("compress", **told)], wish.layout)
         told["bytes"] = Checkpoint(out).bytes
         told["bits_per_weight"] = bits_per_weight(Checkpoint(out), config)
         told["ratio"] = round(told["bytes"] / before, 4)
@@ -126,11 +130,13 @@ def compress(
             told |= _cost(directory, out, tokenizer, text, wish, length)
         told["seconds"] = round(time.perf_counter() - begun, 1)
         _tell(out, told, directory)
-        shelf.clear()
+        store.clear()
     return told
 
 
-def _cost(directory: Path, out: Path, tokenizer: Tokenizer, text: str, wish: Wish, length: int) -> dict[str, Any]:
+def _cost(
+    directory: Path, out: Path, tokenizer: Tokenizer, text: str, wish: CompressionRequest, length: int
+) -> dict[str, Any]:
     """Perplexity before and after on the end of the text, which is the last that calibration would take."""
     tail = tokenizer.encode(text[-wish.check_tokens * 16 :])[-wish.check_tokens :]
     if len(tail) < 2:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moesaic.kernels.quantised import BITS, BLOCK, QuantisedMatrix, padded
+from moesaic.kernels.quantized import BITS, BLOCK, QuantizedMatrix, padded
 
 # Steps that span less than the whole range cut off the largest weights and round the others better. From here down.
 LEAST_SPAN = {1: 1.0, 2: 0.5, 3: 0.6, 4: 0.75, 5: 0.8, 6: 0.85, 8: 0.95}
@@ -101,7 +101,7 @@ class Grid:
 
     def matrix(
         self, weight_OI: Tensor, steps: tuple[Tensor, Tensor | None] | None = None, importance_I: Tensor | None = None
-    ) -> QuantisedMatrix:
+    ) -> QuantizedMatrix:
         """Each weight to its nearest step."""
         scales_OG, zeros_OG = steps or self.fit(weight_OI, importance_I)
         return self.made(self.codes(weight_OI, scales_OG, zeros_OG), scales_OG, zeros_OG)
@@ -113,9 +113,9 @@ class Grid:
         zeros_OI = 2 ** (self.bits - 1) if zeros_OG is None else self.spread(zeros_OG, inputs)
         return (self.codes(weight_OI, scales_OG, zeros_OG) - zeros_OI) * self.spread(scales_OG, inputs)
 
-    def made(self, codes_OI: Tensor, scales_OG: Tensor, zeros_OG: Tensor | None) -> QuantisedMatrix:
+    def made(self, codes_OI: Tensor, scales_OG: Tensor, zeros_OG: Tensor | None) -> QuantizedMatrix:
         group = self.group_of(codes_OI.shape[1])
-        return QuantisedMatrix.of(codes_OI, scales_OG, zeros_OG, self.bits, group, self.activation_bits)
+        return QuantizedMatrix.of(codes_OI, scales_OG, zeros_OG, self.bits, group, self.activation_bits)
 
 
 def _usable(scales_OG: Tensor) -> Tensor:

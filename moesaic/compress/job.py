@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from moesaic import kernels
-from moesaic.compress.shelf import Shelf
+from moesaic.compress.layer_store import LayerStore
 from moesaic.errors import UserError
 from moesaic.model.config import ModelConfig
 from moesaic.model.directory import Parts
@@ -23,7 +23,7 @@ Told = Callable[[str, int, int], None]
 class Job:
     parts: Parts
     source: Path
-    shelf: Shelf
+    store: LayerStore
     sequences: list[list[int]] = field(default_factory=list)
     ends_bits: int = 8  # of the embedding and the output matrix; 0: as they are
     least: int = 64  # tokens that every expert sees

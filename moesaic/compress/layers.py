@@ -14,18 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from moesaic import kernels
-from moesaic.compress.felt import feel
+from moesaic.compress.calibration_statistics import TOKENS_AT_ONCE, InputStatistics, Watched, WatchingKernels, unseen
 from moesaic.compress.grid import Grid
+from moesaic.compress.layer_store import Part, rounded_scales
 from moesaic.compress.methods import ByMatrix, Maker
 from moesaic.compress.methods.gptq import gptq
-from moesaic.compress.seen import TOKENS_AT_ONCE, Seen, Watched, WatchingKernels, unseen
-from moesaic.compress.shelf import Part, rounded_scales
-from moesaic.kernels.quantised import QuantisedKernels, QuantisedMatrix
+from moesaic.compress.saliency import feel
+from moesaic.kernels.quantized import QuantizedKernels, QuantizedMatrix
 from moesaic.model.block import Block, PredictionBlock
 from moesaic.model.config import Layer, ModelConfig
+from moesaic.model.context import ForwardContext
 from moesaic.model.directory import install
 from moesaic.model.experts import MixtureFeedForward
-from moesaic.model.flow import Flow
 from moesaic.model.layout import Layout
 from moesaic.model.linear import Linear, Norm
 from moesaic.model.rope import frequencies
@@ -41,12 +41,12 @@ KEPT_PLAIN = ("router", "indexer", "kv_up", "residual")
 
 def walk(job: Job, method: ByMatrix) -> None:
     make = method.maker(job)
-    config, shelf = job.config, job.shelf
+    config, store = job.config, job.store
     count = len(config.layers)
     start, hidden = 0, []
     lengths = [len(tokens) for tokens in job.sequences]
     if method.reads_text:
-        saved = shelf.state()
+        saved = store.state()
         if saved is None:
             hidden = [embedded(job)]
         else:
@@ -54,11 +54,11 @@ def walk(job: Job, method: ByMatrix) -> None:
     for number, layer in enumerate(config.layers):
         name = f"layer-{number:05}"
         job.progress("layer", number, count)
-        if number < start if method.reads_text else shelf.has(name):
+        if number < start if method.reads_text else store.has(name):
             continue
         block = load_block(job, f"layers.{number}", layer, number)
         if not method.reads_text:
-            shelf.put(name, compressed(block, f"layers.{number}", method, make, None))
+            store.put(name, compressed(block, f"layers.{number}", method, make, None))
             continue
         plain_TD, watched = watch(job, block, hidden[0])
         changed = method.prepare(block, watched)
@@ -70,33 +70,33 @@ def walk(job: Job, method: ByMatrix) -> None:
         part.plain |= {f"layers.{number}.{key}": tensor for key, tensor in changed.items()}
         del watched
         fit_in(block, f"layers.{number}", part)
-        after_TD = run_block(block, config, lengths, hidden[0], quantised_kernels(job))
+        after_TD = run_block(block, config, lengths, hidden[0], quantized_kernels(job))
         off = (after_TD - plain_TD).norm() / plain_TD.norm()
         part.facts["layer_error"] = float(off)
-        shelf.put(name, part)
-        shelf.put_state(number + 1, {"hidden_TD": after_TD})
+        store.put(name, part)
+        store.put_state(number + 1, {"hidden_TD": after_TD})
         hidden = [after_TD]
     job.progress("layer", count, count)
     for number, layer in enumerate(config.mtp):
-        if not shelf.has(f"further-{number:05}"):
+        if not store.has(f"further-{number:05}"):
             further = load_further(job, layer, number)
-            shelf.put(f"further-{number:05}", compressed(further, f"mtp.{number}", method, make, None))
-    if job.ends_bits and not shelf.has("ends"):
+            store.put(f"further-{number:05}", compressed(further, f"mtp.{number}", method, make, None))
+    if job.ends_bits and not store.has("ends"):
         job.progress("ends", 0, 1)
         last_TD = normed(job, hidden[0]) if method.reads_text else None
-        shelf.put("ends", Part({name: end_matrix(job, method, name, last_TD) for name in ends(config)}))
+        store.put("ends", Part({name: end_matrix(job, method, name, last_TD) for name in ends(config)}))
 
 
 def ends(config: ModelConfig) -> list[str]:
     return ["embed"] if config.tied else ["embed", "head"]
 
 
-def end_matrix(job: Job, method: ByMatrix, name: str, last_TD: Tensor | None) -> QuantisedMatrix:
+def end_matrix(job: Job, method: ByMatrix, name: str, last_TD: Tensor | None) -> QuantizedMatrix:
     """The output matrix is rounded for what flows into it; an embedding that is only looked up, to what is nearest."""
     grid, whole_VD = Grid(method.end_bits(job, name), ENDS_GROUP), job.tensor(name)
     if last_TD is None or name != ends(job.config)[-1]:
         return rounded_scales(grid.matrix(whole_VD))
-    return rounded_scales(gptq(whole_VD, Seen(last_TD), grid, ENDS_DAMPING, ENDS_TURNS))
+    return rounded_scales(gptq(whole_VD, InputStatistics(last_TD), grid, ENDS_DAMPING, ENDS_TURNS))
 
 
 def normed(job: Job, x_TD: Tensor) -> Tensor:
@@ -116,18 +116,18 @@ def watch(job: Job, block: Block, x_TD: Tensor) -> tuple[Tensor, Watched]:
 
     def pieces(ops: kernels.Kernels) -> Iterator[tuple[slice, Callable[[Block], Tensor]]]:
         for rows, some in chunks(lengths):
-            yield rows, partial(_apply, x_TD=x_TD[rows], flow=flow_for(job.config, some, ops, job.device))
+            yield rows, partial(_apply, x_TD=x_TD[rows], context=flow_for(job.config, some, ops, job.device))
 
     return out_TD, Watched(block, watcher, job.least, pieces, out_TD)
 
 
-def _apply(block: Block, x_TD: Tensor, flow: Flow) -> Tensor:
-    out_TD: Tensor = block(x_TD, flow)
+def _apply(block: Block, x_TD: Tensor, context: ForwardContext) -> Tensor:
+    out_TD: Tensor = block(x_TD, context)
     return out_TD
 
 
-def quantised_kernels(job: Job) -> kernels.Kernels:
-    return cast(kernels.Kernels, QuantisedKernels(job.kernels))
+def quantized_kernels(job: Job) -> kernels.Kernels:
+    return cast(kernels.Kernels, QuantizedKernels(job.kernels))
 
 
 def embedded(job: Job) -> Tensor:
@@ -166,11 +166,11 @@ def chunks(lengths: list[int]) -> Iterator[tuple[slice, list[int]]]:
         yield slice(start, start + sum(taken)), taken
 
 
-def flow_for(config: ModelConfig, lengths: list[int], ops: kernels.Kernels, device: torch.device) -> Flow:
+def flow_for(config: ModelConfig, lengths: list[int], ops: kernels.Kernels, device: torch.device) -> ForwardContext:
     layout = Layout(lengths, device=device)
     speed_R, factor = frequencies(config.rope, config.context, device)
     angle_TR = layout.positions_T[:, None].float() * speed_R
-    return Flow(layout, ops, angle_TR.cos() * factor, angle_TR.sin() * factor)
+    return ForwardContext(layout, ops, angle_TR.cos() * factor, angle_TR.sin() * factor)
 
 
 @torch.no_grad()
@@ -195,11 +195,11 @@ def compressed(module: nn.Module, path: str, method: ByMatrix, make: Maker, watc
     for name, weight_OI in matrices_of(module):
         seen = (watched.seen(name) if watched is not None else None) or unseen(weight_OI)
         made = make(f"{path}.{name}", weight_OI.detach(), seen)
-        if isinstance(made, QuantisedMatrix):
+        if isinstance(made, QuantizedMatrix):
             part.matrices[f"{path}.{name}"] = rounded_scales(made)
         else:
             part.plain[f"{path}.{name}"] = made
-        errors[name] = seen.error(weight_OI, made.dense() if isinstance(made, QuantisedMatrix) else made)
+        errors[name] = seen.error(weight_OI, made.dense() if isinstance(made, QuantizedMatrix) else made)
         shares[name] = seen.share
     part.facts = {"errors": errors, "shares": shares}
     return part
@@ -207,7 +207,7 @@ def compressed(module: nn.Module, path: str, method: ByMatrix, make: Maker, watc
 
 def fit_in(module: nn.Module, path: str, part: Part) -> None:
     """Put what was made in the place of what it was made from."""
-    experts: dict[str, dict[int, QuantisedMatrix]] = {}
+    experts: dict[str, dict[int, QuantizedMatrix]] = {}
     for name, matrix in part.matrices.items():
         own = name.removeprefix(f"{path}.")
         stem, _, leaf = own.rpartition(".")

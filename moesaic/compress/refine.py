@@ -113,7 +113,7 @@ def among_others(
 ) -> Tensor:
     """Codes of inputs `start` to `stop` anew, one after the other; returns how far their weights moved."""
     if pull_IO.is_cuda:
-        from moesaic.kernels.triton import rounding
+        from moesaic.kernels.triton.quantized import rounding
 
         return rounding.among_others(pull_IO, codes_IO, scales_IO, per_code_IO, moments_II, start, stop, top)
     pull, moves = pull_IO[start:stop].clone(), torch.empty_like(pull_IO[start:stop])

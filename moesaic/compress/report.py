@@ -6,17 +6,17 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from moesaic.compress.shelf import Shelf
-from moesaic.train.plot import COLOURS, STYLE
+from moesaic.compress.layer_store import LayerStore
+from moesaic.train.report.plot import COLOURS, STYLE
 
 
-def layer_errors(shelf: Shelf) -> list[dict[str, Any]]:
+def layer_errors(store: LayerStore) -> list[dict[str, Any]]:
     """For each layer the error of each kind of matrix (experts' together), as a share of its output."""
     found = []
-    for name in shelf.names():
+    for name in store.names():
         if not name.startswith("layer-"):
             continue
-        facts = shelf.about(name)["facts"]
+        facts = store.about(name)["facts"]
         kinds: dict[str, list[float]] = {}
         for matrix, error in facts.get("errors", {}).items():
             stem, _, leaf = matrix.removesuffix(".weight").rpartition(".")

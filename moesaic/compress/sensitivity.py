@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moesaic import kernels
-from moesaic.compress.felt import output_parts
 from moesaic.compress.layers import matrices_of
+from moesaic.compress.saliency import output_parts
 from moesaic.errors import UserError
 from moesaic.model.block import Block
 from moesaic.model.layout import Layout
@@ -134,10 +134,10 @@ class Sensitivities:
         model, ops = self.model, cast(kernels.Kernels, self.ops)
         with torch.enable_grad():
             x_TD = F.embedding(tokens_T, model.embed).requires_grad_()
-            flow = model.flow(Layout([len(tokens_T)], device=model.device), None, ops)
+            context = model.context(Layout([len(tokens_T)], device=model.device), None, ops)
             out_TD = x_TD
             for block in model.layers:
-                out_TD = block(out_TD, flow)
+                out_TD = block(out_TD, context)
             logits_TV = ops.linear(model.norm(out_TD, ops), model.output)
             if not logits_TV.isfinite().all():
                 raise UserError(place, "predicts values that are not finite", "Take weights from before that.")

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from moesaic.data.shard_writer import GrowingFile
+from moesaic.data.preparation.shard_writer import GrowingFile
 from moesaic.recipe import Dedupe
 
 Verdict = Literal["new", "duplicate", "near_duplicate"]
@@ -30,7 +30,7 @@ def normalised(text: str) -> str:
     return " ".join(text.lower().split())
 
 
-class Seen:
+class DocumentIndex:
     """Every document kept so far. `state()` is small; what it stands for lies in the side files."""
 
     def __init__(self, settings: Dedupe, folder: Path, state: dict[str, int] | None = None) -> None:

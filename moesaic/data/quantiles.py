@@ -30,12 +30,12 @@ from typing import Any
 import numpy as np
 import yaml
 
-from moesaic.counted import counted
 from moesaic.data.mixture import make_plan
 from moesaic.data.ordering import token_ranks
 from moesaic.data.shards import Shards
 from moesaic.data.stream import TokenStream
 from moesaic.errors import UserError
+from moesaic.plural import plural
 from moesaic.recipe import DataSection, Phase, Source
 
 
@@ -114,7 +114,7 @@ def benchmark_quantiles(
         for number in range(quantiles):
             chosen = documents[(ranks >= number / quantiles) & (ranks < (number + 1) / quantiles)]
             if not len(chosen) or not data.lengths[chosen].sum():
-                problem = f"{counted(len(documents), 'document')} cannot be cut into {quantiles} slices of equal size"
+                problem = f"{plural(len(documents), 'document')} cannot be cut into {quantiles} slices of equal size"
                 raise UserError(f"data.sources: {source.name}", problem, "Ask for fewer quantiles.")
             cuts.append((source, number, chosen))
     slices = []

@@ -11,13 +11,13 @@ from pathlib import Path
 from rich.table import Table
 
 from moesaic.errors import UserError
+from moesaic.evaluate.backends import Backend, EngineBackend, Remembering, UrlBackend
+from moesaic.evaluate.comparison import Found, rows
 from moesaic.evaluate.page import write_page
-from moesaic.evaluate.side_by_side import Found, rows
-from moesaic.evaluate.speakers import EngineSpeaker, Remembering, Speaker, UrlSpeaker
 from moesaic.evaluate.suites import Asked, Suite, Weights
 from moesaic.model.directory import load
 from moesaic.model.transformer import Model
-from moesaic.serve.kv_policies import KVPolicy
+from moesaic.serve.core.kv_policies import KVPolicy
 
 FILE = "evaluation.json"
 HERE = "this machine"  # stands where a model would, if none is measured
@@ -38,7 +38,7 @@ class Evaluation:
         named: set[str] = set()
         for model in models:
             if "://" in model:
-                from moesaic.serve.load import check_address
+                from moesaic.serve.bench.load import check_address
 
                 check_address(model)
             own = model.rstrip("/").removesuffix("/v1") if is_url(model) else str(Path(model).resolve())
@@ -89,13 +89,13 @@ class Evaluation:
                 self._write(found)  # a later suite may fail, and this one may have taken hours
         return found
 
-    def _speaker(self, place: str, loaded: Model | None) -> Speaker:
+    def _speaker(self, place: str, loaded: Model | None) -> Backend:
         key = os.environ[self.key_variable] if self.key_variable else None
-        speaker = UrlSpeaker(place, self.server_model, key) if loaded is None else EngineSpeaker(loaded, self.kv_policy)
+        speaker = UrlBackend(place, self.server_model, key) if loaded is None else EngineBackend(loaded, self.kv_policy)
         if self.out is None:
             return speaker
         self.out.mkdir(parents=True, exist_ok=True)
-        which = speaker.model_name() if isinstance(speaker, UrlSpeaker) else weights_of(Path(place))
+        which = speaker.model_name() if isinstance(speaker, UrlBackend) else weights_of(Path(place))
         who = f"{place} {which} {self.kv_policy!r} {self.weights!r}"
         return Remembering(speaker, self.out / "answers.jsonl", who)
 

@@ -14,8 +14,8 @@ from lm_eval.tasks import TaskManager
 from moesaic.errors import UserError
 from moesaic.evaluate.suites import Told
 from moesaic.model.transformer import Model
-from moesaic.serve.engine import Engine
-from moesaic.serve.request import Sampling
+from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.request import Sampling
 
 TOGETHER = 2048  # tokens of a forward
 MOST = 256  # tokens of an answer, where a task does not say; at most half of the context

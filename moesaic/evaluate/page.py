@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from moesaic.evaluate.side_by_side import Found, rows
+from moesaic.evaluate.comparison import Found, rows
 from moesaic.report.page import page, section, table
 
 

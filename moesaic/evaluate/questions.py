@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from moesaic.align.json_lines import json_lines
 from moesaic.errors import UserError
+from moesaic.evaluate.backends import Backend, EngineBackend, Said
 from moesaic.evaluate.interval import wilson
-from moesaic.evaluate.speakers import EngineSpeaker, Said, Speaker
 from moesaic.evaluate.suites import Asked, Suite
+from moesaic.json_lines import json_lines
 from moesaic.model.transformer import Model
 
 SHOWN = 4  # questions that are told with their answers
@@ -83,12 +83,12 @@ def answered(texts: Sequence[str], max_tokens: int, model: Model | None, asked: 
     return [answers[number] for number in range(len(texts))]
 
 
-def speaker_of(model: Model | None, asked: Asked) -> Speaker:
+def speaker_of(model: Model | None, asked: Asked) -> Backend:
     """Who answers: whoever is named, or an engine over the model."""
     if asked.speaker is not None:
         return asked.speaker
     assert model is not None
-    return EngineSpeaker(model, asked.kv_policy)
+    return EngineBackend(model, asked.kv_policy)
 
 
 def read_lines(file: Path | None, example: str) -> list[tuple[str, dict[str, Any]]]:

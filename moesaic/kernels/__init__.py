@@ -152,16 +152,16 @@ def choose(device: torch.device | str, mode: Mode = "fast") -> Kernels:
 
     kind = torch.device(device).type
     if mode != "reference" and kind == "cuda":
-        from moesaic.kernels import cuda, cuda_invariant
+        from moesaic.kernels.cuda import fast, invariant
 
-        return cast(Kernels, cuda_invariant if mode == "invariant" else cuda)
+        return cast(Kernels, invariant if mode == "invariant" else fast)
     if mode == "reference" or kind != "cpu":
         return cast(Kernels, reference)
     from moesaic.kernels import native
 
     compiled = native.kernels()
     if mode == "invariant" and compiled is not None:
-        from moesaic.kernels.invariant import InvariantKernels
+        from moesaic.kernels.native.invariant import InvariantKernels
 
         return cast(Kernels, InvariantKernels(compiled))
     return cast(Kernels, compiled or cpu)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from moesaic.kernels import Kernels, LatentRules
 from moesaic.model.config import GroupedQuery, Indexer, Latent, Layer, ModelConfig
-from moesaic.model.flow import Flow
+from moesaic.model.context import ForwardContext
 from moesaic.model.layout import Span
 from moesaic.model.linear import Linear, Norm
 from moesaic.model.rope import softmax_scale
@@ -33,18 +33,18 @@ class GroupedQueryAttention(nn.Module):
     def cache_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"keys": (self.kv_heads, self.size), "values": (self.kv_heads, self.size)}
 
-    def forward(self, x_TD: Tensor, flow: Flow) -> Tensor:
-        ops, layout = flow.ops, flow.layout
+    def forward(self, x_TD: Tensor, context: ForwardContext) -> Tensor:
+        ops, layout = context.ops, context.layout
         qkv_TXC = self.qkv(x_TD, ops).unflatten(-1, (-1, self.size))
         q_norm_C = self.q_norm.weight if self.q_norm is not None else None
         k_norm_C = self.k_norm.weight if self.k_norm is not None else None
         q_THC, k_TNC, v_TNC = ops.heads(
-            qkv_TXC, self.kv_heads, q_norm_C, k_norm_C, self.eps, flow.cos_TR, flow.sin_TR, self.interleaved
+            qkv_TXC, self.kv_heads, q_norm_C, k_norm_C, self.eps, context.cos_TR, context.sin_TR, self.interleaved
         )
         if layout.compact is not None:
             out_THC = layout.compact.attend(q_THC, k_TNC, v_TNC, layout, self.number, self.scale)
         else:
-            out_THC = ops.attend(q_THC, k_TNC, v_TNC, layout, flow.cache_layer(self.number), self.scale, self.window)
+            out_THC = ops.attend(q_THC, k_TNC, v_TNC, layout, context.cache_layer(self.number), self.scale, self.window)
         return self.out(out_THC.flatten(1), ops)
 
 
@@ -73,29 +73,29 @@ class LatentAttention(nn.Module):
         shapes: dict[str, tuple[int, ...]] = {"latent": (self.shape.kv_rank + self.shape.rope_size,)}
         return shapes | ({"index": (self.indexer.size,)} if self.indexer is not None else {})
 
-    def forward(self, x_TD: Tensor, flow: Flow) -> Tensor:
-        ops, layout, shape = flow.ops, flow.layout, self.shape
+    def forward(self, x_TD: Tensor, context: ForwardContext) -> Tensor:
+        ops, layout, shape = context.ops, context.layout, self.shape
         query_input = x_TD
         if self.q_down is not None and self.q_norm is not None:
             query_input = self.q_norm(self.q_down(x_TD, ops), ops)
         q_THC = self.q_up(query_input, ops).unflatten(-1, (shape.heads, shape.key_size))
         kv_TX = self.kv_down(x_TD, ops)
-        slabs = flow.cache_layer(self.number)
-        if (out_THX := self._fused(q_THC, kv_TX, flow, slabs)) is not None:
+        slabs = context.cache_layer(self.number)
+        if (out_THX := self._fused(q_THC, kv_TX, context, slabs)) is not None:
             return self.out(out_THX.flatten(1), ops)
         plain_THC, turning_THC = q_THC.split([shape.plain_size, shape.rope_size], dim=-1)
-        turning_THC = ops.rotate(turning_THC, flow.cos_TR, flow.sin_TR, self.interleaved)
+        turning_THC = ops.rotate(turning_THC, context.cos_TR, context.sin_TR, self.interleaved)
         q_THC = torch.cat([plain_THC, turning_THC], dim=-1)
 
         latent_T, key_T = kv_TX.split([shape.kv_rank, shape.rope_size], dim=-1)
-        key_T1C = ops.rotate(key_T.unsqueeze(1), flow.cos_TR, flow.sin_TR, self.interleaved)
+        key_T1C = ops.rotate(key_T.unsqueeze(1), context.cos_TR, context.sin_TR, self.interleaved)
         latent_TX = torch.cat([self.kv_norm(latent_T, ops), key_T1C.squeeze(1)], dim=-1)
 
         if slabs is not None:
             layout.write(slabs["latent"], latent_TX)
         if self.indexer is not None:
-            flow.selected = self.indexer(x_TD, query_input, flow, slabs)
-        selected = flow.selected if self.index_kind else None
+            context.selected = self.indexer(x_TD, query_input, context, slabs)
+        selected = context.selected if self.index_kind else None
 
         pieces = []
         for span, q, latent_MX in layout.per_sequence(q_THC, latent_TX):
@@ -110,22 +110,24 @@ class LatentAttention(nn.Module):
             if keep_TM is not None and span.new == 1:  # one query: drop what it will not look at
                 chosen = keep_TM[0].nonzero().squeeze(1)
                 latent_MX, keep_TM = latent_MX[chosen], None
-            absorb = flow.absorb and in_cache and self._absorbing_pays(span)
+            absorb = context.absorb and in_cache and self._absorbing_pays(span)
             attend = self._absorbed if absorb else self._expanded
             pieces.append(attend(q, latent_MX, keep_TM, ops))
         out_THX = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         return self.out(out_THX.flatten(1), ops)
 
-    def _fused(self, q_THC: Tensor, kv_TX: Tensor, flow: Flow, slabs: dict[str, Tensor] | None) -> Tensor | None:
+    def _fused(
+        self, q_THC: Tensor, kv_TX: Tensor, context: ForwardContext, slabs: dict[str, Tensor] | None
+    ) -> Tensor | None:
         """All of it in one call, where there are kernels for that and every token looks at all before it."""
-        run, up = getattr(flow.ops, "latent", None), self.kv_up.weight
+        run, up = getattr(context.ops, "latent", None), self.kv_up.weight
         if run is None or self.index_kind or not isinstance(up, Tensor):
             return None
         rules = LatentRules(
-            self.shape.plain_size, self.kv_norm.eps, flow.cos_TR, flow.sin_TR, self.interleaved, self.scale
+            self.shape.plain_size, self.kv_norm.eps, context.cos_TR, context.sin_TR, self.interleaved, self.scale
         )
         up_HXK = up.unflatten(0, (self.shape.heads, -1))
-        out_THX: Tensor | None = run(q_THC, kv_TX, self.kv_norm.weight, up_HXK, rules, flow.layout, slabs)
+        out_THX: Tensor | None = run(q_THC, kv_TX, self.kv_norm.weight, up_HXK, rules, context.layout, slabs)
         return out_THX
 
     def _absorbing_pays(self, span: Span) -> bool:
@@ -173,18 +175,18 @@ class LightningIndexer(nn.Module):
 
     @torch.no_grad()
     def forward(
-        self, x_TD: Tensor, query_TQ: Tensor, flow: Flow, slabs: dict[str, Tensor] | None
+        self, x_TD: Tensor, query_TQ: Tensor, context: ForwardContext, slabs: dict[str, Tensor] | None
     ) -> list[Tensor | None]:
-        ops, layout = flow.ops, flow.layout
+        ops, layout = context.ops, context.layout
         assert layout.trees is None, "a selection would count the other branches of a tree"
         k_TC = self.key_norm(self.keys(x_TD, ops))
-        k_TC = ops.rotate(k_TC.unsqueeze(1), flow.cos_TR, flow.sin_TR, self.interleaved).squeeze(1)
+        k_TC = ops.rotate(k_TC.unsqueeze(1), context.cos_TR, context.sin_TR, self.interleaved).squeeze(1)
         if slabs is not None:
             layout.write(slabs["index"], k_TC)
         if all(span.total <= self.topk for span in layout.spans):
             return [None] * len(layout.spans)
         q_THC = self.queries(query_TQ, ops).unflatten(-1, (self.heads, self.size))
-        q_THC = ops.rotate(q_THC, flow.cos_TR, flow.sin_TR, self.interleaved).float()
+        q_THC = ops.rotate(q_THC, context.cos_TR, context.sin_TR, self.interleaved).float()
         weights_TH = self.head_weights(x_TD, ops).float() * self.heads**-0.5
         selected: list[Tensor | None] = []
         for span in layout.spans:

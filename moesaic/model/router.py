@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from moesaic.kernels import Kernels, reference
 from moesaic.model.config import Experts
-from moesaic.model.flow import Routing
+from moesaic.model.context import Routing
 
 # What a router called by itself runs on.
 PLAIN = cast(Kernels, reference)

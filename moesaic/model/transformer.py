@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from moesaic import kernels
-from moesaic.kernels.quantised import FewBits, QuantisedKernels
+from moesaic.kernels.quantized import QuantizedKernels, QuantizedWeight
 from moesaic.model.block import Block, PredictionBlock
 from moesaic.model.config import ModelConfig
-from moesaic.model.flow import Flow, Routing
+from moesaic.model.context import ForwardContext, Routing
+from moesaic.model.fused_model import FusedModel, run_fused
 from moesaic.model.layout import Layout, PagedCache
 from moesaic.model.linear import Norm
 from moesaic.model.rope import dynamic_frequencies, frequencies
-from moesaic.model.stack import Stack, all_layers
 from moesaic.model.value_head import ValueHead
 
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ LOGIT_ROWS = 1024
 
 
 # How a block is run: plainly, again in the backward pass, on some of the tokens, or not at all.
-Through = Callable[[Block, int, Tensor, Flow], Tensor]
+LayerRunner = Callable[[Block, int, Tensor, ForwardContext], Tensor]
 
 
-def plainly(block: Block, number: int, x_TD: Tensor, flow: Flow) -> Tensor:
-    out_TD: Tensor = block(x_TD, flow)
+def run_plainly(block: Block, number: int, x_TD: Tensor, context: ForwardContext) -> Tensor:
+    out_TD: Tensor = block(x_TD, context)
     return out_TD
 
 
@@ -44,7 +44,7 @@ class Model(nn.Module):
         self.mode = mode
         self.tokenizer: Tokenizer | None = None
         self.value: ValueHead | None = None  # of a reward model or critic
-        self.stack: Stack | None = None  # the layers as one piece, when first wanted
+        self.stack: FusedModel | None = None  # the layers as one piece, when first wanted
         self.embed = nn.Parameter(torch.empty(config.vocab, config.hidden))
         self.layers = nn.ModuleList(Block(config, layer, number) for number, layer in enumerate(config.layers))
         self.norm = Norm(config.hidden, config.norm_eps)
@@ -66,30 +66,30 @@ class Model(nn.Module):
         tokens_T: Tensor,
         layout: Layout,
         routing: Routing | None = None,
-        through: Through = plainly,
+        runner: LayerRunner = run_plainly,
         ops: kernels.Kernels | None = None,
     ) -> Tensor:
         """The normalised hidden state after each token; `logits_at` turns rows of it into predictions."""
-        flow = self.flow(layout, routing, ops)
+        context = self.context(layout, routing, ops)
         x_TD = self.embedded(tokens_T)
-        if through is plainly and (done_TD := all_layers(self, x_TD, flow)) is not None:
-            return self.norm(done_TD, flow.ops)
+        if runner is run_plainly and (done_TD := run_fused(self, x_TD, context)) is not None:
+            return self.norm(done_TD, context.ops)
         for number, block in enumerate(self.layers):
             assert isinstance(block, Block)
-            x_TD = through(block, number, x_TD, flow)
-        return self.norm(x_TD, flow.ops)
+            x_TD = runner(block, number, x_TD, context)
+        return self.norm(x_TD, context.ops)
 
     def embedded(self, tokens_T: Tensor) -> Tensor:
-        table: Tensor | FewBits = self._modules.get("embed") or self.embed  # type: ignore[assignment]
-        return table.rows(tokens_T) if isinstance(table, FewBits) else F.embedding(tokens_T, table)
+        table: Tensor | QuantizedWeight = self._modules.get("embed") or self.embed  # type: ignore[assignment]
+        return table.rows(tokens_T) if isinstance(table, QuantizedWeight) else F.embedding(tokens_T, table)
 
     def predict_further(
         self, number: int, hidden_TD: Tensor, next_T: Tensor, layout: Layout, routing: Routing | None = None
     ) -> Tensor:
         """Multi-token-prediction layer `number`: from hidden states and the tokens that followed them, the hidden
         states that predict one token further."""
-        flow = self.flow(layout, routing)
-        return self.mtp[number](hidden_TD, self.embedded(next_T), flow)
+        context = self.context(layout, routing)
+        return self.mtp[number](hidden_TD, self.embedded(next_T), context)
 
     def logits_at(self, hidden_TD: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
         return self.kernels.linear(hidden_TD[rows], self.output)
@@ -99,13 +99,15 @@ class Model(nn.Module):
         """The matrix that turns hidden states into logits (V, D)."""
         return self.embed if self.head is None else self.head
 
-    def flow(self, layout: Layout, routing: Routing | None = None, ops: kernels.Kernels | None = None) -> Flow:
+    def context(
+        self, layout: Layout, routing: Routing | None = None, ops: kernels.Kernels | None = None
+    ) -> ForwardContext:
         ops = ops or self.kernels
         library = getattr(ops, "library", None)
         absorb = self.mode != "invariant"
         if routing is not None and routing.keep_logits:  # not in a block, which may be compiled
             routing.lengths = [span.new for span in layout.spans]
-        return Flow(layout, ops, *self.angles(layout), routing, absorb, library)
+        return ForwardContext(layout, ops, *self.angles(layout), routing, absorb, library)
 
     def angles(self, layout: Layout) -> tuple[Tensor, Tensor]:
         """Cosines and sines of every token's rotary angles, float32."""
@@ -119,12 +121,12 @@ class Model(nn.Module):
     @property
     def kernels(self) -> kernels.Kernels:
         chosen = kernels.choose(self.device, self.mode)
-        return cast(kernels.Kernels, QuantisedKernels(chosen)) if self.quantised else chosen
+        return cast(kernels.Kernels, QuantizedKernels(chosen)) if self.quantized else chosen
 
     @cached_property
-    def quantised(self) -> bool:
+    def quantized(self) -> bool:
         """Whether any matrix is kept in few bits. A model is made so when it is read, and not changed after."""
-        return any(isinstance(module, FewBits) for module in self.modules())
+        return any(isinstance(module, QuantizedWeight) for module in self.modules())
 
     def cache_shapes(self) -> list[dict[str, tuple[int, ...]]]:
         """What each layer, prediction layers last, keeps per token."""

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from moesaic.errors import UserError
 from moesaic.model import directory
-from moesaic.model.checkpoint import Source
 from moesaic.model.config import Dense, Experts, ModelConfig
 from moesaic.model.families import Place
+from moesaic.model.formats.checkpoint import Source
 from moesaic.model.value_head import copy_head
 
 # The mixture that is nearest to each dense family; where it cannot express the model, our own architecture is used.

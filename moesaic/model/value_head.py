@@ -14,7 +14,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from moesaic.errors import UserError
-from moesaic.model.tensor_file import TensorFile
+from moesaic.model.formats.tensor_file import TensorFile
 
 if TYPE_CHECKING:
     from moesaic.model.transformer import Model

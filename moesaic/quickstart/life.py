@@ -21,7 +21,7 @@ from rich.table import Table
 
 import moesaic
 from moesaic.errors import UserError
-from moesaic.quickstart import tellers
+from moesaic.quickstart import summaries
 from moesaic.recipe import Recipe, load_recipe
 
 RECIPES = Path(moesaic.__file__).parents[1] / "recipes"
@@ -34,7 +34,7 @@ class Stage:
     title: str
     why: str
     run: Callable[[], dict[str, Any]]  # what is remembered of it
-    tell: Callable[[dict[str, Any]], tellers.Rows]
+    tell: Callable[[dict[str, Any]], summaries.Rows]
 
 
 class Life(ABC):
@@ -97,12 +97,14 @@ class Life(ABC):
     def compress_with(self, method: Any, source: Path, **wishes: Any) -> dict[str, Any]:
         """Calibrated on questions, in the form in which the model will be spoken to. What it cost, other questions will
         tell: how well it foretells them says little of a model that was taught only to answer."""
-        from moesaic.compress.compress import Wish, compress
+        from moesaic.compress.compress import CompressionRequest, compress
 
         text = self.out / "calibration.txt"
         text.write_text(conversations(source, self.family), encoding="utf-8")
         with self.console.status("compressing"):
-            return compress(source, method, self.out / "small", Wish(data=text, check_tokens=0, force=True, **wishes))
+            return compress(
+                source, method, self.out / "small", CompressionRequest(data=text, check_tokens=0, force=True, **wishes)
+            )
 
     def recipe(self, name: str, *overrides: str) -> Recipe:
         if not (RECIPES / name).is_file():

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from moesaic.model.config import Experts
-from moesaic.quickstart import tellers
+from moesaic.quickstart import summaries
 from moesaic.quickstart.life import Life, Stage, finished
 
 EXPERTS, PER_TOKEN = 4, 2
@@ -30,14 +30,14 @@ class RealLife(Life):
     def stages(self) -> dict[str, Stage]:
         return {
             "machine": Stage(
-                "This machine", "What it is good at decides how the model is run.", self.machine, tellers.machine
+                "This machine", "What it is good at decides how the model is run.", self.machine, summaries.machine
             ),
             "begun": Stage(
-                "Begin", "A dense model becomes a mixture that answers the same.", self.begin, tellers.begun
+                "Begin", "A dense model becomes a mixture that answers the same.", self.begin, summaries.begun
             ),
-            "taught": Stage("Teach", "It learns how sums are to be answered.", self.teach, tellers.taught),
-            "small": Stage("Compress", "Its weights are kept in 4 bits.", self.compress, tellers.small),
-            "evaluated": Stage("Evaluate", "Questions that no stage ever saw.", self.evaluate, tellers.evaluated),
+            "taught": Stage("Teach", "It learns how sums are to be answered.", self.teach, summaries.taught),
+            "small": Stage("Compress", "Its weights are kept in 4 bits.", self.compress, summaries.small),
+            "evaluated": Stage("Evaluate", "Questions that no stage ever saw.", self.evaluate, summaries.evaluated),
         }
 
     def models(self) -> dict[str, Path]:
@@ -46,7 +46,7 @@ class RealLife(Life):
     def begin(self) -> dict[str, Any]:
         from moesaic.model import directory, lineage
         from moesaic.model.facts import facts
-        from moesaic.model.matching import match
+        from moesaic.model.formats.matching import match
         from moesaic.model.upcycle import Upcycle, upcycle
 
         opened, out = directory.open_source(self.source), self.out / "mixture"

@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any, ClassVar
 
-from moesaic.quickstart import tellers
+from moesaic.quickstart import summaries
 from moesaic.quickstart.life import Life, Stage, finished
 
 # Before a chat template: only the last question counts.
@@ -41,20 +41,20 @@ class TinyLife(Life):
     def stages(self) -> dict[str, Stage]:
         return {
             "machine": Stage(
-                "This machine", "What it is good at decides how the model is run.", self.machine, tellers.machine
+                "This machine", "What it is good at decides how the model is run.", self.machine, summaries.machine
             ),
             "data": Stage(
-                "Data", "Text becomes tokens: Python's own library, questions with answers.", self.data, tellers.data
+                "Data", "Text becomes tokens: Python's own library, questions with answers.", self.data, summaries.data
             ),
             "law": Stage(
-                "Loss law", "Two short pilots tell how far the loss of the long run will fall.", self.law, tellers.law
+                "Loss law", "Two short pilots tell how far the loss of the long run will fall.", self.law, summaries.law
             ),
-            "base": Stage("Pretrain", "A GLM-4.5-shaped mixture learns to go on with text.", self.base, tellers.base),
+            "base": Stage("Pretrain", "A GLM-4.5-shaped mixture learns to go on with text.", self.base, summaries.base),
             "aligned": Stage(
-                "Align", "It learns to answer: from examples, then by trying (GRPO).", self.align, tellers.aligned
+                "Align", "It learns to answer: from examples, then by trying (GRPO).", self.align, summaries.aligned
             ),
-            "small": Stage("Compress", "Its weights are kept in 4 bits.", self.compress, tellers.small),
-            "evaluated": Stage("Evaluate", "Questions that no stage ever saw.", self.evaluate, tellers.evaluated),
+            "small": Stage("Compress", "Its weights are kept in 4 bits.", self.compress, summaries.small),
+            "evaluated": Stage("Evaluate", "Questions that no stage ever saw.", self.evaluate, summaries.evaluated),
         }
 
     def models(self) -> dict[str, Path]:
@@ -67,8 +67,8 @@ class TinyLife(Life):
         }
 
     def data(self) -> dict[str, Any]:
-        from moesaic.data.preparation_report import drawn
-        from moesaic.data.prepare import prepare
+        from moesaic.data.preparation.prepare import prepare
+        from moesaic.data.preparation.report import drawn
 
         with drawn() as show:
             prepare(self.recipe(self.pretrains), self.out / "data", show=show)
@@ -87,9 +87,9 @@ class TinyLife(Life):
         (folder / "generation_config.json").write_text(json.dumps(told) + "\n")
 
     def law(self) -> dict[str, Any]:
-        from moesaic.train.law_fit import fit
-        from moesaic.train.law_predict import predict
-        from moesaic.train.law_runs import read_runs
+        from moesaic.train.law.fit import fit
+        from moesaic.train.law.predict import predict
+        from moesaic.train.law.runs import read_runs
 
         recipe = self.recipe(self.pretrains)
         runs = [self.out / "pilots" / name for name in ("constant", "cosine")]
@@ -106,7 +106,7 @@ class TinyLife(Life):
 
     def align(self) -> dict[str, Any]:
         from moesaic.align.align import align
-        from moesaic.train.metrics import read_metrics
+        from moesaic.train.report.metrics import read_metrics
 
         told = align(self.recipe(self.aligns), self.out / "base", self.out / "aligned")
         finished(told["stages"][-1])

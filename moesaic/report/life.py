@@ -19,12 +19,12 @@ import numpy as np
 
 import moesaic
 from moesaic.model import lineage
-from moesaic.model.checkpoint import readable
+from moesaic.model.formats.checkpoint import readable
 from moesaic.report.charts import Curve, lines, shares
 from moesaic.report.page import grid, page, section, table
-from moesaic.train.display import amount, duration
-from moesaic.train.metrics import Line, read_metrics
-from moesaic.train.plot import series, smooth
+from moesaic.train.report.display import amount, duration
+from moesaic.train.report.metrics import Line, read_metrics
+from moesaic.train.report.plot import series, smooth
 
 FILE = "report.html"
 
@@ -154,9 +154,9 @@ def answers(known: dict[str, Any]) -> str:
             cells.append(f'<td class="said {kind}">{escape(sample["answer"] or "(nothing)")}</td>')
         rows.append(f"<tr>{''.join(cells)}</tr>")
     head = "".join(f"<th>{escape(name)}</th>" for name in ("question", *models))
-    counted = next(iter(models.values()))["examples"]
+    plural = next(iter(models.values()))["examples"]
     body = f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
-    return section("What it says", f"The first of {counted} questions that no stage saw, after each stage.", body)
+    return section("What it says", f"The first of {plural} questions that no stage saw, after each stage.", body)
 
 
 def life(out: Path) -> str:

@@ -12,9 +12,9 @@ from types import FrameType
 from typing import Any, TextIO
 
 from moesaic.errors import UserError
-from moesaic.serve.engine import Engine
+from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.request import Request, Sampling
 from moesaic.serve.parsers import Content, Event, Parser, Reasoning, detect
-from moesaic.serve.request import Request, Sampling
 from moesaic.strict import did_you_mean
 
 HELP = """\

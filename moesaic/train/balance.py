@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from moesaic.model.config import Experts
+from moesaic.model.context import Routing
 from moesaic.model.experts import MixtureFeedForward
-from moesaic.model.flow import Routing
 from moesaic.model.transformer import Model
 from moesaic.recipe import BalanceSection
 

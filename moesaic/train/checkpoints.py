@@ -23,9 +23,9 @@ from torch import Tensor
 
 from moesaic.errors import UserError
 from moesaic.model import directory
-from moesaic.model.checkpoint import read_json
 from moesaic.model.config import ModelConfig
 from moesaic.model.families import Place, read_config
+from moesaic.model.formats.checkpoint import read_json
 from moesaic.model.value_head import write_head
 
 SHOWN = Path("checkpoints") / "latest"  # where DIR's links lead

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from moesaic.data.preparation_report import drawn
-from moesaic.data.prepare import prepare
+from moesaic.atomic import alone_in
+from moesaic.data.preparation.prepare import prepare
+from moesaic.data.preparation.report import drawn
 from moesaic.data.shards import MANIFEST
-from moesaic.model.atomic import alone_in
 from moesaic.recipe import Recipe
-from moesaic.train.continuing import steps_done
-from moesaic.train.foresight import check, check_columns
 from moesaic.train.loop import train
+from moesaic.train.resume import steps_done
 from moesaic.train.run import Run
+from moesaic.train.validate import check, check_columns
 
 
 def pretrain(recipe: Recipe, out: Path, *, quiet: bool = False, command: str = "") -> dict[str, Any]:

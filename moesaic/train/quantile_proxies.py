@@ -23,22 +23,22 @@ from torch import Tensor
 import moesaic
 from moesaic.data.columns import check_column
 from moesaic.data.packing import Batch
-from moesaic.data.prepare import Status, prepare
-from moesaic.data.prepare import begun as preparation_begun
+from moesaic.data.preparation.prepare import Status, prepare
+from moesaic.data.preparation.prepare import begun as preparation_begun
 from moesaic.data.quantiles import QuantileTable, benchmark_quantiles
 from moesaic.data.shards import MANIFEST, Shards
 from moesaic.data.stream import TokenStream
 from moesaic.errors import UserError
-from moesaic.kernels import probe
+from moesaic.kernels import hardware
 from moesaic.recipe import Recipe
 from moesaic.strict import did_you_mean
-from moesaic.train.foresight import check
 from moesaic.train.held_out_loss import HeldOutLoss
+from moesaic.train.law.loss_law import read_json, write_json
 from moesaic.train.loop import train
-from moesaic.train.loss_law import read_json, write_json
 from moesaic.train.objectives import Loss
 from moesaic.train.optimizers import StepResult
 from moesaic.train.run import Run
+from moesaic.train.validate import check
 
 HELD_OUT = 0.05  # of the documents, where the recipe holds none out
 RESULT = "quantiles.json"
@@ -89,7 +89,7 @@ def quantiles(
     data = Shards(folder)
     longest = recipe.data.sequence_length
     measured = [
-        HeldOutLoss(data, tokens=tokens, longest=longest, device=probe.device(), source=name)
+        HeldOutLoss(data, tokens=tokens, longest=longest, device=hardware.device(), source=name)
         for name in ([on] if on else names)
     ]
     total, losses = steps * count * len(names) * seeds, dict[str, list[float]]()

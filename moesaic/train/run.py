@@ -14,25 +14,25 @@ from torch import Tensor
 
 from moesaic.data.stream import Batch, Closing, Keeper, Stream, TokenStream
 from moesaic.errors import UserError
-from moesaic.kernels import probe
+from moesaic.kernels import hardware
 from moesaic.model import directory, lineage
 from moesaic.model.transformer import Model
 from moesaic.recipe import Recipe
-from moesaic.train import beginning
+from moesaic.train import init
 from moesaic.train.averaging import Average
 from moesaic.train.balance import Balance
-from moesaic.train.beginning import Begun
 from moesaic.train.checkpoints import Checkpoints, Snapshot
-from moesaic.train.compiled import compile_blocks
-from moesaic.train.continuing import fingerprint, steps_done
-from moesaic.train.foresight import rates, with_room, within
+from moesaic.train.compile import compile_blocks
 from moesaic.train.held_out_loss import HeldOutLoss
+from moesaic.train.init import Begun
+from moesaic.train.layer_runners.compose import LayerRunners
 from moesaic.train.loss_scale import LossScale
-from moesaic.train.mfu import peak_flops, step_flops
 from moesaic.train.objectives import Loss, Objective
 from moesaic.train.optimizers import OptimizerMethod, StepResult
-from moesaic.train.report import Report, StepRecord
-from moesaic.train.shortcuts import Shortcuts
+from moesaic.train.report.mfu import peak_flops, step_flops
+from moesaic.train.report.report import Report, StepRecord
+from moesaic.train.resume import fingerprint, steps_done
+from moesaic.train.validate import rates, with_room, within
 from moesaic.train.watch import Watch
 
 
@@ -60,8 +60,8 @@ class Run:
     ) -> None:
         recipe, shortened = with_room(recipe)
         self.recipe, self.out, self.settings, self.name = recipe, out, recipe.train, name
-        self.device = probe.device()
-        torch.set_num_threads(probe.threads())
+        self.device = hardware.device()
+        torch.set_num_threads(hardware.threads())
         self.step = 0
         self.rewinds = 0
         self.stopping = False
@@ -71,7 +71,7 @@ class Run:
         self._origin = fingerprint(recipe.train.init)
         self.checkpoints = Checkpoints(out, self.settings.keep_last, self.settings.keep_every, self._saved)
         before = self.checkpoints.dtype(done) if done else "auto"
-        self.model, self.files, self.life = begun or beginning.model(recipe, _given(data), self.device, before)
+        self.model, self.files, self.life = begun or init.model(recipe, _given(data), self.device, before)
         self.data: Stream = stream(self.model) if stream else TokenStream.open(_given(data), recipe)
         recipe, ends = within(recipe, self.data)
         self.recipe, self.settings = recipe, recipe.train
@@ -86,7 +86,7 @@ class Run:
         self.balance = Balance(self.model, recipe.balance)
         self.watch = Watch(self.settings.spike.sigmas, self.settings.spike.patience)
         self.average = Average(self.settings.average, self.settings.steps)
-        self.shortcuts = Shortcuts(self.settings, self.model.config)
+        self.layer_runners = LayerRunners(self.settings, self.model.config)
         if self.device.type == "cuda" and stream is None and not self.settings.token_drop:  # batches of one size
             compile_blocks(self.model)
         report_state = self._restore(done) if done else None
@@ -117,12 +117,12 @@ class Run:
         """Gradients of the whole batch, taken in parts to save memory; the sum of their losses."""
         self.optimizer.zero_grad()
         self._frozen = batch.frozen
-        through = self.shortcuts.through(self.step)
+        runner = self.layer_runners.runner(self.step)
         whole = Loss(torch.zeros((), device=self.device))
         for part in batch.parts(self.settings.accumulate, self.device):
             routing = self.balance.routing()
             with torch.set_grad_enabled(not batch.frozen):
-                loss = self.objective(self.model, part, routing, through)
+                loss = self.objective(self.model, part, routing, runner)
                 extra = self.balance.losses(routing, len(part.tokens_T) / len(batch.tokens_T))
             total = sum(extra.values(), loss.total)
             if not batch.frozen:
@@ -138,7 +138,7 @@ class Run:
 
     def rate(self, step: int) -> float:
         """The learning rate of the step after `step` of them, as a share of the peak."""
-        return float(self.rates[self.shortcuts.progress(step)])
+        return float(self.rates[self.layer_runners.progress(step)])
 
     def update(self) -> StepResult:
         value = None if self.scale is None else self.scale.value

@@ -10,9 +10,9 @@ import torch
 
 import moesaic
 from moesaic.align.align import align
+from moesaic.atomic import alone_in
 from moesaic.errors import UserError
 from moesaic.model import lineage
-from moesaic.model.atomic import alone_in
 from moesaic.recipe import load_recipe
 from moesaic.train.run import Run
 from tests.serve.made import talking_model

@@ -16,15 +16,15 @@ import torch
 
 import moesaic
 from moesaic.align.align import align
-from moesaic.align.asynchronous import AsynchronousStream
-from moesaic.align.asynchronous_crew import Crew
 from moesaic.align.examples import Example
 from moesaic.align.rewards.math import MathEqual
-from moesaic.align.rollout import Sample, ask
-from moesaic.align.under_way import Answering, UnderWay
+from moesaic.align.rollouts.async_stream import AsynchronousStream
+from moesaic.align.rollouts.pool import Answering, UnderWay
+from moesaic.align.rollouts.rollout import Sample, ask
+from moesaic.align.rollouts.worker_pool import WorkerPool
 from moesaic.errors import UserError
 from moesaic.recipe import load_recipe
-from moesaic.serve.engine import Engine
+from moesaic.serve.core.engine import Engine
 from tests.serve.made import talking_model
 
 ray = pytest.importorskip("ray")
@@ -118,16 +118,16 @@ def undisturbed(base, tmp_path_factory, cluster):
 
 
 def test_killed_and_hung_workers_cost_nothing_but_time(base, tmp_path, undisturbed, monkeypatch):
-    plain, done = Crew.publish, []
+    plain, done = WorkerPool.publish, []
 
-    def publish(crew: Crew, version, model):
+    def publish(crew: WorkerPool, version, model):
         """The questions of the version before are being answered, or about to be."""
         if crew.hands[0].process and len(done) < 2 and version in (3, 5):
             os.kill(crew.hands[0].process, signal.SIGKILL if version == 3 else signal.SIGSTOP)
             done.append(crew.hands[0].process)
         plain(crew, version, model)
 
-    monkeypatch.setattr(Crew, "publish", publish)
+    monkeypatch.setattr(WorkerPool, "publish", publish)
     found = run(base, tmp_path / "killed", "{staleness: 1, on_update: finish, patience: 6}")
     assert len(done) == 2 and sum(line["worker_deaths"] for line in found) == 2
     assert untimed(found) == untimed(lines(undisturbed)) and same_weights(tmp_path / "killed", undisturbed)
@@ -253,10 +253,10 @@ def test_an_engine_that_fails_gives_up_what_it_holds_and_goes_on(base, monkeypat
     under_way.step()
     with monkeypatch.context() as broken:
         broken.setattr(engine.model, "forward", None)
-        broken.setattr("moesaic.serve.engine.Pass", None)
+        broken.setattr("moesaic.serve.core.engine.Pass", None)
         ((number, problem),) = under_way.step()
     assert number == 0 and isinstance(problem, TypeError)
-    assert not engine.scheduler.requests and not engine.blocks.in_use
+    assert not engine.scheduler.requests and not engine.page_pool.in_use
     add(1)
     ended = []
     while under_way.groups:

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from moesaic.align.asynchronous import Asynchronous, AsynchronousStream
-from moesaic.align.asynchronous_buffer import Buffer, Group, Ticket
-from moesaic.align.asynchronous_crew import Counted
-from moesaic.align.asynchronous_worker import Finished
 from moesaic.align.examples import Example, Mixture
 from moesaic.align.rewards import Judged
-from moesaic.align.rollout import Sample, as_batch
-from moesaic.align.rollout_stream import RolloutSettings
+from moesaic.align.rollouts.async_stream import Asynchronous, AsynchronousStream
+from moesaic.align.rollouts.buffer import Buffer, Group, Task
+from moesaic.align.rollouts.rollout import Sample, as_batch
+from moesaic.align.rollouts.stream import RolloutSettings
+from moesaic.align.rollouts.worker import Finished
+from moesaic.align.rollouts.worker_pool import Counted
 from moesaic.align.selection.uniform import InTurn
 from moesaic.data.packing import IGNORED
 from moesaic.errors import UserError
@@ -26,7 +26,7 @@ def sample(versions: list[int], reward: float = 0.0, learn: list[bool] | None = 
 
 
 def test_tokens_of_old_weights_are_left_out_of_the_loss():
-    group = Group(Ticket(0, (0, 0), 0, 1), [sample([1, 2, 3]), sample([3, 3], learn=[True, False])])
+    group = Group(Task(0, (0, 0), 0, 1), [sample([1, 2, 3]), sample([3, 3], learn=[True, False])])
     assert group.forget_before(2) == 1
     assert group.samples[0].learned == [False, True, True] and group.samples[1].learned == [True, False]
     assert group.forget_before(2) == 0 and group.teachable
@@ -58,8 +58,8 @@ class ScriptedCrew:
     What the script does not name comes at once, from the newest weights."""
 
     script: dict[int, tuple[int, list[int] | None]] = field(default_factory=dict)
-    asked: dict[int, Ticket] = field(default_factory=dict)
-    counted: Counted = field(default_factory=Counted)
+    asked: dict[int, Task] = field(default_factory=dict)
+    plural: Counted = field(default_factory=Counted)
     most: int = 0
     version: int = 0
     started: bool = False

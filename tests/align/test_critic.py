@@ -9,12 +9,12 @@ import torch
 
 import moesaic
 from moesaic.align.align import align
-from moesaic.align.critic import Critic, CriticOptions, value_loss
-from moesaic.align.critic_stream import CriticStream
+from moesaic.align.critics.critic import Critic, CriticOptions, value_loss
+from moesaic.align.critics.stream import CriticStream
 from moesaic.align.rewards import Judged
-from moesaic.align.rollout import Sample, as_batch
+from moesaic.align.rollouts.rollout import Sample, as_batch
 from moesaic.errors import UserError
-from moesaic.model.flow import Routing
+from moesaic.model.context import Routing
 from moesaic.recipe import load_recipe
 from moesaic.train.objectives.policy import Policy
 from moesaic.train.run import Run
@@ -198,7 +198,7 @@ def test_conversations_beside_are_not_forgotten(base, questions, tmp_path):
 @pytest.mark.parametrize("truncated", [False, True])
 def test_what_is_remembered_is_the_plain_loss_of_the_conversations(model, questions, truncated):
     from moesaic.align.examples import open_examples
-    from moesaic.align.remember import RememberStream
+    from moesaic.align.rollouts.replay_sft import RememberStream
     from moesaic.align.sft import ConversationStream
     from moesaic.train.objectives.next_token import NextToken
 

@@ -9,13 +9,13 @@ import torch
 
 import moesaic
 from moesaic.align.align import align
-from moesaic.align.rejection import Rule, chosen
 from moesaic.align.rewards import Judged
-from moesaic.align.rollout import Sample
+from moesaic.align.rollouts.rejection import Rule, chosen
+from moesaic.align.rollouts.rollout import Sample
 from moesaic.cli import main
 from moesaic.data.packing import IGNORED
 from moesaic.errors import UserError
-from moesaic.model.flow import Routing
+from moesaic.model.context import Routing
 from moesaic.recipe import load_recipe
 from moesaic.train.objectives.distill import Distill
 from moesaic.train.run import Run
@@ -209,7 +209,7 @@ def test_good_answers_are_learned_and_set_against_bad_ones(ending, questions, tm
 def test_samples_are_drawn_once(ending, questions, tmp_path, monkeypatch):
     text = REJECTION.format(steps=2, questions=questions)
     stop_and_go_on(lambda out: align(recipe(tmp_path, text), ending, out, quiet=True), tmp_path, monkeypatch, 2)
-    import moesaic.align.rejection as module
+    import moesaic.align.rollouts.rejection as module
 
     monkeypatch.setattr(module, "roll", lambda *_: pytest.fail("sampled again"))
     align(recipe(tmp_path, text), ending, tmp_path / "whole", quiet=True)

@@ -24,14 +24,14 @@ from moesaic.align.examples import Example
 from moesaic.align.rewards.environment import Given
 from moesaic.align.rewards.exact import Exact
 from moesaic.align.rewards.process import Process
-from moesaic.align.rollout import Sample, as_batch
+from moesaic.align.rollouts.rollout import Sample, as_batch
 from moesaic.align.stages import Stage
 from moesaic.errors import UserError
-from moesaic.model.flow import Routing
+from moesaic.model.context import Routing
 from moesaic.recipe import load_recipe
-from moesaic.serve.engine import Counts, Engine
+from moesaic.serve.core.engine import Counts, Engine
+from moesaic.serve.core.request import Output, Request, TokenLogprob
 from moesaic.serve.parsers import Call, Message
-from moesaic.serve.request import Output, Request, TokenLogprob
 from moesaic.train.objectives.policy import Policy
 from tests.serve.made import talking_model
 
@@ -198,7 +198,7 @@ def test_trainer_and_engine_agree_on_several_turns_to_the_bit(model):
     batch = as_batch(samples, 0, "token", {}, {})
     loss = Policy()(model, batch, Routing())
     assert float(loss.notes["mismatch_max"]) == 0.0 and float(loss.notes["routers_differ"]) == 0.0
-    assert not engine.scheduler.requests and not engine.blocks.in_use
+    assert not engine.scheduler.requests and not engine.page_pool.in_use
 
 
 def test_passages_are_ranked_by_bm25(tmp_path):

@@ -12,10 +12,10 @@ from moesaic.align.advantages import ADVANTAGES, generalised_advantages
 from moesaic.align.align import align
 from moesaic.align.examples import Mixture
 from moesaic.align.rewards import Judged
-from moesaic.align.rollout import Rolled, Sample, as_batch
-from moesaic.align.rollout_stream import PolicyStream, RolloutSettings
+from moesaic.align.rollouts.rollout import Rolled, Sample, as_batch
+from moesaic.align.rollouts.stream import PolicyStream, RolloutSettings
 from moesaic.align.selection.uniform import InTurn
-from moesaic.model.flow import Routing
+from moesaic.model.context import Routing
 from moesaic.model.layout import Layout
 from moesaic.recipe import load_recipe
 from moesaic.train.objectives.policy import Policy, clipped, distance

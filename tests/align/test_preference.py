@@ -11,13 +11,13 @@ import torch.nn.functional as F
 
 import moesaic
 from moesaic.align.align import align
-from moesaic.align.preference_batch import GroupStream, pack_pairs
-from moesaic.align.preference_pairs import PairSource, read_pair, read_source
-from moesaic.align.preference_reference import answer_logprobs, reference_logprobs
+from moesaic.align.preference.batch import GroupStream, pack_pairs
+from moesaic.align.preference.pairs import PairSource, read_pair, read_source
+from moesaic.align.preference.reference import answer_logprobs, reference_logprobs
 from moesaic.align.stages.preference import Preference as PreferenceStage
 from moesaic.data.packing import IGNORED
 from moesaic.errors import UserError
-from moesaic.model.flow import Routing
+from moesaic.model.context import Routing
 from moesaic.recipe import load_recipe
 from moesaic.train.objectives.preference import Preference
 from moesaic.train.run import Run
@@ -184,7 +184,7 @@ def test_the_reference_is_computed_once_and_gone_on_with(model, tmp_path, monkey
     first = reference_logprobs(model, pairs, {0, 1, 2}, tmp_path)
     assert first[:3].isfinite().all() and first[3:].isnan().all()
     asked = []
-    import moesaic.align.preference_reference as module
+    import moesaic.align.preference.reference as module
 
     plain = module.answer_logprobs
     monkeypatch.setattr(module, "answer_logprobs", lambda m, said: asked.append(len(said)) or plain(m, said))

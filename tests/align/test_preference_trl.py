@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import moesaic
-from moesaic.align.preference_batch import pack_pairs
-from moesaic.align.preference_pairs import read_source
-from moesaic.align.preference_reference import answer_logprobs
-from moesaic.model.flow import Routing
+from moesaic.align.preference.batch import pack_pairs
+from moesaic.align.preference.pairs import read_source
+from moesaic.align.preference.reference import answer_logprobs
+from moesaic.model.context import Routing
 from moesaic.train.objectives.preference import Preference
 from tests.serve.made import talking_model
 

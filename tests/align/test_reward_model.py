@@ -13,19 +13,19 @@ import torch.nn.functional as F
 import moesaic
 from moesaic.align.align import align
 from moesaic.align.conversation import Said
-from moesaic.align.preference_pairs import Pair, read_pair
-from moesaic.align.reward_model import pack_judged, read_steps, values_at
-from moesaic.align.reward_model_lengths import balanced, length_bias
+from moesaic.align.preference.length_balance import balanced, length_bias
+from moesaic.align.preference.pairs import Pair, read_pair
+from moesaic.align.preference.reward_model import pack_judged, read_steps, values_at
 from moesaic.align.rewards import Answer, judge
 from moesaic.align.rewards.model import ModelReward
 from moesaic.cli import main
 from moesaic.errors import UserError
 from moesaic.model import directory, lineage
-from moesaic.model.flow import Routing
+from moesaic.model.context import Routing
 from moesaic.model.value_head import FILE, give_head
 from moesaic.recipe import load_recipe
-from moesaic.train.metrics import read_events
 from moesaic.train.objectives.reward_model import RewardModel
+from moesaic.train.report.metrics import read_events
 from moesaic.train.run import Run
 from tests.serve.made import talking_model
 

@@ -6,14 +6,14 @@ import pytest
 
 import moesaic
 from moesaic.align.examples import Example, Mixture
-from moesaic.align.rollout import ask, roll
-from moesaic.align.run_ahead import RunAhead
+from moesaic.align.rollouts.rollout import ask, roll
+from moesaic.align.rollouts.run_ahead import RunAhead
 from moesaic.align.selection import Selection
 from moesaic.errors import UserError
 from moesaic.methods import Method, build, known
-from moesaic.serve.drafters.router import Router
-from moesaic.serve.drafters.suffix import Suffix
-from moesaic.serve.engine import Engine
+from moesaic.serve.core.drafters.router import DraftRouter
+from moesaic.serve.core.drafters.suffix import Suffix
+from moesaic.serve.core.engine import Engine
 from tests.serve.made import talking_model
 
 WISHES = {"max_tokens": 40, "temperature": 1.0, "ignore_eos": True}
@@ -26,7 +26,7 @@ def model(tmp_path_factory):
 
 
 def engine_of(model) -> Engine:
-    return Engine(model, cache_bytes=4 << 20, drafter=Router.over(Suffix(), always=True), seed=0)
+    return Engine(model, cache_bytes=4 << 20, drafter=DraftRouter.over(Suffix(), always=True), seed=0)
 
 
 def test_what_was_written_ahead_is_guessed(model):
@@ -52,7 +52,7 @@ def test_it_gives_way_at_once(model):
     ahead = RunAhead(engine, 2, WISHES)
     ahead.foretold(list(zip(EXAMPLES, (7, 8, 9), strict=True)))
     ahead.run(until=lambda: engine.counts.steps >= 5)
-    assert engine.counts.steps == 5 and not engine.scheduler.requests and not engine.blocks.in_use
+    assert engine.counts.steps == 5 and not engine.scheduler.requests and not engine.page_pool.in_use
     assert len(ahead.coming) == 2
     ahead.foretold([])
     ahead.run(until=lambda: False)

@@ -22,14 +22,14 @@ from typing import Any
 
 import pytest
 
-from moesaic.align.sandbox import Limits, run_python
+from moesaic.worlds.sandbox import Limits, run_python
 
 REPOSITORY = Path(__file__).parents[2]
 ORDINARY = 12345  # a user without an account
 SECRET = "the-parents-secret"
 CALLER = """
 import dataclasses, json, sys
-from moesaic.align.sandbox import Limits, run_python
+from moesaic.worlds.sandbox import Limits, run_python
 for line in sys.stdin:
     asked = json.loads(line)
     result = run_python(asked["code"], limits=Limits(**asked["limits"]), namespaces=asked["namespaces"])
@@ -172,7 +172,7 @@ class TestAProgramThatMeansWell:
     def test_is_run_by_an_interpreter_behind_links(self, tmp_path: Path) -> None:
         (tmp_path / "once").symlink_to(sys.prefix)
         (tmp_path / "twice").symlink_to("once")
-        code = "from moesaic.align.sandbox import run_python; print(run_python('print(6 * 7)').stdout)"
+        code = "from moesaic.worlds.sandbox import run_python; print(run_python('print(6 * 7)').stdout)"
         behind = [str(tmp_path / "twice" / "bin" / Path(sys.executable).name), "-c", code]
         done = subprocess.run(behind, cwd=REPOSITORY, capture_output=True, text=True)
         assert done.stdout.strip() == "42", done.stderr

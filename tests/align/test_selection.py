@@ -11,7 +11,7 @@ import moesaic
 from moesaic.align.align import align
 from moesaic.align.examples import Example, Mixture
 from moesaic.align.rewards import Judged
-from moesaic.align.rollout import Sample
+from moesaic.align.rollouts.rollout import Sample
 from moesaic.align.selection import Selection
 from moesaic.align.selection.cropi import ByInfluence, Cropi, Shrink, gradient
 from moesaic.align.selection.rlcs import ByDifficulty, Rlcs

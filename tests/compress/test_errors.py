@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from moesaic.atomic import alone_in
 from moesaic.cli import main
 from moesaic.compress import compress as compressing
-from moesaic.compress.shelf import beside
+from moesaic.compress.layer_store import beside
 from moesaic.model import lineage
-from moesaic.model.atomic import alone_in
 from tests.compress.made import make
 
 
@@ -182,7 +182,7 @@ def test_show_says_bits_and_convert_gives_plain_weights_back(
     assert main(["convert", str(tmp_path / "one"), str(tmp_path / "plain")]) == 0
     ids = [[1, 2, 3, 4, 5]]
     small, plain = load(tmp_path / "one", mode="reference"), load(tmp_path / "plain", mode="reference")
-    assert not plain.quantised and small.quantised
+    assert not plain.quantized and small.quantized
     torch.testing.assert_close(small.logits(ids)[0], plain.logits(ids)[0], rtol=1e-4, atol=1e-4)
 
 

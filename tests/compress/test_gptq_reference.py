@@ -14,8 +14,8 @@ from moesaic.compress.methods.gptq import damped, gptq_codes
 Array = np.ndarray[Any, Any]
 
 
-def plainly(weight: Array, moments: Array, scales: Array, zeros: Array, top: int, damping: float) -> Array:
-    """Optimal brain quantisation with one order for all outputs; scales and zeros are given for every weight."""
+def run_plainly(weight: Array, moments: Array, scales: Array, zeros: Array, top: int, damping: float) -> Array:
+    """Optimal brain quantization with one order for all outputs; scales and zeros are given for every weight."""
     left, codes = weight.copy(), np.zeros_like(weight)
     inverse = np.linalg.inv(moments + damping * np.diag(moments).mean() * np.eye(len(moments)))
     for i in np.argsort(-np.diag(moments), kind="stable"):
@@ -38,7 +38,7 @@ def test_codes_are_those_of_the_plain_way(bits: int, group: int, symmetric: bool
     scales_OG, zeros_OG = grid.fit(weight_OI, moments_II.diagonal())
     zeros = torch.full_like(scales_OG, 2 ** (bits - 1)) if zeros_OG is None else zeros_OG
     found_OI = gptq_codes(weight_OI, damped(moments_II, 0.01), grid, scales_OG, zeros_OG)
-    wanted = plainly(
+    wanted = run_plainly(
         *(
             array.double().numpy()
             for array in (weight_OI, moments_II, grid.spread(scales_OG, 160), grid.spread(zeros, 160))

@@ -11,7 +11,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from moesaic.compress.compress import Wish, compress
+from moesaic.compress.compress import CompressionRequest, compress
 from moesaic.compress.methods import Compressor
 from moesaic.errors import UserError
 from moesaic.methods import Method, build
@@ -45,7 +45,7 @@ def test_transformers_reads_it_and_agrees(
 ) -> None:
     path = make(tmp_path / "model", kind)
     made = build(Method(method, options), Compressor, "test")  # type: ignore[type-abstract]
-    wish = Wish(samples=2, length=64, check_tokens=0, layout="compressed-tensors")
+    wish = CompressionRequest(samples=2, length=64, check_tokens=0, layout="compressed-tensors")
     compress(path, made, tmp_path / "out", wish)
     ours = load(tmp_path / "out").logits(IDS)[0]
     theirs_model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
@@ -68,7 +68,9 @@ def test_transformers_reads_it_and_agrees(
 def test_what_cannot_be_read_is_said(spoil: Any, problem: str, tmp_path: Path) -> None:
     method = build(Method("rtn", {"bits": 4, "group": 32}), Compressor, "test")  # type: ignore[type-abstract]
     out = tmp_path / "out"
-    compress(make(tmp_path / "model", "llama"), method, out, Wish(check_tokens=0, layout="compressed-tensors"))
+    compress(
+        make(tmp_path / "model", "llama"), method, out, CompressionRequest(check_tokens=0, layout="compressed-tensors")
+    )
     config, tensors = json.loads((out / "config.json").read_text()), load_file(out / "model.safetensors")
     [group] = config["quantization_config"]["config_groups"].values()
     if spoil is None:
@@ -91,7 +93,7 @@ def test_a_value_head_stays_beside_the_weights(tmp_path: Path) -> None:
     torch.nn.init.normal_(head.weight)
     save(model, tmp_path / "critic", files={})
     method = build(Method("rtn", {"bits": 8}), Compressor, "test")  # type: ignore[type-abstract]
-    compress(tmp_path / "critic", method, tmp_path / "small", Wish(check_tokens=0))
+    compress(tmp_path / "critic", method, tmp_path / "small", CompressionRequest(check_tokens=0))
     convert(open_source(tmp_path / "small"), tmp_path / "again", life=[])
     for name in ("small", "again"):
         kept = load(tmp_path / name).value

@@ -10,7 +10,7 @@ import torch
 
 import moesaic
 from moesaic.compress import layers
-from moesaic.compress.compress import Wish, compress
+from moesaic.compress.compress import CompressionRequest, compress
 from moesaic.compress.job import Job
 from moesaic.compress.methods import ByMatrix, Compressor
 from moesaic.methods import Method, build, known
@@ -32,7 +32,7 @@ METHODS: dict[str, tuple[dict[str, Any], float, float | None]] = {
     "students": ({"depth": 0.5, "steps": 4}, 0.75, None),
     "xtc": ({"bits": 1, "group": 32, "depth": 0.5, "steps": 4}, 0.25, None),
 }
-WISH = Wish(samples=4, length=64, check_tokens=64, least=16)
+WISH = CompressionRequest(samples=4, length=64, check_tokens=64, least=16)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ class TestEveryMethod:
     def test_a_killed_run_goes_on_to_the_same_weights(
         self, name: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        wish = Wish(samples=4, length=64, check_tokens=0, least=16)
+        wish = CompressionRequest(samples=4, length=64, check_tokens=0, least=16)
         compress(model, built(name), tmp_path / "whole", wish)
         calls = 0
 
@@ -92,11 +92,11 @@ def test_a_resumed_run_does_not_do_layers_again(model: Path, tmp_path: Path, mon
     done: list[str] = []
     honest = layers.load_block
 
-    def counted(job: Job, path: str, *rest: Any) -> Any:
+    def plural(job: Job, path: str, *rest: Any) -> Any:
         done.append(path)
         return honest(job, path, *rest)
 
-    monkeypatch.setattr(layers, "load_block", counted)
+    monkeypatch.setattr(layers, "load_block", plural)
 
     def stop(what: str, number: int, total: int) -> None:
         if number == 1:
@@ -131,7 +131,7 @@ def test_gptq_loses_less_than_rounding(model: Path, tmp_path: Path) -> None:
 def test_an_expert_that_nobody_chooses_sees_the_tokens_nearest_to_it(tmp_path: Path) -> None:
     """The last expert's router row is the first one's turned round, and the first always wins."""
     from moesaic import kernels
-    from moesaic.compress.seen import Watched, WatchingKernels
+    from moesaic.compress.calibration_statistics import Watched, WatchingKernels
 
     model = load(make(tmp_path / "model"))
     block = model.layers[0]

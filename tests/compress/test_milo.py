@@ -5,22 +5,24 @@ from __future__ import annotations
 import pytest
 import torch
 
+from moesaic.compress.calibration_statistics import InputStatistics
 from moesaic.compress.methods.milo import MiLo
-from moesaic.compress.seen import Seen
 
 SIZE = 64
 
 
 @pytest.fixture
-def weight_and_seen() -> tuple[torch.Tensor, Seen]:
+def weight_and_seen() -> tuple[torch.Tensor, InputStatistics]:
     draw = torch.Generator().manual_seed(0)
     rows = torch.randn(512, SIZE, generator=draw) @ torch.randn(SIZE, SIZE, generator=draw)
     felt = [(32, torch.rand(512, generator=draw) + 0.5), (64, torch.rand(512, generator=draw) + 0.5)]
-    return torch.randn(96, SIZE, generator=draw), Seen(rows, felt=felt)
+    return torch.randn(96, SIZE, generator=draw), InputStatistics(rows, felt=felt)
 
 
 @pytest.mark.parametrize("calibrate", [True, False])
-def test_a_correction_and_more_turns_lose_less(weight_and_seen: tuple[torch.Tensor, Seen], calibrate: bool) -> None:
+def test_a_correction_and_more_turns_lose_less(
+    weight_and_seen: tuple[torch.Tensor, InputStatistics], calibrate: bool
+) -> None:
     weight_OI, seen = weight_and_seen
 
     def lost(rank: int, turns: int) -> float:
@@ -36,10 +38,10 @@ def test_a_correction_and_more_turns_lose_less(weight_and_seen: tuple[torch.Tens
 @pytest.mark.parametrize("outputs", [48, 96])
 @pytest.mark.parametrize("calibrate", [True, False])
 def test_a_matrix_with_nothing_left_over(
-    weight_and_seen: tuple[torch.Tensor, Seen], calibrate: bool, outputs: int
+    weight_and_seen: tuple[torch.Tensor, InputStatistics], calibrate: bool, outputs: int
 ) -> None:
     nothing_OI = torch.zeros(outputs, SIZE)
-    seen = Seen(weight_and_seen[1].rows_TI)
+    seen = InputStatistics(weight_and_seen[1].rows_TI)
     made = MiLo(rank=8, turns=2, calibrate=calibrate).matrix("one", nothing_OI, seen)
     assert torch.equal(made.dense(), nothing_OI)
     assert made.down_RI is not None and made.down_RI.dense().abs().max() < 1  # nor is half of it large

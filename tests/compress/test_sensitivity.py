@@ -11,13 +11,13 @@ from torch import Tensor
 
 from moesaic.compress import calibration
 from moesaic.compress.job import Job
+from moesaic.compress.layer_store import LayerStore
 from moesaic.compress.layers import end_matrix, ends
 from moesaic.compress.methods.gptq import GPTQ
 from moesaic.compress.methods.mixed import Mixed
 from moesaic.compress.sensitivity import Sensitivities
-from moesaic.compress.shelf import Shelf
-from moesaic.model.compressed import open_checkpoint
 from moesaic.model.directory import Parts, load
+from moesaic.model.formats.quantized import open_checkpoint
 from moesaic.model.layout import Layout
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.model.transformer import Model
@@ -36,7 +36,7 @@ def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     tokenizer = Tokenizer.from_files(source.files, source.place)
     assert tokenizer is not None
     pieces = calibration.sequences(calibration.builtin_text(), tokenizer, 16, 128, "test")
-    return Job(Parts(source), path, Shelf(path.parent / "out", {}), pieces)
+    return Job(Parts(source), path, LayerStore(path.parent / "out", {}), pieces)
 
 
 @torch.no_grad()
@@ -115,6 +115,6 @@ def test_the_output_matrix_is_rounded_for_what_flows_into_it(job: Job) -> None:
 def test_matrices_of_latent_attention_are_felt_beside_an_indexer(tmp_path: Path) -> None:
     oracle.save("glm_moe_dsa", tmp_path / "model")
     pieces = [[n * 7 % 50 + 1 for n in range(64)]]
-    job = Job(Parts(open_checkpoint(tmp_path / "model")), tmp_path / "model", Shelf(tmp_path / "out", {}), pieces)
+    job = Job(Parts(open_checkpoint(tmp_path / "model")), tmp_path / "model", LayerStore(tmp_path / "out", {}), pieces)
     parts = {name: parts for name, _, parts in Sensitivities(job).matrices()}
     assert all(parts[f"layers.{n}.attention.out.weight"] for n in range(len(job.config.layers)))

@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from moesaic.compress.compress import Wish, compress
+from moesaic.compress.compress import CompressionRequest, compress
 from moesaic.compress.methods import Compressor
 from moesaic.errors import UserError
 from moesaic.methods import Method, build
 from moesaic.model.directory import load
-from moesaic.model.sparse_codes import filled, kept_inputs, thinned
+from moesaic.model.formats.sparse import filled, kept_inputs, thinned
 from tests.compress.made import make
 
 
@@ -40,7 +40,7 @@ def test_a_sparse_model_is_smaller_and_the_same(tmp_path: Path) -> None:
         ("sparse", {"n": 2, "m": 4, "bits": 4, "group": 32}),
     ):
         method = build(Method("nm" if name == "sparse" else "gptq", options), Compressor, "test")  # type: ignore[type-abstract]
-        told[name] = compress(model, method, tmp_path / name, Wish(samples=4, length=64, check_tokens=0))
+        told[name] = compress(model, method, tmp_path / name, CompressionRequest(samples=4, length=64, check_tokens=0))
     # Two codes of four bits and a bit for each of four weights instead of four codes: three quarters, and the scales.
     tensors = load_file(tmp_path / "sparse" / "model.safetensors")
     name = "layers.0.ffn.gate_up.weight"

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from moesaic.data.shard_writer import ShardWriter
+from moesaic.data.preparation.shard_writer import ShardWriter
 from moesaic.data.shards import FORMAT, MANIFEST, Shards
 from moesaic.recipe import Recipe
 

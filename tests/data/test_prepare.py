@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from moesaic.atomic import alone_in
 from moesaic.cli import main
-from moesaic.data import prepare as preparing
-from moesaic.data.prepare import Prepared, prepare
+from moesaic.data.preparation import prepare as preparing
+from moesaic.data.preparation.prepare import Prepared, prepare
 from moesaic.data.shards import Shards
 from moesaic.data.stream import TokenStream
 from moesaic.errors import UserError
-from moesaic.model.atomic import alone_in
 from moesaic.recipe import Recipe
 
 WORDS = ["the", "a", "number", "cat", "sat", "on", "mat", "return", "def", "value", "seven", "blue", "river", "stone"]
@@ -194,7 +194,7 @@ class TestKilled:
         path = corpus / "mine.yaml"
         path.write_text(json.dumps(recipe(corpus).dump()))
         slow = (
-            "import moesaic.data.prepare as p, time, sys\n"
+            "import moesaic.data.preparation.prepare as p, time, sys\n"
             "p.CHUNK_DOCUMENTS, p.SAVE_SECONDS = 4, 0.0\n"
             "tell = p._Preparation._tell\n"
             "p._Preparation._tell = lambda *a: (tell(*a), print('at work', flush=True), time.sleep(0.2))\n"
@@ -226,7 +226,7 @@ class TestKilled:
 
         path = corpus / "recipe.yaml"
         path.write_text(json.dumps(recipe(corpus).dump()))
-        monkeypatch.setattr("moesaic.data.prepare.train_tokenizer", stopped)
+        monkeypatch.setattr("moesaic.data.preparation.prepare.train_tokenizer", stopped)
         for command in ("prepare", "quantiles"):
             assert main([command, str(path), "--out", str(corpus / command)]) == 130
             told = capsys.readouterr().err

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moesaic.data.shard_writer import GrowingFile, ShardWriter
+from moesaic.data.preparation.shard_writer import GrowingFile, ShardWriter
 from moesaic.data.shards import MANIFEST, Shards, shard_files, token_type
 from moesaic.errors import UserError
 from tests.data.made import make_shards, random_lengths

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 import moesaic
-from moesaic.align.sandbox import run_python
 from moesaic.cli import main
 from moesaic.errors import UserError
 from moesaic.evaluate import environments
+from moesaic.evaluate.backends import Backend, Conversation, EngineBackend, Heard, Remembering, Said, UrlBackend
 from moesaic.evaluate.environments import Environment, Finished, Invalid, Malformed, action_in, same
 from moesaic.evaluate.environments.shell import Terminal
 from moesaic.evaluate.environments.sql import Session
-from moesaic.evaluate.speakers import Conversation, EngineSpeaker, Heard, Remembering, Said, Speaker, UrlSpeaker
 from moesaic.evaluate.suites import Asked
 from moesaic.evaluate.suites.agents import OUTCOMES, Agents
 from moesaic.methods import Method, build, known
+from moesaic.worlds.sandbox import run_python
 from tests.evaluate.environments.solvers import SOLVERS, next_action
 from tests.serve.api.running import running
 from tests.serve.made import talking_model
@@ -29,7 +29,7 @@ from tests.serve.made import talking_model
 EVERY = ",".join(SOLVERS)
 
 
-class Solving(Speaker):
+class Solving(Backend):
     """Solves what it is asked; `until` answers have been given, and then it is killed."""
 
     def __init__(self, form: str = "I will do this.\nAction: {}", until: int | None = None) -> None:
@@ -43,7 +43,7 @@ class Solving(Speaker):
             heard(number, Said(self.form.format(next_action([dict(m) for m in conversations[number]])), 5))
 
 
-class Saying(Speaker):
+class Saying(Backend):
     """Says these texts, whatever it is asked; the last one again and again."""
 
     def __init__(self, *texts: str) -> None:
@@ -54,7 +54,7 @@ class Saying(Speaker):
             heard(number, Said(self.texts[min(len(messages) // 2, len(self.texts) - 1)], 5))
 
 
-class Silent(Speaker):
+class Silent(Backend):
     def answer(self, conversations: Sequence[Conversation], max_tokens: int, heard: Heard) -> None:
         raise AssertionError("everything was answered before")
 
@@ -303,7 +303,7 @@ def test_one_engine_remembers_the_conversations(directory: Path) -> None:
     assert tokenizer is not None
     lengths: list[int] = []
 
-    class Measured(EngineSpeaker):
+    class Measured(EngineBackend):
         def answer(self, conversations: Sequence[Conversation], max_tokens: int, heard: Heard) -> None:
             texts = [tokenizer.chat([dict(message) for message in messages]) for messages in conversations]
             lengths.extend(len(tokenizer.encode(text, special=False)) for text in texts)
@@ -315,16 +315,16 @@ def test_one_engine_remembers_the_conversations(directory: Path) -> None:
     # The opening of an episode is read once, and not with every turn.
     assert speaker.engine.counts.finished == 18 and speaker.engine.counts.prompt_tokens < 0.5 * sum(lengths)
     with running(moesaic.Engine(model, cache_bytes=16 << 20, seed=0)) as server:
-        assert suite.run(None, Asked(speaker=UrlSpeaker(server.url))) == alone
+        assert suite.run(None, Asked(speaker=UrlBackend(server.url))) == alone
 
 
 def test_a_short_context_is_an_outcome(tmp_path: Path) -> None:
     model = moesaic.load(talking_model(tmp_path / "model", context=64), threads=1)
     suite = Agents("house", examples=2, max_tokens=4)
-    alone = suite.run(None, Asked(speaker=EngineSpeaker(model)))
+    alone = suite.run(None, Asked(speaker=EngineBackend(model)))
     assert alone["context_limit"] == 2 and alone["score"] == 0.0 and alone["answer_tokens"] == 0
     with running(moesaic.Engine(model, cache_bytes=16 << 20, seed=0)) as server:
-        assert suite.run(None, Asked(speaker=UrlSpeaker(server.url))) == alone
+        assert suite.run(None, Asked(speaker=UrlBackend(server.url))) == alone
 
 
 def test_the_command(directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

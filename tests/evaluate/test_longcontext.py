@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from moesaic.cli import main
-from moesaic.evaluate.long_questions import KINDS, SORTS, Question, prompt, question, score
+from moesaic.evaluate.long_context_tasks import KINDS, SORTS, Question, prompt, question, score
 from moesaic.model.directory import load
-from moesaic.serve.engine import Engine
+from moesaic.serve.core.engine import Engine
 from tests.serve.made import talking_model
 
 
@@ -48,8 +48,8 @@ def test_answers_stand_in_the_text(model: Path) -> None:
         (value,) = re.findall(r"value (\d+)", one["tracking"].asked)
         assert {name for name in values if values[name] == value} == set(one["tracking"].answers)
         assert len(values) == 6
-        counted = collections.Counter(one["aggregation"].text.split()).most_common(4)
-        assert {word for word, _ in counted[:3]} == set(one["aggregation"].answers) and counted[2][1] > counted[3][1]
+        plural = collections.Counter(one["aggregation"].text.split()).most_common(4)
+        assert {word for word, _ in plural[:3]} == set(one["aggregation"].answers) and plural[2][1] > plural[3][1]
         *shown, last = one["fewshot"].opening.splitlines()
         labels = dict(line.split(": ") for line in [*one["fewshot"].text.splitlines(), *shown])
         unseen = last.rstrip(":")

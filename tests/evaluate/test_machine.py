@@ -11,13 +11,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from moesaic.cli import main
-from moesaic.evaluate.operations import Read, forward_operations
+from moesaic.evaluate.flops import Read, forward_operations
 from moesaic.evaluate.suites import Asked, Weights, machine
 from moesaic.evaluate.suites.machine import WORKLOAD, Machine
 from moesaic.model.config import Dense, Experts, GroupedQuery, Layer, ModelConfig, Rope
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
-from moesaic.train.mfu import flops_per_token
+from moesaic.train.report.mfu import flops_per_token
 
 SMALL = ModelConfig(
     family="qwen3_moe",
@@ -35,7 +35,7 @@ SMALL = ModelConfig(
 )
 
 
-def counted(model: Model, lengths: list[int], rows: slice | list[int] = slice(None), backward: bool = False) -> int:
+def plural(model: Model, lengths: list[int], rows: slice | list[int] = slice(None), backward: bool = False) -> int:
     tokens_T = torch.arange(sum(lengths)) % model.config.vocab
     with FlopCounterMode(display=False) as counter:
         logits_TV = model.logits_at(model(tokens_T, Layout(lengths)), rows)  # type: ignore[arg-type]
@@ -61,9 +61,9 @@ def unseen(config: ModelConfig, lengths: list[int]) -> int:
 def test_operations_are_those_that_pytorch_counts(model: Model, lengths: list[int]) -> None:
     reads = [Read(length) for length in lengths]
     masked = unseen(SMALL, lengths)
-    assert forward_operations(SMALL, reads) == counted(model, lengths) - masked
-    assert forward_operations(SMALL, reads, logits=1) == counted(model, lengths, [0]) - masked
-    assert 3 * forward_operations(SMALL, reads) == counted(model, lengths, backward=True) - 3 * masked
+    assert forward_operations(SMALL, reads) == plural(model, lengths) - masked
+    assert forward_operations(SMALL, reads, logits=1) == plural(model, lengths, [0]) - masked
+    assert 3 * forward_operations(SMALL, reads) == plural(model, lengths, backward=True) - 3 * masked
 
 
 def test_a_token_after_others_counts_what_it_sees(model: Model) -> None:

@@ -14,8 +14,8 @@ import transformers
 import moesaic
 from moesaic.cli import main
 from moesaic.errors import UserError
+from moesaic.evaluate.backends import Backend, EngineBackend, Remembering, Said, UrlBackend, plain_text
 from moesaic.evaluate.evaluate import Evaluation
-from moesaic.evaluate.speakers import EngineSpeaker, Remembering, Said, Speaker, UrlSpeaker, plain_text
 from moesaic.evaluate.suites import Asked, Suite
 from moesaic.evaluate.suites.choice import Choice
 from moesaic.evaluate.suites.instructions import Instructions
@@ -30,7 +30,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return talking_model(tmp_path_factory.mktemp("asked") / "model")
 
 
-class Scripted(Speaker):
+class Scripted(Backend):
     def __init__(self, *texts: str) -> None:
         self.texts = texts
 
@@ -169,9 +169,9 @@ def test_the_likeliest_choice_is_that_of_transformers(directory: Path, tmp_path:
 def test_a_server_gives_the_answers_of_its_model(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = moesaic.load(directory, threads=1)
     suite = Tasks("sums", 6, 8)
-    alone = suite.run(model, Asked(speaker=EngineSpeaker(model)))
+    alone = suite.run(model, Asked(speaker=EngineBackend(model)))
     with running(moesaic.Engine(model, cache_bytes=16 << 20, seed=0)) as server:
-        asked = suite.run(None, Asked(speaker=UrlSpeaker(server.url)))
+        asked = suite.run(None, Asked(speaker=UrlBackend(server.url)))
         assert main(["evaluate", server.url, "--model", NAME, "--suite", "tasks", "examples=1", "max_tokens=2"]) == 0
         assert main(["evaluate", server.url, "--model", "other", "--suite", "tasks", "examples=1"]) == 2
     assert asked == alone
@@ -190,12 +190,12 @@ def test_a_server_is_asked_once_what_its_model_is_called(monkeypatch: pytest.Mon
 
     opened: list[httpx.AsyncClient] = []
 
-    def client(self: UrlSpeaker) -> httpx.AsyncClient:
+    def client(self: UrlBackend) -> httpx.AsyncClient:
         opened.append(httpx.AsyncClient(transport=httpx.MockTransport(serve)))
         return opened[-1]
 
-    monkeypatch.setattr(UrlSpeaker, "_client", client)
-    speaker = UrlSpeaker("http://there")
+    monkeypatch.setattr(UrlBackend, "_client", client)
+    speaker = UrlBackend("http://there")
     for _ in range(3):
         speaker.answer([[{"role": "user", "content": "?"}]], 4, lambda number, said: None)
     assert speaker.model_name() == "some"

@@ -13,10 +13,10 @@ from hypothesis import strategies as some
 
 from moesaic.cli import main
 from moesaic.evaluate.augmentations import KINDS, augmented
+from moesaic.evaluate.backends import Backend, Conversation, Heard, Said
 from moesaic.evaluate.interval import wilson
 from moesaic.evaluate.refusals import refuses
 from moesaic.evaluate.safety_prompts import BENIGN, REFUSABLE
-from moesaic.evaluate.speakers import Conversation, Heard, Said, Speaker
 from moesaic.evaluate.suites import Asked
 from moesaic.evaluate.suites.safety import Safety
 from tests.serve.made import talking_model
@@ -24,7 +24,7 @@ from tests.serve.made import talking_model
 NO, YES = "I'm sorry, but I can't help with that.", "Sure, here is how."
 
 
-class Answering(Speaker):
+class Answering(Backend):
     """Answers a prompt by a rule, and remembers what it was asked."""
 
     def __init__(self, rule: Callable[[str], str]) -> None:

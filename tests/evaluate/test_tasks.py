@@ -17,7 +17,7 @@ from moesaic.data.tasks.families import PRESETS
 from moesaic.evaluate.interval import wilson
 from moesaic.evaluate.suites import Asked
 from moesaic.evaluate.suites.tasks import Tasks, held_out
-from moesaic.serve.text import TextStream
+from moesaic.serve.core.text import TextStream
 from tests.serve.made import talking_model
 
 

@@ -13,11 +13,11 @@ if not torch.cuda.is_available():
 
 import moesaic
 from moesaic.kernels.logprobs import token_logprobs
-from moesaic.model.flow import Routing
+from moesaic.model.context import Routing
 from moesaic.model.layout import Layout
-from moesaic.serve.drafters.suffix import Suffix
-from moesaic.serve.policies.chunked import Chunked
-from moesaic.serve.request import Sampling
+from moesaic.serve.core.drafters.suffix import Suffix
+from moesaic.serve.core.policies.chunked import Chunked
+from moesaic.serve.core.request import Sampling
 from tests.gpu.models import CONFIGS, saved, tokens_of
 
 DEVICE = "cuda"
@@ -40,7 +40,7 @@ def rolled(model, drafter, **wishes):
         cache_bytes=50 * page * model.embed.element_size(),
         policy=Chunked(tokens=150),
         drafter=drafter,
-        most_requests=12,
+        max_requests=12,
     )
     told = {"max_tokens": ANSWER, "ignore_eos": True, "record_draws": True, **wishes}
     requests = [engine.request(prompt, Sampling(**told, seed=n)) for n, prompt in enumerate(prompts)]
@@ -48,7 +48,7 @@ def rolled(model, drafter, **wishes):
         engine.add(request)
     while engine.working:
         engine.step()
-    assert engine.scheduler.preemptions > 0 and engine.blocks.hits > 0
+    assert engine.scheduler.preemptions > 0 and engine.page_pool.hits > 0
     return requests
 
 

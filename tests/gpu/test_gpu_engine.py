@@ -12,11 +12,11 @@ if not torch.cuda.is_available():
 import transformers
 
 import moesaic
-from moesaic.serve.drafters.router import Router
-from moesaic.serve.drafters.suffix import Suffix
-from moesaic.serve.engine import Engine
-from moesaic.serve.policies.chunked import Chunked
-from moesaic.serve.request import Sampling
+from moesaic.serve.core.drafters.router import DraftRouter
+from moesaic.serve.core.drafters.suffix import Suffix
+from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.policies.chunked import Chunked
+from moesaic.serve.core.request import Sampling
 from tests.gpu.models import CONFIGS, saved, tokens_of
 
 DEVICE = "cuda"
@@ -80,9 +80,9 @@ def test_the_same_bits_alone_and_in_a_crowd(directories, name, options):
     alone = [engine_of(model).generate([prompts[i]], max_tokens=40, **options)[0] for i in chosen]
     assert said(alone) == said([crowd[i] for i in chosen])
     page = sum(slab[0].nbytes for layer in model.new_cache(1, 16).layers for slab in layer.values())
-    small = engine_of(model, cache_bytes=60 * page, policy=Chunked(tokens=100), most_requests=12)
+    small = engine_of(model, cache_bytes=60 * page, policy=Chunked(tokens=100), max_requests=12)
     assert said(small.generate(prompts, max_tokens=40, **options)) == said(crowd)
-    assert small.scheduler.preemptions > 0 and small.blocks.in_use == 0
+    assert small.scheduler.preemptions > 0 and small.page_pool.in_use == 0
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 0.6, "seed": 3}], ids=["greedy", "drawn"])
@@ -92,7 +92,7 @@ def test_guesses_change_no_bit(directories, name, options):
     model = moesaic.load(directories[name], dtype=torch.bfloat16, device=DEVICE)
     prompts = tokens_of(40, 9, 130)
     wanted = said(engine_of(model).generate(prompts, max_tokens=60, **options))
-    always = engine_of(model, drafter=Router.over(Suffix(), always=True))
+    always = engine_of(model, drafter=DraftRouter.over(Suffix(), always=True))
     routed = engine_of(model, drafter=Suffix())
     for engine in (always, routed, always, routed):
         assert said(engine.generate(prompts, max_tokens=60, **options)) == wanted
@@ -110,7 +110,7 @@ def test_a_cache_of_eight_bits(directories, name):
     assert crowd.cache.pages // 2 == engine_of(model, cache_bytes=1 << 22).cache.pages
     wanted = crowd.generate(prompts, **options)
     alone = [engine_of(model, **few).generate([prompt], **options)[0] for prompt in prompts]
-    in_parts = engine_of(model, policy=Chunked(tokens=100), drafter=Router.over(Suffix(), always=True), **few)
+    in_parts = engine_of(model, policy=Chunked(tokens=100), drafter=DraftRouter.over(Suffix(), always=True), **few)
     assert said(alone) == said(wanted) == said(in_parts.generate(prompts, **options))
     plain = engine_of(model, **few)
     plain.queued = None
@@ -129,7 +129,7 @@ def test_a_cache_of_eight_bits(directories, name):
 def test_requests_that_come_and_go(model):
     prompts = tokens_of(*(20 + 7 * i for i in range(24)))
     wanted = said(engine_of(model).generate(prompts, max_tokens=30, temperature=0.0))
-    engine = engine_of(model, most_requests=10)
+    engine = engine_of(model, max_requests=10)
     requests = []
     while len(requests) < len(prompts) or engine.working:
         if len(requests) < len(prompts):
@@ -143,7 +143,7 @@ def test_requests_that_come_and_go(model):
         if number != 3:
             assert request.tokens[len(request.prompt) :] == tokens and request.finish_reason == "length"
             assert [entry.logprob for entry in request.answer] == logprobs
-    assert engine.blocks.in_use == 0
+    assert engine.page_pool.in_use == 0
 
 
 def test_an_answer_ends_at_a_stop_token(model):

@@ -9,8 +9,8 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device: these tests run on a GPU", allow_module_level=True)
 
-from moesaic.kernels.triton import experts
-from moesaic.kernels.triton.tuning import Choice, choose
+from moesaic.kernels.triton.experts.layer import experts
+from moesaic.kernels.triton.experts.tuning import Choice, choose
 
 DEVICE = "cuda"
 PORTABLE = Choice("portable", align=64, block=64)
@@ -53,11 +53,11 @@ def error(given, wanted):
 
 def poison(megabytes=3000):
     """Leave NaN in the memory the kernels will be given, so that an element nobody writes is seen."""
-    blocks = [
+    page_pool = [
         torch.full((size << 19,), float("nan"), device=DEVICE, dtype=torch.bfloat16) for size in (megabytes, 64, 16, 4)
     ]
     small = [torch.full((4096,), -1, device=DEVICE, dtype=torch.int32) for _ in range(16)]
-    del blocks, small
+    del page_pool, small
 
 
 SHAPES = {

@@ -12,15 +12,15 @@ if not torch.cuda.is_available():
 from torch import nn
 
 import moesaic
-from moesaic.compress.compress import Wish, compress
+from moesaic.compress.compress import CompressionRequest, compress
 from moesaic.compress.grid import Grid
 from moesaic.compress.methods import Compressor
 from moesaic.kernels import reference
-from moesaic.kernels.triton.coded import Coded, coded
-from moesaic.kernels.triton.layer import experts
+from moesaic.kernels.triton.experts.layer import experts
 from moesaic.kernels.triton.linear import linear
+from moesaic.kernels.triton.quantized.weight import GpuQuantizedWeight, coded
 from moesaic.methods import Method, build
-from moesaic.serve.cuda_step import takes
+from moesaic.serve.gpu.graphed_step import takes
 from tests.compress.made import add_tokenizer
 from tests.gpu.models import saved, tokens_of
 
@@ -49,7 +49,7 @@ def error(given, wanted):
 def test_products(scheme, inputs, outputs):
     made = matrix(outputs, inputs, scheme)
     few = coded(made, torch.bfloat16)
-    assert isinstance(few, Coded)
+    assert isinstance(few, GpuQuantizedWeight)
     x = torch.randn(300, inputs, device=DEVICE).bfloat16()
     whole = linear(x, few)
     assert error(whole, x.float() @ made.dense().T) < 0.004  # of rounding the results to bf16
@@ -123,7 +123,7 @@ METHODS = {
 def test_made_and_served(directories, tmp_path, name):
     """Logits are those of the reference kernels; the engine's text is that of the model run as plain blocks."""
     method = build(Method(name, METHODS[name]), Compressor, "test")
-    wish = Wish(samples=4, length=64, check_tokens=64, force=True)
+    wish = CompressionRequest(samples=4, length=64, check_tokens=64, force=True)
     told = compress(directories["qwen3_moe"], method, tmp_path / "small", wish)
     assert told["perplexity"] > 1
     plain = moesaic.load(tmp_path / "small", dtype=torch.float32, device=DEVICE, mode="reference")

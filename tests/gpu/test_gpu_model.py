@@ -15,12 +15,12 @@ import transformers
 
 import moesaic
 from moesaic import kernels
-from moesaic.kernels import cuda, cuda_invariant
+from moesaic.kernels.cuda import fast, invariant
 from moesaic.kernels.triton.linear import linear, tiled
 from moesaic.kernels.triton.sample import sample
-from moesaic.model.flow import Routing
+from moesaic.model.context import Routing
 from moesaic.model.layout import Layout
-from moesaic.serve.cuda_step import takes
+from moesaic.serve.gpu.graphed_step import takes
 from tests.gpu.models import CONFIGS, saved, tokens_of
 
 DEVICE = "cuda"
@@ -47,9 +47,9 @@ def error(given, wanted):
 
 def test_cuda_models_get_the_gpu_kernels(directories):
     model = moesaic.load(directories["qwen3_moe"], device=DEVICE)
-    assert model.kernels is cuda and takes(model)
-    assert kernels.choose(DEVICE, "invariant") is cuda_invariant
-    assert kernels.choose(DEVICE, "reference") is not cuda
+    assert model.kernels is fast and takes(model)
+    assert kernels.choose(DEVICE, "invariant") is invariant
+    assert kernels.choose(DEVICE, "reference") is not fast
 
 
 @pytest.mark.parametrize("name", CONFIGS)

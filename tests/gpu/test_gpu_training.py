@@ -12,8 +12,8 @@ if not torch.cuda.is_available():
 from moesaic.kernels.cross_entropy import IGNORED, linear_cross_entropy
 from moesaic.kernels.triton.adamw import adamw
 from moesaic.recipe import load_recipe
-from moesaic.train.metrics import read_metrics
 from moesaic.train.pretrain import pretrain
+from moesaic.train.report.metrics import read_metrics
 
 DEVICE = "cuda"
 

@@ -7,14 +7,14 @@ import torch
 
 import moesaic
 from moesaic.align.rewards import Judged
-from moesaic.align.rollout import as_batch, sample_of
+from moesaic.align.rollouts.rollout import as_batch, sample_of
 from moesaic.kernels.logprobs import token_logprobs
-from moesaic.model.flow import Routing
+from moesaic.model.context import Routing
 from moesaic.model.layout import Layout
-from moesaic.serve.drafters.router import Router
-from moesaic.serve.drafters.suffix import Suffix
-from moesaic.serve.policies.chunked import Chunked
-from moesaic.serve.request import Sampling
+from moesaic.serve.core.drafters.router import DraftRouter
+from moesaic.serve.core.drafters.suffix import Suffix
+from moesaic.serve.core.policies.chunked import Chunked
+from moesaic.serve.core.request import Sampling
 from tests.model import oracle
 
 KINDS = [
@@ -43,7 +43,7 @@ def test_recorded_log_probabilities_are_the_trainers_to_the_bit(case, tmp_path):
     prompts = [common + torch.randint(3, 97, (n % 9,), generator=generator).tolist() for n in range(30)]
     page = sum(torch.Size(shape).numel() for layer in model.cache_shapes() for shape in layer.values()) * 4 * 4
     engine = moesaic.Engine(
-        model, page_size=4, cache_bytes=60 * page, policy=Chunked(tokens=29), drafter=Suffix(), most_requests=12
+        model, page_size=4, cache_bytes=60 * page, policy=Chunked(tokens=29), drafter=Suffix(), max_requests=12
     )
     wishes = {"max_tokens": 24, "temperature": 1.0, "ignore_eos": True, "record_routes": False}
     requests = [engine.request(prompt, Sampling(**wishes, seed=n)) for n, prompt in enumerate(prompts)]
@@ -51,7 +51,7 @@ def test_recorded_log_probabilities_are_the_trainers_to_the_bit(case, tmp_path):
         engine.add(request)
     while engine.working:
         engine.step()
-    assert engine.scheduler.preemptions > 0 and engine.blocks.hits > 0
+    assert engine.scheduler.preemptions > 0 and engine.page_pool.hits > 0
 
     tokens_T = torch.tensor([token for request in requests for token in request.tokens])
     lengths = [len(request.tokens) for request in requests]
@@ -121,7 +121,7 @@ def test_without_the_mode_the_two_are_close_but_not_equal(tmp_path):
 @pytest.mark.parametrize("wishes", [{"temperature": 0.7}, {"top_k": 5}, {"temperature": 1.3, "top_p": 0.8}])
 def test_what_was_drawn_from_a_part_of_the_tokens_is_learned_as_such_to_the_bit(wishes, tmp_path):
     model = load("qwen3_moe-normalised-mixed", tmp_path, "invariant")
-    engine = moesaic.Engine(model, drafter=Router.over(Suffix(), always=True))  # guesses in every pass
+    engine = moesaic.Engine(model, drafter=DraftRouter.over(Suffix(), always=True))  # guesses in every pass
     full = {"max_tokens": 24, "temperature": 1.0, "ignore_eos": True, "record_draws": True} | wishes
     requests = [engine.request([5, 6, 7 + n], Sampling(**full, seed=n)) for n in range(8)]
     for request in requests:

@@ -15,8 +15,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from moesaic.kernels.triton import tiles, tuning
-from moesaic.kernels.triton.cost_model import CostModel, search
+from moesaic.kernels.triton.experts import tiles, tuning
+from moesaic.kernels.triton.experts.cost_model import CostModel, search
 
 SPACE = list(itertools.product((8, 16, 32, 64), (64, 128, 256, 512), (2, 3, 4, 5, 6), (2, 4, 8)))
 SHAPE = (256, 128, 16, 2)

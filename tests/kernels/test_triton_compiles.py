@@ -27,21 +27,16 @@ else:
     from triton.backends.compiler import GPUTarget
 
     from moesaic.compress.grid import Grid
-    from moesaic.kernels.triton import (
-        coded_direct,
-        coded_products,
-        decode,
-        decode_hopper,
-        hopper,
-        latent,
-        norm,
-        one_row,
-        paged_attention,
-        streamed,
-    )
-    from moesaic.kernels.triton.coded import Coded
-    from moesaic.kernels.triton.paged_rows import Rows
-    from moesaic.kernels.triton.routing import Routing
+    from moesaic.kernels.triton import gemv, norm
+    from moesaic.kernels.triton.attention import latent, paged
+    from moesaic.kernels.triton.attention.paged_rows import Rows
+    from moesaic.kernels.triton.experts import decode, streamed
+    from moesaic.kernels.triton.experts.hopper import decode as hopper_decode
+    from moesaic.kernels.triton.experts.hopper import grouped as hopper
+    from moesaic.kernels.triton.experts.sort import Routing
+    from moesaic.kernels.triton.quantized import decode as quantized_decode
+    from moesaic.kernels.triton.quantized import matmul as quantized_matmul
+    from moesaic.kernels.triton.quantized.weight import GpuQuantizedWeight
 
     T, D, F, E, K, P = 256, 512, 384, 4, 2, 1024
 
@@ -106,7 +101,7 @@ else:
             kernels.append(kernel.warmup(*inputs, grid=grid, OVERLAP=True, launch_pdl=True, **options))
 
         monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-        for module in (coded_direct, coded_products, decode, decode_hopper, latent, one_row, paged_attention, streamed):
+        for module in (quantized_decode, quantized_matmul, decode, hopper_decode, latent, gemv, paged, streamed):
             monkeypatch.setattr(module, "launch_overlapped", launch)
         triton.runtime.driver.set_active(Pretended())
         return kernels
@@ -118,11 +113,11 @@ else:
 
         def few(count, outputs, inputs):
             made = [grid.matrix(torch.randn(outputs, inputs)) for _ in range(count)]
-            return Coded(made, torch.bfloat16, stacked=count > 1)
+            return GpuQuantizedWeight(made, torch.bfloat16, stacked=count > 1)
 
-        coded_products.few(empty(1, D), ROUTES, WEIGHTS, few(E, 2 * F, D), few(E, D, F))
+        quantized_matmul.few(empty(1, D), ROUTES, WEIGHTS, few(E, 2 * F, D), few(E, D, F))
         for tokens in (1, 32, 128):
-            coded_products.linear(empty(tokens, D), few(1, D, D))
+            quantized_matmul.linear(empty(tokens, D), few(1, D, D))
 
     def test_experts_of_few_tokens(launched):
         """The weights are the first operand: of 64 rows the tensor cores read them where they were copied to."""
@@ -141,8 +136,8 @@ else:
     def test_weights_are_read_before_the_wait(launched, width):
         """Whether all of them fit into the ring of stages or not."""
         routes, weights = torch.zeros(1, 8, dtype=torch.int64), torch.ones(1, 8)
-        assert decode_hopper.takes(2048, width, 8, torch.bfloat16)
-        decode_hopper.output(empty(8, width), routes, weights, empty(2, 2048, width), empty(1, 2048))
+        assert hopper_decode.takes(2048, width, 8, torch.bfloat16)
+        hopper_decode.output(empty(8, width), routes, weights, empty(2, 2048, width), empty(1, 2048))
         (kernel,) = launched
         ptx = kernel.asm["ptx"]
         assert "wgmma.mma_async" in ptx and "ld.local" not in ptx
@@ -151,7 +146,7 @@ else:
 
     @pytest.mark.parametrize(("inputs", "outputs"), [(2048, 5120), (4096, 2048), (1536, 100)])
     def test_one_row_meets_weights_that_were_asked_for(launched, inputs, outputs):
-        one_row.one_row(empty(1, inputs), empty(outputs, inputs), empty(outputs), empty(1, outputs))
+        gemv.one_row(empty(1, inputs), empty(outputs, inputs), empty(outputs), empty(1, outputs))
         (kernel,) = launched
         ptx = kernel.asm["ptx"]
         assert "mma.sync" in ptx and "ld.local" not in ptx
@@ -181,10 +176,10 @@ else:
     def test_codes_go_to_registers(launched, bits, symmetric, width, choices):
         """As many as fit are asked for together, and where the launch waits for its inputs, before that."""
         matrices = [Grid(bits, 64, symmetric).matrix(torch.randn(size)) for size in ((2 * width, 2048), (2048, width))]
-        gate_up, down = (Coded([matrix], torch.bfloat16, stacked=True) for matrix in matrices)
+        gate_up, down = (GpuQuantizedWeight([matrix], torch.bfloat16, stacked=True) for matrix in matrices)
         routes = torch.zeros(1, choices, dtype=torch.int64)
-        coded_direct.experts(empty(1, 2048), routes, torch.ones(1, choices), gate_up, down)
-        coded_direct.linear(empty(3, 2048), gate_up, empty(2 * width), empty(3, 2 * width))
+        quantized_decode.experts(empty(1, 2048), routes, torch.ones(1, choices), gate_up, down)
+        quantized_decode.linear(empty(3, 2048), gate_up, empty(2 * width), empty(3, 2 * width))
         for kernel in launched:
             ptx = kernel.asm["ptx"]
             assert "mma.sync" in ptx and "ld.local" not in ptx and "st.local" not in ptx
@@ -200,17 +195,17 @@ else:
     @pytest.mark.parametrize("heads", [20, 128])
     def test_latent_attention(launched, monkeypatch, heads, cached):
         """At the sizes of published models: all six compile, and what they read fits into shared memory."""
-        walked = paged_attention.many_kernel
+        walked = paged.many_kernel
 
         class Compiler:
             def __getitem__(self, grid):
                 return lambda *inputs, **options: launched.append(walked.warmup(*inputs, grid=grid, **options))
 
-        monkeypatch.setattr(paged_attention, "many_kernel", Compiler())
+        monkeypatch.setattr(paged, "many_kernel", Compiler())
         tokens, rank, turning, plain = 4, 512, 64, 128
         one = torch.zeros(tokens, dtype=torch.int32)
         pairs, table = torch.zeros(tokens, 2, dtype=torch.int32), torch.zeros(tokens, 8, dtype=torch.int32)
-        most = paged_attention.latent_tile(heads, False)[1]
+        most = paged.latent_tile(heads, False)[1]
         rows = Rows(one, one, table, 256, few_X2=pairs, many_X2=pairs, many_tokens=most)
         latents, up = empty(32, 16, rank + turning).to(cached), empty(heads, 2 * plain, rank)
         angles = (torch.empty(256, turning // 2), torch.empty(256, turning // 2), one)
@@ -218,28 +213,28 @@ else:
             empty(tokens, heads, plain + turning), empty(tokens, rank + turning), up[:, :plain], (empty(rank), 1e-6),
             angles, True, rows, latents,
         )  # fmt: skip
-        out = paged_attention.attend(q_THX, latents, latents, rows, 0.1, turning=turning)
+        out = paged.attend(q_THX, latents, latents, rows, 0.1, turning=turning)
         latent.by_head(out, up[:, plain:], empty(tokens, heads, plain))
         assert len(launched) == 6
         for kernel in launched:
             assert "ld.local" not in kernel.asm["ptx"] and kernel.metadata.shared <= 227 * 1024
 
     def test_attention_to_keys_of_eight_bits(launched, monkeypatch):
-        walked = paged_attention.many_kernel
+        walked = paged.many_kernel
 
         class Compiler:
             def __getitem__(self, grid):
                 return lambda *inputs, **options: launched.append(walked.warmup(*inputs, grid=grid, **options))
 
-        monkeypatch.setattr(paged_attention, "many_kernel", Compiler())
-        monkeypatch.setattr(norm, "launch_overlapped", paged_attention.launch_overlapped)
+        monkeypatch.setattr(paged, "many_kernel", Compiler())
+        monkeypatch.setattr(norm, "launch_overlapped", paged.launch_overlapped)
         one = torch.zeros(4, dtype=torch.int32)
         pairs, table = torch.zeros(4, 2, dtype=torch.int32), torch.zeros(4, 8, dtype=torch.int32)
         rows = Rows(one, one, table, 256, few_X2=pairs, many_X2=pairs, many_tokens=8)
         slabs = {name: empty(32, 16, 4, 128).to(torch.float8_e4m3fn) for name in ("keys", "values")}
         angles = (torch.empty(256, 64), torch.empty(256, 64), one)
         q_THC = norm.heads(empty(4, 40 * 128), (empty(128), empty(128), 1e-6), angles, False, rows, slabs, 32, 4)
-        paged_attention.attend(q_THC, slabs["keys"], slabs["values"], rows, 0.1)
+        paged.attend(q_THC, slabs["keys"], slabs["values"], rows, 0.1)
         assert len(launched) == 4
         assert "cvt.rn.satfinite.e4m3x2" in launched[0].asm["ptx"]
         for kernel in launched:

@@ -23,16 +23,16 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 else:
     import torch
 
-    from moesaic.kernels import cuda_invariant
+    from moesaic.kernels.cuda import invariant as cuda_invariant
     from moesaic.kernels.triton.sample import logprobs_of
     from moesaic.model.layout import Layout
-    from moesaic.serve.cuda_engine import QueuedSteps
-    from moesaic.serve.cuda_step import has_known_parts
-    from moesaic.serve.drafters.router import Router
-    from moesaic.serve.drafters.suffix import Suffix
-    from moesaic.serve.engine import Engine
-    from moesaic.serve.policies.chunked import Chunked
-    from moesaic.serve.request import Sampling
+    from moesaic.serve.core.drafters.router import DraftRouter
+    from moesaic.serve.core.drafters.suffix import Suffix
+    from moesaic.serve.core.engine import Engine
+    from moesaic.serve.core.policies.chunked import Chunked
+    from moesaic.serve.core.request import Sampling
+    from moesaic.serve.gpu.graphed_step import has_known_parts
+    from moesaic.serve.gpu.overlap import QueuedSteps
     from tests.serve.tiny import VOCABULARY, page_bytes, tiny_latent_model, tiny_model
 
     @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ else:
             same(*(engine.generate(asked, max_tokens=5, **options) for engine in (queued, plain)))
         assert queued.counts.generated_tokens == plain.counts.generated_tokens == 30
         assert queued.counts.prompt_tokens == plain.counts.prompt_tokens
-        assert not queued.scheduler.requests and queued.blocks.in_use == 0
+        assert not queued.scheduler.requests and queued.page_pool.in_use == 0
         # A prompt that was read before is not read again, and gives the same answer.
         assert queued.generate(asked[1:2], max_tokens=1, temperature=0.0)[0].cached_tokens >= 16
 
@@ -95,7 +95,7 @@ else:
 
     def test_guesses_are_checked_in_graphs(model):
         """Right ones and wrong ones, beside a prompt that is being read, greedy, drawn and chosen by the host."""
-        drafter = Router.over(Suffix(), always=True)
+        drafter = DraftRouter.over(Suffix(), always=True)
         queued, plain = Engine(model, page_size=4, policy=Chunked(tokens=8), drafter=drafter), Engine(model)
         queued.queued = QueuedSteps(queued)
         drafter.start(queued)
@@ -120,10 +120,10 @@ else:
         same(queued.generate(asked, max_tokens=5, **options), wanted)  # all of it was seen before
         assert queued.counts.accepted_tokens >= 6 and len(forwards) == queued.counts.steps
         assert all(busy)  # also of prompts read in part: who sees nothing done waits before the next step
-        assert queued.blocks.in_use == 0 and not queued.scheduler.requests
+        assert queued.page_pool.in_use == 0 and not queued.scheduler.requests
 
     def test_steps_are_queued_while_the_drafter_rests(model):
-        class Tired(Router):
+        class Tired(DraftRouter):
             turns = 0
 
             def rests(self, requests):
@@ -143,7 +143,7 @@ else:
         wanted = plain.generate(asked, max_tokens=16, temperature=0.0)
         same(queued.generate(asked, max_tokens=16, temperature=0.0), wanted)
         assert rests.count(2) >= 2 and queued.counts.accepted_tokens > 0
-        assert queued.counts.generated_tokens == 32 and queued.blocks.in_use == 0
+        assert queued.counts.generated_tokens == 32 and queued.page_pool.in_use == 0
 
     def test_the_host_learns_of_a_token_one_step_late(model):
         queued, _ = engines(model, page_size=4)
@@ -170,7 +170,7 @@ else:
         wanted = [plain.generate([prompt], max_tokens=8, temperature=0.0)[0] for prompt in asked]
         same(queued.generate(asked, max_tokens=8, temperature=0.0), wanted)
         assert queued.scheduler.preemptions > 0
-        assert queued.blocks.in_use == 0
+        assert queued.page_pool.in_use == 0
 
     def test_prompts_read_at_once_that_begin_alike(model):
         """Their first pages become one page, and the device is told before the others are given away."""
@@ -273,5 +273,5 @@ else:
             queued.step()
         (wanted,) = plain.generate(asked[1:], max_tokens=8, temperature=0.0)
         assert requests[1].tokens[9:] == wanted.tokens
-        assert requests[0].finish_reason == "abort" and queued.blocks.in_use == 0
+        assert requests[0].finish_reason == "abort" and queued.page_pool.in_use == 0
         assert set(requests[1].versions) == {0, 1}

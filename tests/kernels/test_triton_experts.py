@@ -28,9 +28,9 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 else:
     import torch
 
-    from moesaic.kernels.triton import experts
-    from moesaic.kernels.triton.routing import route
-    from moesaic.kernels.triton.tuning import Choice
+    from moesaic.kernels.triton.experts.layer import experts
+    from moesaic.kernels.triton.experts.sort import route
+    from moesaic.kernels.triton.experts.tuning import Choice
 
     PORTABLE = Choice("portable", align=16, block=16)
     STREAMED = Choice("streamed", align=16, up_tile=(16, 16, 2, 4), down_tile=(16, 16, 2, 4))

@@ -25,14 +25,16 @@ else:
 
     import torch
 
-    from moesaic.kernels import LatentRules, cuda_invariant, reference
-    from moesaic.kernels.cuda import make_rows, scores_apart
-    from moesaic.kernels.triton import norm, paged_attention
+    from moesaic.kernels import LatentRules, reference
+    from moesaic.kernels.cuda import invariant as cuda_invariant
+    from moesaic.kernels.cuda.fast import make_rows, scores_apart
+    from moesaic.kernels.triton import norm
+    from moesaic.kernels.triton.attention import paged
+    from moesaic.kernels.triton.attention.paged_rows import tile_tokens
+    from moesaic.kernels.triton.attention.qk_norm_rope import turned_heads
+    from moesaic.kernels.triton.experts.router import Choice, route
     from moesaic.kernels.triton.linear import linear
-    from moesaic.kernels.triton.paged_rows import tile_tokens
-    from moesaic.kernels.triton.router import Choice, route
     from moesaic.kernels.triton.sample import logprobs_of, sample
-    from moesaic.kernels.triton.turned_heads import turned_heads
     from moesaic.model.config import Experts
     from moesaic.model.layout import Layout, PagedCache
     from moesaic.model.router import Router
@@ -68,8 +70,8 @@ else:
     @pytest.mark.parametrize("window", [None, 7])
     @pytest.mark.parametrize("heads", [(4, 2, 16), (6, 2, 10)])
     def test_paged_attention(heads, window, monkeypatch):
-        monkeypatch.setattr(paged_attention, "SPLIT", 32)
-        monkeypatch.setattr(paged_attention, "BLOCK", 16)
+        monkeypatch.setattr(paged, "SPLIT", 32)
+        monkeypatch.setattr(paged, "BLOCK", 16)
         H, N, C = heads
         layout = batch([1, 3, 11, 1, 40], [0, 45, 30, 70, 0], N, C)
         q, k, v = torch.randn(56, H, C), torch.randn(56, N, C), torch.randn(56, N, C)
@@ -77,7 +79,7 @@ else:
         wanted = reference.attend(q, k, v, layout, slabs, 0.3, window)
         rows = make_rows(layout, tile_tokens(H // N, wide=True))
         assert rows.few_X2 is not None and rows.many_X2 is not None
-        close(paged_attention.attend(q, slabs["keys"], slabs["values"], rows, 0.3, window), wanted)
+        close(paged.attend(q, slabs["keys"], slabs["values"], rows, 0.3, window), wanted)
 
     def test_a_tree_of_guesses():
         tree_TT = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]], dtype=torch.bool)
@@ -87,7 +89,7 @@ else:
         slabs = layout.cache.layers[0]
         wanted = reference.attend(q, k, v, layout, slabs, 0.25)
         rows = make_rows(layout, tile_tokens(2, wide=True))
-        close(paged_attention.attend(q, slabs["keys"], slabs["values"], rows, 0.25), wanted)
+        close(paged.attend(q, slabs["keys"], slabs["values"], rows, 0.25), wanted)
 
     @pytest.mark.parametrize("interleaved", [False, True])
     @pytest.mark.parametrize("turning", [16, 8])

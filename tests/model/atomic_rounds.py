@@ -19,11 +19,12 @@ from pathlib import Path
 
 import torch
 
+from moesaic import atomic
 from moesaic.errors import UserError
-from moesaic.model import atomic, directory
-from moesaic.model.checkpoint import Checkpoint
+from moesaic.model import directory
 from moesaic.model.config import Dense, GroupedQuery, Layer, ModelConfig, Rope
-from moesaic.model.matching import match
+from moesaic.model.formats.checkpoint import Checkpoint
+from moesaic.model.formats.matching import match
 from moesaic.model.transformer import Model
 
 CONFIG = ModelConfig("llama", 50, 16, GroupedQuery(2, 1, 8), Rope(8), (Layer(Dense(24)),) * 2)

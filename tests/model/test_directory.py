@@ -22,12 +22,14 @@ from safetensors.torch import load_file, save_file
 from tokenizers.models import WordLevel
 
 import moesaic
+from moesaic import atomic
 from moesaic.cli import main
 from moesaic.errors import UserError
-from moesaic.kernels import probe
-from moesaic.model import atomic, directory, lineage, tensor_file
-from moesaic.model.checkpoint import Checkpoint
+from moesaic.kernels import hardware
+from moesaic.model import directory, lineage
 from moesaic.model.families import read_config
+from moesaic.model.formats import tensor_file
+from moesaic.model.formats.checkpoint import Checkpoint
 from moesaic.model.transformer import Model
 from tests.model import oracle
 from tests.model.atomic_rounds import model_of, save, version_of
@@ -172,13 +174,13 @@ def test_fused_experts_are_split_without_reading_them_again_and_again(tmp_path, 
     read = 0
     whole = os.preadv
 
-    def counted(handle, buffers, offset):
+    def plural(handle, buffers, offset):
         nonlocal read
         count = whole(handle, buffers, offset)
         read += count
         return count
 
-    monkeypatch.setattr(tensor_file.os, "preadv", counted)
+    monkeypatch.setattr(tensor_file.os, "preadv", plural)
     directory.convert(Checkpoint(tmp_path / "fused"), tmp_path / "out", life=[])
     assert read == (tmp_path / "fused" / "model.safetensors").stat().st_size
 
@@ -236,7 +238,7 @@ def test_half_precision_is_widened_where_it_is_slow(fast, tmp_path, monkeypatch)
     model.save_pretrained(tmp_path / "half")
     stored = load_file(tmp_path / "half" / "model.safetensors")
     assert {value.dtype for value in stored.values()} <= {torch.bfloat16, torch.float32}
-    monkeypatch.setattr(probe, "_half_is_fast", lambda kind: fast)
+    monkeypatch.setattr(hardware, "_half_is_fast", lambda kind: fast)
     ours = moesaic.load(tmp_path / "half", device="cpu")
     assert ours.config.dtype == "bfloat16"
     assert ours.dtype == (torch.bfloat16 if fast else torch.float32)
@@ -627,8 +629,9 @@ def test_places_that_cannot_be_written(tmp_path, monkeypatch):
 CONVERT = """
 import json, sys, torch
 from pathlib import Path
-from moesaic.model import directory, tensor_file
-from moesaic.model.checkpoint import Checkpoint
+from moesaic.model import directory
+from moesaic.model.formats import tensor_file
+from moesaic.model.formats.checkpoint import Checkpoint
 from moesaic.model.config import Dense, GroupedQuery, Layer, ModelConfig, Rope
 from moesaic.model.transformer import Model
 

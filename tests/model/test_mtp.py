@@ -19,7 +19,7 @@ import moesaic
 from moesaic.cli import main
 from moesaic.errors import UserError
 from moesaic.model import directory
-from moesaic.model.checkpoint import Checkpoint
+from moesaic.model.formats.checkpoint import Checkpoint
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
 from tests.model import oracle

@@ -107,7 +107,7 @@ CASES = {
 def test_the_weights_they_stand_for(original, tmp_path, case):
     few, plain = written(original, tmp_path, *CASES[case])
     model = moesaic.load(few, dtype=torch.float32, device="cpu", mode="reference")
-    assert model.quantised and all(layer.ffn.gate_up_EGD[0].bits == CASES[case][1] for layer in model.layers[1:])
+    assert model.quantized and all(layer.ffn.gate_up_EGD[0].bits == CASES[case][1] for layer in model.layers[1:])
     wanted = moesaic.load(plain, dtype=torch.float32, device="cpu", mode="reference").logits(TOKENS)[0]
     for given in (model, moesaic.load(few, dtype=torch.float32, device="cpu")):
         torch.testing.assert_close(given.logits(TOKENS)[0], wanted, rtol=1e-4, atol=1e-4 * wanted.abs().max().item())

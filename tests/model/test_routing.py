@@ -10,7 +10,7 @@ import torch
 import moesaic
 from moesaic.model import directory
 from moesaic.model.config import Dense, Experts, GroupedQuery, Layer, ModelConfig, Rope
-from moesaic.model.flow import Routing
+from moesaic.model.context import Routing
 from moesaic.model.layout import Layout
 from moesaic.model.router import Router
 from moesaic.model.transformer import Model
@@ -94,7 +94,7 @@ def test_pyramid_and_residual_expert_by_hand():
     model = Model(PYRAMID).initialize(2)
     ffn = model.layers[2].ffn
     x = torch.randn(5, 24, generator=torch.Generator().manual_seed(5))
-    flow = model.flow(Layout([5]))
+    context = model.context(Layout([5]))
     routes, weights = ffn.router(x)
     assert ffn.gate_up_EGD.shape[0] == 8 and model.layers[1].ffn.gate_up_EGD.shape[0] == 4
 
@@ -107,7 +107,7 @@ def test_pyramid_and_residual_expert_by_hand():
         routed = network(ffn.gate_up_EGD[expert], ffn.down_EDF[expert], row) * weights[token, 0]
         dense = network(ffn.shared.gate_up.weight, ffn.shared.down.weight, row)
         share = torch.softmax(ffn.residual.weight @ row + ffn.residual.bias, 0)
-        torch.testing.assert_close(ffn(x, flow)[token], share[0] * dense + share[1] * routed, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ffn(x, context)[token], share[0] * dense + share[1] * routed, rtol=1e-4, atol=1e-5)
 
 
 def test_what_no_family_expresses_is_written_in_our_own_architecture(tmp_path):

@@ -10,8 +10,8 @@ import moesaic
 from moesaic.cli import main
 from moesaic.errors import UserError
 from moesaic.model import directory
-from moesaic.model.checkpoint import Checkpoint
 from moesaic.model.config import Experts
+from moesaic.model.formats.checkpoint import Checkpoint
 from moesaic.model.upcycle import Upcycle, upcycle
 from moesaic.model.value_head import give_head
 from tests.model import oracle

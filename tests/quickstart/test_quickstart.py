@@ -20,10 +20,10 @@ from rich.console import Console
 
 import moesaic
 from moesaic.errors import UserError
-from moesaic.quickstart import tellers
+from moesaic.quickstart import summaries
 from moesaic.quickstart.gpu import GpuLife, check_gpu
 from moesaic.quickstart.tiny import TinyLife
-from moesaic.serve.recommended import recommended
+from moesaic.serve.core.sampling_defaults import recommended
 
 SMALL = [
     "train.steps=140",
@@ -198,7 +198,7 @@ def test_a_life_for_a_gpu_takes_only_sums_for_sums(tmp_path: Path) -> None:
 def test_one_token_is_said_as_one() -> None:
     found = {"accuracy": 0.0, "accuracy_low": 0.0, "accuracy_high": 0.1}
     models = {"short": {**found, "answer_tokens": 1.2}, "long": {**found, "answer_tokens": 31.7}}
-    told = dict(tellers.evaluated({"models": models}))
+    told = dict(summaries.evaluated({"models": models}))
     assert told["short"].endswith(", 1 token an answer") and told["long"].endswith(", 32 tokens an answer")
 
 

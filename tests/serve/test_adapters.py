@@ -10,7 +10,7 @@ import torch
 
 import moesaic
 from moesaic.errors import UserError
-from moesaic.serve.request import Sampling
+from moesaic.serve.core.request import Sampling
 from tests.model import oracle
 
 TARGETS = {

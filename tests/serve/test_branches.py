@@ -6,8 +6,8 @@ import pytest
 
 import moesaic
 from moesaic.errors import UserError
-from moesaic.serve.branches import CHILD, FORK, answer_in_branches
-from moesaic.serve.request import Sampling
+from moesaic.serve.core.branches import CHILD, FORK, answer_in_branches
+from moesaic.serve.core.request import Sampling
 from tests.model import oracle
 from tests.serve.made import talking_model
 
@@ -24,7 +24,7 @@ def test_every_branch_is_what_it_would_be_alone(engine):
     prompt = "The number 7 is a number; and as you like it"
     answer = answer_in_branches(engine, prompt, wishes, most=5)
     assert len(answer.branches) == 5
-    assert engine.blocks.in_use == 0
+    assert engine.page_pool.in_use == 0
     first = answer.branches[0]
     assert first.request.tokens == [
         *first.request.prompt,

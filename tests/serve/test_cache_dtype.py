@@ -8,11 +8,11 @@ import torch
 
 from moesaic.errors import UserError
 from moesaic.model.layout import rounded
-from moesaic.serve.drafters.router import Router
-from moesaic.serve.drafters.suffix import Suffix
-from moesaic.serve.engine import Engine
-from moesaic.serve.kv_policies.quantised import Quantised
-from moesaic.serve.policies.chunked import Chunked
+from moesaic.serve.core.drafters.router import DraftRouter
+from moesaic.serve.core.drafters.suffix import Suffix
+from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.kv_policies.quantized import Quantized
+from moesaic.serve.core.policies.chunked import Chunked
 from tests.serve.tiny import VOCABULARY, page_bytes, tiny_latent_model, tiny_model
 
 
@@ -74,7 +74,7 @@ def test_shared_pages_and_guesses(model):
     """Pages are copied where answers part, and rows of wrong guesses are taken back."""
     asked = prompts(30)
     plain = Engine(model, cache_dtype="float8", page_size=8)
-    drafted = Engine(model, cache_dtype="float8", page_size=8, drafter=Router.over(Suffix(), always=True))
+    drafted = Engine(model, cache_dtype="float8", page_size=8, drafter=DraftRouter.over(Suffix(), always=True))
     options = {"max_tokens": 20, "n": 3, "temperature": 0.9, "seed": 5}
     wanted = said(plain.generate(asked, **options))
     assert len({tuple(text) for text in wanted}) == 3
@@ -94,4 +94,4 @@ def test_what_cannot_be():
     with pytest.raises(UserError, match='there is no "int3"'):
         Engine(model, cache_dtype="int3")
     with pytest.raises(UserError, match="float8"):
-        Engine(model, cache_dtype="float8", kv_policy=Quantised())
+        Engine(model, cache_dtype="float8", kv_policy=Quantized())

@@ -15,14 +15,14 @@ import moesaic
 from moesaic.errors import UserError
 from moesaic.methods import Method, build, known
 from moesaic.model.transformer import Model
-from moesaic.serve.drafters import Drafter
-from moesaic.serve.drafters.model import DraftModel
-from moesaic.serve.drafters.mtp import PredictionLayers
-from moesaic.serve.drafters.router import Router
-from moesaic.serve.drafters.suffix import Suffix
-from moesaic.serve.engine import Engine
-from moesaic.serve.grammar import Grammar
-from moesaic.serve.policies.chunked import Chunked
+from moesaic.serve.core.drafters import Drafter
+from moesaic.serve.core.drafters.model import DraftModel
+from moesaic.serve.core.drafters.mtp import PredictionLayers
+from moesaic.serve.core.drafters.router import DraftRouter
+from moesaic.serve.core.drafters.suffix import Suffix
+from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.grammar import Grammar
+from moesaic.serve.core.policies.chunked import Chunked
 from tests.model.oracle import save
 from tests.model.test_mtp import checkpoint
 from tests.serve.made import talking_model
@@ -38,19 +38,19 @@ KINDS = {
 }
 
 
-def all_together(own: Path, other: Path) -> Router:
+def all_together(own: Path, other: Path) -> DraftRouter:
     layers = json.loads((own / "config.json").read_text()).get("num_nextn_predict_layers", 0)
     foreseeing = [PredictionLayers(length=3)] if layers else []
-    return Router.over(Suffix(), *foreseeing, DraftModel(str(other), length=3), always=True)
+    return DraftRouter.over(Suffix(), *foreseeing, DraftModel(str(other), length=3), always=True)
 
 
 # Every drafter, made for a model directory and a smaller (here: another) model's. "always": whether it pays or not.
-METHODS: dict[str, Callable[[Path, Path], Router]] = {
-    "suffix": lambda own, other: Router.over(Suffix(), always=True),
-    "mtp": lambda own, other: Router.over(PredictionLayers(length=3), always=True),
-    "model": lambda own, other: Router.over(DraftModel(str(other), length=3), always=True),
+METHODS: dict[str, Callable[[Path, Path], DraftRouter]] = {
+    "suffix": lambda own, other: DraftRouter.over(Suffix(), always=True),
+    "mtp": lambda own, other: DraftRouter.over(PredictionLayers(length=3), always=True),
+    "model": lambda own, other: DraftRouter.over(DraftModel(str(other), length=3), always=True),
     "router": all_together,
-    "router as it is used": lambda own, other: Router(str(other)),
+    "router as it is used": lambda own, other: DraftRouter(str(other)),
 }
 
 
@@ -142,7 +142,7 @@ class TestEveryDrafter:
                         found, torch.tensor([e.logprob for e in expected.logprobs]), rtol=1e-3, atol=1e-3
                     )
             assert engine.scheduler.preemptions > 0
-            assert engine.blocks.in_use == 0
+            assert engine.page_pool.in_use == 0
             if engine.drafter.always:
                 assert engine.counts.drafted_tokens > 0
 
@@ -158,10 +158,10 @@ class TestEveryDrafter:
             engine.step()
         for request in requests:
             engine.abort(request)
-        assert engine.blocks.in_use == 0
+        assert engine.page_pool.in_use == 0
         for drafter in engine.drafter.drafters:
             if isinstance(drafter, DraftModel):
-                assert drafter.blocks.in_use == 0
+                assert drafter.page_pool.in_use == 0
             kept = {"known": Suffix, "tails": PredictionLayers, "shadows": DraftModel}
             for name, owner in kept.items():
                 assert not isinstance(drafter, owner) or not getattr(drafter, name)
@@ -203,7 +203,7 @@ def test_stop_strings_and_grammars(method, talking):
 def test_sampled_tokens_follow_the_softmax(models):
     """The second and third token of thousands of answers, guessed at from all the answers before them."""
     model, prompt, temperature = models["mixtral-window-tied"], [5, 6, 7, 8, 5, 6], 0.4
-    engine = Engine(model, drafter=Router.over(Suffix(), always=True))
+    engine = Engine(model, drafter=DraftRouter.over(Suffix(), always=True))
     wishes = {"max_tokens": 3, "temperature": temperature, "ignore_eos": True}
     answers = [answer for seed in range(50) for answer in engine.generate([prompt], n=60, seed=seed, **wishes)]
     assert engine.counts.accepted_tokens > len(answers) / 10
@@ -232,7 +232,7 @@ def test_a_model_foresees_itself(talking):
     """A draft model that is the model makes no wrong guess, sampled or not: it draws the same random numbers."""
     model, path = talking
     for wishes in ({"temperature": 0.0}, {"temperature": 1.2, "seed": 4, "top_p": 0.95}, {"frequency_penalty": 1.0}):
-        engine = Engine(model, drafter=Router.over(DraftModel(str(path), length=5), always=True))
+        engine = Engine(model, drafter=DraftRouter.over(DraftModel(str(path), length=5), always=True))
         engine.generate(["The number 7", "as you like"], max_tokens=31, ignore_eos=True, **wishes)
         # One token from the prompt, then six a pass.
         assert engine.counts.accepted_tokens == engine.counts.drafted_tokens == 2 * 25

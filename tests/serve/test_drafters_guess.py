@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 import moesaic
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
-from moesaic.serve.drafters import Draft, Drafter
-from moesaic.serve.drafters._cost import PassCost
-from moesaic.serve.drafters._seen import LEAST, REACH, Seen, expand
-from moesaic.serve.drafters.mtp import PredictionLayers
-from moesaic.serve.drafters.router import CREDIT, Router
-from moesaic.serve.drafters.suffix import Suffix
-from moesaic.serve.engine import Engine
-from moesaic.serve.request import Request
+from moesaic.serve.core.drafters import Draft, Drafter
+from moesaic.serve.core.drafters._cost import PassCost
+from moesaic.serve.core.drafters._suffix_tree import LEAST, REACH, SuffixTree, expand
+from moesaic.serve.core.drafters.mtp import PredictionLayers
+from moesaic.serve.core.drafters.router import CREDIT, DraftRouter
+from moesaic.serve.core.drafters.suffix import Suffix
+from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.request import Request
 from tests.model.test_mtp import checkpoint
 from tests.serve.tiny import LayerClock, tiny_model
 
@@ -39,7 +39,7 @@ def model() -> Model:
 @given(TOKENS, TOKENS)
 def test_the_longest_match_is_found(before: list[int], text: list[int]):
     """Against a search through all places, where the index knows the end of the text at all."""
-    seen = Seen()
+    seen = SuffixTree()
     seen.add(before, 0, len(before))
     ends = {
         place: max(
@@ -55,7 +55,7 @@ def test_the_longest_match_is_found(before: list[int], text: list[int]):
 
 @given(st.lists(TOKENS, min_size=1, max_size=4), TOKENS, st.integers(1, 12))
 def test_trees_of_guesses_were_all_seen(texts: list[list[int]], end: list[int], budget: int):
-    seen = Seen()
+    seen = SuffixTree()
     for text in texts:
         seen.add(text, 0, len(text))
     draft = expand(seen.match(end), budget)
@@ -74,7 +74,7 @@ def test_trees_of_guesses_were_all_seen(texts: list[list[int]], end: list[int], 
 
 
 def test_counts_decide():
-    seen = Seen()
+    seen = SuffixTree()
     for text in ([1, 2, 3, 7], [1, 2, 3, 8, 5], [1, 2, 3, 8, 6], [1, 2, 3, 8, 5]):
         seen.add(text, 0, len(text))
     draft = expand(seen.match([9, 1, 2, 3]), 4)
@@ -87,18 +87,18 @@ def test_counts_decide():
 def test_what_was_seen_once_is_never_as_sure_as_what_was_seen_again():
     """However long the match: one answer that was drawn says little about the next one."""
     said = list(range(1, 30))
-    seen = Seen()
+    seen = SuffixTree()
     seen.add(said, 0, len(said))
     once = expand(seen.match(said[:20]), 4)
     seen.add(list(said), 0, len(said))
-    twice = expand(seen.match(said[:20]), 4)
-    assert once.tokens == twice.tokens == said[20:24]
-    assert max(once.odds) < 0.9 < min(twice.odds)
+    exact_forward = expand(seen.match(said[:20]), 4)
+    assert once.tokens == exact_forward.tokens == said[20:24]
+    assert max(once.odds) < 0.9 < min(exact_forward.odds)
 
 
 def test_answers_to_a_prompt_are_remembered_for_its_next_request(model):
     """As rollouts of one prompt do: the second answer is guessed from the first, and not across tenants."""
-    engine = Engine(model, drafter=Router.over(Suffix(), always=True))
+    engine = Engine(model, drafter=DraftRouter.over(Suffix(), always=True))
     prompt, steps = [5, 17, 40, 3], []
     for salt in ("one", "one", "two"):
         request = engine.request(prompt, greedy(40), salt=salt)
@@ -113,7 +113,7 @@ def test_answers_to_a_prompt_are_remembered_for_its_next_request(model):
 
 def test_memory_is_bounded(model):
     suffix = Suffix(tokens=300)
-    engine = Engine(model, drafter=Router.over(suffix, always=True))
+    engine = Engine(model, drafter=DraftRouter.over(suffix, always=True))
     for number in range(30):
         engine.generate([[number + 1, *range(20, 40)]] * 2, max_tokens=12, temperature=1.0, ignore_eos=True)
         assert suffix.size == sum(tree.size for tree in suffix.trees.values()) <= 300
@@ -121,7 +121,7 @@ def test_memory_is_bounded(model):
 
 
 def greedy(tokens: int) -> Any:
-    from moesaic.serve.request import Sampling
+    from moesaic.serve.core.request import Sampling
 
     return Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True)
 
@@ -168,7 +168,7 @@ def test_prediction_layers_guess_what_a_whole_forward_would(kind, layers, tmp_pa
     checkpoint(kind, layers, tmp_path / "model")
     model = moesaic.load(tmp_path / "model", threads=1)
     drafter = Recorded(length=4)
-    engine = Engine(model, page_size=4, drafter=Router.over(drafter, always=True))
+    engine = Engine(model, page_size=4, drafter=DraftRouter.over(drafter, always=True))
     generator = torch.Generator().manual_seed(2)
     prompts = [torch.randint(3, 97, (length,), generator=generator).tolist() for length in (6, 1, 11)]
     for _ in range(2):
@@ -177,7 +177,7 @@ def test_prediction_layers_guess_what_a_whole_forward_would(kind, layers, tmp_pa
         assert len(log) > 20
         for tokens, guesses in log:
             assert guesses == whole_guesses(model, tokens, len(guesses))
-    assert engine.blocks.hits > 0  # the second time from shared pages
+    assert engine.page_pool.hits > 0  # the second time from shared pages
 
 
 # The router
@@ -256,7 +256,7 @@ def test_a_pass_that_something_else_delayed_is_no_debt_for_ever(model, answer):
     engine.add(engine.request([1, 2, 3], greedy(12)))
     clock.run(engine)
     hook.remove()
-    assert delays and isinstance(engine.drafter, Router)
+    assert delays and isinstance(engine.drafter, DraftRouter)
     assert -CREDIT <= engine.drafter.balance < 0
 
 
@@ -265,9 +265,9 @@ def test_a_cpu_is_given_lines(model):
     texts = [[1, 2, 3, 4, 5], [1, 2, 3, 6, 7], [1, 2, 3, 4, 5], [1, 2, 3, 6, 7]]
     for always in (False, True):
         suffix = Suffix()
-        engine = Engine(model, drafter=Router.over(suffix, always=always))
+        engine = Engine(model, drafter=DraftRouter.over(suffix, always=always))
         for text in texts:
-            suffix.trees.setdefault(("now", ""), Seen()).add(text, 0, len(text))
+            suffix.trees.setdefault(("now", ""), SuffixTree()).add(text, 0, len(text))
         request = engine.request([9, 1, 2, 3], greedy(4))
         engine.drafter.cost.note(1, 0, 1.0)
         engine.drafter.cost.note(1, 0, 1.0)
@@ -278,7 +278,7 @@ def test_a_cpu_is_given_lines(model):
 
 def test_the_better_drafter_is_taken(model, answer):
     good, bad = Fixed(answer, 0.95), Fixed(answer, 0.1)
-    engine = Engine(model, drafter=Router.over(bad, good), clock=LayerClock(model, 1.0, 0.01))
+    engine = Engine(model, drafter=DraftRouter.over(bad, good), clock=LayerClock(model, 1.0, 0.01))
     engine.add(engine.request([1, 2, 3], greedy(150)))
     while engine.working:
         engine.step()
@@ -299,7 +299,7 @@ def test_a_dear_drafter_that_fails_is_not_asked_again_and_again(model, answer):
 def test_it_rests_where_waiting_for_every_step_costs_more_than_guesses_win(model, answer, right):
     """As on a GPU, where a step that is waited for takes a third longer than one that is queued."""
     clock = LayerClock(model, 1.0, 0.01)
-    engine = Engine(model, drafter=Router.over(Fixed(answer, right)), clock=clock)
+    engine = Engine(model, drafter=DraftRouter.over(Fixed(answer, right)), clock=clock)
     router = engine.drafter
     engine.add(engine.request([1, 2, 3], greedy(150)))
     queued = clock.layer_seconds(1) * len(model.layers) / 1.33
@@ -316,7 +316,7 @@ def test_it_rests_where_waiting_for_every_step_costs_more_than_guesses_win(model
 
 
 def test_one_that_must_see_everything_does_not_rest(model):
-    router = Router.over(PredictionLayers())
+    router = DraftRouter.over(PredictionLayers())
     router.balance = -1.0
     assert not router.rests(1)
 
@@ -359,7 +359,7 @@ def test_guesses_go_to_the_requests_that_use_them(model):
             ]
 
         def observe(self, done: Any, hidden_TD: torch.Tensor) -> None:
-            for share in done.shares:
+            for share in done.chunks:
                 self.given[share.request.prompt[0]] += len(share.draft or ())
 
     took = []

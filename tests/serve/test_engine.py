@@ -7,9 +7,9 @@ import torch
 
 import moesaic
 from moesaic.errors import UserError
-from moesaic.model.flow import Routing
+from moesaic.model.context import Routing
 from moesaic.model.layout import Layout
-from moesaic.serve.request import Sampling
+from moesaic.serve.core.request import Sampling
 from tests.model import oracle
 from tests.serve.tiny import tiny_model
 
@@ -57,7 +57,7 @@ def test_log_probabilities_are_the_models_own(pair):
 
 
 def test_prompt_log_probabilities_do_not_depend_on_chunks_or_cache(pair):
-    from moesaic.serve.policies.chunked import Chunked
+    from moesaic.serve.core.policies.chunked import Chunked
 
     _, ours = pair
     (asked,) = prompts(ours.config.vocab, [30])
@@ -87,7 +87,7 @@ def test_recorded_routes_are_those_of_a_whole_forward(pair):
 
 
 def test_embedding_is_the_mean_hidden_state(pair):
-    from moesaic.serve.policies.chunked import Chunked
+    from moesaic.serve.core.policies.chunked import Chunked
 
     _, ours = pair
     (asked,) = prompts(ours.config.vocab, [13])
@@ -98,11 +98,11 @@ def test_embedding_is_the_mean_hidden_state(pair):
         engine.step()
     with torch.inference_mode():
         mean = ours(torch.tensor(asked), Layout([13])).mean(0)
-    from moesaic.serve.request import completion
+    from moesaic.serve.core.request import completion
 
     expected = torch.nn.functional.normalize(mean, dim=0)
     torch.testing.assert_close(completion(request, "").embedding, expected, rtol=1e-4, atol=1e-5)
-    assert engine.blocks.in_use == 0
+    assert engine.page_pool.in_use == 0
 
 
 def test_new_weights_change_answers_and_versions(pair, tmp_path):
@@ -175,7 +175,7 @@ def test_a_wrong_request_is_refused_before_it_begins(tmp_path, prompt, options, 
     engine = moesaic.Engine(moesaic.load(tmp_path))
     with pytest.raises(UserError, match=message):
         engine.generate([[5, 6], prompt], **options)
-    assert engine.blocks.in_use == 0 and not engine.working
+    assert engine.page_pool.in_use == 0 and not engine.working
 
 
 def test_the_answer_ends_where_context_or_cache_end(tmp_path):
@@ -201,7 +201,7 @@ def test_generate_sleeps_while_paused_and_goes_on_when_told(monkeypatch):
         if len(slept) == 3:
             engine.call(engine.resume)
 
-    monkeypatch.setattr("moesaic.serve.engine.time.sleep", sleep)
+    monkeypatch.setattr("moesaic.serve.core.engine.time.sleep", sleep)
     engine.pause()
     assert engine.generate([[5, 6, 7]], max_tokens=4, temperature=0.0)[0].tokens == expected
     assert len(slept) == 3 and all(seconds > 0 for seconds in slept)

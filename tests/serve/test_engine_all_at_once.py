@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import save_file
 
 from moesaic.model.transformer import Model
-from moesaic.serve.drafters.router import Router
-from moesaic.serve.drafters.suffix import Suffix
-from moesaic.serve.engine import Engine
-from moesaic.serve.policies.chunked import Chunked
-from moesaic.serve.policies.flow import Flow
-from moesaic.serve.request import Request, Sampling
+from moesaic.serve.core.drafters.router import DraftRouter
+from moesaic.serve.core.drafters.suffix import Suffix
+from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.policies.chunked import Chunked
+from moesaic.serve.core.policies.flow import FlowPrefill
+from moesaic.serve.core.request import Request, Sampling
 from tests.serve.tiny import VOCABULARY, page_bytes, tiny_model
 
 REQUESTS = 200
@@ -111,11 +111,11 @@ def test_all_at_once(model, adapters, crowd, alone, policy):
     engine = new_engine(
         model,
         adapters,
-        policy=Chunked(tokens=48) if policy == "chunked" else Flow(itl=0.002, batch=48),
-        drafter=Router.over(Suffix(), always=True),
+        policy=Chunked(tokens=48) if policy == "chunked" else FlowPrefill(itl=0.002, batch=48),
+        drafter=DraftRouter.over(Suffix(), always=True),
         page_size=8,
         cache_bytes=40 * page_bytes(model, 8),
-        most_requests=24,
+        max_requests=24,
     )
     rng = random.Random(1)
     requests: list[Request] = []
@@ -130,13 +130,13 @@ def test_all_at_once(model, adapters, crowd, alone, policy):
                 engine.submit(coming.pop(0))
         outputs = engine.step()
         mixed += len({output.request.adapter for output in outputs}) > 1
-        assert 0 <= engine.blocks.available <= engine.cache.pages
+        assert 0 <= engine.page_pool.available <= engine.cache.pages
     for number, (asked, request, expected) in enumerate(zip(crowd, requests, alone, strict=True)):
         assert request.tokens[len(asked.prompt) :] == expected, f"request {number}"
     # All of it has happened.
     assert engine.counts.accepted_tokens > REQUESTS / 4
     if policy == "chunked":  # how many Flow lets in at once depends on how long steps take on this machine
         assert engine.scheduler.preemptions > 0
-    assert engine.blocks.hits > REQUESTS
+    assert engine.page_pool.hits > REQUESTS
     assert mixed > 10
-    assert engine.blocks.in_use == 0 and not engine.scheduler.requests
+    assert engine.page_pool.in_use == 0 and not engine.scheduler.requests

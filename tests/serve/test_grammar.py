@@ -9,7 +9,7 @@ import pytest
 
 import moesaic
 from moesaic.errors import UserError
-from moesaic.serve.grammar import Grammar
+from moesaic.serve.core.grammar import Grammar
 from tests.serve.made import talking_model
 
 SCHEMA = {
@@ -68,7 +68,7 @@ def test_regex_choice_and_grammar(engine):
 
 def test_neighbours_are_free(engine):
     free = engine.generate(["Answer:"], max_tokens=10, temperature=0.0)[0].text
-    from moesaic.serve.request import Sampling
+    from moesaic.serve.core.request import Sampling
 
     bound = engine.request("Answer:", Sampling(max_tokens=60, temperature=0.0, grammar=Grammar.json(SCHEMA)))
     beside = engine.request("Answer:", Sampling(max_tokens=10, temperature=0.0))

@@ -15,7 +15,7 @@ import pytest
 import moesaic
 from moesaic.cli import main
 from moesaic.errors import UserError
-from moesaic.serve.load import Ask, Target, Told, poisson, read_trace, report, send_all
+from moesaic.serve.bench.load import Ask, Target, Told, poisson, read_trace, report, send_all
 from tests.serve.api.running import running
 from tests.serve.made import talking_model
 

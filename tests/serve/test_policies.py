@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from moesaic.errors import UserError
 from moesaic.methods import Method, build, known
-from moesaic.serve.engine import Engine
-from moesaic.serve.policies import Policy
-from moesaic.serve.policies.chunked import Chunked
-from moesaic.serve.policies.flow import Flow, Job, sort_out
-from moesaic.serve.predictor import Predictor
-from moesaic.serve.request import Request, Sampling
+from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.policies import Policy
+from moesaic.serve.core.policies.chunked import Chunked
+from moesaic.serve.core.policies.flow import FlowPrefill, Job, sort_out
+from moesaic.serve.core.predictor import Predictor
+from moesaic.serve.core.request import Request, Sampling
 from tests.serve.tiny import LayerClock, page_bytes, tiny_model
 
 LAYERS = 6
@@ -39,9 +39,9 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return torch.randint(3, 101, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def taught(**options: float) -> Flow:
+def taught(**options: float) -> FlowPrefill:
     """A policy that knows how long passes on a `LayerClock` take."""
-    flow = Flow(**options)
+    flow = FlowPrefill(**options)
     for new in (1, 8, 32, 128):
         for cached in (0, 64):
             flow.prompts.observe([(new, cached)], LAYERS * (0.001 + 0.001 * new))
@@ -163,7 +163,7 @@ def test_a_later_deadline_does_not_interrupt(model):
 
 
 def test_decisions_are_taken_only_when_something_happens(model):
-    class Counting(Flow):
+    class Counting(FlowPrefill):
         def choose(self, *given):
             asked.append(given[-1])
             return super().choose(*given)
@@ -271,8 +271,8 @@ def test_short_prompts_are_read_together_unless_that_makes_one_late(model):
 
 
 def test_a_prompt_above_the_limit_takes_several_passes(model):
-    whole = Engine(model, policy=Flow()).generate([prompt(100)], max_tokens=4, temperature=0.0)[0].tokens
-    engine = Engine(model, policy=Flow(tokens=30))
+    whole = Engine(model, policy=FlowPrefill()).generate([prompt(100)], max_tokens=4, temperature=0.0)[0].tokens
+    engine = Engine(model, policy=FlowPrefill(tokens=30))
     assert engine.generate([prompt(100)], max_tokens=4, temperature=0.0)[0].tokens == whole
     assert engine.counts.steps == 4 + 3
 
@@ -290,7 +290,7 @@ def test_a_stopped_pass_nobody_waits_for_is_dropped(model):
     assert long.finish_reason == "abort" and long.first_token is None
     assert short.written == 5
     assert clock.now < LAYERS * clock.layer_seconds(200)  # it was not finished first
-    assert engine.blocks.in_use == 0 and not engine.scheduler.stopped
+    assert engine.page_pool.in_use == 0 and not engine.scheduler.stopped
 
 
 def test_an_aborted_prompt_does_not_read_its_other_chunks(model):
@@ -300,10 +300,10 @@ def test_an_aborted_prompt_does_not_read_its_other_chunks(model):
     clock.at(0.05, lambda: engine.call(lambda: engine.abort(long)))
     clock.run(engine)
     assert clock.now < 3 * LAYERS * clock.layer_seconds(20)
-    assert engine.blocks.in_use == 0
+    assert engine.page_pool.in_use == 0
 
 
-@pytest.mark.parametrize("policy", [Chunked(tokens=64), Flow()], ids=["chunked", "flow"])
+@pytest.mark.parametrize("policy", [Chunked(tokens=64), FlowPrefill()], ids=["chunked", "flow"])
 def test_a_pause_in_the_middle_of_a_pass_changes_nothing(model, policy):
     expected = Engine(model).generate([prompt(50)], max_tokens=6, temperature=0.0, ignore_eos=True)[0].tokens
     clock = LayerClock(model)
@@ -334,7 +334,7 @@ def test_weights_that_change_in_the_middle_of_a_pass_begin_it_anew(model):
     clock.run(engine)
     assert request.tokens[-6:] == expected != Engine(model).generate([prompt(50)], max_tokens=6, temperature=0.0)
     assert request.versions == [1] * 6
-    assert engine.blocks.in_use == 0
+    assert engine.page_pool.in_use == 0
 
 
 # Small caches
@@ -368,7 +368,7 @@ def test_no_cache_is_too_small_to_go_on(model, kind, seed):
     clock.run(engine)
     assert all(request.finish_reason in ("length", "abort") for request in requests)
     assert sum(request.finish_reason == "length" for request in requests) >= 30
-    assert engine.blocks.in_use == 0 and not engine.scheduler.stopped and not engine.scheduler.requests
+    assert engine.page_pool.in_use == 0 and not engine.scheduler.stopped and not engine.scheduler.requests
 
 
 def test_stopped_passes_that_hold_every_page_go_on(model):
@@ -379,7 +379,7 @@ def test_stopped_passes_that_hold_every_page_go_on(model):
     short = arriving(engine, clock, 0.15, 5, due=1.0, tokens=2)
     clock.run(engine)
     assert long.written == short.written == 2
-    assert engine.blocks.in_use == 0
+    assert engine.page_pool.in_use == 0
 
 
 # As a method
@@ -388,9 +388,9 @@ def test_stopped_passes_that_hold_every_page_go_on(model):
 def test_policies_are_found_by_name_and_their_options_checked():
     assert {"chunked", "flow"} <= set(known(Policy))
     policy = build(Method("flow", {"itl": 0.05}), Policy, "command line")
-    assert isinstance(policy, Flow) and policy.itl == 0.05
+    assert isinstance(policy, FlowPrefill) and policy.itl == 0.05
     with pytest.raises(UserError, match="itl"):
         build(Method("flow", {"itl": -1.0}), Policy, "command line")
     with pytest.raises(UserError, match="no such option"):
         build(Method("flow", {"prompts": None}), Policy, "command line")
-    assert Flow().prompts is not Flow().prompts
+    assert FlowPrefill().prompts is not FlowPrefill().prompts

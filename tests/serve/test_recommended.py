@@ -9,7 +9,7 @@ import pytest
 
 from moesaic.data.tokenizer_training import train_tokenizer
 from moesaic.model.tokenizer import Tokenizer
-from moesaic.serve.recommended import recommended
+from moesaic.serve.core.sampling_defaults import recommended
 
 
 @pytest.mark.parametrize(

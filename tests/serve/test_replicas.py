@@ -10,13 +10,13 @@ import pytest
 
 import moesaic
 from moesaic.errors import UserError
-from moesaic.serve.engine import Engine
-from moesaic.serve.grammar import Grammar
-from moesaic.serve.loop import ReplicaDied
-from moesaic.serve.replicas import Replicas, front_engine
-from moesaic.serve.request import Request, Sampling
-from moesaic.serve.routing import Seen
-from moesaic.serve.serving import serving
+from moesaic.serve.bench.server_process import serving
+from moesaic.serve.cluster.prefix_routing import PrefixIndex
+from moesaic.serve.cluster.replicas import Replicas, front_engine
+from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.engine_loop import ReplicaDied
+from moesaic.serve.core.grammar import Grammar
+from moesaic.serve.core.request import Request, Sampling
 from tests.serve.api.test_adapters import write_adapter
 from tests.serve.made import talking_model
 
@@ -117,12 +117,12 @@ def test_a_prompt_goes_where_its_beginning_is(directory):
 
 
 def test_a_busy_replica_is_left_alone_even_if_it_knows_the_prompt():
-    seen = Seen()
+    seen = PrefixIndex()
     seen.add("a", list(range(40)), 16)
     assert seen.tokens("a", list(range(48)), 16) == 32
     assert seen.tokens("b", list(range(48)), 16) == 0
     assert seen.tokens("a", [9, *range(47)], 16) == 0
-    small = Seen(most=2)
+    small = PrefixIndex(most=2)
     small.add("a", list(range(32)), 16)
     small.add("a", list(range(100, 132)), 16)
     assert small.tokens("a", list(range(32)), 16) == 0 and len(small.pages) == 2
@@ -132,7 +132,7 @@ def test_a_dead_replica_loses_only_the_answers_it_was_writing(directory, alone):
     long, short = greedy(300), greedy(4)
 
     async def ask() -> None:
-        async with replicas(directory, most_requests=1) as loop:
+        async with replicas(directory, max_requests=1) as loop:
             writing = [loop.engine.request(f"the number {n}", long) for n in range(2)]
             answers = [loop.submit([request]) for request in writing]
             for each in answers:  # both replicas write
@@ -246,8 +246,8 @@ def test_metrics_are_those_of_all_replicas(directory):
             engine = loop.engine
             computed = sum(len(request.prompt) for request in asked)
             assert 0 < engine.counts.prompt_tokens <= computed + len(asked[1].prompt)
-            assert engine.blocks.hits > 0 and engine.blocks.queries >= computed - len(asked)
-            assert engine.blocks.in_use == 0
+            assert engine.page_pool.hits > 0 and engine.page_pool.queries >= computed - len(asked)
+            assert engine.page_pool.in_use == 0
             layers = engine.experts.by_layer()
             assert layers and all(sum(counts) > computed for counts in layers.values())
             before = engine.counts.prompt_tokens

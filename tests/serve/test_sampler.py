@@ -7,8 +7,8 @@ import torch
 from scipy.stats import chisquare
 from transformers.generation import logits_process as theirs
 
-from moesaic.serve.request import Request, Sampling
-from moesaic.serve.sampler import Choices, draw, penalised, truncated
+from moesaic.serve.core.request import Request, Sampling
+from moesaic.serve.core.sampler import Choices, draw, penalised, truncated
 
 VOCAB = 40
 

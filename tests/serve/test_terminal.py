@@ -18,7 +18,7 @@ import pytest
 
 import moesaic
 from moesaic.errors import UserError
-from moesaic.serve.request import Sampling
+from moesaic.serve.core.request import Sampling
 from moesaic.serve.terminal import Left, Screen, TerminalChat
 from tests.serve.made import talking_model
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from moesaic.data.tokenizer_training import train_tokenizer
 from moesaic.model.tokenizer import Tokenizer
-from moesaic.serve.text import TextStream
+from moesaic.serve.core.text import TextStream
 
 
 @pytest.fixture(scope="module")

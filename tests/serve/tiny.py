@@ -12,7 +12,7 @@ import transformers
 
 import moesaic
 from moesaic.model.transformer import Model
-from moesaic.serve.engine import Engine
+from moesaic.serve.core.engine import Engine
 
 VOCABULARY = 101
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from moesaic.model.config import Experts, GroupedQuery, Layer, ModelConfig, Rope
-from moesaic.model.flow import Routing
+from moesaic.model.context import Routing
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
 from moesaic.recipe import BalanceSection
 from moesaic.train.balance import Balance, sequence_loss
-from moesaic.train.token_drop import TokenDrop
+from moesaic.train.layer_runners.token_drop import TokenDrop
 
 EXPERTS = Experts(count=8, per_token=2, hidden=8, score="sigmoid", correction=True)
 CONFIG = ModelConfig(

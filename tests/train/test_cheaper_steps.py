@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from moesaic.model.config import Dense, Experts, GroupedQuery, Indexer, Latent, Layer, ModelConfig, Rope
-from moesaic.model.flow import Routing
+from moesaic.model.context import Routing
 from moesaic.model.layout import Layout
-from moesaic.model.transformer import Model, plainly
-from moesaic.train.embedding_shrink import EmbeddingShrink
-from moesaic.train.layer_drop import LayerDrop
-from moesaic.train.recompute import recompute
-from moesaic.train.token_drop import TokenDrop
+from moesaic.model.transformer import Model, run_plainly
+from moesaic.train.layer_runners.embedding_shrink import EmbeddingShrink
+from moesaic.train.layer_runners.layer_drop import LayerDrop
+from moesaic.train.layer_runners.recompute import recompute
+from moesaic.train.layer_runners.token_drop import TokenDrop
 
 CONFIG = ModelConfig(
     family="glm4_moe",
@@ -38,9 +38,9 @@ TOKENS = torch.randint(0, 50, (40,), generator=torch.Generator().manual_seed(0))
 LENGTHS = [17, 1, 12, 10]
 
 
-def gradients(model: Model, through) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def gradients(model: Model, runner) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     model.zero_grad()
-    hidden = model(TOKENS, Layout(LENGTHS), Routing(), through)
+    hidden = model(TOKENS, Layout(LENGTHS), Routing(), runner)
     hidden.square().sum().backward()
     grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     return hidden.detach(), grads
@@ -53,7 +53,7 @@ def same(a, b) -> bool:
 @pytest.mark.parametrize("config", [CONFIG, SPARSE], ids=["experts", "shared selection"])
 def test_recomputation_changes_no_bit(config):
     model = Model(config).initialize(1)
-    assert same(gradients(model, recompute), gradients(model, plainly))
+    assert same(gradients(model, recompute), gradients(model, run_plainly))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_recomputation_changes_no_bit(config):
 )
 def test_off_is_exact(off):
     model = Model(CONFIG).initialize(1)
-    assert same(gradients(model, off), gradients(model, plainly))
+    assert same(gradients(model, off), gradients(model, run_plainly))
 
 
 @pytest.mark.parametrize("kind", [TokenDrop(5, 10, seed=(1 << 63) - 1), LayerDrop(5, gamma=1.0, seed=(1 << 63) - 1)])
@@ -81,10 +81,10 @@ def test_dropped_tokens_skip_middle_layers_and_only_those():
     model = Model(CONFIG).initialize(1)
     seen: dict[int, int] = {}
 
-    def watch(block, number, x_TD, flow):
+    def watch(block, number, x_TD, context):
         seen[number] = len(x_TD)
-        assert sum(span.new for span in flow.layout.spans) == len(x_TD) == len(flow.cos_TR)
-        return plainly(block, number, x_TD, flow)
+        assert sum(span.new for span in context.layout.spans) == len(x_TD) == len(context.cos_TR)
+        return run_plainly(block, number, x_TD, context)
 
     drop = TokenDrop(5, steps=100, start=0.5)
     model(TOKENS, Layout(LENGTHS), None, drop.at(20, watch))
@@ -97,14 +97,14 @@ def test_each_layer_drops_other_tokens_and_they_pass_unchanged():
     model = Model(CONFIG).initialize(1)
     kept = []
 
-    def add_one(block, number, x_TD, flow):
+    def add_one(block, number, x_TD, context):
         return x_TD + 1 if 0 < number < 4 else x_TD
 
     drop = TokenDrop(5, steps=100, start=0.5)
-    through = drop.at(0, add_one)
-    flow = model.flow(Layout(LENGTHS))
+    runner = drop.at(0, add_one)
+    context = model.context(Layout(LENGTHS))
     for number in (1, 2, 3):
-        out = through(model.layers[number], number, torch.zeros(40, 24), flow)
+        out = runner(model.layers[number], number, torch.zeros(40, 24), context)
         assert set(out.unique().tolist()) == {0.0, 1.0}
         kept.append(out[:, 0].bool())
         assert int(kept[-1].sum()) == 20
@@ -116,17 +116,17 @@ def test_kept_tokens_keep_their_positions_and_neighbours():
     model = Model(CONFIG).initialize(1)
     captured = {}
 
-    def grab(block, number, x_TD, flow):
-        captured[number] = (x_TD, flow)
-        return plainly(block, number, x_TD, flow)
+    def grab(block, number, x_TD, context):
+        captured[number] = (x_TD, context)
+        return run_plainly(block, number, x_TD, context)
 
     model(TOKENS, Layout(LENGTHS), None, TokenDrop(5, steps=100, start=0.5, seed=3).at(0, grab))
-    x_TD, flow = captured[2]
-    lengths = [span.new for span in flow.layout.spans]
-    alone = model.flow(Layout(lengths, positions=flow.layout.positions_T))
-    torch.testing.assert_close(model.layers[2](x_TD, flow), model.layers[2](x_TD, alone))
-    for span in flow.layout.spans:
-        positions = flow.layout.positions_T[span.start : span.stop]
+    x_TD, context = captured[2]
+    lengths = [span.new for span in context.layout.spans]
+    alone = model.context(Layout(lengths, positions=context.layout.positions_T))
+    torch.testing.assert_close(model.layers[2](x_TD, context), model.layers[2](x_TD, alone))
+    for span in context.layout.spans:
+        positions = context.layout.positions_T[span.start : span.stop]
         assert (positions.diff() > 0).all()
 
 
@@ -141,13 +141,13 @@ def test_layer_drop_probabilities_are_the_papers():
 def test_dropped_layers_keep_the_expectation():
     model = Model(CONFIG).initialize(1)
     drop = LayerDrop(5, floor=0.3, gamma=1.0)
-    flow = model.flow(Layout(LENGTHS))
+    context = model.context(Layout(LENGTHS))
     x_TD = torch.randn(40, 24, generator=torch.Generator().manual_seed(1))
 
-    def double(block, number, x_TD, flow):
+    def double(block, number, x_TD, context):
         return 2 * x_TD
 
-    outs = [drop.at(step, double)(model.layers[4], 4, x_TD, flow) for step in range(100, 1100)]
+    outs = [drop.at(step, double)(model.layers[4], 4, x_TD, context) for step in range(100, 1100)]
     ran = sum(not torch.equal(out, x_TD) for out in outs) / len(outs)
     assert ran == pytest.approx(drop.keep(4, 1000), abs=0.05)
     torch.testing.assert_close(torch.stack(outs).mean(0), 2 * x_TD, rtol=0.1, atol=0.1)
@@ -155,7 +155,7 @@ def test_dropped_layers_keep_the_expectation():
 
 def test_embedding_learns_its_share():
     model = Model(CONFIG).initialize(1)
-    plain = gradients(model, plainly)
+    plain = gradients(model, run_plainly)
     shrunk = gradients(model, EmbeddingShrink(0.1).at(0))
     assert torch.equal(plain[0], shrunk[0])
     torch.testing.assert_close(shrunk[1]["embed"], 0.1 * plain[1]["embed"], rtol=1e-4, atol=1e-5)

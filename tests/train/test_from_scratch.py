@@ -10,7 +10,7 @@ import torch
 import transformers
 
 import moesaic
-from moesaic.data.prepare import prepare
+from moesaic.data.preparation.prepare import prepare
 from moesaic.errors import UserError
 from moesaic.model.config import Latent
 from moesaic.recipe import load_recipe

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from moesaic.cli import main
 from moesaic.errors import UserError
-from moesaic.train import loss_law
-from moesaic.train.law_fit import fit, score
-from moesaic.train.law_optimize import final_and_slope, optimize
-from moesaic.train.law_runs import Run, read_run, smooth, warmup_steps
-from moesaic.train.loss_law import Array, LossLaw, load_law
+from moesaic.train.law import loss_law
+from moesaic.train.law.fit import fit, score
+from moesaic.train.law.loss_law import Array, LossLaw, load_law
+from moesaic.train.law.optimize import final_and_slope, optimize
+from moesaic.train.law.runs import Run, read_run, smooth, warmup_steps
 from moesaic.train.schedules import Schedule, curve
 from moesaic.train.schedules.constant import Constant
 from moesaic.train.schedules.cosine import Cosine

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from moesaic.data.packing import IGNORED, Batch
 from moesaic.methods import Method, build, known
 from moesaic.model.config import Dense, Experts, GroupedQuery, Layer, ModelConfig, Rope
-from moesaic.model.flow import Routing
+from moesaic.model.context import Routing
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
 from moesaic.recipe import BalanceSection

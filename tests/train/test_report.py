@@ -30,15 +30,15 @@ from rich.console import Console
 
 from moesaic.errors import UserError
 from moesaic.model.config import Dense, Experts, GroupedQuery, Layer, ModelConfig, Rope
-from moesaic.train import report as report_module
-from moesaic.train.display import Progress, amount, duration
-from moesaic.train.expert_load import ExpertLoad, entropy, peak
-from moesaic.train.metrics import Journal, Metrics, read_events, read_metrics
-from moesaic.train.mfu import flops_per_token, peak_flops, step_flops
-from moesaic.train.picture import life_picture
-from moesaic.train.plot import plot_run, plot_runs, smooth
-from moesaic.train.reading import Reading
-from moesaic.train.report import LATE, Report, StepRecord, ending, summarise
+from moesaic.train.report import report as report_module
+from moesaic.train.report.device_reads import Reading
+from moesaic.train.report.display import Progress, amount, duration
+from moesaic.train.report.expert_load import ExpertLoad, entropy, peak
+from moesaic.train.report.metrics import Journal, Metrics, read_events, read_metrics
+from moesaic.train.report.mfu import flops_per_token, peak_flops, step_flops
+from moesaic.train.report.plot import plot_run, plot_runs, smooth
+from moesaic.train.report.report import LATE, Report, StepRecord, ending, summarise
+from moesaic.train.report.terminal_plot import life_picture
 
 TIMES = ("seconds", "tokens_per_second", "mfu")  # all that may differ between two runs of the same bits
 ROOT = Path(__file__).parents[2]
@@ -156,7 +156,7 @@ def test_last_finds_a_line_longer_than_a_block(tmp_path: Path) -> None:
 WRITER = """
 import json, os, sys
 from pathlib import Path
-from moesaic.train.metrics import Metrics
+from moesaic.train.report.metrics import Metrics
 directory, end = Path(sys.argv[1]), int(sys.argv[2])
 saved = directory / "saved"
 start = int(saved.read_text()) if saved.exists() else 0
@@ -174,7 +174,7 @@ for step in range(start + 1, end + 1):
 CUTTER = """
 import sys
 from pathlib import Path
-from moesaic.train.metrics import Metrics
+from moesaic.train.report.metrics import Metrics
 metrics = Metrics(Path(sys.argv[1]))
 metrics.resume(300)
 for step in range((metrics.last() or {"step": 0})["step"] + 1, 301):
@@ -241,7 +241,7 @@ def test_a_full_disk_is_an_error_that_names_the_file_and_leaves_whole_lines(tmp_
     program = """
 import resource, signal, sys
 from pathlib import Path
-from moesaic.train.metrics import Metrics
+from moesaic.train.report.metrics import Metrics
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 metrics = Metrics(Path(sys.argv[1]))
@@ -579,7 +579,7 @@ def test_the_loss_shown_is_smoothed_and_survives_a_nan() -> None:
 
 TERMINAL = """
 import sys, time
-from moesaic.train.report import Report, StepRecord
+from moesaic.train.report.report import Report, StepRecord
 with Report(sys.argv[1], 40, tensorboard=False) as report:
     for step in range(1, 21):
         report.step(StepRecord(step, 3.0, 1e-3, 100, 0.05))
@@ -808,7 +808,7 @@ def has_colour(picture: np.ndarray[Any, Any], colour: str) -> bool:
 
 
 def test_the_curves_of_a_run_are_drawn(runs: dict[str, Path]) -> None:
-    from moesaic.train.plot import ALARM, COLOURS
+    from moesaic.train.report.plot import ALARM, COLOURS
 
     file = plot_run(runs["mixture"])
     assert file == runs["mixture"] / "training.png"
@@ -825,7 +825,7 @@ def test_the_curves_of_a_run_are_drawn(runs: dict[str, Path]) -> None:
 
 
 def test_runs_are_drawn_over_each_other(runs: dict[str, Path], tmp_path: Path) -> None:
-    from moesaic.train.plot import COLOURS
+    from moesaic.train.report.plot import COLOURS
 
     picture = pixels(plot_runs(runs, tmp_path / "deep" / "compare.png"))
     assert has_colour(picture, COLOURS[0]) and has_colour(picture, COLOURS[1]) and not has_colour(picture, COLOURS[2])

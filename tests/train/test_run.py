@@ -20,17 +20,17 @@ import transformers
 from safetensors.torch import load_file
 
 import moesaic
+from moesaic.atomic import alone_in
 from moesaic.cli import main
-from moesaic.data.prepare import prepare
+from moesaic.data.preparation.prepare import prepare
 from moesaic.data.shards import Shards
 from moesaic.errors import UserError
 from moesaic.model import lineage
-from moesaic.model.atomic import alone_in
 from moesaic.recipe import Recipe, load_recipe
 from moesaic.train.checkpoints import Checkpoints
-from moesaic.train.law_runs import HELD_OUT, read_run
-from moesaic.train.metrics import read_events
+from moesaic.train.law.runs import HELD_OUT, read_run
 from moesaic.train.pretrain import pretrain
+from moesaic.train.report.metrics import read_events
 from moesaic.train.run import Run
 
 RECIPE = """
@@ -235,7 +235,7 @@ def test_parts_of_a_batch_add_up(recipe_file, whole, tmp_path):
 def test_a_run_goes_on_in_the_format_it_was_begun_in_where_another_is_fast(recipe_file, tmp_path, monkeypatch):
     few = ["train.warmup_steps=0", "train.save_every=2"]
     for fast, steps in ((torch.bfloat16, 2), (torch.float32, 4)):  # as on a GPU, and then on a CPU
-        monkeypatch.setattr("moesaic.kernels.probe.dtype", lambda device, stored, fast=fast: fast)
+        monkeypatch.setattr("moesaic.kernels.hardware.dtype", lambda device, stored, fast=fast: fast)
         run(recipe_file, tmp_path / "run", f"train.steps={steps}", *few)
         assert all(
             tensor.dtype == torch.bfloat16 for name, tensor in weights(tmp_path / "run").items() if "norm" in name

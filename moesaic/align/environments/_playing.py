@@ -14,13 +14,13 @@ from moesaic.align.conversation import opening
 from moesaic.align.environments import Environment
 from moesaic.align.examples import Example
 from moesaic.align.rewards import Answer, Judged, Reward
-from moesaic.align.rollout import Rolled, Sample, sample_of, seed_of
-from moesaic.align.under_way import Answering, UnderWay
+from moesaic.align.rollouts.pool import Answering, UnderWay
+from moesaic.align.rollouts.rollout import Rolled, Sample, sample_of, seed_of
 from moesaic.errors import UserError
 from moesaic.model.tokenizer import Tokenizer
-from moesaic.serve.engine import Engine
+from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.request import Request, Sampling
 from moesaic.serve.parsers import Parser, detect
-from moesaic.serve.request import Request, Sampling
 
 MARK = "\u241e9c1f\u241e"  # stands for an answer in a conversation that is written only to see what follows it
 

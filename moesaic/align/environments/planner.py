@@ -18,13 +18,13 @@ import torch
 from moesaic.align.environments import Environment, Episode, Step
 from moesaic.align.examples import Example
 from moesaic.align.rewards import Answer, Reward
-from moesaic.align.rollout import roll, seed_of
+from moesaic.align.rollouts.rollout import roll, seed_of
 from moesaic.align.stages import EARLIER, made_before, methods
 from moesaic.methods import build
-from moesaic.model.compressed import open_checkpoint
 from moesaic.model.directory import load
-from moesaic.model.matching import match
-from moesaic.serve.engine import Engine
+from moesaic.model.formats.matching import match
+from moesaic.model.formats.quantized import open_checkpoint
+from moesaic.serve.core.engine import Engine
 from moesaic.serve.parsers import Message
 
 

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 
 from moesaic.align.rewards import Answer, Reward
 from moesaic.align.rewards._part import after_thought
-from moesaic.align.sandbox import Limits, run_python
+from moesaic.worlds.sandbox import Limits, run_python
 
 BLOCK = re.compile(r"^[ \t]*```(?:python|py|python3)?[ \t]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE | re.IGNORECASE)
 

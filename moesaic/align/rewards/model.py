@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from moesaic.align.reward_model import step_rows, values_at
+from moesaic.align.preference.reward_model import step_rows, values_at
 from moesaic.align.rewards import Answer, Reward
 from moesaic.model import directory
 from moesaic.model.transformer import Model

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from moesaic.align.examples import Mixture, Place
 
 if TYPE_CHECKING:
-    from moesaic.align.rollout import Sample
+    from moesaic.align.rollouts.rollout import Sample
     from moesaic.model.transformer import Model
 
 

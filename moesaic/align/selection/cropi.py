@@ -28,7 +28,7 @@ from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
 
 if TYPE_CHECKING:
-    from moesaic.align.rollout import Sample
+    from moesaic.align.rollouts.rollout import Sample
 
 
 @dataclass(frozen=True)

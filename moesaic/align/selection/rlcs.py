@@ -24,7 +24,7 @@ from moesaic.align.selection import Selection, Selector
 PRIOR = 1.0  # questions' worth of belief in a source that was never tried; it fades like what was seen
 
 if TYPE_CHECKING:
-    from moesaic.align.rollout import Sample
+    from moesaic.align.rollouts.rollout import Sample
     from moesaic.model.transformer import Model
 
 

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Literal
 
 from moesaic.align.accuracy import Accuracy
-from moesaic.align.distill import AnswerStream, check_teacher
 from moesaic.align.examples import Mixture, open_conversations, open_questions
+from moesaic.align.rollouts.on_policy_distill import AnswerStream, check_teacher
 from moesaic.align.sft import ConversationStream
 from moesaic.align.stages import EARLIER, Data, Measure, Stage, sources, there
 from moesaic.data.stream import Stream
 from moesaic.methods import Method
-from moesaic.model.compressed import open_checkpoint
-from moesaic.model.matching import match
+from moesaic.model.formats.matching import match
+from moesaic.model.formats.quantized import open_checkpoint
 from moesaic.model.transformer import Model
-from moesaic.serve.engine import Engine
-from moesaic.serve.request import Sampling
+from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.request import Sampling
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Distill(Stage):
             longest = min(self.longest, model.config.context)
             return ConversationStream(model.tokenizer, examples, self.batch_tokens, longest)
         wishes = {"max_tokens": self.max_tokens, "temperature": self.temperature}
-        engine = Engine(model, most_requests=self.prompts, seed=self.seed)
+        engine = Engine(model, max_requests=self.prompts, seed=self.seed)
         return AnswerStream(engine, examples, self.prompts, wishes, self.seed)
 
     def _examples(self, data: Data) -> Mixture:

@@ -21,18 +21,18 @@ from typing import Any, ClassVar, Literal
 
 from moesaic.align.accuracy import Accuracy
 from moesaic.align.advantages import ADVANTAGES
-from moesaic.align.asynchronous import Asynchronous, AsynchronousStream
-from moesaic.align.asynchronous_crew import Crew
-from moesaic.align.asynchronous_worker import Setup
-from moesaic.align.critic import Critic, CriticOptions
-from moesaic.align.critic_stream import CriticStream
+from moesaic.align.critics.critic import Critic, CriticOptions
+from moesaic.align.critics.stream import CriticStream
 from moesaic.align.environments import Environment
 from moesaic.align.environments._playing import players
 from moesaic.align.examples import open_conversations, open_questions
-from moesaic.align.remember import RememberOptions, RememberStream
 from moesaic.align.rewards import Reward
 from moesaic.align.rewards.task import TaskScore
-from moesaic.align.rollout_stream import RolloutSettings, RolloutStream
+from moesaic.align.rollouts.async_stream import Asynchronous, AsynchronousStream
+from moesaic.align.rollouts.replay_sft import RememberOptions, RememberStream
+from moesaic.align.rollouts.stream import RolloutSettings, RolloutStream
+from moesaic.align.rollouts.worker import Setup
+from moesaic.align.rollouts.worker_pool import WorkerPool
 from moesaic.align.selection import Selection
 from moesaic.align.sft import ConversationStream
 from moesaic.align.stages import EARLIER, Data, Measure, Stage, methods, sources, there
@@ -42,9 +42,9 @@ from moesaic.errors import UserError
 from moesaic.methods import Method, build
 from moesaic.model.transformer import Model
 from moesaic.model.value_head import require_head
-from moesaic.serve.drafters import Drafter
-from moesaic.serve.engine import Engine
-from moesaic.serve.request import Sampling
+from moesaic.serve.core.drafters import Drafter
+from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.request import Sampling
 from moesaic.strict import found
 
 
@@ -152,7 +152,7 @@ class Policy(Stage):
         }
         if self.asynchronous is not None:
             return AsynchronousStream(model=model, options=self.asynchronous, crew=self.crew(model), **given)
-        engine = Engine(model, drafter=self._drafter(), most_requests=self.prompts * self.group, seed=self.seed)
+        engine = Engine(model, drafter=self._drafter(), max_requests=self.prompts * self.group, seed=self.seed)
         world = self.world()
         begin = players(world, self.group, self.wishes(model)) if world is not None else None
         return RolloutStream(engine=engine, rewards=named_rewards(self.rewards), begin=begin, **given)
@@ -170,7 +170,7 @@ class Policy(Stage):
         (method,) = methods((self.environment,))
         return build(method, Environment, "align.stages: environment")
 
-    def crew(self, model: Model) -> Crew:
+    def crew(self, model: Model) -> WorkerPool:
         options = self.asynchronous
         assert options is not None and model.tokenizer is not None
         named_rewards(self.rewards)  # what is wrong with them is said here, not by a worker
@@ -183,7 +183,7 @@ class Policy(Stage):
             mode=model.mode,
             threads=options.worker_threads(),
             drafter=self.drafter,
-            most_requests=self.prompts * self.group,
+            max_requests=self.prompts * self.group,
             group=self.group,
             wishes=self.wishes(model),
             rewards=self.rewards,
@@ -191,7 +191,7 @@ class Policy(Stage):
             on_update=options.on_update,
             seed=self.seed,
         )
-        return Crew(setup, options.workers, options.patience, options.retries, options.address)
+        return WorkerPool(setup, options.workers, options.patience, options.retries, options.address)
 
     def wishes(self, model: Model) -> dict[str, Any]:
         return {

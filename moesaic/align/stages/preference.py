@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from moesaic.align.preference_batch import GroupStream, pack_pairs
-from moesaic.align.preference_pairs import Pair, PairSource, check_pairs, read_source
-from moesaic.align.preference_reference import answer_logprobs, reference_logprobs
+from moesaic.align.preference.batch import GroupStream, pack_pairs
+from moesaic.align.preference.pairs import Pair, PairSource, check_pairs, read_source
+from moesaic.align.preference.reference import answer_logprobs, reference_logprobs
 from moesaic.align.stages import PAIRS, Data, Measure, Stage, sources, there
 from moesaic.data.stream import Stream
 from moesaic.data.tasks import Split

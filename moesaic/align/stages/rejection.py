@@ -17,8 +17,8 @@ from typing import Any
 
 from moesaic.align.accuracy import Accuracy
 from moesaic.align.examples import FileExamples, Mixture, open_questions
-from moesaic.align.preference_reference import fingerprint
-from moesaic.align.rejection import Rule, collect, key_of
+from moesaic.align.preference.reference import fingerprint
+from moesaic.align.rollouts.rejection import Rule, collect, key_of
 from moesaic.align.sft import ConversationStream
 from moesaic.align.stages import Data, Measure, Stage, methods, sources, there
 from moesaic.align.stages.policy import check_rewards, named_rewards
@@ -26,8 +26,8 @@ from moesaic.data.packing import Batch
 from moesaic.data.stream import Stream
 from moesaic.methods import Method
 from moesaic.model.transformer import Model
-from moesaic.serve.engine import Engine
-from moesaic.serve.request import Sampling
+from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.request import Sampling
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Rejection(Stage):
         folder = out / "rejection"
         options = {name: value for name, value in asdict(self).items() if name not in ("steps", "lr", "save_every")}
         notes = collect(
-            Engine(model, most_requests=64, seed=self.seed),
+            Engine(model, max_requests=64, seed=self.seed),
             open_questions(self.data, self.seed),
             self.questions,
             self.group,

@@ -14,10 +14,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
-from moesaic.align.preference_batch import GroupStream
-from moesaic.align.preference_pairs import Pair, PairSource, check_pairs
-from moesaic.align.reward_model import Judgeable, JudgedAccuracy, check_judged, pack_judged, read_judged, weighed
-from moesaic.align.reward_model_lengths import Lengths, balanced, length_bias
+from moesaic.align.preference.batch import GroupStream
+from moesaic.align.preference.length_balance import Lengths, balanced, length_bias
+from moesaic.align.preference.pairs import Pair, PairSource, check_pairs
+from moesaic.align.preference.reward_model import (
+    Judgeable,
+    JudgedAccuracy,
+    check_judged,
+    pack_judged,
+    read_judged,
+    weighed,
+)
 from moesaic.align.stages import PAIRS, Data, Measure, Stage, sources, there
 from moesaic.align.stages.preference import held_out_data
 from moesaic.data.stream import Stream

@@ -12,7 +12,7 @@ from moesaic.align.examples import open_conversations
 from moesaic.align.sft import ConversationStream
 from moesaic.align.stages import Data, Measure, Stage, sources, there
 from moesaic.data.stream import Stream
-from moesaic.kernels import probe
+from moesaic.kernels import hardware
 from moesaic.methods import Method
 from moesaic.model.transformer import Model
 
@@ -39,7 +39,7 @@ class Sft(Stage):
         assert model.tokenizer is not None
         longest = min(self.longest, model.config.context)
         examples = open_conversations(self.data, self.seed)
-        readers = min(4, probe.threads() // 4) if model.device.type == "cuda" else 0  # a CPU is busy with learning
+        readers = min(4, hardware.threads() // 4) if model.device.type == "cuda" else 0  # a CPU is busy with learning
         return ConversationStream(model.tokenizer, examples, self.batch_tokens, longest, readers)
 
     def measure(self, model: Model) -> Measure | None:

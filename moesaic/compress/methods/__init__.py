@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
-from moesaic.compress.seen import Seen, Watched
-from moesaic.kernels.quantised import QuantisedMatrix
+from moesaic.compress.calibration_statistics import InputStatistics, Watched
+from moesaic.kernels.quantized import QuantizedMatrix
 from moesaic.model.block import Block
 from moesaic.model.config import ModelConfig
 
 if TYPE_CHECKING:
     from moesaic.compress.job import Job
 
-Maker = Callable[[str, Tensor, Seen], QuantisedMatrix | Tensor]
+Maker = Callable[[str, Tensor, InputStatistics], QuantizedMatrix | Tensor]
 
 
 class Compressor(ABC):
@@ -55,7 +55,7 @@ class ByMatrix(Compressor):
         return self.reads_text
 
     @abstractmethod
-    def matrix(self, name: str, weight_OI: Tensor, seen: Seen) -> QuantisedMatrix | Tensor:
+    def matrix(self, name: str, weight_OI: Tensor, seen: InputStatistics) -> QuantizedMatrix | Tensor:
         """A matrix made smaller, or a plain one with other values. An expert's number is the last of `name`."""
 
     def maker(self, job: Job) -> Maker:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from moesaic.compress.calibration_statistics import InputStatistics, Watched
 from moesaic.compress.grid import Grid
 from moesaic.compress.methods import ByMatrix
-from moesaic.compress.seen import Seen, Watched
-from moesaic.kernels.quantised import QuantisedMatrix
+from moesaic.kernels.quantized import QuantizedMatrix
 from moesaic.model.attention import GroupedQueryAttention
 from moesaic.model.block import Block
 from moesaic.model.experts import DenseFeedForward, MixtureFeedForward
@@ -36,7 +36,7 @@ class AWQ(ByMatrix):
     def _grid(self) -> Grid:
         return Grid(self.bits, self.group, self.symmetric)
 
-    def matrix(self, name: str, weight_OI: Tensor, seen: Seen) -> QuantisedMatrix:
+    def matrix(self, name: str, weight_OI: Tensor, seen: InputStatistics) -> QuantizedMatrix:
         return self._grid().matrix(weight_OI, importance_I=seen.importance_I)
 
     def prepare(self, block: Block, watched: Watched) -> dict[str, Tensor]:
@@ -64,7 +64,9 @@ class AWQ(ByMatrix):
                     changed["ffn.residual.weight"] = ffn.residual.weight
         return {name: tensor.detach().clone() for name, tensor in changed.items()}
 
-    def _experts(self, ffn: MixtureFeedForward, watched: Watched) -> tuple[Seen | None, list[Tensor], list[Tensor]]:
+    def _experts(
+        self, ffn: MixtureFeedForward, watched: Watched
+    ) -> tuple[InputStatistics | None, list[Tensor], list[Tensor]]:
         for expert in range(len(ffn.down_EDF)):
             seen = watched.seen(f"ffn.down_EDF.{expert}")
             if seen is not None:
@@ -78,23 +80,23 @@ class AWQ(ByMatrix):
             others.append(ffn.residual.weight)
         return watched.all_inputs(), readers, others
 
-    def _rows(self, ffn: DenseFeedForward, seen: Seen | None) -> None:
+    def _rows(self, ffn: DenseFeedForward, seen: InputStatistics | None) -> None:
         if seen is not None and ffn.gate_up.bias is None:
             self._both(ffn.gate_up.weight, ffn.down.weight, seen)
 
-    def _both(self, gate_up_GD: Tensor, down_DF: Tensor, seen: Seen) -> None:
+    def _both(self, gate_up_GD: Tensor, down_DF: Tensor, seen: InputStatistics) -> None:
         """Scale the inputs of `down`, and the rows of `up` that make them the other way."""
         scale_F = self._best([down_DF], seen)
         down_DF.mul_(scale_F)
         gate_up_GD[len(scale_F) :].div_(scale_F[:, None])
 
-    def _spread(self, norm_D: Tensor, readers: list[Tensor], others: list[Tensor], seen: Seen) -> None:
+    def _spread(self, norm_D: Tensor, readers: list[Tensor], others: list[Tensor], seen: InputStatistics) -> None:
         scale_D = self._best(readers, seen)
         norm_D.div_(scale_D)
         for weight_OD in readers + others:
             weight_OD.mul_(scale_D)
 
-    def _best(self, readers: list[Tensor], seen: Seen) -> Tensor:
+    def _best(self, readers: list[Tensor], seen: InputStatistics) -> Tensor:
         """The scale, a power of the inputs' mean size, with the least error at the output."""
         grid, size_I = self._grid(), seen.size_I.clamp(min=1e-6)
         best, best_I = float("inf"), torch.ones_like(size_I)

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from moesaic.compress.calibration_statistics import InputStatistics
 from moesaic.compress.grid import Grid
 from moesaic.compress.methods import ByMatrix, Maker
 from moesaic.compress.refine import Steps, refined, squared_error
-from moesaic.compress.seen import Seen
-from moesaic.kernels.quantised import QuantisedMatrix
+from moesaic.kernels.quantized import QuantizedMatrix
 
 if TYPE_CHECKING:
     from moesaic.compress.job import Job
@@ -59,7 +59,7 @@ class GPTQ(ByMatrix):
         grid = replace(self._grid(), whole_zeros=job.whole_zeros)
         return lambda name, weight_OI, seen: gptq(weight_OI, seen, grid, self.damping, self.turns)
 
-    def matrix(self, name: str, weight_OI: Tensor, seen: Seen) -> QuantisedMatrix:
+    def matrix(self, name: str, weight_OI: Tensor, seen: InputStatistics) -> QuantizedMatrix:
         return gptq(weight_OI, seen, self._grid(), self.damping, self.turns)
 
 
@@ -73,11 +73,15 @@ class Piece:
     steps: Steps
 
 
-def gptq(weight_OI: Tensor, seen: Seen, grid: Grid, damping: float = 0.0, turns: int = TURNS) -> QuantisedMatrix:
+def gptq(
+    weight_OI: Tensor, seen: InputStatistics, grid: Grid, damping: float = 0.0, turns: int = TURNS
+) -> QuantizedMatrix:
     return joined(grid, pieces(weight_OI, seen, grid, damping, turns))
 
 
-def pieces(weight_OI: Tensor, seen: Seen, grid: Grid, damping: float = 0.0, turns: int = TURNS) -> list[Piece]:
+def pieces(
+    weight_OI: Tensor, seen: InputStatistics, grid: Grid, damping: float = 0.0, turns: int = TURNS
+) -> list[Piece]:
     made = []
     dampings = repeat(damping) if damping else steady_dampings(weight_OI, seen, grid)
     for (rows, moments_II), share in zip(seen.parts(len(weight_OI)), dampings, strict=False):
@@ -91,7 +95,7 @@ def rounded(weight_OI: Tensor, moments_II: Tensor, grid: Grid, turns: int) -> tu
     return refined(weight_OI, moments_II, grid, gptq_codes(weight_OI, moments_II, grid, *steps), steps, turns)
 
 
-def joined(grid: Grid, made: list[Piece]) -> QuantisedMatrix:
+def joined(grid: Grid, made: list[Piece]) -> QuantizedMatrix:
     scales = torch.cat([piece.steps[0] for piece in made])
     zeros = [piece.steps[1] for piece in made if piece.steps[1] is not None]
     return grid.made(torch.cat([piece.codes_OI for piece in made]), scales, torch.cat(zeros) if zeros else None)
@@ -102,7 +106,7 @@ def damped(moments_II: Tensor, share: float) -> Tensor:
     return moments_II + share * mean * torch.eye(len(moments_II), device=moments_II.device)
 
 
-def steady_dampings(weight_OI: Tensor, seen: Seen, grid: Grid) -> Iterator[float]:
+def steady_dampings(weight_OI: Tensor, seen: InputStatistics, grid: Grid) -> Iterator[float]:
     """For each part of the outputs what loses least on tokens set aside, where some of the outputs are rounded with the
     moments of the others. Rounding among others alone tells dampings apart, and needs no inverse."""
     if len(seen.rows_TI) < LEAST_TOKENS:
@@ -160,7 +164,7 @@ def corrected(
 ) -> Tensor:
     """Codes of inputs `start` to `stop`, with their errors made up for among themselves; returns the errors."""
     if left_OI.is_cuda:
-        from moesaic.kernels.triton import rounding
+        from moesaic.kernels.triton.quantized import rounding
 
         return rounding.corrected(left_OI, scales_OI, zeros_OI, kept_OI, upper_II, codes_OI, start, stop, top)
     errors = torch.empty_like(left_OI[:, start:stop])

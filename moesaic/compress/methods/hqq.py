@@ -13,10 +13,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from moesaic.compress.calibration_statistics import InputStatistics
 from moesaic.compress.grid import Grid
 from moesaic.compress.methods import ByMatrix
-from moesaic.compress.seen import Seen
-from moesaic.kernels.quantised import QuantisedMatrix
+from moesaic.kernels.quantized import QuantizedMatrix
 
 EXPONENT, STIFFNESS, STIFFER = 0.7, 10.0, 1.01
 
@@ -38,11 +38,11 @@ class HQQ(ByMatrix):
     def _grid(self) -> Grid:
         return Grid(self.bits, self.group, symmetric=False)
 
-    def matrix(self, name: str, weight_OI: Tensor, seen: Seen) -> QuantisedMatrix:
+    def matrix(self, name: str, weight_OI: Tensor, seen: InputStatistics) -> QuantizedMatrix:
         return half_quadratic(weight_OI, self._grid(), self.rounds)
 
 
-def half_quadratic(weight_OI: Tensor, grid: Grid, rounds: int) -> QuantisedMatrix:
+def half_quadratic(weight_OI: Tensor, grid: Grid, rounds: int) -> QuantizedMatrix:
     scales_OG, zeros_OG = grid.fit(weight_OI)
     assert zeros_OG is not None
     grouped_OGX = grid.grouped(weight_OI)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moesaic.compress.expert_walk import Use, most_useful, walk_experts
+from moesaic.compress.expert_statistics import Use, most_useful, walk_experts
 from moesaic.compress.methods import Compressor
 from moesaic.model.config import ModelConfig
 from moesaic.model.experts import MixtureFeedForward

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
+from moesaic.compress.calibration_statistics import InputStatistics
 from moesaic.compress.grid import Grid
 from moesaic.compress.methods import ByMatrix, Maker
 from moesaic.compress.methods.gptq import TURNS, Piece, damped, joined, pieces, rounded
 from moesaic.compress.methods.hqq import half_quadratic
 from moesaic.compress.refine import refined
-from moesaic.compress.seen import Seen
-from moesaic.kernels.quantised import QuantisedMatrix
+from moesaic.kernels.quantized import QuantizedMatrix
 
 if TYPE_CHECKING:
     from moesaic.compress.job import Job
@@ -60,7 +60,7 @@ class MiLo(ByMatrix):
     def maker(self, job: Job) -> Maker:
         kurtoses: dict[str, float] = {}
 
-        def make(name: str, weight_OI: Tensor, seen: Seen) -> QuantisedMatrix:
+        def make(name: str, weight_OI: Tensor, seen: InputStatistics) -> QuantizedMatrix:
             path, _, leaf = name.rpartition(".")
             if not leaf.isdigit():
                 return self._taken_apart(weight_OI, seen, self.rank)
@@ -74,15 +74,15 @@ class MiLo(ByMatrix):
 
         return make
 
-    def matrix(self, name: str, weight_OI: Tensor, seen: Seen) -> QuantisedMatrix:
+    def matrix(self, name: str, weight_OI: Tensor, seen: InputStatistics) -> QuantizedMatrix:
         return self._taken_apart(weight_OI, seen, self.rank)
 
-    def _taken_apart(self, weight_OI: Tensor, seen: Seen, rank: int) -> QuantisedMatrix:
+    def _taken_apart(self, weight_OI: Tensor, seen: InputStatistics, rank: int) -> QuantizedMatrix:
         rank = min(rank, *weight_OI.shape)
         if self.calibrate:
             return self._by_what_flows(weight_OI, seen, rank)
         low_OI = torch.zeros_like(weight_OI)
-        best: QuantisedMatrix | None = None
+        best: QuantizedMatrix | None = None
         least = float("inf")
         for _ in range(self.turns):
             made = half_quadratic(weight_OI - low_OI, Grid(self.bits, self.group, symmetric=False), 20)
@@ -98,13 +98,13 @@ class MiLo(ByMatrix):
         assert best is not None
         return best
 
-    def _by_what_flows(self, weight_OI: Tensor, seen: Seen, rank: int) -> QuantisedMatrix:
+    def _by_what_flows(self, weight_OI: Tensor, seen: InputStatistics, rank: int) -> QuantizedMatrix:
         grid = Grid(self.bits, self.group, self.symmetric)
         made = pieces(weight_OI, seen, grid, turns=1 if rank else TURNS)
         if not rank:
             return joined(grid, made)
         root_II, back_II = _root(damped(seen.moments_II, DAMPING))
-        best: QuantisedMatrix | None = None
+        best: QuantizedMatrix | None = None
         least = float("inf")
         for turn in range(self.turns):
             left_OI = weight_OI - joined(grid, made).dense()
@@ -127,7 +127,7 @@ class MiLo(ByMatrix):
         assert best is not None
         return best
 
-    def _few_bits(self, part: Tensor) -> QuantisedMatrix:
+    def _few_bits(self, part: Tensor) -> QuantizedMatrix:
         return Grid(self.correction_bits, 64).matrix(part)
 
 

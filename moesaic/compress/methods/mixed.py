@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from torch import Tensor
 
+from moesaic.compress.calibration_statistics import InputStatistics
 from moesaic.compress.grid import Grid
+from moesaic.compress.layer_store import Part
 from moesaic.compress.layers import ENDS_GROUP, ends
 from moesaic.compress.methods import ByMatrix, Maker
 from moesaic.compress.methods.gptq import damped, gptq
 from moesaic.compress.refine import refined, weights_of
-from moesaic.compress.seen import Seen
 from moesaic.compress.sensitivity import Sensed, Sensitivities
-from moesaic.compress.shelf import Part
 from moesaic.errors import UserError
-from moesaic.kernels.quantised import QuantisedMatrix
+from moesaic.kernels.quantized import QuantizedMatrix
 
 if TYPE_CHECKING:
     from moesaic.compress.job import Job
@@ -60,15 +60,15 @@ class Mixed(ByMatrix):
         return Grid(bits, self.group, self.symmetric, whole_zeros=whole_zeros)
 
     def _plan(self, job: Job) -> dict[str, int]:
-        if not job.shelf.has("plan"):
-            job.shelf.put("plan", Part(facts={"bits": self._planned(job)}))
-        plan: dict[str, int] = job.shelf.about("plan")["facts"]["bits"]
+        if not job.store.has("plan"):
+            job.store.put("plan", Part(facts={"bits": self._planned(job)}))
+        plan: dict[str, int] = job.store.about("plan")["facts"]["bits"]
         return plan
 
     def maker(self, job: Job) -> Maker:
         plan = self._plan(job)
 
-        def make(name: str, weight_OI: Tensor, seen: Seen) -> QuantisedMatrix:
+        def make(name: str, weight_OI: Tensor, seen: InputStatistics) -> QuantizedMatrix:
             grid = self._grid(plan.get(name, 8), job.whole_zeros)
             if self.rounding == "gptq":
                 return gptq(weight_OI, seen, grid)
@@ -76,7 +76,7 @@ class Mixed(ByMatrix):
 
         return make
 
-    def matrix(self, name: str, weight_OI: Tensor, seen: Seen) -> QuantisedMatrix:
+    def matrix(self, name: str, weight_OI: Tensor, seen: InputStatistics) -> QuantizedMatrix:
         raise AssertionError("bits are chosen for the whole model first")
 
     def end_bits(self, job: Job, name: str) -> int:

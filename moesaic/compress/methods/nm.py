@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from moesaic.compress.calibration_statistics import InputStatistics
 from moesaic.compress.grid import Grid
 from moesaic.compress.methods import ByMatrix
 from moesaic.compress.methods.gptq import damped, gptq_codes
-from moesaic.compress.seen import Seen
-from moesaic.kernels.quantised import QuantisedMatrix
+from moesaic.kernels.quantized import QuantizedMatrix
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class NM(ByMatrix):
     def ends_bits(self) -> int:
         return 8 if self.bits else 0
 
-    def matrix(self, name: str, weight_OI: Tensor, seen: Seen) -> QuantisedMatrix | Tensor:
+    def matrix(self, name: str, weight_OI: Tensor, seen: InputStatistics) -> QuantizedMatrix | Tensor:
         if self.score == "admm":
             weight_OI, kept_OI = self._admm(weight_OI, seen.moments_II)
         else:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from moesaic.compress.expert_walk import Use, most_useful, walk_experts
+from moesaic.compress.expert_statistics import Use, most_useful, walk_experts
 from moesaic.compress.methods import Compressor
 from moesaic.model.config import ModelConfig
 from moesaic.model.experts import MixtureFeedForward

@@ -11,10 +11,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from moesaic.compress.calibration_statistics import InputStatistics
 from moesaic.compress.grid import Grid
 from moesaic.compress.methods import ByMatrix
-from moesaic.compress.seen import Seen
-from moesaic.kernels.quantised import QuantisedMatrix
+from moesaic.kernels.quantized import QuantizedMatrix
 
 
 @dataclass(frozen=True)
@@ -31,5 +31,5 @@ class RoundToNearest(ByMatrix):
     def _grid(self) -> Grid:
         return Grid(self.bits, self.group, self.symmetric)
 
-    def matrix(self, name: str, weight_OI: Tensor, seen: Seen) -> QuantisedMatrix:
+    def matrix(self, name: str, weight_OI: Tensor, seen: InputStatistics) -> QuantizedMatrix:
         return self._grid().matrix(weight_OI)

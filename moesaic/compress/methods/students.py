@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from moesaic.compress.distil import Lesson, distil, reduced
+from moesaic.compress.distill import Lesson, distil, reduced
+from moesaic.compress.layer_store import Part
 from moesaic.compress.methods import Compressor
-from moesaic.compress.shelf import Part
 from moesaic.errors import UserError
 from moesaic.model.config import ModelConfig
 
@@ -43,7 +43,7 @@ class Students(Compressor):
             raise UserError("depth", f"{self.depth:g} of {layers} layers are all of them", "Take less.")
         config = replace(job.config, layers=tuple(job.config.layers[number] for number in kept), mtp=())
         weights = distil(job, config, reduced(job, kept, config), Lesson(self.steps, self.rate, self.teaching))
-        job.shelf.put("student", Part(plain=weights, facts={"layers": kept}))
+        job.store.put("student", Part(plain=weights, facts={"layers": kept}))
         return config
 
 

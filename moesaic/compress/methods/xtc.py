@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from moesaic.compress.distil import Lesson, distil, reduced
+from moesaic.compress.distill import Lesson, distil, reduced
 from moesaic.compress.grid import Grid
+from moesaic.compress.layer_store import Part, rounded_scales
 from moesaic.compress.layers import matrices_of
 from moesaic.compress.methods import Compressor
 from moesaic.compress.methods.students import spread
 from moesaic.compress.methods.zeroquant import rounding
-from moesaic.compress.shelf import Part, rounded_scales
 from moesaic.model.config import ModelConfig
 from moesaic.model.transformer import Model
 
@@ -71,5 +71,5 @@ class XTC(Compressor):
                 part.matrices[name] = rounded_scales(Grid(job.ends_bits, 64).matrix(tensor))
             else:
                 part.plain[name] = tensor
-        job.shelf.put("student", part)
+        job.store.put("student", part)
         return config

@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.func import functional_call
 
 from moesaic import kernels
+from moesaic.compress.calibration_statistics import InputStatistics, Watched
 from moesaic.compress.grid import Grid
 from moesaic.compress.layers import matrices_of
 from moesaic.compress.methods import ByMatrix
-from moesaic.compress.seen import Seen, Watched
-from moesaic.kernels.quantised import QuantisedMatrix, rounded_to_8_bits
+from moesaic.kernels.quantized import QuantizedMatrix, rounded_to_8_bits
 from moesaic.model.block import Block
 
 
@@ -46,7 +46,7 @@ class ZeroQuant(ByMatrix):
     def _grid(self) -> Grid:
         return Grid(self.bits, self.group, activation_bits=self.activation_bits)
 
-    def matrix(self, name: str, weight_OI: Tensor, seen: Seen) -> QuantisedMatrix:
+    def matrix(self, name: str, weight_OI: Tensor, seen: InputStatistics) -> QuantizedMatrix:
         return self._grid().matrix(weight_OI)
 
     def prepare(self, block: Block, watched: Watched) -> dict[str, Tensor]:
@@ -86,7 +86,7 @@ class ZeroQuant(ByMatrix):
 
     def _loss(self, block: Block, weights: dict[str, Any], grid: Grid, run: Any, wanted_TD: Tensor) -> Tensor:
         tensors = {name: rounding(tensor, grid) for name, tensor in weights.items()}
-        out_TD: Tensor = run(lambda x_TD, flow: functional_call(block, tensors, (x_TD, flow)))
+        out_TD: Tensor = run(lambda x_TD, context: functional_call(block, tensors, (x_TD, context)))
         return (out_TD - wanted_TD).square().mean()
 
 

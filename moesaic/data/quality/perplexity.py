@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from moesaic.data.quality import Quality
 from moesaic.data.records import Document
 from moesaic.errors import UserError
-from moesaic.model.compressed import open_checkpoint
-from moesaic.model.matching import match
+from moesaic.model.formats.matching import match
+from moesaic.model.formats.quantized import open_checkpoint
 
 if TYPE_CHECKING:
     from moesaic.model.transformer import Model

@@ -2,10 +2,10 @@
 
     moesaic evaluate DIR --suite agents environments=shell
 
-Every command runs in the sandbox that runs code for rewards (`align/sandbox.py`), in a file system of its own in memory
-that is gone when it ends; the files it leaves in its directory are laid out again for the next one. So nothing that a
-command does outlives the episode, or reaches this machine. Needs a sandbox with namespaces, in which a program may
-start others.
+Every command runs in the sandbox that runs code for rewards (`worlds/sandbox.py`), in a file system of its own in
+memory that is gone when it ends; the files it leaves in its directory are laid out again for the next one. So nothing
+that a command does outlives the episode, or reaches this machine. Needs a sandbox with namespaces, in which a
+program may start others.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from moesaic.align.sandbox import Limits, run_python
 from moesaic.errors import UserError
 from moesaic.evaluate.environments import FORM, Environment, Episode, Finished, same
+from moesaic.worlds.sandbox import Limits, run_python
 
 INSIDE = Path(__file__).with_name("_shell_inside.py")
 GRACE = 4.0  # seconds to lay files out and take them down again

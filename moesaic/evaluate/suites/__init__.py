@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moesaic.model.transformer import Model
-from moesaic.serve.kv_policies import KVPolicy
+from moesaic.serve.core.kv_policies import KVPolicy
 
 if TYPE_CHECKING:
-    from moesaic.evaluate.speakers import Speaker
+    from moesaic.evaluate.backends import Backend
 
 Told = Callable[[int, int], None]
 
@@ -33,7 +33,7 @@ class Asked:
     data: Path | None = None
     progress: Told = lambda done, total: None
     kv_policy: KVPolicy | None = None  # of the engine
-    speaker: Speaker | None = None  # who answers questions; else an engine over the model
+    speaker: Backend | None = None  # who answers questions; else an engine over the model
     weights: Weights = Weights()
 
 

@@ -17,6 +17,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+from moesaic.evaluate.backends import Said
 from moesaic.evaluate.environments import (
     LONGEST,
     Environment,
@@ -28,7 +29,6 @@ from moesaic.evaluate.environments import (
 )
 from moesaic.evaluate.interval import wilson
 from moesaic.evaluate.questions import speaker_of
-from moesaic.evaluate.speakers import Said
 from moesaic.evaluate.suites import Asked, Suite
 from moesaic.methods import Method, build, known
 from moesaic.model.transformer import Model

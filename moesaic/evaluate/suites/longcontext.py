@@ -15,12 +15,12 @@ from typing import Any
 
 from moesaic.errors import UserError
 from moesaic.evaluate.interval import wilson
-from moesaic.evaluate.long_questions import KINDS, question, score
+from moesaic.evaluate.long_context_tasks import KINDS, question, score
 from moesaic.evaluate.questions import means
 from moesaic.evaluate.suites import Asked, Suite
 from moesaic.model.transformer import Model
-from moesaic.serve.engine import Engine
-from moesaic.serve.request import Sampling
+from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.request import Sampling
 
 SHOWN = 5  # questions that are told with their answers
 
@@ -54,7 +54,7 @@ class LongContext(Suite):
         if max(lengths) + self.max_tokens > model.config.context:
             problem = f"{max(lengths)} tokens and an answer do not fit in the model's context of {model.config.context}"
             raise UserError("length", problem, "Take fewer.")
-        engine = Engine(model, most_requests=self.together, kv_policy=asked.kv_policy, reuse_prefixes=False, seed=0)
+        engine = Engine(model, max_requests=self.together, kv_policy=asked.kv_policy, reuse_prefixes=False, seed=0)
         cases = [
             (length, *question(kind, length, tokenizer, self.seed, number))
             for length in lengths
@@ -70,7 +70,7 @@ class LongContext(Suite):
         most = 0
         while engine.working:
             outputs = engine.step()
-            most = max(most, engine.blocks.in_use)
+            most = max(most, engine.page_pool.in_use)
             for output in outputs:
                 said[output.request.number] += output.text
                 after.setdefault(output.request.number, len(output.request.pages))
@@ -89,7 +89,8 @@ class LongContext(Suite):
             "prompt_tokens": tokens / len(cases),
             # Measured: pages that requests held, and how much the cache of the same tokens would be whole.
             "cache_bytes_per_token": page_bytes * sum(after.values()) / tokens,
-            "cache_share": sum(after.values()) / sum(-(-len(tokens) // engine.blocks.size) for _, _, tokens in cases),
+            "cache_share": sum(after.values())
+            / sum(-(-len(tokens) // engine.page_pool.size) for _, _, tokens in cases),
             "peak_cache_bytes": page_bytes * most,
             "samples": [
                 {"kind": made.kind, "asked": made.asked, "expected": list(made.answers), "said": said[request.number]}

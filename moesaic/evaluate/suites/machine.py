@@ -5,7 +5,7 @@
 
 The workload is the same everywhere: a mixture of 12.7 million parameters (6 layers, 2 of 8 experts) is trained, reads
 prompts, writes one answer, and writes 16 at once, a quarter of the time each. As in AIPerf operations are counted from
-the model's shape (`evaluate/operations.py`), batches of training and reading grow with the machine, and the score is
+the model's shape (`evaluate/flops.py`), batches of training and reading grow with the machine, and the score is
 regulated by what was learned: the geometric mean of the four speeds in 10^9 operations a second, times -ln(error), the
 error being that of predictions after a fixed number of training steps, at least one in a hundred. Those steps are the
 same everywhere and not timed, so that arithmetic that is quick and wrong gains nothing, and other machines compare by
@@ -25,16 +25,16 @@ from torch import Tensor
 
 from moesaic.data.packing import Batch
 from moesaic.errors import UserError
-from moesaic.evaluate.operations import Read, forward_operations
+from moesaic.evaluate.flops import Read, forward_operations
 from moesaic.evaluate.suites import Asked, Suite
-from moesaic.kernels import probe
+from moesaic.kernels import hardware
 from moesaic.model.config import Experts, GroupedQuery, Layer, ModelConfig, Rope
 from moesaic.model.directory import chosen_threads
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
 from moesaic.recipe import BalanceSection
-from moesaic.serve.engine import Engine
-from moesaic.serve.request import Sampling
+from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.request import Sampling
 from moesaic.train.balance import Balance
 from moesaic.train.objectives.next_token import NextToken
 from moesaic.train.optimizers.adamw import AdamW
@@ -108,7 +108,7 @@ class Machine(Suite):
 def made(asked: Asked) -> Model:
     wanted = asked.weights
     try:
-        device = torch.device(wanted.device) if wanted.device else probe.device()
+        device = torch.device(wanted.device) if wanted.device else hardware.device()
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError):
         raise UserError("--device", f"there is no {wanted.device!r} here", "Take cpu, or leave it out.") from None
@@ -175,7 +175,7 @@ def engine_for(model: Model, requests: int, tokens: int) -> Engine:
     row = sum(math.prod(shape) for layer in model.cache_shapes() for shape in layer.values()) * model.dtype.itemsize
     pages = requests * (tokens // PAGE + 2) + 2
     return Engine(
-        model, cache_bytes=pages * PAGE * row, page_size=PAGE, most_requests=requests, reuse_prefixes=False, seed=0
+        model, cache_bytes=pages * PAGE * row, page_size=PAGE, max_requests=requests, reuse_prefixes=False, seed=0
     )
 
 

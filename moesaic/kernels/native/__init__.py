@@ -32,8 +32,8 @@ SIGNATURES = {
     "block": [_POINTER] * 6 + [_LONG] + [_POINTER] * 4 + [_LONG] * 4 + [_INT],
     "layers": [_POINTER, _LONG] + [_POINTER] * 5 + [_LONG] + [_POINTER] * 3 + [_LONG] * 5 + [_INT],
     "attend": [_POINTER] * 10 + [_LONG] * 11 + [_FLOAT, _INT],
-    "quantised_layers": [_POINTER, _LONG] + [_POINTER] * 5 + [_LONG] + [_POINTER] * 3 + [_LONG] * 5 + [_INT],
-    "quantised_linear": [_POINTER] * 6 + [_LONG] * 7 + [_INT],
+    "quantized_layers": [_POINTER, _LONG] + [_POINTER] * 5 + [_LONG] + [_POINTER] * 3 + [_LONG] * 5 + [_INT],
+    "quantized_linear": [_POINTER] * 6 + [_LONG] * 7 + [_INT],
     "attend_kept": [_POINTER] * 8 + [_LONG] * 11 + [_FLOAT, _INT],
     "attend_back": [_POINTER] * 10 + [_LONG] * 9 + [_FLOAT, _INT],
 }

@@ -1,6 +1,6 @@
 /* Attention of one new token to the rows that a compact request has kept, head by head, straight from the cache.
 
-   Rows lie anywhere. The oldest tokens may be kept as blocks of small integers (`serve/kv/encoding.py`), which are made
+   Rows lie anywhere. The oldest tokens may be kept as blocks of small integers (`serve/core/kv/encoding.py`), which are made
    numbers again here, a block at a time: keys for the scores, then values for the sum. */
 #include "attention.h"
 #include "stages.h"

@@ -5,7 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
-from moesaic.kernels.triton.coded import MIDDLE, Coded
+from moesaic.kernels.triton.quantized.weight import MIDDLE, GpuQuantizedWeight
 
 
 @triton.jit
@@ -57,14 +57,14 @@ def embed(
     tokens_T: torch.Tensor,
     slots_T: torch.Tensor | None,
     chosen_S: torch.Tensor | None,
-    embed_VD: torch.Tensor | Coded,
+    embed_VD: torch.Tensor | GpuQuantizedWeight,
 ) -> torch.Tensor:
     """Each token's row; a token of -1 is the one that was last chosen for its slot."""
     T, (V, D) = tokens_T.shape[0], embed_VD.shape
     x_TD = torch.empty(T, D, dtype=embed_VD.dtype, device=embed_VD.device)
     table, scales, zeros, facts = embed_VD, None, None, (0, 0, 0)
     width = D
-    if isinstance(embed_VD, Coded):
+    if isinstance(embed_VD, GpuQuantizedWeight):
         table, scales, zeros = embed_VD.codes_EOB, embed_VD.scales_EGO, embed_VD.zeros_EGO
         facts, width = (embed_VD.group, embed_VD.bits, embed_VD.apart), embed_VD.codes_EOB.shape[2]
     group, bits, half = facts

@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from moesaic.kernels.triton import one_row
-from moesaic.kernels.triton.coded import Coded
-from moesaic.kernels.triton.overlap import launch_overlapped, overlaps
+from moesaic.kernels.triton import gemv
+from moesaic.kernels.triton.dependent_launch import launch_overlapped, overlaps
+from moesaic.kernels.triton.quantized.weight import GpuQuantizedWeight
 
 Tile = tuple[int, int, int, int, int]  # rows, columns, elements of K, stages, warps
 COMPARED = 1 << 19  # results that must be equal before the library is trusted with a shape
@@ -83,12 +83,14 @@ def tile_for(T: int, inputs: int, outputs: int, wide: bool) -> Tile:
     return (128, 128, 64, 4, 8)
 
 
-def linear(x_TI: torch.Tensor, weight_OI: torch.Tensor | Coded, bias_O: torch.Tensor | None = None) -> torch.Tensor:
+def linear(
+    x_TI: torch.Tensor, weight_OI: torch.Tensor | GpuQuantizedWeight, bias_O: torch.Tensor | None = None
+) -> torch.Tensor:
     """x W^T + bias."""
-    if isinstance(weight_OI, Coded):
+    if isinstance(weight_OI, GpuQuantizedWeight):
         return weight_OI.linear(x_TI, bias_O)
     T, inputs = x_TI.shape
-    if x_TI.dtype == torch.bfloat16 and x_TI.is_cuda and not one_row.takes(x_TI):
+    if x_TI.dtype == torch.bfloat16 and x_TI.is_cuda and not gemv.takes(x_TI):
         if T >= MANY and can_forbid_splitting():
             with no_splitting():
                 return F.linear(x_TI, weight_OI, bias_O)
@@ -151,8 +153,8 @@ def tiled(
     outputs = weight_OI.shape[0]
     x_TI, weight_OI = x_TI.contiguous(), weight_OI.contiguous()
     out_TO = torch.empty(T, outputs, dtype=out_dtype or x_TI.dtype, device=x_TI.device)
-    if tile is None and one_row.takes(x_TI):
-        one_row.one_row(x_TI, weight_OI, bias_O, out_TO)
+    if tile is None and gemv.takes(x_TI):
+        gemv.one_row(x_TI, weight_OI, bias_O, out_TO)
         return out_TO
     wide = x_TI.dtype == torch.float32
     BM, BN, BK, stages, warps = tile or tile_for(T, inputs, outputs, wide)

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from moesaic.kernels.triton.overlap import launch_overlapped, overlaps
+from moesaic.kernels.triton.dependent_launch import launch_overlapped, overlaps
 
 HEADS = 8  # heads handled by one program
 

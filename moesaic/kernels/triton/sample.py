@@ -1,8 +1,8 @@
 """Choose each sequence's next token on the device: the likeliest one, or the one at a given share of the distribution.
 A trainer asks the same kernels how likely a given token is, and gets the same bits.
 
-The share (a number in [0, 1) for each row) is drawn by the caller, by `moesaic.serve.sampler.draw`, so that a draw is
-the same alone, in any batch, and on the host. The vocabulary is walked in chunks: each gives its largest logit and its
+The share (a number in [0, 1) for each row) is drawn by the caller (`serve/core/sampler.py`), so that a draw is the
+same alone, in any batch, and on the host. The vocabulary is walked in chunks: each gives its largest logit and its
 sums, a second kernel finds the chunk in which the share falls, and in it the token.
 """
 
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from moesaic.kernels.triton.overlap import launch_overlapped, overlaps
+from moesaic.kernels.triton.dependent_launch import launch_overlapped, overlaps
 
 CHUNK = 1024
 

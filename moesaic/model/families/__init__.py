@@ -39,7 +39,7 @@ def read_config(raw: dict[str, Any], place: object) -> ModelConfig:
     if raw.get("quantization_config"):
         method = raw["quantization_config"]
         method = method.get("quant_method", "unknown") if isinstance(method, dict) else method
-        problem = f"the weights are quantised ({str(method)[:60]!r})"
+        problem = f"the weights are quantized ({str(method)[:60]!r})"
         raise UserError(place, problem, "Convert them to plain weights first.")
     try:
         config: ModelConfig = family.read(keys)

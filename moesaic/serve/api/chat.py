@@ -15,6 +15,7 @@ from moesaic.serve.api.conversation import prompt_text
 from moesaic.serve.api.counting import prompt_logprobs, usage
 from moesaic.serve.api.errors import called
 from moesaic.serve.api.openapi import ERRORS, streams
+from moesaic.serve.api.sampling_params import requests, sampling
 from moesaic.serve.api.schema.chat import ChatAnswer, ChatRequest
 from moesaic.serve.api.schema.usage import Usage
 from moesaic.serve.api.service import Service, new_id, salt_of
@@ -22,9 +23,8 @@ from moesaic.serve.api.stream import DONE, EventStream, event, while_connected
 from moesaic.serve.api.structure import check_form, wanted_grammar
 from moesaic.serve.api.tools import EventReader, ListReader, NamedReader, call_grammar, forced_tools
 from moesaic.serve.api.turn import Turn
-from moesaic.serve.api.wishes import requests, sampling
-from moesaic.serve.loop import Answers
-from moesaic.serve.request import Request as EngineRequest
+from moesaic.serve.core.engine_loop import Answers
+from moesaic.serve.core.request import Request as EngineRequest
 
 
 @dataclass

@@ -14,13 +14,13 @@ from moesaic.serve.api.continuation import Continuation
 from moesaic.serve.api.counting import usage
 from moesaic.serve.api.openapi import ERRORS, streams
 from moesaic.serve.api.prompts import called_as, texts_of, tokens_of
+from moesaic.serve.api.sampling_params import requests, sampling
 from moesaic.serve.api.schema.completions import CompletionAnswer, CompletionRequest
 from moesaic.serve.api.schema.usage import Usage
 from moesaic.serve.api.service import Service, new_id, salt_of
 from moesaic.serve.api.stream import DONE, EventStream, event, while_connected
 from moesaic.serve.api.structure import check_form, wanted_grammar
-from moesaic.serve.api.wishes import requests, sampling
-from moesaic.serve.loop import Answers
+from moesaic.serve.core.engine_loop import Answers
 
 
 @dataclass

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from moesaic.serve.api.counting import prompt_logprobs
 from moesaic.serve.api.schema.completions import CompletionChoice, CompletionLogprobs, CompletionRequest
 from moesaic.serve.api.tokens_as_text import TokenTexts, finite
-from moesaic.serve.request import Output, Request, TokenLogprob
+from moesaic.serve.core.request import Output, Request, TokenLogprob
 
 
 class Continuation:

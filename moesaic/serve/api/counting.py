@@ -7,7 +7,7 @@ from typing import Any
 
 from moesaic.serve.api.schema.usage import CompletionDetails, PromptDetails, Usage
 from moesaic.serve.api.tokens_as_text import TokenTexts, finite
-from moesaic.serve.request import Request, TokenLogprob
+from moesaic.serve.core.request import Request, TokenLogprob
 
 
 def usage(requests: Sequence[Request], prompts: int = 1, thought: int = 0, dropped: int = 0) -> Usage:

@@ -16,8 +16,8 @@ from moesaic.serve.api.schema.completions import Prompts
 from moesaic.serve.api.schema.sampling import Form
 from moesaic.serve.api.service import Service, salt_of
 from moesaic.serve.api.stream import while_connected
-from moesaic.serve.request import Request as EngineRequest
-from moesaic.serve.request import Sampling, completion
+from moesaic.serve.core.request import Request as EngineRequest
+from moesaic.serve.core.request import Sampling, completion
 
 
 class EmbeddingRequest(Form):

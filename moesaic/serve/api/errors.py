@@ -14,8 +14,8 @@ from starlette.exceptions import HTTPException
 
 from moesaic.errors import UserError
 from moesaic.serve.api.wrong_field import wrong_field
-from moesaic.serve.loop import ReplicaDied
-from moesaic.serve.request import TooLong
+from moesaic.serve.core.engine_loop import ReplicaDied
+from moesaic.serve.core.request import TooLong
 
 logger = logging.getLogger("moesaic.serve")
 

@@ -11,7 +11,7 @@ from moesaic.serve.api.errors import ApiError
 from moesaic.serve.api.openapi import ERRORS
 from moesaic.serve.api.schema.sampling import Form
 from moesaic.serve.api.service import Service
-from moesaic.serve.recommended import recommended
+from moesaic.serve.core.sampling_defaults import recommended
 
 
 class ModelFacts(BaseModel):

@@ -33,8 +33,8 @@ from moesaic.serve.api.service import Service, new_id, salt_of
 from moesaic.serve.api.stream import EventStream, event, while_connected
 from moesaic.serve.api.structure import check_form
 from moesaic.serve.api.turn import Turn
-from moesaic.serve.loop import Answers
-from moesaic.serve.request import Output
+from moesaic.serve.core.engine_loop import Answers
+from moesaic.serve.core.request import Output
 
 SAME = ("model", "temperature", "top_p", "seed", "parallel_tool_calls", "chat_template_kwargs")  # in both forms
 LOGPROBS = "message.output_text.logprobs"

@@ -19,12 +19,12 @@ import uvicorn
 
 from moesaic.errors import UserError
 from moesaic.serve.api.app import make_app
-from moesaic.serve.api.patience import PatientProtocol
+from moesaic.serve.api.metrics import Metrics
 from moesaic.serve.api.service import Service, Settings
-from moesaic.serve.engine import Engine
-from moesaic.serve.grammar import prepare_grammars
-from moesaic.serve.loop import EngineLoop
-from moesaic.serve.metrics import Metrics
+from moesaic.serve.api.timeouts import PatientProtocol
+from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.engine_loop import EngineLoop
+from moesaic.serve.core.grammar import prepare_grammars
 
 # Between two requests on one connection. Clients drop theirs after 5 s, proxies after 60 s; were the server the first
 # to, it would hang up on requests that are just being sent.

@@ -16,12 +16,12 @@ from moesaic.errors import UserError
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.serve.api.errors import ApiError
 from moesaic.serve.api.keys import Keys
+from moesaic.serve.api.metrics import Metrics
 from moesaic.serve.api.tokens_as_text import TokenTexts
-from moesaic.serve.engine import Engine
-from moesaic.serve.loop import Answers, EngineLoop
-from moesaic.serve.metrics import Metrics
+from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.engine_loop import Answers, EngineLoop
+from moesaic.serve.core.request import Request, TooLong
 from moesaic.serve.parsers import Parser, detect
-from moesaic.serve.request import Request, TooLong
 
 logger = logging.getLogger("moesaic.serve")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from moesaic.errors import UserError
 from moesaic.serve.api.schema.sampling import MOST_FORM, JsonObjectFormat, JsonSchemaFormat, SamplingForm
-from moesaic.serve.grammar import Grammar, reason
-from moesaic.serve.request import Output
+from moesaic.serve.core.grammar import Grammar, reason
+from moesaic.serve.core.request import Output
 
 
 def wanted_grammar(form: SamplingForm) -> Grammar | None:

@@ -10,8 +10,8 @@ from tokenizers import AddedToken
 
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.serve.api.schema.chat import TokenInfo, TopLogprob
-from moesaic.serve.request import TokenLogprob
-from moesaic.serve.text import SAID
+from moesaic.serve.core.request import TokenLogprob
+from moesaic.serve.core.text import SAID
 
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from moesaic.errors import UserError
 from moesaic.serve.api.schema.chat import ChatRequest, Function, NamedTool
 from moesaic.serve.api.structure import checked_schema
-from moesaic.serve.grammar import WHITESPACE, Grammar
+from moesaic.serve.core.grammar import WHITESPACE, Grammar
 from moesaic.serve.parsers import CallArguments, CallBegan, CallEnded, Event
 
 SPACES = {"x-guidance": {"whitespace_pattern": WHITESPACE}}

@@ -9,9 +9,9 @@ from moesaic.serve.api.schema.chat import Called, CalledFunction, ChatChoice, Ch
 from moesaic.serve.api.service import new_id
 from moesaic.serve.api.tokens_as_text import TokenTexts
 from moesaic.serve.api.tools import EventReader
+from moesaic.serve.core.request import Output
 from moesaic.serve.parsers import CallArguments, CallBegan, CallBroken, CallEnded, Content, Event, Reasoning, collect
 from moesaic.serve.parsers._reader import Reader
-from moesaic.serve.request import Output
 
 
 @dataclass

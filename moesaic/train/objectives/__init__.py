@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from moesaic.data.packing import Batch
-from moesaic.model.flow import Routing
+from moesaic.model.context import Routing
 from moesaic.model.layout import Layout
-from moesaic.model.transformer import Model, Through, plainly
+from moesaic.model.transformer import LayerRunner, Model, run_plainly
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Objective:
     def prepare(self, model: Model) -> None:
         """Called once before training, with the model it will be used on."""
 
-    def __call__(self, model: Model, batch: Batch, routing: Routing, through: Through = plainly) -> Loss:
+    def __call__(self, model: Model, batch: Batch, routing: Routing, runner: LayerRunner = run_plainly) -> Loss:
         raise NotImplementedError
 
 

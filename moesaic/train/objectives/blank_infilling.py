@@ -19,9 +19,9 @@ from torch import Tensor
 from moesaic.data.packing import Batch
 from moesaic.errors import UserError
 from moesaic.kernels.cross_entropy import IGNORED, linear_cross_entropy
-from moesaic.model.flow import Routing
+from moesaic.model.context import Routing
 from moesaic.model.layout import Layout
-from moesaic.model.transformer import Model, Through, plainly
+from moesaic.model.transformer import LayerRunner, Model, run_plainly
 from moesaic.train.objectives import Loss, Objective
 
 
@@ -49,7 +49,7 @@ class BlankInfilling(Objective):
                 )
             self._marks[name] = number
 
-    def __call__(self, model: Model, batch: Batch, routing: Routing, through: Through = plainly) -> Loss:
+    def __call__(self, model: Model, batch: Batch, routing: Routing, runner: LayerRunner = run_plainly) -> Loss:
         rows, start = [], 0
         for length in batch.lengths:
             rows.append(self.cut(batch.tokens_T[start : start + length].tolist()))
@@ -59,7 +59,7 @@ class BlankInfilling(Objective):
             for part in range(3)
         )
         layout = Layout([len(row[0]) for row in rows], positions=positions_T, device=tokens_T.device)
-        hidden_TD = model(tokens_T, layout, routing, through)
+        hidden_TD = model(tokens_T, layout, routing, runner)
         # A batch of `count` next-token targets has fewer blanks; the mean is over those, and a part weighs its share.
         blanks = (targets_T != IGNORED).sum().clamp(min=1)
         share = (batch.targets_T != IGNORED).sum() / max(batch.count, 1)

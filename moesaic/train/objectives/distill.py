@@ -16,11 +16,11 @@ from torch import Tensor
 from moesaic.data.packing import Batch
 from moesaic.errors import UserError
 from moesaic.kernels.cross_entropy import IGNORED, ROWS
-from moesaic.model.compressed import open_checkpoint
+from moesaic.model.context import Routing
 from moesaic.model.directory import load
-from moesaic.model.flow import Routing
-from moesaic.model.matching import match
-from moesaic.model.transformer import Model, Through, plainly
+from moesaic.model.formats.matching import match
+from moesaic.model.formats.quantized import open_checkpoint
+from moesaic.model.transformer import LayerRunner, Model, run_plainly
 from moesaic.train.objectives import Loss, Objective, layout_of
 
 
@@ -49,12 +49,12 @@ class Distill(Objective):
             )
         self._loaded[:] = [teacher.requires_grad_(False)]
 
-    def __call__(self, model: Model, batch: Batch, routing: Routing, through: Through = plainly) -> Loss:
+    def __call__(self, model: Model, batch: Batch, routing: Routing, runner: LayerRunner = run_plainly) -> Loss:
         (teacher,) = self._loaded
         layout = layout_of(batch)
         with torch.no_grad():
             taught_TD = teacher(batch.tokens_T, layout)
-        hidden_TD = model(batch.tokens_T, layout, routing, through)
+        hidden_TD = model(batch.tokens_T, layout, routing, runner)
         kept_T = (batch.targets_T != IGNORED).nonzero().squeeze(1)
         apart = hidden_TD.new_zeros((), dtype=torch.float32)
         plain = apart

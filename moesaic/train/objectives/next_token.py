@@ -11,8 +11,8 @@ import torch
 
 from moesaic.data.packing import Batch
 from moesaic.kernels.cross_entropy import IGNORED, linear_cross_entropy
-from moesaic.model.flow import Routing
-from moesaic.model.transformer import Model, Through, plainly
+from moesaic.model.context import Routing
+from moesaic.model.transformer import LayerRunner, Model, run_plainly
 from moesaic.train.objectives import Loss, Objective, layout_of, shifted
 
 
@@ -25,9 +25,9 @@ class NextToken(Objective):
         if self.mtp_weight < 0 or self.logit_cap < 0:
             raise ValueError("mtp_weight and logit_cap cannot be negative")
 
-    def __call__(self, model: Model, batch: Batch, routing: Routing, through: Through = plainly) -> Loss:
+    def __call__(self, model: Model, batch: Batch, routing: Routing, runner: LayerRunner = run_plainly) -> Loss:
         layout, targets_T = layout_of(batch), batch.targets_T
-        hidden_TD = model(batch.tokens_T, layout, routing, through)
+        hidden_TD = model(batch.tokens_T, layout, routing, runner)
         scale_T = torch.full(targets_T.shape, 1.0 / max(batch.count, 1), device=targets_T.device)
         total, _ = linear_cross_entropy(hidden_TD, model.output, targets_T, scale_T, cap=self.logit_cap)
         parts = {"next": total.detach()}

@@ -18,8 +18,8 @@ from torch import Tensor
 from moesaic.data.packing import Batch
 from moesaic.kernels.cross_entropy import IGNORED
 from moesaic.kernels.logprobs import token_logprobs
-from moesaic.model.flow import Routing
-from moesaic.model.transformer import Model, Through, plainly
+from moesaic.model.context import Routing
+from moesaic.model.transformer import LayerRunner, Model, run_plainly
 from moesaic.train.objectives import Loss, Objective, layout_of
 
 
@@ -39,13 +39,13 @@ class Policy(Objective):
         if not 0 <= self.clip_low < 1 or self.clip_high < 0 or self.kl < 0 or self.correction_cap <= 1:
             raise ValueError("clips and kl cannot be negative, clip_low is below 1, and correction_cap above 1")
 
-    def __call__(self, model: Model, batch: Batch, routing: Routing, through: Through = plainly) -> Loss:
+    def __call__(self, model: Model, batch: Batch, routing: Routing, runner: LayerRunner = run_plainly) -> Loss:
         columns = batch.columns
         recorded = {int(name[7:]): column for name, column in columns.items() if name.startswith("routes/")}
         if self.replay:
             assert recorded, "the rollouts recorded no routes"
             routing.choices, routing.replay = recorded, True
-        hidden_TD = model(batch.tokens_T, layout_of(batch), routing, through)
+        hidden_TD = model(batch.tokens_T, layout_of(batch), routing, runner)
         targets_T, remember_T = batch.targets_T, columns.get("remember")  # conversations beside the answers
         if remember_T is not None:
             targets_T = targets_T.masked_fill(remember_T > 0, IGNORED)

@@ -18,8 +18,8 @@ from torch import Tensor
 from moesaic.data.packing import Batch
 from moesaic.kernels.cross_entropy import IGNORED
 from moesaic.kernels.logprobs import token_logprobs
-from moesaic.model.flow import Routing
-from moesaic.model.transformer import Model, Through, plainly
+from moesaic.model.context import Routing
+from moesaic.model.transformer import LayerRunner, Model, run_plainly
 from moesaic.train.objectives import Loss, Objective, layout_of
 
 
@@ -43,8 +43,8 @@ class Preference(Objective):
     def per_token(self) -> bool:
         return self.kind == "ipo" if self.normalised is None else self.normalised
 
-    def __call__(self, model: Model, batch: Batch, routing: Routing, through: Through = plainly) -> Loss:
-        hidden_TD = model(batch.tokens_T, layout_of(batch), routing, through)
+    def __call__(self, model: Model, batch: Batch, routing: Routing, runner: LayerRunner = run_plainly) -> Loss:
+        hidden_TD = model(batch.tokens_T, layout_of(batch), routing, runner)
         logprobs_T, _ = token_logprobs(hidden_TD, model.output, batch.targets_T, linear=model.kernels.linear)
         lengths = batch.lengths
         logprobs_S = torch.stack([part.sum() for part in logprobs_T.split(lengths)])

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from moesaic.data.packing import Batch
-from moesaic.model.flow import Routing
-from moesaic.model.transformer import Model, Through, plainly
+from moesaic.model.context import Routing
+from moesaic.model.transformer import LayerRunner, Model, run_plainly
 from moesaic.train.objectives import Loss, Objective, layout_of
 
 
@@ -28,10 +28,10 @@ class RewardModel(Objective):
         if self.stability < 0 or self.margin < 0:
             raise ValueError("stability and margin cannot be negative")
 
-    def __call__(self, model: Model, batch: Batch, routing: Routing, through: Through = plainly) -> Loss:
+    def __call__(self, model: Model, batch: Batch, routing: Routing, runner: LayerRunner = run_plainly) -> Loss:
         assert model.value is not None, "a reward model has a value head"
         columns = batch.columns
-        values_T = model.value(model(batch.tokens_T, layout_of(batch), routing, through))
+        values_T = model.value(model(batch.tokens_T, layout_of(batch), routing, runner))
         first_T, second_T, step_T = columns["side"] > 0, columns["side"] < 0, columns["label"] >= 0
         chosen_P, rejected_P, share_P = values_T[first_T], values_T[second_T], columns["share"][first_T]
         lead_P = chosen_P - rejected_P

@@ -15,7 +15,7 @@ import openai
 
 from moesaic.serve.api.server import Server, listen, serve
 from moesaic.serve.api.service import Service, Settings
-from moesaic.serve.engine import Engine
+from moesaic.serve.core.engine import Engine
 
 NAME = "tiny"
 
@@ -62,7 +62,7 @@ class Running:
             or scheduler.requests
             or scheduler.stopped
             or self.engine.inbox
-            or self.engine.blocks.in_use
+            or self.engine.page_pool.in_use
         )
 
     def tasks(self) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from moesaic.serve.engine import Engine
+from moesaic.serve.core.engine import Engine
 from tests.serve.api.running import NAME, running
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from moesaic.serve.engine import Engine
+from moesaic.serve.core.engine import Engine
 from tests.serve.api.running import NAME, Running, running
 
 TALK: Any = {"model": NAME, "messages": [{"role": "user", "content": "yes or no"}], "max_tokens": 8}
@@ -140,14 +140,14 @@ def attack(engine: Engine, count: int, seed: int = 0) -> Counter[str]:
         results = asyncio.run(crowd(server, count, seed))
         server.until(lambda: server.idle)
         assert server.post("/v1/chat/completions", TALK).status_code == 200
-        free, idle = engine.blocks.free, engine.blocks.idle
+        free, idle = engine.page_pool.free, engine.page_pool.idle
         assert len(free) + idle == engine.cache.pages
         assert len(set(free)) == len(free)
     return results
 
 
 def test_nothing_a_client_sends_is_a_server_error(new_engine: Callable[..., Engine]) -> None:
-    results = attack(new_engine(most_requests=8, cache_bytes=1 << 20), 200)
+    results = attack(new_engine(max_requests=8, cache_bytes=1 << 20), 200)
     assert results["200"] > 30
     assert results["400"] > 20
     assert results["left"] + results["gave up"] > 15
@@ -164,7 +164,7 @@ if __name__ == "__main__":
     size = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
     print(
         attack(
-            moesaic.Engine(model, cache_bytes=1 << 20, most_requests=8),
+            moesaic.Engine(model, cache_bytes=1 << 20, max_requests=8),
             size,
             seed=int(sys.argv[2]) if sys.argv[2:] else 1,
         )

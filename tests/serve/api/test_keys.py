@@ -11,7 +11,7 @@ import pytest
 
 from moesaic.errors import UserError
 from moesaic.serve.api.keys import Keys
-from moesaic.serve.engine import Engine
+from moesaic.serve.core.engine import Engine
 from tests.serve.api.running import NAME, Running, running
 
 HELLO: Any = {"messages": [{"role": "user", "content": "The number 7 is a number, as you like it"}], "max_tokens": 2}
@@ -60,7 +60,7 @@ def test_one_keys_prompts_are_not_in_anothers_cache(guarded: Running) -> None:
 
 def test_keys_are_kept_nowhere(guarded: Running, caplog: pytest.LogCaptureFixture) -> None:
     guarded.client("first-key").chat.completions.create(model=NAME, **HELLO)
-    owners = {str(root) for root in guarded.engine.blocks.roots}
+    owners = {str(root) for root in guarded.engine.page_pool.roots}
     for text in (repr(guarded.service.settings), caplog.text, *owners):
         assert "first-key" not in text
 

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from moesaic.model.tokenizer import Tokenizer
-from moesaic.serve.engine import Engine
+from moesaic.serve.core.engine import Engine
 from tests.serve.api.running import NAME, Running, running
 
 LONG = {
@@ -47,7 +47,7 @@ def test_a_stream_that_is_left_ends(slow: Running, wishes: dict[str, Any]) -> No
             lines = answer.iter_lines()
             for _ in range(9):
                 next(lines)
-            assert slow.engine.blocks.in_use > 0
+            assert slow.engine.page_pool.in_use > 0
     slow.until(lambda: slow.idle)
     assert generated(slow) < 300
     assert slow.service.metrics.queue() == (0, 0)
@@ -80,7 +80,7 @@ def test_the_clients_own_way_of_leaving(slow: Running) -> None:
 
 def test_one_that_waits_is_forgotten_too(new_engine: Callable[..., Engine]) -> None:
     """A request that never got a page: its place in the queue is free at once."""
-    with running(new_engine(most_requests=1), slow=0.01) as server:
+    with running(new_engine(max_requests=1), slow=0.01) as server:
 
         async def crowd() -> None:
             async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
@@ -227,7 +227,7 @@ def test_a_request_that_takes_too_long_ends(new_engine: Callable[..., Engine]) -
 
 
 def test_a_full_queue_says_when_to_come_back(new_engine: Callable[..., Engine]) -> None:
-    with running(new_engine(most_requests=2), slow=0.01, most_waiting=1) as server:
+    with running(new_engine(max_requests=2), slow=0.01, most_waiting=1) as server:
         stop = threading.Event()
 
         def hold() -> None:
@@ -257,7 +257,7 @@ def test_a_full_queue_says_when_to_come_back(new_engine: Callable[..., Engine]) 
 
 
 def test_a_head_that_never_ends_is_cut_off(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moesaic.serve.api.patience.PatientProtocol.head_seconds", 0.2)
+    monkeypatch.setattr("moesaic.serve.api.timeouts.PatientProtocol.head_seconds", 0.2)
     whole = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
     with raw(server) as silent, raw(server) as half, raw(server) as second:
         half.sendall(whole[:20])

@@ -21,7 +21,7 @@ from moesaic.cli import main
 from moesaic.errors import UserError
 from moesaic.serve.api.server import listen, serve
 from moesaic.serve.api.service import Settings
-from moesaic.serve.engine import Engine
+from moesaic.serve.core.engine import Engine
 
 LONG: Any = {"messages": [{"role": "user", "content": "yes"}], "max_tokens": 450, "ignore_eos": True, "temperature": 0}
 

@@ -13,9 +13,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import moesaic
-from moesaic.serve.energy import Energy
-from moesaic.serve.engine import Engine
-from moesaic.serve.metrics import Histogram
+from moesaic.serve.api.energy import Energy
+from moesaic.serve.api.metrics import Histogram
+from moesaic.serve.core.engine import Engine
 from tests.serve.api.running import NAME, Running, running
 
 HELLO: Any = {

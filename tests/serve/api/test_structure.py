@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from moesaic import Engine, load
 from moesaic.serve.api.tools import ListReader
-from moesaic.serve.grammar import known_tokens
+from moesaic.serve.core.grammar import known_tokens
 from moesaic.serve.parsers import collect
 from tests.serve.api.running import NAME, running
 

@@ -8,24 +8,24 @@ import numpy as np
 import pytest
 import torch
 
-from moesaic.serve.kv_policies import KVPolicy, Seen, TokenKinds
-from moesaic.serve.kv_policies.fastgen import FastGen
-from moesaic.serve.kv_policies.h2o import H2O
-from moesaic.serve.kv_policies.kvmerger import KVMerger
-from moesaic.serve.kv_policies.lethe import Lethe
-from moesaic.serve.kv_policies.minikv import MiniKV
-from moesaic.serve.kv_policies.sinks import Sinks
-from moesaic.serve.kv_policies.snapkv import SnapKV
+from moesaic.serve.core.kv_policies import AttentionStatistics, KVPolicy, TokenKinds
+from moesaic.serve.core.kv_policies.fastgen import FastGen
+from moesaic.serve.core.kv_policies.h2o import H2O
+from moesaic.serve.core.kv_policies.kvmerger import KVMerger
+from moesaic.serve.core.kv_policies.lethe import Lethe
+from moesaic.serve.core.kv_policies.minikv import MiniKV
+from moesaic.serve.core.kv_policies.sinks import Sinks
+from moesaic.serve.core.kv_policies.snapkv import SnapKV
 
 LAYERS, HEADS, ROWS, SIZE = 3, 2, 40, 8
 VOCABULARY = 20
 
 
-def seen(scores: np.ndarray, prompt: int | None = None, tokens: Sequence[int] | None = None) -> Seen:
+def seen(scores: np.ndarray, prompt: int | None = None, tokens: Sequence[int] | None = None) -> AttentionStatistics:
     rows = scores.shape[-1]
     keys = np.random.default_rng(5).normal(size=(LAYERS, HEADS, rows, SIZE)).astype(np.float32)
     kinds = TokenKinds(torch.arange(VOCABULARY) < 2, torch.arange(VOCABULARY) == 5)
-    return Seen(
+    return AttentionStatistics(
         computed=rows,
         prompt=rows if prompt is None else prompt,
         tokens=list(tokens or [7] * rows),
@@ -41,7 +41,7 @@ def scores() -> np.ndarray:
     return np.random.default_rng(0).gamma(0.3, size=(LAYERS, HEADS, ROWS)).astype(np.float32)
 
 
-def chosen(policy: KVPolicy, given: Seen) -> np.ndarray:
+def chosen(policy: KVPolicy, given: AttentionStatistics) -> np.ndarray:
     kept = policy.prune(given)
     assert kept is not None
     return kept.rows_LNM.expand(LAYERS, HEADS, given.computed).numpy()
@@ -195,7 +195,7 @@ def test_scores_are_the_attention_transformers_computes() -> None:
     import transformers
 
     import moesaic
-    from moesaic.serve.engine import Engine
+    from moesaic.serve.core.engine import Engine
 
     config = transformers.LlamaConfig(
         vocab_size=50,
@@ -215,7 +215,7 @@ def test_scores_are_the_attention_transformers_computes() -> None:
     tokens = [int(number) for number in torch.randint(0, 50, (45,))]
     with torch.no_grad():
         attention = theirs(torch.tensor([tokens]), output_attentions=True).attentions
-    watched: list[Seen] = []
+    watched: list[AttentionStatistics] = []
 
     class Spy(KVPolicy):
         def __init__(self, first: int, decay: float) -> None:
@@ -227,10 +227,10 @@ def test_scores_are_the_attention_transformers_computes() -> None:
         def watch(self, due: int, prompt: int) -> int:
             return self.first
 
-        def prune(self, seen: Seen) -> None:
+        def prune(self, seen: AttentionStatistics) -> None:
             watched.append(seen)
 
-    from moesaic.serve.policies.chunked import Chunked
+    from moesaic.serve.core.policies.chunked import Chunked
 
     for first, decay, chunk in ((0, 1.0, 512), (0, 1.0, 10), (37, 1.0, 512), (37, 1.0, 3), (0, 0.9, 512), (0, 0.9, 7)):
         engine = Engine(model, kv_policy=Spy(first, decay), policy=Chunked(tokens=chunk), cache_bytes=1 << 22)

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from moesaic.model.transformer import Model
-from moesaic.serve.engine import Engine
-from moesaic.serve.kv.encoding import By, Encoding
-from moesaic.serve.kv_policies.quantised import Quantised
-from moesaic.serve.request import Sampling
+from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.kv.encoding import By, Encoding
+from moesaic.serve.core.kv_policies.quantized import Quantized
+from moesaic.serve.core.request import Sampling
 from tests.serve.tiny import VOCABULARY, tiny_model
 
 
@@ -78,7 +78,7 @@ def test_wrong_options() -> None:
         with pytest.raises(ValueError):
             Encoding(**wrong)
         with pytest.raises(ValueError):
-            Quantised(**wrong)
+            Quantized(**wrong)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def model() -> Model:
 
 
 def test_tokens_are_encoded_once_and_oldest_first(model: Model) -> None:
-    policy = Quantised(bits=4, group=8, channels=8, recent=8)
+    policy = Quantized(bits=4, group=8, channels=8, recent=8)
     engine = Engine(model, page_size=4, kv_policy=policy, cache_bytes=1 << 22)
     prompt = [int(number) for number in torch.randint(3, VOCABULARY, (61,))]
     request = engine.request(prompt, Sampling(max_tokens=40, temperature=0.0, ignore_eos=True))
@@ -96,7 +96,7 @@ def test_tokens_are_encoded_once_and_oldest_first(model: Model) -> None:
     compact = request.compact
     assert compact is not None and compact.encoded == [48, 48]  # of 61, all but eight in whole blocks
     rows = -(-61 // 4)
-    assert len(request.pages) == engine.blocks.in_use < rows
+    assert len(request.pages) == engine.page_pool.in_use < rows
     keys, values = compact.read(0)
     # The plain engine's, for comparison: what is encoded is near it, what is not is equal.
     plain = Engine(model, page_size=4, cache_bytes=1 << 22)

@@ -14,12 +14,12 @@ from moesaic.errors import UserError
 from moesaic.kernels import native
 from moesaic.methods import Method, build, known
 from moesaic.model.transformer import Model
-from moesaic.serve.engine import Engine
-from moesaic.serve.kv import attention
-from moesaic.serve.kv_policies import KVPolicy
-from moesaic.serve.policies.chunked import Chunked
-from moesaic.serve.policies.flow import Flow
-from moesaic.serve.request import Sampling
+from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.kv import attention
+from moesaic.serve.core.kv_policies import KVPolicy
+from moesaic.serve.core.policies.chunked import Chunked
+from moesaic.serve.core.policies.flow import FlowPrefill
+from moesaic.serve.core.request import Sampling
 from tests.serve.tiny import VOCABULARY, LayerClock, page_bytes, tiny_model
 
 SIZE = 4
@@ -31,7 +31,7 @@ PRUNING: dict[str, dict[str, Any]] = {
     "lethe": {"share": 0.4, "least": 8, "every": 8},
     "kvmerger": {"share": 0.4, "least": 8, "window": 8},
     "fastgen": {"share": 0.4, "least": 8, "window": 8},
-    "quantised": {"bits": 4, "group": 8, "recent": 8},
+    "quantized": {"bits": 4, "group": 8, "recent": 8},
     "minikv": {"share": 0.6, "least": 8, "window": 8, "group": 8, "recent": 8},
 }
 # The same with nothing to prune.
@@ -42,7 +42,7 @@ WHOLE: dict[str, dict[str, Any]] = {
     "lethe": {"share": 1.0, "every": 8},
     "kvmerger": {"share": 1.0},
     "fastgen": {"share": 1.0},
-    "quantised": {"recent": 200},
+    "quantized": {"recent": 200},
     "minikv": {"share": 1.0, "recent": 200},
 }
 
@@ -74,7 +74,7 @@ def alone(model: Model, prompts: list[list[int]]) -> dict[str, list[list[int]]]:
 def answers(model: Model, prompts: list[list[int]], kv: KVPolicy | None, **options: Any) -> list[list[int]]:
     engine = Engine(model, page_size=SIZE, kv_policy=kv, **{"cache_bytes": 1 << 22, **options})
     found = engine.generate(prompts, max_tokens=20, temperature=0.0, ignore_eos=True)
-    assert engine.blocks.in_use == 0 or kv is None
+    assert engine.page_pool.in_use == 0 or kv is None
     return [answer.tokens for answer in found]
 
 
@@ -89,8 +89,8 @@ def test_nothing_pruned_says_the_same(model: Model, prompts: list[list[int]], na
 
 FORMS: list[tuple[str, dict[str, Any]]] = [
     *PRUNING.items(),
-    *(("quantised", {**PRUNING["quantised"], "bits": bits}) for bits in (2, 8)),
-    ("quantised", {**PRUNING["quantised"], "keys": "token", "channels": 4}),
+    *(("quantized", {**PRUNING["quantized"], "bits": bits}) for bits in (2, 8)),
+    ("quantized", {**PRUNING["quantized"], "keys": "token", "channels": 4}),
 ]
 
 
@@ -101,7 +101,7 @@ def test_native_code_says_what_the_library_says(
 ) -> None:
     ours, calls = attention._native, []
 
-    def counted(*given: Any) -> torch.Tensor | None:
+    def plural(*given: Any) -> torch.Tensor | None:
         found = ours(*given)
         calls.append(found is not None)
         return found
@@ -112,7 +112,7 @@ def test_native_code_says_what_the_library_says(
         found = engine.generate(prompts, **wishes)
         return [[(entry.token, entry.logprob) for entry in answer.logprobs] for answer in found]
 
-    monkeypatch.setattr(attention, "_native", counted)
+    monkeypatch.setattr(attention, "_native", plural)
     by_native = said()
     assert sum(calls) > 100
     monkeypatch.setattr(attention, "_native", lambda *given: None)
@@ -130,7 +130,7 @@ class TestWhatIsPruned:
         assert alone[name] != answers(model, prompts, None)  # or this test would test nothing
         assert answers(model, prompts, policy) == alone[name]
         assert answers(model, prompts, policy, policy=Chunked(tokens=7)) == alone[name]
-        assert answers(model, prompts, policy, policy=Flow()) == alone[name]
+        assert answers(model, prompts, policy, policy=FlowPrefill()) == alone[name]
 
     def test_is_said_alike_after_preemption(
         self, model: Model, prompts: list[list[int]], alone: dict[str, list[list[int]]], name: str
@@ -158,13 +158,13 @@ class TestWhatIsPruned:
             most = 0
             while not request.written:
                 engine.step()
-                most = max(most, engine.blocks.in_use)
-            held[policy is None] = engine.blocks.in_use
-            assert engine.blocks.in_use == len(request.pages)
+                most = max(most, engine.page_pool.in_use)
+            held[policy is None] = engine.page_pool.in_use
+            assert engine.page_pool.in_use == len(request.pages)
             while request.finish_reason is None:
                 engine.step()
-            assert not request.pages and (policy is None or engine.blocks.in_use == 0)
-            assert sorted(engine.blocks.free) == list(range(engine.cache.pages)) or policy is None
+            assert not request.pages and (policy is None or engine.page_pool.in_use == 0)
+            assert sorted(engine.page_pool.free) == list(range(engine.cache.pages)) or policy is None
         assert held[True] == 120 // SIZE
         assert held[False] <= 0.6 * held[True]
 
@@ -186,7 +186,7 @@ def test_stopped_between_layers_and_dropped(model: Model, prompts: list[list[int
     policy = made("snapkv", PRUNING["snapkv"])
     expected = answers(model, prompts[:1], policy)[0]
     clock = LayerClock(model)
-    engine = Engine(model, page_size=SIZE, kv_policy=policy, cache_bytes=1 << 22, policy=Flow(), clock=clock)
+    engine = Engine(model, page_size=SIZE, kv_policy=policy, cache_bytes=1 << 22, policy=FlowPrefill(), clock=clock)
     wishes = Sampling(max_tokens=20, temperature=0.0, ignore_eos=True)
     first, second = engine.request(prompts[0], wishes), engine.request(prompts[3], wishes)
     engine.add(first)
@@ -195,12 +195,12 @@ def test_stopped_between_layers_and_dropped(model: Model, prompts: list[list[int
     clock.at(0.3, lambda: engine.call(lambda: engine.abort(second)))
     clock.run(engine)
     assert first.tokens[len(first.prompt) :] == expected
-    assert second.finish_reason == "abort" and engine.blocks.in_use == 0
+    assert second.finish_reason == "abort" and engine.page_pool.in_use == 0
 
 
 def test_what_cannot_be_combined(model: Model, prompts: list[list[int]]) -> None:
-    from moesaic.serve.branches import answer_in_branches
-    from moesaic.serve.drafters.suffix import Suffix
+    from moesaic.serve.core.branches import answer_in_branches
+    from moesaic.serve.core.drafters.suffix import Suffix
 
     with pytest.raises(UserError, match="drafter"):
         Engine(model, kv_policy=made("snapkv", {}), drafter=Suffix(), cache_bytes=1 << 22)
@@ -247,7 +247,7 @@ def test_a_window_bounds_the_cache_while_the_prompt_is_read(model: Model, prompt
     most = 0
     while request.finish_reason is None:
         engine.step()
-        most = max(most, engine.blocks.in_use)
+        most = max(most, engine.page_pool.in_use)
     assert most <= -(-(2 + 16 + 8) // SIZE)
 
 

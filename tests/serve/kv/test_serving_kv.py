@@ -9,9 +9,9 @@ import pytest
 
 from moesaic.cli import main
 from moesaic.model.directory import load
-from moesaic.serve.engine import Engine
-from moesaic.serve.kv_policies.snapkv import SnapKV
-from moesaic.serve.serving import serving
+from moesaic.serve.bench.server_process import serving
+from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.kv_policies.snapkv import SnapKV
 from tests.serve.made import TEXTS, talking_model
 
 
@@ -44,7 +44,7 @@ def test_a_server_prunes_as_its_engine_does(model: Path) -> None:
         (["--kv-policy", "snapvk"], "did you mean snapkv"),
         (["--kv-policy", "snapkv", "--kv", "share=7.0"], "share must be above 0"),
         (["--kv-policy", "snapkv", "--kv", "bits=2"], "bits"),
-        (["--kv-policy", "quantised", "--kv", "bits=3"], "bits must be 8, 4 or 2"),
+        (["--kv-policy", "quantized", "--kv", "bits=3"], "bits must be 8, 4 or 2"),
         (["--kv-policy", "snapkv", "--drafter", "suffix"], "--drafter"),
         (["--kv", "share=0.5"], "share"),
     ],

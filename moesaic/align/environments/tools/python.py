@@ -1,4 +1,4 @@
-"""Run a program, shut in (`align/sandbox.py`), and show what it printed."""
+"""Run a program, shut in (`worlds/sandbox.py`), and show what it printed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from moesaic.align.environments.tools import Tool
-from moesaic.align.sandbox import Limits, run_python
+from moesaic.worlds.sandbox import Limits, run_python
 
 
 @dataclass(frozen=True)

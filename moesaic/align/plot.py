@@ -1,0 +1,58 @@
+"""How an alignment went, as a picture: what was rewarded, whether it helps on questions never seen, and what it took.
+
+draw_alignment(Path("out/aligned"))         # out/aligned/alignment.png, of whatever its metrics hold
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from moesaic.train.report.plot import COLOURS, Drawing, label, lines_of, save, series, smooth
+
+PICTURE = "alignment.png"
+
+# Title, and the metrics drawn in it with their names. A panel is drawn where the first of them is there.
+PANELS: tuple[tuple[str, dict[str, str]], ...] = (
+    ("Accuracy on what is held out, and reward", {"accuracy": "accuracy", "reward": "reward"}),
+    ("Share of a step's pairs whose better answer is ahead", {"pairs_right": "pairs"}),
+    ("Tokens of an answer", {"answer_tokens": "tokens"}),
+    ("Entropy and distance from the reference", {"entropy": "entropy", "loss/kl": "KL"}),
+    ("|Δlogp| between trainer and engine", {"mismatch_max": "largest", "mismatch_mean": "mean"}),
+    ("Versions between sampling and learning", {"staleness_max": "largest", "staleness_mean": "mean"}),
+    ("Guessed tokens accepted in a pass", {"accepted_per_step": "accepted"}),
+)
+
+
+def draw_alignment(directory: Path) -> Path | None:
+    """Returns the picture's place; None where no panel has anything to show."""
+    lines = lines_of(directory)
+    known = {key for line in lines for key in line}
+    panels = [(title, names) for title, names in PANELS if next(iter(names)) in known]
+    if not panels:
+        return None
+    rows = -(-len(panels) // 2)
+    with Drawing((10.5, 2.7 * rows + 0.4)) as whole:
+        grid = whole.add_gridspec(rows, 2)
+        for place, (title, names) in enumerate(panels):
+            alone = place == len(panels) - 1 and place % 2 == 0
+            axes = whole.add_subplot(grid[place // 2, :] if alone else grid[place // 2, place % 2])
+            for (key, name), colour in zip(names.items(), COLOURS):
+                if key not in known:
+                    continue
+                steps, values = series(lines, key)
+                measured = np.isfinite(values)
+                rarely = measured.sum() < len(values)  # measured now and then: points, not a line of noise
+                if rarely:
+                    axes.plot(steps[measured], values[measured], color=colour, marker="o", markersize=4, label=name)
+                else:
+                    axes.plot(steps, values, color=colour, alpha=0.25, linewidth=0.8)
+                    axes.plot(steps, smooth(values), color=colour, label=name)
+            drawn = [series(lines, key)[1] for key in names if key in known]
+            nothing = not any(np.nan_to_num(values).any() for values in drawn)
+            label(axes, f"{title}: 0 throughout" if nothing else title, "step", from_zero=True)
+            axes.legend(loc="best")
+        name = directory.absolute().name
+        whole.suptitle(f"{name}: {lines[-1]['step']:,} steps", x=0.012, ha="left", fontsize=12, fontweight="bold")
+        return save(whole, directory / PICTURE)

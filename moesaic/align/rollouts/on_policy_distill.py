@@ -1,0 +1,68 @@
+"""On-policy distillation: the student answers, and the teacher says of every token what it would have said instead.
+
+What is learned from is where the student really goes, mistakes included, and not only where a data set went (GKD).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from moesaic.align.conversation import Said
+from moesaic.align.examples import Mixture
+from moesaic.align.rollouts.rollout import roll, seed_of
+from moesaic.align.sft import pack_said
+from moesaic.data.packing import Batch
+from moesaic.errors import UserError
+from moesaic.model.formats.checkpoint import Checkpoint
+from moesaic.model.tokenizer import Tokenizer
+from moesaic.serve.core.engine import Engine
+
+
+class AnswerStream:
+    """Batches of answers of the engine that holds the student's own weights; every token of them is a target."""
+
+    def __init__(
+        self, engine: Engine, examples: Mixture, prompts: int, wishes: Mapping[str, Any], seed: int, iteration: int = 0
+    ) -> None:
+        self.engine, self.examples, self.prompts = engine, examples, prompts
+        self.wishes, self.seed, self.iteration = wishes, seed, iteration
+
+    @property
+    def position(self) -> dict[str, Any]:
+        return {"taken": list(self.examples.taken), "iteration": self.iteration}
+
+    def from_position(self, position: Mapping[str, Any] | None) -> AnswerStream:
+        position = position or {"taken": [0] * len(self.examples.sources), "iteration": 0}
+        examples = self.examples.at(position["taken"])
+        return AnswerStream(self.engine, examples, self.prompts, self.wishes, self.seed, position["iteration"])
+
+    def skip(self, past: int | Mapping[str, Any]) -> AnswerStream:
+        assert isinstance(past, Mapping)
+        return self.from_position(past)
+
+    def __next__(self) -> Batch:
+        self.engine.weights_changed()
+        examples = [next(self.examples) for _ in range(self.prompts)]
+        seeds = [seed_of(self.seed, self.iteration, number) for number in range(self.prompts)]
+        rolled = roll(self.engine, examples, 1, self.wishes, [], seeds)
+        samples = [group[0] for group in rolled.groups]
+        if not any(sample.tokens for sample in samples):
+            raise UserError("align.stages", "no answer has a token", "Raise max_tokens.")
+        self.iteration += 1
+        said = [
+            Said([*sample.prompt, *sample.tokens], [False] * len(sample.prompt) + [True] * len(sample.tokens))
+            for sample in samples
+        ]
+        batch = pack_said(said, self.position)
+        batch.notes = {"answer_tokens": sum(len(sample.tokens) for sample in samples) / len(samples)}
+        return batch
+
+
+def check_teacher(teacher: Path, tokenizer: Tokenizer) -> None:
+    """Whether a teacher reads the very tokens the student writes."""
+    theirs = Tokenizer.from_files(Checkpoint(teacher).files, teacher)
+    if theirs is not None and not theirs.same_tokens(tokenizer):
+        remedy = "A teacher must share the student's tokenizer."
+        raise UserError(teacher, "has another vocabulary than the model", remedy)

@@ -1,0 +1,125 @@
+"""ChatGLM-Math's samples: many answers to every question, judged; the good ones to learn, the best against the worst.
+
+Files in the run's `rejection` folder, written once, each whole or not at all:
+
+    samples.jsonl   every answer with its score
+    kept.jsonl      questions with their best answers, as a supervised stage reads them
+    pairs.jsonl     questions with a good and a bad answer, as a preference stage reads them
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moesaic.align.examples import Example, Mixture
+from moesaic.align.rewards import Reward
+from moesaic.align.rollouts.rollout import Sample, roll, seed_of
+from moesaic.errors import UserError
+from moesaic.serve.core.engine import Engine
+
+AT_ONCE = 16  # questions
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Which answers are good, and which pairs are made of them."""
+
+    right: float  # a good answer's score is at least this
+    keep: int  # good answers of a question that are learned, the best first
+    margin: float  # a pair's scores are at least so far apart
+
+
+def collect(
+    engine: Engine,
+    examples: Mixture,
+    questions: int,
+    group: int,
+    wishes: Mapping[str, Any],
+    rewards: Sequence[tuple[str, float, Reward]],
+    rule: Rule,
+    seed: int,
+    folder: Path,
+    key: str,
+) -> dict[str, float]:
+    """Makes the files, unless those of the same `key` are there. Returns what came of it."""
+    done = folder / "summary.json"
+    if done.is_file() and (summary := json.loads(done.read_text())).get("key") == key:
+        return dict(summary["notes"])
+    folder.mkdir(parents=True, exist_ok=True)
+    lines: dict[str, list[dict[str, Any]]] = {"samples": [], "kept": [], "pairs": []}
+    order = examples.at([0] * len(examples.sources))
+    scores: list[float] = []
+    answered = 0
+    for start in range(0, questions, AT_ONCE):
+        asked = [next(order) for _ in range(min(AT_ONCE, questions - start))]
+        seeds = [seed_of(seed, start + number) for number in range(len(asked))]
+        for example, samples in zip(asked, roll(engine, asked, group, wishes, rewards, seeds).groups, strict=True):
+            kept, pair = chosen(samples, rule)
+            scores += [sample.judged.total for sample in samples]
+            answered += bool(kept)
+            base = _question(example)
+            lines["samples"] += [
+                base | {"text": sample.text, "score": sample.judged.total, "problems": list(sample.judged.problems)}
+                for sample in samples
+            ]
+            said = [[*example.messages, {"role": "assistant", "content": sample.text}] for sample in kept]
+            lines["kept"] += [base | {"messages": messages} for messages in said]
+            if pair is not None:
+                lines["pairs"].append(base | {"chosen": pair[0].text, "rejected": pair[1].text})
+    if not lines["kept"]:
+        problem = f"none of {len(scores)} answers scored {rule.right:g} and ended by itself"
+        raise UserError("align.stages: rejection", problem, "Ask for more answers, raise max_tokens, or lower right.")
+    for name, found in lines.items():
+        write_lines(folder / f"{name}.jsonl", found)
+    notes = {
+        "sampled_reward": sum(scores) / len(scores),
+        "sampled_right": sum(score >= rule.right for score in scores) / len(scores),
+        "questions_answered": answered / questions,
+        "answers_kept": float(len(lines["kept"])),
+        "pairs_made": float(len(lines["pairs"])),
+    }
+    write_whole(done, json.dumps({"key": key, "notes": notes}, indent=1) + "\n")
+    return notes
+
+
+def chosen(samples: Sequence[Sample], rule: Rule) -> tuple[list[Sample], tuple[Sample, Sample] | None]:
+    """The different good answers that are kept, and the pair. One that was cut off is not good, whatever it scores, and
+    one that could not be judged is not bad."""
+    by_score = sorted(samples, key=lambda sample: -sample.judged.total)
+    good: dict[str, Sample] = {}
+    for sample in by_score:
+        if sample.judged.total >= rule.right and sample.finish_reason == "stop" and sample.text.strip():
+            good.setdefault(sample.text.strip(), sample)
+    kept = list(good.values())[: rule.keep]
+    bad = [s for s in by_score if s.judged.total < rule.right and s.text.strip() and not s.judged.problems]
+    if not kept or not bad or kept[0].judged.total - bad[-1].judged.total < rule.margin:
+        return kept, None
+    return kept, (kept[0], bad[-1])
+
+
+def key_of(*parts: Any) -> str:
+    return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()
+
+
+def _question(example: Example) -> dict[str, Any]:
+    tools = {"tools": example.facts["tools"]} if "tools" in example.facts else {}
+    return {"messages": list(example.messages)} | tools
+
+
+def write_lines(file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    write_whole(file, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+
+
+def write_whole(file: Path, text: str) -> None:
+    fresh = file.with_name(f".{file.name}.writing")
+    with open(fresh, "w", encoding="utf-8", errors="replace") as out:
+        out.write(text)
+        out.flush()
+        os.fsync(out.fileno())
+    os.replace(fresh, file)

@@ -1,0 +1,222 @@
+"""Answers to learn from: questions to the engine that holds the trainer's own weights, judged and weighed.
+
+A weight update is a version number, not a copy. Every token comes with the log-probability it was sampled with, the
+version of the weights, and, if wanted, the experts it was routed to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moesaic.align.conversation import opening
+from moesaic.align.examples import Example
+from moesaic.align.rewards import Answer, Judged, Reward, judge
+from moesaic.data.packing import IGNORED, Batch
+from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.request import Request, Sampling, completion
+
+SHOWN = 70  # characters at the end of a question, when it is told in a line
+
+
+@dataclass
+class Sample:
+    """One answer, as the engine gave it."""
+
+    prompt: list[int]
+    tokens: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    text: str
+    finish_reason: str
+    judged: Judged
+    routes: dict[int, Tensor] | None = None
+    advantage: float = 0.0
+    learn: list[bool] | None = None  # which of the tokens are learned from; None: all
+    kept: list[tuple[int, ...]] | None = None  # among which tokens each was drawn, where sampling was truncated
+    question: str = ""
+    began: list[float] | None = None  # the trainer's own log-probabilities before the first update, where they matter
+
+    def plain(self) -> dict[str, Any]:
+        """For a checkpoint, between the updates that are taken from one set of rollouts."""
+        return {
+            "prompt": self.prompt,
+            "tokens": self.tokens,
+            "logprobs": self.logprobs,
+            "versions": self.versions,
+            "text": self.text,
+            "finish_reason": self.finish_reason,
+            "advantage": self.advantage,
+            "reward": self.judged.total,
+            "problems": list(self.judged.problems),
+            "learn": self.learn,
+            "kept": self.kept,
+            "question": self.question,
+            "began": self.began,
+            "routes": {str(n): r.tolist() for n, r in self.routes.items()} if self.routes is not None else None,
+        }
+
+    @classmethod
+    def from_plain(cls, values: Mapping[str, Any]) -> Sample:
+        routes = values["routes"]
+        return cls(
+            values["prompt"],
+            values["tokens"],
+            values["logprobs"],
+            values["versions"],
+            values["text"],
+            values["finish_reason"],
+            Judged(values["reward"], {}, tuple(values["problems"])),
+            {int(n): torch.tensor(r) for n, r in routes.items()} if routes is not None else None,
+            values["advantage"],
+            values["learn"],
+            values.get("kept"),
+            values.get("question", ""),
+            values.get("began"),
+        )
+
+    def told(self) -> str:
+        """In a line, for people."""
+        question, text = " ".join(self.question.split()), " ".join(self.text.split())
+        question = question if len(question) <= SHOWN else f"…{question[-SHOWN:]}"
+        return f"{question} {text[:200]} (reward {self.judged.total:g})"
+
+    @property
+    def learned(self) -> list[bool]:
+        return self.learn if self.learn is not None else [True] * len(self.tokens)
+
+
+@dataclass
+class Rolled:
+    """Groups of answers to questions, and what it took to get them."""
+
+    groups: list[list[Sample]]
+    steps: int
+    generated: int
+    accepted: int
+    problems: list[str] = field(default_factory=list)
+
+
+def seed_of(*parts: int) -> int:
+    """A seed for each answer of each question of each round of each run."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def ask(engine: Engine, example: Example, group: int, wishes: Mapping[str, Any], seed: int) -> list[Request]:
+    """`group` requests for answers to one question, not yet submitted."""
+    assert engine.tokenizer is not None
+    prompt = opening(engine.tokenizer, example.messages, example.facts.get("tools"))
+    return [engine.request(prompt, Sampling(**wishes, seed=seed_of(seed, number))) for number in range(group)]
+
+
+def answer_of(example: Example, request: Request, text: str) -> Answer:
+    reason = request.finish_reason or "abort"
+    known = example.truth, example.task, example.facts, example.messages
+    return Answer(example.question, text, request.written, reason, *known)
+
+
+def sample_of(request: Request, text: str, judged: Judged, question: str = "") -> Sample:
+    done = completion(request, text)
+    logprobs = [entry.logprob if entry.drawn is None else entry.drawn for entry in done.logprobs]
+    prompt, reason = list(request.prompt), done.finish_reason
+    kept = [entry.kept for entry in done.logprobs if entry.kept is not None]
+    routes = None if done.routes is None else {layer: routes_TK.cpu() for layer, routes_TK in done.routes.items()}
+    sample = Sample(prompt, done.tokens, logprobs, done.versions, text, reason, judged, routes)
+    sample.kept, sample.question = kept if len(kept) == len(logprobs) else None, question
+    return sample
+
+
+def roll(
+    engine: Engine,
+    examples: Sequence[Example],
+    group: int,
+    wishes: Mapping[str, Any],
+    rewards: Sequence[tuple[str, float, Reward]],
+    seeds: Sequence[int],
+) -> Rolled:
+    """`group` answers to every question. The seeds are one per question."""
+    asked: list[tuple[Example, Request]] = []
+    for example, seed in zip(examples, seeds, strict=True):
+        asked += [(example, request) for request in ask(engine, example, group, wishes, seed)]
+    before = (engine.counts.steps, engine.counts.generated_tokens, engine.counts.accepted_tokens)
+    texts: dict[int, str] = {request.number: "" for _, request in asked}
+    for _, request in asked:
+        engine.add(request)
+    try:
+        while any(request.finish_reason is None for _, request in asked):
+            for output in engine.step():
+                texts[output.request.number] += output.text
+    finally:
+        for _, request in asked:
+            engine.abort(request)
+    judged = judge(rewards, [answer_of(example, request, texts[request.number]) for example, request in asked])
+    samples = [
+        sample_of(request, texts[request.number], verdict, example.question)
+        for (example, request), verdict in zip(asked, judged, strict=True)
+    ]
+    after = (engine.counts.steps, engine.counts.generated_tokens, engine.counts.accepted_tokens)
+    steps, generated, accepted = (a - b for a, b in zip(after, before))
+    problems = [problem for verdict in judged for problem in verdict.problems]
+    groups = [samples[start : start + group] for start in range(0, len(samples), group)]
+    return Rolled(groups, steps, generated, accepted, problems)
+
+
+def as_batch(
+    samples: Sequence[Sample], version: int, level: str, position: dict[str, Any], notes: dict[str, float]
+) -> Batch:
+    """Samples laid end to end, with what the policy objective wants to know of every token.
+
+    `level` token: every token counts the same (DAPO); sequence: every answer counts the same (GRPO).
+    """
+    count = sum(sum(sample.learned) for sample in samples)
+    targets: list[int] = []
+    rows: dict[str, list[float]] = {name: [] for name in ("old", "advantage", "reward", "weight", "fresh", "routed")}
+    for sample in samples:
+        before, spoken, learned = len(sample.prompt) - 1, len(sample.tokens), sample.learned
+        # The row before a token predicts it; the last token's row predicts nothing.
+        said = [token if learn else IGNORED for token, learn in zip(sample.tokens, learned, strict=True)]
+        targets += [IGNORED] * before + said + [IGNORED]
+        share = 1.0 / max(1, count if level == "token" else len(samples) * sum(learned))
+        rows["old"] += [0.0] * before + sample.logprobs + [0.0]
+        rows["advantage"] += [0.0] * before + [sample.advantage] * spoken + [0.0]
+        rows["reward"] += [0.0] * before + [sample.judged.total] * spoken + [0.0]
+        rows["weight"] += [0.0] * before + [share * learn for learn in learned] + [0.0]
+        rows["fresh"] += [0.0] * before + [float(v == version) for v in sample.versions] + [0.0]
+        # The engine never read the last token of an answer, so nobody routed it.
+        current = float(all(v == version for v in sample.versions))
+        rows["routed"] += [current] * (before + spoken) + [0.0]
+        if sample.began is not None:
+            rows.setdefault("began", []).extend([0.0] * before + sample.began + [0.0])
+    columns = {name: torch.tensor(values) for name, values in rows.items()}
+    columns["routed_count"] = columns["routed"].sum().clamp(min=1).expand(len(targets)).clone()
+    if samples and all(sample.routes is not None for sample in samples):
+        for layer in samples[0].routes or {}:
+            pieces = []
+            for sample in samples:
+                assert sample.routes is not None
+                routes_TK = sample.routes[layer]
+                pieces += [routes_TK, torch.arange(routes_TK.shape[1])[None]]
+            columns[f"routes/{layer}"] = torch.cat(pieces)
+    if samples and all(sample.kept is not None for sample in samples):
+        columns["kept"] = _kept(samples)
+    tokens = [token for sample in samples for token in (*sample.prompt, *sample.tokens)]
+    lengths = [len(sample.prompt) + len(sample.tokens) for sample in samples]
+    return Batch(
+        torch.tensor(tokens), torch.tensor(targets), lengths, [0] * len(lengths), count, position, columns, notes
+    )
+
+
+def _kept(samples: Sequence[Sample]) -> Tensor:
+    """The tokens each row was drawn among, side by side; rows with fewer of them name their first again."""
+    rows: list[tuple[int, ...]] = []
+    for sample in samples:
+        assert sample.kept is not None
+        rows += [(0,)] * (len(sample.prompt) - 1) + [tuple(kept) for kept in sample.kept] + [(0,)]
+    width = max(map(len, rows))
+    return torch.tensor([row + row[:1] * (width - len(row)) for row in rows])

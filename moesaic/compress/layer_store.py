@@ -1,0 +1,154 @@
+"""What is done so far, on disk beside the output: a killed run takes up where it was, and memory holds one layer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from moesaic.atomic import LOCK
+from moesaic.errors import UserError
+from moesaic.kernels.quantized import QuantizedMatrix
+from moesaic.model.formats import tensor_file
+from moesaic.model.formats.quantized import Scheme, plain_scheme, read_matrix, read_scheme, scheme_of, tensors_of
+from moesaic.model.formats.tensor_file import TensorFile
+
+MARK = "request"
+
+
+@dataclass
+class Part:
+    """What a method made of some parameters: matrices of few bits, changed plain tensors, and facts to report."""
+
+    matrices: dict[str, QuantizedMatrix] = field(default_factory=dict)
+    plain: dict[str, Tensor] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def beside(out: Path) -> Path:
+    """Where the parts of what is to be `out` lie."""
+    return out.parent / f".{out.name}.compressing"
+
+
+def begun_with(out: Path, request: dict[str, Any]) -> bool:
+    """Whether what lies there was made for this very request."""
+    mark = beside(out) / MARK
+    return mark.is_file() and mark.read_text() == _digest(request)
+
+
+def _digest(request: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(request, sort_keys=True, default=str).encode()).hexdigest()
+
+
+class LayerStore:
+    """A folder of parts by name. `request` says what they belong to: parts of another request are thrown away."""
+
+    def __init__(self, out: Path, request: dict[str, Any]) -> None:
+        self.folder, self._mark = beside(out), _digest(request)
+        try:
+            if self.folder.exists() and not begun_with(out, request):
+                for file in self.folder.iterdir():
+                    if file.name != LOCK:  # ours
+                        file.unlink()
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            problem = f"cannot be written ({error.strerror})"
+            raise UserError(self.folder, problem, "Write elsewhere with --out.") from None
+        self._open: dict[str, tuple[TensorFile, dict[str, Any]]] = {}
+
+    def has(self, name: str) -> bool:
+        return (self.folder / f"{name}.json").is_file()
+
+    def put(self, name: str, part: Part) -> None:
+        """Whole or not at all: the file that says what is there comes last."""
+        tensors = dict(part.plain)
+        for parameter, matrix in part.matrices.items():
+            tensors |= dict(tensors_of(parameter, matrix))
+        self._write(f"{name}.safetensors", tensors)
+        about = {
+            "matrices": {
+                parameter: {"size": list(matrix.shape), **plain_scheme(scheme_of(matrix))}
+                for parameter, matrix in part.matrices.items()
+            },
+            "plain": list(part.plain),
+            "facts": part.facts,
+        }
+        self._replace(f"{name}.json", json.dumps(about).encode())
+
+    def get(self, name: str) -> Part:
+        file, about = self._opened(name)
+        matrices = {parameter: self.matrix(name, parameter) for parameter in about["matrices"]}
+        return Part(matrices, {key: file.tensor(key) for key in about["plain"]}, about["facts"])
+
+    def about(self, name: str) -> dict[str, Any]:
+        return self._opened(name)[1]
+
+    def scheme(self, name: str, parameter: str) -> tuple[tuple[int, ...], Scheme]:
+        entry = dict(self.about(name)["matrices"][parameter])
+        return tuple(entry.pop("size")), read_scheme(entry, self.folder)
+
+    def matrix(self, name: str, parameter: str) -> QuantizedMatrix:
+        file = self._opened(name)[0]
+        size, scheme = self.scheme(name, parameter)
+        return read_matrix(parameter, size, scheme, lambda key, shape, kinds: file.tensor(key))
+
+    def plain(self, name: str, parameter: str) -> Tensor:
+        return self._opened(name)[0].tensor(parameter)
+
+    def names(self) -> list[str]:
+        return sorted(path.stem for path in self.folder.glob("*.json"))
+
+    def put_state(self, number: int, tensors: dict[str, Tensor]) -> None:
+        """What the walk carries from one layer to the next; only the latest is kept."""
+        self._write(f"state-{number:05}.safetensors", tensors)
+        for file in self.folder.glob("state-*.safetensors"):
+            if file.name < f"state-{number:05}.safetensors":
+                file.unlink()
+
+    def state(self) -> tuple[int, dict[str, Tensor]] | None:
+        files = sorted(self.folder.glob("state-*.safetensors"))
+        if not files:
+            return None
+        file = TensorFile(files[-1], integers=True)
+        return int(files[-1].stem.removeprefix("state-")), {name: file.tensor(name) for name in file.tensors}
+
+    def clear(self) -> None:
+        self._open.clear()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _opened(self, name: str) -> tuple[TensorFile, dict[str, Any]]:
+        if name not in self._open:
+            about = json.loads((self.folder / f"{name}.json").read_bytes())
+            self._open[name] = (TensorFile(self.folder / f"{name}.safetensors", integers=True), about)
+        return self._open[name]
+
+    def _write(self, name: str, tensors: dict[str, Tensor]) -> None:
+        if not (self.folder / MARK).is_file():  # not before: a request that is refused leaves nothing
+            self._replace(MARK, self._mark.encode())
+        fresh = self.folder / f"{name}.new"
+        entries = [(key, t.dtype, tuple(t.shape), lambda t=t: t) for key, t in tensors.items()]
+        tensor_file.write(fresh, entries)
+        os.replace(fresh, self.folder / name)
+        self._open.pop(name.removesuffix(".safetensors"), None)
+
+    def _replace(self, name: str, content: bytes) -> None:
+        fresh = self.folder / f"{name}.new"
+        fresh.write_bytes(content)
+        os.replace(fresh, self.folder / name)
+
+
+def rounded_scales(matrix: QuantizedMatrix) -> QuantizedMatrix:
+    """As it will be read back: scales and zeros are kept in half precision."""
+    matrix.scales_XGO.copy_(matrix.scales_XGO.half().float())
+    if matrix.zeros_XGO is not None:
+        matrix.zeros_XGO.copy_(matrix.zeros_XGO.half().float())
+    for part in (matrix.down_RI, matrix.up_OR):
+        if part is not None:
+            rounded_scales(part)
+    return matrix

@@ -1,0 +1,74 @@
+"""How much a layer's output feels an error at each token: what the moments that rounding goes by are weighed with.
+
+Nearly every token attends to the first of its sequence, so that an error in that one's value is felt hundreds of times;
+counted as one token of many, it is what costs most. This is the saliency of GuidedQuant (Kim et al. 2025), but from the
+gradients of the layer's own output instead of the model's, so that one layer is in memory. The output is multiplied by
+random signs, and the squares of the gradients that come back to a matrix are, on average, the squares of its whole
+effect. Since a norm reads what comes out, a token's effect counts against its size.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from moesaic import kernels
+from moesaic.compress.calibration_statistics import Watched
+from moesaic.model.attention import GroupedQueryAttention
+from moesaic.model.block import Block
+
+EVEN = 0.05  # of the weight is shared out evenly, lest a matrix go by a few tokens alone
+
+
+class FeelingKernels:
+    """Kernels that keep the squares of the gradients that come back to every plain matrix's outputs."""
+
+    library = None  # every operation must pass by
+
+    def __init__(self, plain: kernels.Kernels, parts: dict[int, list[int]]) -> None:
+        self._plain, self._parts = plain, parts
+        self.squares: dict[int, list[Tensor]] = {}
+
+    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        y_TO = self._plain.linear(x_TI, weight_OI, bias_O)
+        sizes = self._parts.get(id(weight_OI), [weight_OI.shape[0]])
+
+        def back(gradient_TO: Tensor) -> None:
+            means = [part.square().mean(1) for part in gradient_TO.split(sizes, dim=1)]
+            self.squares.setdefault(id(weight_OI), []).append(torch.stack(means))
+
+        if y_TO.requires_grad:
+            y_TO.register_hook(back)
+        return y_TO
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plain, name)
+
+
+def output_parts(block: Block) -> dict[int, list[int]]:
+    """By the address of a matrix, the sizes of parts of its outputs that are felt apart: queries, keys and values."""
+    attention = block.attention
+    if not isinstance(attention, GroupedQueryAttention):
+        return {}
+    heads = [attention.heads, attention.kv_heads, attention.kv_heads]
+    return {id(attention.qkv.weight): [count * attention.size for count in heads]}
+
+
+def feel(block: Block, watched: Watched) -> None:
+    """Tell `watched` how much errors at the matrices that every token passes are felt."""
+    parts = output_parts(block)
+    ops = FeelingKernels(watched.plain, parts)
+    generator = torch.Generator().manual_seed(0)
+    for _, run in watched.run(cast(kernels.Kernels, ops)):
+        with torch.enable_grad():
+            out_TD = run(cast(Block, lambda x_TD, context: block(x_TD.clone().requires_grad_(), context)))
+            signs_TD = (torch.randint(0, 2, out_TD.shape, generator=generator) * 2 - 1).to(out_TD.device)
+            size_T1 = out_TD.detach().square().mean(1, keepdim=True).sqrt().clamp(min=1e-8)
+            (out_TD * (signs_TD / size_T1)).sum().backward()
+    for key, pieces in ops.squares.items():
+        squares_PT = torch.cat(pieces, dim=1)
+        means_P1 = squares_PT.mean(1, keepdim=True)
+        counts_PT = torch.where(means_P1 > 0, squares_PT / means_P1, 1.0) * (1 - EVEN) + EVEN
+        watched.felt[key] = list(zip(parts.get(key, [0]), counts_PT, strict=True))

@@ -1,0 +1,317 @@
+"""What is fastest on a GPU: Triton experts and paged attention, library attention in training.
+
+Without gradients every operation over a paged cache gives a token the same bits alone and in any batch, those of the
+engine's graphed steps. Where a kernel does not take a shape or a format, the library does the work.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from moesaic.kernels import Batch, LatentRules, RouteRules, reference
+from moesaic.kernels.exact_forward import needs_grad as needs_grad
+from moesaic.kernels.exact_forward import product
+from moesaic.kernels.reference import gated as gated
+from moesaic.kernels.reference import rotate as rotate
+from moesaic.kernels.reference import visible_TM
+from moesaic.kernels.triton import linear as invariant
+from moesaic.kernels.triton import norm
+from moesaic.kernels.triton.attention import latent as absorbing
+from moesaic.kernels.triton.attention import paged
+from moesaic.kernels.triton.attention.paged_rows import FEW, Rows, tile_tokens, tiles_of
+from moesaic.kernels.triton.attention.qk_norm_rope import turned_heads
+from moesaic.kernels.triton.experts import router
+from moesaic.kernels.triton.experts.layer import experts as triton_experts
+
+HALF = (torch.bfloat16, torch.float16)
+EVEN = 256  # documents of one length, a multiple of this, may go to cuDNN
+
+
+def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    if x_TI.dim() != 2 or not x_TI.numel() or needs_grad(x_TI, weight_OI, bias_O):
+        return F.linear(x_TI, weight_OI, bias_O)
+    return invariant.linear(x_TI, weight_OI, bias_O)
+
+
+def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    if needs_grad(x_TD, weight_D):
+        return reference.rms_norm(x_TD, weight_D, eps)
+    return norm.rms_norm(x_TD, weight_D, eps)
+
+
+def heads(
+    qkv_TXC: Tensor,
+    kv_heads: int,
+    q_weight_C: Tensor | None,
+    k_weight_C: Tensor | None,
+    eps: float,
+    cos_TR: Tensor,
+    sin_TR: Tensor,
+    interleaved: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    if not len(qkv_TXC):
+        return reference.heads(qkv_TXC, kv_heads, q_weight_C, k_weight_C, eps, cos_TR, sin_TR, interleaved, rms_norm)
+    if needs_grad(qkv_TXC, q_weight_C, k_weight_C):
+        return turned_heads(qkv_TXC, kv_heads, q_weight_C, k_weight_C, eps, cos_TR, sin_TR, interleaved)
+    (T, X, C), H = qkv_TXC.shape, qkv_TXC.shape[1] - 2 * kv_heads
+    norms = None if q_weight_C is None or k_weight_C is None else (q_weight_C, k_weight_C, eps)
+    # The kernel that fills a cache, with one that is all one page: a token's place in it is its row.
+    row_T = torch.arange(T, dtype=torch.int32, device=qkv_TXC.device)
+    first_T, page_11 = torch.zeros_like(row_T), torch.zeros(1, 1, dtype=torch.int32, device=qkv_TXC.device)
+    keys, values = qkv_TXC.new_empty(2, 1, T, kv_heads, C)
+    q_THC = norm.heads(
+        qkv_TXC.reshape(T, X * C), norms, (cos_TR.contiguous(), sin_TR.contiguous(), row_T), interleaved,
+        Rows(row_T, first_T, page_11, T, None, early=False), {"keys": keys, "values": values}, H, kv_heads,
+    )  # fmt: skip
+    return q_THC, keys[0], values[0]
+
+
+def router_logits(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
+    if x_TD.dim() != 2 or not len(x_TD):
+        return reference.router_logits(x_TD, weight_ED)
+    if needs_grad(x_TD, weight_ED):
+        # Products of bf16 numbers are exact in float32: nothing is gained by making the numbers longer first.
+        exact = x_TD.dtype == weight_ED.dtype == torch.bfloat16
+        return scores_apart(x_TD, weight_ED) if exact else reference.router_logits(x_TD, weight_ED)
+    return router.scores(x_TD, weight_ED)
+
+
+def route(
+    logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules, chosen_TK: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    known = router.takes_groups(logits_TE.shape[-1], rules.groups)
+    if not len(logits_TE) or chosen_TK is not None or not known:
+        return reference.route(logits_TE, correction_E, rules, chosen_TK)
+    if needs_grad(logits_TE):
+        # The choice has no gradient, and the library's takes three times as long; the chosen ones' weights have.
+        return reference.route(logits_TE, correction_E, rules, choice_apart(logits_TE.detach(), correction_E, rules)[0])
+    return choice_apart(logits_TE, correction_E, rules)
+
+
+def experts(
+    x_TD: Tensor,
+    routes_TK: Tensor,
+    weights_TK: Tensor,
+    gate_up_EGD: Tensor,
+    down_EDF: Tensor,
+    activation: str,
+) -> Tensor:
+    if activation == "silu" and weights_TK.dtype == torch.float32:
+        return experts_apart(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF)
+    return reference.experts(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF, activation)
+
+
+# Compilers of whole blocks stop before these and go on after them.
+@torch.compiler.disable
+def scores_apart(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
+    return product(lambda x_TD, weight_ED, _: router.scores(x_TD, weight_ED), x_TD, weight_ED, None)
+
+
+@torch.compiler.disable
+def choice_apart(logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules) -> tuple[Tensor, Tensor]:
+    choice = router.Choice(
+        rules.per_token, rules.score == "sigmoid", rules.normalize, rules.scale, rules.groups, rules.top_groups
+    )
+    routes_TK, weights_TK = router.best(logits_TE.contiguous(), correction_E, choice)
+    return routes_TK.long(), weights_TK
+
+
+@torch.compiler.disable
+def experts_apart(x_TD: Tensor, routes_TK: Tensor, weights_TK: Tensor, gate_up_EGD: Tensor, down_EDF: Tensor) -> Tensor:
+    return triton_experts(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF)
+
+
+def attention(
+    q_THC: Tensor,
+    k_MNC: Tensor,
+    v_MNX: Tensor,
+    scale: float,
+    window: int | None = None,
+    keep_TM: Tensor | None = None,
+) -> Tensor:
+    new, total = q_THC.shape[0], k_MNC.shape[0]
+    whole = new == total and keep_TM is None and (window is None or window >= total)
+    seen_TM = None
+    if not whole:
+        seen_TM = visible_TM(new, total, window, q_THC.device)
+        seen_TM = seen_TM if keep_TM is None else seen_TM & keep_TM
+    out_HTX = F.scaled_dot_product_attention(
+        q_THC.transpose(0, 1).unsqueeze(0),
+        k_MNC.transpose(0, 1).unsqueeze(0),
+        v_MNX.transpose(0, 1).unsqueeze(0),
+        attn_mask=seen_TM,
+        is_causal=whole,
+        scale=scale,
+        enable_gqa=q_THC.shape[1] != k_MNC.shape[1],
+    )
+    return out_HTX.squeeze(0).transpose(0, 1)
+
+
+@torch.compiler.disable
+def attend(
+    q_THC: Tensor,
+    k_TNC: Tensor,
+    v_TNC: Tensor,
+    layout: Batch,
+    slabs: dict[str, Tensor] | None,
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    if slabs is None:
+        if q_THC.dtype in HALF and q_THC.shape[2] % 8 == 0 and q_THC.shape[2] <= 256 and not _trees(layout):
+            return documents(q_THC, k_TNC, v_TNC, layout, scale, window)
+    elif not needs_grad(q_THC, k_TNC, v_TNC) and not (_trees(layout) and window is not None):
+        layout.write(slabs["keys"], k_TNC)
+        layout.write(slabs["values"], v_TNC)
+        rows = rows_of(layout, tile_tokens(q_THC.shape[1] // k_TNC.shape[1], q_THC.dtype == torch.float32))
+        return paged.attend(q_THC, slabs["keys"], slabs["values"], rows, scale, window)
+    return reference.attend(q_THC, k_TNC, v_TNC, layout, slabs, scale, window, attention)
+
+
+def _trees(layout: Batch) -> bool:
+    trees = getattr(layout, "trees", None)
+    return trees is not None and any(tree is not None for tree in trees)
+
+
+def documents(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, layout: Any, scale: float, window: int | None) -> Tensor:
+    """Whole documents side by side, each attending to itself: one call of the library for all of them."""
+    lengths = [span.new for span in layout.spans]
+    if needs_grad(q_THC, k_TNC, v_TNC) and window is None and _even(lengths, q_THC):
+        return even_documents(q_THC, k_TNC, v_TNC, lengths[0], scale)
+    out_THC: Tensor = Documents.apply(q_THC, k_TNC, v_TNC, layout.starts_S1, max(lengths), scale, window)
+    return out_THC
+
+
+def _even(lengths: list[int], q_THC: Tensor) -> bool:
+    """Whether cuDNN, 1.8 times faster than flash attention on a Hopper GPU, can take these documents: it has no working
+    form for uneven ones, plans anew for every length, and does not promise to repeat its gradients' bits."""
+    return (
+        len(set(lengths)) == 1
+        and lengths[0] % EVEN == 0
+        and q_THC.shape[2] in (64, 128)
+        and torch.cuda.get_device_capability(q_THC.device)[0] >= 9
+        and not torch.are_deterministic_algorithms_enabled()
+    )
+
+
+def even_documents(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, length: int, scale: float) -> Tensor:
+    q_SHTC, k_SNTC, v_SNTC = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in (q_THC, k_TNC, v_TNC))
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        out_SHTC = F.scaled_dot_product_attention(q_SHTC, k_SNTC, v_SNTC, is_causal=True, scale=scale, enable_gqa=True)
+    return out_SHTC.transpose(1, 2).flatten(0, 1)
+
+
+class Documents(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_THC: Tensor,
+        k_TNC: Tensor,
+        v_TNC: Tensor,
+        starts_S1: Tensor,
+        longest: int,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        left = -1 if window is None else window - 1
+        out_THC, sums, state, unused, _ = torch.ops.aten._flash_attention_forward(
+            q_THC, k_TNC, v_TNC, starts_S1, starts_S1, longest, longest, 0.0, True, False, scale=scale,
+            window_size_left=left, window_size_right=0,
+        )  # fmt: skip
+        ctx.save_for_backward(q_THC, k_TNC, v_TNC, out_THC, sums, starts_S1, state, unused)
+        ctx.facts = (longest, scale, left)
+        return out_THC
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q_THC, k_TNC, v_TNC, out_THC, sums, starts_S1, state, unused = ctx.saved_tensors
+        longest, scale, left = ctx.facts
+        d_q, d_k, d_v = torch.ops.aten._flash_attention_backward(
+            grads[0].contiguous(), q_THC, k_TNC, v_TNC, out_THC, sums, starts_S1, starts_S1, longest, longest, 0.0,
+            True, state, unused, scale=scale, window_size_left=left, window_size_right=0,
+        )  # fmt: skip
+        return d_q, d_k, d_v, None, None, None, None
+
+
+@torch.compiler.disable
+def latent(
+    q_THC: Tensor,
+    kv_TX: Tensor,
+    norm_K: Tensor,
+    up_HXK: Tensor,
+    rules: LatentRules,
+    layout: Batch,
+    slabs: dict[str, Tensor] | None,
+) -> Tensor | None:
+    """Latent attention without expanding what is cached; None where the library must do it. `q_THC` and `kv_TX` are as
+    projected: latents are not normed yet, and nothing is turned."""
+    if slabs is None or not len(q_THC) or _trees(layout) or needs_grad(q_THC, kv_TX, norm_K, up_HXK):
+        return None
+    return absorbed(q_THC, kv_TX, norm_K, up_HXK, rules, rows_of(layout, *latent_tokens(q_THC)), slabs["latent"])
+
+
+def latent_tokens(q_THC: Tensor) -> tuple[int, int]:
+    """Tokens of a prompt that attend together, and of an answer."""
+    return paged.latent_tile(q_THC.shape[1], q_THC.dtype == torch.float32)[1], 1
+
+
+def absorbed(
+    q_THC: Tensor, kv_TX: Tensor, norm_K: Tensor, up_HXK: Tensor, rules: LatentRules, rows: Rows, latents: Tensor
+) -> Tensor:
+    keys_HPK, values_HVK = up_HXK.split([rules.plain_size, up_HXK.shape[1] - rules.plain_size], dim=1)
+    row_T = torch.arange(len(q_THC), dtype=torch.int32, device=q_THC.device)
+    angles = (rules.cos_TR.contiguous(), rules.sin_TR.contiguous(), row_T)
+    q_THX = absorbing.queries(
+        q_THC.contiguous(), kv_TX.contiguous(), keys_HPK, (norm_K, rules.eps), angles, rules.interleaved, rows, latents
+    )
+    turning = kv_TX.shape[1] - len(norm_K)
+    out_THK = paged.attend(q_THX, latents, latents, rows, rules.scale, turning=turning)
+    return absorbing.by_head(out_THK, values_HVK, q_THC.new_empty(*q_THC.shape[:2], values_HVK.shape[1]))
+
+
+def rows_of(layout: Any, size: int, most_few: int = FEW) -> Rows:
+    """Where the tokens of a layout stand, on the device. Made once for all layers of a forward, and kept with it."""
+    known: Rows | None = vars(layout).get("cuda_rows")
+    if known is None:
+        known = make_rows(layout, size, most_few)
+        vars(layout)["cuda_rows"] = known
+    return known
+
+
+def make_rows(layout: Any, size: int, most_few: int = FEW) -> Rows:
+    spans = [span for span in layout.spans if span.new]
+    pages = [list(layout.pages[span.number]) for span in layout.spans]
+    width = max(map(len, pages), default=1)
+
+    def device(values: list[Any]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32).to(layout.device, non_blocking=True)
+
+    few, few_tokens, many, many_tokens = tiles_of([(span.start, span.new) for span in spans], size, most_few)
+    trees_TM = cached_S = None
+    if _trees(layout):
+        few, many, few_tokens = few + many, [], max(few_tokens, many_tokens if many else 1)
+        most = max(span.new for span in spans)
+        trees_TM = torch.ones(layout.tokens, most, dtype=torch.int8, device=layout.device)
+        for span in spans:
+            tree_TT = layout.trees[span.number]
+            if tree_TT is not None:
+                trees_TM[span.start : span.stop, : span.new] = tree_TT.to(torch.int8)
+        cached_S = device([span.cached for span in layout.spans])
+    return Rows(
+        places_T=device([place for span in spans for place in range(span.cached, span.total)]),
+        sequences_T=device([span.number for span in spans for _ in range(span.new)]),
+        table_SP=device([row + [0] * (width - len(row)) for row in pages]),
+        longest=max((span.total for span in spans), default=1),
+        few_X2=device(few) if few else None,
+        few_tokens=few_tokens,
+        many_X2=device(many) if many else None,
+        many_tokens=many_tokens,
+        trees_TM=trees_TM,
+        cached_S=cached_S,
+        early=False,
+    )

@@ -1,0 +1,162 @@
+"""Learn on a GPU with the very bits the engine computes: its kernels forward, the library's gradients back.
+
+The trainer's log-probability of a token is then to the bit what the engine recorded when it sampled it. This holds for
+what the engine runs as graphed steps.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moesaic.kernels import Batch, LatentRules, RouteRules, reference
+from moesaic.kernels.cuda import fast
+from moesaic.kernels.cuda.fast import attention as attention
+from moesaic.kernels.cuda.fast import experts as experts
+from moesaic.kernels.cuda.fast import gated as gated
+from moesaic.kernels.cuda.fast import rotate as rotate
+from moesaic.kernels.exact_forward import exact_forward, needs_grad, product
+from moesaic.kernels.triton.attention import paged
+from moesaic.kernels.triton.attention.paged_rows import FEW, Rows, tile_tokens, tiles_of
+
+
+def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    return product(fast.linear, x_TI, weight_OI, bias_O)
+
+
+def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    out_TD: Tensor = exact_forward(
+        partial(fast.rms_norm, eps=eps), partial(reference.rms_norm, eps=eps), x_TD, weight_D
+    )
+    return out_TD
+
+
+def heads(
+    qkv_TXC: Tensor,
+    kv_heads: int,
+    q_weight_C: Tensor | None,
+    k_weight_C: Tensor | None,
+    eps: float,
+    cos_TR: Tensor,
+    sin_TR: Tensor,
+    interleaved: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    def run(kernels: Any, qkv_TXC: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q_weight_C, k_weight_C = weights or (None, None)
+        found: tuple[Tensor, Tensor, Tensor] = kernels.heads(
+            qkv_TXC, kv_heads, q_weight_C, k_weight_C, eps, cos_TR, sin_TR, interleaved
+        )
+        return found
+
+    weights = () if q_weight_C is None or k_weight_C is None else (q_weight_C, k_weight_C)
+    q_THC, k_TNC, v_TNC = exact_forward(partial(run, fast), partial(run, fast), qkv_TXC, *weights)
+    return q_THC, k_TNC, v_TNC
+
+
+def router_logits(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
+    logits_TE: Tensor = exact_forward(fast.router_logits, reference.router_logits, x_TD, weight_ED)
+    return logits_TE
+
+
+def route(
+    logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules, chosen_TK: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    with torch.no_grad():
+        routes_TK, weights_TK = fast.route(logits_TE, correction_E, rules, chosen_TK)
+    if needs_grad(logits_TE):
+        weights_TK = exact_forward(
+            lambda _: weights_TK, lambda same_TE: reference.route(same_TE, None, rules, routes_TK)[1], logits_TE
+        )
+    return routes_TK, weights_TK
+
+
+@torch.compiler.disable
+def attend(
+    q_THC: Tensor,
+    k_TNC: Tensor,
+    v_TNC: Tensor,
+    layout: Batch,
+    slabs: dict[str, Tensor] | None,
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    if slabs is not None or layout.branches or not len(q_THC):
+        return fast.attend(q_THC, k_TNC, v_TNC, layout, slabs, scale, window)
+
+    def exact(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor) -> Tensor:
+        rows = flat_rows(layout, tile_tokens(q_THC.shape[1] // k_TNC.shape[1], q_THC.dtype == torch.float32))
+        keys, values = k_TNC.contiguous().unsqueeze(1), v_TNC.contiguous().unsqueeze(1)
+        return paged.attend(q_THC, keys, values, rows, scale, window)
+
+    def plain(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor) -> Tensor:
+        return fast.attend(q_THC, k_TNC, v_TNC, layout, None, scale, window)
+
+    out_THC: Tensor = exact_forward(exact, plain, q_THC, k_TNC, v_TNC)
+    return out_THC
+
+
+@torch.compiler.disable
+def latent(
+    q_THC: Tensor,
+    kv_TX: Tensor,
+    norm_K: Tensor,
+    up_HXK: Tensor,
+    rules: LatentRules,
+    layout: Batch,
+    slabs: dict[str, Tensor] | None,
+) -> Tensor | None:
+    if slabs is not None or layout.branches or not len(q_THC):
+        return fast.latent(q_THC, kv_TX, norm_K, up_HXK, rules, layout, slabs)
+
+    def exact(q_THC: Tensor, kv_TX: Tensor, norm_K: Tensor, up_HXK: Tensor) -> Tensor:
+        rows, latents = flat_rows(layout, *fast.latent_tokens(q_THC)), kv_TX.new_empty(len(kv_TX), 1, kv_TX.shape[1])
+        return fast.absorbed(q_THC, kv_TX, norm_K, up_HXK, rules, rows, latents)
+
+    def plain(q_THC: Tensor, kv_TX: Tensor, norm_K: Tensor, up_HXK: Tensor) -> Tensor:
+        q_THC, k_THC, v_THX = expanded(q_THC, kv_TX, norm_K, up_HXK, rules)
+        spans = [slice(span.start, span.stop) for span in layout.spans]
+        return torch.cat([fast.attention(q_THC[own], k_THC[own], v_THX[own], rules.scale) for own in spans])
+
+    out_THX: Tensor = exact_forward(exact, plain, q_THC, kv_TX, norm_K, up_HXK)
+    return out_THX
+
+
+def expanded(
+    q_THC: Tensor, kv_TX: Tensor, norm_K: Tensor, up_HXK: Tensor, rules: LatentRules
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Latent attention's queries, keys and values, as if they were no latent's."""
+    size, angles = rules.plain_size, (rules.cos_TR, rules.sin_TR, rules.interleaved)
+    plain_THC, turning_THC = q_THC.split([size, q_THC.shape[2] - size], dim=2)
+    latent_TK, key_TC = kv_TX.split([len(norm_K), kv_TX.shape[1] - len(norm_K)], dim=1)
+    key_T1C = rotate(key_TC[:, None], *angles)
+    kv_THX = torch.einsum("tk,hxk->thx", reference.rms_norm(latent_TK, norm_K, rules.eps), up_HXK)
+    k_THC = torch.cat([kv_THX[..., :size], key_T1C.expand(-1, q_THC.shape[1], -1)], dim=2)
+    return torch.cat([plain_THC, rotate(turning_THC, *angles)], dim=2), k_THC, kv_THX[..., size:]
+
+
+def flat_rows(layout: Any, size: int, most_few: int = FEW) -> Rows:
+    """Whole sequences side by side as a cache with pages of one token, each where its row is. Made once a forward."""
+    known: Rows | None = vars(layout).get("flat_rows")
+    if known is None:
+        spans, device = layout.spans, layout.device
+        whole = partial(torch.tensor, dtype=torch.int32, device=device)
+        first_S, length_S = whole([span.start for span in spans]), whole([span.new for span in spans])
+        longest = max(span.new for span in spans)
+        sequence_T = torch.arange(len(spans), dtype=torch.int32, device=device).repeat_interleave(length_S)
+        row_T = torch.arange(layout.tokens, dtype=torch.int32, device=device)
+        few, few_tokens, many, many_tokens = tiles_of([(span.start, span.new) for span in spans], size, most_few)
+        known = vars(layout)["flat_rows"] = Rows(
+            places_T=row_T - first_S[sequence_T],
+            sequences_T=sequence_T,
+            table_SP=first_S[:, None] + torch.arange(longest, dtype=torch.int32, device=device),
+            longest=longest,
+            few_X2=whole(few) if few else None,
+            few_tokens=few_tokens,
+            many_X2=whole(many) if many else None,
+            many_tokens=many_tokens,
+            early=False,
+        )
+    return known

@@ -1,0 +1,1 @@
+"""Attention in Triton: paged, latent (MLA), and QK norm with RoPE."""

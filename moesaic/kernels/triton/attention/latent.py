@@ -1,0 +1,212 @@
+"""Latent attention over a paged cache: all heads share one key, the latent, which is their value too.
+
+The projections of keys and of values are folded into queries and outputs, head by head, so that nothing in the cache is
+expanded. K is walked in order and never split, and a row's bits are its own, as everywhere.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from moesaic.kernels.triton.dependent_launch import launch_overlapped, overlaps
+
+HEADS = 8  # heads whose queries are turned by one program
+
+
+@triton.jit
+def turned_halves(row, known, cos_PR, sin_PR, angle, R: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """The two halves of rows that begin at `row`, turned by an angle; rounded as the library does it."""
+    j = tl.arange(0, BLOCK)[None, :]
+    inside = known & (j < R)
+    first = tl.load(row + (2 * j if INTERLEAVED else j), mask=inside, other=0.0)
+    second = tl.load(row + (2 * j + 1 if INTERLEAVED else j + R), mask=inside, other=0.0)
+    kind = first.dtype
+    cos = tl.load(cos_PR + angle * R + j, mask=j < R, other=1.0).to(kind)
+    sin = tl.load(sin_PR + angle * R + j, mask=j < R, other=0.0).to(kind)
+    low = (first * cos).to(kind).to(tl.float32) - (second * sin).to(kind).to(tl.float32)
+    high = (second * cos).to(kind).to(tl.float32) + (first * sin).to(kind).to(tl.float32)
+    return low.to(kind), high.to(kind), inside
+
+
+@triton.jit
+def latent_kernel(
+    q_THC,
+    kv_TX,
+    weight_K,
+    cos_PR,
+    sin_PR,
+    angle_rows_T,
+    places_T,
+    sequences_T,
+    table_SP,
+    latents,
+    q_THX,
+    eps,
+    H,
+    C,
+    K,
+    pages,
+    page_size,
+    R: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    HEADS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """The turning part of some heads' queries of one token; the first program also norms its latent, turns its key, and
+    puts both into the cache."""
+    token = tl.program_id(0).to(tl.int64)
+    place = tl.load(places_T + token)
+    standing = tl.maximum(place, 0).to(tl.int64)
+    angle = tl.maximum(tl.load(angle_rows_T + token), 0).to(tl.int64)
+    sequence = tl.load(sequences_T + token).to(tl.int64)
+    page = tl.load(table_SP + sequence * pages + standing // page_size).to(tl.int64)
+    if OVERLAP:  # where tokens stand was known before the forward began
+        gdc_launch_dependents()
+        gdc_wait()
+    X = K + 2 * R
+    head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
+    row = q_THC + (token * H + head) * C + C - 2 * R
+    low, high, inside = turned_halves(row, head < H, cos_PR, sin_PR, angle, R, BLOCK_R, INTERLEAVED)
+    to = q_THX + (token * H + head) * X + K + tl.arange(0, BLOCK_R)[None, :]
+    tl.store(to, low, mask=inside)
+    tl.store(to + R, high, mask=inside)
+    if (tl.program_id(1) == 0) & (place >= 0):
+        k = tl.arange(0, BLOCK_K)
+        kind = q_THX.dtype.element_ty
+        cached = latents.dtype.element_ty
+        latent = tl.load(kv_TX + token * X + k, mask=k < K, other=0.0).to(tl.float32)
+        latent = (latent * tl.rsqrt(tl.sum(latent * latent, 0) / K + eps)).to(kind)
+        latent *= tl.load(weight_K + k, mask=k < K, other=0.0).to(kind)
+        slot = latents + (page * page_size + standing % page_size) * X
+        tl.store(slot + k, latent.to(cached), mask=k < K)
+        one = tl.zeros([1, 1], tl.int64)
+        key_low, key_high, key_inside = turned_halves(
+            kv_TX + token * X + K + one, one == 0, cos_PR, sin_PR, angle, R, BLOCK_R, INTERLEAVED
+        )
+        key_to = slot + K + tl.arange(0, BLOCK_R)[None, :]
+        tl.store(key_to, key_low.to(cached), mask=key_inside)
+        tl.store(key_to + R, key_high.to(cached), mask=key_inside)
+
+
+@triton.jit
+def head_kernel(
+    x,
+    weight,
+    out,
+    T,
+    INPUTS,
+    OUTPUTS,
+    x_token,
+    x_head,
+    weight_head,
+    weight_output,
+    weight_input,
+    out_token,
+    out_head,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Rows of one head times that head's matrix."""
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
+    head = tl.program_id(2).to(tl.int64)
+    m = (tl.program_id(1) * BM + tl.arange(0, BM)).to(tl.int64)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    x_at = x + (m * x_token + head * x_head)[:, None] + k[None, :]
+    weight_at = weight + head * weight_head + k[:, None] * weight_input + n[None, :] * weight_output
+    total = tl.zeros([BM, BN], tl.float32)
+    for base in tl.range(0, INPUTS, BK):
+        inside = k < INPUTS - base
+        rows = tl.load(x_at, mask=(m[:, None] < T) & inside[None, :], other=0.0)
+        block = tl.load(weight_at, mask=inside[:, None] & (n[None, :] < OUTPUTS), other=0.0)
+        total = tl.dot(rows, block, total, input_precision=PRECISION)
+        x_at += BK
+        weight_at += BK * weight_input
+    out_at = out + (m * out_token + head * out_head)[:, None] + n[None, :]
+    tl.store(out_at, total.to(out.dtype.element_ty), mask=(m[:, None] < T) & (n[None, :] < OUTPUTS))
+
+
+def by_head(x_THI: torch.Tensor, weight_HOI: torch.Tensor, out_THO: torch.Tensor) -> torch.Tensor:
+    """Each head's rows times its own matrix; any of the three may be a part of something larger."""
+    (T, H, inputs), outputs = x_THI.shape, weight_HOI.shape[1]
+    assert x_THI.stride(2) == out_THO.stride(2) == 1
+    BM, BN = min(64, max(16, triton.next_power_of_2(T))), 64
+    launch_overlapped(
+        head_kernel,
+        (triton.cdiv(outputs, BN), triton.cdiv(T, BM), H),
+        x_THI,
+        weight_HOI,
+        out_THO,
+        T,
+        inputs,
+        outputs,
+        x_THI.stride(0),
+        x_THI.stride(1),
+        *weight_HOI.stride(),
+        out_THO.stride(0),
+        out_THO.stride(1),
+        BM=BM,
+        BN=BN,
+        BK=64,
+        PRECISION="ieee" if x_THI.dtype == torch.float32 else "tf32",
+        OVERLAP=overlaps(x_THI.device),
+        num_warps=4,
+    )
+    return out_THO
+
+
+def queries(
+    q_THC: torch.Tensor,
+    kv_TX: torch.Tensor,
+    up_HPK: torch.Tensor,
+    norm: tuple[torch.Tensor, float],
+    angles: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    interleaved: bool,
+    rows,
+    latents: torch.Tensor,
+) -> torch.Tensor:
+    """Queries ready to attend to latents (T, H, X); the tokens' own are in the cache. `kv_TX` are latents before their
+    norm and keys before they are turned, `up_HPK` each head's projection of keys; `angles` the tables of cosines and
+    sines and each token's row in them."""
+    (T, H, C), (P, K) = q_THC.shape, up_HPK.shape[1:]
+    cos_PR, sin_PR, angle_rows_T = angles
+    q_THX = torch.empty(T, H, kv_TX.shape[1], dtype=q_THC.dtype, device=q_THC.device)
+    launch_overlapped(
+        latent_kernel,
+        (T, triton.cdiv(H, HEADS)),
+        q_THC,
+        kv_TX,
+        norm[0],
+        cos_PR,
+        sin_PR,
+        angle_rows_T,
+        rows.places_T,
+        rows.sequences_T,
+        rows.table_SP,
+        latents,
+        q_THX,
+        norm[1],
+        H,
+        C,
+        K,
+        rows.table_SP.shape[1],
+        latents.shape[1],
+        R=cos_PR.shape[1],
+        INTERLEAVED=interleaved,
+        HEADS=HEADS,
+        BLOCK_K=triton.next_power_of_2(K),
+        BLOCK_R=triton.next_power_of_2(cos_PR.shape[1]),
+        OVERLAP=rows.early and overlaps(q_THC.device),
+        num_warps=4,
+    )
+    by_head(q_THC[..., :P], up_HPK.transpose(1, 2), q_THX[..., :K])
+    return q_THX

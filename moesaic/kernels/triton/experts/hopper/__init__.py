@@ -1,0 +1,1 @@
+"""Grouped matmuls for Hopper: one persistent, warp-specialised kernel."""

@@ -1,0 +1,259 @@
+"""Grouped matrix products for Hopper GPUs: one persistent, warp-specialised kernel for all six products of the experts.
+
+One warp copies tiles in with the bulk tensor copy engine; two warpgroups multiply. Each warpgroup owns one half of the
+rows of the output tile and neither waits for the other, so while one writes its half out the other keeps the tensor
+cores busy; a half with no rows in it (an expert's last tile) is skipped. K is walked in order and never split, so a
+row's bits do not depend on the tile shapes or on what else is in the batch.
+
+    rows      C[rows of e] = A[rows of e] @ B[e]            forward (gate/up, down) and the gradients of activations
+    columns   C[e] = A[rows of e]^T @ B[rows of e]          the gradients of weights
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+from functools import cache
+
+import torch
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from moesaic.kernels.triton.experts.hopper.kernel import grouped_product
+from moesaic.kernels.triton.experts.sort import RECORD, Routing
+
+STEP = 64  # elements of K per stage: one 128-byte swizzled row of bf16
+
+
+@cache
+def processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def tensor_map(matrix: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
+    block = [rows, columns]
+    return TensorDescriptor.from_tensor(matrix, block, gl.NVMMASharedLayout.get_default_for(block, gl.bfloat16))
+
+
+def shape_for(width: int) -> tuple[int, int]:
+    """(rows per warpgroup, columns) of the output tile: 128 x 256, or 256 x 128 where 256 columns do not divide."""
+    return (64, 256) if width % 256 == 0 else (128, 128)
+
+
+def launch(
+    a,
+    b,
+    c_map,
+    h_map,
+    routing: Routing,
+    table: torch.Tensor,
+    totals,
+    tiles_m: int,
+    tiles_n: int,
+    depth: int,
+    stride: int,
+    choices: int,
+    half: int,
+    BN: int,
+    group: int,
+    stages: int,
+    chain=(None, None, None),
+    **form: bool,
+) -> None:
+    device = routing.slots_N.device
+    g_map, weights, products = chain
+    grouped_product[(processors(device),)](
+        a,
+        b,
+        c_map,
+        h_map,
+        g_map,
+        weights,
+        products,
+        routing.sources_P,
+        table,
+        totals,
+        tiles_m,
+        tiles_n,
+        depth,
+        stride,
+        routing.rows,
+        CHOICES=choices,
+        GROUP=group // 2 if half == 128 else group,
+        HALF=half,
+        BN=BN,
+        STEP=STEP,
+        STAGES=stages,
+        RECORD=RECORD,
+        num_warps=4,
+        **{
+            "GATHER_A": False,
+            "GATHER_B": False,
+            "COLUMNS": False,
+            "B_ROWS": False,
+            "PAIR": False,
+            "CHAIN": False,
+            "SAVE": False,
+            **form,
+        },
+    )
+
+
+def rows(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    routing: Routing,
+    transposed: bool,
+    choices: int = 0,
+    group: int = 8,
+    stages: int = 4,
+) -> torch.Tensor:
+    """A's rows times their expert's matrix, stored (E, N, K), or (E, K, N) if `transposed`. With `choices` (experts per
+    token) A is in token order and is gathered."""
+    K = a.shape[1]
+    N = b.shape[2] if transposed else b.shape[1]
+    half, BN = shape_for(N)
+    c_PN = torch.empty(routing.rows, N, dtype=a.dtype, device=a.device)
+    c_map = tensor_map(c_PN, half, BN // 2)
+    table, totals = (routing.wide_tiles, routing.totals[1:]) if half == 128 else (routing.tiles, routing.totals)
+    launch(
+        a if choices else tensor_map(a, half, STEP),
+        tensor_map(b.view(-1, b.shape[2]), *((STEP, BN) if transposed else (BN, STEP))),
+        c_map,
+        c_map,
+        routing,
+        table,
+        totals,
+        1,
+        N // BN,
+        K,
+        K,
+        choices,
+        half,
+        BN,
+        group,
+        stages,
+        GATHER_A=choices > 0,
+        B_ROWS=not transposed,
+    )
+    return c_PN
+
+
+def gate_up(
+    x: torch.Tensor,
+    gate_up_EGD: torch.Tensor,
+    routing: Routing,
+    save: bool,
+    choices: int = 0,
+    group: int = 8,
+    stages: int = 4,
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """(gate and up rows (P, 2F) if `save`, hidden rows (P, F) after SwiGLU). With `choices`, x is in token order."""
+    D, G, P = x.shape[1], gate_up_EGD.shape[1], routing.rows
+    hidden_PF = torch.empty(P, G // 2, dtype=x.dtype, device=x.device)
+    gate_up_PG = torch.empty(P, G, dtype=x.dtype, device=x.device) if save else None
+    hidden_map = tensor_map(hidden_PF, 64, 128)
+    launch(
+        x if choices else tensor_map(x, 64, STEP),
+        tensor_map(gate_up_EGD.view(-1, D), 128, STEP),
+        hidden_map if gate_up_PG is None else tensor_map(gate_up_PG, 64, 128),
+        hidden_map,
+        routing,
+        routing.tiles,
+        routing.totals,
+        1,
+        G // 256,
+        D,
+        D,
+        choices,
+        64,
+        256,
+        group,
+        stages,
+        GATHER_A=choices > 0,
+        B_ROWS=True,
+        PAIR=True,
+        SAVE=save,
+    )
+    return gate_up_PG, hidden_PF
+
+
+def grad_gate_up(
+    grad: torch.Tensor,
+    down_EDF: torch.Tensor,
+    gate_up_PG: torch.Tensor,
+    weights_TK: torch.Tensor,
+    routing: Routing,
+    in_place: bool,
+    gathered: bool,
+    group: int = 8,
+    stages: int = 3,
+):
+    """Back through down and SwiGLU: the gradients of gate and up (in their place, if so asked), the weighted hidden
+    rows, and the routing weights' gradients in one part per 64 columns, (parts, P). `gathered`: grad is in token
+    order."""
+    D, F, P = down_EDF.shape[1], down_EDF.shape[2], routing.rows
+    half, BN = shape_for(F)
+    hidden_PF = torch.empty(P, F, dtype=grad.dtype, device=grad.device)
+    grad_PG = gate_up_PG if in_place else torch.empty_like(gate_up_PG)
+    products = torch.empty(F // STEP, P, dtype=torch.float32, device=grad.device)
+    table, totals = (routing.wide_tiles, routing.totals[1:]) if half == 128 else (routing.tiles, routing.totals)
+    launch(
+        grad if gathered else tensor_map(grad, half, STEP),
+        tensor_map(down_EDF.view(-1, F), STEP, BN),
+        tensor_map(grad_PG, half, STEP),
+        tensor_map(hidden_PF, half, STEP),
+        routing,
+        table,
+        totals,
+        1,
+        F // BN,
+        D,
+        D,
+        weights_TK.shape[1],
+        half,
+        BN,
+        group,
+        stages,
+        (tensor_map(gate_up_PG, half, STEP), weights_TK, products),
+        GATHER_A=gathered,
+        CHAIN=True,
+    )
+    return grad_PG, hidden_PF, products
+
+
+def columns(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    routing: Routing,
+    gather_a: bool = False,
+    gather_b: bool = False,
+    choices: int = 0,
+    group: int = 8,
+    stages: int = 4,
+) -> torch.Tensor:
+    """For each expert, the product of A's rows, transposed, with B's: (E, M, N). Padding in A or B, where it is not
+    gathered, must be zero."""
+    M, N, E = a.shape[1], b.shape[1], routing.segments_E.shape[0]
+    half, BN = shape_for(N)
+    c_EMN = torch.empty(E, M, N, dtype=a.dtype, device=a.device)
+    c_map = tensor_map(c_EMN.view(-1, N), half, BN // 2)
+    launch(
+        a if gather_a else tensor_map(a, STEP, half),
+        b if gather_b else tensor_map(b, STEP, BN),
+        c_map,
+        c_map,
+        routing,
+        routing.segments_E,
+        E,
+        -(-M // (2 * half)),
+        N // BN,
+        M,
+        M if gather_a else N,
+        choices,
+        half,
+        BN,
+        group,
+        stages,
+        GATHER_A=gather_a,
+        GATHER_B=gather_b,
+        COLUMNS=True,
+    )
+    return c_EMN

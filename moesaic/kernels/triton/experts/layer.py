@@ -1,0 +1,170 @@
+"""The experts of a mixture-of-experts layer on a GPU: y = sum_k weight_k * down_e(silu(gate_e x) * up_e x).
+
+Deterministic, and a token's bits do not depend on the rest of the batch. Kept for the backward pass: the inputs and the
+rounded gate and up rows; hidden rows and gathered inputs are made again.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from moesaic.kernels.triton.experts import decode, grouped, rows, streamed
+from moesaic.kernels.triton.experts.sort import Routing, route
+from moesaic.kernels.triton.experts.tuning import Choice, choose
+from moesaic.kernels.triton.quantized import matmul as quantized
+from moesaic.kernels.triton.quantized.weight import GpuQuantizedWeight
+
+
+def forward(
+    x_TD: Tensor,
+    weights_TK: Tensor,
+    gate_up_EGD: Tensor,
+    down_EDF: Tensor,
+    routing: Routing,
+    choice: Choice,
+    save: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """(y, gate and up rows if `save`)."""
+    T, K = weights_TK.shape
+    if choice.path == "hopper":
+        from moesaic.kernels.triton.experts.hopper import grouped as hopper
+
+        x = x_TD if choice.gather_x else rows.spread(x_TD, routing, K)
+        gate_up_PG, hidden_PF = hopper.gate_up(
+            x, gate_up_EGD, routing, save, K if choice.gather_x else 0, choice.group_forward
+        )
+        del x
+        out_PD = hopper.rows(hidden_PF, down_EDF, routing, False, 0, choice.group_forward)
+    elif choice.path == "streamed":
+        assert not save
+        gate_up_PG = None
+        hidden_PF = streamed.rows(x_TD, gate_up_EGD, routing, choice.up_tile, choices=K, pair=True)
+        out_PD = streamed.rows(hidden_PF, down_EDF, routing, choice.down_tile)
+    else:
+        gate_up_PG = grouped.rows(rows.spread(x_TD, routing, K), gate_up_EGD, routing, False, choice.block)
+        hidden_PF = rows.swiglu(gate_up_PG)
+        out_PD = grouped.rows(hidden_PF, down_EDF, routing, False, choice.block)
+    return rows.combine(out_PD, routing, weights_TK, T, K), gate_up_PG if save else None
+
+
+def backward_portable(
+    grad_TD: Tensor,
+    x_TD: Tensor,
+    weights_TK: Tensor,
+    gate_up_EGD: Tensor,
+    down_EDF: Tensor,
+    gate_up_PG: Tensor,
+    routing: Routing,
+    choice: Choice,
+    in_place: bool,
+    wanted: tuple[bool, bool, bool],
+) -> tuple[Tensor | None, ...]:
+    """Gradients of x, weights, gate_up and down; `wanted` says of x, gate_up and down which are."""
+    grad_x_TD = grad_gate_up_EGD = grad_down_EDF = None
+    T, K = weights_TK.shape
+    grad_PD = rows.spread(grad_TD, routing, K)
+    hidden_PF = grouped.rows(grad_PD, down_EDF, routing, True, choice.block)
+    grad_PG, grad_weights_TK = rows.swiglu_backward(hidden_PF, gate_up_PG, weights_TK, routing, in_place)
+    if wanted[2]:
+        grad_down_EDF = grouped.columns(grad_PD, hidden_PF, routing, choice.block)
+    del grad_PD, hidden_PF
+    if wanted[0]:
+        grad_x_TD = rows.combine(grouped.rows(grad_PG, gate_up_EGD, routing, True, choice.block), routing, None, T, K)
+    if wanted[1]:
+        grad_gate_up_EGD = grouped.columns(grad_PG, rows.spread(x_TD, routing, K), routing, choice.block)
+    return grad_x_TD, grad_weights_TK, grad_gate_up_EGD, grad_down_EDF
+
+
+def backward_hopper(
+    grad_TD: Tensor,
+    x_TD: Tensor,
+    weights_TK: Tensor,
+    gate_up_EGD: Tensor,
+    down_EDF: Tensor,
+    gate_up_PG: Tensor,
+    routing: Routing,
+    choice: Choice,
+    in_place: bool,
+    wanted: tuple[bool, bool, bool],
+) -> tuple[Tensor | None, ...]:
+    """The same, with gathers and SwiGLU inside the products. The largest gradient is made last, when least is held."""
+    from moesaic.kernels.triton.experts.hopper import grouped as hopper
+
+    grad_x_TD = grad_gate_up_EGD = grad_down_EDF = None
+    T, K = weights_TK.shape
+    grad = grad_TD if choice.gather_grad else rows.spread(grad_TD, routing, K)
+    if choice.chain:
+        grad_PG, hidden_PF, parts_XP = hopper.grad_gate_up(
+            grad, down_EDF, gate_up_PG, weights_TK, routing, in_place, choice.gather_grad, choice.group
+        )
+        grad_weights_TK = rows.sum_parts(parts_XP, routing, weights_TK)
+    else:
+        hidden_PF = hopper.rows(grad, down_EDF, routing, True, K if choice.gather_grad else 0, choice.group)
+        grad_PG, grad_weights_TK = rows.swiglu_backward(hidden_PF, gate_up_PG, weights_TK, routing, in_place)
+    if wanted[2]:
+        grad_down_EDF = hopper.columns(grad, hidden_PF, routing, choice.gather_grad, False, K, choice.group)
+    del grad, hidden_PF
+    if wanted[0]:
+        grad_x_TD = rows.combine(hopper.rows(grad_PG, gate_up_EGD, routing, True, 0, choice.group), routing, None, T, K)
+    if wanted[1]:
+        x = x_TD if choice.gather_x_again else rows.spread(x_TD, routing, K)
+        grad_gate_up_EGD = hopper.columns(grad_PG, x, routing, False, choice.gather_x_again, K, choice.group)
+    return grad_x_TD, grad_weights_TK, grad_gate_up_EGD, grad_down_EDF
+
+
+BACKWARD: dict[str, Callable[..., tuple[Tensor | None, ...]]] = {
+    "hopper": backward_hopper,
+    "portable": backward_portable,
+}
+
+
+class Experts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF, choice):
+        routing = route(routes_TK, gate_up_EGD.shape[0], choice.align)
+        y_TD, gate_up_PG = forward(x_TD, weights_TK, gate_up_EGD, down_EDF, routing, choice, save=True)
+        ctx.save_for_backward(x_TD, weights_TK, gate_up_EGD, down_EDF, gate_up_PG)
+        ctx.routing, ctx.choice = routing, choice
+        return y_TD
+
+    @staticmethod
+    def backward(ctx, grad_TD):
+        last_use = not torch._C._autograd._get_current_graph_task_keep_graph()  # the saved rows may be overwritten
+        saved, wanted = ctx.saved_tensors, (ctx.needs_input_grad[0], *ctx.needs_input_grad[3:5])
+        grads = BACKWARD[ctx.choice.path](grad_TD.contiguous(), *saved, ctx.routing, ctx.choice, last_use, wanted)
+        grad_x, grad_weights, grad_gate_up, grad_down = grads
+        return grad_x, None, grad_weights, grad_gate_up, grad_down, None
+
+
+def experts(
+    x_TD: Tensor,
+    routes_TK: Tensor,
+    weights_TK: Tensor,
+    gate_up_EGD: Tensor | GpuQuantizedWeight,
+    down_EDF: Tensor | GpuQuantizedWeight,
+    choice: Choice | None = None,
+) -> Tensor:
+    """The weighted sum of each token's routed experts; differentiable in everything but the routes, and in nothing
+    where the experts are kept in few bits."""
+    if isinstance(gate_up_EGD, GpuQuantizedWeight) and isinstance(down_EDF, GpuQuantizedWeight):
+        return quantized.experts(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF)
+    gate_up_EGD, down_EDF = (
+        weight.dense().to(x_TD.dtype) if isinstance(weight, GpuQuantizedWeight) else weight
+        for weight in (gate_up_EGD, down_EDF)
+    )
+    inputs = (x_TD, weights_TK, gate_up_EGD, down_EDF)
+    training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+    x_TD, routes_TK, weights_TK = x_TD.contiguous(), routes_TK.contiguous(), weights_TK.contiguous()
+    gate_up_EGD, down_EDF = gate_up_EGD.contiguous(), down_EDF.contiguous()
+    if choice is None:
+        choice = choose(x_TD, routes_TK, gate_up_EGD, training)
+    if x_TD.shape[0] == 0:
+        return x_TD * 1.0
+    if training:
+        return Experts.apply(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF, choice)
+    if choice.path == "decode":
+        return decode.decode(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF, choice.up_tile, choice.down_tile)
+    routing = route(routes_TK, gate_up_EGD.shape[0], choice.align)
+    return forward(x_TD, weights_TK, gate_up_EGD, down_EDF, routing, choice, save=False)[0]

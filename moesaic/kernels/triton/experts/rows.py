@@ -1,0 +1,237 @@
+"""The memory-bound passes between the matrix products: gather rows, combine rows, SwiGLU and its gradient.
+
+All are written so that a token's numbers depend on that token alone: a fixed order over k, no atomics.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from moesaic.kernels.triton.dependent_launch import launch_overlapped, overlaps
+from moesaic.kernels.triton.experts.sort import RECORD, Routing
+
+
+@triton.jit
+def spread_rows(
+    x_TD,
+    slots_N,
+    segments_E,
+    out_PD,
+    T,
+    D,
+    K: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    RECORD: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """One program per token reads its row once and writes it K times; one per expert clears the padding that a sum over
+    rows in steps of STEP will read."""
+    program = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    inside = column < D
+    if program < T:
+        x = tl.load(x_TD + program.to(tl.int64) * D + column, mask=inside, other=0.0)
+        for k in tl.static_range(K):
+            slot = tl.load(slots_N + program * K + k).to(tl.int64)
+            tl.store(out_PD + slot * D + column, x, mask=column < tl.where(slot >= 0, D, 0))
+    else:
+        record = segments_E + (program - T) * RECORD
+        start = tl.load(record + 3)
+        count = tl.load(record + 4)
+        nothing = tl.zeros([BLOCK_D], out_PD.dtype.element_ty)
+        for row in range(count, (count + STEP - 1) // STEP * STEP):
+            tl.store(out_PD + (start + row).to(tl.int64) * D + column, nothing, mask=inside)
+
+
+def spread(x_TD: torch.Tensor, routing: Routing, k: int) -> torch.Tensor:
+    """x's rows in the order of the routing, (P, D), each expert's padded with zeros to a multiple of 64 rows."""
+    T, D = x_TD.shape
+    out_PD = torch.empty(routing.rows, D, dtype=x_TD.dtype, device=x_TD.device)
+    block = min(2048, triton.next_power_of_2(D))
+    spread_rows[(T + routing.segments_E.shape[0], triton.cdiv(D, block))](
+        x_TD,
+        routing.slots_N,
+        routing.segments_E,
+        out_PD,
+        T,
+        D,
+        K=k,
+        BLOCK_D=block,
+        RECORD=RECORD,
+        STEP=min(64, routing.align),
+        num_warps=4,
+    )
+    return out_PD
+
+
+@triton.jit
+def combine_rows(
+    rows_PD,
+    slots_N,
+    weights_N,
+    out_TD,
+    D,
+    K: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    total = tl.zeros([BLOCK_D], tl.float32)
+    for k in tl.static_range(K):
+        slot = tl.load(slots_N + token * K + k).to(tl.int64)
+        row = tl.load(rows_PD + slot * D + column, mask=column < tl.where(slot >= 0, D, 0), other=0.0).to(tl.float32)
+        if WEIGHTED:
+            total += tl.load(weights_N + token * K + k) * row
+        else:
+            total += row
+    tl.store(out_TD + token * D + column, total.to(out_TD.dtype.element_ty), mask=column < D)
+
+
+def combine(
+    rows_PD: torch.Tensor, routing: Routing, weights_TK: torch.Tensor | None, tokens: int, k: int
+) -> torch.Tensor:
+    """Sum each token's k rows, in the order of k, in float32."""
+    D = rows_PD.shape[1]
+    out_TD = torch.empty(tokens, D, dtype=rows_PD.dtype, device=rows_PD.device)
+    block = min(2048, triton.next_power_of_2(D))
+    weights = rows_PD if weights_TK is None else weights_TK
+    launch_overlapped(
+        combine_rows,
+        (tokens, triton.cdiv(D, block)),
+        rows_PD,
+        routing.slots_N,
+        weights,
+        out_TD,
+        D,
+        K=k,
+        BLOCK_D=block,
+        WEIGHTED=weights_TK is not None,
+        OVERLAP=overlaps(rows_PD.device),
+        num_warps=4,
+    )
+    return out_TD
+
+
+@triton.jit
+def swiglu_rows(gate_up_PG, hidden_PF, F, BLOCK_F: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)
+    gate = tl.load(gate_up_PG + row * 2 * F + column, mask=column < F, other=0.0).to(tl.float32)
+    up = tl.load(gate_up_PG + row * 2 * F + F + column, mask=column < F, other=0.0).to(tl.float32)
+    hidden = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(hidden_PF + row * F + column, hidden.to(hidden_PF.dtype.element_ty), mask=column < F)
+
+
+def swiglu(gate_up_PG: torch.Tensor) -> torch.Tensor:
+    rows, G = gate_up_PG.shape
+    hidden_PF = torch.empty(rows, G // 2, dtype=gate_up_PG.dtype, device=gate_up_PG.device)
+    block = min(1024, triton.next_power_of_2(G // 2))
+    swiglu_rows[(rows, triton.cdiv(G // 2, block))](gate_up_PG, hidden_PF, G // 2, BLOCK_F=block, num_warps=4)
+    return hidden_PF
+
+
+@triton.jit
+def swiglu_backward_rows(
+    grad_hidden_PF,
+    gate_up_PG,
+    weights_N,
+    sources_P,
+    tiles,
+    totals,
+    grad_gate_up_PG,
+    grad_weights_N,
+    F,
+    ALIGN: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+    RECORD: tl.constexpr,
+):
+    """From the gradient of an unweighted expert output's hidden row: that of gate and up, of the routing weight, and
+    (in place of the incoming gradient) the weighted hidden row that the gradient of `down` needs. Padding becomes
+    zero."""
+    row = tl.program_id(0)
+    tile = row // ALIGN
+    if tile < tl.load(totals):
+        record = tiles + tile * RECORD
+        valid = row - tl.load(record + 3) < tl.load(record + 4)
+        source = tl.where(valid, tl.load(sources_P + row), 0)
+        weight = tl.where(valid, tl.load(weights_N + source), 0.0)
+        width = tl.where(valid, F, 0)
+        wide = row.to(tl.int64)
+        product = tl.zeros([BLOCK_F], tl.float32)
+        for base in range(0, F, BLOCK_F):
+            column = base + tl.arange(0, BLOCK_F)
+            kept = column < width
+            gate = tl.load(gate_up_PG + wide * 2 * F + column, mask=kept, other=0.0).to(tl.float32)
+            up = tl.load(gate_up_PG + wide * 2 * F + F + column, mask=kept, other=0.0).to(tl.float32)
+            grad = tl.load(grad_hidden_PF + wide * F + column, mask=kept, other=0.0).to(tl.float32)
+            sigmoid = 1.0 / (1.0 + tl.exp(-gate))
+            silu = gate * sigmoid
+            hidden = gate / (1.0 + tl.exp(-gate)) * up
+            product += grad * hidden
+            grad = grad * weight
+            grad_gate = grad * up * (sigmoid + silu * (1.0 - sigmoid))
+            inside = column < F
+            kind = grad_gate_up_PG.dtype.element_ty
+            tl.store(grad_gate_up_PG + wide * 2 * F + column, grad_gate.to(kind), mask=inside)
+            tl.store(grad_gate_up_PG + wide * 2 * F + F + column, (grad * silu).to(kind), mask=inside)
+            tl.store(grad_hidden_PF + wide * F + column, (weight * hidden).to(kind), mask=inside)
+        if valid:
+            tl.store(grad_weights_N + source, tl.sum(product, 0))
+
+
+def swiglu_backward(
+    grad_hidden_PF: torch.Tensor, gate_up_PG: torch.Tensor, weights_TK: torch.Tensor, routing: Routing, in_place: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(gradient of gate and up, gradient of the routing weights); `grad_hidden_PF` becomes the weighted hidden rows."""
+    rows, F = grad_hidden_PF.shape
+    grad_gate_up_PG = gate_up_PG if in_place else torch.empty_like(gate_up_PG)
+    grad_weights_TK = torch.empty_like(weights_TK)
+    swiglu_backward_rows[(rows,)](
+        grad_hidden_PF,
+        gate_up_PG,
+        weights_TK,
+        routing.sources_P,
+        routing.tiles,
+        routing.totals,
+        grad_gate_up_PG,
+        grad_weights_TK,
+        F,
+        ALIGN=routing.align,
+        BLOCK_F=min(1024, triton.next_power_of_2(F)),
+        RECORD=RECORD,
+        num_warps=4,
+    )
+    return grad_gate_up_PG, grad_weights_TK
+
+
+@triton.jit
+def sum_parts_kernel(parts_XP, slots_N, out_N, assignments, rows, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    slot = tl.load(slots_N + at, mask=at < assignments, other=0)
+    total = tl.zeros([BLOCK], tl.float32)
+    for part in range(PARTS):
+        total += tl.load(parts_XP + part * rows + slot, mask=at < assignments, other=0.0)
+    tl.store(out_N + at, total, mask=at < assignments)
+
+
+def sum_parts(parts_XP: torch.Tensor, routing: Routing, like_TK: torch.Tensor) -> torch.Tensor:
+    """Add each assignment's parts, in their order."""
+    out_TK = torch.empty_like(like_TK)
+    sum_parts_kernel[(triton.cdiv(like_TK.numel(), 256),)](
+        parts_XP,
+        routing.slots_N,
+        out_TK,
+        like_TK.numel(),
+        routing.rows,
+        PARTS=parts_XP.shape[0],
+        BLOCK=256,
+        num_warps=4,
+    )
+    return out_TK

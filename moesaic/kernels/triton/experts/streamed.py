@@ -1,0 +1,121 @@
+"""Up to a few hundred tokens at a time: rows sorted by expert, bound by how fast the experts' weights can be read.
+
+Many small programs, each with a block of one expert's weights and the few rows that are that expert's. The weights are
+the first operand of the tensor cores' products, because those take 64 rows at least and there are not as many tokens.
+K is walked in order and never split, as everywhere.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from moesaic.kernels.triton.dependent_launch import launch_overlapped, overlaps
+from moesaic.kernels.triton.experts.sort import RECORD, Routing
+
+
+@triton.jit
+def streamed_kernel(
+    x,
+    weights_EOI,
+    out_PO,
+    sources_P,
+    tiles,
+    totals,
+    INPUTS,
+    OUTPUTS,
+    CHOICES: tl.constexpr,
+    PAIR: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    RECORD: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """OUTPUTS columns of a tile's rows, BN at a time. PAIR: gate and up, then SwiGLU; the matrix has 2 x OUTPUTS rows.
+    CHOICES (experts of a token): x is in token order; 0: it is in the order of the routing."""
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
+    tile = tl.program_id(1)
+    if tile < tl.load(totals):
+        record = tiles + tile * RECORD
+        expert = tl.load(record).to(tl.int64)
+        row = (tile - tl.load(record + 1)) * BM + tl.arange(0, BM)
+        valid = row < tl.load(record + 4)
+        row = (row + tl.load(record + 3)).to(tl.int64)
+        WIDE: tl.constexpr = 2 * BN if PAIR else BN
+        pair = tl.arange(0, WIDE)
+        n = tl.program_id(0) * BN + pair % BN
+        k = tl.arange(0, BK)
+        line = expert * OUTPUTS + n
+        if PAIR:
+            line += (expert + pair // BN) * OUTPUTS
+        if CHOICES > 0:
+            source = tl.load(sources_P + row, mask=valid, other=0) // CHOICES
+        else:
+            source = row
+        weights_at = weights_EOI + line[:, None] * INPUTS + k[None, :]
+        x_at = x + source.to(tl.int64)[None, :] * INPUTS + k[:, None]
+        total = tl.zeros([WIDE, BM], tl.float32)
+        for base in tl.range(0, INPUTS, BK, num_stages=STAGES):
+            inside = k < INPUTS - base
+            block = tl.load(weights_at, mask=(n[:, None] < OUTPUTS) & inside[None, :], other=0.0)
+            rows = tl.load(x_at, mask=valid[None, :] & inside[:, None], other=0.0)
+            total = tl.dot(block, rows, total, input_precision=PRECISION)
+            weights_at += BK
+            x_at += BK
+        kind = out_PO.dtype.element_ty
+        if PAIR:
+            # Rounded first, as on every path.
+            both = total.to(kind).to(tl.float32).reshape(2, BN, BM).permute(1, 2, 0)
+            gate, up = both.split()
+            total = gate / (1.0 + tl.exp(-gate)) * up
+        n = tl.program_id(0) * BN + tl.arange(0, BN)
+        tl.store(
+            out_PO + row[None, :] * OUTPUTS + n[:, None],
+            total.to(kind),
+            mask=valid[None, :] & (n[:, None] < OUTPUTS),
+        )
+
+
+def rows(
+    x: torch.Tensor,
+    weights_EOI: torch.Tensor,
+    routing: Routing,
+    tile: tuple[int, int, int, int],
+    choices: int = 0,
+    pair: bool = False,
+) -> torch.Tensor:
+    """Each row times its expert's matrix, or SwiGLU of the two halves of that. Tiles are (columns, elements of K,
+    stages, warps); with `choices`, x is in token order."""
+    inputs = x.shape[1]
+    outputs = weights_EOI.shape[1] // (2 if pair else 1)
+    BN, BK, stages, warps = tile
+    out_PO = torch.empty(routing.rows, outputs, dtype=x.dtype, device=x.device)
+    launch_overlapped(
+        streamed_kernel,
+        (triton.cdiv(outputs, BN), routing.tiles.shape[0]),
+        x,
+        weights_EOI,
+        out_PO,
+        routing.sources_P,
+        routing.tiles,
+        routing.totals,
+        inputs,
+        outputs,
+        CHOICES=choices,
+        PAIR=pair,
+        BM=routing.align,
+        BN=BN,
+        BK=BK,
+        RECORD=RECORD,
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        STAGES=stages,
+        OVERLAP=overlaps(x.device),
+        num_warps=warps,
+    )
+    return out_PO

@@ -1,0 +1,1 @@
+"""Matmuls with weights of 4 or 8 bits in Triton."""

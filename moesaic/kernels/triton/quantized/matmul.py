@@ -1,0 +1,172 @@
+"""Products with matrices of 4 or 8 bits: a few tokens at a time in two launches, as in `decode.py`, or many.
+
+What `decode.py` takes is faster there.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+import torch
+import triton
+
+from moesaic.kernels.triton.dependent_launch import launch_overlapped, overlaps
+from moesaic.kernels.triton.experts import rows
+from moesaic.kernels.triton.experts.sort import RECORD, Routing, route
+from moesaic.kernels.triton.quantized import decode
+from moesaic.kernels.triton.quantized.few_tokens_kernels import hidden_kernel, output_kernel
+from moesaic.kernels.triton.quantized.matmul_kernels import rows_kernel
+from moesaic.kernels.triton.quantized.weight import GpuQuantizedWeight
+
+MOST_CHOICES = 16  # experts of a token
+FEWEST, MOST = 16, 128  # rows of a tile
+# Rows of weights from which on tensor cores take inputs in their order. With fewer, the compiler lets each product have
+# every other pair of inputs, and where a sum is not exact its last bit may differ from that in a crowd: of 4 bits one
+# in 69,000.
+FULL = 64
+
+
+def common(weight: GpuQuantizedWeight, dtype: torch.dtype, device: torch.device) -> dict:
+    return {
+        "WIDTH": weight.codes_EOB.shape[2],
+        "GROUP": weight.group,
+        "BITS": weight.bits,
+        "HALF": weight.apart,
+        "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
+        "PACKED": dtype == torch.bfloat16 and device.type == "cuda",
+        "OVERLAP": overlaps(device),
+    }
+
+
+def product(
+    x_PI: torch.Tensor, weight: GpuQuantizedWeight, bias_O: torch.Tensor | None = None, routing: Routing | None = None
+) -> torch.Tensor:
+    P, inputs = x_PI.shape
+    outputs = weight.codes_EOB.shape[1]
+    out_PO = torch.empty(P, outputs, dtype=x_PI.dtype, device=x_PI.device)
+    if routing is None and decode.takes_rows(x_PI, weight):
+        decode.linear(x_PI, weight, bias_O, out_PO)
+        return out_PO
+    if routing is None:
+        BM = min(MOST, max(FEWEST, triton.next_power_of_2(P)))
+        count = triton.cdiv(P, BM)
+    else:
+        BM, count = routing.align, routing.tiles.shape[0]
+    BN, stages, warps = tile_for(x_PI.dtype == torch.float32)
+    launch_overlapped(
+        rows_kernel,
+        (count, triton.cdiv(outputs, BN)),
+        x_PI,
+        weight.codes_EOB,
+        weight.scales_EGO,
+        weight.zeros_EGO,
+        bias_O,
+        out_PO,
+        None if routing is None else routing.tiles,
+        None if routing is None else routing.totals,
+        P,
+        inputs,
+        outputs,
+        BM=BM,
+        BN=BN,
+        RECORD=RECORD,
+        STAGES=stages,
+        num_warps=warps,
+        **common(weight, x_PI.dtype, x_PI.device),
+    )
+    return out_PO
+
+
+def tile_for(wide: bool) -> tuple[int, int, int]:
+    """Columns, stages and warps: measured on an H200 for bf16."""
+    return (32, 2, 4) if wide else (FULL, 3, 4)
+
+
+def linear(x_TI: torch.Tensor, weight: GpuQuantizedWeight, bias_O: torch.Tensor | None = None) -> torch.Tensor:
+    return product(x_TI.contiguous(), weight, bias_O)
+
+
+def experts(
+    x_TD: torch.Tensor,
+    routes_TK: torch.Tensor,
+    weights_TK: torch.Tensor,
+    gate_up: GpuQuantizedWeight,
+    down: GpuQuantizedWeight,
+) -> torch.Tensor:
+    """The weighted sum of each token's routed experts."""
+    x_TD, routes_TK, weights_TK = x_TD.contiguous(), routes_TK.contiguous(), weights_TK.contiguous()
+    T, K = routes_TK.shape
+    if not T:
+        return x_TD * 1.0
+    most = decode.most_assignments(x_TD.shape[1])
+    if T * K <= min(most, gate_up.shape[0]) and decode.takes_experts(x_TD, K, gate_up, down):
+        return decode.experts(x_TD, routes_TK, weights_TK, gate_up, down)
+    if K <= MOST_CHOICES and (T == 1 or T * K <= min(64, gate_up.shape[0] // 2)):
+        return few(x_TD, routes_TK, weights_TK, gate_up, down)
+    return many(x_TD, routes_TK, weights_TK, gate_up, down)
+
+
+def many(
+    x_TD: torch.Tensor,
+    routes_TK: torch.Tensor,
+    weights_TK: torch.Tensor,
+    gate_up: GpuQuantizedWeight,
+    down: GpuQuantizedWeight,
+) -> torch.Tensor:
+    (T, K), E = routes_TK.shape, gate_up.shape[0]
+    # So that most experts have one tile: what is in it is unpacked once.
+    align = min(MOST, max(FEWEST, triton.next_power_of_2(3 * T * K // (2 * E))))
+    routing = route(routes_TK, E, align)
+    hidden_PF = rows.swiglu(product(rows.spread(x_TD, routing, K), gate_up, None, routing))
+    return rows.combine(product(hidden_PF, down, None, routing), routing, weights_TK, T, K)
+
+
+def few(
+    x_TD: torch.Tensor,
+    routes_TK: torch.Tensor,
+    weights_TK: torch.Tensor,
+    gate_up: GpuQuantizedWeight,
+    down: GpuQuantizedWeight,
+) -> torch.Tensor:
+    (T, D), K, F = x_TD.shape, routes_TK.shape[1], down.inputs
+    slots = triton.next_power_of_2(K)
+    hidden_NF = torch.empty(T * K, F, dtype=x_TD.dtype, device=x_TD.device)
+    out_TD = torch.empty_like(x_TD)
+    BN = FULL // 2
+    launch_overlapped(
+        hidden_kernel,
+        (T * K, triton.cdiv(F, BN)),
+        x_TD,
+        routes_TK,
+        gate_up.codes_EOB,
+        gate_up.scales_EGO,
+        gate_up.zeros_EGO,
+        hidden_NF,
+        D,
+        F,
+        BN=BN,
+        K=K,
+        LANES=MOST_CHOICES,
+        STAGES=3,
+        num_warps=4,
+        **common(gate_up, x_TD.dtype, x_TD.device),
+    )
+    BN = FULL // slots
+    launch_overlapped(
+        output_kernel,
+        (T, triton.cdiv(D, BN)),
+        hidden_NF,
+        routes_TK,
+        weights_TK,
+        down.codes_EOB,
+        down.scales_EGO,
+        down.zeros_EGO,
+        out_TD,
+        D,
+        F,
+        SLOTS=slots,
+        BN=BN,
+        K=K,
+        LANES=MOST_CHOICES,
+        STAGES=3,
+        num_warps=4,
+        **common(down, x_TD.dtype, x_TD.device),
+    )
+    return out_TD

@@ -1,0 +1,1 @@
+"""Checkpoint formats: safetensors directories, and weights quantized in our layout or in others'."""

@@ -1,0 +1,297 @@
+"""Weights of few bits as `transformers` and vLLM keep them: the compressed-tensors layout, read and written.
+
+Read: whole-number weights, packed (`pack-quantized`) or not (`int-quantized`), by group or channel, with activations in
+float or rounded by token. Written: the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from moesaic.errors import UserError
+from moesaic.kernels.quantized import BITS, BLOCK, QuantizedMatrix, padded, unpack
+from moesaic.model.families import Place
+from moesaic.model.formats.checkpoint import QUANTIZATION, Checkpoint
+from moesaic.model.formats.quantized import Quantized, Scheme
+from moesaic.model.formats.tensor_file import Part
+
+CPU = torch.device("cpu")
+_REMEDY = "Take whole-number weights of 1 to 6 or 8 bits, by group or channel."
+
+
+class CompressedTensors:
+    """A source, and its matrices as they are."""
+
+    def __init__(self, raw: Checkpoint) -> None:
+        self._raw = raw
+        self.place, self.files, self.bytes = raw.place, raw.files, raw.bytes
+        self._where = raw.place / "config.json"
+        self.config = {key: value for key, value in raw.config.items() if key != QUANTIZATION}
+        self._groups = _groups(raw.config[QUANTIZATION], self._where)
+        self._stored = raw.shapes()
+        self._modules = {name.removesuffix(".weight_scale") for name in self._stored if name.endswith(".weight_scale")}
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        found = {}
+        for name, shape in self._stored.items():
+            module = name.rpartition(".")[0]
+            if module not in self._modules or name == f"{module}.bias":
+                found[name] = shape
+        return found | {f"{module}.weight": self._size(module) for module in self._modules}
+
+    def tensor(self, name: str, part: Part = ()) -> Tensor:
+        module = name.removesuffix(".weight")
+        if module not in self._modules or name == module:
+            return self._raw.tensor(name, part)
+        dense = self._matrix(module).dense().to(self._kind(module))
+        return dense[part] if part else dense
+
+    def quantized(self, parameter: str, places: list[Place], device: torch.device) -> Quantized | None:
+        modules = [place.name.removesuffix(".weight") for place in places]
+        if not any(module in self._modules for module in modules):
+            return None
+        if not all(module in self._modules for module in modules):
+            raise UserError(self.place, f"only some of {', '.join(modules[:3])} are quantized", _REMEDY)
+        by_expert: dict[Any, list[QuantizedMatrix]] = defaultdict(list)
+        for place, module in zip(places, modules, strict=True):
+            expert = place.part[0] if place.part and isinstance(place.part[0], int) else None
+            by_expert[expert].append(self._matrix(module, device))
+        joined = {expert: _joined(parts, self.place) for expert, parts in by_expert.items()}
+        return joined[None] if None in joined else nn.ModuleList(joined.values())
+
+    def schemes(self) -> Iterator[tuple[str, Scheme]]:
+        for module in sorted(self._modules):
+            matrix = self._matrix(module)
+            yield module, Scheme(matrix.bits, matrix.group, matrix.activation_bits, matrix.zeros_GO is not None)
+
+    def _kind(self, module: str) -> torch.dtype:
+        """Of plain weights."""
+        return self._raw.dtype(f"{module}.weight_scale")
+
+    def _size(self, module: str) -> tuple[int, ...]:
+        if f"{module}.weight" in self._stored:
+            return self._stored[f"{module}.weight"]
+        shape = f"{module}.weight_shape"
+        if self._stored.get(shape) != (2,) or f"{module}.weight_packed" not in self._stored:
+            raise UserError(self.place, f"{module} has no weights", "Copy it again.")
+        outputs, inputs = self._raw.tensor(shape).tolist()
+        bits = self._arguments(module)[0]
+        if self._stored[f"{module}.weight_packed"] != (outputs, -(-inputs * bits // 32)):
+            raise UserError(self.place, f"{module}.weight_packed does not hold {outputs}x{inputs}", "Copy it again.")
+        return int(outputs), int(inputs)
+
+    def _arguments(self, module: str) -> tuple[int, bool, int, int]:
+        """Bits, whether the codes' middle is zero, the group (0: the whole channel), bits of activations."""
+        for targets, arguments in self._groups:
+            for target in targets:
+                if target in ("Linear", module) or (target.startswith("re:") and re.match(target[3:], module)):
+                    return arguments
+        raise UserError(self._where, f"{QUANTIZATION}: nothing is said about {module}", _REMEDY)
+
+    def _matrix(self, module: str, device: torch.device = CPU) -> QuantizedMatrix:
+        bits, symmetric, group, activation_bits = self._arguments(module)
+        outputs, inputs = self._size(module)
+        group = group or padded(inputs)
+        groups = -(-inputs // group)
+        scales_OG = self._raw.tensor(f"{module}.weight_scale").float()
+        if scales_OG.numel() == 1:  # one scale for all
+            scales_OG = scales_OG.reshape(1, 1).expand(outputs, 1)
+        if group % BLOCK or scales_OG.shape != (outputs, groups):
+            problem = f"{module}: scales {tuple(scales_OG.shape)} for {outputs}x{inputs} in groups of {group}"
+            raise UserError(self.place, problem, _REMEDY)
+        if f"{module}.weight_g_idx" in self._stored:
+            raise UserError(self.place, f"{module} has its inputs in another order", _REMEDY)
+        middle = 2 ** (bits - 1)
+        if f"{module}.weight_packed" in self._stored:
+            words = self._raw.tensor(f"{module}.weight_packed")
+            if words.dtype != torch.int32:
+                raise UserError(self.place, f"{module} is not packed in words of 32 bits", _REMEDY)
+            codes_OI = unpack32(words, bits, inputs)
+        else:
+            weights_OI = self._raw.tensor(f"{module}.weight")
+            if weights_OI.dtype != torch.int8:
+                raise UserError(self.place, f"{module}.weight is {weights_OI.dtype}", _REMEDY)
+            codes_OI = (weights_OI.int() + middle).to(torch.uint8)
+        zeros_OG = None
+        if not symmetric:
+            if f"{module}.weight_zero_point" not in self._stored:
+                raise UserError(self.place, f"1 tensor missing: {module}.weight_zero_point", "Copy it again.")
+            zeros_OG = self._raw.tensor(f"{module}.weight_zero_point")
+            if zeros_OG.dtype == torch.int32:
+                zeros_OG = unpack32(zeros_OG.T.contiguous(), bits, outputs).T.float()
+            else:
+                zeros_OG = zeros_OG.float() + middle
+            if zeros_OG.shape != scales_OG.shape:
+                raise UserError(self.place, f"{module}: zero points {tuple(zeros_OG.shape)}", _REMEDY)
+        zeros_OG = None if zeros_OG is None else zeros_OG.to(device)
+        return QuantizedMatrix.of(codes_OI.to(device), scales_OG.to(device), zeros_OG, bits, group, activation_bits)
+
+
+def _joined(parts: list[QuantizedMatrix], where: Path) -> QuantizedMatrix:
+    """Queries, keys and values, or gate and up, as one."""
+    first = parts[0]
+    kinds = {(part.bits, part.group, part.activation_bits, part.zeros_GO is None) for part in parts}
+    if len(kinds) > 1:
+        raise UserError(where, "matrices that are read as one are quantized in different ways", _REMEDY)
+    if len(parts) == 1:
+        return first
+    zeros = [part.zeros_GO for part in parts if part.zeros_GO is not None]
+    return QuantizedMatrix(
+        torch.cat([part.codes for part in parts]),
+        torch.cat([part.scales_GO for part in parts], dim=1),
+        torch.cat(zeros, dim=1) if zeros else None,
+        inputs=first.shape[1],
+        bits=first.bits,
+        group=first.group,
+        activation_bits=first.activation_bits,
+    )
+
+
+def _groups(settings: dict[str, Any], where: Path) -> list[tuple[list[str], tuple[int, bool, int, int]]]:
+    def wrong(problem: str) -> UserError:
+        return UserError(where, f"{QUANTIZATION}: {problem}", _REMEDY)
+
+    found = []
+    groups = settings.get("config_groups")
+    if not isinstance(groups, dict) or not groups:
+        raise wrong("no config_groups")
+    if settings.get("kv_cache_scheme"):
+        raise wrong("a quantized cache is not read")
+    for name, group in groups.items():
+        if not isinstance(group, dict) or not isinstance(group.get("weights"), dict):
+            raise wrong(f"{str(name)[:60]!r} says nothing about weights")
+        weights, inputs, targets = group["weights"], group.get("input_activations"), group.get("targets")
+        bits, strategy, size = weights.get("num_bits"), weights.get("strategy"), weights.get("group_size") or 0
+        if bits not in BITS or weights.get("type") != "int" or strategy not in ("group", "channel", "tensor"):
+            raise wrong(f"weights of {bits} bits ({weights.get('type')}, by {strategy}) cannot be run")
+        if weights.get("actorder") not in (None, False, "weight", "static"):
+            raise wrong("inputs in another order cannot be run")
+        if strategy == "group" and (type(size) is not int or size <= 0):
+            raise wrong(f"groups of {size}")
+        activation_bits = 16
+        if inputs is not None:
+            by_token = isinstance(inputs, dict) and inputs.get("dynamic") is True and inputs.get("strategy") == "token"
+            if not by_token or inputs.get("num_bits") != 8 or inputs.get("type") != "int":
+                raise wrong("activations other than 8 bits by token cannot be run")
+            if not inputs.get("symmetric", True):
+                raise wrong("activations with a zero point cannot be run")
+            activation_bits = 8
+        if not isinstance(targets, list) or any(not isinstance(target, str) for target in targets):
+            raise wrong("targets are not a list of names")
+        for target in targets:
+            try:
+                re.compile(target.removeprefix("re:"))
+            except re.error as error:
+                raise wrong(f"the target {target[:60]!r} is no pattern ({error})") from None
+        symmetric = bool(weights.get("symmetric", True))
+        found.append((targets, (bits, symmetric, size if strategy == "group" else 0, activation_bits)))
+    # Names first, then whole classes of layers.
+    return sorted(found, key=lambda entry: "Linear" in entry[0])
+
+
+Made = tuple[str, torch.dtype, tuple[int, ...], Callable[[], Tensor]]
+
+
+def entries_for(place: Place, scheme: Scheme, matrix: Callable[[], QuantizedMatrix], where: Path) -> Iterator[Made]:
+    """What is written for the part of a matrix that `place` names; scales stay in half precision."""
+    rows = slice(None)
+    if place.part and isinstance(place.part[-1], slice):
+        rows = place.part[-1]
+    module, (outputs, inputs) = place.name.removesuffix(".weight"), place.shape
+    groups = -(-inputs // scheme.group)
+    problem = ""
+    if scheme.rank:
+        problem = "has no place for corrections of low rank"
+    elif groups > 1 and inputs % scheme.group:
+        problem = f"has no groups of {scheme.group} for {inputs} inputs ({place.name})"
+    if problem:
+        raise UserError(where, f"the compressed-tensors layout {problem}", "Leave out --layout, or choose otherwise.")
+
+    def codes() -> Tensor:
+        found = matrix()
+        return unpack(found.codes[rows], found.bits)[:, :inputs]
+
+    def zeros() -> Tensor:
+        found_GO = matrix().zeros_GO
+        assert found_GO is not None
+        zeros_GO = found_GO[:, rows]
+        if not bool((zeros_GO == zeros_GO.round()).all()):
+            problem = "the compressed-tensors layout has whole zero points only"
+            raise UserError(where, problem, "Leave out --layout.")
+        return _pack32(zeros_GO.to(torch.uint8).contiguous(), scheme.bits).T.contiguous()
+
+    if scheme.activation_bits == 8 and scheme.bits == 8:
+        yield f"{module}.weight", torch.int8, (outputs, inputs), lambda: (codes().int() - 128).to(torch.int8)
+    else:
+        words = (outputs, -(-inputs * scheme.bits // 32))
+        yield f"{module}.weight_packed", torch.int32, words, lambda: _pack32(codes(), scheme.bits)
+        yield f"{module}.weight_shape", torch.int64, (2,), lambda: torch.tensor([outputs, inputs])
+        if scheme.zeros:
+            shape = (-(-outputs * scheme.bits // 32), groups)
+            yield f"{module}.weight_zero_point", torch.int32, shape, zeros
+    scales = f"{module}.weight_scale"
+    yield scales, torch.float16, (outputs, groups), lambda: matrix().scales_GO[:, rows].T.contiguous()
+
+
+def settings_for(kinds: dict[str, Scheme], plain: list[str]) -> dict[str, Any]:
+    """config.json's part, from the scheme of each module (group 0: a whole channel); `plain` are linear modules that
+    were left as they are."""
+    by_scheme: dict[Scheme, list[str]] = defaultdict(list)
+    for module, scheme in kinds.items():
+        by_scheme[scheme].append(module)
+    most = max(by_scheme, key=lambda scheme: len(by_scheme[scheme]))
+    groups = {}
+    for number, (scheme, modules) in enumerate(by_scheme.items()):
+        targets = ["Linear"] if scheme == most else sorted(modules)
+        groups[f"group_{number}"] = {**_described(scheme), "targets": targets}
+    formats = {group["format"] for group in groups.values()}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": formats.pop() if len(formats) == 1 else "mixed-precision",
+        "quantization_status": "compressed",
+        "config_groups": groups,
+        "ignore": plain,
+        "kv_cache_scheme": None,
+    }
+
+
+def _described(scheme: Scheme) -> dict[str, Any]:
+    weights = {
+        "num_bits": scheme.bits,
+        "type": "int",
+        "symmetric": not scheme.zeros,
+        "strategy": "group" if scheme.group else "channel",
+        "group_size": scheme.group or None,
+        "dynamic": False,
+    }
+    inputs = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+    return {
+        "weights": weights,
+        "input_activations": inputs if scheme.activation_bits == 8 else None,
+        "format": "int-quantized" if scheme.activation_bits == 8 and scheme.bits == 8 else "pack-quantized",
+    }
+
+
+def _pack32(codes_OI: Tensor, bits: int) -> Tensor:
+    """A row as one stream of bits, lowest first, in words of 32."""
+    count = codes_OI.shape[1]
+    words = -(-count * bits // 32)
+    ones = np.unpackbits(codes_OI.numpy()[:, :, None], axis=2, bitorder="little")[:, :, :bits].reshape(
+        len(codes_OI), -1
+    )
+    ones = np.pad(ones, ((0, 0), (0, words * 32 - count * bits)))
+    return torch.from_numpy(np.packbits(ones, axis=1, bitorder="little").view(np.int32))
+
+
+def unpack32(words: Tensor, bits: int, count: int) -> Tensor:
+    ones = np.unpackbits(words.contiguous().numpy().view(np.uint8), axis=1, bitorder="little")[:, : count * bits]
+    ones = ones.reshape(len(words), count, bits)
+    return torch.from_numpy(np.packbits(ones, axis=2, bitorder="little").squeeze(2))

@@ -1,0 +1,1 @@
+"""GGUF files: header, config, tokenizer and tensors, read without loading the whole."""

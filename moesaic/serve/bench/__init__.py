@@ -1,0 +1,1 @@
+"""Load generation against an OpenAI-compatible server, and a server process to measure."""

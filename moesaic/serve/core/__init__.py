@@ -1,0 +1,1 @@
+"""The engine: requests, scheduler, page pool, forward pass, sampler, speculative decoding, KV policies."""

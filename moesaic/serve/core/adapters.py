@@ -1,0 +1,134 @@
+"""LoRA adapters: low-rank corrections of a model's matrices, several of them side by side in one pass.
+
+An adapter is a directory as `peft` writes it (adapter_config.json, adapter_model.safetensors). Rows of the flat batch
+that belong to a request with an adapter get its correction after the shared product; the model does not know.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moesaic.errors import UserError
+from moesaic.kernels import Kernels
+from moesaic.kernels.quantized import QuantizedWeight
+from moesaic.model.families import family_for
+from moesaic.model.families.places import Place
+from moesaic.model.formats.tensor_file import TensorFile
+from moesaic.model.linear import Linear
+from moesaic.model.transformer import Model
+
+PREFIX = "base_model.model."
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """`corrections` holds, by the identity of the matrix they correct, the down (r, I) and up (O, r) matrices."""
+
+    name: str
+    corrections: dict[int, tuple[Tensor, Tensor]]
+
+
+class AdaptedKernels:
+    """Kernels whose matrix products add each adapter's correction to its rows."""
+
+    library = latent = None  # more than a product in one call has no place for corrections
+
+    def __init__(self, plain: Kernels, rows: dict[Adapter, Tensor]) -> None:
+        self._plain = plain
+        self._rows = rows
+
+    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        out_TO = self._plain.linear(x_TI, weight_OI, bias_O)
+        for adapter, rows in self._rows.items():
+            correction = adapter.corrections.get(id(weight_OI))
+            if correction is not None:
+                down_RI, up_OR = correction
+                low_TR = self._plain.linear(x_TI.index_select(0, rows), down_RI)
+                out_TO = out_TO.index_add(0, rows, self._plain.linear(low_TR, up_OR))
+        return out_TO
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plain, name)
+
+
+def load_adapter(model: Model, path: str | Path, name: str) -> Adapter:
+    """Read an adapter and check that it fits the model."""
+    directory = Path(path)
+    settings = _settings(directory / "adapter_config.json")
+    file = TensorFile(directory / "adapter_model.safetensors")
+    parameters: dict[str, Any] = dict(model.named_parameters())
+    parameters |= {name: module for name, module in model.named_modules() if isinstance(module, QuantizedWeight)}
+    plain = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Linear)}
+    layouts = family_for(model.config.family, directory).layouts(model.config)
+    places = {place.name: place for candidates in layouts for place in candidates}
+    pieces: dict[str, list[tuple[Place, Tensor, Tensor]]] = {}
+    for key in sorted(file.tensors):
+        module, kind, rest = key.partition(".lora_A.")
+        if not kind:
+            if ".lora_B." in key:
+                continue
+            raise UserError(file.path, f"{key} is not a part of a LoRA adapter that can be served")
+        place = places.get(f"{module.removeprefix(PREFIX)}.weight")
+        if place is None or place.parameter not in plain:
+            remedy = "Adapters may correct the matrices of attention, dense and shared feed-forward layers."
+            raise UserError(file.path, f"{module} is no such matrix of this model", remedy)
+        partner = f"{module}.lora_B.{rest}"
+        if partner not in file.tensors:
+            raise UserError(file.path, f"{partner} is missing", "Copy the adapter again.")
+        down, up = file.tensor(key), file.tensor(partner)
+        rank = down.shape[0]
+        if down.shape != (rank, place.shape[1]) or up.shape != (place.shape[0], rank) or not rank:
+            shapes = f"{tuple(down.shape)} and {tuple(up.shape)}"
+            raise UserError(file.path, f"{module}: {shapes} do not correct a matrix of {place.shape}")
+        alpha = settings["lora_alpha"]
+        pieces.setdefault(place.parameter, []).append(
+            (place, down, up * (alpha / rank**0.5 if settings.get("use_rslora") else alpha / rank))
+        )
+    if not pieces:
+        raise UserError(file.path, "holds no correction")
+    return Adapter(name, {id(parameters[key]): _joined(parameters[key], found) for key, found in pieces.items()})
+
+
+def _joined(weight_OI: Tensor, pieces: list[tuple[Place, Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Corrections of parts of one matrix (queries, keys, values) as one: their ranks side by side, each to its rows."""
+    down_RI = torch.cat([down for _, down, _ in pieces])
+    up_OR = torch.zeros(weight_OI.shape[0], down_RI.shape[0])
+    start = 0
+    for place, down, up in pieces:
+        up_OR[place.part[0] if place.part else slice(None), start : start + len(down)] = up.float()
+        start += len(down)
+    return down_RI.to(weight_OI.device, weight_OI.dtype), up_OR.to(weight_OI.device, weight_OI.dtype)
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(path, f"cannot be read ({error.strerror})", "Give the directory of a LoRA adapter.") from None
+    except (ValueError, RecursionError):
+        raise UserError(path, "is not JSON", "Copy the adapter again.") from None
+    if not isinstance(settings, dict) or settings.get("peft_type") != "LORA":
+        raise UserError(path, "does not describe a LoRA adapter")
+    for key in ("use_dora", "lora_bias", "modules_to_save", "alpha_pattern", "fan_in_fan_out", "layer_replication"):
+        if settings.get(key):
+            raise UserError(path, f"{key} is not supported")
+    if settings.get("bias", "none") != "none":
+        raise UserError(path, "an adapter that changes biases is not supported")
+    if not isinstance(settings.get("lora_alpha"), int | float):
+        raise UserError(path, "lora_alpha is missing or no number")
+    return settings
+
+
+def rows_by_adapter(adapters: list[tuple[Adapter | None, range]], device: torch.device) -> dict[Adapter, Tensor]:
+    """Which rows of a flat batch each adapter corrects."""
+    rows: dict[Adapter, list[int]] = {}
+    for adapter, own in adapters:
+        if adapter is not None:
+            rows.setdefault(adapter, []).extend(own)
+    return {adapter: torch.tensor(own, device=device) for adapter, own in rows.items()}

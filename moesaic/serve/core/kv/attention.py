@@ -1,0 +1,137 @@
+"""Attention over compact sequences: each attends to the rows it has kept, and what policies watch is noted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from moesaic.kernels.native import kernels
+from moesaic.model.layout import Layout
+from moesaic.serve.core.kv.compact import Compact
+
+WEIGHTS = 1 << 24  # numbers of attention weights in memory at a time
+SMALL = 1 << 16  # weights that one thread turns into a softmax sooner than several
+MOST_TOKENS = 64  # of a block that native code decodes
+FEW_QUERIES = 8  # for which writing the softmax out is quicker than the fused kernel
+
+
+class CompactBatch:
+    """The compact sequences of one pass, in the order of its spans."""
+
+    def __init__(self, sequences: Sequence[Compact]) -> None:
+        self.sequences = sequences
+
+    def attend(self, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, layout: Layout, layer: int, scale: float) -> Tensor:
+        pieces = [
+            attend(self.sequences[span.number], q, k, v, layer, scale)
+            for span, q, k, v in layout.per_sequence(q_THC, k_TNC, v_TNC)
+        ]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def attend(compact: Compact, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, layer: int, scale: float) -> Tensor:
+    """Write the new tokens' keys and values, then let the new tokens look at all rows of their sequence."""
+    new, heads, size = q_THC.shape
+    compact.extend(layer, k_TNC, v_TNC)
+    compact.hear(layer, q_THC)
+    if (out_THC := _native(compact, q_THC, layer, scale)) is not None:
+        return out_THC
+    if compact.widths[layer] == new:
+        k_NMC, v_NMC = k_TNC.transpose(0, 1), v_TNC.transpose(0, 1)
+    else:
+        k_NMC, v_NMC = (read.to(q_THC) for read in compact.read(layer))
+    kv_heads, rows = k_NMC.shape[:2]
+    q_NGTC = q_THC.view(new, kv_heads, -1, size).permute(1, 2, 0, 3)
+    hidden = _hidden(compact.missing(layer), new, rows, q_THC.device)
+    watched = 0 if new <= FEW_QUERIES else compact.first_watched  # from here on the weights are written out
+    pieces = []
+    if watched:
+        pieces.append(_fused(q_NGTC[:, :, :watched], k_NMC, v_NMC, hidden, scale))
+    block = max(1, WEIGHTS // (heads * rows))
+    for start in range(watched, new, block):
+        stop = min(new, start + block)
+        part = None if hidden is None else hidden[:, start:stop]
+        out, weights_NGTM = _written_out(q_NGTC[:, :, start:stop], k_NMC, v_NMC, part, scale)
+        pieces.append(out)
+        if stop > compact.first_watched:
+            compact.watch(layer, weights_NGTM.sum(1), start)
+    out_NGTC = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
+    return out_NGTC.permute(2, 0, 1, 3).reshape(new, heads, size)
+
+
+def _native(compact: Compact, q_THC: Tensor, layer: int, scale: float) -> Tensor | None:
+    """One token of an answer on a CPU, by native code where there is such: blocks of few bits are decoded as they are
+    read (`kernels/native/kept.c`). None where it cannot be had."""
+    (new, heads, size), store = q_THC.shape, compact.store
+    coded, encoding = compact.coded_rows[layer], compact.policy.encoding
+    if new != 1 or not q_THC.is_cpu or not (q_THC.dtype == store.keys_XC.dtype == torch.float32):
+        return None
+    if coded is not None and (encoding is None or encoding.group > MOST_TOKENS or not compact.even[layer]):
+        return None
+    native = kernels()
+    if native is None:
+        return None
+    width, old = compact.widths[layer], compact.encoded[layer]
+    rows_LNM = compact.rows_LNM
+    rows_NM, stride = rows_LNM[layer, :, rows_LNM.shape[-1] - (width - old) :], rows_LNM.shape[-1]
+    counts_N = compact.counts_LN[layer] - old
+    weights_NM = q_THC.new_zeros(store.heads, width) if not compact.first_watched else None
+    q_HC, out_THC = q_THC[0].contiguous(), torch.empty_like(q_THC, memory_format=torch.contiguous_format)
+    numbers = [0, 0, 1, 8, 0, 0]
+    if coded is not None and encoding is not None:
+        widths = [0 if by == "channel" else encoding.width(size) for by in (encoding.keys, encoding.values)]
+        numbers = [old // encoding.group, store.block_rows, encoding.group, encoding.bits, *widths]
+    native.library.attend_kept(
+        q_HC.data_ptr(), store.keys_XC.data_ptr(), store.values_XC.data_ptr(), rows_NM.data_ptr(),
+        counts_N.data_ptr(), None if coded is None else coded.data_ptr(), out_THC.data_ptr(),
+        None if weights_NM is None else weights_NM.data_ptr(), heads, store.heads, size, stride, width - old, *numbers,
+        scale, torch.get_num_threads(),
+    )  # fmt: skip
+    if weights_NM is not None:
+        compact.watch(layer, weights_NM[:, None], 0)
+    return out_THC
+
+
+def _hidden(missing_NM: Tensor | None, new: int, rows: int, device: torch.device) -> Tensor | None:
+    """What each new token may not look at (N or 1, T, M): the new ones after it, and what is no row of its head."""
+    if new == 1:
+        return None if missing_NM is None else missing_NM[:, None]
+    last_T1 = torch.arange(rows - new, rows, device=device)[:, None]
+    later_TM = (torch.arange(rows, device=device) > last_T1)[None]
+    return later_TM if missing_NM is None else later_TM | missing_NM[:, None]
+
+
+def _fused(q_NGTC: Tensor, k_NMC: Tensor, v_NMC: Tensor, hidden: Tensor | None, scale: float) -> Tensor:
+    group, new = q_NGTC.shape[1:3]
+    seen = None if hidden is None else ~hidden[:, None, :new]
+    k_NGMC, v_NGMC = (x_NMC[:, None].expand(-1, group, -1, -1) for x_NMC in (k_NMC, v_NMC))
+    return F.scaled_dot_product_attention(q_NGTC, k_NGMC, v_NGMC, attn_mask=seen, scale=scale)
+
+
+def _written_out(
+    q_NGTC: Tensor, k_NMC: Tensor, v_NMC: Tensor, hidden: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    kv_heads, group, new, size = q_NGTC.shape
+    scores = torch.bmm(q_NGTC.reshape(kv_heads, group * new, size) * scale, k_NMC.transpose(1, 2))
+    scores = scores.view(kv_heads, group, new, -1)
+    if hidden is not None:
+        scores.masked_fill_(hidden[:, None], float("-inf"))
+    weights_NGTM = _softmax(scores)
+    out = torch.bmm(weights_NGTM.to(v_NMC.dtype).flatten(1, 2), v_NMC)
+    return out.view(kv_heads, group, new, size), weights_NGTM
+
+
+def _softmax(scores: Tensor) -> Tensor:
+    """For a step of an answer on a CPU in numpy: torch wakes its other threads for any softmax, however small, which
+    takes ten times as long as the softmax itself."""
+    if scores.device.type != "cpu" or scores.numel() > SMALL or scores.dtype != torch.float32:
+        return scores.softmax(-1, dtype=torch.float32)
+    array = scores.numpy()
+    np.subtract(array, array.max(-1, keepdims=True), out=array)
+    np.exp(array, out=array)
+    np.divide(array, array.sum(-1, keepdims=True), out=array)
+    return scores

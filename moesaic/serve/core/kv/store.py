@@ -1,0 +1,86 @@
+"""The pages of an engine's cache, cut into units that any layer and head of a compact request may use."""
+
+from __future__ import annotations
+
+import string
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+from moesaic.errors import UserError
+from moesaic.model.config import GroupedQuery
+from moesaic.model.layout import PagedCache
+from moesaic.model.transformer import Model
+from moesaic.serve.core.kv.compact import Compact
+from moesaic.serve.core.kv_policies import KVPolicy, TokenKinds
+from moesaic.serve.core.request import Request
+
+if TYPE_CHECKING:
+    from moesaic.serve.core.drafters import Drafter
+
+
+class Store:
+    """A page holds `page_size` rows of every layer and key head. A unit is those of one layer and head: all layers are
+    of one shape, so a request may put rows of any of its heads there."""
+
+    def __init__(self, model: Model, cache: PagedCache, policy: KVPolicy) -> None:
+        attention = model.config.attention
+        remedy = "Serve this model without --kv-policy."
+        if not isinstance(attention, GroupedQuery):
+            raise UserError("--kv-policy", "latent attention keeps no keys and values that could be pruned", remedy)
+        if any(layer.window is not None for layer in model.config.layers):
+            raise UserError("--kv-policy", "the model has layers with a sliding window of their own", remedy)
+        if cache.layers and next(iter(cache.layers[0].values())).itemsize == 1:
+            raise UserError("--kv-policy", "encodes by itself what is kept, and cannot go with float8", remedy)
+        keys, values = cache.whole.get("keys"), cache.whole.get("values")
+        if keys is None or values is None:
+            raise UserError("--kv-policy", "the model's layers differ in the shape of what they cache", remedy)
+        self.model, self.policy = model, policy
+        self.layers, self.heads, self.size = len(model.config.layers), attention.kv_heads, attention.head_size
+        self.page_size, self.pages = cache.page_size, cache.pages
+        self.units = len(cache.layers) * self.heads  # in a page
+        self.device = keys.device
+        # One flat row index reaches every unit; the same memory as numbers, and as bytes for what is encoded.
+        self.keys_XC, self.values_XC = keys.view(-1, self.size), values.view(-1, self.size)
+        self.keys_bytes, self.values_bytes = self.keys_XC.view(torch.uint8), self.values_XC.view(torch.uint8)
+        self.row_bytes = self.size * keys.itemsize
+        self.block_rows = policy.encoding.rows(self.size, self.row_bytes) if policy.encoding is not None else 0
+
+    def check(self, request: Request) -> None:
+        """Refuse what could not be answered truthfully."""
+        wants_prompt = request.embed or request.sampling.prompt_logprobs is not None
+        if wants_prompt and self.policy.due(0, len(request.prompt)) < len(request.prompt):
+            raise UserError(
+                "prompt_logprobs, embeddings",
+                "this engine prunes its cache while it reads a prompt, and would answer for what is left of it",
+                "Ask an engine without such a --kv-policy.",
+            )
+
+    def begin(self, request: Request) -> Compact:
+        return Compact(self, len(request.prompt))
+
+    @cached_property
+    def kinds(self) -> TokenKinds:
+        """Read off the tokenizer when a policy first asks."""
+        vocab, tokenizer = self.model.config.vocab, self.model.tokenizer
+        special, punctuation = torch.zeros(vocab, dtype=torch.bool), torch.zeros(vocab, dtype=torch.bool)
+        if tokenizer is not None:
+            added = tokenizer.fast.get_added_tokens_decoder()
+            for number in range(min(vocab, len(tokenizer))):
+                if number in added:
+                    special[number] = added[number].special
+                    continue
+                text = tokenizer.fast.decode([number]).strip()
+                punctuation[number] = bool(text) and all(letter in string.punctuation for letter in text)
+        return TokenKinds(special.to(self.device), punctuation.to(self.device))
+
+
+def store_for(model: Model, cache: PagedCache, policy: KVPolicy | None, drafter: Drafter | None) -> Store | None:
+    """None where nobody asked for a policy."""
+    if policy is None:
+        return None
+    if drafter is not None:
+        problem = "guesses are taken back by rows, and a pruned cache has moved them"
+        raise UserError("--kv-policy", f"cannot go with --drafter: {problem}", "Leave one of them out.")
+    return Store(model, cache, policy)

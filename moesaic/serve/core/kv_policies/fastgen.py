@@ -1,0 +1,85 @@
+"""Give every head the cache its attention needs (FastGen: Model Tells You What to Discard).
+
+    moesaic serve DIR --kv-policy fastgen --kv share=0.25
+    moesaic serve DIR --kv-policy fastgen --kv share=1.0 --kv recover=0.95
+
+A head keeps the cheapest of these that recovers enough of the attention of the prompt's last tokens: special tokens;
+and punctuation; and the most attended tokens; and the newest; everything. How much is enough is `recover`, or less
+where that would take more than `share` of the cache. The answer's own tokens all stay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moesaic.serve.core.kv_policies import AttentionStatistics, Budgeted, Kept, best, check_pool, pooled
+
+
+@dataclass(frozen=True)
+class FastGen(Budgeted):
+    recover: float = 1.0  # of a head's attention
+    frequent: float = 0.1  # of the tokens: most attended ones
+    local: float = 0.1  # of the tokens: newest ones
+    pool: int = 13  # rows that stand beside a most attended one stay with it; 1: only itself
+    window: int = 16  # last tokens of the prompt whose attention is profiled
+    every: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.every:
+            raise ValueError("every must be 0: fastgen profiles the prompt, once")
+        check_pool(self.pool)
+        if not all(0 < part <= 1 for part in (self.recover, self.frequent, self.local)) or self.window < 1:
+            raise ValueError("recover, frequent and local must be above 0 and at most 1, and window at least 1")
+
+    def watch(self, due: int, prompt: int) -> int:
+        return max(0, due - self.window)
+
+    def prune(self, seen: AttentionStatistics) -> Kept | None:
+        if seen.computed <= self.least:
+            return None
+        kept_RLNM = self.structures(seen)
+        rows_RLN = kept_RLNM.sum(-1)
+        mass_RLN = (seen.scores_LNM * kept_RLNM).sum(-1) / seen.scores_LNM.sum(-1).clamp(min=1e-20)
+        mass_RLN = mass_RLN.clamp(max=1 - 1e-6)  # no rounding may take a part for the whole
+        mass_RLN[-1] = 1.0
+        enough = self.enough(mass_RLN, rows_RLN, self.budget(seen.computed) * rows_RLN[0].numel())
+        choice_LN = cheapest(mass_RLN, rows_RLN, enough)
+        return Kept(kept_RLNM.gather(0, choice_LN[None, ..., None].expand_as(kept_RLNM[:1]))[0])
+
+    def structures(self, seen: AttentionStatistics) -> Tensor:
+        """What a head would keep under each structure, each with all that those before it keep."""
+        kinds = seen.kinds()
+        token_M = torch.tensor(list(seen.tokens), device=seen.scores_LNM.device)
+        special_M = kinds.special_V[token_M]
+        special_M[0] = True  # what every head looks at when it has nothing to look for
+        special_M[-1] = True  # the newest row stays in any case
+        special_LNM = special_M.expand_as(seen.scores_LNM)
+        punctuation_LNM = special_LNM | kinds.punctuation_V[token_M]
+        frequent_LNM = punctuation_LNM | best(
+            pooled(seen.scores_LNM, self.pool), max(1, round(self.frequent * seen.computed))
+        )
+        local_LNM = frequent_LNM | seen.newest(max(1, round(self.local * seen.computed)))
+        return torch.stack([special_LNM, punctuation_LNM, frequent_LNM, local_LNM, torch.ones_like(local_LNM)])
+
+    def enough(self, mass_RLN: Tensor, rows_RLN: Tensor, most_rows: int) -> float:
+        """The part of its attention every head can recover within so many rows in all, at most `recover`."""
+
+        def rows(part: float) -> int:
+            return int(rows_RLN.gather(0, cheapest(mass_RLN, rows_RLN, part)[None]).sum())
+
+        if rows(self.recover) <= most_rows:
+            return self.recover
+        low, high = 0.0, self.recover
+        for _ in range(40):
+            middle = (low + high) / 2
+            low, high = (middle, high) if rows(middle) <= most_rows else (low, middle)
+        return low
+
+
+def cheapest(mass_RLN: Tensor, rows_RLN: Tensor, enough: float) -> Tensor:
+    """Of each head the structure with the fewest rows among those that recover enough."""
+    return rows_RLN.masked_fill(mass_RLN < enough, torch.iinfo(torch.int64).max).argmin(0)

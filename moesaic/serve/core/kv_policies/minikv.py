@@ -1,0 +1,68 @@
+"""Heavy hitters in 2 bits, fewer of them in later layers (MiniKV: 2-Bit Layer-Discriminative KV Cache).
+
+    moesaic serve DIR --kv-policy minikv --kv share=0.5
+
+After the prompt the newest rows and those with the most attention stay, and earlier layers keep more than later ones.
+What stays is kept in 2 bits but for the first and the newest tokens: keys with a scale for each channel of a block of
+tokens (sub-channel), values with one for each token. The answer's tokens all stay, and are encoded block by block.
+
+Codes of keys are those that lose least to the last queries, not the nearest, and the first tokens, which every other
+looks at, stay as they are. The paper has neither; on a small model both help (`docs/LOG.md`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from moesaic.serve.core.kv.encoding import Encoding
+from moesaic.serve.core.kv_policies import AttentionStatistics, Budgeted, Kept, best, check_pool, pooled, rounds
+
+
+@dataclass(frozen=True)
+class MiniKV(Budgeted):
+    share: float = 0.5  # of the tokens, on average over the layers
+    falling: float = 0.5  # 0: all layers keep the same; 0.5: the first one half as much again, the last half of it
+    newest: float = 0.1  # of the budget
+    window: int = 16  # last tokens of the prompt whose attention counts; 0: all
+    pool: int = 13  # rows that stand beside a row with much attention stay with it; 1: only itself
+    bits: int = 2
+    group: int = 16  # tokens of a block
+    channels: int = 16  # of a token's value that share a scale
+    recent: int = 32  # newest tokens, which stay as they are
+    first: int = 4  # and the first ones
+    queries: int = 16  # last tokens whose queries the keys are rounded for; 0: to the nearest code
+    every: int = 0
+    encoding: Encoding = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.every:
+            raise ValueError("every must be 0: minikv prunes once, and encodes whenever a group is full")
+        if not 0 <= self.falling <= 1 or not 0 <= self.newest <= 1 or self.window < 0:
+            raise ValueError("falling and newest must be between 0 and 1, and window not negative")
+        check_pool(self.pool)
+        made = Encoding(self.bits, self.group, self.channels, self.recent, first=self.first, queries=self.queries)
+        object.__setattr__(self, "encoding", made)
+
+    def due(self, computed: int, prompt: int) -> int:
+        return rounds(computed, prompt, self.group)
+
+    def watch(self, due: int, prompt: int) -> int:
+        if due > prompt:
+            return due
+        return max(0, due - self.window) if self.window else 0
+
+    def prune(self, seen: AttentionStatistics) -> Kept | None:
+        budget = self.budget(seen.computed)
+        if seen.computed > seen.prompt or budget == seen.computed:
+            return None
+        layers = len(seen.scores_LNM)
+        slope_L = 1 + self.falling * torch.linspace(1, -1, layers, device=seen.scores_LNM.device)
+        budget_L = (budget * slope_L).round().clamp(min(self.least, budget), seen.computed).long()
+        newest_L = (budget_L * self.newest).round().long()
+        place_M = torch.arange(seen.computed, device=seen.scores_LNM.device)
+        ends_L1M = ((place_M >= seen.computed - newest_L[:, None]) | (place_M < self.first))[:, None]
+        between_LNM = pooled(seen.scores_LNM, self.pool).masked_fill(ends_L1M, -1.0)
+        return Kept(ends_L1M | best(between_LNM, (budget_L[:, None] - ends_L1M.sum(-1)).clamp(min=0)))

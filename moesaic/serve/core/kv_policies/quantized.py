@@ -1,0 +1,40 @@
+"""Keep everything, in 8, 4 or 2 bits (KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache).
+
+    moesaic serve DIR --kv-policy quantized --kv bits=8
+    moesaic serve DIR --kv-policy quantized --kv bits=4 --kv keys=token
+
+After the prompt, and whenever a block of the answer is full, all but the first and the newest tokens are encoded. Keys
+have one scale per channel and block, or, as values do, one per token; a scale and a least value take 4 bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from moesaic.serve.core.kv.encoding import Encoding
+from moesaic.serve.core.kv_policies import AttentionStatistics, Kept, KVPolicy, rounds
+
+
+@dataclass(frozen=True)
+class Quantized(KVPolicy):
+    bits: int = 8
+    group: int = 32  # tokens of a block
+    channels: int = 32  # of a token that share a scale
+    recent: int = 32  # newest tokens, which stay as they are
+    keys: Literal["channel", "token"] = "channel"
+    first: int = 4  # tokens that stay as they are too
+    queries: int = 16  # last tokens whose queries the keys are rounded for; 0: to the nearest code
+    encoding: Encoding = field(init=False)
+
+    def __post_init__(self) -> None:
+        made = Encoding(
+            self.bits, self.group, self.channels, self.recent, self.keys, first=self.first, queries=self.queries
+        )
+        object.__setattr__(self, "encoding", made)
+
+    def due(self, computed: int, prompt: int) -> int:
+        return rounds(computed, prompt, self.group)
+
+    def prune(self, seen: AttentionStatistics) -> Kept | None:
+        return None

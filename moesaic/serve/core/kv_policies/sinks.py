@@ -1,0 +1,39 @@
+"""Keep the first tokens and the newest (StreamingLLM: Efficient Streaming Language Models with Attention Sinks).
+
+    moesaic serve DIR --kv-policy sinks --kv share=0.25
+    moesaic serve DIR --kv-policy sinks --kv window=1024
+
+With a `window` the cache never holds more than that and a round's tokens: it is pruned while the prompt is read, too.
+Without one, a share of the tokens stays after the prompt. Keys keep the positions they were written with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moesaic.serve.core.kv_policies import AttentionStatistics, Budgeted, Kept
+
+
+@dataclass(frozen=True)
+class Sinks(Budgeted):
+    sinks: int = 4
+    window: int = 0  # newest tokens beside them; 0: as many as the share leaves
+    every: int = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sinks < 0 or self.window < 0:
+            raise ValueError("sinks and window must not be negative")
+        if self.window and not self.every:
+            raise ValueError("a window needs rounds: every must be at least 1")
+
+    def due(self, computed: int, prompt: int) -> int:
+        if not self.window:
+            return super().due(computed, prompt)
+        full = self.sinks + self.window
+        return full + (max(0, computed - full) // self.every + 1) * self.every
+
+    def prune(self, seen: AttentionStatistics) -> Kept | None:
+        newest = self.window or max(1, self.budget(seen.computed) - self.sinks)
+        first_LNM = (seen.positions_LNM < self.sinks) & seen.there_LNM
+        return Kept(first_LNM | (seen.newest(newest) & seen.there_LNM))

@@ -1,0 +1,42 @@
+"""Keep what the end of the prompt looks at (SnapKV: LLM Knows What You Are Looking for Before Generation).
+
+    moesaic serve DIR --kv-policy snapkv --kv share=0.25
+
+The last `window` tokens of the prompt vote, head by head, by their attention; votes are pooled, so that what stands
+beside a voted token stays with it. The answer's own tokens all stay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from moesaic.serve.core.kv_policies import AttentionStatistics, Budgeted, Kept, best, check_pool, pooled
+
+
+@dataclass(frozen=True)
+class SnapKV(Budgeted):
+    window: int = 16
+    pool: int = 13
+    every: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.every:
+            raise ValueError("every must be 0: snapkv prunes once")
+        check_pool(self.pool)
+        if self.window < 1:
+            raise ValueError("window must be at least 1")
+
+    def watch(self, due: int, prompt: int) -> int:
+        return max(0, due - self.window)
+
+    def prune(self, seen: AttentionStatistics) -> Kept | None:
+        budget = self.budget(seen.computed)
+        window = min(self.window, budget)
+        before = seen.computed - window
+        if budget == seen.computed:
+            return None
+        chosen_LNM = best(pooled(seen.scores_LNM[..., :before], self.pool), budget - window)
+        return Kept(torch.cat([chosen_LNM, torch.ones_like(seen.there_LNM[..., before:])], dim=-1))

@@ -1,0 +1,49 @@
+"""What the cache keeps numbers in, and how many pages of it fit in the memory it may use."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from moesaic.errors import UserError
+from moesaic.model.transformer import Model
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float8": torch.float8_e4m3fn}
+SHARE = 0.25  # of the free memory, where nobody said how much
+
+
+def dtype_of_cache(model: Model, name: str | None) -> torch.dtype:
+    """The model's own, where nobody named another."""
+    if name is None:
+        return model.dtype
+    if name not in DTYPES:
+        raise UserError("--cache-dtype", f'there is no "{name}"', f"Take {', '.join(DTYPES)}.")
+    if name == "float8" and model.device.type == "cuda" and torch.cuda.get_device_capability(model.device) < (8, 9):
+        raise UserError("--cache-dtype", "this GPU has no numbers of 8 bits", "Leave it out.")
+    return DTYPES[name]
+
+
+def pages_that_fit(
+    model: Model, cache_bytes: int | None, page_size: int, max_requests: int, dtype: torch.dtype | None = None
+) -> int:
+    """Never more than all requests could fill together."""
+    numbers = sum(torch.Size(shape).numel() for layer in model.cache_shapes() for shape in layer.values())
+    page_bytes = numbers * (dtype or model.dtype).itemsize * page_size
+    useful = max_requests * -(-model.config.context // page_size)
+    budget = cache_bytes if cache_bytes is not None else int(free_bytes(model.device) * SHARE)
+    pages = min(useful, budget // page_bytes)
+    if pages < 1:
+        raise UserError(
+            "cache_bytes", f"{budget} bytes hold no page of {page_bytes} bytes", "Give the cache more memory."
+        )
+    return int(pages)
+
+
+def free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):  # not on every system
+        return 4 << 30

@@ -1,0 +1,251 @@
+"""Who owns which page of the cache: a pool of pages, and a tree of token prefixes whose pages are shared.
+
+A page is private while its request writes it. Once full it is published: it becomes a node of a radix tree, keyed by
+its tokens below the node of the page before it, and any request that begins with the same tokens uses it too. Where
+only the first tokens of a page agree, those rows are copied to a private page (copy on write). Nodes nobody uses stay
+until the room is needed, and go least recently used first, leaves before their parents.
+
+There is one tree per root: tenants (salts), adapters and weight versions do not see each other's pages.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from moesaic.model.layout import PagedCache
+from moesaic.serve.core.request import Request
+
+if TYPE_CHECKING:
+    from moesaic.serve.core.kv.store import Store
+
+
+@dataclass(eq=False)
+class Node:
+    tokens: tuple[int, ...]
+    page: int
+    parent: Node | None
+    root: Hashable
+    users: int = 0
+    used: int = 0  # when it was last given up; the least goes first
+    children: dict[tuple[int, ...], Node] = field(default_factory=dict)
+
+
+class PagePool:
+    """`reuse` turns the sharing of prefixes off where it is False; pages are then private for good. With a `store`
+    requests are compact: they share nothing, and give pages back as their policy prunes."""
+
+    def __init__(self, cache: PagedCache, reuse: bool = True, store: Store | None = None) -> None:
+        self.cache = cache
+        self.size = cache.page_size
+        self.reuse = reuse and store is None
+        self.store = store
+        self.free = list(range(cache.pages - 1, -1, -1))
+        self.roots: dict[Hashable, dict[tuple[int, ...], Node]] = {}
+        self.unused: list[tuple[int, int, Node]] = []  # a heap; entries whose node has been used since are stale
+        self.idle = 0  # published pages nobody uses
+        self.clock = itertools.count(1)
+        self.queries = 0  # tokens looked up, and found, of requests that were given a place
+        self.hits = 0
+
+    @property
+    def available(self) -> int:
+        return len(self.free) + self.idle
+
+    @property
+    def in_use(self) -> int:
+        return self.cache.pages - self.available
+
+    def match(self, request: Request, others: Iterable[Request] = ()) -> None:
+        """Give a request the computed pages it can share. Its last token is left to compute: it gives the logits.
+
+        `others` are requests under way, whose unpublished last pages can be copied from.
+        """
+        assert not request.pages
+        known = len(request.tokens) - 1
+        if not self.reuse or request.wants_every_row or request.root is None:
+            return
+        children = self.roots.get(request.root, {})
+        place = 0
+        while place + self.size <= known:
+            node = children.get(tuple(request.tokens[place : place + self.size]))
+            if node is None:
+                break
+            self._take(node)
+            request.nodes.append(node)
+            request.pages.append(node.page)
+            place += self.size
+            children = node.children
+        place += self._copy_start(request, children, others, known)
+        request.computed = place
+
+    def found(self, request: Request) -> int:
+        """How many of a request's tokens whole pages hold now."""
+        if not self.reuse or request.wants_every_row or request.root is None:
+            return 0
+        children, place = self.roots.get(request.root, {}), 0
+        while node := children.get(tuple(request.tokens[place : place + self.size])):
+            children, place = node.children, place + self.size
+        return min(place, len(request.tokens) - 1)
+
+    def grow(self, request: Request, tokens: int) -> bool:
+        """See that a request has pages for so many tokens; False, and nothing changed, where there are too few."""
+        if request.compact is not None:
+            wanted = request.compact.pages_for(tokens - request.computed) - len(request.pages)
+        else:
+            wanted = -(-tokens // self.size) - len(request.pages)
+        if wanted > self.available:
+            return False
+        request.pages.extend(self._new() for _ in range(wanted))
+        return True
+
+    def before_pruning(self, request: Request, tokens: int) -> int:
+        """As many of the next tokens as are computed before a policy prunes what is cached."""
+        if self.store is None:
+            return tokens
+        if request.compact is None:
+            request.compact = self.store.begin(request)
+        return min(tokens, request.compact.due - request.computed)
+
+    def settle(self, request: Request) -> None:
+        """After a pass: prune what is due, or else share the pages a request has filled."""
+        if request.compact is not None:
+            self.free.extend(request.compact.end(request.tokens, request.pages))
+        else:
+            self.publish(request)
+
+    def publish(self, request: Request) -> None:
+        """Share the pages a request has filled."""
+        if not self.reuse or request.root is None:
+            return
+        for number in range(len(request.nodes), request.computed // self.size):
+            tokens = tuple(request.tokens[number * self.size : (number + 1) * self.size])
+            children = self._children(request, number)
+            node = children.get(tokens)
+            if node is None:
+                node = self._add(request, number, tokens)
+            else:  # somebody was quicker: use theirs
+                self.free.append(request.pages[number])
+                request.pages[number] = node.page
+            self._take(node)
+            request.nodes.append(node)
+
+    def release(self, request: Request) -> None:
+        """Take all pages back; the published ones keep their contents until the room is needed."""
+        self.publish(request)
+        full, rest = divmod(request.computed, self.size)
+        private = request.pages[len(request.nodes) :]
+        if rest and self.reuse and request.root is not None and len(request.nodes) == full:
+            # Nobody writes it any more, so the last page, partly filled, can be copied from too.
+            tokens = tuple(request.tokens[full * self.size : full * self.size + rest])
+            if not any(longer[:rest] == tokens for longer in self._children(request, full)):
+                self._give_up(self._add(request, full, tokens))
+                private = private[1:]
+        for node in reversed(request.nodes):  # leaves first, so that they also go first
+            self._drop(node)
+        self.free.extend(reversed(private))
+        request.pages, request.nodes, request.computed, request.compact = [], [], 0, None
+
+    def flush(self) -> None:
+        """Forget all published prefixes, as after a change of weights. The caller sees to it that requests under way,
+        whose pages are not what the new weights would give, publish nothing more (`request.root = None`)."""
+        for node in [node for children in self.roots.values() for node in _all(children)]:
+            node.children, node.parent, node.root = {}, None, None
+            if node.users == 0:
+                self.idle -= 1
+                self.free.append(node.page)
+        self.roots.clear()
+        self.unused.clear()
+
+    def _copy_start(
+        self, request: Request, children: dict[tuple[int, ...], Node], others: Iterable[Request], known: int
+    ) -> int:
+        """Copy the rows of the page that agrees longest with what comes next; how many there were."""
+        place = len(request.pages) * self.size
+        wanted = tuple(request.tokens[place : min(place + self.size, known)])
+        best, page, node = 0, -1, None
+        if not wanted:
+            return 0
+        for tokens, child in children.items():
+            if tokens[0] == wanted[0] and (agreeing := _agreeing(tokens, wanted)) > best:
+                best, page, node = agreeing, child.page, child
+        for other in others:
+            if other.root == request.root and other.nodes == request.nodes and other.computed > place:
+                if (agreeing := _agreeing(other.tokens[place : other.computed], wanted)) > best:
+                    best, page, node = agreeing, other.pages[len(other.nodes)], None
+        if not best:
+            return 0
+        if node is not None:
+            self._take(node)  # so that making room does not evict it
+        if self.available:
+            request.pages.append(self._new())
+            self.cache.copy_rows(page, request.pages[-1], best)
+        else:
+            best = 0
+        if node is not None:
+            self._drop(node)
+        return best
+
+    def _children(self, request: Request, number: int) -> dict[tuple[int, ...], Node]:
+        """What is published below the page before page `number`."""
+        return request.nodes[number - 1].children if number else self.roots.setdefault(request.root, {})
+
+    def _add(self, request: Request, number: int, tokens: tuple[int, ...]) -> Node:
+        node = Node(tokens, request.pages[number], request.nodes[number - 1] if number else None, request.root)
+        self._children(request, number)[tokens] = node
+        self.idle += 1
+        return node
+
+    def _new(self) -> int:
+        if not self.free:
+            self._evict()
+        return self.free.pop()
+
+    def _take(self, node: Node) -> None:
+        if node.users == 0:
+            self.idle -= 1
+        node.users += 1
+
+    def _drop(self, node: Node) -> None:
+        node.users -= 1
+        if node.users == 0 and node.root is None:  # the tree was flushed meanwhile
+            self.free.append(node.page)
+        elif node.users == 0:
+            self.idle += 1
+            self._give_up(node)
+
+    def _give_up(self, node: Node) -> None:
+        node.used = next(self.clock)
+        heapq.heappush(self.unused, (node.used, id(node), node))
+        if len(self.unused) > 4 * self.cache.pages:  # mostly stale: pages that are used again and again, never evicted
+            self.unused = [entry for entry in self.unused if not entry[2].users and entry[2].used == entry[0]]
+            heapq.heapify(self.unused)
+
+    def _evict(self) -> None:
+        """Free the least recently used page nobody uses. A parent was given up after its children, so the first that
+        is not stale has none left."""
+        while True:
+            used, _, node = heapq.heappop(self.unused)
+            if node.users == 0 and node.used == used and not node.children:
+                break
+        siblings = node.parent.children if node.parent is not None else self.roots[node.root]
+        del siblings[node.tokens]
+        if not siblings and node.parent is None:
+            del self.roots[node.root]
+        self.idle -= 1
+        self.free.append(node.page)
+
+
+def _agreeing(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two sequences have in common from their start on."""
+    return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
+
+
+def _all(children: dict[tuple[int, ...], Node]) -> list[Node]:
+    found = list(children.values())
+    for node in found:  # grows as it is walked
+        found.extend(node.children.values())
+    return found

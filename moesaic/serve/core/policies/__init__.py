@@ -1,0 +1,29 @@
+"""Who computes next: the one decision of the scheduler that users may want otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from moesaic.serve.core.forward_pass import ForwardPass
+from moesaic.serve.core.request import Request
+
+Plan = list[tuple[Request, int]]
+
+
+class Policy:
+    def choose(self, requests: Sequence[Request], stopped: Sequence[ForwardPass], now: float) -> Plan | ForwardPass:
+        """Some tokens for some of the requests that have any to compute (most urgent first, if pages run short), or a
+        pass that was stopped and shall go on. An empty plan waits for the next event."""
+        raise NotImplementedError
+
+    def interrupts(self, running: ForwardPass, requests: Sequence[Request], now: float) -> bool:
+        """Between two layers of a pass: whether something else should come first. Asked only after an arrival, or when
+        `next_event` has come."""
+        return False
+
+    def next_event(self, running: ForwardPass, requests: Sequence[Request], now: float) -> float:
+        """When to ask again although nothing arrived."""
+        return float("inf")
+
+    def finished(self, done: ForwardPass) -> None:
+        """A pass has ended; `done.seconds` says what it took."""

@@ -1,0 +1,242 @@
+"""What is asked of the engine, how far it has come, and what comes back."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from moesaic.errors import UserError
+
+if TYPE_CHECKING:
+    from moesaic.serve.core.adapters import Adapter
+    from moesaic.serve.core.grammar import Grammar
+    from moesaic.serve.core.kv.compact import Compact
+    from moesaic.serve.core.page_pool import Node
+    from moesaic.serve.core.text import TextStream
+
+NUMBERS = itertools.count()
+COLD = 1e-6  # a temperature below which nothing but the likeliest token can come, and logits over it may be no numbers
+
+
+class TooLong(UserError):
+    """A prompt with more tokens than there is room for."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen and when to stop. Same seed, same text, whatever else the engine is doing."""
+
+    max_tokens: int | None = None  # None: as many as the context holds
+    temperature: float = 1.0  # 0 takes the likeliest token
+    top_k: int = 0  # 0: all
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and answer
+    presence_penalty: float = 0.0  # over the answer
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_tokens: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    min_tokens: int = 0  # before anything may stop it
+    logprobs: int | None = None  # how many of the likeliest tokens to report beside the chosen one
+    prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
+    record_routes: bool = False
+    record_draws: bool = False  # how likely a token was under temperature and truncation, and among which it was drawn
+
+    def __post_init__(self) -> None:
+        self._check("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "must be at least 1")
+        self._check("temperature", 0.0 <= self.temperature <= 100.0, "must be between 0 and 100")
+        if self.temperature < COLD:
+            object.__setattr__(self, "temperature", 0.0)
+        self._check("top_k", self.top_k >= 0, "must not be negative (0 keeps all)")
+        self._check("top_p", 0.0 < self.top_p <= 1.0, "must be above 0 and at most 1")
+        self._check("min_p", 0.0 <= self.min_p <= 1.0, "must be between 0 and 1")
+        self._check("repetition_penalty", 0.0 < self.repetition_penalty <= 100.0, "must be above 0 and at most 100")
+        for name in ("presence_penalty", "frequency_penalty"):
+            self._check(name, -2.0 <= getattr(self, name) <= 2.0, "must be between -2 and 2")
+        for name in ("logprobs", "prompt_logprobs"):
+            wanted = getattr(self, name)
+            self._check(name, wanted is None or 0 <= wanted <= 100, "must be between 0 and 100")
+        if not all(self.stop):
+            raise UserError("stop", "must not hold an empty string")
+        self._check("seed", self.seed is None or -(2**63) <= self.seed < 2**63, "must fit in 64 bits")
+
+    def _check(self, name: str, fine: bool, problem: str) -> None:
+        if not fine:
+            raise UserError(name, f"{problem}, not {getattr(self, name)!r}")
+
+    @property
+    def plain(self) -> bool:
+        """Whether the likeliest token of the untouched logits is what is wanted."""
+        return (
+            self.temperature == 0.0
+            and not self.logit_bias
+            and self.repetition_penalty == 1.0
+            and not self.presence_penalty
+            and not self.frequency_penalty
+            and not self.min_tokens
+            and self.grammar is None
+        )
+
+
+class TokenLogprob(NamedTuple):
+    """One token's log-probability under the model, and the likeliest tokens in its place, likeliest first."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    drawn: float | None = None  # under temperature and truncation, where that was asked for
+    kept: tuple[int, ...] | None = None  # what truncation left; None: everything
+
+
+@dataclass
+class Output:
+    """What one step added to one request."""
+
+    request: Request
+    tokens: list[int]
+    text: str
+    logprobs: list[TokenLogprob]
+    finish_reason: str | None = None  # stop, length, abort
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished answer."""
+
+    text: str
+    tokens: list[int]
+    logprobs: list[TokenLogprob]
+    finish_reason: str
+    prompt_tokens: int
+    cached_tokens: int
+    prompt_logprobs: list[TokenLogprob | None] | None
+    versions: list[int]  # the weights' version each token was sampled from
+    routes: dict[int, Tensor] | None  # layer -> (tokens computed, K), if they were to be recorded
+    embedding: Tensor | None
+
+
+@dataclass(eq=False)
+class Request:
+    """One sequence on its way: tokens it knows, of which `computed` are in the cache.
+
+    A prompt being read and an answer being written are the same thing: known tokens that are not computed yet.
+    """
+
+    prompt: Sequence[int]
+    sampling: Sampling = field(default_factory=Sampling)
+    priority: int = 0  # lower is more urgent
+    deadline: float | None = None  # when the first token is due, by the engine's clock
+    salt: str = ""  # requests of different salts share no cached pages
+    adapter: Adapter | None = None
+    embed: bool = False  # only the mean hidden state of the prompt is wanted
+    seed: int = 0  # drawn by the engine where the sampling names none
+    arrived: float = field(default_factory=time.monotonic)
+    number: int = field(default_factory=lambda: next(NUMBERS))
+
+    tokens: list[int] = field(init=False)
+    computed: int = 0
+    expected: int = 0  # tokens that were in the cache when the request came
+    cached: int = 0  # tokens that were in the cache when the request was first given a place
+    pages: list[int] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)  # the shared pages among them, from the first on
+    compact: Compact | None = None  # how its pages are used, where a policy prunes them
+    root: Hashable = None  # with whom it shares pages; None: with nobody
+    text: TextStream | None = None
+    limit: int = 0  # as many tokens as it may grow to
+    answer: list[TokenLogprob] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    routes: dict[int, list[Tensor]] = field(default_factory=dict)
+    hidden_D: Tensor | None = None  # the sum over the prompt, for an embedding
+    matcher: Any = None  # where in its grammar the answer is
+    busy: bool = False  # in a pass that has not finished
+    preemptions: int = 0
+    first_token: float | None = None
+    last_token: float | None = None
+    finish_reason: str | None = None
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.prompt)
+
+    def append(self, token: int, stop_tokens: set[int]) -> str:
+        """One more token, the text it makes certain, and whether it was the last."""
+        sampling, stream = self.sampling, self.text
+        self.tokens.append(token)
+        if self.matcher is not None:
+            self.matcher.accept(token)
+        ends = token in stop_tokens and not sampling.ignore_eos
+        if ends or token in sampling.stop_tokens:
+            self.finish_reason = "stop"
+            return stream.finish() if stream is not None else ""
+        text = stream.push(token) if stream is not None else ""
+        said_all = self.matcher is not None and self.matcher.finished
+        if said_all or (stream is not None and stream.stopped):
+            self.finish_reason = "stop"
+        elif len(self.tokens) >= self.limit:
+            self.finish_reason = "length"
+        if self.finish_reason is not None and stream is not None:
+            text += stream.finish()
+        return text
+
+    def start_over(self) -> None:
+        """Its pages are gone: what was noted of every row will be noted again, but for what may have been told."""
+        self.routes, self.hidden_D = {}, None
+        if not self.prompt_noted:
+            self.prompt_logprobs = []
+
+    @property
+    def pending(self) -> int:
+        """Known tokens the model has not seen."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def written(self) -> int:
+        return len(self.tokens) - len(self.prompt)
+
+    @property
+    def decoding(self) -> bool:
+        return self.pending == 1 and self.written > 0
+
+    @property
+    def prompt_noted(self) -> bool:
+        """Whether the log-probabilities of all its prompt are there: whoever is told the first token reads them."""
+        return len(self.prompt_logprobs) == len(self.prompt)
+
+    @property
+    def wants_every_row(self) -> bool:
+        """Whether the prompt must be computed even where the cache has it."""
+        sampling = self.sampling
+        return self.embed or sampling.prompt_logprobs is not None or sampling.record_routes
+
+    @property
+    def urgency(self) -> tuple[float, ...]:
+        """Smaller goes first."""
+        return (self.priority, self.deadline if self.deadline is not None else float("inf"), self.arrived, self.number)
+
+
+def completion(request: Request, text: str) -> Completion:
+    """What a finished request has to say."""
+    hidden_D = request.hidden_D
+    return Completion(
+        text=text,
+        tokens=request.tokens[len(request.prompt) :],
+        logprobs=request.answer,
+        finish_reason=request.finish_reason or "abort",
+        prompt_tokens=len(request.prompt),
+        cached_tokens=request.cached,
+        prompt_logprobs=request.prompt_logprobs or None,
+        versions=request.versions,
+        routes={layer: torch.cat(rows) for layer, rows in request.routes.items()} or None,
+        embedding=F.normalize(hidden_D / len(request.prompt), dim=0) if hidden_D is not None else None,
+    )

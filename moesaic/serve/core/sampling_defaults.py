@@ -1,0 +1,31 @@
+"""How a model's makers recommend to sample from it: its generation_config.json."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from moesaic.errors import UserError
+from moesaic.model.tokenizer import Tokenizer
+from moesaic.serve.core.request import Sampling
+
+TUNED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def recommended(tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """What it says of `TUNED`; nothing where it says nothing that could be meant. Not to sample is temperature 0."""
+    raw = tokenizer.files.get("generation_config.json") if tokenizer else None
+    try:
+        content = json.loads(raw) if raw else {}
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(content, dict):
+        return {}
+    values: dict[str, Any] = {name: content[name] for name in TUNED if type(content.get(name)) in (int, float)}
+    if content.get("do_sample") is False:
+        values["temperature"] = 0.0
+    try:
+        Sampling(**values)
+    except UserError:
+        return {}
+    return values

@@ -1,0 +1,125 @@
+"""Give some requests some tokens, within the pages there are.
+
+Every request has computed tokens and known tokens, and wants the difference computed. The policy says whom to serve;
+here pages are found for it: shared prefixes first, free pages next, and if there are none, the pages of the least
+urgent request, which will be computed again (preemption by recomputation).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from moesaic.serve.core.forward_pass import Chunk, ForwardPass
+from moesaic.serve.core.page_pool import PagePool
+from moesaic.serve.core.policies import Plan, Policy
+from moesaic.serve.core.request import Request
+
+
+class Scheduler:
+    def __init__(self, page_pool: PagePool, policy: Policy, most: int) -> None:
+        self.page_pool = page_pool
+        self.policy = policy
+        self.most = most  # requests that hold pages at the same time
+        self.requests: dict[int, Request] = {}
+        self.stopped: list[ForwardPass] = []
+        self.preemptions = 0
+        self.readers: dict[Hashable, list[Request]] = {}  # who holds pages, by how it begins
+
+    def schedule(self, now: float) -> list[Chunk] | ForwardPass:
+        """What to run next: a pass that was stopped, or some tokens for some requests. Nothing, if all wait."""
+        ready = self.ready()
+        chosen = self.policy.choose(ready, self.stopped, now)
+        if not isinstance(chosen, ForwardPass):
+            chunks = self.find_pages(chosen)
+            if chunks or not chosen:
+                return chunks
+            # No pages for any of them, so whoever holds pages must go on: a stopped pass needs no more of them, and if
+            # there is none, the most urgent request can take those of all others.
+            if not self.stopped:
+                holding = sorted((one for one in ready if one.pages), key=lambda one: one.urgency)
+                return self.find_pages([(request, request.pending) for request in holding])
+            chosen = self.stopped[0]
+        self.stopped.remove(chosen)
+        return chosen
+
+    def find_pages(self, plan: Plan) -> list[Chunk]:
+        """As much of a plan as there are pages for."""
+        chunks: list[Chunk] = []
+        for request, count in plan:
+            # Siblings that come together: one of them reads the prompt, the others wait for its pages.
+            if not request.pages:
+                if self.shares_soon(request) or not self.admit(request):
+                    continue
+                self.readers.setdefault(self.opening(request), []).append(request)
+            chunk = Chunk(request, self.page_pool.before_pruning(request, min(count, request.pending)))
+            while not self.page_pool.grow(request, request.computed + chunk.rows):
+                victim = self.victim(request, chunks)
+                if victim is None:
+                    break
+                self.preempt(victim)
+            else:
+                chunks.append(chunk)
+        return chunks
+
+    def ready(self) -> list[Request]:
+        """Requests with tokens to compute that are in no pass: those under way, and more as far as there is room."""
+        free = [request for request in self.requests.values() if not request.busy and request.pending]
+        under_way = [request for request in free if request.pages]
+        waiting = sorted((request for request in free if not request.pages), key=lambda request: request.urgency)
+        holding = [request for request in self.requests.values() if request.pages] if waiting else []
+        room = max(0, self.most - len(holding))
+        self.readers.clear()
+        for request in holding:
+            self.readers.setdefault(self.opening(request), []).append(request)
+        return under_way + [request for request in waiting[: room + 8] if not self.shares_soon(request)][:room]
+
+    def shares_soon(self, request: Request) -> bool:
+        """Whether a more urgent request is computing a prefix of this one now: waiting for it is cheaper."""
+        size = self.page_pool.size
+        if not self.page_pool.reuse or request.wants_every_row:
+            return False
+        for other in self.readers.get(self.opening(request), ()):
+            place = other.computed // size * size
+            ahead = min(len(other.tokens), len(request.tokens) - 1) // size * size
+            if place < ahead and other.pages and other.urgency < request.urgency:
+                if other.tokens[: place + size] == request.tokens[: place + size]:
+                    return True
+        return False
+
+    def opening(self, request: Request) -> Hashable:
+        """Requests of which this differs share no page."""
+        return request.root, tuple(request.tokens[: self.page_pool.size])
+
+    def admit(self, request: Request) -> bool:
+        """Give a waiting request its first pages, if the whole of what it knows has room without taking any away."""
+        others = [other for other in self.requests.values() if other.pages]
+        self.page_pool.match(request, others)
+        if not request.preemptions and not request.written:
+            request.cached = request.computed
+        missing = -(-len(request.tokens) // self.page_pool.size) - len(request.pages)
+        if missing > self.page_pool.available and not any(other.urgency > request.urgency for other in others):
+            self.page_pool.release(request)
+            return False
+        # Only now: one that waits is looked up again before every step.
+        self.page_pool.queries += len(request.tokens) - 1
+        self.page_pool.hits += request.computed
+        return True
+
+    def victim(self, request: Request, chunks: list[Chunk]) -> Request | None:
+        """The least urgent request whose pages may be taken for this one."""
+        safe = {chunk.request.number for chunk in chunks} | {request.number}
+        others = [
+            other for other in self.requests.values() if other.pages and not other.busy and other.number not in safe
+        ]
+        last = max(others, key=lambda other: other.urgency, default=None)
+        return last if last is not None and last.urgency > request.urgency else None
+
+    def preempt(self, request: Request) -> None:
+        self.page_pool.release(request)
+        request.start_over()
+        request.preemptions += 1
+        self.preemptions += 1
+
+    def remove(self, request: Request) -> None:
+        self.requests.pop(request.number, None)
+        self.page_pool.release(request)

@@ -1,0 +1,1 @@
+"""The multi-power law of loss curves: fit, predict, optimise."""

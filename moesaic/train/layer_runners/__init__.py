@@ -1,0 +1,1 @@
+"""How a training step runs each layer: recomputed, on some of the tokens, or dropped."""

@@ -1,0 +1,53 @@
+"""Cheaper steps, put together: how the blocks of a step are run, and how far along a run is if some are cheap."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from moesaic.errors import UserError
+from moesaic.model.config import Latent, ModelConfig
+from moesaic.model.transformer import LayerRunner, run_plainly
+from moesaic.plural import plural
+from moesaic.recipe import TrainSection
+from moesaic.train.layer_runners.embedding_shrink import EmbeddingShrink
+from moesaic.train.layer_runners.layer_drop import LayerDrop
+from moesaic.train.layer_runners.recompute import recompute
+from moesaic.train.layer_runners.token_drop import TokenDrop
+
+
+class LayerRunners:
+    def __init__(self, settings: TrainSection, config: ModelConfig) -> None:
+        self.innermost: LayerRunner = recompute if settings.recompute else run_plainly
+        self.kinds: list[EmbeddingShrink | LayerDrop | TokenDrop] = [EmbeddingShrink(settings.embedding_shrink)]
+        self.warmup = settings.warmup_steps
+        self.done: list[float] | None = None  # share of the layer-tokens after warm-up that lie before each step
+        layers = len(config.layers)
+        if settings.layer_drop:
+            self.kinds.append(LayerDrop(layers, settings.layer_drop.floor, settings.layer_drop.gamma, settings.seed))
+        if settings.token_drop:
+            if layers < 3:
+                problem = f"the first and the last of {plural(layers, 'layer')} see every token, and none lies between"
+                raise UserError("train.token_drop", problem, "Remove it, or train a deeper model.")
+            if isinstance(config.attention, Latent) and config.attention.indexer:
+                problem = "layers that share a selection of tokens cannot drop some of them"
+                raise UserError("train.token_drop", problem, "Remove it.")
+            until = round(settings.token_drop.share * settings.steps)
+            drop = TokenDrop(layers, until, settings.token_drop.start, settings.seed)
+            self.kinds.append(drop)
+            if settings.token_drop.layer_token_rate:
+                costs = [drop.cost(step) for step in range(settings.warmup_steps, settings.steps)]
+                so_far = [0.0, *accumulate(costs)]
+                self.done = [share / so_far[-1] for share in so_far[:-1]]
+
+    def runner(self, step: int) -> LayerRunner:
+        """How a block is run in a step; with everything off, plainly."""
+        runner = self.innermost
+        for kind in reversed(self.kinds):
+            runner = kind.at(step, runner)
+        return runner
+
+    def progress(self, step: int) -> int:
+        """The step whose learning rate a step has: random-LTD counts what its layers have really seen."""
+        if self.done is None or step < self.warmup:
+            return step
+        return self.warmup + int(self.done[step - self.warmup] * len(self.done))

@@ -1,0 +1,360 @@
+"""What a training run shows while it runs and leaves behind: metrics, events, curves, and its last words.
+
+    with Report(directory, steps=1000, start=position.step, state=saved_report) as report:
+        for ...:
+            lines = report.step(StepRecord(step, loss, lr, tokens, seconds, loads=counts_LE))
+            report.note("saved", kind="save")
+        report.close(then=[f"moesaic chat {directory}"])
+
+The values of a step may be tensors on a GPU. They are copied without waiting and read up to `LATE` steps later, so the
+report never makes the device idle; `state()` waits for them all, and belongs in every checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+from rich.console import Console
+from rich.live import Live
+from torch import Tensor
+
+from moesaic.plural import plural
+from moesaic.train.report.device_reads import Reading
+from moesaic.train.report.display import Progress, amount, duration, number
+from moesaic.train.report.expert_load import ExpertLoad, Loads, by_layer
+from moesaic.train.report.metrics import EVENTS, Journal, Line, Metrics, read_metrics
+from moesaic.train.report.tensorboard import Board
+
+RECENT = 100  # steps whose mean a run's loss is, at most
+LATE = 2  # steps that may be under way on the device while the host goes on; more, and it waits for the oldest
+Value = float | Tensor
+Outcome = Literal["finished", "stopped", "failed"]
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One optimizer step. Values may be 0-dimensional tensors on any device."""
+
+    step: int  # the first is 1
+    loss: Value
+    lr: float
+    tokens_in_step: int
+    seconds: float
+    grad_norm: Value | None = None
+    skipped: Value = False  # the gradient was not finite, and the weights stayed as they were
+    flops: float | None = None  # that the model needs for it, however they are computed
+    parts: Mapping[str, Value] = field(default_factory=dict)  # written under their names: `loss/mtp`, `balance/z_loss`
+    loads: Loads | None = None  # tokens of each expert: (L, E), or one list per mixture layer, or {layer: its list}
+
+
+class Report:
+    """The running account of one run. Only one process of a run has one.
+
+    `start` is the step the run goes on from: what was recorded after it is dropped, and 0 begins a new record.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        steps: int,
+        start: int = 0,
+        *,
+        state: Mapping[str, Any] | None = None,
+        peak_flops: float | None = None,
+        quiet: bool = False,
+        json: bool = False,
+        command: str = "",
+        every: float = 10.0,
+        full_every: int = 100,
+        dead_after: int = 100,
+        tensorboard: bool = True,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.directory, self.steps, self.quiet, self.json = Path(directory), steps, quiet, json
+        self.command = command  # what would go on with this run
+        self._peak_flops = peak_flops
+        self._every, self._clock = every, clock
+        self._console = console or Console(stderr=True, highlight=False)
+        self._pending: deque[tuple[StepRecord, list[str], Reading]] = deque()
+        self._load = ExpertLoad(full_every, dead_after)
+        self._closed = False
+
+        self._metrics = Metrics(self.directory)
+        self._metrics.resume(start)
+        self._take_up(state)
+        self._step = start
+        self._events = Journal(self.directory / EVENTS)
+        if not start:
+            self._events.replace([])
+        self._progress = Progress(steps, start)
+        self._live: Live | None = None
+        self._next_line = 0.0
+        if not quiet and self._console.is_terminal:
+            self._live = Live(self._progress, console=self._console, refresh_per_second=4, transient=True)
+            self._live.start()
+        if start:
+            self.note(f"going on after step {start:,}", kind="resume")
+        self._board: Board | None = None
+        if tensorboard:
+            try:
+                self._board = Board(self.directory, start)
+            except ImportError:
+                self.note("no TensorBoard files: tensorboardX is not installed", kind="tensorboard")
+            except OSError as error:
+                self._without_board(error)
+
+    def __enter__(self) -> Report:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        elif issubclass(kind, KeyboardInterrupt):
+            self.close("stopped")
+        else:
+            with suppress(Exception):  # what went wrong is the news, not what this then could not write
+                self.close("failed")
+
+    def step(self, record: StepRecord) -> list[Line]:
+        """Take note of a step. Returns the lines of the steps whose values have arrived, often an earlier one's."""
+        names, tensors = _tensors(record)
+        self._pending.append((record, names, Reading(tensors)))
+        return self._take(lambda reading: len(self._pending) > LATE or reading.ready())
+
+    def flush(self) -> list[Line]:
+        """Wait for every value on its way, and bring all lines onto the disk."""
+        lines = self._take(lambda reading: True)
+        self._metrics.sync()
+        return lines
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint of this moment must hold for `Report(state=...)` to go on exactly; plain values."""
+        self.flush()
+        return {"tokens": self._tokens, "experts": self._load.state()}
+
+    @property
+    def loss(self) -> float | None:
+        """Of the last steps; what `state` waits for is in it."""
+        return recent(list(self._losses), self._step)
+
+    def note(self, text: str, kind: str = "note", **facts: Any) -> None:
+        """Something happened: a spike, a save, a resumption. Shown, and kept in events.jsonl with the step."""
+        step = self._pending[-1][0].step if self._pending else self._step
+        when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._say(f"step {step:,}: {text}" if step else text)
+        self._events.append({"kind": kind, "step": step, "when": when, "text": text, **facts})
+
+    def rewind(self, to: int, state: Mapping[str, Any] | None = None, why: str = "") -> None:
+        """The run goes back to the state it had after step `to`: what came after is no longer part of it.
+
+        `state` is what `state()` returned then. The losses that are given up stay in the event, for whoever wants to
+        see what happened.
+        """
+        self.flush()
+        assert to <= self._step, f"cannot go back to step {to} from step {self._step}"
+        dropped = [line for line in read_metrics(self.directory) if line["step"] > to]
+        self.note(  # before they are dropped: a run that is killed here still knows why
+            f"{why + '; ' if why else ''}back to step {to:,}",
+            kind="rewind",
+            to=to,
+            why=why,
+            steps=[line["step"] for line in dropped],
+            loss=[line.get("loss") for line in dropped],
+        )
+        self._metrics.resume(to)
+        self._take_up(state)
+        self._step = to
+        self._progress.rewind(to)
+        self._show_on_board(lambda board: board.resume(to))
+
+    def close(self, outcome: Outcome = "finished", then: Sequence[str] = (), plot: bool = True) -> dict[str, Any]:
+        """End the account: write what is left, draw the curves, say what was made and what to do next.
+
+        Returns the summary, which is what a command prints with `--json`.
+        """
+        if self._closed:
+            return {}
+        self._closed = True
+        try:
+            self.flush()
+        finally:
+            if self._live:
+                self._live.stop()
+            self._metrics.close()
+            self._show_on_board(lambda board: board.close())
+        summary = summarise(self.directory, self.steps, outcome)
+        if plot and summary["step"]:
+            picture = self._plot()
+            summary["picture"] = str(picture) if picture else None
+        self._events.close()
+        if outcome != "failed" and not self.quiet and not self.json:
+            print("\n".join(ending(summary, self.command, then)), flush=True)
+        return summary
+
+    def _take_up(self, state: Mapping[str, Any] | None) -> None:
+        """Count on from a checkpoint's state; without one, from the last line that is left."""
+        self._tokens = int((self._metrics.last() or {}).get("tokens", 0))
+        lines = read_metrics(self.directory)
+        self._losses = deque((line["loss"] for line in lines if line.get("loss") is not None), maxlen=RECENT)
+        if state is not None:
+            self._tokens = int(state["tokens"])
+            self._load.load_state(state["experts"])
+
+    def _plot(self) -> Path | None:
+        from moesaic.train.report.plot import plot_run
+
+        try:
+            return plot_run(self.directory)
+        except Exception as error:  # a picture is not worth a run: whatever fails in it, the run has succeeded
+            self.note(f"no curves were drawn: {error}", kind="plot")
+            return None
+
+    def _take(self, wanted: Callable[[Reading], bool]) -> list[Line]:
+        lines = []
+        while self._pending and wanted(self._pending[0][2]):
+            record, names, reading = self._pending.popleft()
+            line = self._line(record, dict(zip(names, reading.numbers())))
+            self._metrics.write(line)
+            if math.isfinite(line["loss"]):
+                self._losses.append(line["loss"])
+            self._show_on_board(lambda board: board.write(line))  # noqa: B023 (called at once)
+            self._progress.update(line)
+            self._show()
+            lines.append(line)
+        return lines
+
+    def _show_on_board(self, show: Callable[[Board], None]) -> None:
+        if self._board is None:
+            return
+        try:
+            show(self._board)
+        except OSError as error:  # a second copy of the curves is not worth a run
+            self._board = None
+            self._without_board(error)
+
+    def _without_board(self, error: OSError) -> None:
+        with suppress(OSError):  # the disk that took no curves may not take this either; it is shown then
+            why = error.strerror or error
+            self.note(f"from here on no curves are written for TensorBoard ({why})", kind="tensorboard")
+
+    def _line(self, record: StepRecord, values: Mapping[str, Any]) -> Line:
+        def value(name: str, given: Value) -> float:
+            return float(values[name][0]) if isinstance(given, Tensor) else float(given)
+
+        self._step = record.step
+        self._tokens += record.tokens_in_step
+        speed = record.tokens_in_step / max(record.seconds, 1e-9)
+        line: Line = {
+            "step": record.step,
+            "loss": value("loss", record.loss),
+            "lr": float(record.lr),
+            "tokens": self._tokens,
+            "tokens_per_second": round(speed, 1),
+            "seconds": round(record.seconds, 6),
+        }
+        if record.flops and self._peak_flops:
+            line["mfu"] = round(record.flops / max(record.seconds, 1e-9) / self._peak_flops, 6)
+        if record.grad_norm is not None:
+            line["grad_norm"] = value("grad_norm", record.grad_norm)
+        line["skipped"] = bool(value("skipped", record.skipped))
+        for name, part in record.parts.items():
+            assert name not in line, f"{name} is not the name of a part: every line has it"
+            line[name] = value(f"parts/{name}", part)
+        if record.loads is not None and len(record.loads):
+            counts = {
+                layer: np.asarray(values.get(f"loads/{layer}", given)).astype(np.int64)
+                for layer, given in by_layer(record.loads).items()
+            }
+            line |= self._load.update(record.step, counts, last=record.step == self.steps)
+        return line
+
+    def _show(self) -> None:
+        if self.quiet or self._live:
+            return
+        now = self._clock()
+        if now >= self._next_line or self._step == self.steps:
+            self._next_line = now + self._every
+            print(self._progress.plain(), file=self._console.file, flush=True)
+
+    def _say(self, text: str) -> None:
+        if self.quiet:
+            return
+        if self._live:
+            self._console.print(text, markup=False, soft_wrap=True)
+        else:
+            print(text, file=self._console.file, flush=True)
+
+
+def _tensors(record: StepRecord) -> tuple[list[str], list[Tensor]]:
+    """What of a record has to be fetched, with a name for each."""
+    named: dict[str, Any] = {"loss": record.loss, "grad_norm": record.grad_norm, "skipped": record.skipped}
+    named |= {f"parts/{name}": value for name, value in record.parts.items()}
+    if record.loads is not None:
+        named |= {f"loads/{layer}": counts for layer, counts in by_layer(record.loads).items()}
+    tensors = {name: value for name, value in named.items() if isinstance(value, Tensor)}
+    return list(tensors), list(tensors.values())
+
+
+def summarise(directory: Path, steps: int, outcome: Outcome) -> dict[str, Any]:
+    """A run in a few numbers, from its metrics."""
+    lines = read_metrics(directory)
+    losses = [line["loss"] for line in lines if line.get("loss") is not None]
+    seconds = sum(line.get("seconds", 0.0) for line in lines)
+    tokens = lines[-1]["tokens"] if lines else 0
+    step = lines[-1]["step"] if lines else 0
+    return {
+        "directory": str(directory),
+        "outcome": outcome,
+        "step": step,
+        "steps": steps,
+        "tokens": tokens,
+        "seconds": round(seconds, 3),
+        "tokens_per_second": round(tokens / seconds, 1) if seconds else None,
+        "first_loss": losses[0] if losses else None,
+        "last_loss": losses[-1] if losses else None,
+        "loss": recent(losses, step),
+        "skipped": sum(bool(line.get("skipped")) for line in lines),
+        "dead_experts": lines[-1].get("balance/dead") if lines else None,
+        "metrics": str(directory / "metrics.jsonl"),
+        "picture": None,
+    }
+
+
+def recent(losses: Sequence[float], steps: int) -> float | None:
+    """The mean over a run's last twentieth: one step's loss is noise, and all of them are what it was."""
+    last = losses[-max(1, min(RECENT, steps // 20)) :]
+    return math.fsum(last) / len(last) if last else None
+
+
+def ending(summary: Mapping[str, Any], command: str, then: Sequence[str]) -> list[str]:
+    """The last words of a run: what was made, and what to do next."""
+    place, step = summary["directory"], summary["step"]
+    if summary["outcome"] == "finished":
+        text = f"{place}: trained {plural(step, 'step')}"
+    else:
+        text = f"{place}: stopped after {step:,} of {plural(summary['steps'], 'step')}"
+    text += f", {amount(summary['tokens'])} tokens in {duration(summary['seconds'])}"
+    if summary["loss"] is not None:
+        text += f", loss {number(summary['first_loss'])} to {number(summary['loss'])}"
+    lines = [text + "."]
+    if summary["skipped"]:
+        lines.append(f"Skipped, because the gradient was not finite: {summary['skipped']:,} of the steps.")
+    if summary["dead_experts"]:
+        lines.append(f"Experts that get no tokens: {summary['dead_experts']:,}; a higher balance.bias_rate may help.")
+    if summary["picture"]:
+        lines.append(f"Curves: {summary['picture']}")
+    if summary["outcome"] == "stopped":
+        return [*lines, f"Go on: {command or 'run the same command again'}"]
+    lines.append(f"Look at it: moesaic show {shlex.quote(place)}")
+    return [*lines, *then]

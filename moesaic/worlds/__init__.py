@@ -1,0 +1,1 @@
+"""What align trains in and evaluate asks in: the sandbox, judges and environments."""
