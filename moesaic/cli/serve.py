@@ -114,7 +114,7 @@ def command(
     )
     listener = listen(host, port)  # before the model is read, which takes a while, so that a taken port shows at once
     cache_bytes = None if cache_gb is None else int(cache_gb * 2**30)
-    of_engine: dict[str, Any] = {"most_requests": max_requests, "policy": made_policy, "drafter": made_drafter}
+    of_engine: dict[str, Any] = {"max_requests": max_requests, "policy": made_policy, "drafter": made_drafter}
     of_engine |= {"kv_policy": made_kv_policy, "cache_dtype": cache_dtype}
     make_loop: Any = EngineLoop
     adapters: dict[str, str] = {}

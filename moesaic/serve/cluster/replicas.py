@@ -83,7 +83,7 @@ def with_replicas(
         directory,
         cache_bytes=cache_bytes,
         seed=seed,
-        max_requests=options["most_requests"] * count,
+        max_requests=options["max_requests"] * count,
         kv_policy=options.get("kv_policy"),
         cache_dtype=options.get("cache_dtype"),
     )
