@@ -23,7 +23,7 @@ from moesaic.data.records import Document
 from moesaic.data.shards import Shards
 from moesaic.data.sources import open_source
 from moesaic.kernels import hardware
-from moesaic.recipe import Source, load_recipe
+from moesaic.recipe import SourceSection, load_recipe
 from moesaic.train.held_out_loss import HeldOutLoss
 
 RECIPE = r"""
@@ -68,7 +68,7 @@ def write_corpus(folder: Path) -> tuple[Path, Path]:
         return noisy, clean
     chance = random.Random(0)
     letters = "".join(map(chr, range(32, 127)))
-    source = Source(name="code", path="builtin:stdlib", separator="\n\n")
+    source = SourceSection(name="code", path="builtin:stdlib", separator="\n\n")
     kept: dict[Path, list[str]] = {noisy: [], clean: []}
     for record_ in open_source(source).records():
         if not isinstance(record_, Document) or len(record_.text) < 40:

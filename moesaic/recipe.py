@@ -57,7 +57,7 @@ class Section(BaseModel):
     model_config = STRICT
 
 
-class Router(Section):
+class RouterSection(Section):
     """How a token chooses its experts."""
 
     score: Literal["softmax", "sigmoid"] = Field("sigmoid", description="how a router's logits become scores")
@@ -112,14 +112,14 @@ class ModelSection(Section):
     experts_per_token: Count = 2
     expert_hidden: Count = 256
     shared_experts: int = Field(1, ge=0, description="experts that every token uses")
-    router: Router = Router()
+    router: RouterSection = RouterSection()
     mtp_layers: int = Field(0, ge=0, description="layers that predict the tokens after the next")
     rope_theta: float = Field(10_000.0, gt=0)
     context: Count = Field(1024, description="the longest sequence, in tokens")
     tied: bool = Field(False, description="the output matrix is the embedding")
 
 
-class Source(Section):
+class SourceSection(Section):
     """Some text to learn from."""
 
     name: str
@@ -134,7 +134,7 @@ class Source(Section):
     max_epochs: float | None = Field(None, gt=0, description="how often it may be repeated; by default without end")
 
 
-class Phase(Section):
+class PhaseSection(Section):
     """A stretch of the run with a mixture of its own."""
 
     share: Share = Field(description="its part of all tokens; those of all phases sum to one")
@@ -146,7 +146,7 @@ class Phase(Section):
     )
 
 
-class Dedupe(Section):
+class DedupeSection(Section):
     """Which documents are left out because another one said the same."""
 
     exact: bool = Field(True, description="equal up to case and white space")
@@ -156,7 +156,7 @@ class Dedupe(Section):
     hashes: int = Field(128, ge=16, le=1024, description="more are more exact, and slower")
 
 
-class LengthWarmup(Section):
+class LengthWarmupSection(Section):
     """Short pieces first: their longest length grows linearly to sequence_length, in multiples of 8."""
 
     steps: Count = Field(description="after so many steps pieces are as long as sequence_length")
@@ -169,23 +169,23 @@ class LengthWarmup(Section):
 class DataSection(Section):
     """What is learned from, and in which order."""
 
-    sources: tuple[Source, ...] = ()
+    sources: tuple[SourceSection, ...] = ()
     tokenizer: str | None = Field(
         None, description="where an existing one is; by default one is trained on the sources"
     )
     tokenizer_sample: Count = Field(8_000_000, description="bytes of text that a tokenizer is trained on")
-    dedupe: Dedupe = Dedupe()
+    dedupe: DedupeSection = DedupeSection()
     quality: Named | None = Field(Method("compression"), description="how the column quality is computed")
     scores: tuple[Named, ...] = Field((), description="more columns, each computed by and named after its method")
     held_out: float = Field(0.0, ge=0, lt=1, description="share of documents that is never trained on")
     shard_tokens: Count = Field(1 << 26, description="tokens in a file of the prepared data")
     sequence_length: int = Field(1024, ge=2, description="the longest piece of a document, in tokens")
-    phases: tuple[Phase, ...] = ()
+    phases: tuple[PhaseSection, ...] = ()
     when_exhausted: Literal["reweight", "stop"] = Field(
         "reweight", description="a source at its max_epochs: the others take its share, or the data ends"
     )
     curriculum: Named | None = None
-    length_warmup: LengthWarmup | None = None
+    length_warmup: LengthWarmupSection | None = None
     seed: Seed = 0
 
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from moesaic.errors import UserError
 from moesaic.methods import Method
-from moesaic.recipe import Phase, Recipe, Source, TrainSection, load_recipe
+from moesaic.recipe import PhaseSection, Recipe, SourceSection, TrainSection, load_recipe
 from moesaic.strict import keys
 
 Load = Callable[..., Recipe]
@@ -62,8 +62,8 @@ class TestReading:
         """)
         assert recipe.model.experts == (4, 8)
         assert recipe.model.router.score == "softmax"
-        assert recipe.data.sources == (Source(name="code", path="builtin:python", weight=2.0),)
-        assert recipe.data.phases == (Phase(share=1.0, weights={"code": 1.0}),)
+        assert recipe.data.sources == (SourceSection(name="code", path="builtin:python", weight=2.0),)
+        assert recipe.data.phases == (PhaseSection(share=1.0, weights={"code": 1.0}),)
         assert recipe.align.stages == (Method("sft", {"steps": 2}),)
         assert recipe.align.invariant is False
         assert recipe.optimizer == Method("adamw", {"lr": 3e-4})

@@ -34,7 +34,7 @@ def command(
     ] = None,
     samples: Annotated[int, typer.Option(help="Pieces of text to calibrate with.")] = 16,
     length: Annotated[int, typer.Option(help="Tokens of a piece.")] = 512,
-    least: Annotated[int, typer.Option(help="Tokens every expert sees, routed to it or not.")] = 64,
+    min_expert_tokens: Annotated[int, typer.Option(help="Tokens every expert sees, routed to it or not.")] = 64,
     ends_bits: Annotated[
         int | None,
         typer.Option(help="Of the embedding and the output matrix; 0: as they are. Else 8 in our own layout."),
@@ -63,7 +63,7 @@ def command(
     made = chosen.make(method, Compressor, "--method")  # type: ignore[type-abstract]
     chosen.check()
     assert made is not None
-    wish = CompressionRequest(data, samples, length, ends_bits, least, layout, check_tokens, force, device)
+    wish = CompressionRequest(data, samples, length, ends_bits, min_expert_tokens, layout, check_tokens, force, device)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=json) as bar:
         task = bar.add_task("reading")

@@ -82,8 +82,8 @@ def command(
         data=data,
         out=out,
         kv_policy=policy,
-        key_variable=api_key_env,
-        server_model=model,
+        api_key_env=api_key_env,
+        model=model,
         weights=Weights(dtype, device, threads),
     )
     evaluation.check(models)

@@ -59,7 +59,9 @@ def command(
     allow_adapters: Annotated[
         bool, typer.Option("--allow-adapters", help="Let clients load adapters from any path the server can read.")
     ] = False,
-    metrics_names: Annotated[str, typer.Option(metavar="moesaic|vllm", help="vllm: under its names too.")] = "moesaic",
+    metrics_names: Annotated[
+        Literal["moesaic", "vllm"], typer.Option(help="Names of Prometheus metrics; vllm: under vLLM's names too.")
+    ] = "moesaic",
     dtype: Annotated[str | None, typer.Option(help="Of the weights; else what this machine is good at.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; else what there is.")] = None,
     replicas: Annotated[
@@ -85,8 +87,6 @@ def command(
     from moesaic.serve.core.policies import Policy
     from moesaic.serve.parsers import Parser
 
-    if metrics_names not in ("moesaic", "vllm"):
-        raise UserError("--metrics-names", f'no such names "{metrics_names}"', "Take moesaic or vllm.")
     for flag, number in (("--cache-gb", cache_gb), ("--max-body-mb", max_body_mb)):
         if number is not None and not 0 < number < 1e9:
             raise UserError(flag, f"must be above 0, not {number:g}")
@@ -104,12 +104,12 @@ def command(
         name=name or directory.resolve().name,
         keys=Keys.read(api_key_file, api_key_env),
         parser=made_parser,
-        most_prompt=max_prompt,
-        most_waiting=max_queue,
-        most_body=int(max_body_mb * 2**20),
+        max_prompt=max_prompt,
+        max_queue=max_queue,
+        max_body=int(max_body_mb * 2**20),
         request_seconds=request_seconds or None,
-        origins=tuple(cors_origin or ()),
-        vllm_names=metrics_names == "vllm",
+        cors_origins=tuple(cors_origin or ()),
+        metrics_names=metrics_names,
         allow_adapters=allow_adapters,
     )
     listener = listen(host, port)  # before the model is read, which takes a while, so that a taken port shows at once

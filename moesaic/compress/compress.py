@@ -34,7 +34,7 @@ class CompressionRequest:
     samples: int = 16
     length: int = 512
     ends_bits: int | None = None
-    least: int = 64
+    min_expert_tokens: int = 64
     layout: str = "moesaic"
     check_tokens: int = 2048
     force: bool = False
@@ -45,7 +45,7 @@ class CompressionRequest:
         for flag, number, low in (
             ("--samples", self.samples, 1),
             ("--length", self.length, 16),
-            ("--least", self.least, 1),
+            ("--min-expert-tokens", self.min_expert_tokens, 1),
             ("--check-tokens", self.check_tokens, 0),
         ):
             if number < low:
@@ -99,7 +99,7 @@ def compress(
         "method": named,
         "text": hashlib.sha256(repr(sequences).encode()).hexdigest(),
         "ends_bits": ends_bits,
-        "least": wish.least,
+        "least": wish.min_expert_tokens,
         "layout": wish.layout,
     }
     taken = out.exists() and (not out.is_dir() or any(out.iterdir()))
@@ -108,7 +108,7 @@ def compress(
     with alone_in(beside(out)):
         store = LayerStore(out, request)
         whole_zeros, device = wish.layout != "moesaic", chosen_device(wish.device)
-        job = Job(parts, directory, store, sequences, ends_bits, wish.least, whole_zeros, progress, device)
+        job = Job(parts, directory, store, sequences, ends_bits, wish.min_expert_tokens, whole_zeros, progress, device)
         config = method.run(job)
         errors = layer_errors(store)
         before, known = Checkpoint(directory).bytes, facts(config)

@@ -26,7 +26,7 @@ class Job:
     store: LayerStore
     sequences: list[list[int]] = field(default_factory=list)
     ends_bits: int = 8  # of the embedding and the output matrix; 0: as they are
-    least: int = 64  # tokens that every expert sees
+    min_expert_tokens: int = 64  # tokens that every expert sees
     whole_zeros: bool = False  # the layout has no fractions of a code
     progress: Told = lambda what, done, total: None
     device: torch.device = CPU  # where layers are worked on, one at a time

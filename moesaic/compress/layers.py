@@ -118,7 +118,7 @@ def watch(job: Job, block: Block, x_TD: Tensor) -> tuple[Tensor, Watched]:
         for rows, some in chunks(lengths):
             yield rows, partial(_apply, x_TD=x_TD[rows], context=flow_for(job.config, some, ops, job.device))
 
-    return out_TD, Watched(block, watcher, job.least, pieces, out_TD)
+    return out_TD, Watched(block, watcher, job.min_expert_tokens, pieces, out_TD)
 
 
 def _apply(block: Block, x_TD: Tensor, context: ForwardContext) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moesaic.errors import UserError
-from moesaic.recipe import DataSection, Source
+from moesaic.recipe import DataSection, SourceSection
 from moesaic.strict import did_you_mean
 
 
@@ -15,7 +15,7 @@ def check_column(name: str, section: DataSection, place: str) -> None:
             raise UserError(place, problem, "See data.quality, data.scores, and columns of a source.")
 
 
-def columns_of(source: Source, section: DataSection) -> list[str]:
+def columns_of(source: SourceSection, section: DataSection) -> list[str]:
     """Those that its records bring along, and those that are computed for all."""
     computed = [*(["quality"] if section.quality else []), *(method.name for method in section.scores)]
     return [*source.columns, *computed]

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from moesaic.data.preparation.shard_writer import GrowingFile
-from moesaic.recipe import Dedupe
+from moesaic.recipe import DedupeSection
 
 Verdict = Literal["new", "duplicate", "near_duplicate"]
 HASH = 16  # bytes
@@ -33,7 +33,7 @@ def normalised(text: str) -> str:
 class DocumentIndex:
     """Every document kept so far. `state()` is small; what it stands for lies in the side files."""
 
-    def __init__(self, settings: Dedupe, folder: Path, state: dict[str, int] | None = None) -> None:
+    def __init__(self, settings: DedupeSection, folder: Path, state: dict[str, int] | None = None) -> None:
         state = state or {"hashes": 0, "signatures": 0}
         self.settings = settings
         self._hashes = GrowingFile(folder / "seen.hashes", state["hashes"])
@@ -73,7 +73,7 @@ class DocumentIndex:
 
 
 class _Near:
-    def __init__(self, settings: Dedupe) -> None:
+    def __init__(self, settings: DedupeSection) -> None:
         from datasketch import MinHash, MinHashLSH
 
         self._make = MinHash

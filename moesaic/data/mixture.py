@@ -31,7 +31,7 @@ from moesaic.data.reuse import effective_epochs, marginal_worth, most_epochs
 from moesaic.data.rotation import Rotation
 from moesaic.data.shards import Shards
 from moesaic.errors import UserError
-from moesaic.recipe import DataSection, Phase
+from moesaic.recipe import DataSection, PhaseSection
 from moesaic.strict import did_you_mean
 
 
@@ -139,14 +139,14 @@ def make_plan(
     return _Planner(data, section, curriculum, tokens, documents).plan()
 
 
-def phases_of(section: DataSection) -> tuple[Phase, ...]:
+def phases_of(section: DataSection) -> tuple[PhaseSection, ...]:
     """The phases that a recipe describes, of which there is one if it does not; a UserError if they make no sense."""
     known = [source.name for source in section.sources]
     if not known:
         raise UserError("data.sources", "the recipe names no source of text", "Add one, such as builtin:stdlib.")
     phases = section.phases
     if not phases:
-        return (Phase(share=1.0, weights={source.name: source.weight for source in section.sources}),)
+        return (PhaseSection(share=1.0, weights={source.name: source.weight for source in section.sources}),)
     for number, phase in enumerate(phases):
         for kind, keys in (("weights", phase.weights), ("keep", phase.keep)):
             for name in keys:
@@ -201,13 +201,13 @@ class _Planner:
                 break
         return Plan(self.slot, segments, self.end, self._uses(), self._fingerprint(segments))
 
-    def _phases(self) -> tuple[Phase, ...]:
+    def _phases(self) -> tuple[PhaseSection, ...]:
         names = self.data.domains
         if missing := [source.name for source in self.section.sources if source.name not in names]:
             raise UserError(self.data.directory, f"was prepared without {missing[0]}", "Prepare the data again.")
         return phases_of(self.section)
 
-    def _segments(self, number: int, phase: Phase, first: int, last: int) -> list[Segment]:
+    def _segments(self, number: int, phase: PhaseSection, first: int, last: int) -> list[Segment]:
         """A phase, cut where the curriculum opens more and where a pool is exhausted."""
         openings = self.curriculum.openings() if self.curriculum is not None else [(0.0, 1.0)]
         begins = [round(done * self.slots) for done, _ in openings]
@@ -220,7 +220,7 @@ class _Planner:
                 segments += [segment] if segment is not None else []
         return segments
 
-    def _weights(self, phase: Phase, shares: list[float], slot: int) -> dict[str, float]:
+    def _weights(self, phase: PhaseSection, shares: list[float], slot: int) -> dict[str, float]:
         """Weight by pool. A source's weight is divided over its open bands, in proportion to their tokens."""
         weights: dict[str, float] = {}
         for name, weight in phase.weights.items():

@@ -36,7 +36,7 @@ from moesaic.data.shards import Shards
 from moesaic.data.stream import TokenStream
 from moesaic.errors import UserError
 from moesaic.plural import plural
-from moesaic.recipe import DataSection, Phase, Source
+from moesaic.recipe import DataSection, PhaseSection, SourceSection
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Recommendation:
-    phases: tuple[Phase, ...]
+    phases: tuple[PhaseSection, ...]
     why: str
 
 
@@ -107,7 +107,7 @@ def benchmark_quantiles(
     if quantiles < 2:
         raise UserError("quantiles", f"{quantiles} slices cannot be compared", "Ask for 2 or more.")
     values = data.column(column)
-    cuts: list[tuple[Source, int, np.ndarray]] = []  # all of them before the first proxy is trained
+    cuts: list[tuple[SourceSection, int, np.ndarray]] = []  # all of them before the first proxy is trained
     for source in section.sources:
         documents = np.flatnonzero((data.domain == data.domains.index(source.name)) & ~data.held_out)
         ranks = token_ranks(values[documents], data.lengths[documents])
@@ -158,10 +158,10 @@ def recommend(slices: list[Slice], quantiles: int, final: float = 0.3) -> Recomm
             second[source] = sum(piece.tokens * value for piece, value in mine[:kept])
     if not second:  # the best slices are nowhere at the top: quality by this column says nothing
         why = "recommended: one phase; higher quality did not teach more, so nothing is kept apart"
-        return Recommendation((Phase(share=1.0, weights=_normal(first)),), f"{why}\n  weights {_normal(first)}")
+        return Recommendation((PhaseSection(share=1.0, weights=_normal(first)),), f"{why}\n  weights {_normal(first)}")
     phases = (
-        Phase(share=round(1 - final, 6), weights=_normal(first)),
-        Phase(share=round(final, 6), weights=_normal(second), keep=keep),
+        PhaseSection(share=round(1 - final, 6), weights=_normal(first)),
+        PhaseSection(share=round(final, 6), weights=_normal(second), keep=keep),
     )
     why = (
         f"recommended: {1 - final:.0%} of the run with weights {phases[0].weights},\n"

@@ -26,7 +26,7 @@ from moesaic.data.records import Document, Format, Place, Record, is_text, read_
 from moesaic.data.tasks import as_text, check_family, tasks
 from moesaic.data.tasks.families import PRESETS, split_names
 from moesaic.errors import UserError
-from moesaic.recipe import Source
+from moesaic.recipe import SourceSection
 from moesaic.strict import did_you_mean
 
 BUILTIN = "builtin:"
@@ -145,7 +145,7 @@ class Tasks:
         return as_text(tasks(self.families[family], "train", index))
 
 
-def open_source(source: Source, place: str = "data.sources") -> Corpus:
+def open_source(source: SourceSection, place: str = "data.sources") -> Corpus:
     """The corpus that a source names; `place` is where a mistake in it is to be found."""
     here = f"{place}: {source.name}"
     form = Format(source.text, source.columns, source.separator)
@@ -167,7 +167,7 @@ def _with_fields(files: Files, here: str) -> Files:
     return files
 
 
-def _builtin(source: Source, here: str, form: Format) -> Corpus:
+def _builtin(source: SourceSection, here: str, form: Format) -> Corpus:
     name = source.path.removeprefix(BUILTIN)
     if name == "stdlib":
         return _with_fields(Files(_standard_library(), form), here)

@@ -25,7 +25,7 @@ from moesaic.data.mixture import Plan, make_plan
 from moesaic.data.packing import Batch, pack
 from moesaic.data.shards import Shards
 from moesaic.errors import UserError
-from moesaic.recipe import LengthWarmup, Recipe
+from moesaic.recipe import LengthWarmupSection, Recipe
 
 __all__ = ["Batch", "Closing", "Keeper", "Stream", "TokenStream", "prefetched"]
 
@@ -71,7 +71,7 @@ class TokenStream(Iterator[Batch]):
         *,
         batch_tokens: int,
         longest: int,
-        warmup: LengthWarmup | None = None,
+        warmup: LengthWarmupSection | None = None,
         rank: int = 0,
         ranks: int = 1,
         tokens: int = 0,
@@ -177,7 +177,7 @@ class TokenStream(Iterator[Batch]):
         )
 
 
-def _sizes(step: int, batch_tokens: int, length: int, warmup: LengthWarmup | None) -> tuple[int, int]:
+def _sizes(step: int, batch_tokens: int, length: int, warmup: LengthWarmupSection | None) -> tuple[int, int]:
     """The longest piece and the tokens of a step: sequence-length warm-up ("The Stability-Efficiency Dilemma")."""
     if warmup is None or step >= warmup.steps:
         return length, batch_tokens

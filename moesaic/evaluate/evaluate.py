@@ -29,8 +29,8 @@ class Evaluation:
     data: Path | None = None
     out: Path | None = None
     kv_policy: KVPolicy | None = None
-    key_variable: str | None = None
-    server_model: str | None = None  # what servers call it; None: their first
+    api_key_env: str | None = None
+    model: str | None = None  # what servers call it; None: their first
     weights: Weights = field(default_factory=Weights)
 
     def check(self, models: Sequence[str]) -> None:
@@ -45,7 +45,7 @@ class Evaluation:
             if own in named:
                 raise UserError(model, "is named twice", "Name every model once.")
             named.add(own)
-        if self.server_model is not None and not any(is_url(model) for model in models):
+        if self.model is not None and not any(is_url(model) for model in models):
             raise UserError(
                 "--model", "chooses among the models of a server", "Name a server's address, or leave it out."
             )
@@ -68,8 +68,8 @@ class Evaluation:
             suite.check(self.data)
         if self.out is not None and self.out.exists() and not self.out.is_dir():
             raise UserError("--out", f"{self.out} is a file", "Name a directory.")
-        if self.key_variable is not None and not os.environ.get(self.key_variable):
-            raise UserError("--api-key-env", f"there is no variable {self.key_variable}")
+        if self.api_key_env is not None and not os.environ.get(self.api_key_env):
+            raise UserError("--api-key-env", f"there is no variable {self.api_key_env}")
 
     def run(self, models: Sequence[str], progress: Callable[[str, int, int], None]) -> Found:
         found: Found = {}
@@ -90,8 +90,8 @@ class Evaluation:
         return found
 
     def _speaker(self, place: str, loaded: Model | None) -> Backend:
-        key = os.environ[self.key_variable] if self.key_variable else None
-        speaker = UrlBackend(place, self.server_model, key) if loaded is None else EngineBackend(loaded, self.kv_policy)
+        key = os.environ[self.api_key_env] if self.api_key_env else None
+        speaker = UrlBackend(place, self.model, key) if loaded is None else EngineBackend(loaded, self.kv_policy)
         if self.out is None:
             return speaker
         self.out.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from moesaic.model.transformer import Model
 from moesaic.recipe import AverageSection
 
 
-class Average:
+class WeightAverage:
     """A running average of the weights, taken every `every` steps from `1 - share` of the run on, counted from its last
     step: what was learned last is always in it."""
 

@@ -19,7 +19,7 @@ from moesaic.model import directory, lineage
 from moesaic.model.transformer import Model
 from moesaic.recipe import Recipe
 from moesaic.train import init
-from moesaic.train.averaging import Average
+from moesaic.train.averaging import WeightAverage
 from moesaic.train.balance import Balance
 from moesaic.train.checkpoints import Checkpoints, Snapshot
 from moesaic.train.compile import compile_blocks
@@ -85,7 +85,7 @@ class Run:
         self.measure = measure or self._held_out()
         self.balance = Balance(self.model, recipe.balance)
         self.watch = Watch(self.settings.spike.sigmas, self.settings.spike.patience)
-        self.average = Average(self.settings.average, self.settings.steps)
+        self.average = WeightAverage(self.settings.average, self.settings.steps)
         self.layer_runners = LayerRunners(self.settings, self.model.config)
         if self.device.type == "cuda" and stream is None and not self.settings.token_drop:  # batches of one size
             compile_blocks(self.model)

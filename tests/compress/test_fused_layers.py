@@ -21,7 +21,7 @@ from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
 from tests.compress.made import make
 
-WISH = CompressionRequest(samples=4, length=64, check_tokens=0, least=16)
+WISH = CompressionRequest(samples=4, length=64, check_tokens=0, min_expert_tokens=16)
 SHARED: dict[str, Any] = {
     "moe_intermediate_size": 36, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
     "first_k_dense_replace": 1, "num_nextn_predict_layers": 0, "n_group": 1, "topk_group": 1,

@@ -32,7 +32,7 @@ METHODS: dict[str, tuple[dict[str, Any], float, float | None]] = {
     "students": ({"depth": 0.5, "steps": 4}, 0.75, None),
     "xtc": ({"bits": 1, "group": 32, "depth": 0.5, "steps": 4}, 0.25, None),
 }
-WISH = CompressionRequest(samples=4, length=64, check_tokens=64, least=16)
+WISH = CompressionRequest(samples=4, length=64, check_tokens=64, min_expert_tokens=16)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ class TestEveryMethod:
     def test_a_killed_run_goes_on_to_the_same_weights(
         self, name: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        wish = CompressionRequest(samples=4, length=64, check_tokens=0, least=16)
+        wish = CompressionRequest(samples=4, length=64, check_tokens=0, min_expert_tokens=16)
         compress(model, built(name), tmp_path / "whole", wish)
         calls = 0
 

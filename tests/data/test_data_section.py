@@ -8,7 +8,7 @@ import pytest
 
 from moesaic.errors import UserError
 from moesaic.methods import Method
-from moesaic.recipe import Dedupe, LengthWarmup, Recipe, load_recipe
+from moesaic.recipe import DedupeSection, LengthWarmupSection, Recipe, load_recipe
 
 
 @pytest.fixture
@@ -35,10 +35,10 @@ def test_everything_that_can_be_written(load) -> None:  # type: ignore[no-untype
     """).data
     assert data.sources[0].max_epochs == 1.5 and data.sources[0].columns == ("edu",)
     assert data.sources[1].separator == "\n\n"
-    assert data.dedupe == Dedupe(near=True, similarity=0.7)
+    assert data.dedupe == DedupeSection(near=True, similarity=0.7)
     assert data.quality == Method("column", {"column": "edu"}) and data.scores == (Method("length"),)
     assert data.phases[0].keep == {"web": 0.25}
-    assert data.length_warmup == LengthWarmup(steps=50, start=64, batch="same")
+    assert data.length_warmup == LengthWarmupSection(steps=50, start=64, batch="same")
 
 
 @pytest.mark.parametrize(

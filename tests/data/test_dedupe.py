@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moesaic.data.dedupe import DocumentIndex, bands
-from moesaic.recipe import Dedupe
+from moesaic.recipe import DedupeSection
 
 WORDS = [f"word{n}" for n in range(3000)]
 
@@ -24,20 +24,20 @@ def changed(original: str, words: int) -> str:
 
 
 def test_exact(tmp_path: Path) -> None:
-    seen = DocumentIndex(Dedupe(), tmp_path)
+    seen = DocumentIndex(DedupeSection(), tmp_path)
     assert seen.judge("Some text.") == "new"
     assert seen.judge("  some\n\nTEXT. ") == "duplicate"
     assert seen.judge("Some text!") == "new"
 
 
 def test_off(tmp_path: Path) -> None:
-    seen = DocumentIndex(Dedupe(exact=False), tmp_path)
+    seen = DocumentIndex(DedupeSection(exact=False), tmp_path)
     assert [seen.judge("a"), seen.judge("a")] == ["new", "new"]
 
 
 @pytest.mark.parametrize(("words", "verdict"), [(4, "near_duplicate"), (100, "new")])
 def test_near(tmp_path: Path, words: int, verdict: str) -> None:
-    seen = DocumentIndex(Dedupe(near=True), tmp_path)
+    seen = DocumentIndex(DedupeSection(near=True), tmp_path)
     texts = [text(seed) for seed in range(30)]
     assert {seen.judge(one) for one in texts} == {"new"}
     # 4 of 200 words change 8 of 196 runs: similarity 0.92; 100 of them: below 0.4.
@@ -45,7 +45,7 @@ def test_near(tmp_path: Path, words: int, verdict: str) -> None:
 
 
 def test_near_finds_what_is_just_similar_enough(tmp_path: Path) -> None:
-    seen = DocumentIndex(Dedupe(near=True), tmp_path)
+    seen = DocumentIndex(DedupeSection(near=True), tmp_path)
     texts = [text(seed) for seed in range(100)]
     assert {seen.judge(one) for one in texts} == {"new"}
     # 10 of 200 words change 14 of 196 runs: similarity 182 / 210, and 0.8 is asked for.
@@ -55,7 +55,7 @@ def test_near_finds_what_is_just_similar_enough(tmp_path: Path) -> None:
 @pytest.mark.parametrize("hashes", [16, 128])
 @pytest.mark.parametrize("similarity", [0.01, 0.5, 0.9, 0.999])
 def test_any_similarity_can_be_asked_for(tmp_path: Path, similarity: float, hashes: int) -> None:
-    seen = DocumentIndex(Dedupe(near=True, similarity=similarity, hashes=hashes), tmp_path)
+    seen = DocumentIndex(DedupeSection(near=True, similarity=similarity, hashes=hashes), tmp_path)
     assert [seen.judge(one) for one in ("one two three four five six", "One, two; three four five six!", text(1))] == [
         "new", "near_duplicate", "new",
     ]  # fmt: skip
@@ -64,14 +64,14 @@ def test_any_similarity_can_be_asked_for(tmp_path: Path, similarity: float, hash
 
 
 def test_short_texts_are_compared_too(tmp_path: Path) -> None:
-    seen = DocumentIndex(Dedupe(near=True), tmp_path)
+    seen = DocumentIndex(DedupeSection(near=True), tmp_path)
     assert [seen.judge(one) for one in ("one two", "one, two", "!!!", "???", "one two three")] == [
         "new", "near_duplicate", "new", "new", "new",
     ]  # fmt: skip
 
 
 def test_remembers_what_was_settled_and_forgets_the_rest(tmp_path: Path) -> None:
-    settings = Dedupe(near=True)
+    settings = DedupeSection(near=True)
     before = DocumentIndex(settings, tmp_path)
     for seed in range(10):
         before.judge(text(seed))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import moesaic
-from moesaic.data.quality import Quality
+from moesaic.data.quality import QualityScore
 from moesaic.data.records import Document, Place
 from moesaic.errors import UserError
 from moesaic.methods import Method, build, known
@@ -23,12 +23,12 @@ NOISE = "".join(random.Random(0).choices("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKL
 
 
 def score(name: str, *texts: str, **options: Any) -> list[float]:
-    method = build(Method(name, options), Quality, "here")
+    method = build(Method(name, options), QualityScore, "here")
     return method.score([Document(text, Place(), {"edu": float(len(text))}) for text in texts])
 
 
 def test_all_of_them_are_tested_here() -> None:
-    assert known(Quality) == ["column", "compression", "length", "perplexity", "repetition"]
+    assert known(QualityScore) == ["column", "compression", "length", "perplexity", "repetition"]
 
 
 class TestCompression:
@@ -66,7 +66,7 @@ class TestColumn:
         assert score("column", "ab", "abc", column="edu", descending=True) == [-2.0, -3.0]
 
     def test_must_be_there(self) -> None:
-        method = build(Method("column", {"column": "grade"}), Quality, "here")
+        method = build(Method("column", {"column": "grade"}), QualityScore, "here")
         with pytest.raises(UserError, match='web: has no column "grade"'):
             method.check(["edu"], "web")
 
@@ -86,6 +86,6 @@ def test_perplexity_is_the_models_mean_logprob(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_not_there_is_missed_before_any_text_is_read() -> None:
-    method = build(Method("perplexity", {"model": "nowhere"}), Quality, "here")
+    method = build(Method("perplexity", {"model": "nowhere"}), QualityScore, "here")
     with pytest.raises(UserError, match="nowhere: no such directory"):
         method.check([], "web")

@@ -15,7 +15,7 @@ from moesaic.data.quantiles import QuantileTable, benchmark_quantiles
 from moesaic.data.shards import Shards
 from moesaic.data.stream import TokenStream
 from moesaic.errors import UserError
-from moesaic.recipe import DataSection, Phase
+from moesaic.recipe import DataSection, PhaseSection
 from tests.data.made import make_recipe, make_shards, random_lengths
 
 
@@ -67,7 +67,7 @@ def test_every_slice_is_trained_on_by_itself_and_better_ones_are_recommended(dat
     text = table.text().splitlines()
     assert "75%-100%" in text[0] and text[1].startswith("web") and "*" in text[1]
     assert "recommended: 70% of the run" in text[-2]
-    assert [Phase(**entry) for entry in yaml.safe_load(table.snippet())["data"]["phases"]] == [first, second]
+    assert [PhaseSection(**entry) for entry in yaml.safe_load(table.snippet())["data"]["phases"]] == [first, second]
 
 
 def test_what_is_kept_is_the_best_by_the_column_that_was_compared(data: Shards) -> None:

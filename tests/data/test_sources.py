@@ -16,11 +16,11 @@ from moesaic.data.sources import Files, open_source
 from moesaic.data.tasks import BLOCK, FIRST_SEED, INDICES, TEST_IN, check_family, families, score, tasks
 from moesaic.data.tasks.families import PRESETS, UNSUITABLE, split_names
 from moesaic.errors import UserError
-from moesaic.recipe import Source
+from moesaic.recipe import SourceSection
 
 
 def texts(path: str, **more: object) -> list[str]:
-    source = Source(name="s", path=path, **more)  # type: ignore[arg-type]
+    source = SourceSection(name="s", path=path, **more)  # type: ignore[arg-type]
     return [record.text for record in open_source(source).records() if isinstance(record, Document)]
 
 
@@ -37,7 +37,7 @@ class TestFiles:
     def test_reads_on_from_any_record_of_any_file(self, tmp_path: Path) -> None:
         for number in range(3):
             (tmp_path / f"{number}.txt").write_text("|".join(f"{number}-{n}" for n in range(3)))
-        corpus = open_source(Source(name="s", path=str(tmp_path), separator="|"))
+        corpus = open_source(SourceSection(name="s", path=str(tmp_path), separator="|"))
         whole = list(corpus.records())
         assert len(whole) == 9
         for number, record in enumerate(whole):
@@ -49,7 +49,7 @@ class TestFiles:
         for path in (str(tmp_path), str(tmp_path / "a.txt"), "builtin:stdlib", "builtin:sums"):
             with pytest.raises(UserError, match=r"data.sources: s: columns: .*fields"):
                 texts(path, columns=("edu",))
-        assert open_source(Source(name="s", path=f"{tmp_path}/*.jsonl.gz", columns=("edu",)))
+        assert open_source(SourceSection(name="s", path=f"{tmp_path}/*.jsonl.gz", columns=("edu",)))
         for path in (f"{tmp_path}/b*", "builtin:sums"):
             with pytest.raises(UserError, match=r"data.sources: s: separator: .* text"):
                 texts(path, separator="|")
@@ -57,7 +57,7 @@ class TestFiles:
     def test_a_sample_comes_from_many_files(self, tmp_path: Path) -> None:
         for number in range(50):
             (tmp_path / f"{number:02d}.txt").write_text(f"{number} " * 40_000)
-        corpus = open_source(Source(name="s", path=str(tmp_path)))
+        corpus = open_source(SourceSection(name="s", path=str(tmp_path)))
         sample = list(corpus.sample(2_000_000, 0))
         assert len(sample) > 10
         assert sum(map(len, sample)) < 2_300_000
@@ -65,9 +65,9 @@ class TestFiles:
 
     def test_state_changes_with_the_files(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_text("a")
-        before = open_source(Source(name="s", path=str(tmp_path))).state()
+        before = open_source(SourceSection(name="s", path=str(tmp_path))).state()
         (tmp_path / "b.txt").write_text("b")
-        assert open_source(Source(name="s", path=str(tmp_path))).state() != before
+        assert open_source(SourceSection(name="s", path=str(tmp_path))).state() != before
 
     @pytest.mark.parametrize(
         ("path", "told"),
@@ -86,13 +86,13 @@ class TestFiles:
         Path("empty").mkdir()
         Path("empty/a.txt").touch()
         with pytest.raises(UserError, match="data.sources: s: ") as caught:
-            open_source(Source(name="s", path=path))
+            open_source(SourceSection(name="s", path=path))
         assert told in str(caught.value)
 
 
 class TestStandardLibrary:
     def test_holds_the_modules_and_no_tests(self) -> None:
-        corpus = open_source(Source(name="s", path="builtin:stdlib"))
+        corpus = open_source(SourceSection(name="s", path="builtin:stdlib"))
         assert isinstance(corpus, Files)
         names = [path.name for path in corpus.paths]
         assert {"ast.py", "dataclasses.py", "typing.py"} <= set(names)
@@ -150,7 +150,7 @@ class TestTasks:
         assert named <= set(families())
 
     def test_a_source_of_tasks_takes_families_in_turn_and_reads_on(self) -> None:
-        corpus = open_source(Source(name="s", path="builtin:reasoning_gym/gcd,lcm", documents=6))
+        corpus = open_source(SourceSection(name="s", path="builtin:reasoning_gym/gcd,lcm", documents=6))
         whole = list(corpus.records())
         found = [record.text for record in whole if isinstance(record, Document)]
         assert len(found) == 6

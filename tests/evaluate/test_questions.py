@@ -341,7 +341,7 @@ def test_numbers_are_kept_when_a_later_suite_fails(directory: Path, tmp_path: Pa
 
 def test_a_secret_stays_one(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_KEY", "very-secret")
-    Evaluation({"tasks": Tasks("sums", 1, 2)}, out=tmp_path, key_variable="A_KEY").run(
+    Evaluation({"tasks": Tasks("sums", 1, 2)}, out=tmp_path, api_key_env="A_KEY").run(
         [str(directory)], lambda what, done, total: None
     )
     assert all("very-secret" not in file.read_text() for file in tmp_path.iterdir())

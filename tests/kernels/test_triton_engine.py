@@ -164,7 +164,7 @@ else:
 
     def test_little_memory_and_many_requests(model):
         """Requests lose their pages while a step of theirs is under way, and write the same."""
-        options = {"page_size": 4, "most_requests": 3, "cache_bytes": 8 * page_bytes(model, 4)}
+        options = {"page_size": 4, "max_requests": 3, "cache_bytes": 8 * page_bytes(model, 4)}
         queued, plain = engines(model, **options, policy=Chunked(tokens=10))
         asked = prompts(9, 12, 5)
         wanted = [plain.generate([prompt], max_tokens=8, temperature=0.0)[0] for prompt in asked]

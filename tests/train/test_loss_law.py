@@ -20,7 +20,7 @@ from moesaic.train.law import loss_law
 from moesaic.train.law.fit import fit, score
 from moesaic.train.law.loss_law import Array, LossLaw, load_law
 from moesaic.train.law.optimize import final_and_slope, optimize
-from moesaic.train.law.runs import Run, read_run, smooth, warmup_steps
+from moesaic.train.law.runs import LossCurve, read_run, smooth, warmup_steps
 from moesaic.train.schedules import Schedule, curve
 from moesaic.train.schedules.constant import Constant
 from moesaic.train.schedules.cosine import Cosine
@@ -50,13 +50,15 @@ def literally(law: LossLaw, rates: list[float], warmup_sum: float) -> list[float
     return losses
 
 
-def made(schedule: Schedule, law: LossLaw, peak: float, steps: int = 1000, noise: float = 0.0, seed: int = 0) -> Run:
+def made(
+    schedule: Schedule, law: LossLaw, peak: float, steps: int = 1000, noise: float = 0.0, seed: int = 0
+) -> LossCurve:
     """A run that follows a law, but for the noise of its batches."""
     warmup = steps // 20
     rates = curve(schedule, steps, warmup, peak)
     losses = law.predict(rates[warmup:], float(rates[:warmup].sum()))
     losses = losses * np.exp(noise * np.random.default_rng(seed).standard_normal(len(losses)))
-    return Run(type(schedule).__name__, rates[warmup:], losses, float(rates[:warmup].sum()), warmup)
+    return LossCurve(type(schedule).__name__, rates[warmup:], losses, float(rates[:warmup].sum()), warmup)
 
 
 class TestFormula:
@@ -151,7 +153,7 @@ class TestFit:
     def test_units_of_the_learning_rate_do_not_matter(self) -> None:
         law, peak = LAWS["paper"]
         runs = [made(Constant(), law, peak, 400), made(Cosine(), law, peak, 400)]
-        scaled = [Run(run.name, run.rates * 1e3, run.losses, run.warmup_sum * 1e3, run.warmup) for run in runs]
+        scaled = [LossCurve(run.name, run.rates * 1e3, run.losses, run.warmup_sum * 1e3, run.warmup) for run in runs]
         here = fit(runs).law.predict(runs[1].rates, runs[1].warmup_sum)
         there = fit(scaled).law.predict(scaled[1].rates, scaled[1].warmup_sum)
         np.testing.assert_allclose(here, there, rtol=1e-4)
@@ -187,7 +189,7 @@ class TestFit:
         with pytest.raises(UserError, match="1 given; a law needs two or more runs"):
             fit([run])
         one, two = ({"model": {"hidden": size, "layers": 2}} for size in (64, 128))
-        runs = [Run(name, run.rates, run.losses, recipe=recipe) for name, recipe in (("a", one), ("b", two))]
+        runs = [LossCurve(name, run.rates, run.losses, recipe=recipe) for name, recipe in (("a", one), ("b", two))]
         with pytest.raises(UserError, match="b: not the model of a: its hidden is 128, not 64"):
             fit(runs)
         with pytest.raises(UserError, match="--window: must be from 1 to a quarter"):

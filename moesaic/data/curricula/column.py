@@ -16,7 +16,7 @@ from moesaic.errors import UserError
 
 
 @dataclass(frozen=True)
-class Column(Paced):
+class ColumnCurriculum(Paced):
     column: str = ""
     descending: bool = False  # the highest numbers are the easiest
 

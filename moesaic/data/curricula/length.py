@@ -14,6 +14,6 @@ from moesaic.data.shards import Shards
 
 
 @dataclass(frozen=True)
-class Length(Paced):
+class LengthCurriculum(Paced):
     def difficulty(self, data: Shards) -> np.ndarray:
         return data.lengths.astype(np.float64)

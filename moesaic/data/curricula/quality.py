@@ -16,7 +16,7 @@ from moesaic.data.shards import Shards
 
 
 @dataclass(frozen=True)
-class Quality(Paced):
+class QualityCurriculum(Paced):
     best_first: bool = False
 
     @property

@@ -25,7 +25,7 @@ from moesaic.atomic import alone_in
 from moesaic.data.dedupe import DocumentIndex
 from moesaic.data.preparation.request import check_same, preparation
 from moesaic.data.preparation.shard_writer import GrowingFile, ShardWriter
-from moesaic.data.quality import Quality
+from moesaic.data.quality import QualityScore
 from moesaic.data.records import Broken, Document, Place
 from moesaic.data.shards import FORMAT, MANIFEST, read_manifest, write_atomically
 from moesaic.data.sources import open_source
@@ -169,14 +169,14 @@ class _Preparation:
 
     # -- the steps, in order
 
-    def _scorers(self) -> dict[str, Quality]:
-        named: dict[str, Quality] = {}
+    def _scorers(self) -> dict[str, QualityScore]:
+        named: dict[str, QualityScore] = {}
         if self.data.quality is not None:
-            named["quality"] = self.recipe.build("data.quality", Quality)
+            named["quality"] = self.recipe.build("data.quality", QualityScore)
         for number, method in enumerate(self.data.scores):
             if method.name in named:
                 raise UserError("data.scores", f"{method.name} is there twice", "Each becomes a column of its name.")
-            named[method.name] = self.recipe.build(f"data.scores.{number}", Quality)
+            named[method.name] = self.recipe.build(f"data.scores.{number}", QualityScore)
         for scorer in named.values():
             for source in self.data.sources:
                 scorer.check(source.columns, f"data.sources: {source.name}")

@@ -16,7 +16,7 @@ from moesaic.data.records import Document
 
 
 @dataclass(frozen=True)
-class Quality:
+class QualityScore:
     def check(self, columns: Sequence[str], place: str) -> None:
         """A UserError if the source, whose records have these number columns, cannot be scored."""
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from moesaic.data.quality import Quality
+from moesaic.data.quality import QualityScore
 from moesaic.data.records import Document
 from moesaic.errors import UserError
 
 
 @dataclass(frozen=True)
-class Column(Quality):
+class ColumnScore(QualityScore):
     column: str
     descending: bool = False
 

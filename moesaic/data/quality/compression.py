@@ -13,14 +13,14 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from moesaic.data.quality import Quality
+from moesaic.data.quality import QualityScore
 from moesaic.data.records import Document
 
 MOST = 1 << 20  # bytes of a document that are looked at: the ratio hardly changes after that
 
 
 @dataclass(frozen=True)
-class Compression(Quality):
+class CompressionScore(QualityScore):
     target: float | None = None
     level: int = 6
 

@@ -9,12 +9,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from moesaic.data.quality import Quality
+from moesaic.data.quality import QualityScore
 from moesaic.data.records import Document
 
 
 @dataclass(frozen=True)
-class Length(Quality):
+class LengthScore(QualityScore):
     most: int | None = None  # characters; longer than that is no better
 
     def __post_init__(self) -> None:

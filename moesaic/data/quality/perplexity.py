@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from moesaic.data.quality import Quality
+from moesaic.data.quality import QualityScore
 from moesaic.data.records import Document
 from moesaic.errors import UserError
 from moesaic.model.formats.matching import match
@@ -26,7 +26,7 @@ CHARACTERS = 16  # of a token at most, as far as deciding how much text to token
 
 
 @dataclass(frozen=True)
-class Perplexity(Quality):
+class PerplexityScore(QualityScore):
     model: str
     tokens: int = 512
     batch_tokens: int = 4096

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from moesaic.data.quality import Quality
+from moesaic.data.quality import QualityScore
 from moesaic.data.records import Document
 
 MOST = 100_000  # words that are looked at, so that one huge document does not take the memory
 
 
 @dataclass(frozen=True)
-class Repetition(Quality):
+class RepetitionScore(QualityScore):
     words: int = 4
 
     def __post_init__(self) -> None:

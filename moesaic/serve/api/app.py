@@ -22,10 +22,10 @@ def make_app(service: Service) -> FastAPI:
     app.include_router(page.router())
     # The last added is the first to see a request.
     app.add_middleware(HeadAsGet)
-    app.add_middleware(BodyLimits, most=settings.most_body, seconds=settings.body_seconds)
+    app.add_middleware(BodyLimits, most=settings.max_body, seconds=settings.body_seconds)
     app.add_middleware(KeyGuard, keys=settings.keys, open=OPEN | page.paths())
-    if settings.origins:
+    if settings.cors_origins:
         app.add_middleware(
-            CORSMiddleware, allow_origins=list(settings.origins), allow_methods=["*"], allow_headers=["*"]
+            CORSMiddleware, allow_origins=list(settings.cors_origins), allow_methods=["*"], allow_headers=["*"]
         )
     return app

@@ -69,7 +69,7 @@ async def serve(
 ) -> None:
     """Serve until told to stop: by a signal, or by `should_exit` of the server that `ready` is given. `make_loop` makes
     what stands between the server and its engine, or its replicas."""
-    metrics = Metrics(engine, settings.name, settings.vllm_names)
+    metrics = Metrics(engine, settings.name, settings.metrics_names == "vllm")
     loop = make_loop(engine, watch=metrics.watch)
     service = Service(loop, settings, metrics)
     config = uvicorn.Config(

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from moesaic.errors import UserError
 from moesaic.model.tokenizer import Tokenizer
@@ -32,18 +32,18 @@ SIGNS = 16  # of a text for each token there is room for, to see whether it is t
 
 @dataclass(frozen=True)
 class Settings:
-    """`most_waiting` requests may be open beyond those the engine runs at once."""
+    """`max_queue` requests may be open beyond those the engine runs at once."""
 
     name: str
     keys: Keys = field(default_factory=Keys)
     parser: Parser | None = None  # None: by the model's chat template
-    most_prompt: int | None = None  # tokens
-    most_waiting: int = 256
-    most_body: int = 8 << 20  # bytes
+    max_prompt: int | None = None  # tokens
+    max_queue: int = 256
+    max_body: int = 8 << 20  # bytes
     body_seconds: float = 30.0
     request_seconds: float | None = 600.0
-    origins: tuple[str, ...] = ()  # of pages elsewhere that may use this server (CORS)
-    vllm_names: bool = False
+    cors_origins: tuple[str, ...] = ()  # of pages elsewhere that may use this server (CORS)
+    metrics_names: Literal["moesaic", "vllm"] = "moesaic"  # vllm: under its names too
     allow_adapters: bool = False  # to be loaded over HTTP, from any path the server can read
 
 
@@ -96,7 +96,7 @@ class Service:
 
     def read(self, text: str, *, special: bool = True) -> list[int]:
         """The tokens of a prompt. One far too long is refused by its beginning: to read all of it may take seconds."""
-        most = min(self.engine.room, self.settings.most_prompt or self.engine.room)
+        most = min(self.engine.room, self.settings.max_prompt or self.engine.room)
         beginning = text[: SIGNS * most]
         # Twice as many, because the last word may be cut, and its tokens others.
         if len(beginning) < len(text) and len(self.tokenizer.encode(beginning, special=special)) > 2 * most:
@@ -104,18 +104,18 @@ class Service:
         return self.tokenizer.encode(text, special=special)
 
     def check_prompt(self, tokens: Sequence[int]) -> None:
-        most = self.settings.most_prompt
+        most = self.settings.max_prompt
         if most is not None and len(tokens) > most:
             raise TooLong("prompt", f"has {len(tokens)} tokens, and this server takes {most}", "Shorten it.")
 
     @property
-    def most_open(self) -> int:
-        return self.engine.scheduler.most + self.settings.most_waiting
+    def max_open(self) -> int:
+        return self.engine.scheduler.most + self.settings.max_queue
 
     def check_count(self, count: int) -> None:
         """Whether so many answers could ever be asked for at once."""
-        if count > self.most_open:
-            message = f"asks for {count} answers, and this server holds {self.most_open}"
+        if count > self.max_open:
+            message = f"asks for {count} answers, and this server holds {self.max_open}"
             raise ApiError(400, message, param="n", code="invalid_value")
 
     def submit(self, requests: Sequence[Request]) -> Answers:
@@ -123,7 +123,7 @@ class Service:
         if self.draining:
             raise ApiError(503, "the server is shutting down", code="shutting_down", headers={"retry-after": "5"})
         self.check_count(len(requests))
-        if self.loop.open + len(requests) > self.most_open:
+        if self.loop.open + len(requests) > self.max_open:
             raise ApiError(
                 429,
                 f"the queue is full ({self.loop.open} requests)",
@@ -136,7 +136,7 @@ class Service:
         """Seconds until some of the queue will have gone, by what requests took so far."""
         counts = self.engine.counts
         each = counts.busy_seconds / counts.finished if counts.finished else 1.0
-        return max(1, min(60, math.ceil(each * self.settings.most_waiting / 4)))
+        return max(1, min(60, math.ceil(each * self.settings.max_queue / 4)))
 
 
 def new_id(kind: str) -> str:

@@ -22,7 +22,7 @@ from scipy.optimize import minimize, nnls
 
 from moesaic.errors import UserError
 from moesaic.train.law.loss_law import SMALLEST, Array, LossLaw, Steps, changed
-from moesaic.train.law.runs import LOSS, Run, smooth
+from moesaic.train.law.runs import LOSS, LossCurve, smooth
 
 # A loss that still falls from that of random weights follows no power law, and the rest would be bent to tell it.
 SKIP = 0.1
@@ -84,7 +84,7 @@ class Fit:
         )
 
 
-def fit(runs: Sequence[Run], window: int | None = None, skip: float = SKIP) -> Fit:
+def fit(runs: Sequence[LossCurve], window: int | None = None, skip: float = SKIP) -> Fit:
     """The law that tells these runs best. `skip` is the share of the steps after warm-up that is left out at the start,
     and `window` the number of steps that losses are averaged over."""
     began = time.perf_counter()
@@ -107,7 +107,7 @@ def fit(runs: Sequence[Run], window: int | None = None, skip: float = SKIP) -> F
 
 
 def score(
-    law: LossLaw, run: Run, window: int | None = None, skip: float = SKIP, predicted: Array | None = None
+    law: LossLaw, run: LossCurve, window: int | None = None, skip: float = SKIP, predicted: Array | None = None
 ) -> Score:
     """Compare the law, or what it `predicted` for another schedule, with a run; it need not be one it was fitted on."""
     window = _window(run, window)
@@ -139,7 +139,7 @@ def score(
     )
 
 
-def _window(run: Run, window: int | None) -> int:
+def _window(run: LossCurve, window: int | None) -> int:
     if window is not None and not 1 <= window <= len(run.losses) // 4:
         raise UserError("--window", f"must be from 1 to a quarter of the steps of {run.name}, found {window}")
     return window or run.window
@@ -151,7 +151,7 @@ class _Sample:
     Learning rates are in units of the greatest of all runs: a sum of them is then a number of steps at the peak.
     """
 
-    def __init__(self, run: Run, unit: float, window: int, skipped: int) -> None:
+    def __init__(self, run: LossCurve, unit: float, window: int, skipped: int) -> None:
         means = smooth(run.losses, window)
         at = _steps_to_fit(np.flatnonzero(np.isfinite(means)), len(run.losses), window, skipped)
         self.losses = means[at]
@@ -280,7 +280,7 @@ def _in_true_units(constants: Array, unit: float, decays: bool) -> LossLaw:
     return LossLaw(L0, A * unit**alpha, alpha, B / unit if decays else 0.0, C * unit ** (gamma - 1), beta, gamma)
 
 
-def _check(runs: Sequence[Run]) -> list[str]:
+def _check(runs: Sequence[LossCurve]) -> list[str]:
     if len(runs) < 2:
         raise UserError("RUN", f"{len(runs)} given; a law needs two or more runs with different schedules")
     for one, other in itertools.combinations(runs, 2):
@@ -307,7 +307,7 @@ def _check(runs: Sequence[Run]) -> list[str]:
     return warnings
 
 
-def _alike(one: Run, other: Run) -> bool:
+def _alike(one: LossCurve, other: LossCurve) -> bool:
     """Whether two schedules are one shape, up to a twentieth of the peak."""
     place = np.linspace(0, 1, 200)
     shapes = [np.interp(place, np.linspace(0, 1, len(run.rates)), run.rates) for run in (one, other)]

@@ -8,7 +8,7 @@ import numpy as np
 
 from moesaic.errors import UserError
 from moesaic.train.law.loss_law import Array
-from moesaic.train.law.runs import Run, smooth
+from moesaic.train.law.runs import LossCurve, smooth
 
 TRUE, TOLD, OTHERS = "#1f77b4", "#d62728", ("#555555", "#2ca02c", "#9467bd")
 
@@ -18,7 +18,7 @@ def draw(
     title: str,
     rates: Array,
     predicted: Array,
-    run: Run | None = None,
+    run: LossCurve | None = None,
     window: int = 1,
     others: dict[str, tuple[Array, Array]] | None = None,
 ) -> None:

@@ -19,7 +19,7 @@ from moesaic.train.law import optimize as search
 from moesaic.train.law.fit import SKIP, Score, score
 from moesaic.train.law.loss_law import Array, load_law, write_json
 from moesaic.train.law.optimize import Optimized
-from moesaic.train.law.runs import LOSS, Run, default_window, read_run
+from moesaic.train.law.runs import LOSS, LossCurve, default_window, read_run
 from moesaic.train.schedules import Schedule, curve
 from moesaic.yaml_reader import read_yaml
 
@@ -33,7 +33,7 @@ class Predicted:
     warmup: int
     losses: Array  # after warm-up
     warnings: tuple[str, ...]
-    run: Run | None = None
+    run: LossCurve | None = None
     score: Score | None = None
 
     @property
@@ -150,7 +150,7 @@ def _options(texts: Sequence[str]) -> dict[str, Any]:
     return options
 
 
-def _rise(run: Run) -> Array:
+def _rise(run: LossCurve) -> Array:
     """A run's warm-up, of which only the sum was kept."""
     rise = np.arange(1, run.warmup + 1, dtype=np.float64)
     return rise * (run.warmup_sum / rise.sum()) if run.warmup else rise

@@ -27,7 +27,7 @@ SPOILT = 0.01  # share of the steps whose loss may be missing or not finite
 
 
 @dataclass(frozen=True)
-class Run:
+class LossCurve:
     """One run after its warm-up. A loss that was not finite, or not written, is nan."""
 
     name: str
@@ -66,7 +66,7 @@ def smooth(losses: Array, window: int) -> Array:
         return np.asarray((total[high] - total[low]) / (count[high] - count[low]))
 
 
-def read_runs(paths: Sequence[str | Path], key: str = LOSS) -> list[Run]:
+def read_runs(paths: Sequence[str | Path], key: str = LOSS) -> list[LossCurve]:
     """Read several, each of them once."""
     for number, path in enumerate(paths):
         if any(Path(path).resolve() == Path(other).resolve() for other in paths[:number]):
@@ -74,7 +74,7 @@ def read_runs(paths: Sequence[str | Path], key: str = LOSS) -> list[Run]:
     return [read_run(path, key) for path in paths]
 
 
-def read_run(path: str | Path, key: str = LOSS) -> Run:
+def read_run(path: str | Path, key: str = LOSS) -> LossCurve:
     """Read a run; `key` is the loss that is wanted of its lines. Of a step that is there twice, as after a resume, the
     last counts; a torn last line is left out."""
     path = Path(path)
@@ -93,7 +93,7 @@ def read_run(path: str | Path, key: str = LOSS) -> Run:
 
     warmup = warmup_steps(rates)
     before, recipe = float(rates[:warmup].sum()), _recipe(file.parent)
-    run = Run(str(path), rates[warmup:], losses[warmup:], before, warmup, recipe, key)
+    run = LossCurve(str(path), rates[warmup:], losses[warmup:], before, warmup, recipe, key)
     written = sum(rows[step][1] is not None for step in steps if step >= steps[0] + warmup)
     _check(run, file, logged=written / len(run.rates))
     return run
@@ -143,7 +143,7 @@ def _finite(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _check(run: Run, file: Path, logged: float) -> None:
+def _check(run: LossCurve, file: Path, logged: float) -> None:
     if len(run.rates) < SHORTEST:
         raise UserError(
             file, f"has {len(run.rates):,} steps after warm-up, too few for a curve", f"At least {SHORTEST} are needed."

@@ -14,7 +14,7 @@ BAR = 30  # columns at most
 SEPARATOR = "  "
 
 
-class Average:
+class RunningMean:
     """Exponential, of the last `span` values or so; from the first value on, not from zero."""
 
     def __init__(self, span: int) -> None:
@@ -36,7 +36,12 @@ class Progress:
 
     def __init__(self, steps: int, start: int = 0) -> None:
         self.steps, self.step = steps, start
-        self._loss, self._speed, self._seconds, self._mfu = Average(20), Average(20), Average(20), Average(20)
+        self._loss, self._speed, self._seconds, self._mfu = (
+            RunningMean(20),
+            RunningMean(20),
+            RunningMean(20),
+            RunningMean(20),
+        )
         self._lr: float | None = None
         self._skipped = 0
 
@@ -49,7 +54,7 @@ class Progress:
         self._skipped += bool(line["skipped"])
 
     def rewind(self, step: int) -> None:
-        self.step, self._loss = step, Average(20)
+        self.step, self._loss = step, RunningMean(20)
 
     @property
     def left(self) -> float | None:

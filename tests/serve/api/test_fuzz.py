@@ -136,7 +136,7 @@ async def crowd(server: Running, count: int, seed: int) -> Counter[str]:
 
 
 def attack(engine: Engine, count: int, seed: int = 0) -> Counter[str]:
-    with running(engine, most_body=100_000, most_waiting=8, request_seconds=30.0) as server:
+    with running(engine, max_body=100_000, max_queue=8, request_seconds=30.0) as server:
         results = asyncio.run(crowd(server, count, seed))
         server.until(lambda: server.idle)
         assert server.post("/v1/chat/completions", TALK).status_code == 200

@@ -94,7 +94,7 @@ def test_pages_elsewhere_may_only_if_named(new_engine: Callable[..., Engine], se
     ask = {"origin": "https://a.example", "access-control-request-method": "POST"}
     with server.http() as client:
         assert "access-control-allow-origin" not in client.get("/version", headers=ask).headers
-    with running(new_engine(), origins=("https://a.example",)) as open_server:
+    with running(new_engine(), cors_origins=("https://a.example",)) as open_server:
         with open_server.http() as client:
             answer = client.options("/v1/chat/completions", headers=ask)
             assert answer.headers["access-control-allow-origin"] == "https://a.example"

@@ -127,7 +127,7 @@ def test_a_body_left_half_sent_leaves_nothing(server: Running) -> None:
 
 
 def test_large_bodies_are_refused_unread(new_engine: Callable[..., Engine]) -> None:
-    with running(new_engine(), most_body=10_000) as server:
+    with running(new_engine(), max_body=10_000) as server:
         said = server.post("/v1/chat/completions", LONG | {"user": "x" * 20_000})
         assert said.status_code == 413
         assert said.json()["error"]["code"] == "body_too_large"
@@ -159,7 +159,7 @@ def test_clients_that_send_everything_first_hear_that_it_is_too_much(new_engine:
             assert refused.value.status_code == 413
 
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    with running(new_engine(), most_body=10_000) as server:
+    with running(new_engine(), max_body=10_000) as server:
         asyncio.run(ask(server))
         with raw(server) as whole:  # nothing is still coming, so nothing is waited for
             whole.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n2ee0\r\n" + b"x" * 12_000 + b"\r\n0\r\n\r\n")
@@ -168,14 +168,14 @@ def test_clients_that_send_everything_first_hear_that_it_is_too_much(new_engine:
             while piece := whole.recv(4096):
                 answer += piece
             assert answer.startswith(b"HTTP/1.1 413")
-    with running(new_engine(), most_body=10_000, body_seconds=0.3) as server, raw(server) as endless:
+    with running(new_engine(), max_body=10_000, body_seconds=0.3) as server, raw(server) as endless:
         endless.sendall(head + b"Content-Length: 20000\r\n\r\nx")
         while endless.recv(4096):  # it is not waited for longer than for any other
             pass
 
 
 def test_a_long_prompt_is_refused(new_engine: Callable[..., Engine]) -> None:
-    with running(new_engine(), most_prompt=20) as server:
+    with running(new_engine(), max_prompt=20) as server:
         answer = server.post("/v1/completions", {"prompt": [5] * 21, "max_tokens": 1})
         assert answer.status_code == 400
         assert answer.json()["error"]["code"] == "context_length_exceeded"
@@ -227,7 +227,7 @@ def test_a_request_that_takes_too_long_ends(new_engine: Callable[..., Engine]) -
 
 
 def test_a_full_queue_says_when_to_come_back(new_engine: Callable[..., Engine]) -> None:
-    with running(new_engine(max_requests=2), slow=0.01, most_waiting=1) as server:
+    with running(new_engine(max_requests=2), slow=0.01, max_queue=1) as server:
         stop = threading.Event()
 
         def hold() -> None:

@@ -154,6 +154,6 @@ def test_methods_and_names_are_taken(directory: Path, monkeypatch: pytest.Monkey
     assert engine.scheduler.policy.tokens == 77
     assert "Suffix(" in repr(engine.drafter)
     assert engine.scheduler.most == 3
-    assert (settings.name, settings.most_waiting, settings.request_seconds) == ("mine", 5, None)
-    assert settings.vllm_names
+    assert (settings.name, settings.max_queue, settings.request_seconds) == ("mine", 5, None)
+    assert settings.metrics_names == "vllm"
     assert type(settings.parser).__name__ == "Glm"

@@ -37,7 +37,7 @@ def metrics(server: Running) -> dict[tuple[str, tuple[tuple[str, str], ...]], fl
 
 
 def test_metrics_count_what_was_done(new_engine: Callable[..., Engine]) -> None:
-    with running(new_engine(), vllm_names=True) as server:
+    with running(new_engine(), metrics_names="vllm") as server:
         used = [server.post("/v1/chat/completions", HELLO).json()["usage"] for _ in range(3)]
         server.post("/v1/embeddings", {"input": "yes"})
         server.until(lambda: server.idle)
