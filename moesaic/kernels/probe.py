@@ -1,13 +1,30 @@
-"""What this machine does well: which device, how many threads, which number format. Measured, not looked up."""
+"""What this machine does well: which device, how many threads, which number format.
+
+Looked up, never measured: a measurement on a busy machine comes out now so, now so, and with it every bit of a model.
+"""
 
 from __future__ import annotations
 
 import os
-import time
+import platform
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+
+# What a processor must have for products in a format to be worth it, as Linux names it: one of these, the best first.
+# On ARM PyTorch multiplies float16 without the instructions that many processors have for it.
+INSTRUCTIONS: dict[str, dict[torch.dtype, tuple[str, ...]]] = {
+    "x86_64": {torch.bfloat16: ("amx_bf16", "avx512_bf16"), torch.float16: ("amx_fp16", "avx512_fp16")},
+    "aarch64": {torch.bfloat16: ("bf16",)},
+}
+
+
+class Processor(NamedTuple):
+    machine: str  # as `platform.machine()` says
+    flags: frozenset[str]  # its instruction sets; none where they cannot be known
+    library: bool = True  # whether PyTorch has the library that uses them
 
 
 def device() -> torch.device:
@@ -31,20 +48,35 @@ def threads() -> int:
     return found
 
 
+@cache
+def processor() -> Processor:
+    """The one this runs on. Other systems than Linux tell no flags, and so have float32."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        text = ""
+    return Processor(platform.machine(), _flags(text), torch.backends.mkldnn.is_available())
+
+
+def _flags(cpuinfo: str) -> frozenset[str]:
+    """What all its cores have: some processors have cores of two kinds."""
+    lines = [line.partition(":") for line in cpuinfo.splitlines()]
+    found = [frozenset(told.split()) for name, _, told in lines if name.strip() in ("flags", "Features")]
+    return frozenset.intersection(*found) if found else frozenset()
+
+
+def instructions(kind: torch.dtype, processor: Processor) -> str | None:
+    """Which of a processor's instruction sets makes a half-precision format fast; None: it is slower than float32."""
+    wanted = INSTRUCTIONS.get(processor.machine, {}).get(kind, ()) if processor.library else ()
+    return next((name for name in wanted if name in processor.flags), None)
+
+
+def half_is_fast(kind: torch.dtype) -> bool:
+    return instructions(kind, processor()) is not None
+
+
 def dtype(device: torch.device, stored: torch.dtype) -> torch.dtype:
     """The stored format where it is fast; float32 where half precision runs slower than that (many CPUs)."""
-    if stored == torch.float32 or (device.type == "cpu" and not _half_is_fast(stored)):
+    if stored == torch.float32 or (device.type == "cpu" and not half_is_fast(stored)):
         return torch.float32
     return stored
-
-
-@cache
-def _half_is_fast(kind: torch.dtype, size: int = 256) -> bool:
-    def seconds(kind: torch.dtype) -> float:
-        a = torch.ones(size, size, dtype=kind)
-        a @ a
-        start = time.perf_counter()
-        a @ a
-        return time.perf_counter() - start
-
-    return seconds(kind) < 1.5 * seconds(torch.float32)
