@@ -10,7 +10,8 @@ import torch
 
 from moesaic import doctor
 from moesaic.cli import main
-from moesaic.kernels import native
+from moesaic.kernels import native, probe
+from moesaic.kernels.probe import Processor
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +26,20 @@ def test_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert told["torch"]["found"] == torch.__version__
     assert "float32" in told["number formats"]["found"]
     assert told["compiled kernels"]["fine"] == (native.kernels() is not None)
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "told"),
+    [
+        ("x86_64", "avx512_vnni", "fast here: float32; training takes float32"),
+        ("x86_64", "amx_bf16 avx512_bf16", "fast here: float32, bfloat16 (amx_bf16); training takes bfloat16"),
+        ("aarch64", "asimdhp", "fast here: float32; training takes float32"),
+    ],
+)
+def test_the_format_that_is_taken_is_told(monkeypatch: pytest.MonkeyPatch, machine, flags, told) -> None:
+    monkeypatch.setattr(probe, "device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(probe, "processor", lambda: Processor(machine, frozenset(flags.split())))
+    assert told == next(finding.found for finding in doctor.examine() if finding.name == "number formats")
 
 
 def test_what_is_missing_comes_with_its_remedy(monkeypatch: pytest.MonkeyPatch, capsys) -> None:

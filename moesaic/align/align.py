@@ -22,7 +22,7 @@ from moesaic.model.matching import match
 from moesaic.model.value_head import give_head
 from moesaic.recipe import Recipe
 from moesaic.train import beginning
-from moesaic.train.continuing import steps_done
+from moesaic.train.continuing import begun_in, steps_done
 from moesaic.train.foresight import check_learning
 from moesaic.train.loop import train
 from moesaic.train.run import Run
@@ -107,8 +107,10 @@ def begin(
     recipe: Recipe, stage: Stage, name: str, model: Path, out: Path, *, quiet: bool = False, command: str = ""
 ) -> Run:
     device = probe.device()
+    before = begun_in(out)
     # On a CPU as it is stored: there, bits are promised in float32 only.
-    dtype = None if device.type == "cpu" else beginning.dtype(recipe, device)
+    as_stored = device.type == "cpu" and before == recipe.train.dtype == "auto"
+    dtype = None if as_stored else beginning.dtype(recipe, device, before)
     begun = directory.load(model, dtype=dtype, device=device)
     beginning.check_learnable(begun, model)
     if begun.tokenizer is None or begun.tokenizer.chat_template is None:

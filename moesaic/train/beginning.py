@@ -28,6 +28,13 @@ def dtype(recipe: Recipe, device: torch.device, before: str = "auto") -> torch.d
     return found
 
 
+def why(recipe: Recipe, before: str) -> str:
+    """Of this format and no other, in the words of a run's first lines."""
+    if recipe.train.dtype != "auto":
+        return "as train.dtype says"
+    return "what is fast here (train.dtype: auto)" if before == "auto" else "in which this run was begun"
+
+
 def check_learnable(begun: Model, place: object) -> None:
     if any(isinstance(module, FewBits) for module in begun.modules()):
         raise UserError(place, "is compressed, and codes do not learn", "Name the model it was made from.")

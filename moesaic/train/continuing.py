@@ -6,12 +6,18 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import ValidationError
 
 from moesaic.errors import UserError
 from moesaic.model import lineage
+from moesaic.model.checkpoint import read_json
 from moesaic.recipe import ModelSection, Recipe
 from moesaic.train.checkpoints import Checkpoints
+from moesaic.train.loss_law import write_json
+
+BEGUN = "begun.json"  # what a run decided for itself before its first step
+FORMATS = ("float32", "bfloat16", "float16")
 
 
 def steps_done(recipe: Recipe, out: Path, name: str) -> int:
@@ -39,6 +45,30 @@ def steps_done(recipe: Recipe, out: Path, name: str) -> int:
         problem = f"was not begun from {f'the weights of {init}' if init else 'fresh weights'}"
         raise UserError(out, problem, "Name another --out, or the model it was begun from.")
     return steps[-1]
+
+
+def begun_in(out: Path) -> str:
+    """The number format of the run in `out`, which goes on in it wherever that is: another processor may be good at
+    another. "auto" if there is no run."""
+    checkpoints = Checkpoints(out, keep_last=1, keep_every=0)
+    if steps := checkpoints.steps():
+        return checkpoints.dtype(steps[-1])
+    file = out / BEGUN
+    if not file.is_file():
+        return "auto"
+    try:
+        found = read_json(file).get("dtype")
+    except UserError as error:
+        found = error.problem
+    if found not in FORMATS:
+        problem = f"does not say which format the run was begun in ({found})"
+        raise UserError(file, problem, "Remove it, and the run begins again.")
+    return str(found)
+
+
+def begin_in(out: Path, dtype: torch.dtype) -> None:
+    """Before the first step, so that a run that is killed before its first checkpoint goes on to the same bits too."""
+    write_json(out / BEGUN, {"dtype": str(dtype).removeprefix("torch.")})
 
 
 def _filled(model: dict[str, Any]) -> dict[str, Any] | None:

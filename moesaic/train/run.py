@@ -24,7 +24,7 @@ from moesaic.train.balance import Balance
 from moesaic.train.beginning import Begun
 from moesaic.train.checkpoints import Checkpoints, Snapshot
 from moesaic.train.compiled import compile_blocks
-from moesaic.train.continuing import fingerprint, steps_done
+from moesaic.train.continuing import begin_in, begun_in, fingerprint, steps_done
 from moesaic.train.foresight import rates, with_room, within
 from moesaic.train.held_out_loss import HeldOutLoss
 from moesaic.train.loss_scale import LossScale
@@ -70,7 +70,7 @@ class Run:
         done = steps_done(recipe, out, name)
         self._origin = fingerprint(recipe.train.init)
         self.checkpoints = Checkpoints(out, self.settings.keep_last, self.settings.keep_every, self._saved)
-        before = self.checkpoints.dtype(done) if done else "auto"
+        before = begun_in(out)
         self.model, self.files, self.life = begun or beginning.model(recipe, _given(data), self.device, before)
         self.data: Stream = stream(self.model) if stream else TokenStream.open(_given(data), recipe)
         recipe, ends = within(recipe, self.data)
@@ -90,6 +90,8 @@ class Run:
         if self.device.type == "cuda" and stream is None and not self.settings.token_drop:  # batches of one size
             compile_blocks(self.model)
         report_state = self._restore(done) if done else None
+        if not done:
+            begin_in(out, self.model.dtype)
         self.report = Report(
             out,
             self.settings.steps,
@@ -99,6 +101,8 @@ class Run:
             quiet=quiet,
             command=command,
         )
+        kind = str(self.model.dtype).removeprefix("torch.")
+        self.report.note(f"weights in {kind}, {beginning.why(recipe, before)}", kind="format", dtype=kind)
         if shortened:
             self.report.note(f"a run of {self.settings.steps} steps: warm-up shortened to {self.settings.warmup_steps}")
         if not self.step and isinstance(self.data, TokenStream):

@@ -53,9 +53,7 @@ def test_flags_are_those_that_every_core_has(form):
     assert probe._flags("") == frozenset()
 
 
-@pytest.mark.parametrize(
-    ("flags", "expected"), [(CASCADE_LAKE, torch.float32), (SAPPHIRE_RAPIDS, torch.bfloat16)]
-)
+@pytest.mark.parametrize(("flags", "expected"), [(CASCADE_LAKE, torch.float32), (SAPPHIRE_RAPIDS, torch.bfloat16)])
 def test_the_choice_is_the_same_however_busy_the_machine_is(flags, expected, monkeypatch):
     monkeypatch.setattr(probe, "processor", lambda: Processor("x86_64", frozenset(flags.split())))
     monkeypatch.setattr("time.perf_counter", lambda: pytest.fail("nothing is timed"))

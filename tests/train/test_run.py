@@ -29,6 +29,7 @@ from moesaic.model.atomic import alone_in
 from moesaic.recipe import Recipe, load_recipe
 from moesaic.train.checkpoints import Checkpoints
 from moesaic.train.law_runs import HELD_OUT, read_run
+from moesaic.train.loop import train
 from moesaic.train.metrics import read_events
 from moesaic.train.pretrain import pretrain
 from moesaic.train.run import Run
@@ -134,8 +135,6 @@ def test_stopped_and_gone_on_with_is_the_same_to_the_bit(recipe_file, whole, tmp
             if self.step == 17:
                 raise Stopped
 
-    from moesaic.train.loop import train
-
     recipe = load_recipe(recipe_file)
     data = Path(recipe.train.data)
     with pytest.raises(Stopped):
@@ -215,8 +214,6 @@ def test_every_option_resumes_to_the_same_bits(extra, recipe_file, tmp_path):
             if self.step == 10:
                 raise Stopped
 
-    from moesaic.train.loop import train
-
     with pytest.raises(Stopped):
         train(StopsAt(recipe, tmp_path / "parts", Path(recipe.train.data), quiet=True))
     run(recipe_file, tmp_path / "parts", *extra)
@@ -241,6 +238,62 @@ def test_a_run_goes_on_in_the_format_it_was_begun_in_where_another_is_fast(recip
             tensor.dtype == torch.bfloat16 for name, tensor in weights(tmp_path / "run").items() if "norm" in name
         )
     assert len(losses(tmp_path / "run")) == 4
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("begun_fast", [True, False])
+def test_killed_before_its_first_checkpoint_a_run_goes_on_in_its_format(recipe_file, tmp_path, monkeypatch, begun_fast):
+    """As on a processor with instructions for bfloat16 and then on one without, and the other way round."""
+    few = ["train.steps=4", "train.warmup_steps=0", "train.save_every=4"]
+
+    def here(fast: bool) -> None:
+        monkeypatch.setattr("moesaic.kernels.probe.half_is_fast", lambda kind: fast)
+
+    class StopsAt(Run):
+        def tell(self, *arguments):
+            super().tell(*arguments)
+            if self.step == 2:
+                raise Killed
+
+    here(begun_fast)
+    run(recipe_file, tmp_path / "whole", *few)
+    recipe = load_recipe(recipe_file, few)
+    with pytest.raises(Killed):
+        train(StopsAt(recipe, tmp_path / "parts", Path(recipe.train.data), quiet=True))
+    assert not Checkpoints(tmp_path / "parts", 1, 0).steps()
+    here(not begun_fast)
+    run(recipe_file, tmp_path / "parts", *few)
+    kind = "bfloat16" if begun_fast else "float32"
+    assert json.loads((tmp_path / "parts" / "config.json").read_text())["dtype"] == kind
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    assert equal(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
+
+
+def test_the_format_is_told_with_its_reason_and_can_be_said(recipe_file, tmp_path, monkeypatch, capsys):
+    few = ["train.warmup_steps=0", "train.save_every=1"]
+    monkeypatch.setattr("moesaic.kernels.probe.half_is_fast", lambda kind: True)
+    pretrain(load_recipe(recipe_file, ["train.steps=1", *few]), tmp_path / "run")
+    assert capsys.readouterr().err.startswith("weights in bfloat16, what is fast here (train.dtype: auto)\n")
+    run(recipe_file, tmp_path / "run", "train.steps=2", *few)
+    run(recipe_file, tmp_path / "told", "train.steps=1", "train.dtype=float32", *few)
+    told = [
+        [(event["dtype"], event["text"]) for event in read_events(tmp_path / out) if event["kind"] == "format"]
+        for out in ("run", "told")
+    ]
+    assert told[0][1] == ("bfloat16", "weights in bfloat16, in which this run was begun")
+    assert told[1] == [("float32", "weights in float32, as train.dtype says")]
+    assert moesaic.load(tmp_path / "told", dtype="bfloat16").dtype == torch.bfloat16
+
+
+def test_a_spoilt_note_of_the_format(recipe_file, tmp_path):
+    (tmp_path / "run").mkdir()
+    for spoilt in ("", "{}", '{"dtype": "float8"}', '{"dtype": ["float32"]}'):
+        (tmp_path / "run" / "begun.json").write_text(spoilt)
+        with pytest.raises(UserError, match=r"begun.json: does not say which format.*Remove it"):
+            run(recipe_file, tmp_path / "run", "train.steps=1", "train.warmup_steps=0")
 
 
 def test_averaged_weights_are_the_result(recipe_file, tmp_path):
@@ -376,8 +429,6 @@ def test_a_spike_goes_back_past_the_data(recipe_file, tmp_path):
             self.broken = True
             super().rewind()
 
-    from moesaic.train.loop import train
-
     poisoned = Poisoned(recipe, tmp_path / "run", Path(recipe.train.data), quiet=True)
     poisoned.watch.warmup = 5
     train(poisoned)
@@ -403,8 +454,6 @@ def test_a_spike_goes_back_before_the_update_that_broke_the_weights(recipe_file,
             super().rewind()
             assert not self.average.taken, "what was averaged is gone with the steps"
 
-    from moesaic.train.loop import train
-
     broken = Broken(recipe, tmp_path / "run", Path(recipe.train.data), quiet=True)
     broken.watch.warmup = 5
     train(broken)
@@ -429,8 +478,6 @@ def test_steps_that_are_never_finite_go_back_and_are_not_kept_in_place_of_good_o
 
     class LostForGood(Lost):
         until = 9
-
-    from moesaic.train.loop import train
 
     lost = Lost(recipe, tmp_path / "run", Path(recipe.train.data), quiet=True)
     train(lost)
@@ -464,8 +511,6 @@ def test_a_run_ends_where_its_data_does(ending, recipe_file, tmp_path):
 
 
 def test_a_rewind_that_leaves_no_data_ends_the_run(ending, recipe_file, tmp_path):
-    from moesaic.train.loop import train
-
     class Rewound(Run):
         def tell(self, *arguments):
             super().tell(*arguments)
@@ -491,8 +536,6 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(recipe_file, tmp_path)
             if self.step == 4:
                 assert all(torch.equal(self.before[name], p) for name, p in self.model.named_parameters())
             return loss
-
-    from moesaic.train.loop import train
 
     poisoned = Poisoned(recipe, tmp_path / "run", Path(recipe.train.data), quiet=True)
     train(poisoned)
@@ -749,8 +792,6 @@ class TestWhatGoesWrong:
                 super().tell(*arguments)
                 if self.step == 7:
                     os.kill(os.getpid(), signal.SIGINT)
-
-        from moesaic.train.loop import train
 
         interrupted = Interrupted(recipe, tmp_path / "run", Path(recipe.train.data), quiet=True)
         train(interrupted)
