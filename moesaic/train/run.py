@@ -164,15 +164,16 @@ class Run:
         tokens = len(batch.tokens_T)
         parts: dict[str, Tensor | float] = dict(loss.parts)
         parts |= batch.notes
-        if self.measure is not None and self.due_to_evaluate():
-            parts |= self.measure(self.model)
-            for told in batch.told:
-                self.report.note(told, kind="sample")
+        measure = self.measure if self.measure is not None and self.due_to_evaluate() else None
+        if measure is not None:
+            parts |= measure(self.model)
             self._clock = time.perf_counter()  # a step's time is that of learning
         flops = step_flops(self.model.config, batch.lengths)
         self.report.step(
             StepRecord(self.step, loss.total, lr, tokens, seconds, result.norm, result.skipped, flops, parts, loads)
         )
+        for told in batch.told if measure is not None else ():
+            self.report.note(told, kind="sample")
         for warning in batch.warnings:
             self.report.note(warning, kind="warning")
         self.checkpoints.look()
