@@ -37,7 +37,8 @@ def cores() -> int:
 
 
 def threads() -> int:
-    """The cores this process may use: its affinity, and the quota of its control group."""
+    """The cores this process may use: its affinity, the quota of its control group, and no more than OMP_NUM_THREADS,
+    which is where people and schedulers say it."""
     found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores()
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -45,7 +46,8 @@ def threads() -> int:
             found = min(found, max(1, round(int(quota) / int(period))))
     except (OSError, ValueError):
         pass
-    return found
+    told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # further numbers are of nested teams
+    return min(found, int(told)) if told.isascii() and told.isdigit() and int(told) else found
 
 
 @cache

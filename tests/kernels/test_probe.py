@@ -68,3 +68,11 @@ def test_a_system_that_does_not_tell(monkeypatch):
 
     monkeypatch.setattr(Path, "read_text", missing)
     assert probe.processor.__wrapped__().flags == frozenset()
+
+
+def test_no_more_threads_than_were_asked_for(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    allowed = probe.threads()
+    for told, expected in (("1", 1), ("1,2", 1), ("9999", allowed), ("0", allowed), ("", allowed), ("many", allowed)):
+        monkeypatch.setenv("OMP_NUM_THREADS", told)
+        assert probe.threads() == expected
