@@ -105,12 +105,21 @@ def _has(needed: Requirement) -> bool:
 
 def _speeds(device: torch.device) -> Iterator[Finding]:
     speeds = {kind: _products(device, kind) for kind in (torch.float32, torch.bfloat16, torch.float16)}
-    best = max(speeds.values())
-    fast = [_plain(kind) for kind, speed in speeds.items() if speed > best / 3]
     told = ", ".join(f"{_plain(kind)} {speed / 1e9:,.0f}" for kind, speed in speeds.items())
     yield Finding("products", f"{told} GFLOP/s", told=True)
-    yield Finding("number formats", f"fast here: {', '.join(fast)}", told=True)
+    yield _dtypes(device)
     yield Finding("reading memory", f"{_reading(device) / 1e9:,.0f} GB/s", told=True)
+
+
+def _dtypes(device: torch.device) -> Finding:
+    """Which are fast, and the one training uses by default: by what there are instructions for, not by the clock."""
+    fast = ["float32"]
+    for kind in (torch.bfloat16, torch.float16):
+        if hardware.dtype(device, kind) == kind:
+            by = hardware.instructions(kind, hardware.processor()) if device.type == "cpu" else None
+            fast.append(f"{_plain(kind)} ({by})" if by else _plain(kind))
+    taken = _plain(hardware.dtype(device, torch.bfloat16))
+    return Finding("dtypes", f"fast here: {', '.join(fast)}; training uses {taken}", told=True)
 
 
 def _products(device: torch.device, kind: torch.dtype) -> float:

@@ -232,7 +232,9 @@ class TrainSection(Section):
     accumulate: Count = Field(1, description="parts that a batch is taken in, to save memory")
     warmup_steps: int = Field(0, ge=0, description="steps in which the learning rate rises to the schedule's first")
     clip: float = Field(1.0, gt=0, description="longest gradient norm")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: what is fast here")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="of the weights; auto: bfloat16 if the processor or GPU has instructions for it"
+    )
     seed: Seed = 0
     evaluate_every: int = Field(0, ge=0, description="steps between losses on held-out text (data.held_out); 0: never")
     evaluate_tokens: Count = Field(65_536, description="held-out tokens that such a loss is measured on")

@@ -191,6 +191,17 @@ class TestHelp:
         assert not {"torch", "transformers", "numpy"} & set(modules)
 
 
+def test_threads_that_wait_do_not_spin_for_long_unless_told_to() -> None:
+    for told, added in (
+        ({}, {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "1"}),
+        ({"GOMP_SPINCOUNT": "7"}, {"KMP_BLOCKTIME": "1"}),
+        ({"OMP_WAIT_POLICY": "active"}, {}),
+    ):
+        environment = dict(told)
+        cli.limit_spinning(environment)
+        assert environment == told | added
+
+
 def test_version(run: Run) -> None:
     assert run("--version") == (0, f"moesaic {moesaic.__version__}\n", "")
 

@@ -10,7 +10,8 @@ import torch
 
 from moesaic import doctor
 from moesaic.cli import main
-from moesaic.kernels import native
+from moesaic.kernels import hardware, native
+from moesaic.kernels.hardware import Processor
 
 
 @pytest.fixture(autouse=True)
@@ -23,8 +24,22 @@ def test_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
     told = {finding["name"]: finding for finding in json.loads(capsys.readouterr().out)["findings"]}
     assert told["torch"]["found"] == torch.__version__
-    assert "float32" in told["number formats"]["found"]
+    assert "float32" in told["dtypes"]["found"]
     assert told["compiled kernels"]["fine"] == (native.kernels() is not None)
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "told"),
+    [
+        ("x86_64", "avx512_vnni", "fast here: float32; training uses float32"),
+        ("x86_64", "amx_bf16 avx512_bf16", "fast here: float32, bfloat16 (amx_bf16); training uses bfloat16"),
+        ("aarch64", "asimdhp", "fast here: float32; training uses float32"),
+    ],
+)
+def test_the_dtype_that_training_uses_is_reported(monkeypatch: pytest.MonkeyPatch, machine, flags, told) -> None:
+    monkeypatch.setattr(hardware, "device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(hardware, "processor", lambda: Processor(machine, frozenset(flags.split())))
+    assert told == next(finding.found for finding in doctor.examine() if finding.name == "dtypes")
 
 
 def test_what_is_missing_comes_with_its_remedy(monkeypatch: pytest.MonkeyPatch, capsys) -> None:

@@ -23,7 +23,7 @@ from moesaic.model.value_head import give_head
 from moesaic.recipe import Recipe
 from moesaic.train import init
 from moesaic.train.loop import train
-from moesaic.train.resume import steps_done
+from moesaic.train.resume import run_dtype, steps_done
 from moesaic.train.run import Run
 from moesaic.train.validate import check_learning
 
@@ -107,8 +107,10 @@ def begin(
     recipe: Recipe, stage: Stage, name: str, model: Path, out: Path, *, quiet: bool = False, command: str = ""
 ) -> Run:
     device = hardware.device()
+    before = run_dtype(out)
     # On a CPU as it is stored: there, bits are promised in float32 only.
-    dtype = None if device.type == "cpu" else init.dtype(recipe, device)
+    as_stored = device.type == "cpu" and before == recipe.train.dtype == "auto"
+    dtype = None if as_stored else init.dtype(recipe, device, before)
     begun = directory.load(model, dtype=dtype, device=device)
     init.check_learnable(begun, model)
     if begun.tokenizer is None or begun.tokenizer.chat_template is None:

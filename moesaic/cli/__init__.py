@@ -10,7 +10,7 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 
 import typer
@@ -24,6 +24,8 @@ LINE = 120  # a longer message has its remedy on a second line
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:  # the process is ours
+        limit_spinning(os.environ)
     if "_MOESAIC_COMPLETE" in os.environ:  # the shell asks what could come next
         make_app(everything=True)(given, prog_name="moesaic")
 
@@ -53,6 +55,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(message, file=sys.stderr)
         return code
     return 0
+
+
+def limit_spinning(environment: MutableMapping[str, str]) -> None:
+    """How long idle OpenMP threads spin. By default it is many milliseconds, in which they keep their core from other
+    work, or from the very thread they wait for. Read once, when torch is imported."""
+    if "OMP_WAIT_POLICY" not in environment:
+        environment.setdefault("GOMP_SPINCOUNT", "10000")  # GNU's: about as long as a kernel waits for the next one
+        environment.setdefault("KMP_BLOCKTIME", "1")  # LLVM's and Intel's, in milliseconds
 
 
 @contextmanager

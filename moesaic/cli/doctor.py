@@ -12,7 +12,7 @@ ORDER = 95
 
 
 def command(json: JsonFlag = False) -> None:
-    """Look at this machine: hardware, number formats that are fast here, versions, what is missing."""
+    """Look at this machine: hardware, dtypes that are fast here, versions, what is missing."""
     from rich.console import Console
     from rich.markup import escape
 

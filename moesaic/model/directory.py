@@ -54,7 +54,7 @@ def load(
     threads: int | None = None,
     mode: Mode = "fast",
 ) -> Model:
-    """A model, with its `.config` and `.tokenizer`. What is not said is chosen by probing this machine."""
+    """A model, with its `.config` and `.tokenizer`. What is not said is chosen by what this machine has."""
     wanted = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if dtype is not None and wanted not in tensor_file.DTYPES.values():
         raise UserError("dtype", f"{dtype} is not a format of weights", "Take float32, bfloat16 or float16.")

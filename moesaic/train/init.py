@@ -28,6 +28,13 @@ def dtype(recipe: Recipe, device: torch.device, before: str = "auto") -> torch.d
     return found
 
 
+def why(recipe: Recipe, before: str) -> str:
+    """Why the weights have this dtype, as the first lines of a run say it."""
+    if recipe.train.dtype != "auto":
+        return "set by train.dtype"
+    return "fast on this machine (train.dtype: auto)" if before == "auto" else "as when this run was started"
+
+
 def check_learnable(begun: Model, place: object) -> None:
     if any(isinstance(module, QuantizedWeight) for module in begun.modules()):
         raise UserError(place, "is compressed, and codes do not learn", "Name the model it was made from.")

@@ -31,7 +31,7 @@ from moesaic.train.objectives import Loss, Objective
 from moesaic.train.optimizers import OptimizerMethod, StepResult
 from moesaic.train.report.mfu import peak_flops, step_flops
 from moesaic.train.report.report import Report, StepRecord
-from moesaic.train.resume import fingerprint, steps_done
+from moesaic.train.resume import fingerprint, record_dtype, run_dtype, steps_done
 from moesaic.train.validate import rates, with_room, within
 from moesaic.train.watch import Watch
 
@@ -70,7 +70,7 @@ class Run:
         done = steps_done(recipe, out, name)
         self._origin = fingerprint(recipe.train.init)
         self.checkpoints = Checkpoints(out, self.settings.keep_last, self.settings.keep_every, self._saved)
-        before = self.checkpoints.dtype(done) if done else "auto"
+        before = run_dtype(out)
         self.model, self.files, self.life = begun or init.model(recipe, _given(data), self.device, before)
         self.data: Stream = stream(self.model) if stream else TokenStream.open(_given(data), recipe)
         recipe, ends = within(recipe, self.data)
@@ -90,6 +90,8 @@ class Run:
         if self.device.type == "cuda" and stream is None and not self.settings.token_drop:  # batches of one size
             compile_blocks(self.model)
         report_state = self._restore(done) if done else None
+        if not done:
+            record_dtype(out, self.model.dtype)
         self.report = Report(
             out,
             self.settings.steps,
@@ -99,6 +101,8 @@ class Run:
             quiet=quiet,
             command=command,
         )
+        kind = str(self.model.dtype).removeprefix("torch.")
+        self.report.note(f"dtype {kind}, {init.why(recipe, before)}", kind="dtype", dtype=kind)
         if shortened:
             self.report.note(f"a run of {self.settings.steps} steps: warm-up shortened to {self.settings.warmup_steps}")
         if not self.step and isinstance(self.data, TokenStream):
@@ -160,15 +164,16 @@ class Run:
         tokens = len(batch.tokens_T)
         parts: dict[str, Tensor | float] = dict(loss.parts)
         parts |= batch.notes
-        if self.measure is not None and self.due_to_evaluate():
-            parts |= self.measure(self.model)
-            for told in batch.told:
-                self.report.note(told, kind="sample")
+        measure = self.measure if self.measure is not None and self.due_to_evaluate() else None
+        if measure is not None:
+            parts |= measure(self.model)
             self._clock = time.perf_counter()  # a step's time is that of learning
         flops = step_flops(self.model.config, batch.lengths)
         self.report.step(
             StepRecord(self.step, loss.total, lr, tokens, seconds, result.norm, result.skipped, flops, parts, loads)
         )
+        for told in batch.told if measure is not None else ():
+            self.report.note(told, kind="sample")
         for warning in batch.warnings:
             self.report.note(warning, kind="warning")
         self.checkpoints.look()

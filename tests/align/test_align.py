@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import moesaic
 from moesaic.align.align import align
 from moesaic.atomic import alone_in
 from moesaic.errors import UserError
-from moesaic.model import lineage
+from moesaic.kernels import hardware
+from moesaic.model import directory, lineage
 from moesaic.recipe import load_recipe
 from moesaic.train.run import Run
 from tests.serve.made import talking_model
@@ -95,6 +98,30 @@ def test_a_stopped_stage_goes_on_to_the_same_bits(base, tmp_path, monkeypatch):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_a_stage_killed_before_its_first_checkpoint_resumes_in_its_dtype(base, tmp_path, monkeypatch):
+    """Begun where bfloat16 is fast, and gone on with where it is not."""
+    directory.save(moesaic.load(base), tmp_path / "half", dtype=torch.bfloat16)
+    asked, plain = of_stages(tmp_path, SFT), Run.tell
+
+    def killed(self: Run, *given: Any) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr(hardware, "half_is_fast", lambda kind: True)
+    align(asked, tmp_path / "half", tmp_path / "whole", quiet=True)
+    monkeypatch.setattr(Run, "tell", killed)
+    with pytest.raises(InterruptedError):
+        align(asked, tmp_path / "half", tmp_path / "parts", quiet=True)
+    monkeypatch.setattr(Run, "tell", plain)
+    monkeypatch.setattr(hardware, "half_is_fast", lambda kind: False)
+    align(asked, tmp_path / "half", tmp_path / "parts", quiet=True)
+    one, other = (load_file(tmp_path / out / "model.safetensors") for out in ("whole", "parts"))
+    assert {tensor.dtype for name, tensor in one.items() if "norm" in name} == {torch.bfloat16}
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    told = of_stages(tmp_path, SFT).changed(train={"dtype": "float32"})
+    align(told, tmp_path / "half", tmp_path / "told", quiet=True)
+    assert load_file(tmp_path / "told" / "model.safetensors")["model.norm.weight"].dtype == torch.float32
+
+
 @pytest.mark.parametrize(
     ("stage", "message"),
     [
@@ -140,7 +167,7 @@ class TestAnOutThatHoldsSomething:
 
     def test_another_model_is_refused(self, begun, tmp_path):
         other = talking_model(tmp_path / "other", seed=1)
-        with pytest.raises(UserError, match=f"was not begun from the weights of {other}"):
+        with pytest.raises(UserError, match=f"was not started from the weights of {other}"):
             align(of_stages(tmp_path, SFT), other, begun, quiet=True)
 
     @pytest.mark.parametrize(

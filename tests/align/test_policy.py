@@ -19,6 +19,7 @@ from moesaic.model.context import Routing
 from moesaic.model.layout import Layout
 from moesaic.recipe import load_recipe
 from moesaic.train.objectives.policy import Policy, clipped, distance
+from moesaic.train.report.metrics import read_events
 from tests.model import oracle
 from tests.serve.made import talking_model
 
@@ -53,6 +54,35 @@ def test_answers_worth_the_same_have_no_advantage(name):
     settings = RolloutSettings(3, 7, 1, name, "token", 1, {}, 0)
     batch = next(Asked(examples=examples, settings=settings, selector=InTurn(examples)))
     assert float(batch.columns["advantage"].abs().max()) < 1e-6
+
+
+def test_an_answer_that_several_gave_is_told_once():
+    class Asked(PolicyStream):
+        def gather(self):
+            texts = ["12", "12", " 12", "7", "9"]
+            group = [Sample([1], [2], [0.0], [0], text, "stop", Judged(0.0, {}), question="5 + 7 =") for text in texts]
+            return [group], [Rolled([group], 1, 1, 0)]
+
+    examples = Mixture([[]], [1.0])
+    settings = RolloutSettings(1, 5, 1, "group_centred", "token", 1, {}, 0)
+    batch = next(Asked(examples=examples, settings=settings, selector=InTurn(examples)))
+    assert batch.told == ["5 + 7 = 12 (reward 0)", "5 + 7 = 7 (reward 0)"]
+
+
+def test_each_sample_is_one_line_of_a_log_with_the_step_that_learned_from_it(tmp_path, capsys):
+    """Drawn so narrowly that all answers to a question are the same; nobody is at a terminal."""
+    family = "builtin:chain_sum:min_terms=2,max_terms=2,min_digits=1,max_digits=1"
+    (tmp_path / "align.yaml").write_text(
+        f"align: {{stages: [{{name: policy, steps: 4, lr: 1.0e-9, data: [{{path: '{family}'}}], prompts: 2, group: 4, "
+        "max_tokens: 4, updates: 2, top_k: 1, evaluate: 2, evaluate_every: 1}]}"
+    )
+    base = talking_model(tmp_path / "base")
+    capsys.readouterr()
+    align(load_recipe(tmp_path / "align.yaml"), base, tmp_path / "out")
+    shown = [line for line in capsys.readouterr().err.splitlines() if "(reward" in line]
+    assert [line.partition(":")[0] for line in shown] == ["step 1", "step 3"]  # a set of rollouts serves two steps
+    kept = [event for event in read_events(tmp_path / "out") if event["kind"] == "sample"]
+    assert [f"step {event['step']}: {event['text']}" for event in kept] == shown
 
 
 def test_generalised_advantages_by_hand():

@@ -93,3 +93,40 @@ def test_one_threading_runtime():
     mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
     runtimes = {path for path in mapped if Path(path).name.startswith(("libgomp", "libiomp", "libomp"))}
     assert runtimes == {build.threading_runtime()}
+
+
+# One of three threads is late by 0.4 seconds, ten times; tells the processor's seconds that were spent meanwhile.
+LATE = """
+#include "team.h"
+#include <stdio.h>
+#include <time.h>
+#include <unistd.h>
+
+int main(void) {
+    Team team = {0};
+    long seen = 0;
+#pragma omp parallel num_threads(3) reduction(+ : seen)
+    {
+        Member m = join(&team);
+        for (int round = 0; round < 10; round++) {
+            if (round % m.size == omp_get_thread_num()) usleep(400000), team.taken[round] = round + 1;
+            meet(&m);
+            seen += team.taken[round];
+        }
+    }
+    printf("%ld %f\\n", seen, (double)clock() / CLOCKS_PER_SEC);
+}
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads only offer their core")
+def test_threads_that_wait_for_a_late_one_sleep(tmp_path):
+    """Whoever is late may be waiting for the very core that a spinning thread keeps."""
+    (tmp_path / "late.c").write_text(LATE)
+    made = [COMPILER, "-std=gnu11", "-O2", "-fopenmp", f"-I{build.SOURCES}", "late.c", "-o", "late"]
+    if subprocess.run(made, cwd=tmp_path, capture_output=True).returncode:
+        pytest.skip("the compiler has no OpenMP of its own")
+    out = subprocess.run([tmp_path / "late"], capture_output=True, text=True, check=True, timeout=120).stdout
+    seen, seconds = out.split()
+    assert int(seen) == 3 * sum(range(1, 11))
+    assert float(seconds) < 0.3, "of 8 that they would spin"

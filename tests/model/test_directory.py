@@ -238,7 +238,7 @@ def test_half_precision_is_widened_where_it_is_slow(fast, tmp_path, monkeypatch)
     model.save_pretrained(tmp_path / "half")
     stored = load_file(tmp_path / "half" / "model.safetensors")
     assert {value.dtype for value in stored.values()} <= {torch.bfloat16, torch.float32}
-    monkeypatch.setattr(hardware, "_half_is_fast", lambda kind: fast)
+    monkeypatch.setattr(hardware, "half_is_fast", lambda kind: fast)
     ours = moesaic.load(tmp_path / "half", device="cpu")
     assert ours.config.dtype == "bfloat16"
     assert ours.dtype == (torch.bfloat16 if fast else torch.float32)

@@ -29,6 +29,7 @@ from moesaic.model import lineage
 from moesaic.recipe import Recipe, load_recipe
 from moesaic.train.checkpoints import Checkpoints
 from moesaic.train.law.runs import HELD_OUT, read_run
+from moesaic.train.loop import train
 from moesaic.train.pretrain import pretrain
 from moesaic.train.report.metrics import read_events
 from moesaic.train.run import Run
@@ -134,8 +135,6 @@ def test_stopped_and_gone_on_with_is_the_same_to_the_bit(recipe_file, whole, tmp
             if self.step == 17:
                 raise Stopped
 
-    from moesaic.train.loop import train
-
     recipe = load_recipe(recipe_file)
     data = Path(recipe.train.data)
     with pytest.raises(Stopped):
@@ -215,8 +214,6 @@ def test_every_option_resumes_to_the_same_bits(extra, recipe_file, tmp_path):
             if self.step == 10:
                 raise Stopped
 
-    from moesaic.train.loop import train
-
     with pytest.raises(Stopped):
         train(StopsAt(recipe, tmp_path / "parts", Path(recipe.train.data), quiet=True))
     run(recipe_file, tmp_path / "parts", *extra)
@@ -232,7 +229,7 @@ def test_parts_of_a_batch_add_up(recipe_file, whole, tmp_path):
     )
 
 
-def test_a_run_goes_on_in_the_format_it_was_begun_in_where_another_is_fast(recipe_file, tmp_path, monkeypatch):
+def test_a_run_resumes_in_the_dtype_it_was_started_in_where_another_is_fast(recipe_file, tmp_path, monkeypatch):
     few = ["train.warmup_steps=0", "train.save_every=2"]
     for fast, steps in ((torch.bfloat16, 2), (torch.float32, 4)):  # as on a GPU, and then on a CPU
         monkeypatch.setattr("moesaic.kernels.hardware.dtype", lambda device, stored, fast=fast: fast)
@@ -241,6 +238,62 @@ def test_a_run_goes_on_in_the_format_it_was_begun_in_where_another_is_fast(recip
             tensor.dtype == torch.bfloat16 for name, tensor in weights(tmp_path / "run").items() if "norm" in name
         )
     assert len(losses(tmp_path / "run")) == 4
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("first_fast", [True, False])
+def test_killed_before_its_first_checkpoint_a_run_resumes_in_its_dtype(recipe_file, tmp_path, monkeypatch, first_fast):
+    """As on a processor with instructions for bfloat16 and then on one without, and the other way round."""
+    few = ["train.steps=4", "train.warmup_steps=0", "train.save_every=4"]
+
+    def here(fast: bool) -> None:
+        monkeypatch.setattr("moesaic.kernels.hardware.half_is_fast", lambda kind: fast)
+
+    class StopsAt(Run):
+        def tell(self, *arguments):
+            super().tell(*arguments)
+            if self.step == 2:
+                raise Killed
+
+    here(first_fast)
+    run(recipe_file, tmp_path / "whole", *few)
+    recipe = load_recipe(recipe_file, few)
+    with pytest.raises(Killed):
+        train(StopsAt(recipe, tmp_path / "parts", Path(recipe.train.data), quiet=True))
+    assert not Checkpoints(tmp_path / "parts", 1, 0).steps()
+    here(not first_fast)
+    run(recipe_file, tmp_path / "parts", *few)
+    kind = "bfloat16" if first_fast else "float32"
+    assert json.loads((tmp_path / "parts" / "config.json").read_text())["dtype"] == kind
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    assert equal(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
+
+
+def test_the_dtype_is_reported_with_its_reason_and_can_be_set(recipe_file, tmp_path, monkeypatch, capsys):
+    few = ["train.warmup_steps=0", "train.save_every=1"]
+    monkeypatch.setattr("moesaic.kernels.hardware.half_is_fast", lambda kind: True)
+    pretrain(load_recipe(recipe_file, ["train.steps=1", *few]), tmp_path / "run")
+    assert capsys.readouterr().err.startswith("dtype bfloat16, fast on this machine (train.dtype: auto)\n")
+    run(recipe_file, tmp_path / "run", "train.steps=2", *few)
+    run(recipe_file, tmp_path / "told", "train.steps=1", "train.dtype=float32", *few)
+    told = [
+        [(event["dtype"], event["text"]) for event in read_events(tmp_path / out) if event["kind"] == "dtype"]
+        for out in ("run", "told")
+    ]
+    assert told[0][1] == ("bfloat16", "dtype bfloat16, as when this run was started")
+    assert told[1] == [("float32", "dtype float32, set by train.dtype")]
+    assert moesaic.load(tmp_path / "told", dtype="bfloat16").dtype == torch.bfloat16
+
+
+def test_a_broken_record_of_the_dtype(recipe_file, tmp_path):
+    (tmp_path / "run").mkdir()
+    for spoilt in ("", "{}", '{"dtype": "float8"}', '{"dtype": ["float32"]}'):
+        (tmp_path / "run" / "resolved.json").write_text(spoilt)
+        with pytest.raises(UserError, match=r"resolved.json: does not say which dtype.*Remove it"):
+            run(recipe_file, tmp_path / "run", "train.steps=1", "train.warmup_steps=0")
 
 
 def test_averaged_weights_are_the_result(recipe_file, tmp_path):
@@ -376,8 +429,6 @@ def test_a_spike_goes_back_past_the_data(recipe_file, tmp_path):
             self.broken = True
             super().rewind()
 
-    from moesaic.train.loop import train
-
     poisoned = Poisoned(recipe, tmp_path / "run", Path(recipe.train.data), quiet=True)
     poisoned.watch.warmup = 5
     train(poisoned)
@@ -403,8 +454,6 @@ def test_a_spike_goes_back_before_the_update_that_broke_the_weights(recipe_file,
             super().rewind()
             assert not self.average.taken, "what was averaged is gone with the steps"
 
-    from moesaic.train.loop import train
-
     broken = Broken(recipe, tmp_path / "run", Path(recipe.train.data), quiet=True)
     broken.watch.warmup = 5
     train(broken)
@@ -429,8 +478,6 @@ def test_steps_that_are_never_finite_go_back_and_are_not_kept_in_place_of_good_o
 
     class LostForGood(Lost):
         until = 9
-
-    from moesaic.train.loop import train
 
     lost = Lost(recipe, tmp_path / "run", Path(recipe.train.data), quiet=True)
     train(lost)
@@ -464,8 +511,6 @@ def test_a_run_ends_where_its_data_does(ending, recipe_file, tmp_path):
 
 
 def test_a_rewind_that_leaves_no_data_ends_the_run(ending, recipe_file, tmp_path):
-    from moesaic.train.loop import train
-
     class Rewound(Run):
         def tell(self, *arguments):
             super().tell(*arguments)
@@ -491,8 +536,6 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(recipe_file, tmp_path)
             if self.step == 4:
                 assert all(torch.equal(self.before[name], p) for name, p in self.model.named_parameters())
             return loss
-
-    from moesaic.train.loop import train
 
     poisoned = Poisoned(recipe, tmp_path / "run", Path(recipe.train.data), quiet=True)
     train(poisoned)
@@ -607,9 +650,9 @@ class TestWhatGoesWrong:
     def test_a_run_that_was_begun_from_other_weights(self, recipe_file, whole, tmp_path):
         few = ["train.steps=2", "train.warmup_steps=0"]
         run(recipe_file, tmp_path / "on", f"train.init={whole}", *few)
-        with pytest.raises(UserError, match="was not begun from fresh weights"):
+        with pytest.raises(UserError, match="was not started from fresh weights"):
             run(recipe_file, tmp_path / "on", *few)
-        with pytest.raises(UserError, match="was not begun from the weights of"):
+        with pytest.raises(UserError, match="was not started from the weights of"):
             run(recipe_file, tmp_path / "on", f"train.init={tmp_path / 'on'}", *few)
         whole.rename(whole.parent / "moved")
         run(recipe_file, tmp_path / "on", f"train.init={whole.parent / 'moved'}", *few)
@@ -749,8 +792,6 @@ class TestWhatGoesWrong:
                 super().tell(*arguments)
                 if self.step == 7:
                     os.kill(os.getpid(), signal.SIGINT)
-
-        from moesaic.train.loop import train
 
         interrupted = Interrupted(recipe, tmp_path / "run", Path(recipe.train.data), quiet=True)
         train(interrupted)

@@ -154,7 +154,8 @@ class PolicyStream:
         for chunk in self.pending if settings.began else ():
             self._keep_began(chunk)
         self.notes = _notes(every, groups) | self.selector.notes() | self.extra_notes()
-        self.told = [one.told() for one in every[0].groups[0][:2]]
+        # Two that differ, if there are two: answers to one question are often the same, word for word.
+        self.told = list(dict.fromkeys(one.told() for one in every[0].groups[0]))[:2]
         self.warnings = self._explained([problem for rolled in every for problem in rolled.problems])
 
     def _explained(self, problems: Sequence[str]) -> list[str]:

@@ -3,8 +3,15 @@
    keeps its core from one that was put aside, and everything stands still for a millisecond each time. */
 #pragma once
 
+#include <limits.h>
 #include <sched.h>
 #include <stdatomic.h>
+
+#ifdef __linux__
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -12,9 +19,12 @@
 
 #define STAGES 16
 #define PATIENCE 2000 /* looks at the clock of the others, about ten microseconds, before the core is offered */
+/* Times that the core is offered, some tens of microseconds where nobody takes it, before the thread sleeps: to a core
+   that seems busy the system moves no other thread, and the one that is waited for may be standing in line elsewhere. */
+#define OFFERS 100
 
 typedef struct {
-    atomic_int here, met;
+    atomic_int here, met, asleep;
     atomic_long taken[STAGES];
 } Team;
 
@@ -48,15 +58,35 @@ static inline int take_one(Member *m, long items, long *at) {
     return (*at = atomic_fetch_add_explicit(m->team->taken + m->stage, 1, memory_order_relaxed)) < items;
 }
 
+/* Until `met` is no longer `seen`; it may end early. */
+static inline void sleep_until(atomic_int *met, int seen) {
+#ifdef __linux__
+    syscall(SYS_futex, met, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+#else
+    (void)met, (void)seen, sched_yield();
+#endif
+}
+
+static inline void wake(atomic_int *met) {
+#ifdef __linux__
+    syscall(SYS_futex, met, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+#else
+    (void)met;
+#endif
+}
+
 static inline void meet(Member *m) {
     Team *team = m->team;
     int meeting = ++m->stage;
     if (m->size == 1) return;
     if (atomic_fetch_add_explicit(&team->here, 1, memory_order_acq_rel) + 1 == meeting * m->size) {
-        atomic_store_explicit(&team->met, meeting, memory_order_release);
+        /* In one order for all: whoever is not seen asleep here sees the meeting before it sleeps. */
+        atomic_store_explicit(&team->met, meeting, memory_order_seq_cst);
+        if (atomic_load_explicit(&team->asleep, memory_order_seq_cst)) wake(&team->met);
         return;
     }
     for (int looks = 0; atomic_load_explicit(&team->met, memory_order_acquire) < meeting; looks++) {
+        if (looks > PATIENCE + OFFERS) break;
         if (looks > PATIENCE) sched_yield();
 #if defined(__aarch64__)
         else __asm__ volatile("isb");
@@ -64,4 +94,9 @@ static inline void meet(Member *m) {
         else __builtin_ia32_pause();
 #endif
     }
+    if (atomic_load_explicit(&team->met, memory_order_acquire) >= meeting) return;
+    atomic_fetch_add_explicit(&team->asleep, 1, memory_order_seq_cst);
+    int seen;
+    while ((seen = atomic_load_explicit(&team->met, memory_order_seq_cst)) < meeting) sleep_until(&team->met, seen);
+    atomic_fetch_sub_explicit(&team->asleep, 1, memory_order_relaxed);
 }

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from moesaic.kernels import hardware
 from moesaic.model.directory import load
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.engine_loop import Answers, EngineLoop
@@ -18,6 +19,8 @@ class Replica:
     """What runs in the other process. Only plain data goes to and fro."""
 
     def __init__(self, directory: str, weights: dict[str, Any], options: dict[str, Any]) -> None:
+        if weights.get("threads"):  # as many as the front's machine has for it; this one may have fewer cores
+            weights = weights | {"threads": min(weights["threads"], hardware.cores())}
         self.engine = Engine(load(directory, **weights), **options)
         self.loop = EngineLoop(self.engine)
         self.began = False

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from moesaic.errors import UserError
+from moesaic.kernels import hardware
 from moesaic.model.formats.matching import match
 from moesaic.model.formats.quantized import open_checkpoint
 from moesaic.model.tokenizer import Tokenizer
@@ -74,11 +75,13 @@ def with_replicas(
     options: dict[str, Any],
     adapters: dict[str, str],
 ) -> tuple[Engine, Callable[..., Replicas]]:
-    """The front's engine, and what makes the loop behind it. Replicas on one machine share its memory for caches; on
-    GPUs each has its own."""
+    """The front's engine, and what makes the loop behind it. Replicas on one machine share its cores, and its memory
+    for caches; on GPUs each has its own."""
     on_gpu = torch.cuda.is_available() and str(weights.get("device") or "cuda").startswith("cuda")
     if cache_bytes is None and not on_gpu:
         cache_bytes = int(free_bytes(torch.device("cpu")) * SHARE) // count
+    if not weights.get("threads") and not on_gpu:
+        weights = weights | {"threads": max(1, hardware.threads() // count)}
     front = front_engine(
         directory,
         cache_bytes=cache_bytes,
