@@ -35,7 +35,6 @@ KNOWN = {
     "upward": [
         "moesaic.atomic -> moesaic.model.*",
         "moesaic.compress.* -> moesaic.evaluate.*",
-        "moesaic.evaluate.* -> moesaic.align.*",
         "moesaic.evaluate.* -> moesaic.compress.*",
         "moesaic.evaluate.* -> moesaic.report.*",
     ],
@@ -48,7 +47,6 @@ KNOWN = {
     ],
     "private": [
         "moesaic.align.* -> moesaic.align.environments._*",
-        "moesaic.evaluate.* -> moesaic.align.rewards._*",
         "moesaic.serve.api.* -> moesaic.serve.parsers._*",
     ],
     "long": ["serve/core/engine.py"],

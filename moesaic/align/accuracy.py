@@ -7,11 +7,12 @@ from typing import Any
 
 from moesaic.align.environments import Environment
 from moesaic.align.environments._playing import play, players
-from moesaic.align.examples import BUILTIN, Example, TaskExamples
+from moesaic.align.examples import BUILTIN, TaskExamples
 from moesaic.align.rewards.task import TaskScore
 from moesaic.align.rollouts.rollout import roll
 from moesaic.model.transformer import Model
 from moesaic.serve.core.engine import Engine
+from moesaic.worlds.example import Example
 
 
 class Accuracy:

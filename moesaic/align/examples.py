@@ -13,44 +13,19 @@ import copy
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from moesaic.data.sources import BUILTIN, GYM
-from moesaic.data.tasks import Split, Task, check_family, tasks
+from moesaic.data.tasks import Split, check_family, tasks
 from moesaic.data.tasks.families import PRESETS, split_names
 from moesaic.errors import UserError
 from moesaic.json_lines import json_lines
+from moesaic.worlds.example import Example
 
 OWN, SEEDS = 100_000, 100  # a seed has so many tasks of each family before those of the next; so many seeds have some
 Place = tuple[int, int]  # an example of a mixture: the number of its source, and its number there
-
-
-@dataclass(frozen=True)
-class Example:
-    """A question as messages; the answer that is right, or that is to be learned, where one is known."""
-
-    messages: tuple[dict[str, Any], ...]
-    answer: str | None = None
-    task: Task | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
-    place: str = ""  # file:line, where it was read from one
-
-    @property
-    def question(self) -> str:
-        return str(self.messages[-1].get("content", "")) if self.messages else ""
-
-    @property
-    def truth(self) -> str | None:
-        """The right answer, without the way to it."""
-        return self.task.answer if self.task is not None else self.answer
-
-    def conversation(self) -> list[dict[str, Any]]:
-        """The question with its answer, as it is to be said."""
-        if self.answer is None:
-            return list(self.messages)
-        return [*self.messages, {"role": "assistant", "content": self.answer}]
 
 
 class Examples(Protocol):

@@ -20,10 +20,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from moesaic.align.conversation import Said, Written, read_written, write_conversation
-from moesaic.align.examples import Example, Mixture, Place
+from moesaic.align.examples import Mixture, Place
 from moesaic.data.packing import IGNORED, Batch
 from moesaic.errors import UserError
 from moesaic.model.tokenizer import Tokenizer
+from moesaic.worlds.example import Example
 
 AHEAD = 64  # conversations that are read together
 

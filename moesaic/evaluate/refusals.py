@@ -7,7 +7,7 @@ an answer that refuses nothing is of any use: what is babbled counts as an answe
 
 from __future__ import annotations
 
-from moesaic.align.rewards._part import after_thought
+from moesaic.worlds.judges.answer_part import after_thought
 
 OPENING = 200  # characters in which a refusal is looked for
 

@@ -16,7 +16,6 @@ import torch
 
 import moesaic
 from moesaic.align.align import align
-from moesaic.align.examples import Example
 from moesaic.align.rewards.math import MathEqual
 from moesaic.align.rollouts.async_stream import AsynchronousStream
 from moesaic.align.rollouts.pool import Answering, UnderWay
@@ -25,6 +24,7 @@ from moesaic.align.rollouts.worker_pool import WorkerPool
 from moesaic.errors import UserError
 from moesaic.recipe import load_recipe
 from moesaic.serve.core.engine import Engine
+from moesaic.worlds.example import Example
 from tests.serve.made import talking_model
 
 ray = pytest.importorskip("ray")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from moesaic.align.examples import Example, Mixture
+from moesaic.align.examples import Mixture
 from moesaic.align.rewards import Judged
 from moesaic.align.rollouts.async_stream import Asynchronous, AsynchronousStream
 from moesaic.align.rollouts.buffer import Buffer, Group, Task
@@ -18,6 +18,7 @@ from moesaic.align.rollouts.worker_pool import Counted
 from moesaic.align.selection.uniform import InTurn
 from moesaic.data.packing import IGNORED
 from moesaic.errors import UserError
+from moesaic.worlds.example import Example
 
 
 def sample(versions: list[int], reward: float = 0.0, learn: list[bool] | None = None) -> Sample:

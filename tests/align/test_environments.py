@@ -20,7 +20,6 @@ from moesaic.align.environments.retrieval import Retrieval
 from moesaic.align.environments.tool_use import ToolUse
 from moesaic.align.environments.tools.python import Python
 from moesaic.align.environments.tools.search import Search
-from moesaic.align.examples import Example
 from moesaic.align.rewards.environment import Given
 from moesaic.align.rewards.exact import Exact
 from moesaic.align.rewards.process import Process
@@ -33,6 +32,7 @@ from moesaic.serve.core.engine import Counts, Engine
 from moesaic.serve.core.request import Output, Request, TokenLogprob
 from moesaic.serve.parsers import Call, Message
 from moesaic.train.objectives.policy import Policy
+from moesaic.worlds.example import Example
 from tests.serve.made import talking_model
 
 REWARDS = [("exact", 1.0, Exact()), ("process", 0.25, Process(by="mean"))]

@@ -16,7 +16,7 @@ from moesaic.align.conversation import Said
 from moesaic.align.preference.length_balance import balanced, length_bias
 from moesaic.align.preference.pairs import Pair, read_pair
 from moesaic.align.preference.reward_model import pack_judged, read_steps, values_at
-from moesaic.align.rewards import Answer, judge
+from moesaic.align.rewards import judge
 from moesaic.align.rewards.model import ModelReward
 from moesaic.cli import main
 from moesaic.errors import UserError
@@ -27,6 +27,7 @@ from moesaic.recipe import load_recipe
 from moesaic.train.objectives.reward_model import RewardModel
 from moesaic.train.report.metrics import read_events
 from moesaic.train.run import Run
+from moesaic.worlds.judges import Answer
 from tests.serve.made import talking_model
 
 WORDS = ("yes", "no", "name", "value", "number", "like", "you", "and")

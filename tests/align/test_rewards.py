@@ -16,13 +16,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesaic.align.rewards import Answer, Reward, judge
+from moesaic.align.rewards import Reward, judge
 from moesaic.align.rewards.critique import Critique, preference, rating, verdicts
 from moesaic.align.rewards.numeric import last_number
 from moesaic.align.rewards.overlong import Overlong
 from moesaic.data.tasks import tasks
 from moesaic.errors import UserError
 from moesaic.methods import Method, build, known
+from moesaic.worlds.judges import Answer
+from moesaic.worlds.judges.constraints import verdicts as verdicts_of
 from tests.align.made import reward_directory
 
 UNREACHABLE = "http://127.0.0.1:9/v1"
@@ -338,7 +340,7 @@ class TestConstraints:
         ]
         reward = make("constraints")
         assert reward(said("an apple", constraints=listed)) == 0.25
-        found = reward.verdicts(said("an apple", constraints=listed))  # type: ignore[attr-defined]
+        found = verdicts_of("an apple", listed)
         assert [(one.kind, one.kept, one.weight) for one in found] == [("max_words", False, 3), ("keyword", True, 1)]
         assert make("constraints", all_or_nothing=True)(said("an apple", constraints=listed)) == 0
         assert make("constraints", all_or_nothing=True)(said("apple", constraints=listed)) == 1

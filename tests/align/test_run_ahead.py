@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import moesaic
-from moesaic.align.examples import Example, Mixture
+from moesaic.align.examples import Mixture
 from moesaic.align.rollouts.rollout import ask, roll
 from moesaic.align.rollouts.run_ahead import RunAhead
 from moesaic.align.selection import Selection
@@ -14,6 +14,7 @@ from moesaic.methods import Method, build, known
 from moesaic.serve.core.drafters.router import DraftRouter
 from moesaic.serve.core.drafters.suffix import Suffix
 from moesaic.serve.core.engine import Engine
+from moesaic.worlds.example import Example
 from tests.serve.made import talking_model
 
 WISHES = {"max_tokens": 40, "temperature": 1.0, "ignore_eos": True}

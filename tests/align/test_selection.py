@@ -9,7 +9,7 @@ import torch
 
 import moesaic
 from moesaic.align.align import align
-from moesaic.align.examples import Example, Mixture
+from moesaic.align.examples import Mixture
 from moesaic.align.rewards import Judged
 from moesaic.align.rollouts.rollout import Sample
 from moesaic.align.selection import Selection
@@ -19,6 +19,7 @@ from moesaic.methods import Method, build, known
 from moesaic.model.layout import Layout
 from moesaic.recipe import load_recipe
 from moesaic.train.run import Run
+from moesaic.worlds.example import Example
 from tests.serve.made import talking_model
 
 FAMILY = "builtin:chain_sum:min_terms=2,max_terms=2,min_digits=1,max_digits=1"

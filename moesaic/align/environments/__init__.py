@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moesaic.align.examples import Example
 from moesaic.serve.parsers import Message
+from moesaic.worlds.example import Example
 
 
 @dataclass(frozen=True)

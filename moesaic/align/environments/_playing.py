@@ -12,8 +12,7 @@ from typing import Any
 
 from moesaic.align.conversation import opening
 from moesaic.align.environments import Environment
-from moesaic.align.examples import Example
-from moesaic.align.rewards import Answer, Judged, Reward
+from moesaic.align.rewards import Judged, Reward
 from moesaic.align.rollouts.pool import Answering, UnderWay
 from moesaic.align.rollouts.rollout import Rolled, Sample, sample_of, seed_of
 from moesaic.errors import UserError
@@ -21,6 +20,8 @@ from moesaic.model.tokenizer import Tokenizer
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Request, Sampling
 from moesaic.serve.parsers import Parser, detect
+from moesaic.worlds.example import Example
+from moesaic.worlds.judges import Answer
 
 MARK = "\u241e9c1f\u241e"  # stands for an answer in a conversation that is written only to see what follows it
 

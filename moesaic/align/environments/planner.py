@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from moesaic.align.environments import Environment, Episode, Step
-from moesaic.align.examples import Example
-from moesaic.align.rewards import Answer, Reward
+from moesaic.align.rewards import Reward
 from moesaic.align.rollouts.rollout import roll, seed_of
 from moesaic.align.stages import EARLIER, made_before, methods
 from moesaic.methods import build
@@ -26,6 +25,8 @@ from moesaic.model.formats.matching import match
 from moesaic.model.formats.quantized import open_checkpoint
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.parsers import Message
+from moesaic.worlds.example import Example
+from moesaic.worlds.judges import Answer
 
 
 @dataclass(frozen=True)

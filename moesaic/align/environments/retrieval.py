@@ -15,8 +15,8 @@ from functools import cached_property
 from moesaic.align.environments import Environment, Episode, Step
 from moesaic.align.environments.tool_use import CALLS, carried_out, opened, specs
 from moesaic.align.environments.tools.search import Search
-from moesaic.align.examples import Example
 from moesaic.serve.parsers import Message
+from moesaic.worlds.example import Example
 
 
 @dataclass(frozen=True)

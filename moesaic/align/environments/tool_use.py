@@ -16,9 +16,9 @@ from typing import Any
 
 from moesaic.align.environments import Environment, Episode, Step
 from moesaic.align.environments.tools import Tool
-from moesaic.align.examples import Example
 from moesaic.methods import Method, build
 from moesaic.serve.parsers import Call, Message
+from moesaic.worlds.example import Example
 
 CALLS = 4  # of one turn that are carried out; a model that stammers does not keep the others waiting
 

@@ -10,29 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import isfinite  # by its name: one of the rewards is called math
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from moesaic.data.tasks import Task
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a model said, and what is known about the question."""
-
-    question: str
-    text: str
-    tokens: int = 0
-    finish_reason: str = "stop"
-    truth: str | None = None  # the right answer, where there is one
-    task: Task | None = None  # where the question came from a family of tasks
-    facts: dict[str, Any] = field(default_factory=dict)  # what else came with the question: tests, schema, constraints
-    messages: tuple[dict[str, Any], ...] = ()  # all that was said before, where the question was not all
-
-    @property
-    def asked(self) -> list[dict[str, Any]]:
-        return list(self.messages) or [{"role": "user", "content": self.question}]
+from moesaic.worlds.judges import Answer
 
 
 class Reward:

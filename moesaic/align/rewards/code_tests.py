@@ -22,8 +22,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from moesaic.align.rewards import Answer, Reward
-from moesaic.align.rewards._part import after_thought
+from moesaic.align.rewards import Reward
+from moesaic.worlds.judges import Answer
+from moesaic.worlds.judges.answer_part import after_thought
 from moesaic.worlds.sandbox import Limits, run_python
 
 BLOCK = re.compile(r"^[ \t]*```(?:python|py|python3)?[ \t]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE | re.IGNORECASE)

@@ -9,9 +9,10 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from moesaic.align.rewards import Answer, Reward
+from moesaic.align.rewards import Reward
 from moesaic.align.rewards._chat import Endpoint
-from moesaic.align.rewards._part import after_thought
+from moesaic.worlds.judges import Answer
+from moesaic.worlds.judges.answer_part import after_thought
 
 # What is judged is fenced with marks and called material: an answer may well say "give me ten".
 POINTWISE = """You judge answers of an assistant. Below are a question{and_reference} and an answer. They are material

@@ -6,8 +6,9 @@ import re
 import unicodedata
 from dataclasses import dataclass
 
-from moesaic.align.rewards import Answer, Reward
-from moesaic.align.rewards._part import Part, part_of, truths
+from moesaic.align.rewards import Reward
+from moesaic.worlds.judges import Answer
+from moesaic.worlds.judges.answer_part import Part, part_of, truths
 
 
 @dataclass(frozen=True)

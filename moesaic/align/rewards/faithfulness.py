@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from moesaic.align.rewards import Answer, Reward
+from moesaic.align.rewards import Reward
 from moesaic.align.rewards._chat import Endpoint
-from moesaic.align.rewards._part import part_of, truths
 from moesaic.align.rewards.exact import Exact
 from moesaic.align.rewards.format import Format
+from moesaic.worlds.judges import Answer
+from moesaic.worlds.judges.answer_part import part_of, truths
 
 DERIVE = """Answer the question from the passage alone, in as few words as you can. Use nothing else that you know.
 

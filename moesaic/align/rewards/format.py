@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from moesaic.align.rewards import Answer, Reward
+from moesaic.align.rewards import Reward
+from moesaic.worlds.judges import Answer
 
 
 @dataclass(frozen=True)

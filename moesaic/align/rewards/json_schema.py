@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
-from moesaic.align.rewards import Answer, Reward
-from moesaic.align.rewards._part import after_thought
+from moesaic.align.rewards import Reward
+from moesaic.worlds.judges import Answer
+from moesaic.worlds.judges.answer_part import after_thought
+from moesaic.worlds.judges.strict_json import strict_json
 
 FENCED = re.compile(r"^```(?:json)?[ \t]*\n(.*?)\n?```$", re.DOTALL)
 
@@ -37,20 +38,6 @@ class JsonSchema(Reward):
         if schema is None:
             return 1.0
         return 1.0 if _checked(schema).is_valid(value) else self.any_json
-
-
-def strict_json(text: str) -> Any:
-    """As the standard has it: no NaN, no Infinity, no key twice."""
-
-    def refuse(word: str) -> NoReturn:
-        raise ValueError(f"{word} is not JSON")
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(pairs) != len(dict(pairs)):
-            raise ValueError("a key stands twice")
-        return dict(pairs)
-
-    return json.loads(text, parse_constant=refuse, object_pairs_hook=once)
 
 
 def _checked(schema: Any) -> Any:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from moesaic.align.rewards import Answer, Reward
-from moesaic.align.rewards._math_worker import MathWorker
-from moesaic.align.rewards._part import Part, part_of, truths
+from moesaic.align.rewards import Reward
+from moesaic.worlds.judges import Answer
+from moesaic.worlds.judges.answer_part import Part, part_of, truths
+from moesaic.worlds.judges.math_worker import MathWorker
 
 
 @dataclass(frozen=True)

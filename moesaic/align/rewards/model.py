@@ -15,10 +15,11 @@ from typing import Any, Literal
 import torch
 
 from moesaic.align.preference.reward_model import step_rows, values_at
-from moesaic.align.rewards import Answer, Reward
+from moesaic.align.rewards import Reward
 from moesaic.model import directory
 from moesaic.model.transformer import Model
 from moesaic.model.value_head import require_head
+from moesaic.worlds.judges import Answer
 
 
 @dataclass(frozen=True)

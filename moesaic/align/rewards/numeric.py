@@ -6,8 +6,9 @@ import math
 import re
 from dataclasses import dataclass
 
-from moesaic.align.rewards import Answer, Reward
-from moesaic.align.rewards._part import Part, part_of, truths
+from moesaic.align.rewards import Reward
+from moesaic.worlds.judges import Answer
+from moesaic.worlds.judges.answer_part import Part, part_of, truths
 
 # 1,234.5 or 12 or .5, perhaps with an exponent. A sign that follows a word or a number is an operator or a dash.
 NUMBER = re.compile(r"(?:(?<![\w)])[-+])?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?(?![\d])")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moesaic.align.rewards import Answer, Reward
+from moesaic.align.rewards import Reward
+from moesaic.worlds.judges import Answer
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from moesaic.align.rewards import Answer, Reward
+from moesaic.align.rewards import Reward
+from moesaic.worlds.judges import Answer
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moesaic.align.rewards import Answer, Reward
-from moesaic.align.rewards._part import after_thought
+from moesaic.align.rewards import Reward
 from moesaic.data.tasks import score
+from moesaic.worlds.judges import Answer
+from moesaic.worlds.judges.answer_part import after_thought
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from moesaic.align.examples import Example
-from moesaic.align.rewards import Answer, Judged, Reward, judge
+from moesaic.align.rewards import Judged, Reward, judge
 from moesaic.align.rollouts.rollout import Sample, answer_of, sample_of
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Request
+from moesaic.worlds.example import Example
+from moesaic.worlds.judges import Answer
 
 BESIDE = 8  # tools and judges that run at the same time
 

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moesaic.align.examples import Example, Mixture
+from moesaic.align.examples import Mixture
 from moesaic.align.rewards import Reward
 from moesaic.align.rollouts.rollout import Sample, roll, seed_of
 from moesaic.errors import UserError
 from moesaic.serve.core.engine import Engine
+from moesaic.worlds.example import Example
 
 AT_ONCE = 16  # questions
 

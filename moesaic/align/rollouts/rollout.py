@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from moesaic.align.conversation import opening
-from moesaic.align.examples import Example
-from moesaic.align.rewards import Answer, Judged, Reward, judge
+from moesaic.align.rewards import Judged, Reward, judge
 from moesaic.data.packing import IGNORED, Batch
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Request, Sampling, completion
+from moesaic.worlds.example import Example
+from moesaic.worlds.judges import Answer
 
 SHOWN = 70  # characters at the end of a question, when it is told in a line
 

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from moesaic.align.examples import Example
 from moesaic.align.rollouts.rollout import ask
 from moesaic.serve.core.engine import Counts, Engine
 from moesaic.serve.core.request import Request
+from moesaic.worlds.example import Example
 
 
 class RunAhead:

@@ -23,7 +23,6 @@ import torch
 
 from moesaic.align.environments import Environment
 from moesaic.align.environments._playing import Begin, players
-from moesaic.align.examples import Example
 from moesaic.align.rollouts.buffer import Task
 from moesaic.align.rollouts.pool import Answering, UnderWay
 from moesaic.align.rollouts.rollout import Sample, ask
@@ -36,6 +35,7 @@ from moesaic.model.tokenizer import Tokenizer
 from moesaic.model.transformer import Model
 from moesaic.serve.core.drafters import Drafter
 from moesaic.serve.core.engine import Engine
+from moesaic.worlds.example import Example
 
 BEAT = 1.0  # seconds after which a worker says that it lives, if it has nothing else to say
 

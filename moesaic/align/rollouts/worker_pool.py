@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from moesaic.align.examples import Example
 from moesaic.align.rollouts.buffer import Task
 from moesaic.align.rollouts.weight_sync import packed
 from moesaic.align.rollouts.worker import Finished, News, Setup, Worker
 from moesaic.errors import UserError
 from moesaic.model.transformer import Model
+from moesaic.worlds.example import Example
 
 logger = logging.getLogger("moesaic.align")
 

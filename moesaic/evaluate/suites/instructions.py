@@ -11,11 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from moesaic.align.rewards import Answer
-from moesaic.align.rewards.constraints import Constraints
 from moesaic.errors import UserError
 from moesaic.evaluate.questions import Question, Questions, read_lines, taken
 from moesaic.evaluate.suites import Asked
+from moesaic.worlds.judges.constraints import share_kept
 
 EXAMPLE = '{"prompt": "Describe the sea.", "constraints": [{"kind": "max_words", "value": 20}]}'
 
@@ -49,5 +48,4 @@ class Instructions(Questions):
         return found
 
     def judge(self, question: Question, text: str) -> float:
-        answer = Answer(question.text, text, 0, "stop", None, None, question.facts, ())
-        return Constraints(all_or_nothing=not self.share)(answer)
+        return share_kept(text, question.facts["constraints"], all_or_nothing=not self.share)

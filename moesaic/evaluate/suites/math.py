@@ -13,11 +13,11 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from moesaic.align.rewards._math_worker import MathWorker
-from moesaic.align.rewards._part import after_thought
 from moesaic.errors import UserError
 from moesaic.evaluate.questions import Question, Questions, read_lines, taken
 from moesaic.evaluate.suites import Asked
+from moesaic.worlds.judges.answer_part import after_thought, last_box
+from moesaic.worlds.judges.math_worker import MathWorker
 
 EXAMPLE = '{"question": "What is 6 times 7?", "answer": "42"}'
 SECONDS = 5.0  # for one comparison
@@ -84,15 +84,3 @@ def in_marks(text: str) -> str | None:
     if (boxed := last_box(text)) is not None:  # before ####, which may be a heading
         return boxed
     return text.rpartition("####")[2].strip().replace(",", "") if "####" in text else None
-
-
-def last_box(text: str) -> str | None:
-    start = text.rfind("\\boxed{")
-    if start < 0:
-        return None
-    depth, begin = 0, start + len("\\boxed")
-    for place in range(begin, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
-        if depth == 0:
-            return text[begin + 1 : place].strip()
-    return None

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moesaic.align.rewards._part import after_thought
 from moesaic.data.tasks import INDICES, Task, check_family, score, tasks
 from moesaic.data.tasks.families import PRESETS, split_names
 from moesaic.evaluate.questions import Question, Questions
 from moesaic.evaluate.suites import Asked
+from moesaic.worlds.judges.answer_part import after_thought
 
 
 @dataclass(frozen=True)

@@ -202,7 +202,7 @@ class Engine:
         """Whatever it has written so far stands."""
         if request.finish_reason is None:
             request.finish_reason = "abort"
-        self._retire(request)
+        self.retire(request)
 
     def pause(self) -> None:
         """Finish no further step until `resume`; requests keep their place."""
@@ -220,7 +220,7 @@ class Engine:
         for request in self.scheduler.requests.values():
             request.root = None
             if recompute and not request.busy:
-                self._start_over(request)
+                self.restart(request)
 
     @property
     def working(self) -> bool:
@@ -254,7 +254,7 @@ class Engine:
 
     def _finish(self, work: Forward) -> list[Output]:
         """What came of a forward."""
-        self._note_prompts(work.chunks, work.spans, work.hidden_TD)
+        self.record_prompt(work.chunks, work.spans, work.hidden_TD)
         outputs = self._accept(work)
         self.experts.count(work.routing)
         work.note_routes()
@@ -262,7 +262,7 @@ class Engine:
             self.drafter.observe(work, work.hidden_TD)
         for chunk in work.chunks:
             if chunk.request.finish_reason is not None:
-                self._retire(chunk.request)
+                self.retire(chunk.request)
         return outputs
 
     def _run(self, work: ForwardPass) -> bool:
@@ -320,9 +320,9 @@ class Engine:
             if node is not None and request.finish_reason is None:
                 chunk.accepted.append(node)
         self._keep_accepted(chunk)
-        return self._said(output, self.version)
+        return self.record_output(output, self.version)
 
-    def _said(self, output: Output, version: int) -> Output:
+    def record_output(self, output: Output, version: int) -> Output:
         """Note what a request gained, by weights of which version."""
         request, now = output.request, self.clock()
         request.first_token = now if request.first_token is None else request.first_token
@@ -359,7 +359,7 @@ class Engine:
                 chunk.draft = draft
                 self.counts.drafted_tokens += len(draft)
 
-    def _note_prompts(self, chunks: Sequence[Chunk], spans: Sequence[Span], hidden_TD: Tensor) -> None:
+    def record_prompt(self, chunks: Sequence[Chunk], spans: Sequence[Span], hidden_TD: Tensor) -> None:
         """What some requests want of every token of their prompt: its log-probability, or the mean hidden state."""
         for chunk, span in zip(chunks, spans):
             request = chunk.request
@@ -389,17 +389,17 @@ class Engine:
             for chunk in work.chunks:
                 chunk.request.busy = False
                 if chunk.request.finish_reason is not None:
-                    self._retire(chunk.request)
+                    self.retire(chunk.request)
                 else:
-                    self._start_over(chunk.request)
+                    self.restart(chunk.request)
 
-    def _start_over(self, request: Request) -> None:
+    def restart(self, request: Request) -> None:
         """Compute all its tokens again, with the weights of now."""
         self.page_pool.release(request)
         request.start_over()
         request.root = (request.salt, request.adapter, self.version)
 
-    def _retire(self, request: Request) -> None:
+    def retire(self, request: Request) -> None:
         """A request that will not go on gives its pages back; one inside a pass, when that has finished."""
         if request.busy or request.number not in self.scheduler.requests:
             return

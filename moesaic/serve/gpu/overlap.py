@@ -181,7 +181,7 @@ class QueuedSteps:
     ) -> tuple[Tensor | None, Tensor | None]:
         """What the host wants of a step besides tokens must be copied before the next one overwrites it."""
         if any(chunk.request.embed or chunk.request.sampling.prompt_logprobs is not None for chunk in chunks):
-            self.engine._note_prompts(chunks, [entry.span for entry in entries], flight.hidden_TD)
+            self.engine.record_prompt(chunks, [entry.span for entry in entries], flight.hidden_TD)
         by_host = [entry for entry in entries if entry.row is not None and not entry.seat.simple]
         for number, entry in enumerate(by_host):
             entry.logits = number
@@ -250,13 +250,13 @@ class QueuedSteps:
         request = seat.request
         if request.finish_reason is not None:
             request.busy = False
-            self.engine._retire(request)
+            self.engine.retire(request)
             return False
         if not seat.taken:  # its pages were taken meanwhile: it has begun anew
             return False
         if done.version < self.engine.oldest:
             request.busy = False
-            self.engine._start_over(request)
+            self.engine.restart(request)
             return False
         return True
 
@@ -267,10 +267,10 @@ class QueuedSteps:
             output = Output(request, [], "", [])
         else:
             output = Output(request, [chosen.token], request.append(chosen.token, self.engine.stop_tokens), [chosen])
-        self.engine._said(output, version)
+        self.engine.record_output(output, version)
         if request.finish_reason is not None:
             request.busy = False
-            self.engine._retire(request)
+            self.engine.retire(request)
         elif not seat.member:
             request.busy = False
         return output
@@ -292,7 +292,7 @@ class QueuedSteps:
                 outputs = self._dissolve()
                 for seat in members:
                     if seat.taken and seat.request.finish_reason is None:
-                        engine._start_over(seat.request)
+                        engine.restart(seat.request)
             self.version = engine.version
             before, self.weights = self.weights, self._addresses()
             if before != self.weights:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from moesaic.align.rewards import Answer
+from moesaic.worlds.judges import Answer
 
 Part = Literal["all", "after_thought", "tag", "boxed", "last_line"]
 
@@ -19,7 +19,7 @@ def part_of(text: str, part: Part, tag: str = "answer") -> str:
         found = re.findall(rf"<{re.escape(tag)}>(.*?)</{re.escape(tag)}>", text, re.DOTALL)
         return found[-1].strip() if found else ""
     if part == "boxed":
-        return _boxed(text)
+        return last_box(text) or ""
     if part == "last_line":
         return text.splitlines()[-1].strip() if text else ""
     return text
@@ -40,15 +40,15 @@ def truths(answer: Answer) -> list[str]:
     return known
 
 
-def _boxed(text: str) -> str:
-    """What stands in the last \\boxed{...}, braces inside it included."""
+def last_box(text: str) -> str | None:
+    """What stands in the last \\boxed{...}, braces inside it included; None without one."""
     start = text.rfind("\\boxed{")
     if start < 0:
-        return ""
+        return None
     start += len("\\boxed{")
     depth = 1
     for place in range(start, len(text)):
         depth += {"{": 1, "}": -1}.get(text[place], 0)
         if depth == 0:
             return text[start:place].strip()
-    return ""
+    return None
