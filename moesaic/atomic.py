@@ -1,20 +1,22 @@
-"""Replace a whole directory at once: whoever looks sees the old one or the new one, never half, whatever is killed."""
+"""Replace a file or a directory at once: readers see the old one or the new one, never half, whatever is killed."""
 
 from __future__ import annotations
 
 import ctypes
 import fcntl
 import glob
+import json
 import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from moesaic.errors import UserError
-from moesaic.model.formats.tensor_file import readable
+from moesaic.sizes import readable
 
 LOCK = ".lock"
 _EXCHANGE = 2  # renameat2's flag
@@ -49,6 +51,44 @@ def replacing(target: Path, room: int) -> Iterator[Path]:
         if fresh is not None and lock is not None:
             shutil.rmtree(fresh, ignore_errors=True)  # half a new directory, or the old one
             os.close(lock)
+
+
+@contextmanager
+def replacing_file(path: Path) -> Iterator[Path]:
+    """Yields the name of a file to write beside `path`; when the block ends well, it is flushed and takes its place."""
+    fresh = path.with_name(f".{path.name}.writing-{secrets.token_hex(4)}")
+    try:
+        yield fresh
+        _flush_one(fresh)
+        os.replace(fresh, path)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    with replacing_file(path) as fresh:
+        fresh.write_bytes(content)
+
+
+def write_text(path: Path, content: str) -> None:
+    write_bytes(path, content.encode())
+
+
+def write_json(
+    path: Path, content: Any, indent: int | None = None, default: Callable[[Any], str] | None = None
+) -> None:
+    write_text(path, json.dumps(content, indent=indent, default=default) + "\n")
+
+
+def write_link(path: Path, target: Path | str) -> None:
+    """A symbolic link to `target` in the place of whatever file or link `path` is."""
+    fresh = path.with_name(f".{path.name}.writing-{secrets.token_hex(4)}")
+    fresh.symlink_to(target)
+    os.replace(fresh, path)
 
 
 def spare(target: Path, source: Path | None = None) -> None:

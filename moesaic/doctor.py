@@ -21,8 +21,8 @@ from packaging.requirements import Requirement
 
 import moesaic
 from moesaic.kernels import hardware, native
-from moesaic.model.formats.checkpoint import readable
 from moesaic.serve.core.memory import free_bytes
+from moesaic.sizes import readable
 
 SIZE = 768  # of the matrices that are multiplied to see how fast
 READ = 1 << 27  # numbers that are read to see how fast memory is: far more than any cache holds

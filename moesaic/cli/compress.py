@@ -55,7 +55,7 @@ def command(
     from moesaic.compress.compress import CompressionRequest, compress
     from moesaic.compress.methods import Compressor
     from moesaic.errors import UserError
-    from moesaic.model.formats.checkpoint import readable
+    from moesaic.sizes import readable
 
     if out is None:
         raise UserError("--out", "is missing", "Name the directory to write.")

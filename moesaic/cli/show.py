@@ -70,7 +70,7 @@ def _print(report: dict[str, Any]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from moesaic.model.formats.checkpoint import readable
+    from moesaic.sizes import readable
 
     active = f", {count(report['active_parameters'])} active per token"
     parameters = count(report["parameters"]) + (active if report["experts"] else "")

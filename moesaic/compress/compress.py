@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moesaic import atomic
 from moesaic.atomic import alone_in, spare
 from moesaic.compress import calibration, writer
 from moesaic.compress.job import Job, Told
@@ -154,11 +155,7 @@ def _cost(
 
 def _tell(out: Path, told: dict[str, Any], source: Path) -> None:
     """What was measured after writing goes to the life as well, and the picture beside it."""
-    import json
-
     life = [*lineage.read(source), lineage.stage("compress", **told)]
-    fresh = out / f"{lineage.FILE}.new"
-    fresh.write_text(json.dumps(lineage.content(life), indent=2) + "\n")
-    fresh.replace(out / lineage.FILE)
+    atomic.write_json(out / lineage.FILE, lineage.content(life), indent=2)
     if told["layer_errors"]:
         draw(told, out / "compression.png")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
+from moesaic import atomic
 from moesaic.atomic import LOCK
 from moesaic.errors import UserError
+from moesaic.json_files import read_json
 from moesaic.kernels.quantized import QuantizedMatrix
 from moesaic.model.formats import tensor_file
 from moesaic.model.formats.quantized import Scheme, plain_scheme, read_matrix, read_scheme, scheme_of, tensors_of
@@ -79,7 +80,7 @@ class LayerStore:
             "plain": list(part.plain),
             "facts": part.facts,
         }
-        self._replace(f"{name}.json", json.dumps(about).encode())
+        atomic.write_json(self.folder / f"{name}.json", about)
 
     def get(self, name: str) -> Part:
         file, about = self._opened(name)
@@ -124,23 +125,17 @@ class LayerStore:
 
     def _opened(self, name: str) -> tuple[TensorFile, dict[str, Any]]:
         if name not in self._open:
-            about = json.loads((self.folder / f"{name}.json").read_bytes())
+            about = read_json(self.folder / f"{name}.json")
             self._open[name] = (TensorFile(self.folder / f"{name}.safetensors", integers=True), about)
         return self._open[name]
 
     def _write(self, name: str, tensors: dict[str, Tensor]) -> None:
         if not (self.folder / MARK).is_file():  # not before: a request that is refused leaves nothing
-            self._replace(MARK, self._mark.encode())
-        fresh = self.folder / f"{name}.new"
+            atomic.write_text(self.folder / MARK, self._mark)
         entries = [(key, t.dtype, tuple(t.shape), lambda t=t: t) for key, t in tensors.items()]
-        tensor_file.write(fresh, entries)
-        os.replace(fresh, self.folder / name)
+        with atomic.replacing_file(self.folder / name) as fresh:
+            tensor_file.write(fresh, entries)
         self._open.pop(name.removesuffix(".safetensors"), None)
-
-    def _replace(self, name: str, content: bytes) -> None:
-        fresh = self.folder / f"{name}.new"
-        fresh.write_bytes(content)
-        os.replace(fresh, self.folder / name)
 
 
 def rounded_scales(matrix: QuantizedMatrix) -> QuantizedMatrix:

@@ -19,14 +19,15 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from moesaic import atomic
 from moesaic.errors import UserError
+from moesaic.json_files import read_json
 from moesaic.strict import did_you_mean
 
 FORMAT = 1
@@ -46,16 +47,6 @@ def row_type(columns: list[str]) -> np.dtype[Any]:
 def checksum(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Whoever reads `path` sees what was there before or all of `content`."""
-    fresh = path.with_name(f".{path.name}.writing")
-    with fresh.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.rename(path)
 
 
 def shard_files(directory: Path, number: int) -> tuple[Path, Path]:
@@ -148,7 +139,7 @@ class Shards:
         folder.mkdir(exist_ok=True)
         content = io.BytesIO()
         np.save(content, values.astype(np.float32))
-        write_atomically(folder / f"{name}.npy", content.getvalue())
+        atomic.write_bytes(folder / f"{name}.npy", content.getvalue())
 
     def document(self, number: int) -> np.ndarray:
         return self.gather(self.starts[number : number + 1], self.lengths[number : number + 1])
@@ -181,15 +172,12 @@ class Shards:
 
 def read_manifest(directory: Path) -> dict[str, Any]:
     path = directory / MANIFEST
-    try:
-        manifest = json.loads(path.read_bytes())
-    except FileNotFoundError:
+    if not path.exists():
         begun = (directory / "progress.json").exists()
         problem = "its preparation was not finished" if begun else "holds no prepared data"
         remedy = "Run the same moesaic prepare again; it goes on where it was." if begun else "Run moesaic prepare."
-        raise UserError(directory, problem, remedy) from None
-    except (OSError, ValueError) as error:
-        raise UserError(path, f"cannot be read ({error})", AGAIN) from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise UserError(directory, problem, remedy)
+    manifest = read_json(path, AGAIN)
+    if manifest.get("format") != FORMAT:
         raise UserError(path, "was not written by this version of moesaic prepare", "Prepare the data again.")
     return manifest

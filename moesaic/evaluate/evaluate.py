@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from moesaic import atomic
 from moesaic.errors import UserError
 from moesaic.evaluate.backends import Backend, EngineBackend, Remembering, UrlBackend
 from moesaic.evaluate.comparison import Found, rows
@@ -103,11 +104,9 @@ class Evaluation:
         if self.out is None:
             return
         self.out.mkdir(parents=True, exist_ok=True)
-        fresh = self.out / f"{FILE}.new"
         # Through JSON, where what it has no word for (infinity, nan) becomes null.
         plain = json.loads(json.dumps({"models": found}, default=str), parse_constant=lambda word: None)
-        fresh.write_text(json.dumps(plain, indent=2) + "\n")
-        os.replace(fresh, self.out / FILE)
+        atomic.write_json(self.out / FILE, plain, indent=2)
         write_page(self.out / "evaluation.html", found)
 
 

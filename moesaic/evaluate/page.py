@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from moesaic import atomic
 from moesaic.evaluate.comparison import Found, rows
 from moesaic.report.page import page, section, table
 
@@ -22,6 +22,4 @@ def write_page(file: Path, found: Found) -> None:
             ]
             told_as_written = table(("question", *found), lines).replace("<td>", '<td class="said">')
             chapters.append(section(f"Answers: {suite}", "", told_as_written))
-    fresh = file.with_name(f"{file.name}.new")
-    fresh.write_text(page("Evaluation", f"<h1>Evaluation</h1>{''.join(chapters)}"))
-    os.replace(fresh, file)
+    atomic.write_text(file, page("Evaluation", f"<h1>Evaluation</h1>{''.join(chapters)}"))

@@ -8,7 +8,7 @@ from typing import Any
 
 from moesaic import __version__
 from moesaic.errors import UserError
-from moesaic.model.formats.checkpoint import read_json
+from moesaic.json_files import read_json
 
 FILE = "moesaic.json"
 FORMAT = 1

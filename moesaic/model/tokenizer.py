@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import traceback
 from collections.abc import Sequence
 from functools import cached_property
@@ -13,6 +12,7 @@ from jinja2 import Template, TemplateError, TemplateSyntaxError
 from tokenizers import Tokenizer as FastTokenizer
 
 from moesaic.errors import UserError
+from moesaic.json_files import object_or_empty
 from moesaic.model.chat_template import Refused, compiled
 
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")  # as chat templates call them
@@ -25,8 +25,8 @@ class Tokenizer:
         self.fast = fast
         self.files = files
         self.place = place
-        self.settings: dict[str, Any] = _mapping(files.get("tokenizer_config.json"))
-        generation = _mapping(files.get("generation_config.json"))
+        self.settings: dict[str, Any] = object_or_empty(files.get("tokenizer_config.json"))
+        generation = object_or_empty(files.get("generation_config.json"))
         eos = generation.get("eos_token_id")
         self.stop_tokens: set[int] = {t for t in (eos if isinstance(eos, list) else [eos]) if isinstance(t, int)}
         for name in ("eos_token",):
@@ -124,11 +124,3 @@ def _line(error: Exception) -> int | None:
 def _one_line(error: Exception) -> str:
     said = " ".join(str(error).split())[:300]
     return said if isinstance(error, Refused | TemplateError) else f"{type(error).__name__}: {said}"
-
-
-def _mapping(raw: bytes | None) -> dict[str, Any]:
-    try:
-        content = json.loads(raw) if raw else {}
-    except (ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}

@@ -6,8 +6,6 @@ stage; a stage that is there is not done again, and one that was half done goes 
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -20,7 +18,9 @@ from rich.markup import escape
 from rich.table import Table
 
 import moesaic
+from moesaic import atomic
 from moesaic.errors import UserError
+from moesaic.json_files import read_json
 from moesaic.quickstart import summaries
 from moesaic.recipe import Recipe, load_recipe
 
@@ -114,20 +114,12 @@ class Life(ABC):
 
     def _read(self) -> dict[str, Any]:
         file = self.out / FILE
-        try:
-            found = json.loads(file.read_text())
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError):
-            raise UserError(file, "cannot be read", f"Remove {self.out} to begin again.") from None
-        return found if isinstance(found, dict) else {}
+        return read_json(file, f"Remove {self.out} to start again.") if file.exists() else {}
 
     def _remember(self, name: str, found: dict[str, Any]) -> None:
         self.known[name] = found
         self.out.mkdir(parents=True, exist_ok=True)
-        fresh = self.out / f"{FILE}.new"
-        fresh.write_text(json.dumps(self.known, indent=2, default=str) + "\n")
-        os.replace(fresh, self.out / FILE)
+        atomic.write_json(self.out / FILE, self.known, indent=2, default=str)
 
 
 def conversations(model: Path, family: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from moesaic.model.formats.checkpoint import readable
 from moesaic.plural import plural
+from moesaic.sizes import readable
 from moesaic.train.report.display import amount, duration
 
 Rows = list[tuple[str, str]]

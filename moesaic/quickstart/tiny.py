@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 from typing import Any, ClassVar
 
+from moesaic.json_files import read_json
 from moesaic.quickstart import summaries
 from moesaic.quickstart.life import Life, Stage, finished
 
@@ -73,7 +74,7 @@ class TinyLife(Life):
         with drawn() as show:
             prepare(self.recipe(self.pretrains), self.out / "data", show=show)
         self._tell_how_to_talk()
-        manifest = json.loads((self.out / "data" / "manifest.json").read_text())
+        manifest = read_json(self.out / "data" / "manifest.json")
         return {"sources": manifest["sources"], "vocabulary": manifest["vocabulary"]}
 
     def _tell_how_to_talk(self) -> None:
@@ -82,7 +83,7 @@ class TinyLife(Life):
         template = folder / "chat_template.jinja"
         if self.template not in (whole := template.read_text()):
             template.write_text(self.template + whole)
-        end = json.loads((self.out / "data" / "manifest.json").read_text())["end_of_document"]
+        end = read_json(self.out / "data" / "manifest.json")["end_of_document"]
         told = {"do_sample": False, "eos_token_id": end, "pad_token_id": end}
         (folder / "generation_config.json").write_text(json.dumps(told) + "\n")
 

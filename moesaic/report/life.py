@@ -7,8 +7,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shlex
 from collections.abc import Sequence
 from html import escape
@@ -18,10 +16,12 @@ from typing import Any
 import numpy as np
 
 import moesaic
+from moesaic import atomic
+from moesaic.json_files import read_json
 from moesaic.model import lineage
-from moesaic.model.formats.checkpoint import readable
 from moesaic.report.charts import Curve, lines, shares
 from moesaic.report.page import grid, page, section, table
+from moesaic.sizes import readable
 from moesaic.train.report.display import amount, duration
 from moesaic.train.report.metrics import Line, read_metrics
 from moesaic.train.report.plot import series, smooth
@@ -40,9 +40,7 @@ def write(out: Path, known: dict[str, Any]) -> Path:
     else:
         chapters.append(teaching(read_metrics(out / "taught")))
     chapters += [compression(known), answers(known), life(out)]
-    fresh = out / f"{FILE}.new"
-    fresh.write_text(page("The life of a model", "".join(chapters)), encoding="utf-8")
-    os.replace(fresh, out / FILE)
+    atomic.write_text(out / FILE, page("The life of a model", "".join(chapters)))
     return out / FILE
 
 
@@ -71,7 +69,7 @@ def pretraining(out: Path, known: dict[str, Any]) -> str:
     run = read_metrics(out / "base")
     steps, losses = series(run, "loss")
     curves = [Curve("loss", steps, losses, "faint"), Curve("loss", steps, smooth(losses))]
-    told = json.loads((out / "prediction.json").read_text())
+    told = read_json(out / "prediction.json")
     curves.append(Curve("what the law said before it began", told["step"], told["loss"], "dashed"))
     pilots = [
         Curve(f"pilot, {name} rate", *smoothed(read_metrics(out / "pilots" / name))) for name in ("constant", "cosine")

@@ -21,11 +21,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from moesaic import atomic
 from moesaic.errors import UserError
+from moesaic.json_files import read_json
 from moesaic.model import directory
 from moesaic.model.config import ModelConfig
 from moesaic.model.families import Place, read_config
-from moesaic.model.formats.checkpoint import read_json
 from moesaic.model.value_head import write_head
 
 SHOWN = Path("checkpoints") / "latest"  # where DIR's links lead
@@ -109,18 +110,12 @@ class Checkpoints:
         return snapshot.step
 
     def _publish(self, path: Path) -> None:
-        fresh = self.folder / ".latest"
-        fresh.unlink(missing_ok=True)
-        fresh.symlink_to(path.name)
-        fresh.rename(self.folder / "latest")
+        atomic.write_link(self.folder / "latest", path.name)
         for file in path.iterdir():
             link, target = self.run / file.name, SHOWN / file.name
             # What an earlier end of the run made DIR's own is shown no more once it goes on.
             if file.is_file() and not (link.is_symlink() and link.readlink() == target):
-                fresh = self.run / f".{file.name}.link"
-                fresh.unlink(missing_ok=True)
-                fresh.symlink_to(target)
-                fresh.rename(link)
+                atomic.write_link(link, target)
 
     def forget(self, after: int) -> None:
         """Remove the checkpoints after a step, newest first: none of them is to be gone on from."""
@@ -144,22 +139,17 @@ class Checkpoints:
         self.wait()
         for link in self.run.iterdir():
             if link.is_symlink() and link.readlink() == SHOWN / link.name:  # another is someone else's
-                fresh = self.run / f".{link.name}.own"
-                fresh.unlink(missing_ok=True)
-                try:
-                    os.link(link.resolve(), fresh)
-                except OSError:
-                    shutil.copy2(link, fresh)
-                fresh.rename(link)
+                with atomic.replacing_file(link) as fresh:
+                    try:
+                        os.link(link.resolve(), fresh)
+                    except OSError:
+                        shutil.copy2(link, fresh)
 
     def read(self, step: int) -> tuple[dict[str, Any], Callable[[str], dict[str, Tensor]]]:
         """The numbers of a checkpoint, and a function that reads a group of its tensors (none if it has no such)."""
         state = self.path(step) / "state"
         remedy = "Remove this checkpoint to go on from the one before."
-        try:
-            numbers = read_json(state / "run.json")
-        except UserError as error:
-            raise UserError(error.place, error.problem, remedy) from None
+        numbers = read_json(state / "run.json", remedy)
         if missing := {"step", "position", "watch", "report", "recipe", "life"} - numbers.keys():
             raise UserError(state / "run.json", f"is not a run's: it has no {min(missing)}", remedy)
 

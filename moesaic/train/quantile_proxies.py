@@ -29,11 +29,12 @@ from moesaic.data.quantiles import QuantileTable, benchmark_quantiles
 from moesaic.data.shards import MANIFEST, Shards
 from moesaic.data.stream import TokenStream
 from moesaic.errors import UserError
+from moesaic.json_files import read_json
 from moesaic.kernels import hardware
 from moesaic.recipe import Recipe
 from moesaic.strict import did_you_mean
 from moesaic.train.held_out_loss import HeldOutLoss
-from moesaic.train.law.loss_law import read_json, write_json
+from moesaic.train.law.loss_law import write_json
 from moesaic.train.loop import train
 from moesaic.train.objectives import Loss
 from moesaic.train.optimizers import StepResult

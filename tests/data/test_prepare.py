@@ -371,9 +371,13 @@ class TestMistakes:
             lose()
             with pytest.raises(UserError, match="seen.hashes: has lost what was written to it. Remove the directory"):
                 prepare(recipe(corpus), corpus / "out")
-        for content in ("[]", "{}", '{"request"'):
+        for content, problem in (
+            ("[]", "holds a list"),
+            ("{}", "does not say what is prepared"),
+            ('{"request"', "is not JSON"),
+        ):
             (corpus / "out/progress.json").write_text(content)
-            with pytest.raises(UserError, match="progress.json: cannot be read"):
+            with pytest.raises(UserError, match=f"progress.json: {problem}.*Remove the directory and prepare again"):
                 prepare(recipe(corpus), corpus / "out")
 
     def test_two_at_once(self, corpus: Path) -> None:

@@ -80,7 +80,7 @@ class TestChanges:
         with pytest.raises(UserError, match="holds no prepared data"):
             Shards(tmp_path / "nowhere")
         (data.directory / MANIFEST).write_text("{")
-        with pytest.raises(UserError, match="cannot be read"):
+        with pytest.raises(UserError, match="is not JSON.*copy the file from where it is whole"):
             Shards(data.directory)
         (data.directory / MANIFEST).write_text('{"format": 99}')
         with pytest.raises(UserError, match="not written by this version"):

@@ -519,7 +519,7 @@ class TestCommands:
             assert problem in self.fails(capsys, *arguments), arguments
 
         for content, problem in (
-            ("[]", "one JSON object"),
+            ("[]", "holds a list, not a JSON object. Write one with moesaic law fit"),
             ("{", "not JSON"),
             ('{"law": {"A": 1}}', "must have L0, A"),
         ):

@@ -172,7 +172,7 @@ class TestFromFile:
             build(Method("from_file", {"path": path}), Schedule, "x")
 
     def test_says_that_a_file_is_missing(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match="no such file; moesaic law optimize writes one"):
+        with pytest.raises(ValueError, match="no such file. moesaic law optimize writes a schedule file"):
             FromFile(str(tmp_path / "none.json"))
-        with pytest.raises(ValueError, match="cannot be read"):
+        with pytest.raises(ValueError, match="is not a file"):
             FromFile(str(tmp_path))

@@ -7,7 +7,6 @@ whole, and a run that was stopped while computing goes on from what is there.
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from moesaic import atomic
 from moesaic.align.conversation import Said
 from moesaic.align.preference.pairs import Pair
 from moesaic.align.sft import pack_said
@@ -97,9 +97,4 @@ def _read(file: Path, rows: int) -> Tensor:
 
 def _write(file: Path, known_P2: Tensor) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    fresh = file.with_name(f".{file.name}.writing")
-    with open(fresh, "wb") as out:
-        out.write(save({"logprobs": known_P2.contiguous()}))
-        out.flush()
-        os.fsync(out.fileno())
-    os.replace(fresh, file)
+    atomic.write_bytes(file, save({"logprobs": known_P2.contiguous()}))

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moesaic import atomic
 from moesaic.align.examples import Mixture
 from moesaic.align.rewards import Reward
 from moesaic.align.rollouts.rollout import Sample, roll, seed_of
 from moesaic.errors import UserError
+from moesaic.json_files import read_json
 from moesaic.serve.core.engine import Engine
 from moesaic.worlds.example import Example
 
@@ -50,7 +51,7 @@ def collect(
 ) -> dict[str, float]:
     """Makes the files, unless those of the same `key` are there. Returns what came of it."""
     done = folder / "summary.json"
-    if done.is_file() and (summary := json.loads(done.read_text())).get("key") == key:
+    if done.is_file() and (summary := read_json(done)).get("key") == key:
         return dict(summary["notes"])
     folder.mkdir(parents=True, exist_ok=True)
     lines: dict[str, list[dict[str, Any]]] = {"samples": [], "kept": [], "pairs": []}
@@ -85,7 +86,7 @@ def collect(
         "answers_kept": float(len(lines["kept"])),
         "pairs_made": float(len(lines["pairs"])),
     }
-    write_whole(done, json.dumps({"key": key, "notes": notes}, indent=1) + "\n")
+    atomic.write_json(done, {"key": key, "notes": notes}, indent=1)
     return notes
 
 
@@ -114,13 +115,5 @@ def _question(example: Example) -> dict[str, Any]:
 
 
 def write_lines(file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    write_whole(file, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-
-
-def write_whole(file: Path, text: str) -> None:
-    fresh = file.with_name(f".{file.name}.writing")
-    with open(fresh, "w", encoding="utf-8", errors="replace") as out:
-        out.write(text)
-        out.flush()
-        os.fsync(out.fileno())
-    os.replace(fresh, file)
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    atomic.write_bytes(file, text.encode(errors="replace"))  # a response may hold half of a surrogate pair

@@ -21,16 +21,18 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from moesaic import atomic
 from moesaic.atomic import alone_in
 from moesaic.data.dedupe import DocumentIndex
 from moesaic.data.preparation.request import check_same, preparation
 from moesaic.data.preparation.shard_writer import GrowingFile, ShardWriter
 from moesaic.data.quality import QualityScore
 from moesaic.data.records import Broken, Document, Place
-from moesaic.data.shards import FORMAT, MANIFEST, read_manifest, write_atomically
+from moesaic.data.shards import FORMAT, MANIFEST, read_manifest
 from moesaic.data.sources import open_source
 from moesaic.data.tokenizer_training import end_of_document, take_tokenizer, train_tokenizer, write_tokenizer
 from moesaic.errors import UserError
+from moesaic.json_files import read_json
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.plural import plural
 from moesaic.recipe import Recipe
@@ -145,7 +147,7 @@ class _Preparation:
                 source=source,
                 place=asdict(place),
             )
-            write_atomically(self.out / PROGRESS, json.dumps(progress).encode())
+            atomic.write_json(self.out / PROGRESS, progress)
 
         saved = time.monotonic()
         first = progress.get("source", 0)
@@ -196,12 +198,9 @@ class _Preparation:
             share = self.data.tokenizer_sample // len(self.corpora)
             texts = chain.from_iterable(corpus.sample(share, 0) for corpus in self.corpora)
             tokenizer = train_tokenizer(self._counted(texts), self.recipe.model.vocab)
-        fresh = self.out / "tokenizer.writing"
-        shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir()
-        write_tokenizer(tokenizer, fresh)
-        fresh.rename(folder)
-        write_atomically(self.out / PROGRESS, json.dumps(self.progress).encode())
+        with atomic.replacing(folder, room=0) as fresh:
+            write_tokenizer(tokenizer, fresh)
+        atomic.write_json(self.out / PROGRESS, self.progress)
         return tokenizer
 
     def _counted(self, texts: Iterator[str]) -> Iterator[str]:
@@ -317,7 +316,7 @@ class _Preparation:
             "sources": [asdict(entry) for entry in counts],
             "shards": shards,
         }
-        write_atomically(self.out / MANIFEST, json.dumps(manifest, indent=1).encode())
+        atomic.write_json(self.out / MANIFEST, manifest, indent=1)
         _sweep(self.out)
         return manifest
 
@@ -329,20 +328,16 @@ def _is_held_out(text: str, share: float) -> bool:
 
 
 def _read_progress(out: Path) -> dict[str, Any] | None:
-    try:
-        found = json.loads((out / PROGRESS).read_bytes())
-        if not isinstance(found, dict) or "request" not in found:
-            raise ValueError("it does not say what is prepared")
-    except FileNotFoundError:
-        ours = ("tokenizer.writing", "tokenizer")  # and what begins with a dot: the lock, a file being replaced
-        if any(path.name not in ours and not path.name.startswith(".") for path in out.iterdir()):
-            raise UserError(out, "is not empty, and holds no prepared data", "Name another directory.") from None
+    file, remedy = out / PROGRESS, "Remove the directory and prepare again."
+    if not file.exists():
+        # What begins with a dot is ours too: the lock, a file being replaced.
+        if any(path.name != "tokenizer" and not path.name.startswith(".") for path in out.iterdir()):
+            raise UserError(out, "is not empty, and holds no prepared data", "Name another directory.")
         shutil.rmtree(out / "tokenizer", ignore_errors=True)  # its request is not known
         return None
-    except (OSError, ValueError) as error:
-        raise UserError(
-            out / PROGRESS, f"cannot be read ({error})", "Remove the directory and prepare again."
-        ) from None
+    found = read_json(file, remedy)
+    if "request" not in found:
+        raise UserError(file, "does not say what is prepared", remedy)
     return found
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 import platform
 import shutil
 import subprocess
@@ -17,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch  # noqa: F401  (loads the OpenMP runtime that is looked for below)
+
+from moesaic import atomic
 
 SOURCES = Path(__file__).parent
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-fno-schedule-insns")
@@ -101,8 +102,7 @@ def _compile(file: Path, compiler: str, threads: tuple[str, ...]) -> None:
             list(pool.map(_run, commands))
         _run([compiler, "-shared", *objects, "-lm", "-o", str(built)])
         data = built.read_bytes()
-        built.write_bytes(data + hashlib.sha256(data).digest())
-        os.replace(built, file)
+        atomic.write_bytes(file, data + hashlib.sha256(data).digest())
 
 
 def _run(command: list[str]) -> None:

@@ -5,7 +5,6 @@ Only safetensors are read: nothing is ever unpickled.
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import time
@@ -18,8 +17,8 @@ from torch import Tensor
 
 from moesaic.atomic import settle
 from moesaic.errors import UserError
+from moesaic.json_files import is_file, read_bytes, read_json
 from moesaic.model.formats.tensor_file import Part, TensorFile, printable
-from moesaic.model.formats.tensor_file import readable as readable
 
 # Everything a directory may hold beside weights and config, carried along unread.
 SIDE_FILES = (
@@ -36,7 +35,6 @@ SIDE_FILES = (
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 QUANTIZATION = "quantization_config"  # the part of config.json that says how weights of few bits are kept
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-LARGEST_TEXT = 256 * 2**20
 
 
 class Source(Protocol):
@@ -111,7 +109,7 @@ class Checkpoint:
             problem = error.strerror if isinstance(error, OSError) else "no path"
             problem = "no such directory" if isinstance(error, FileNotFoundError) else f"cannot be read ({problem})"
             raise UserError(self.place, problem, remedy) from None
-        self.config = read_json(self.place / "config.json")
+        self.config = read_json(self.place / "config.json", missing="Name a directory that holds a model.")
         self._home: dict[str, TensorFile] = {}
         for file in self._weight_files():
             for name in file.tensors:
@@ -157,45 +155,6 @@ class Checkpoint:
             "pickled weights are never opened, since loading them can run any code",
             "Save the model as safetensors.",
         )
-
-
-def is_file(path: Path) -> bool:
-    """Whether there is a regular file; what cannot be looked at counts as one, so that reading it says why."""
-    try:
-        return stat.S_ISREG(os.stat(path).st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        return True
-
-
-def read_bytes(file: Path) -> bytes | None:
-    """A whole file, or None if there is none."""
-    if not is_file(file):
-        return None
-    try:
-        size = os.stat(file).st_size
-        if size > LARGEST_TEXT:
-            raise UserError(file, f"is too large ({readable(size)})", "Is it the right file?")
-        return file.read_bytes()
-    except OSError as error:
-        raise UserError(file, f"cannot be read ({error.strerror})", "Check its permissions.") from None
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """A JSON mapping from a file."""
-    raw = read_bytes(file)
-    if raw is None:
-        raise UserError(file, "no such file", "Name a directory that holds a model.")
-    try:
-        content = json.loads(raw.decode())
-    except UnicodeDecodeError:
-        raise UserError(file, "is not UTF-8 text", "Copy the file again.") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(file, f"is not JSON ({error})", "Copy the file again.") from None
-    if not isinstance(content, dict):
-        raise UserError(file, f"holds a {type(content).__name__}, not a mapping", "Copy the file again.")
-    return content
 
 
 def _weight_map(index: Path) -> dict[str, str]:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from moesaic.errors import UserError
+from moesaic.sizes import readable
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # What compressed weights are made of.
@@ -178,11 +179,3 @@ def _write(handle: int, data: memoryview) -> None:
 
 def _bytes(tensor: Tensor) -> memoryview:
     return tensor.reshape(-1).view(torch.uint8).numpy().data
-
-
-def readable(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < 1000 or unit == "TB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    raise AssertionError

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from moesaic.errors import UserError
+from moesaic.json_files import object_or_empty
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.serve.core.request import Sampling
 
@@ -15,12 +15,7 @@ TUNED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 def recommended(tokenizer: Tokenizer | None) -> dict[str, Any]:
     """What it says of `TUNED`; nothing where it says nothing that could be meant. Not to sample is temperature 0."""
     raw = tokenizer.files.get("generation_config.json") if tokenizer else None
-    try:
-        content = json.loads(raw) if raw else {}
-    except (ValueError, RecursionError):
-        return {}
-    if not isinstance(content, dict):
-        return {}
+    content = object_or_empty(raw)
     values: dict[str, Any] = {name: content[name] for name in TUNED if type(content.get(name)) in (int, float)}
     if content.get("do_sample") is False:
         values["temperature"] = 0.0

@@ -16,9 +16,7 @@ decrease as training goes on at the lower rate.
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +25,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moesaic import atomic
 from moesaic.errors import UserError
+from moesaic.json_files import read_json
 
 Array = NDArray[np.float64]
 Steps = NDArray[np.int64]
@@ -102,7 +102,7 @@ class LossLaw:
 
 def load_law(path: str | Path) -> tuple[LossLaw, dict[str, Any]]:
     """The law of a file, and the facts that were saved beside it."""
-    content = read_json(path, "Write one with moesaic law fit.")
+    content = read_json(Path(path), "Write one with moesaic law fit.")
     values = content.pop("law", None)
     names = list(LossLaw.__dataclass_fields__)
     if not isinstance(values, dict) or sorted(values) != sorted(names):
@@ -158,30 +158,11 @@ def _chunks(changes: Steps, at: Steps) -> Iterator[tuple[slice, int]]:
         begin = end
 
 
-def read_json(path: str | Path, remedy: str = "") -> dict[str, Any]:
-    """One JSON object, or a UserError."""
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(path, "no such file", remedy) from None
-    except OSError as error:
-        raise UserError(path, f"cannot be read: {error.strerror}") from None
-    except ValueError:
-        raise UserError(path, "not JSON", remedy) from None
-    if not isinstance(content, dict):
-        raise UserError(path, "expected one JSON object", remedy)
-    return content
-
-
 def write_json(path: str | Path, content: dict[str, Any]) -> None:
-    """Write one JSON object; whoever looks sees the old file or the new one."""
+    """Write one JSON object, or raise a UserError."""
     path = Path(path)
-    fresh = path.with_name(f".{path.name}.writing-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        fresh.replace(path)
+        atomic.write_json(path, content, indent=1)
     except OSError as error:
         raise UserError(path, f"cannot be written ({error.strerror})") from None
-    finally:
-        fresh.unlink(missing_ok=True)

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from moesaic import atomic
 from moesaic.errors import UserError
 
 METRICS = "metrics.jsonl"
@@ -52,16 +53,7 @@ class Journal:
 
     def replace(self, lines: list[bytes]) -> None:
         """Make these the whole file: a reader, or a run that is killed meanwhile, finds the old lines or the new."""
-        fresh = self.file.with_name(f".{self.file.name}.writing")
-        try:
-            with open(fresh, "wb") as out:
-                out.writelines(lines)
-                out.flush()
-                os.fsync(out.fileno())
-            os.replace(fresh, self.file)
-        except OSError as error:
-            fresh.unlink(missing_ok=True)
-            raise OSError(error.errno, error.strerror, str(self.file)) from error
+        atomic.write_bytes(self.file, b"".join(lines))
         os.close(self._handle)
         self._open()
 

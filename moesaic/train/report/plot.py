@@ -6,7 +6,6 @@ plot_runs({"cosine": "out/a", "wsd": "out/b"}, "out/compare.png")
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moesaic.atomic import replacing_file
 from moesaic.errors import UserError
 from moesaic.train.report.display import amount
 from moesaic.train.report.metrics import Line, read_events, read_metrics
@@ -365,10 +365,6 @@ def _draw_balance(axes: Axes, lines: Sequence[Line]) -> None:
 def save(figure: Figure, out: Path) -> Path:
     """Whole or not at all, so that whoever looks while a run draws anew sees the last picture."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    fresh = out.with_name(f".{out.stem}.writing.png")
-    try:
-        figure.savefig(fresh, metadata={"Software": "moesaic"})
-        os.replace(fresh, out)
-    finally:
-        fresh.unlink(missing_ok=True)
+    with replacing_file(out) as fresh:
+        figure.savefig(fresh, format="png", metadata={"Software": "moesaic"})
     return out

@@ -13,9 +13,9 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from moesaic.errors import UserError
+from moesaic.json_files import read_json
 from moesaic.train.schedules import Schedule
 
 
@@ -48,14 +48,10 @@ class FromFile(Schedule):
 
 def read_factors(path: str) -> tuple[float, ...]:
     try:
-        content: Any = json.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{path}: no such file; moesaic law optimize writes one") from None
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError:
-        raise ValueError(f"{path}: not a schedule file; it must be one JSON object") from None
-    if not isinstance(content, dict) or ("factors" in content) == ("learning_rates" in content):
+        content = read_json(Path(path), "moesaic law optimize writes a schedule file.")
+    except UserError as error:  # as whatever else is wrong with an option
+        raise ValueError(str(error)) from None
+    if ("factors" in content) == ("learning_rates" in content):
         raise ValueError(f"{path}: a schedule file is a JSON object with factors or with learning_rates")
     name = "factors" if "factors" in content else "learning_rates"
     values = content[name]

@@ -5,12 +5,14 @@ Every tile gives the same bits, so a table can make steps faster or slower, but 
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from moesaic import atomic
+from moesaic.json_files import object_or_empty
 
 Tile = tuple[int, int, int, int]
 KINDS = ("up_tile", "down_tile")
@@ -29,10 +31,9 @@ def key(gpu: str, path: str, shape: tuple[int, ...], align: int) -> str:
 def read(file: Path) -> dict[str, dict[str, Any]]:
     """What is no table counts for nothing: without one there are rules."""
     try:
-        found = json.loads(file.read_text())
-    except (OSError, ValueError):
+        return object_or_empty(file.read_bytes())
+    except OSError:
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 @cache
@@ -61,8 +62,6 @@ def keep(file: Path, gpu: str, path: str, shape: tuple[int, ...], align: int, fo
     """Add to a table, whole or not at all."""
     entries = read(file) | {key(gpu, path, shape, align): {kind: list(tile) for kind, tile in found.items()}}
     file.parent.mkdir(parents=True, exist_ok=True)
-    beside = file.with_suffix(".new")
-    beside.write_text(json.dumps(dict(sorted(entries.items())), indent=1) + "\n")
-    beside.replace(file)
+    atomic.write_json(file, dict(sorted(entries.items())), indent=1)
     table.cache_clear()
     tiles_of.cache_clear()
