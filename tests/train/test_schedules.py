@@ -154,8 +154,8 @@ class TestFromFile:
     @pytest.mark.parametrize(
         ("content", "problem"),
         [
-            ("{", "must be one JSON object"),
-            ([1.0], "a JSON object with factors or with learning_rates"),
+            ("{", "is not JSON"),
+            ([1.0], "holds a list, not a JSON object"),
             ({"factors": [1.0], "learning_rates": [1.0]}, "factors or with learning_rates"),
             ({"factors": []}, "must be a list of numbers"),
             ({"factors": [1.0, "a"]}, 'step 1 is "a", not a number'),
