@@ -55,7 +55,7 @@ schedule: constant
     )
     recipe = load_recipe(file, [])
     run = begin(recipe, recipe.build("align.stages.0", Stage), "policy", model, out, quiet=True)
-    run.draws, run.measure = False, Accuracy.of([{"path": "builtin:sums"}], 256, 32)
+    run.plots, run.measure = False, Accuracy.of([{"path": "builtin:sums"}], 256, 32)
     train(run)
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     later = lines[1:]

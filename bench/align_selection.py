@@ -59,7 +59,7 @@ schedule: constant
     )
     recipe = load_recipe(file, [])
     run = begin(recipe, recipe.build("align.stages.0", Stage), "policy", taught(seed)[0], out, quiet=True)
-    run.draws, run.measure = False, Accuracy.of([{"path": MEASURED}], 256, 32)
+    run.plots, run.measure = False, Accuracy.of([{"path": MEASURED}], 256, 32)
     if not run.finished():
         train(run)
     return curve(out, "accuracy")

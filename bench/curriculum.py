@@ -103,7 +103,7 @@ def main() -> None:
     file.write_text(RECIPE.replace("NOISY", str(noisy)).replace("TOKENIZER", str(out / "clean" / "tokenizer")))
     if not (out / "data" / "manifest.json").exists():
         prepare(load_recipe(file), out / "data")
-    held_out = HeldOutLoss(Shards(out / "clean"), tokens=60_000, longest=64, device=hardware.device())
+    held_out = HeldOutLoss(Shards(out / "clean"), tokens=60_000, sequence_length=64, device=hardware.device())
 
     results: dict[str, dict[int, Result]] = defaultdict(dict)
     for seed in arguments.seeds:

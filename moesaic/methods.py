@@ -21,7 +21,7 @@ from typing import Any, TypeVar, cast, get_type_hints
 from pydantic import ConfigDict, Field, create_model
 
 from moesaic.errors import UserError
-from moesaic.renamed import METHODS, current
+from moesaic.renamed import METHODS, OPTIONS, current, current_options
 from moesaic.strict import STRICT, KeyPath, Origin, did_you_mean, place, validate
 
 Base = TypeVar("Base")
@@ -47,9 +47,19 @@ def known(base: type) -> list[str]:
 
 
 def renamed(method: Method, base: type, where: str) -> Method:
-    """By the name that the method has now."""
-    names = METHODS.get(base.__module__.rpartition(".")[2], {})
-    return Method(current(method.name, names, where), method.options)
+    """By the names that the method and its options have now."""
+    kind = base.__module__.rpartition(".")[2]
+    name = current(method.name, METHODS.get(kind, {}), where)
+    return Method(name, current_options(method.options, OPTIONS.get(kind, {}).get(name, {}), where))
+
+
+def option_names(name: str, base: type) -> set[str]:
+    """The options of a method, and what they were called in the last version; none if there is no such method."""
+    if name not in known(base):
+        return set()
+    kind: type = _class_in(importlib.import_module(f"{base.__module__}.{name}"), base)
+    old = OPTIONS.get(base.__module__.rpartition(".")[2], {}).get(name, {})
+    return {option.name for option in dataclasses.fields(cast(Any, kind)) if option.init} | set(old)
 
 
 def build(method: Method, base: type[Base], origin: str | Origin, key: KeyPath = ()) -> Base:

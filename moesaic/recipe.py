@@ -19,11 +19,12 @@ from pydantic import BaseModel, Field, PlainSerializer, PlainValidator, PrivateA
 
 from moesaic.errors import UserError
 from moesaic.methods import Method, build
+from moesaic.renamed import RECIPE_KEYS, current, rename_keys
 from moesaic.strict import STRICT, KeyPath, dotted, found, nearest, place, validate, wrong
 from moesaic.yaml_reader import read_yaml
 
 COMMAND_LINE = "command line"
-# What one might look for in a recipe, and where it is said instead.
+# Sections one might look for in a recipe, and where that is configured instead.
 ELSEWHERE = {
     "compress": "moesaic compress takes its method and options on the command line",
     "evaluate": "moesaic evaluate takes its suites and options on the command line",
@@ -58,41 +59,43 @@ class Section(BaseModel):
 
 
 class RouterSection(Section):
-    """How a token chooses its experts."""
+    """How a token is routed to its experts."""
 
     score: Literal["softmax", "sigmoid"] = Field("sigmoid", description="how a router's logits become scores")
-    normalize: bool = Field(True, description="the chosen experts' weights sum to one")
-    scale: float = Field(1.0, gt=0, description="factor on the routed experts' output")
-    correction: bool = Field(True, description="a balance bias that chooses experts but does not weigh them")
-    groups: Count = Field(1, description="groups the experts are divided into")
+    normalize: bool = Field(True, description="the weights of the top-k experts sum to one")
+    scale: float = Field(1.0, gt=0, description="factor on the output of the routed experts")
+    correction: bool = Field(
+        True, description="a load-balancing bias per expert, used to choose experts and not to weigh them"
+    )
+    groups: Count = Field(1, description="groups the experts are divided into (group-limited routing)")
     top_groups: Count = Field(1, description="groups a token may choose from")
 
 
 class LatentSection(Section):
-    """Multi-head latent attention: keys and values are kept as one short vector for each token."""
+    """Multi-head latent attention (MLA): keys and values are cached as one low-rank vector per token."""
 
-    kv_rank: Count = Field(64, description="the length of that vector")
-    q_rank: Count | None = Field(96, description="queries pass through a vector of this length; null: directly")
-    plain_size: Count = Field(32, description="a head's query and key dimensions without position")
-    rope_size: Count = Field(16, description="and those with it, whose key all heads share")
+    kv_rank: Count = Field(64, description="rank of that vector")
+    q_rank: Count | None = Field(96, description="rank of the query projection; null: full rank")
+    plain_size: Count = Field(32, description="query and key dimensions of a head without RoPE")
+    rope_size: Count = Field(16, description="those with RoPE; all heads share this part of the key")
     value_size: Count = 32
 
 
 class IndexerSection(Section):
-    """Which tokens a query looks at (glm_moe_dsa): a light scorer picks them."""
+    """Sparse attention (glm_moe_dsa): a small indexer picks the tokens a query attends to."""
 
     heads: Count = 4
     head_size: Count = 32
     topk: Count = Field(
-        2048, description="tokens that are picked; at least model.context: fresh weights do not learn to choose"
+        2048, description="tokens that are picked; at least model.context, since nothing trains a fresh indexer"
     )
-    share: Count = Field(1, description="layers in a row that use one selection")
+    share: Count = Field(1, description="consecutive layers that share one selection")
 
 
 class ModelSection(Section):
     """The sizes of a model that is trained from scratch."""
 
-    family: str = Field("glm4_moe", description="the Hugging Face architecture it is written as")
+    family: str = Field("glm4_moe", description="the Hugging Face architecture it is saved as")
     vocab: Count = 4096
     hidden: Count = 256
     layers: Count = 6
@@ -101,88 +104,93 @@ class ModelSection(Section):
     head_size: Count = 32
     qk_norm: bool = True
     latent: LatentSection | None = Field(
-        None, description="in place of kv_heads and head_size; what deepseek_v3 and glm_moe_dsa have, said or not"
+        None, description="in place of kv_heads and head_size; deepseek_v3 and glm_moe_dsa have it by default"
     )
-    indexer: IndexerSection | None = Field(None, description="what glm_moe_dsa has, said or not")
-    dense_layers: int = Field(1, ge=0, description="first layers that have one feed-forward and no experts")
+    indexer: IndexerSection | None = Field(None, description="glm_moe_dsa has it by default")
+    dense_layers: int = Field(1, ge=0, description="first layers with a dense feed-forward network instead of experts")
     dense_hidden: Count = 1024
     experts: Count | Annotated[tuple[Count, ...], Field(min_length=1)] = Field(
-        8, description="experts in a layer, or one number for each such layer"
+        8, description="routed experts per layer, or one number for each MoE layer"
     )
     experts_per_token: Count = 2
     expert_hidden: Count = 256
-    shared_experts: int = Field(1, ge=0, description="experts that every token uses")
+    shared_experts: int = Field(1, ge=0, description="shared experts, used by every token")
     router: RouterSection = RouterSection()
-    mtp_layers: int = Field(0, ge=0, description="layers that predict the tokens after the next")
+    mtp_layers: int = Field(0, ge=0, description="multi-token prediction layers")
     rope_theta: float = Field(10_000.0, gt=0)
-    context: Count = Field(1024, description="the longest sequence, in tokens")
-    tied: bool = Field(False, description="the output matrix is the embedding")
+    context: Count = Field(1024, description="maximum sequence length, in tokens")
+    tied: bool = Field(False, description="tie the output projection to the embedding")
 
 
 class SourceSection(Section):
-    """Some text to learn from."""
+    """A source of training text."""
 
     name: str
     path: str = Field(description="a file, a folder, a pattern such as texts/*.jsonl, or builtin:NAME")
-    weight: float = Field(1.0, gt=0, description="how many tokens are drawn from it, against the other sources")
-    text: str = Field("text", description="the field or column that holds the text, in JSONL and parquet")
-    columns: tuple[str, ...] = Field((), description="numbers in its records that are kept beside the tokens")
+    weight: float = Field(1.0, gt=0, description="sampling weight, relative to the other sources")
+    text: str = Field("text", description="the JSONL field or parquet column that holds the text")
+    columns: tuple[str, ...] = Field((), description="numeric fields of its records that are kept with each document")
     separator: str | None = Field(
-        None, min_length=1, description="what divides the documents of a text file; by default a file is one document"
+        None, min_length=1, description="separates the documents of a text file; by default a file is one document"
     )
-    documents: Count | None = Field(None, description="at most so many are taken; of builtin tasks, 10,000 if not said")
-    max_epochs: float | None = Field(None, gt=0, description="how often it may be repeated; by default without end")
+    documents: Count | None = Field(
+        None, description="maximum number of documents; builtin tasks: how many, by default 10,000"
+    )
+    max_epochs: float | None = Field(None, gt=0, description="maximum number of epochs; by default unlimited")
 
 
 class PhaseSection(Section):
-    """A stretch of the run with a mixture of its own."""
+    """A part of the run with its own data mixture."""
 
-    share: Share = Field(description="its part of all tokens; those of all phases sum to one")
+    share: Share = Field(description="its share of all tokens; the shares of all phases sum to one")
     weights: dict[str, Annotated[float, Field(ge=0)]] = Field(
-        description="source: weight, in place of the sources' own; a source that is not named is not drawn"
+        description="source: weight, in place of the source's own; a source that is not named is not sampled"
     )
     keep: dict[str, Annotated[float, Field(gt=0, le=1)]] = Field(
-        {}, description="source: the share of its tokens, the best by quality, that is drawn (and so repeated more)"
+        {}, description="source: share of its tokens that is kept, the best by quality (and so repeated more)"
     )
 
 
 class DedupeSection(Section):
-    """Which documents are left out because another one said the same."""
+    """Deduplication of documents."""
 
-    exact: bool = Field(True, description="equal up to case and white space")
-    near: bool = Field(False, description="nearly equal, by MinHash; about 7 kB of memory for each document")
-    similarity: float = Field(0.8, gt=0, lt=1, description="the share of common word runs that makes two nearly equal")
-    words: Count = Field(5, description="the length of such a run")
-    hashes: int = Field(128, ge=16, le=1024, description="more are more exact, and slower")
+    exact: bool = Field(True, description="drop documents equal up to case and white space")
+    near: bool = Field(False, description="drop near duplicates, by MinHash LSH; about 7 kB of memory per document")
+    similarity: float = Field(
+        0.8, gt=0, lt=1, description="Jaccard similarity of word n-grams above which two are near duplicates"
+    )
+    words: Count = Field(5, description="n of those n-grams")
+    hashes: int = Field(128, ge=16, le=1024, description="MinHash permutations; more are more exact, and slower")
 
 
 class LengthWarmupSection(Section):
-    """Short pieces first: their longest length grows linearly to sequence_length, in multiples of 8."""
+    """Sequence-length warmup: the length grows linearly to sequence_length, in multiples of 8."""
 
-    steps: Count = Field(description="after so many steps pieces are as long as sequence_length")
-    start: Count = Field(64, description="the longest piece of the first step, in tokens")
+    steps: Count = Field(description="steps until sequence_length is reached")
+    start: Count = Field(64, description="sequence length of the first step, in tokens")
     batch: Literal["same", "shrink"] = Field(
-        "same", description="same: as many tokens from the first step on; shrink: as many pieces, hence fewer tokens"
+        "same",
+        description="same: constant tokens per step; shrink: constant sequences per step, hence fewer tokens",
     )
 
 
 class DataSection(Section):
-    """What is learned from, and in which order."""
+    """Training data: sources, tokenizer, mixture and order."""
 
     sources: tuple[SourceSection, ...] = ()
     tokenizer: str | None = Field(
-        None, description="where an existing one is; by default one is trained on the sources"
+        None, description="a tokenizer or model directory; by default one is trained on the sources"
     )
-    tokenizer_sample: Count = Field(8_000_000, description="bytes of text that a tokenizer is trained on")
+    tokenizer_sample: Count = Field(8_000_000, description="bytes of text the tokenizer is trained on")
     dedupe: DedupeSection = DedupeSection()
-    quality: Named | None = Field(Method("compression"), description="how the column quality is computed")
-    scores: tuple[Named, ...] = Field((), description="more columns, each computed by and named after its method")
-    held_out: float = Field(0.0, ge=0, lt=1, description="share of documents that is never trained on")
-    shard_tokens: Count = Field(1 << 26, description="tokens in a file of the prepared data")
-    sequence_length: int = Field(1024, ge=2, description="the longest piece of a document, in tokens")
+    quality: Named | None = Field(Method("compression"), description="method that computes the column quality")
+    scores: tuple[Named, ...] = Field((), description="further columns, each computed by and named after its method")
+    held_out: float = Field(0.0, ge=0, lt=1, description="share of documents held out from training, for validation")
+    shard_tokens: Count = Field(1 << 26, description="tokens per shard")
+    sequence_length: int = Field(1024, ge=2, description="tokens per sequence; longer documents are split")
     phases: tuple[PhaseSection, ...] = ()
     when_exhausted: Literal["reweight", "stop"] = Field(
-        "reweight", description="a source at its max_epochs: the others take its share, or the data ends"
+        "reweight", description="a source at its max_epochs: the others take over its share, or the data ends"
     )
     curriculum: Named | None = None
     length_warmup: LengthWarmupSection | None = None
@@ -190,20 +198,22 @@ class DataSection(Section):
 
 
 class AverageSection(Section):
-    """Averaging the weights of the last part of a run."""
+    """Weight averaging over the last part of a run."""
 
     kind: Literal["simple", "weighted", "ema"] = "simple"
-    share: Share = Field(0.2, description="the last part of the run that is averaged")
-    every: Count = Field(10, description="steps between the weights that are taken")
-    decay: float = Field(0.9, ge=0, lt=1, description="of ema: how much of the average is kept at each")
+    share: Share = Field(0.2, description="share of the run, at its end, that is averaged")
+    every: Count = Field(10, description="steps between the weights that enter the average")
+    decay: float = Field(0.9, ge=0, lt=1, description="EMA decay")
 
 
 class TokenDropSection(Section):
-    """Random-LTD: middle layers work on a random subset of the tokens."""
+    """Random-LTD: middle layers process a random subset of the tokens."""
 
-    start: float = Field(0.5, gt=0, le=1, description="share of tokens kept in the first step")
-    share: Share = Field(0.7, description="part of the run after which every token is kept")
-    layer_token_rate: bool = Field(True, description="the schedule counts the layer-tokens consumed, not steps")
+    start: float = Field(0.5, gt=0, le=1, description="share of tokens kept at the first step")
+    share: Share = Field(0.7, description="share of the run after which every token is kept")
+    layer_token_rate: bool = Field(
+        True, description="the learning-rate schedule counts layer-tokens processed, not steps"
+    )
 
 
 class LayerDropSection(Section):
@@ -214,35 +224,41 @@ class LayerDropSection(Section):
 
 
 class SpikeSection(Section):
-    """When a loss counts as a spike, and the run goes back past the data that caused it."""
+    """Loss spike detection: a run with a spike is rewound to a checkpoint, and skips the data that caused it."""
 
-    sigmas: float = Field(8.0, ge=0, description="standard deviations above the running mean; 0: no loss is too high")
-    patience: Count = Field(2, description="steps in a row")
-    most: int = Field(5, ge=0, description="times a run may go back before it stops")
+    sigmas: float = Field(8.0, ge=0, description="standard deviations above the running mean; 0: no spike detection")
+    patience: Count = Field(2, description="consecutive steps above that make a spike")
+    max_rewinds: int = Field(5, ge=0, description="rewinds before the run stops with an error")
 
 
 class TrainSection(Section):
-    """How long, how much at a time, and what is kept."""
+    """The training run: length, batch size, precision, evaluation and checkpoints."""
 
-    init: str | None = Field(None, description="a model directory to go on from, in place of fresh weights")
-    data: str | None = Field(None, description="a prepared data directory; by default the recipe's data is prepared")
+    init: str | None = Field(None, description="a model directory to start from, in place of random weights")
+    data: str | None = Field(
+        None, description="a prepared data directory; by default the recipe's data is prepared first"
+    )
     objective: Named = Method("next_token")
     steps: Steps = 1000
-    batch_tokens: int = Field(16_384, ge=2, le=1 << 30, description="tokens that one optimizer step learns from")
-    accumulate: Count = Field(1, description="parts that a batch is taken in, to save memory")
-    warmup_steps: int = Field(0, ge=0, description="steps in which the learning rate rises to the schedule's first")
-    clip: float = Field(1.0, gt=0, description="longest gradient norm")
+    batch_tokens: int = Field(16_384, ge=2, le=1 << 30, description="tokens per optimizer step")
+    accumulate: Count = Field(1, description="gradient accumulation: micro-batches per step")
+    warmup_steps: int = Field(0, ge=0, description="steps of linear learning-rate warmup")
+    clip: float = Field(1.0, gt=0, description="gradient clipping: maximum gradient norm")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="of the weights; auto: bfloat16 if the processor or GPU has instructions for it"
+        "auto", description="of the weights; auto: bfloat16 if the CPU or GPU has instructions for it"
     )
     seed: Seed = 0
-    evaluate_every: int = Field(0, ge=0, description="steps between losses on held-out text (data.held_out); 0: never")
-    evaluate_tokens: Count = Field(65_536, description="held-out tokens that such a loss is measured on")
+    evaluate_every: int = Field(
+        0, ge=0, description="steps between evaluations on held-out text (data.held_out); 0: never"
+    )
+    evaluate_tokens: Count = Field(65_536, description="held-out tokens per evaluation")
     save_every: Count = Field(500, description="steps between checkpoints")
-    keep_last: Count = Field(2, description="checkpoints that are kept")
-    keep_every: int = Field(0, ge=0, description="and those of every so many steps; 0: none")
+    keep_last: Count = Field(2, description="latest checkpoints that are kept")
+    keep_every: int = Field(0, ge=0, description="also keep the checkpoint of every so many steps; 0: none")
     recompute: bool = Field(False, description="activation checkpointing: less memory, about a third more time")
-    embedding_shrink: float = Field(1.0, gt=0, le=1, description="share of its gradient the embedding learns from")
+    embedding_shrink: float = Field(
+        1.0, gt=0, le=1, description="embedding gradient shrink: factor on the gradient of the embedding"
+    )
     average: AverageSection | None = None
     token_drop: TokenDropSection | None = None
     layer_drop: LayerDropSection | None = None
@@ -250,22 +266,24 @@ class TrainSection(Section):
 
 
 class BalanceSection(Section):
-    """How experts are kept equally busy. Zero turns a means off."""
+    """Expert load balancing. Zero turns a term off."""
 
-    bias_rate: float = Field(0.001, ge=0, description="step of the auxiliary-loss-free balance bias")
-    sequence_loss: float = Field(0.0, ge=0, description="weight of the auxiliary loss within each sequence")
+    bias_rate: float = Field(0.001, ge=0, description="update rate of the auxiliary-loss-free balancing bias")
+    sequence_loss: float = Field(0.0, ge=0, description="weight of the sequence-wise auxiliary loss")
     z_loss: float = Field(0.0, ge=0, description="weight of the router's z-loss")
 
 
 class AlignSection(Section):
-    """The stages of alignment, in order."""
+    """Alignment: stages, in order."""
 
     stages: tuple[Named, ...] = Field((), description="sft, preference, policy, ... with their options")
-    invariant: bool = Field(True, description="in policy stages trainer and engine agree to the bit")
+    invariant: bool = Field(
+        True, description="batch-invariant kernels: trainer and engine agree to the bit in RL stages"
+    )
 
 
 class Recipe(Section):
-    """Everything a run was asked to do."""
+    """Everything that defines a run."""
 
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
@@ -286,11 +304,11 @@ class Recipe(Section):
         """Where a key was written: the recipe's file, or the command line."""
         return _origin(self._file, self._overridden, path)
 
-    def asked(self, section: str) -> list[str]:
+    def overridden_keys(self, section: str) -> list[str]:
         """The keys of a section that the command line names."""
         given: set[str] = getattr(self, section).model_fields_set
-        asked = [name for name in given if any((section, name)[: len(path)] == path[:2] for path in self._overridden)]
-        return [f"{section}.{name}" for name in sorted(asked)]
+        named = [name for name in given if any((section, name)[: len(path)] == path[:2] for path in self._overridden)]
+        return [f"{section}.{name}" for name in sorted(named)]
 
     def changed(self, **sections: dict[str, Any]) -> Recipe:
         """The same recipe with other values in some sections' keys."""
@@ -317,7 +335,9 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         raise UserError(path, "empty; a recipe has sections", f"Known: {', '.join(Recipe.model_fields)}.")
     if not isinstance(values, dict):
         raise UserError(path, f"expected sections with keys and values, found {found(values)}")
+    rename_keys(values, str(path))
     overridden = tuple(_override(values, text) for text in overrides)
+    rename_keys(values, COMMAND_LINE)
 
     def origin(key: KeyPath) -> str:
         return _origin(str(path), overridden, key)
@@ -348,16 +368,17 @@ def _read(path: Path) -> str:
 
 
 def _override(values: dict[str, Any], text: str) -> KeyPath:
-    """Set one `section.key=value` in place, and say which key that made or changed."""
+    """Set one `section.key=value` in place; returns the key that was added or changed."""
     name, equals, value = text.partition("=")
-    parts = name.strip().split(".")
+    name = current(name.strip(), RECIPE_KEYS, COMMAND_LINE)
+    parts = name.split(".")
     if not equals or not all(parts):
         raise UserError(COMMAND_LINE, f'"{text}" is not of the form section.key=value')
     at: Any = values
     path: KeyPath = ()
     made: KeyPath = ()  # the outermost section that was not in the file
     for number, part in enumerate(parts):
-        here = f"{COMMAND_LINE}: {name.strip()}"
+        here = f"{COMMAND_LINE}: {name}"
         key: str | int = part
         if isinstance(at, list):
             if not (part.isdecimal() and int(part) < len(at)):

@@ -111,25 +111,25 @@ def begin(
     # On a CPU as it is stored: there, bits are promised in float32 only.
     as_stored = device.type == "cpu" and before == recipe.train.dtype == "auto"
     dtype = None if as_stored else init.dtype(recipe, device, before)
-    begun = directory.load(model, dtype=dtype, device=device)
-    init.check_learnable(begun, model)
-    if begun.tokenizer is None or begun.tokenizer.chat_template is None:
+    initial = directory.load(model, dtype=dtype, device=device)
+    init.check_trainable(initial, model)
+    if initial.tokenizer is None or initial.tokenizer.chat_template is None:
         raise UserError(model, "has no tokenizer with a chat template", "Alignment needs one to speak with.")
     # Only what learns from the engine's own numbers needs them to the bit, and it costs the trainer time.
     if stage.headed:
-        give_head(begun)
+        give_head(initial)
     else:
-        begun.value = None  # what a reward model learned beside speaking is not carried on untrained
-    begun.mode = "invariant" if recipe.align.invariant and stage.exact else "fast"
+        initial.value = None  # what a reward model learned beside speaking is not carried on untrained
+    initial.mode = "invariant" if recipe.align.invariant and stage.exact else "fast"
     return Run(
         of_stage(recipe, stage, model),
         out,
         quiet=quiet,
         command=command,
         name=name,
-        begun=(begun, dict(begun.tokenizer.files), lineage.read(model)),
+        initial=(initial, dict(initial.tokenizer.files), lineage.read(model)),
         stream=lambda model: stage.open(model, out),
-        measure=stage.measure(begun) if stage.evaluate_every else None,
+        measure=stage.measure(initial) if stage.evaluate_every else None,
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moesaic.train.report.plot import COLOURS, Drawing, label, lines_of, save, series, smooth
+from moesaic.train.report.plot import COLOURS, PlotFigure, label, lines_of, save, series, smooth
 
 PICTURE = "alignment.png"
 
@@ -33,7 +33,7 @@ def draw_alignment(directory: Path) -> Path | None:
     if not panels:
         return None
     rows = -(-len(panels) // 2)
-    with Drawing((10.5, 2.7 * rows + 0.4)) as whole:
+    with PlotFigure((10.5, 2.7 * rows + 0.4)) as whole:
         grid = whole.add_gridspec(rows, 2)
         for place, (title, names) in enumerate(panels):
             alone = place == len(panels) - 1 and place % 2 == 0

@@ -17,6 +17,7 @@ import typer
 
 from moesaic.cli.app import JSON_OUTPUT, make_app
 from moesaic.errors import UserError
+from moesaic.renamed import current_flags
 
 LINE = 120  # a longer message has its remedy on a second line
 
@@ -32,8 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # a terminal that has no sign for something shows the rest
     ours = given[: given.index("--")] if "--" in given else given
-    words = [word for word in ours if word != "--debug"] + given[len(ours) :]
-    wanted = next((word for word in words if not word.startswith("-")), None)
+    wanted = next((word for word in given if not word.startswith("-")), None)
+    words = [*current_flags([word for word in ours if word != "--debug"], wanted or ""), *given[len(ours) :]]
     name = "moesaic"
     try:
         app = typer.main.get_command(make_app(wanted))
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except typer.Exit as request:
         return request.exit_code
     except BrokenPipeError:
-        # Whoever read our output has seen enough. What is still buffered must not be written at exit either.
+        # The reader has closed the pipe. What is still buffered must not be written at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 128 + 13
     except (Exception, KeyboardInterrupt) as error:
@@ -80,7 +81,7 @@ def json_alone(wanted: bool) -> Iterator[None]:
 
 
 def explain(error: BaseException, name: str) -> tuple[int, str]:
-    """The exit code of an error, and what to tell the user about it, in at most two lines."""
+    """The exit code of an error, and its message to the user, in at most two lines."""
     match error:
         case UserError():
             return 2, in_two_lines(f"{name}: {error}", error.remedy)

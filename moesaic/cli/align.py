@@ -1,4 +1,4 @@
-"""Align a model: supervised fine-tuning, preferences, reinforcement learning, in the order a recipe says.
+"""Align a model: supervised fine-tuning, preference optimization, reinforcement learning, as a recipe lists them.
 
 moesaic align recipes/align-tiny.yaml --model out/tiny --out out/aligned
 moesaic align recipes/align-tiny.yaml --model out/tiny --out out/aligned align.stages.1.steps=50
@@ -19,19 +19,19 @@ ORDER = 50
 
 def command(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML file.", show_default=False)],
-    model: Annotated[Path, typer.Option("--model", metavar="DIR", help="The model to begin with.", show_default=False)],
+    model: Annotated[Path, typer.Option("--model", metavar="DIR", help="The model to start from.", show_default=False)],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[section.key=value ...]", help="In place of what the recipe says.")
+        list[str] | None, typer.Argument(metavar="[section.key=value ...]", help="Override keys of the recipe.")
     ] = None,
     out: Annotated[
         Path,
         typer.Option(
-            "--out", metavar="DIR", parser=destination.directory, help="The run; gone on with if it is there."
+            "--out", metavar="DIR", parser=destination.directory, help="Directory of the run; resumed if it exists."
         ),
     ] = Path("out/aligned"),
     json: JsonFlag = False,
 ) -> None:
-    """Align a model in stages; a run that was stopped goes on where it was."""
+    """Align a model: SFT, preference and RL stages of a recipe; the same command resumes a stopped run."""
     from moesaic.align.align import align
     from moesaic.recipe import load_recipe
 

@@ -43,9 +43,9 @@ import moesaic
 
 SUMMARY = "One system for the whole life of a mixture-of-experts language model."
 EXAMPLES = [
-    "moesaic convert smollm2 out/smollm2    a small real model, as a model directory",
-    "moesaic show out/smollm2               what it is",
-    "moesaic COMMAND --help                 everything a command can do",
+    "moesaic convert smollm2 out/smollm2    SmolLM2-135M-Instruct, as a model directory",
+    "moesaic show out/smollm2               parameters, layers, memory, lineage",
+    "moesaic COMMAND --help                 all options of a command",
 ]
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else, on standard output.")]
@@ -57,16 +57,16 @@ def print_json(report: object) -> None:
     print(json.dumps(_plain(report), indent=2), file=JSON_OUTPUT.get(sys.stdout))
 
 
-def stopped(command: str, out: Path, begun: bool) -> typer.Exit:
-    """The end of a command that Ctrl-C ended; `begun`: that it goes on later, and does not begin anew."""
-    kept = f"Run the same command to go on; {out} keeps what is done."
-    said = kept if begun else "Nothing was done yet that could be kept; the same command begins anew."
-    print(f"moesaic {command}: stopped. {said}", file=sys.stderr)
+def stopped(command: str, out: Path, resumable: bool) -> typer.Exit:
+    """The end of a command stopped by Ctrl-C; `resumable`: what is done is saved, and need not be done again."""
+    saved = f"Run the same command to resume; {out} keeps what is done."
+    message = saved if resumable else "Nothing was saved yet; the same command starts from the beginning."
+    print(f"moesaic {command}: stopped. {message}", file=sys.stderr)
     return typer.Exit(130)
 
 
 def _plain(value: Any) -> Any:
-    """JSON's own types; a number that JSON has no word for (infinity, nan) becomes null."""
+    """JSON's own types; a number JSON cannot represent (infinity, nan) becomes null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, str | int):

@@ -1,4 +1,4 @@
-"""Measure: how a server bears its load.
+"""Benchmark a server under load.
 
 moesaic bench serve http://127.0.0.1:8000 --rate 4 --requests 100
 moesaic bench serve out/smollm2 --trace trace.jsonl --speed 2 --first-token 0.5 --json
@@ -14,34 +14,41 @@ import typer
 from moesaic.cli.app import JsonFlag, print_json
 
 ORDER = 90
-command = typer.Typer(help="Measure how a server bears its load.")
+command = typer.Typer(help="Benchmark a server under load.")
 
 
 @command.callback()
 def several() -> None:
-    """Measure how a server bears its load."""
+    """Benchmark a server under load."""
 
 
 @command.command()
 def serve(
     server: Annotated[
-        str, typer.Argument(metavar="URL|DIR", help="A server that speaks OpenAI's API, or a model to serve meanwhile.")
+        str,
+        typer.Argument(
+            metavar="URL|DIR", help="An OpenAI-compatible server, or a model directory to serve for the benchmark."
+        ),
     ],
-    rate: Annotated[float, typer.Option(help="Requests a second, on average (Poisson).", min=0.001)] = 2.0,
-    requests: Annotated[int, typer.Option(help="How many.", min=1)] = 50,
-    words: Annotated[int, typer.Option(help="Of a prompt, on average.", min=1)] = 100,
-    max_tokens: Annotated[int, typer.Option(help="Of an answer.", min=1)] = 32,
-    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Requests and their times, as JSONL.")] = None,
-    speed: Annotated[float, typer.Option(help="How many times as fast as the trace says.", min=0.001)] = 1.0,
-    first_token: Annotated[float, typer.Option(help="Seconds to the first token that are good.", min=0)] = 1.0,
-    between: Annotated[float, typer.Option(help="Mean seconds between tokens that are good.", min=0)] = 0.2,
-    model: Annotated[str | None, typer.Option(help="What the server calls it; else its first.")] = None,
-    api_key_env: Annotated[str | None, typer.Option(metavar="VARIABLE", help="A variable that holds the key.")] = None,
-    seconds: Annotated[float, typer.Option(help="A request may take.", min=0.1)] = 600.0,
-    seed: Annotated[int, typer.Option(help="Of the arrivals and the prompts.")] = 0,
+    rate: Annotated[float, typer.Option(help="Request rate, per second (Poisson arrivals).", min=0.001)] = 2.0,
+    requests: Annotated[int, typer.Option(help="Number of requests.", min=1)] = 50,
+    words: Annotated[int, typer.Option(help="Mean words per prompt.", min=1)] = 100,
+    max_tokens: Annotated[int, typer.Option(help="Output tokens per request.", min=1)] = 32,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Requests and their arrival times, as JSONL.")
+    ] = None,
+    speed: Annotated[float, typer.Option(help="Speed-up of the trace.", min=0.001)] = 1.0,
+    first_token: Annotated[float, typer.Option(help="Goodput target: seconds to the first token (TTFT).", min=0)] = 1.0,
+    between: Annotated[float, typer.Option(help="Goodput target: mean seconds between tokens (TPOT).", min=0)] = 0.2,
+    model: Annotated[str | None, typer.Option(help="Model name on the server; default: its first.")] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(metavar="VARIABLE", help="Environment variable that holds the API key.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Timeout of a request.", min=0.1)] = 600.0,
+    seed: Annotated[int, typer.Option(help="Seed of arrivals and prompts.")] = 0,
     json: JsonFlag = False,
 ) -> None:
-    """Send requests as a crowd would, and report throughput, latencies and goodput."""
+    """Send requests as concurrent clients would, and report throughput, latencies and goodput."""
     import asyncio
     import os
     import sys
@@ -79,12 +86,12 @@ def _print(found: dict[str, Any]) -> None:
         "{prompt_tokens_per_second:.0f} prompt tokens/s, {tokens_per_second:.1f} tokens/s".format(**found)
     )
     for problem, count in found["problems"].items():
-        said = found["said"].get(problem)
-        print(f"  {count} x {problem}" + (f", such as: {said}" if said else ""))
+        example = found["said"].get(problem)
+        print(f"  {count} x {problem}" + (f", such as: {example}" if example else ""))
     for name, key in (
-        ("first token", "first_token_seconds"),
-        ("between tokens", "inter_token_seconds"),
-        ("whole answer", "request_seconds"),
+        ("TTFT", "first_token_seconds"),
+        ("inter-token", "inter_token_seconds"),
+        ("end to end", "request_seconds"),
     ):
         if spread := found[key]:
             print(f"{name:15}" + "  ".join(f"{which} {value * 1000:.0f} ms" for which, value in spread.items()))

@@ -1,4 +1,4 @@
-"""Talk to a model in the terminal.
+"""Chat with a model in the terminal.
 
 moesaic chat out/smollm2
 moesaic chat out/smollm2 --system "Answer in one sentence." --temperature 0
@@ -27,21 +27,23 @@ def command(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A model directory.", show_default=False)],
     system: Annotated[str, typer.Option(metavar="TEXT", help="The system prompt.")] = "",
     temperature: Annotated[
-        float | None, typer.Option(help="0 takes the likeliest token; else what the model recommends, or 0.7.")
+        float | None, typer.Option(help="Sampling temperature; 0: greedy. Default: what the model recommends, or 0.7.")
     ] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(help="Only the likeliest tokens that make up this share; else as recommended, or 0.95."),
+        typer.Option(help="Nucleus sampling. Default: what the model recommends, or 0.95."),
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Of an answer; else as many as fit.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same answers; else random.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="Of the weights; else what this machine is good at.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; else what there is.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Of the processor; else all.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of a response; default: as many as fit in the context.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of sampling; default: random.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Dtype of the weights; default: what is fast here.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda if there is one.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; default: all cores.")] = None,
 ) -> None:
-    """Talk to a model in the terminal; from a pipe, every line is a message.
+    """Chat with a model in the terminal; from a pipe, every line is a message.
 
-    Ctrl-C stops an answer, Ctrl-D leaves, /help lists what else there is.
+    Ctrl-C stops a response, Ctrl-D quits, /help lists the commands.
     """
     from moesaic.model.directory import load
     from moesaic.serve.core.engine import Engine
@@ -49,19 +51,19 @@ def command(
     from moesaic.serve.core.sampling_defaults import recommended
     from moesaic.serve.terminal import Screen, TerminalChat
 
-    wishes: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
-    said = {name: value for name, value in wishes.items() if value is not None}
-    Sampling(**said)  # wrong ones show before the model is read
+    flags: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
+    given = {name: value for name, value in flags.items() if value is not None}
+    Sampling(**given)  # wrong ones are refused before the model is loaded
     engine = Engine(load(directory, dtype=dtype, device=device, threads=threads), max_requests=1)
-    sampling = Sampling(**{"temperature": 0.7, "top_p": 0.95, **recommended(engine.tokenizer), **said})
+    sampling = Sampling(**{"temperature": 0.7, "top_p": 0.95, **recommended(engine.tokenizer), **given})
     person = sys.stdin is not None and sys.stdin.isatty()
     styled = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     chat = TerminalChat(engine, Screen(sys.stdout, sys.stderr, styled), sampling, system)
     if person:
         template = chat.tokenizer.chat_template is not None
-        kind = "" if template else " It has no chat template: it goes on with what you write."
+        kind = "" if template else " It has no chat template: it continues your text."
         chat.screen.note(
-            f"{directory.resolve().name}.{kind} /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves."
+            f"{directory.resolve().name}.{kind} /help lists commands, Ctrl-C stops a response, Ctrl-D quits."
         )
         _talk(chat, typed())
     else:

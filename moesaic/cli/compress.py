@@ -1,4 +1,4 @@
-"""A model directory made smaller.
+"""Compress a model directory: quantize, prune or distill it.
 
 moesaic compress out/smollm2 --method rtn --out out/small bits=4 group=64
 moesaic compress out/smollm2 --method gptq --out out/small --data text.txt bits=3 group=64
@@ -22,32 +22,43 @@ ORDER = 60
 def command(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A model directory.", show_default=False)],
     options: Annotated[
-        list[str] | None, typer.Argument(metavar="[option=value ...]", help="Of the method.", show_default=False)
+        list[str] | None,
+        typer.Argument(metavar="[option=value ...]", help="Options of the method.", show_default=False),
     ] = None,
-    method: Annotated[str, typer.Option(metavar="NAME", help="How; see docs/compress.md.")] = "gptq",
+    method: Annotated[
+        str, typer.Option(metavar="NAME", help="Compression method; docs/compress.md lists them.")
+    ] = "gptq",
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", parser=destination.directory, help="The directory to write.", show_default=False),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Text to calibrate with; else Python's own reference.")
+        Path | None, typer.Option(metavar="FILE", help="Calibration text; default: Python's own reference.")
     ] = None,
-    samples: Annotated[int, typer.Option(help="Pieces of text to calibrate with.")] = 16,
-    length: Annotated[int, typer.Option(help="Tokens of a piece.")] = 512,
-    min_expert_tokens: Annotated[int, typer.Option(help="Tokens every expert sees, routed to it or not.")] = 64,
+    samples: Annotated[int, typer.Option(help="Calibration samples.")] = 16,
+    length: Annotated[int, typer.Option(help="Tokens per calibration sample.")] = 512,
+    min_expert_tokens: Annotated[
+        int, typer.Option(help="Calibration tokens every expert gets, routed to it or not.")
+    ] = 64,
     ends_bits: Annotated[
         int | None,
-        typer.Option(help="Of the embedding and the output matrix; 0: as they are. Else 8 in our own layout."),
+        typer.Option(help="Bits of the embedding and the LM head; 0: not quantized. Default: 8 in our own layout."),
     ] = None,
     layout: Annotated[
-        str, typer.Option(metavar="moesaic|compressed-tensors", help="The second is what transformers and vLLM load.")
+        str,
+        typer.Option(
+            metavar="moesaic|compressed-tensors",
+            help="Format of the quantized weights; compressed-tensors is what transformers and vLLM load.",
+        ),
     ] = "moesaic",
-    check_tokens: Annotated[int, typer.Option(help="To measure perplexity on, before and after; 0: do not.")] = 2048,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; else what there is.")] = None,
+    check_tokens: Annotated[
+        int, typer.Option(help="Tokens to measure perplexity on, before and after; 0: do not.")
+    ] = 2048,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda if there is one.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is a model directory.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Make a model smaller, and say what it cost."""
+    """Compress a model (quantize, prune, distill) and measure what it costs."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -55,7 +66,7 @@ def command(
     from moesaic.compress.compress import CompressionRequest, compress
     from moesaic.compress.methods import Compressor
     from moesaic.errors import UserError
-    from moesaic.sizes import readable
+    from moesaic.units import readable_bytes
 
     if out is None:
         raise UserError("--out", "is missing", "Name the directory to write.")
@@ -63,7 +74,9 @@ def command(
     made = chosen.make(method, Compressor, "--method")  # type: ignore[type-abstract]
     chosen.check()
     assert made is not None
-    wish = CompressionRequest(data, samples, length, ends_bits, min_expert_tokens, layout, check_tokens, force, device)
+    request = CompressionRequest(
+        data, samples, length, ends_bits, min_expert_tokens, layout, check_tokens, force, device
+    )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=json) as bar:
         task = bar.add_task("reading")
@@ -71,19 +84,19 @@ def command(
         def progress(what: str, done: int, total: int) -> None:
             bar.update(task, description=what, completed=done, total=total)
 
-        told = compress(directory, made, out, wish, progress)
+        result = compress(directory, made, out, request, progress)
     if json:
-        print_json({"directory": str(out), **told})
+        print_json({"directory": str(out), **result})
         return
     print(
-        f"{out}: {readable(told['bytes'])}, {told['ratio']:.3f} of {readable(told['bytes_before'])}; "
-        f"{told['bits_per_weight']:.2f} bits a weight; {told['seconds']:.0f} s."
+        f"{out}: {readable_bytes(result['bytes'])}, {result['ratio']:.3f} of {readable_bytes(result['bytes_before'])}; "
+        f"{result['bits_per_weight']:.2f} bits per weight; {result['seconds']:.0f} s."
     )
-    if "perplexity" in told:
+    if "perplexity" in result:
         print(
-            f"Perplexity on {told['check_tokens']:,} tokens at the end of the text: "
-            f"{told['perplexity_before']:.3f} before, {told['perplexity']:.3f} after "
-            f"({told['perplexity_change']:+.2%})."
+            f"Perplexity on {result['check_tokens']:,} tokens at the end of the text: "
+            f"{result['perplexity_before']:.3f} before, {result['perplexity']:.3f} after "
+            f"({result['perplexity_change']:+.2%})."
         )
     place = shlex.quote(str(out))
-    print(f"Talk to it: moesaic chat {place}    Measure it: moesaic evaluate {place} --suite perplexity --data FILE")
+    print(f"Chat: moesaic chat {place}    Evaluate: moesaic evaluate {place} --suite perplexity --data FILE")

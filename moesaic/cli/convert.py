@@ -1,6 +1,6 @@
-"""Any model to a model directory.
+"""Convert any model to a model directory.
 
-moesaic convert smollm2 out/smollm2                             the real SmolLM2-135M-Instruct, from its wheel
+moesaic convert smollm2 out/smollm2                             SmolLM2-135M-Instruct, from its wheel
 moesaic convert models/Qwen3-30B-A3B out/qwen --dtype bfloat16
 moesaic convert model.gguf out/model
 moesaic convert out/smollm2 out/mixture --upcycle experts=8,topk=2
@@ -33,39 +33,24 @@ def command(
         str | None,
         typer.Option(
             metavar="experts=E,topk=K",
-            help="Make a dense model a mixture that answers the same. Also: split=S (experts are slices of the dense "
-            "network), perturb=P (noise, as a share of each matrix's spread), seed=N.",
+            help="Upcycle a dense model to a mixture of experts with the same outputs. Also: split=S (experts are "
+            "slices of the dense network), perturb=P (noise, as a share of each matrix's spread), seed=N.",
         ),
     ] = None,
     dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"] | None, typer.Option(help="Store the weights as this.")
+        Literal["float32", "bfloat16", "float16"] | None, typer.Option(help="Dtype of the stored weights.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is a model directory.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Turn a Hugging Face directory or a GGUF file into a model directory."""
+    """Convert a Hugging Face directory or a GGUF file to a model directory."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from moesaic.atomic import spare
-    from moesaic.errors import UserError
-    from moesaic.model import directory, lineage
+    from moesaic.model.convert import convert_model
     from moesaic.model.facts import facts
-    from moesaic.model.formats.checkpoint import Source
-    from moesaic.model.upcycle import Upcycle
-    from moesaic.model.upcycle import upcycle as write_upcycled
+    from moesaic.units import readable_count
 
-    settings = Upcycle.parse(upcycle) if upcycle is not None else None
-    opened: Source = directory.open_source(source)
-    spare(out, opened.place)
-    if out.is_dir() and any(out.iterdir()) and not force:
-        raise UserError(out, "exists already", "Name another directory, or add --force to replace it.")
-    import torch
-
-    kind = getattr(torch, dtype) if dtype else None
-    life = lineage.read(opened.place) if opened.place.is_dir() else []
-    asked = {"upcycle": upcycle} if upcycle else {}
-    life = [*life, lineage.stage("convert", source=Path(source).name, **asked, **({"dtype": dtype} if dtype else {}))]
     columns = (TextColumn("writing"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=json) as bar:
         task = bar.add_task("writing")
@@ -73,10 +58,7 @@ def command(
         def progress(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
 
-        if settings:
-            config = write_upcycled(opened, out, settings, life=life, dtype=kind, progress=progress)
-        else:
-            config = directory.convert(opened, out, life=life, dtype=kind, progress=progress)
+        config = convert_model(source, out, upcycle=upcycle, dtype=dtype, force=force, progress=progress)
     known = facts(config)
     if json:
         print_json(
@@ -88,8 +70,6 @@ def command(
             }
         )
         return
-    from moesaic.cli.show import count
-
-    active = f", {count(known.active_parameters)} active" if config.has_experts else ""
-    print(f"{out}: {config.family}, {count(known.parameters)} parameters{active}.")
-    print(f"Look at it: moesaic show {shlex.quote(str(out))}")
+    active = f", {readable_count(known.active_parameters)} active" if config.has_experts else ""
+    print(f"{out}: {config.family}, {readable_count(known.parameters)} parameters{active}.")
+    print(f"Inspect it: moesaic show {shlex.quote(str(out))}")

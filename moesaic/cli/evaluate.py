@@ -1,4 +1,4 @@
-"""How good a model is, or several of them side by side.
+"""Evaluate a model, or compare several.
 
 moesaic evaluate out/smollm2 --suite perplexity --data text.txt
 moesaic evaluate out/smollm2 --suite perplexity --data text.txt --json window=1024 stride=512
@@ -27,38 +27,45 @@ def command(
         list[str] | None,
         typer.Argument(
             metavar="MODEL ... [option=value ...]",
-            help="Model directories, or addresses of servers; and options of the suites.",
+            help="Model directories, or URLs of servers; and options of the suites.",
             show_default=False,
         ),
     ] = None,
     suite: Annotated[
-        str, typer.Option(metavar="NAME[,NAME]", help="What to measure; docs/evaluate.md lists them.")
+        str, typer.Option(metavar="NAME[,NAME]", help="Suites to run; docs/evaluate.md lists them.")
     ] = "perplexity",
     data: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Text or JSON lines; for perplexity else Python's reference.")
+        Path | None, typer.Option(metavar="FILE", help="Text or JSONL; perplexity's default is Python's reference.")
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
             parser=destination.directory,
-            help="Keep answers and write evaluation.json and .html; asked again, go on there.",
+            help="Keep responses and write evaluation.json and .html; the same command resumes.",
         ),
     ] = None,
     kv_policy: Annotated[
-        str | None, typer.Option("--kv-policy", metavar="NAME", help="What of the cache stays (docs/kv-cache.md).")
+        str | None,
+        typer.Option(
+            "--kv-policy", metavar="NAME", help="KV cache eviction or compression; docs/kv-cache.md lists policies."
+        ),
     ] = None,
-    kv: Annotated[list[str] | None, typer.Option(metavar="key=value", help="An option of the cache's policy.")] = None,
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="What a server calls it; else its first.")] = None,
+    kv: Annotated[
+        list[str] | None, typer.Option(metavar="key=value", help="Option of the KV policy; repeatable.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Model name on the server; default: its first.")
+    ] = None,
     api_key_env: Annotated[
-        str | None, typer.Option(metavar="VARIABLE", help="A variable that holds the servers' key.")
+        str | None, typer.Option(metavar="VARIABLE", help="Environment variable that holds the servers' API key.")
     ] = None,
-    dtype: Annotated[str | None, typer.Option(help="Of the weights; else what this machine is good at.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; else what there is.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Of the processor; else all.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Dtype of the weights; default: what is fast here.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda if there is one.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; default: all cores.")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Measure how good a model is, or compare several."""
+    """Evaluate a model, or compare several."""
     import re
 
     from rich.console import Console

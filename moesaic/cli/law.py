@@ -1,4 +1,4 @@
-"""The law of loss curves: fit it to finished runs, predict other schedules, find the best one.
+"""The loss law: fit it to finished runs, predict the loss of other schedules, find the best one.
 
     moesaic law fit out/constant out/cosine --out law.json --loss loss/held_out
     moesaic law predict law.json --schedule wsd decay=0.2 --steps 2000 --png curve.png
@@ -21,21 +21,23 @@ from moesaic.cli import destination
 from moesaic.cli.app import JsonFlag, print_json
 
 ORDER = 45
-command = typer.Typer(help="Fit the law of loss curves to finished runs, predict other schedules, find the best one.")
+command = typer.Typer(help="Fit the loss law to finished runs, predict the loss of other schedules, find the best one.")
 
 Law = Annotated[Path, typer.Argument(metavar="LAW", help="A law file, as law fit writes it.")]
 Window = Annotated[
     int | None,
     typer.Option(
-        help="Steps that losses are averaged over; by default 2 % of a run, and some fifty at least; held-out: 1.",
+        help="Steps that losses are averaged over; default: 2 % of a run, about fifty at least; held-out: 1.",
         min=1,
     ),
 ]
-MOST = 10_000_000  # steps of a curve, which is worked out step by step
-Skip = Annotated[float, typer.Option(help="Share of the steps after warm-up left out at the start.", min=0, max=0.5)]
-Peak = Annotated[float | None, typer.Option(help="The greatest learning rate; by default that of the fitted runs.")]
-Warmup = Annotated[int | None, typer.Option(help="Steps of warm-up; by default as many as the fitted runs had.", min=0)]
-Picture = Annotated[Path | None, typer.Option(help="Draw the curves here.", metavar="FILE", parser=destination.file)]
+MAX_STEPS = 10_000_000  # of a curve, which is computed step by step
+Skip = Annotated[
+    float, typer.Option(help="Share of the steps after warmup that is left out at the start.", min=0, max=0.5)
+]
+Peak = Annotated[float | None, typer.Option(help="Peak learning rate; default: that of the fitted runs.")]
+Warmup = Annotated[int | None, typer.Option(help="Warmup steps; default: as many as the fitted runs had.", min=0)]
+PlotFile = Annotated[Path | None, typer.Option(help="Plot the curves here.", metavar="FILE", parser=destination.file)]
 
 
 @command.command()
@@ -45,8 +47,8 @@ def fit(
     loss: Annotated[
         str,
         typer.Option(
-            help="Which loss of metrics.jsonl: that of the batches, or loss/held_out, which train.evaluate_every"
-            " writes, and which says more because every line is of the same text.",
+            help="Which loss of metrics.jsonl: the training loss, or loss/held_out, which train.evaluate_every"
+            " writes, and which is less noisy because it is always measured on the same text.",
             metavar="KEY",
         ),
     ] = "loss",
@@ -81,7 +83,7 @@ def predict(
     law: Law,
     options: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="The schedule's options.")] = None,
     schedule: Annotated[str | None, typer.Option(help="The schedule, such as wsd.", metavar="NAME")] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps in all, warm-up included.", min=1, max=MOST)] = None,
+    steps: Annotated[int | None, typer.Option(help="Total steps, warmup included.", min=1, max=MAX_STEPS)] = None,
     peak: Peak = None,
     warmup: Warmup = None,
     run: Annotated[Path | None, typer.Option(help="A run to compare with.", metavar="RUN")] = None,
@@ -90,37 +92,37 @@ def predict(
     out: Annotated[
         Path | None, typer.Option(help="Write the predicted curve here.", metavar="FILE", parser=destination.file)
     ] = None,
-    png: Picture = None,
+    png: PlotFile = None,
     json: JsonFlag = False,
 ) -> None:
     """Predict the loss curve of a schedule. With --run and no --schedule, that of the run itself."""
     from moesaic.train.law.predict import predict
 
-    told = predict(law, schedule, options or [], steps, peak, warmup, run, window, skip)
-    report = told.report()
+    prediction = predict(law, schedule, options or [], steps, peak, warmup, run, window, skip)
+    report = prediction.report()
     if out is not None:
-        told.save(out)
+        prediction.save(out)
         report["out"] = out
     if png is not None:
-        told.draw(png)
+        prediction.draw(png)
         report["png"] = png
     if json:
         return print_json(report)
-    print(f"{told.title}: predicted final loss {told.final:.4f}")
-    if told.score is not None:
-        _print_score(asdict(told.score))
-    _print_ends(told.warnings, [out, png])
+    print(f"{prediction.title}: predicted final loss {prediction.final:.4f}")
+    if prediction.score is not None:
+        _print_score(asdict(prediction.score))
+    _print_ends(prediction.warnings, [out, png])
 
 
 @command.command()
 def optimize(
     law: Law,
-    steps: Annotated[int, typer.Option(help="Steps in all, warm-up included.", min=2, max=MOST)],
+    steps: Annotated[int, typer.Option(help="Total steps, warmup included.", min=2, max=MAX_STEPS)],
     out: Annotated[Path, typer.Option(help="Where to write the schedule.", metavar="FILE", parser=destination.file)],
     peak: Peak = None,
     warmup: Warmup = None,
-    floor: Annotated[float, typer.Option(help="The lowest learning rate, as a share of the peak.", min=0, max=1)] = 0.0,
-    png: Picture = None,
+    floor: Annotated[float, typer.Option(help="Minimum learning rate, as a share of the peak.", min=0, max=1)] = 0.0,
+    png: PlotFile = None,
     json: JsonFlag = False,
 ) -> None:
     """Find the schedule with the lowest predicted final loss."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
 from typing import Any, TypeVar
 
 from moesaic.errors import UserError
-from moesaic.methods import Method, build, known, renamed
+from moesaic.methods import Method, build, option_names, renamed
 from moesaic.strict import did_you_mean
 from moesaic.yaml_reader import read_yaml
 
@@ -31,25 +29,11 @@ class MethodOptions:
         if name is None:
             return None
         name = renamed(Method(name), base, flag).name
-        own: dict[str, Any] = {}
-        fields: set[str] = set()
-        if name in known(base):
-            module = importlib.import_module(f"{base.__module__}.{name}")
-            kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, base)]
-            fields = {
-                field.name
-                for kind in kinds
-                if dataclasses.is_dataclass(kind)
-                for field in dataclasses.fields(kind)
-                if field.init
-            }
-        self.known += sorted(fields)
-        prefix = f"{flag.removeprefix('--')}."
-        for key, value in self.values.items():
-            if key in fields or key.startswith(prefix):
-                own[key.removeprefix(prefix)] = value
-                self.taken.add(key)
-        return build(Method(name, own), base, flag)
+        names, prefix = option_names(name, base), f"{flag.removeprefix('--')}."
+        self.known += sorted(names)
+        own = {key: value for key, value in self.values.items() if key in names or key.startswith(prefix)}
+        self.taken |= own.keys()
+        return build(Method(name, {key.removeprefix(prefix): value for key, value in own.items()}), base, flag)
 
     def check(self) -> None:
         """Every option must be somebody's."""

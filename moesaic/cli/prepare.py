@@ -1,4 +1,4 @@
-"""Text to a tokenizer and token shards, which training reads.
+"""Prepare training data: text to a tokenizer and token shards.
 
 moesaic prepare recipes/tiny.yaml --out out/tiny-data
 moesaic prepare recipes/tiny.yaml --out out/tiny-data data.dedupe.near=true --strict
@@ -18,30 +18,30 @@ ORDER = 30
 
 
 def command(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe whose section data is prepared.")],
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe; its section data is prepared.")],
     out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", parser=destination.directory, help="Where the prepared data goes.")
+        Path, typer.Option("--out", metavar="DIR", parser=destination.directory, help="Directory of the prepared data.")
     ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE ...]", help="Keys to change in the recipe.")
+        list[str] | None, typer.Argument(metavar="[section.key=value ...]", help="Override keys of the recipe.")
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first record that cannot be read.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Turn text into a tokenizer and token shards.
+    """Tokenize text: deduplicate it, score its quality, train a tokenizer, write token shards.
 
-    Killed or stopped at any moment, the same command goes on where it was, with the same result.
+    Killed or stopped at any moment, the same command resumes, with the same result.
     """
-    from moesaic.data.preparation.prepare import begun, prepare
-    from moesaic.data.preparation.report import drawn, summary
+    from moesaic.data.preparation.prepare import has_progress, prepare
+    from moesaic.data.preparation.report import progress_bar, summary
     from moesaic.recipe import load_recipe
 
     asked = load_recipe(recipe, overrides or [])
     try:
-        with drawn() as show:
-            prepared = prepare(asked, out, strict=strict, show=show)
+        with progress_bar() as on_status:
+            prepared = prepare(asked, out, strict=strict, on_status=on_status)
     except KeyboardInterrupt:
-        raise stopped("prepare", out, begun(out)) from None
+        raise stopped("prepare", out, has_progress(out)) from None
     if json:
         print_json({"directory": prepared.directory, "already": prepared.already, **prepared.manifest})
     else:

@@ -1,4 +1,4 @@
-"""Which part of which data set teaches most: Kaiyuan-2B's quantile data benchmarking.
+"""Which quality quantile of which source trains best: Kaiyuan-2B's quantile data benchmarking.
 
 moesaic quantiles recipes/tiny.yaml --out out/quantiles
 moesaic quantiles recipes/tiny.yaml --out out/quantiles --quantiles 3 --steps 60 --seeds 2 --on code
@@ -22,42 +22,44 @@ def command(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="Its sources are compared; its model is the proxy.")],
     out: Annotated[
         Path,
-        typer.Option("--out", metavar="DIR", parser=destination.directory, help="Where the proxies and the result go."),
+        typer.Option(
+            "--out", metavar="DIR", parser=destination.directory, help="Directory of the proxies and the result."
+        ),
     ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE ...]", help="Keys to change in the recipe.")
+        list[str] | None, typer.Argument(metavar="[section.key=value ...]", help="Override keys of the recipe.")
     ] = None,
     quantiles: Annotated[
-        int, typer.Option(help="Slices of equal token share that each source is cut into.", min=2)
+        int, typer.Option(help="Quantiles of equal token share that each source is cut into.", min=2)
     ] = 4,
-    column: Annotated[str, typer.Option(help="What the documents are sorted by: quality, or one of data.scores.")] = (
+    column: Annotated[str, typer.Option(help="Column the documents are sorted by: quality, or one of data.scores.")] = (
         "quality"
     ),
-    steps: Annotated[int, typer.Option(help="Steps of training on each slice.", min=1, max=10_000_000)] = 100,
-    seeds: Annotated[int, typer.Option(help="Proxies for each slice; with two or more the noise is known.", min=1)] = 1,
+    steps: Annotated[int, typer.Option(help="Training steps per proxy.", min=1, max=10_000_000)] = 100,
+    seeds: Annotated[int, typer.Option(help="Proxies per quantile; with two or more the noise is known.", min=1)] = 1,
     on: Annotated[
         str | None,
-        typer.Option(help="The source on whose held-out text losses are measured; by default the mean of all."),
+        typer.Option(help="The source on whose held-out text the loss is measured; default: the mean of all."),
     ] = None,
     tokens: Annotated[
-        int, typer.Option(help="Held-out tokens of each source that a loss is measured on.", min=1)
+        int, typer.Option(help="Held-out tokens per source that the loss is measured on.", min=1)
     ] = 65_536,
     json: JsonFlag = False,
 ) -> None:
     """Train a small proxy on each quality quantile of each source, and recommend a mixture.
 
     Prints a table of held-out losses and the section data.phases of a recipe. Killed or stopped at any moment, the
-    same command goes on where it was. A recipe that holds no text out (data.held_out) has 5 % held out here.
+    same command resumes. A recipe that holds no text out (data.held_out) has 5 % held out here.
     """
     from moesaic.atomic import alone_in
-    from moesaic.data.preparation.report import drawn
+    from moesaic.data.preparation.report import progress_bar
     from moesaic.recipe import load_recipe
-    from moesaic.train.quantile_proxies import RESULT, begun, report
+    from moesaic.train.quantile_proxies import RESULT, has_progress, report
     from moesaic.train.quantile_proxies import quantiles as benchmark
 
     asked = load_recipe(recipe, overrides or [])
     try:
-        with alone_in(out), drawn() as show:
+        with alone_in(out), progress_bar() as on_status:
             found = benchmark(
                 asked,
                 out,
@@ -67,11 +69,11 @@ def command(
                 on=on,
                 seeds=seeds,
                 tokens=tokens,
-                show=show,
-                tell=lambda text: print(text, file=sys.stderr),
+                on_status=on_status,
+                log=lambda text: print(text, file=sys.stderr),
             )
     except KeyboardInterrupt:
-        raise stopped("quantiles", out, begun(out)) from None
+        raise stopped("quantiles", out, has_progress(out)) from None
     if json:
         return print_json({"directory": out, **report(found)})
     print(found.table.text())

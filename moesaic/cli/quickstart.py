@@ -22,39 +22,39 @@ ORDER = 0
 
 def command(
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[section.key=value ...]", help="In place of what the recipes say.")
+        list[str] | None, typer.Argument(metavar="[section.key=value ...]", help="Override keys of the recipes.")
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
             parser=destination.directory,
-            help="Where everything goes; else out/quickstart.",
+            help="Directory of everything; default: out/quickstart.",
             show_default=False,
         ),
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
-            metavar="smollm2|SRC", help="Begin with a real model and pretrain nothing; SRC is what convert takes."
+            metavar="smollm2|SRC", help="Start from a real model instead of pretraining; SRC is what convert takes."
         ),
     ] = None,
     gpu: Annotated[
-        bool, typer.Option("--gpu", help="A model of a hundred million parameters, in some ten minutes on one GPU.")
+        bool, typer.Option("--gpu", help="A model of 100 M parameters, in about ten minutes on one GPU.")
     ] = False,
-    no_serve: Annotated[bool, typer.Option("--no-serve", help="End when the model is made.")] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page; 0 takes a free one.")] = 8000,
+    no_serve: Annotated[bool, typer.Option("--no-serve", help="Do not serve the model at the end.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the server; 0: a free one.")] = 8000,
 ) -> None:
-    """Make a model from nothing and talk to it: data, loss law, pretraining, alignment, 4 bits, a page.
+    """Train a tiny model from scratch and chat with it: data, loss law, pretraining, SFT, GRPO, 4-bit quantization.
 
-    Some minutes on two cores. What is done is kept: stop it with Ctrl-C and the same command goes on. On a terminal it
-    ends with a page to talk to the model; elsewhere it asks the served model a question itself, and ends.
+    Some minutes on two cores. Stop it with Ctrl-C and the same command resumes. On a terminal it ends with a web page
+    to chat with the model; elsewhere it sends the served model one request, and ends.
     """
     from rich.console import Console
     from rich.markup import escape
 
     from moesaic.errors import UserError
-    from moesaic.quickstart.chat import talk
+    from moesaic.quickstart.chat import serve_finished
     from moesaic.quickstart.gpu import GpuLife, check_gpu
     from moesaic.quickstart.life import Life
     from moesaic.quickstart.real import RealLife
@@ -72,7 +72,7 @@ def command(
     else:
         life = RealLife(out or Path(f"out/quickstart-{Path(model).stem}"), console, source=model, overrides=given)
     report = life.run()
-    console.print(f"\nIts life in pictures: [bold]{escape(str(report))}[/bold]", soft_wrap=True)
+    console.print(f"\nReport: [bold]{escape(str(report))}[/bold]", soft_wrap=True)
     if not no_serve:
         person = sys.stdin.isatty() and sys.stdout.isatty()
-        talk(list(life.models().values())[-1], life.family, port, console, person=person)
+        serve_finished(list(life.models().values())[-1], life.family, port, console, person=person)

@@ -1,4 +1,4 @@
-"""Serve a model over HTTP, in the forms OpenAI's clients speak.
+"""Serve a model over HTTP, with an OpenAI-compatible API.
 
 moesaic serve out/smollm2
 moesaic serve out/smollm2 --port 8000 --api-key-file keys.txt --metrics-names vllm
@@ -23,54 +23,71 @@ def command(
         list[str] | None,
         typer.Argument(metavar="[key=value ...]", help="Options of the policy, the drafter or the parser."),
     ] = None,
-    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 is everywhere.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
-    name: Annotated[str | None, typer.Option(help="What clients call the model; else the directory's name.")] = None,
-    api_key_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Keys, one a line.")] = None,
-    api_key_env: Annotated[str | None, typer.Option(metavar="VARIABLE", help="A variable that holds a key.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all interfaces.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: a free one.")] = 8000,
+    name: Annotated[str | None, typer.Option(help="Served model name; default: the directory's name.")] = None,
+    api_key_file: Annotated[Path | None, typer.Option(metavar="FILE", help="API keys, one per line.")] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(metavar="VARIABLE", help="Environment variable that holds an API key.")
+    ] = None,
     cors_origin: Annotated[
-        list[str] | None, typer.Option(metavar="ORIGIN", help="Pages elsewhere that may use this server.")
+        list[str] | None,
+        typer.Option(metavar="ORIGIN", help="Origin of pages that may use this server (CORS); repeatable."),
     ] = None,
     cache_gb: Annotated[
-        float | None, typer.Option(help="For keys and values; else a quarter of the free memory.")
+        float | None, typer.Option(help="Size of the KV cache; default: a quarter of the free memory.")
     ] = None,
     cache_dtype: Annotated[
         Literal["float32", "bfloat16", "float8"] | None,
-        typer.Option(help="Of keys and values, rounded; else as the model."),
+        typer.Option(help="Dtype of the KV cache; default: that of the model."),
     ] = None,
-    max_requests: Annotated[int, typer.Option(min=1, help="Served at the same time.")] = 64,
-    max_queue: Annotated[int, typer.Option(min=0, help="Waiting beyond these; more are turned away.")] = 256,
-    max_prompt: Annotated[int | None, typer.Option(min=1, help="Tokens of a prompt; else the context.")] = None,
-    max_body_mb: Annotated[float, typer.Option(help="Of a request.")] = 8.0,
-    request_seconds: Annotated[float, typer.Option(min=0, help="A request may take; 0: as long as it likes.")] = 600.0,
-    drain_seconds: Annotated[float, typer.Option(min=0, help="For requests under way, when told to stop.")] = 60.0,
-    policy: Annotated[str | None, typer.Option(metavar="NAME", help="Who computes next.")] = None,
-    drafter: Annotated[str | None, typer.Option(metavar="NAME", help="Who guesses the next tokens.")] = None,
+    max_requests: Annotated[int, typer.Option(min=1, help="Maximum number of running requests.")] = 64,
+    max_queue: Annotated[int, typer.Option(min=0, help="Maximum number of queued requests; more get HTTP 429.")] = 256,
+    max_prompt: Annotated[
+        int | None, typer.Option(min=1, help="Maximum prompt tokens; default: the context length.")
+    ] = None,
+    max_body_mb: Annotated[float, typer.Option(help="Maximum size of a request body.")] = 8.0,
+    request_seconds: Annotated[float, typer.Option(min=0, help="Timeout of a request; 0: none.")] = 600.0,
+    drain_seconds: Annotated[
+        float, typer.Option(min=0, help="Time for running requests to finish at shutdown.")
+    ] = 60.0,
+    policy: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Scheduling policy: chunked (prefill) or flow.")
+    ] = None,
+    drafter: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Speculative decoding: who drafts tokens; docs/serving.md lists drafters."),
+    ] = None,
     kv_policy: Annotated[
-        str | None, typer.Option("--kv-policy", metavar="NAME", help="What of a request's cache stays; else all.")
+        str | None,
+        typer.Option(
+            "--kv-policy", metavar="NAME", help="KV cache eviction or compression; docs/kv-cache.md lists policies."
+        ),
     ] = None,
-    kv: Annotated[list[str] | None, typer.Option(metavar="key=value", help="An option of the cache's policy.")] = None,
+    kv: Annotated[
+        list[str] | None, typer.Option(metavar="key=value", help="Option of the KV policy; repeatable.")
+    ] = None,
     parser: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The style of tool calls; else by the chat template.")
+        str | None,
+        typer.Option(metavar="NAME", help="Parser of tool calls and reasoning; default: by the chat template."),
     ] = None,
-    adapter: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=DIR", help="A LoRA adapter; may be given several times.")
-    ] = None,
+    adapter: Annotated[list[str] | None, typer.Option(metavar="NAME=DIR", help="LoRA adapter; repeatable.")] = None,
     allow_adapters: Annotated[
         bool, typer.Option("--allow-adapters", help="Let clients load adapters from any path the server can read.")
     ] = False,
     metrics_names: Annotated[
         Literal["moesaic", "vllm"], typer.Option(help="Names of Prometheus metrics; vllm: under vLLM's names too.")
     ] = "moesaic",
-    dtype: Annotated[str | None, typer.Option(help="Of the weights; else what this machine is good at.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; else what there is.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Dtype of the weights; default: what is fast here.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda if there is one.")] = None,
     replicas: Annotated[
-        int | None, typer.Option(min=1, help="Engines in processes of their own, on Ray; else one, in this process.")
+        int | None,
+        typer.Option(min=1, help="Engine replicas, one process each, on Ray; default: one, in this process."),
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="Of the processor; else all.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of requests that name none.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads; default: all cores.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of sampling for requests without one.")] = None,
 ) -> None:
-    """Serve a model over HTTP, as OpenAI's clients expect it, with a page to talk to it."""
+    """Serve a model over HTTP: OpenAI-compatible API, metrics, and a web page to chat with it."""
     import asyncio
 
     from moesaic.cli.method_options import MethodOptions

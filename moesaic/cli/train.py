@@ -1,4 +1,4 @@
-"""Train a model from a recipe.
+"""Pretrain a model from a recipe.
 
 moesaic train recipes/tiny.yaml --out out/tiny
 moesaic train recipes/tiny.yaml --out out/tiny train.steps=400 optimizer.lr=0.003
@@ -31,12 +31,12 @@ def command(
         Path, typer.Argument(metavar="RECIPE", help="A YAML file; recipes/tiny.yaml is one.", show_default=False)
     ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[section.key=value ...]", help="In place of what the recipe says.")
+        list[str] | None, typer.Argument(metavar="[section.key=value ...]", help="Override keys of the recipe.")
     ] = None,
     out: Annotated[
         Path,
         typer.Option(
-            "--out", metavar="DIR", parser=destination.directory, help="The run; gone on with if it is there."
+            "--out", metavar="DIR", parser=destination.directory, help="Directory of the run; resumed if it exists."
         ),
     ] = Path("out/run"),
     json: JsonFlag = False,
@@ -45,10 +45,10 @@ def command(
         typer.Option("--keys", help="List every key that a recipe may have.", callback=_print_keys, is_eager=True),
     ] = False,
 ) -> None:
-    """Train a model; a run that was stopped goes on where it was.
+    """Pretrain a model from a recipe; the same command resumes a stopped run.
 
-    The recipe's data is prepared first, unless train.data says where that was done. Ctrl-C saves and ends; the same
-    command goes on. DIR is a model directory from the first checkpoint on, with metrics.jsonl and training.png.
+    The recipe's data is prepared first, unless train.data names prepared data. Ctrl-C saves a checkpoint and stops.
+    DIR is a model directory from the first checkpoint on, with metrics.jsonl and training.png.
     """
     from moesaic.recipe import load_recipe
     from moesaic.train.pretrain import pretrain

@@ -17,7 +17,7 @@ from moesaic.errors import UserError
 
 
 def score_consistency(
-    data: Shards, checkpoints: Sequence[str | Path], *, longest: int = 512, batch_tokens: int = 8192
+    data: Shards, checkpoints: Sequence[str | Path], *, max_length: int = 512, batch_tokens: int = 8192
 ) -> np.ndarray:
     """The mean probability of the right token over the first `longest` tokens and all checkpoints; kept as a column.
 
@@ -25,7 +25,7 @@ def score_consistency(
     """
     if not checkpoints:
         raise UserError("score_consistency", "no checkpoint to score with", "Give one or more model directories.")
-    lengths = np.minimum(data.lengths, longest)
+    lengths = np.minimum(data.lengths, max_length)
     ends = np.cumsum(lengths)
     total = np.zeros(data.documents)
     for path in checkpoints:

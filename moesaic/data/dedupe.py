@@ -46,7 +46,7 @@ class DocumentIndex:
             for signature in np.fromfile(self._signatures.path, np.uint32).reshape(-1, settings.hashes):
                 self._near.add(signature)
 
-    def judge(self, text: str) -> Verdict:
+    def check(self, text: str) -> Verdict:
         """Whether a document is new; one that is, is remembered."""
         if not (self.settings.exact or self.settings.near):
             return "new"
@@ -65,7 +65,7 @@ class DocumentIndex:
         return "new"
 
     def state(self) -> dict[str, int]:
-        return {"hashes": self._hashes.settle(), "signatures": self._signatures.settle()}
+        return {"hashes": self._hashes.sync(), "signatures": self._signatures.sync()}
 
     def close(self) -> None:
         self._hashes.close()

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from moesaic.data.ordering import Stretch, Table, cut
+from moesaic.data.ordering import Table, TokenSpans, cut
 from moesaic.data.packing import Batch, pack
 from moesaic.data.shards import Shards
 from moesaic.errors import UserError
 
 
 def held_out_batches(
-    data: Shards, *, batch_tokens: int, longest: int, most: int | None = None, source: str | None = None
+    data: Shards, *, batch_tokens: int, sequence_length: int, max_tokens: int | None = None, source: str | None = None
 ) -> Iterator[Batch]:
     """Batches of documents, longer ones in pieces of `longest`, of about `batch_tokens` tokens.
 
@@ -32,12 +32,12 @@ def held_out_batches(
         problem = f"none of the {int(mine.sum()):,} documents{of} is held out from training, to measure a loss on"
         raise UserError(data.directory, problem, "Prepare it anew with a larger data.held_out, or more documents.")
     # Pieces are chosen and put together, not documents: one of them may be a book.
-    pieces, _ = cut(Table(data.starts[documents], data.lengths[documents], data.domain[documents]), longest)
+    pieces, _ = cut(Table(data.starts[documents], data.lengths[documents], data.domain[documents]), sequence_length)
     count, total = len(pieces.lengths), int(pieces.lengths.sum())
     chosen = np.arange(count)
-    if most is not None and total > most:
-        chosen = np.linspace(0, count - 1, max(1, count * most // total)).astype(int)
+    if max_tokens is not None and total > max_tokens:
+        chosen = np.linspace(0, count - 1, max(1, count * max_tokens // total)).astype(int)
     numbers = np.cumsum(pieces.lengths[chosen]) // batch_tokens
     for these in np.split(chosen, np.flatnonzero(np.diff(numbers)) + 1):
-        stretch = Stretch(pieces.starts[these], pieces.lengths[these], pieces.domain[these])
-        yield pack(data, [stretch], longest, {})
+        span = TokenSpans(pieces.starts[these], pieces.lengths[these], pieces.domain[these])
+        yield pack(data, [span], sequence_length, {})

@@ -26,9 +26,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from moesaic.data.curricula import Curriculum
-from moesaic.data.ordering import Pool, Stretch, Table, cut, sorted_window, token_ranks
-from moesaic.data.reuse import effective_epochs, marginal_worth, most_epochs
-from moesaic.data.rotation import Rotation
+from moesaic.data.interleaving import Interleaving
+from moesaic.data.ordering import Pool, Table, TokenSpans, cut, sorted_window, token_ranks
+from moesaic.data.reuse import effective_epochs, marginal_worth, max_useful_epochs
 from moesaic.data.shards import Shards
 from moesaic.errors import UserError
 from moesaic.recipe import DataSection, PhaseSection
@@ -43,16 +43,16 @@ class Segment:
     phase: int
     pools: tuple[Pool, ...]
     weights: tuple[float, ...]
-    rotation: Rotation
+    interleaving: Interleaving
     used: tuple[int, ...]
 
     def counts(self, slot: int) -> list[int]:
         """Slots each pool gives before `slot`, from the beginning of its line."""
-        return [used + count for used, count in zip(self.used, self.rotation.counts(slot - self.first))]
+        return [used + count for used, count in zip(self.used, self.interleaving.counts(slot - self.first))]
 
 
 @dataclass(frozen=True)
-class Use:
+class PoolUsage:
     """How much a run draws of a pool: `epochs` times all of it, worth `effective` times as much data seen once."""
 
     source: str
@@ -68,7 +68,7 @@ class Plan:
     slot: int
     segments: list[Segment]
     end: int | None  # the slot before which the data ends, where it does
-    uses: list[Use]
+    usage: list[PoolUsage]
     fingerprint: str
     _at: tuple[int, int, list[int]] = field(default=(-1, 0, []), repr=False)
 
@@ -80,17 +80,17 @@ class Plan:
     @property
     def warnings(self) -> list[str]:
         found = []
-        for use in self.uses:
-            if use.epochs > most_epochs(use.tokens):
+        for use in self.usage:
+            if use.epochs > max_useful_epochs(use.tokens):
                 worth = marginal_worth(use.epochs, use.tokens)
                 found.append(
                     f"{use.pool} is repeated {use.epochs:.1f} times, worth about {use.effective:.1f} times the data;"
                     f" its last repetition adds {worth:.0%} of what fresh data would"
-                    f" (past {most_epochs(use.tokens):.0f} epochs of {use.tokens:,} tokens it is less than half)"
+                    f" (past {max_useful_epochs(use.tokens):.0f} epochs of {use.tokens:,} tokens it is less than half)"
                 )
         return found
 
-    def stretches(self, start: int, stop: int) -> list[Stretch]:
+    def spans(self, start: int, stop: int) -> list[TokenSpans]:
         """What lies between two tokens of the run, by pool: each pool's part is one piece of its line."""
         found = []
         while start < stop:
@@ -100,11 +100,11 @@ class Plan:
             start = following
         return found
 
-    def _within(self, number: int, start: int, stop: int) -> list[Stretch]:
+    def _within(self, number: int, start: int, stop: int) -> list[TokenSpans]:
         segment = self.segments[number]
         first, last = start // self.slot, -(-stop // self.slot)
         before = self._counts(number, first)
-        owners = segment.rotation.owners(first - segment.first, last - first)
+        owners = segment.interleaving.owners(first - segment.first, last - first)
         given = np.bincount(owners, minlength=len(segment.pools))
         found = []
         _, appearance = np.unique(owners, return_index=True)
@@ -113,7 +113,7 @@ class Plan:
             high = low + int(given[pool]) * self.slot
             low += start - first * self.slot if owners[0] == pool else 0
             high -= last * self.slot - stop if owners[-1] == pool else 0
-            found.append(segment.pools[pool].stretch(low, high))
+            found.append(segment.pools[pool].span(low, high))
         whole = stop // self.slot  # the last slot may have been given in part only
         after = [was + int(more) for was, more in zip(before, given)]
         if whole < last:
@@ -289,11 +289,11 @@ class _Planner:
             return None, high
         keys = list(weights)
         offset = hashlib.blake2b(f"{self.section.seed} {low}".encode(), digest_size=8).digest()
-        rotation = Rotation(list(weights.values()), int.from_bytes(offset, "little"))
+        interleaving = Interleaving(list(weights.values()), int.from_bytes(offset, "little"))
         caps = [self._cap(key) for key in keys]
 
         def fits(slot: int) -> bool:
-            counts = rotation.counts(slot - low)
+            counts = interleaving.counts(slot - low)
             return all(cap is None or self.used[key] + n <= cap for key, n, cap in zip(keys, counts, caps))
 
         if not fits(high):
@@ -305,7 +305,7 @@ class _Planner:
             high = inside
         pools = tuple(self.pools[key] for key in keys)
         used = tuple(self.used[key] for key in keys)
-        segment = Segment(low, phase, pools, tuple(weights.values()), rotation, used)
+        segment = Segment(low, phase, pools, tuple(weights.values()), interleaving, used)
         for key, count in zip(keys, segment.counts(high)):
             self.used[key] = count
         return segment, high
@@ -328,13 +328,13 @@ class _Planner:
             for segment in segments
         ]
 
-    def _uses(self) -> list[Use]:
+    def _uses(self) -> list[PoolUsage]:
         found = []
         for key, pool in self.pools.items():
             drawn = self.used[key] * self.slot
             epochs = drawn / pool.tokens
             effective = effective_epochs(epochs, pool.tokens)
-            found.append(Use(self.source_of[key], key, pool.tokens, drawn, epochs, effective))
+            found.append(PoolUsage(self.source_of[key], key, pool.tokens, drawn, epochs, effective))
         return found
 
     def _fingerprint(self, segments: list[Segment]) -> str:
@@ -342,7 +342,7 @@ class _Planner:
         facts = hashlib.blake2b(digest_size=8)
         facts.update(json.dumps([self.slot, self.section.seed, self.end]).encode())
         for segment in segments:
-            facts.update(json.dumps([segment.first, segment.rotation.bounds, segment.used]).encode())
+            facts.update(json.dumps([segment.first, segment.interleaving.bounds, segment.used]).encode())
             for pool in segment.pools:
                 facts.update(pool.key.encode() + pool.documents.astype("<i8").tobytes())
         return facts.hexdigest()

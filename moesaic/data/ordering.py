@@ -18,7 +18,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Stretch:
+class TokenSpans:
     """Consecutive parts of documents: where each begins among all tokens, how long it is, and whose it is."""
 
     starts: np.ndarray
@@ -35,12 +35,12 @@ class Table:
     domain: np.ndarray
 
 
-def cut(table: Table, longest: int) -> tuple[Table, np.ndarray]:
+def cut(table: Table, max_length: int) -> tuple[Table, np.ndarray]:
     """The same tokens with documents in pieces of at most `longest`, and of which document each piece is."""
-    pieces = -(-table.lengths // longest)
+    pieces = -(-table.lengths // max_length)
     document = np.repeat(np.arange(len(pieces)), pieces)
-    before = (np.arange(len(document)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * longest
-    lengths = np.minimum(table.lengths[document] - before, longest)
+    before = (np.arange(len(document)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * max_length
+    lengths = np.minimum(table.lengths[document] - before, max_length)
     return Table(table.starts[document] + before, lengths, table.domain[document]), document
 
 
@@ -61,7 +61,7 @@ class Pool:
         self.tokens = int(self.table.lengths[self.documents].sum())
         assert self.tokens > 0, f"pool {self.key} is empty"
 
-    def stretch(self, start: int, stop: int) -> Stretch:
+    def span(self, start: int, stop: int) -> TokenSpans:
         """The line from token `start` to token `stop`."""
         parts = []
         while start < stop:
@@ -69,7 +69,7 @@ class Pool:
             last = min(self.tokens, first + stop - start)
             parts.append(self._within(epoch, first, last))
             start += last - first
-        return Stretch(*(np.concatenate(arrays) for arrays in zip(*parts)))
+        return TokenSpans(*(np.concatenate(arrays) for arrays in zip(*parts)))
 
     def epoch(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """The documents in their order, and the token at which each ends."""

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moesaic.data.ordering import Stretch
+from moesaic.data.ordering import TokenSpans
 from moesaic.data.shards import Shards
 
 IGNORED = -100
@@ -38,7 +38,7 @@ class Batch:
     position_after: dict[str, Any] = field(default_factory=dict)
     columns: dict[str, Tensor] = field(default_factory=dict)  # more about each token, for objectives that want it
     notes: dict[str, float] = field(default_factory=dict)  # about the batch, for the record
-    told: list[str] = field(default_factory=list)  # a few of its samples, to be read by people
+    samples: list[str] = field(default_factory=list)  # a few of its samples, to be read by people
     warnings: list[str] = field(default_factory=list)  # what went wrong on the way to it, told at once
     frozen: bool = False  # looked at, and not learned from: the model stays as it is
 
@@ -78,14 +78,14 @@ def divide(lengths: Sequence[int], shares: int) -> list[list[int]]:
 
 def pack(
     data: Shards,
-    stretches: Sequence[Stretch],
-    longest: int,
+    spans: Sequence[TokenSpans],
+    max_length: int,
     position_after: dict[str, Any],
     rank: int = 0,
     ranks: int = 1,
 ) -> Batch:
     """One rank's share of the batch that consists of `stretches`, in pieces of at most `longest` tokens."""
-    starts, lengths, domains = _cut(stretches, longest)
+    starts, lengths, domains = _cut(spans, max_length)
     count = int(lengths.sum()) - len(lengths)
     if ranks > 1:
         mine = divide(lengths.tolist(), ranks)[rank]
@@ -104,14 +104,14 @@ def pack(
     )
 
 
-def _cut(stretches: Sequence[Stretch], longest: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    starts = np.concatenate([stretch.starts for stretch in stretches])
-    lengths = np.concatenate([stretch.lengths for stretch in stretches])
-    domains = np.concatenate([stretch.domains for stretch in stretches])
-    pieces = -(-lengths // longest)
+def _cut(spans: Sequence[TokenSpans], max_length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    starts = np.concatenate([span.starts for span in spans])
+    lengths = np.concatenate([span.lengths for span in spans])
+    domains = np.concatenate([span.domains for span in spans])
+    pieces = -(-lengths // max_length)
     if pieces.max(initial=0) > 1:
         number = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)  # within its stretch
-        starts = np.repeat(starts, pieces) + number * longest
-        lengths = np.minimum(np.repeat(lengths, pieces) - number * longest, longest)
+        starts = np.repeat(starts, pieces) + number * max_length
+        lengths = np.minimum(np.repeat(lengths, pieces) - number * max_length, max_length)
         domains = np.repeat(domains, pieces)
     return starts, lengths, domains

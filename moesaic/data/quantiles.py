@@ -35,8 +35,8 @@ from moesaic.data.ordering import token_ranks
 from moesaic.data.shards import Shards
 from moesaic.data.stream import TokenStream
 from moesaic.errors import UserError
-from moesaic.plural import plural
 from moesaic.recipe import DataSection, PhaseSection, SourceSection
+from moesaic.units import plural
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def benchmark_quantiles(
             seed=section.seed,
         )
         plan = make_plan(data, plain, tokens=tokens, documents=chosen)
-        stream = TokenStream(data, plan, batch_tokens=batch_tokens, longest=section.sequence_length)
+        stream = TokenStream(data, plan, batch_tokens=batch_tokens, sequence_length=section.sequence_length)
         loss = float(train_proxy(stream, f"{source.name} {band(number, quantiles)}"))
         if not math.isfinite(loss):
             raise UserError(source.name, f"the proxy's loss on quantile {number} is {loss}", "Lower its rate.")

@@ -15,14 +15,14 @@ from typing import IO, Any, BinaryIO, cast
 import pyarrow
 import pyarrow.parquet
 
-LONGEST = 64 << 20  # bytes of the largest record; a longer one is broken
+MAX_RECORD_BYTES = 64 << 20  # bytes of the largest record; a longer one is broken
 BLOCK = 1 << 20
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ReadPosition:
     """Where to read on: a file of the source, the records of it already read, and, where it can be used, a byte."""
 
     file: int = 0
@@ -33,21 +33,21 @@ class Place:
 @dataclass(frozen=True, slots=True)
 class Document:
     text: str
-    after: Place
+    after: ReadPosition
     fields: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class BrokenRecord:
     """`line` counts from 1: the line of a JSONL file, the row of a parquet one, the document of a text."""
 
     file: str
     line: int
     why: str
-    after: Place
+    after: ReadPosition
 
 
-Record = Document | Broken
+Record = Document | BrokenRecord
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Format:
     separator: str | None = None
 
 
-def read_file(path: Path, form: Format, start: Place) -> Iterator[Record]:
+def read_file(path: Path, form: Format, start: ReadPosition) -> Iterator[Record]:
     """The records of one file from `start` on; whatever is wrong with the file itself is a broken record too."""
     kind, compression = _kind(path)
     read = _parquet if kind == ".parquet" else _json_lines if kind in JSON_LINES else _text
@@ -71,7 +71,7 @@ def read_file(path: Path, form: Format, start: Place) -> Iterator[Record]:
     # Arrow's errors are OSError and ValueError (ArrowInvalid); a cut-off archive is one of them.
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         why = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
-        yield Broken(str(path), at.record + 1, why[:200], Place(start.file + 1))
+        yield BrokenRecord(str(path), at.record + 1, why[:200], ReadPosition(start.file + 1))
 
 
 def is_text(path: Path) -> bool:
@@ -85,37 +85,37 @@ def _kind(path: Path) -> tuple[str, str | None]:
     return (before, COMPRESSED[last]) if last in COMPRESSED else (last, None)
 
 
-def _text(path: Path, form: Format, start: Place, compression: str | None) -> Iterator[Record]:
+def _text(path: Path, form: Format, start: ReadPosition, compression: str | None) -> Iterator[Record]:
     for raw, after in _split(path, form.separator, start, compression):
         text = _decode(raw)
         if isinstance(text, str):
             yield Document(text, after)
         else:
-            yield Broken(str(path), after.record, text.why, after)
+            yield BrokenRecord(str(path), after.record, text.why, after)
 
 
-def _json_lines(path: Path, form: Format, start: Place, compression: str | None) -> Iterator[Record]:
+def _json_lines(path: Path, form: Format, start: ReadPosition, compression: str | None) -> Iterator[Record]:
     for raw, after in _split(path, "\n", start, compression):
         if raw is not None and not raw.strip():
             yield Document("", after)
             continue
         text = _decode(raw)
         if not isinstance(text, str):
-            yield Broken(str(path), after.record, text.why, after)
+            yield BrokenRecord(str(path), after.record, text.why, after)
             continue
         try:
             yield _document(json.loads(text), form, after)
         except RecursionError:
-            yield Broken(str(path), after.record, "nested too deeply", after)
+            yield BrokenRecord(str(path), after.record, "nested too deeply", after)
         except json.JSONDecodeError as error:
-            yield Broken(str(path), after.record, f"not JSON: {error.msg} at character {error.pos + 1}", after)
+            yield BrokenRecord(str(path), after.record, f"not JSON: {error.msg} at character {error.pos + 1}", after)
         except ValueError as error:  # a number of thousands of digits
-            yield Broken(str(path), after.record, f"not JSON: {error}", after)
+            yield BrokenRecord(str(path), after.record, f"not JSON: {error}", after)
         except _WrongRecordError as error:
-            yield Broken(str(path), after.record, str(error), after)
+            yield BrokenRecord(str(path), after.record, str(error), after)
 
 
-def _parquet(path: Path, form: Format, start: Place, compression: str | None) -> Iterator[Record]:
+def _parquet(path: Path, form: Format, start: ReadPosition, compression: str | None) -> Iterator[Record]:
     if compression:
         raise ValueError("a parquet file is compressed inside; unpack this one")
     with pyarrow.parquet.ParquetFile(path) as file:
@@ -131,13 +131,13 @@ def _parquet(path: Path, form: Format, start: Place, compression: str | None) ->
                     for row in _rows(batch) if number + batch.num_rows > start.record else [None] * batch.num_rows:
                         number += 1
                         if number > start.record:
-                            after = Place(start.file, number)
+                            after = ReadPosition(start.file, number)
                             try:
                                 if isinstance(row, _NotText):
                                     raise _WrongRecordError(row.why)
                                 yield _document(row, form, after)
                             except _WrongRecordError as error:
-                                yield Broken(str(path), number, str(error), after)
+                                yield BrokenRecord(str(path), number, str(error), after)
             first += rows
 
 
@@ -159,7 +159,7 @@ class _WrongRecordError(Exception):
     pass
 
 
-def _document(record: Any, form: Format, after: Place) -> Document:
+def _document(record: Any, form: Format, after: ReadPosition) -> Document:
     if not isinstance(record, dict):
         raise _WrongRecordError("not an object with fields")
     if form.text not in record:
@@ -169,8 +169,8 @@ def _document(record: Any, form: Format, after: Place) -> Document:
         raise _WrongRecordError(f'the field "{form.text}" is not text')
     if not _is_unicode(text):
         raise _WrongRecordError(f'the field "{form.text}" is not valid Unicode (half of a pair)')
-    if len(text) > LONGEST:
-        raise _WrongRecordError(f"longer than {LONGEST >> 20} MiB")
+    if len(text) > MAX_RECORD_BYTES:
+        raise _WrongRecordError(f"longer than {MAX_RECORD_BYTES >> 20} MiB")
     fields = {}
     for name in form.columns:
         value = record.get(name)
@@ -195,7 +195,7 @@ class _NotText:
 
 def _decode(raw: bytes | None) -> str | _NotText:
     if raw is None:
-        return _NotText(f"longer than {LONGEST >> 20} MiB; give the source a separator, or divide the record")
+        return _NotText(f"longer than {MAX_RECORD_BYTES >> 20} MiB; give the source a separator, or divide the record")
     if b"\0" in raw:
         return _NotText("binary data, not text in UTF-8")
     try:
@@ -205,8 +205,8 @@ def _decode(raw: bytes | None) -> str | _NotText:
 
 
 def _split(
-    path: Path, separator: str | None, start: Place, compression: str | None
-) -> Iterator[tuple[bytes | None, Place]]:
+    path: Path, separator: str | None, start: ReadPosition, compression: str | None
+) -> Iterator[tuple[bytes | None, ReadPosition]]:
     """The stretches between separators, each with the place after it; None in place of one that is too long."""
     mark = separator.encode() if separator else None
     number = start.record if not compression else 0
@@ -217,7 +217,7 @@ def _split(
         for raw, size in _pieces(stream, mark):
             number, at = number + 1, at + size
             if number > start.record:
-                yield raw, Place(start.file, number, 0 if compression else at)
+                yield raw, ReadPosition(start.file, number, 0 if compression else at)
 
 
 def _open(path: Path, compression: str | None) -> IO[bytes]:
@@ -240,9 +240,9 @@ def _pieces(stream: IO[bytes], mark: bytes | None) -> Iterator[tuple[bytes | Non
             *parts, rest = (rest + block).split(mark)
         for part in parts:
             size = lost + len(part) + len(mark or b"")
-            yield (None if lost or len(part) > LONGEST else part), size
+            yield (None if lost or len(part) > MAX_RECORD_BYTES else part), size
             lost = 0
-        if len(rest) > LONGEST:
+        if len(rest) > MAX_RECORD_BYTES:
             tail = len(mark) - 1 if mark else 0  # a separator may lie across two blocks
             lost, rest = lost + len(rest) - tail, rest[len(rest) - tail :]
     if rest or lost:

@@ -37,6 +37,6 @@ def marginal_worth(epochs: float, tokens: int) -> float:
     return 1.0 if epochs <= 1 else math.exp(-(epochs - 1) / plateau(tokens))
 
 
-def most_epochs(tokens: int) -> float:
+def max_useful_epochs(tokens: int) -> float:
     """How often a data set can be repeated until a repetition is worth only half of fresh data."""
     return 1 + plateau(tokens) * math.log(1 / WORTH)

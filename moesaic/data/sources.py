@@ -22,7 +22,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
 
-from moesaic.data.records import Document, Format, Place, Record, is_text, read_file
+from moesaic.data.records import Document, Format, ReadPosition, Record, is_text, read_file
 from moesaic.data.tasks import as_text, check_family, tasks
 from moesaic.data.tasks.families import PRESETS, split_names
 from moesaic.errors import UserError
@@ -31,7 +31,7 @@ from moesaic.strict import did_you_mean
 
 BUILTIN = "builtin:"
 GYM = "reasoning_gym/"
-START = Place()
+START = ReadPosition()
 TASKS = 10_000  # documents of a source of tasks when the recipe does not say how many
 
 # Not part of the library proper: tests, and what was installed beside it.
@@ -46,7 +46,7 @@ class Corpus(Protocol):
         """How much there is, in the units of `done`."""
         ...
 
-    def done(self, place: Place) -> int:
+    def done(self, place: ReadPosition) -> int:
         """How much of `size` lies before a place; for showing progress."""
         ...
 
@@ -54,7 +54,7 @@ class Corpus(Protocol):
         """Changes when what would be read changes, as far as can be seen without reading it."""
         ...
 
-    def records(self, start: Place = START) -> Iterator[Record]: ...
+    def records(self, start: ReadPosition = START) -> Iterator[Record]: ...
 
     def sample(self, budget: int, seed: int) -> Iterator[str]:
         """Texts of about `budget` bytes, from all over the source."""
@@ -77,7 +77,7 @@ class Files:
     def size(self) -> int:
         return self.starts[-1]
 
-    def done(self, place: Place) -> int:
+    def done(self, place: ReadPosition) -> int:
         return self.starts[min(place.file, len(self.paths))] + place.byte
 
     def state(self) -> str:
@@ -87,9 +87,9 @@ class Files:
             facts.update(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
         return facts.hexdigest()
 
-    def records(self, start: Place = START) -> Iterator[Record]:
+    def records(self, start: ReadPosition = START) -> Iterator[Record]:
         for number in range(start.file, len(self.paths)):
-            yield from read_file(self.paths[number], self.form, start if number == start.file else Place(number))
+            yield from read_file(self.paths[number], self.form, start if number == start.file else ReadPosition(number))
 
     def sample(self, budget: int, seed: int) -> Iterator[str]:
         # The beginnings of many files rather than all of a few: files are often sorted by something.
@@ -99,7 +99,7 @@ class Files:
             if budget <= 0:
                 return
             left = min(share, budget)
-            for record in read_file(self.paths[number], self.form, Place(number)):
+            for record in read_file(self.paths[number], self.form, ReadPosition(number)):
                 if left <= 0:
                     break
                 if isinstance(record, Document) and record.text:
@@ -120,7 +120,7 @@ class Tasks:
     def size(self) -> int:
         return self.count
 
-    def done(self, place: Place) -> int:
+    def done(self, place: ReadPosition) -> int:
         return place.record
 
     def state(self) -> str:
@@ -128,9 +128,9 @@ class Tasks:
 
         return f"reasoning-gym {version('reasoning-gym')}"
 
-    def records(self, start: Place = START) -> Iterator[Record]:
+    def records(self, start: ReadPosition = START) -> Iterator[Record]:
         for number in range(start.record, self.count):
-            yield Document(self._text(number), Place(0, number + 1))
+            yield Document(self._text(number), ReadPosition(0, number + 1))
 
     def sample(self, budget: int, seed: int) -> Iterator[str]:
         for number in range(self.count):

@@ -27,13 +27,13 @@ from moesaic.data.shards import Shards
 from moesaic.errors import UserError
 from moesaic.recipe import LengthWarmupSection, Recipe
 
-__all__ = ["Batch", "Closing", "Keeper", "Stream", "TokenStream", "prefetched"]
+__all__ = ["Batch", "ClosableStream", "StatefulStream", "Stream", "TokenStream", "prefetched"]
 
 Position = dict[str, Any]  # {"tokens": drawn so far, "step": batches so far, "data": ..., "order": ...}: plain JSON
 
 
 class Stream(Protocol):
-    """What a run learns from: batches for ever, each knowing where the next begins."""
+    """What a run trains on: endless batches, and the position to resume from after each."""
 
     @property
     def position(self) -> Position: ...
@@ -46,19 +46,19 @@ class Stream(Protocol):
 
 
 @runtime_checkable
-class Keeper(Protocol):
-    """A stream that learns something itself (a critic): tensors that are saved and restored with the run."""
+class StatefulStream(Protocol):
+    """A stream that trains something itself (a critic): tensors that are saved and restored with the run."""
 
-    def kept(self) -> dict[str, dict[str, Tensor]]:
+    def state(self) -> dict[str, dict[str, Tensor]]:
         """Group, such as critic -> name -> tensor."""
 
     def restore(self, group: Callable[[str], dict[str, Tensor]]) -> None:
-        """`group` reads what was kept under a name; nothing, if nothing was."""
+        """`group` reads the tensors saved under a name; none, if there are none."""
 
 
 @runtime_checkable
-class Closing(Protocol):
-    """A stream that holds something (other processes) which must be let go when the run ends, however it ends."""
+class ClosableStream(Protocol):
+    """A stream with resources (other processes) to release when the run ends, however it ends."""
 
     def close(self) -> None: ...
 
@@ -70,7 +70,7 @@ class TokenStream(Iterator[Batch]):
         plan: Plan,
         *,
         batch_tokens: int,
-        longest: int,
+        sequence_length: int,
         warmup: LengthWarmupSection | None = None,
         rank: int = 0,
         ranks: int = 1,
@@ -79,7 +79,7 @@ class TokenStream(Iterator[Batch]):
     ) -> None:
         assert 0 <= rank < ranks
         self.data, self.plan = data, plan
-        self.batch_tokens, self.longest, self.warmup = batch_tokens, longest, warmup
+        self.batch_tokens, self.sequence_length, self.warmup = batch_tokens, sequence_length, warmup
         self.rank, self.ranks = rank, ranks
         self.tokens, self.step = tokens, step
 
@@ -98,7 +98,7 @@ class TokenStream(Iterator[Batch]):
             data,
             plan,
             batch_tokens=train.batch_tokens,
-            longest=length,
+            sequence_length=length,
             warmup=section.length_warmup,
             rank=rank,
             ranks=ranks,
@@ -114,22 +114,22 @@ class TokenStream(Iterator[Batch]):
         return {"tokens": self.tokens, "step": self.step, "data": self.data.fingerprint, "order": order}
 
     def from_position(self, position: Mapping[str, Any] | None) -> TokenStream:
-        """The same stream, about to give the batch after a position; None is the beginning."""
+        """The same stream from the batch after a position on; None is the start."""
         if position is None:
             return self._at(0, 0)
         if position["data"] != self.data.fingerprint:
             raise UserError(
                 self.data.directory,
-                "is not the data that this run began with",
-                "Put that back, or begin a new run in another directory.",
+                "is not the data that this run was started with",
+                "Put that back, or start a new run in another directory.",
             )
         if position["order"] != self.plan.fingerprint:
             raise UserError(
                 "data",
-                "the recipe mixes or orders the data otherwise than when this run began"
+                "the recipe mixes or orders the data differently from when this run was started"
                 " (sources, weights, phases, curriculum, sequence_length, seed; with phases or a curriculum, also"
                 " train.steps and train.batch_tokens)",
-                "Put that back, or begin a new run in another directory.",
+                "Put that back, or start a new run in another directory.",
             )
         return self._at(int(position["tokens"]), int(position["step"]))
 
@@ -138,37 +138,37 @@ class TokenStream(Iterator[Batch]):
         tokens = self.tokens + past if isinstance(past, int) else max(self.tokens, int(past["tokens"]))
         return self._at(tokens, self.step)
 
-    def batches(self, most: int) -> int:
+    def batches(self, limit: int) -> int:
         """How many there are from here on, as far as `most`."""
         tokens = self.tokens
-        for number in range(most if self.plan.tokens is not None else 0):
+        for number in range(limit if self.plan.tokens is not None else 0):
             tokens += self._size(self.step + number)[1]
             if tokens > (self.plan.tokens or 0):
                 return number
-        return most
+        return limit
 
     @property
-    def ended(self) -> bool:
+    def exhausted(self) -> bool:
         return self.batches(1) == 0
 
     def __next__(self) -> Batch:
-        if self.ended:
+        if self.exhausted:
             raise StopIteration
-        longest, size = self._size(self.step)
+        sequence_length, size = self._size(self.step)
         stop = self.tokens + size
-        stretches = self.plan.stretches(self.tokens, stop)
+        spans = self.plan.spans(self.tokens, stop)
         self.tokens, self.step = stop, self.step + 1
-        return pack(self.data, stretches, longest, self.position, self.rank, self.ranks)
+        return pack(self.data, spans, sequence_length, self.position, self.rank, self.ranks)
 
     def _size(self, step: int) -> tuple[int, int]:
-        return _sizes(step, self.batch_tokens, self.longest, self.warmup)
+        return _sizes(step, self.batch_tokens, self.sequence_length, self.warmup)
 
     def _at(self, tokens: int, step: int) -> TokenStream:
         return TokenStream(
             self.data,
             self.plan,
             batch_tokens=self.batch_tokens,
-            longest=self.longest,
+            sequence_length=self.sequence_length,
             warmup=self.warmup,
             rank=self.rank,
             ranks=self.ranks,
@@ -178,16 +178,18 @@ class TokenStream(Iterator[Batch]):
 
 
 def _sizes(step: int, batch_tokens: int, length: int, warmup: LengthWarmupSection | None) -> tuple[int, int]:
-    """The longest piece and the tokens of a step: sequence-length warm-up ("The Stability-Efficiency Dilemma")."""
+    """Sequence length and tokens of a step: sequence-length warm-up ("The Stability-Efficiency Dilemma")."""
     if warmup is None or step >= warmup.steps:
         return length, batch_tokens
     grown = warmup.start + (length - warmup.start) * step / warmup.steps
-    longest = min(length, max(8, int(grown) // 8 * 8))
-    return longest, batch_tokens if warmup.batch == "same" else max(longest, batch_tokens * longest // length)
+    sequence_length = min(length, max(8, int(grown) // 8 * 8))
+    return sequence_length, batch_tokens if warmup.batch == "same" else max(
+        sequence_length, batch_tokens * sequence_length // length
+    )
 
 
 def prefetched(stream: TokenStream, depth: int = 2) -> Iterator[Batch]:
-    """The same batches, made ahead by another thread. A batch's position is its own, however far ahead that is."""
+    """The same batches, prefetched by another thread. A batch's position is its own, however far ahead that is."""
     ready: queue.Queue[Batch | BaseException] = queue.Queue(depth)
     stop = threading.Event()
 

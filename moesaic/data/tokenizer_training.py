@@ -92,7 +92,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
     return Tokenizer(fast, files, Path("tokenizer"))
 
 
-def take_tokenizer(path: str | Path) -> Tokenizer:
+def load_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer of a model directory, or the one in a tokenizer.json (with the files beside it)."""
     place = Path(path).expanduser()
     remedy = "Give a model directory or a tokenizer.json in data.tokenizer."
@@ -122,7 +122,7 @@ def end_of_document(tokenizer: Tokenizer) -> int:
     )
 
 
-def write_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
+def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
     for name in FILES:
         if name in tokenizer.files:
             (directory / name).write_bytes(tokenizer.files[name])

@@ -1,4 +1,4 @@
-"""Serve the finished model: for a person until Ctrl-C, otherwise until it has answered for itself."""
+"""Serve the finished model: on a terminal until Ctrl-C, otherwise until one request was answered."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from moesaic.serve.api.service import Service, Settings
 NAME = "quickstart"
 
 
-def talk(model: Path, family: str, port: int, console: Console, *, person: bool) -> None:
+def serve_finished(model: Path, family: str, port: int, console: Console, *, person: bool) -> None:
+    """`person`: somebody is at the terminal; else the server is checked with one request of our own, and stops."""
     question = held_out(family, 1)[0]
     listener = listen("127.0.0.1", port if person else 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     engine = moesaic.Engine(moesaic.load(model), seed=0)
     problems: list[BaseException] = []
 
-    async def by_itself(server: Server) -> None:
+    async def request_once(server: Server) -> None:
         try:
             found = await asyncio.to_thread(check, url, NAME, question.question.strip())
             right = "right" if score(question, found["answer"]) >= 1.0 else "wrong"
-            asked = "Asked through the API, and as the page asks:"
-            console.print(f"{asked} {escape(question.question.strip())}", soft_wrap=True)
-            console.print(f"Answered ({right}): {escape(found['answer'])}", soft_wrap=True)
+            console.print(f"Request to the server: {escape(question.question.strip())}", soft_wrap=True)
+            console.print(f"Response ({right}): {escape(found['answer'])}", soft_wrap=True)
         except Exception as error:
             problems.append(error)
         finally:
             server.should_exit = True
 
-    asking: list[asyncio.Task[None]] = []
+    tasks: list[asyncio.Task[None]] = []
 
     def ready(server: Server, service: Service) -> None:
         if not person:
-            asking.append(asyncio.get_running_loop().create_task(by_itself(server)))
+            tasks.append(asyncio.get_running_loop().create_task(request_once(server)))
             return
-        console.print(f"\nTalk to it: [bold]{url}[/bold]   (Ctrl-C ends)\n")
+        console.print(f"\nChat with it: [bold]{url}[/bold]   (Ctrl-C stops the server)\n")
         for name, text in (
             ("Ask it", question.question.strip()),
             ("In a terminal", f"moesaic chat {shlex.quote(str(model))}"),

@@ -1,4 +1,4 @@
-"""Talk to a served model without a person: one request as a client makes it, and what the page itself asks for."""
+"""Check a served model: one request as an API client sends it, the web page, and the request that page sends."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import httpx
 
 
 def check(url: str, model: str, question: str) -> dict[str, Any]:
-    """What came back; raises if anything did not."""
+    """The response; raises if anything fails."""
     with httpx.Client(base_url=url, timeout=60.0) as client:
         form = {"model": model, "messages": [{"role": "user", "content": question}], "max_tokens": 32, "temperature": 0}
-        answer = client.post("/v1/chat/completions", json=form).raise_for_status().json()
+        response = client.post("/v1/chat/completions", json=form).raise_for_status().json()
         page = client.get("/").raise_for_status()
         streamed = ""
         with client.stream("POST", "/v1/chat/completions", json=form | {"stream": True}) as stream:
@@ -21,7 +21,7 @@ def check(url: str, model: str, question: str) -> dict[str, Any]:
                 if line.startswith("data:") and "[DONE]" not in line:
                     for choice in json.loads(line.removeprefix("data:")).get("choices", ()):
                         streamed += choice.get("delta", {}).get("content") or ""
-    said = answer["choices"][0]["message"]["content"]
-    if streamed != said:
-        raise RuntimeError(f"the page would be told {streamed!r} where a client is told {said!r}")
-    return {"question": question, "answer": said, "page_bytes": len(page.content)}
+    text = response["choices"][0]["message"]["content"]
+    if streamed != text:
+        raise RuntimeError(f"streamed {streamed!r}, and not streamed {text!r}")
+    return {"question": question, "answer": text, "page_bytes": len(page.content)}

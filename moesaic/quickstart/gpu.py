@@ -1,4 +1,4 @@
-"""The same life for a GPU: a hundred million parameters, and questions of nine kinds instead of sums alone.
+"""The same on a GPU: 100 M parameters, and questions of nine kinds instead of sums alone.
 
 GpuLife(Path("out/quickstart-gpu"), Console()).run()
 """
@@ -12,7 +12,7 @@ import torch
 from moesaic.errors import UserError
 from moesaic.quickstart.tiny import LAST, SUM, THEN, TinyLife
 
-# Here what is short and nothing but numbers is a sum.
+# Here a short message of nothing but numbers is a sum.
 BARE = """{%- set bare = asked.content is string and asked.content | length < 40 %}
 {%- if bare and not asked.content | list | reject('in', '0123456789+-= ') | list %}
 """

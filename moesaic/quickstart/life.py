@@ -1,7 +1,7 @@
-"""A life in stages: each is done once, what it made is kept, and what it came to is told and remembered.
+"""The stages of a quickstart: each runs once, prints its result and records it.
 
-A life lies in one directory. What each stage came to stands in its quickstart.json, which is replaced whole after every
-stage; a stage that is there is not done again, and one that was half done goes on where it was.
+Everything is in one directory. The results of the stages are in its quickstart.json, which is replaced atomically after
+every stage; a stage recorded there is not run again, and one that was interrupted resumes.
 """
 
 from __future__ import annotations
@@ -25,28 +25,30 @@ from moesaic.quickstart import summaries
 from moesaic.recipe import Recipe, load_recipe
 
 RECIPES = Path(moesaic.__file__).parents[1] / "recipes"
-CALIBRATION = 600  # questions to compress with
+CALIBRATION = 600  # questions to calibrate quantization on
 FILE = "quickstart.json"
+MACHINE = ("Machine", "Its hardware decides how the model is run.")
+RENAMED = {"begun": "upcycled", "taught": "sft"}  # stages, and the directories of their models, of the last version
 
 
 @dataclass(frozen=True)
 class Stage:
     title: str
     why: str
-    run: Callable[[], dict[str, Any]]  # what is remembered of it
-    tell: Callable[[dict[str, Any]], summaries.Rows]
+    run: Callable[[], dict[str, Any]]  # returns what is recorded of it
+    summary: Callable[[dict[str, Any]], summaries.Rows]
 
 
 class Life(ABC):
     family = "sums"  # of the questions
-    questions: int  # asked of every model
-    max_tokens = 32  # of an answer
+    questions: int  # held-out questions every model is evaluated on
+    max_tokens = 32  # of a response
     pretrains: str  # the recipe that overrides are for, unless they begin with "align."
 
     def __init__(self, out: Path, console: Console, *, overrides: tuple[str, ...] = ()) -> None:
         """`overrides` are those of `moesaic align` where they begin so, and of `moesaic train` otherwise."""
         self.out, self.console, self.overrides = out, console, overrides
-        self.known: dict[str, Any] = self._read()
+        self.known: dict[str, Any] = self._read()  # the results of the stages
 
     @abstractmethod
     def stages(self) -> dict[str, Stage]: ...
@@ -59,7 +61,7 @@ class Life(ABC):
         """All stages; returns the report."""
         stages = self.stages()
         for number, (name, stage) in enumerate(stages.items(), 1):
-            again = " (done before)" if name in self.known else ""
+            again = " (done already)" if name in self.known else ""
             self.console.print(
                 f"\n[bold]{number}/{len(stages)}  {stage.title}[/bold]  {escape(stage.why)}[dim]{again}[/dim]",
                 soft_wrap=True,
@@ -67,43 +69,43 @@ class Life(ABC):
             if name not in self.known:
                 began = time.perf_counter()
                 found = stage.run()
-                self._remember(name, {**found, "seconds": round(time.perf_counter() - began, 1)})
+                self._record(name, {**found, "seconds": round(time.perf_counter() - began, 1)})
             table = Table(show_header=False, box=None, padding=(0, 2, 0, 5))
-            for entry in stage.tell(self.known[name]):
+            for entry in stage.summary(self.known[name]):
                 table.add_row(*map(escape, entry))
             self.console.print(table)
         from moesaic.report.life import write
 
         return write(self.out, self.known)
 
-    # What lives have in common
+    # Stages that lives have in common
 
     def machine(self) -> dict[str, Any]:
         from moesaic.doctor import examine
 
-        return {finding.name: finding.found for finding in examine() if finding.told}
+        return {finding.name: finding.found for finding in examine() if finding.in_quickstart}
 
     def evaluate(self) -> dict[str, Any]:
         from moesaic.evaluate.suites import Asked
         from moesaic.evaluate.suites.tasks import Tasks
 
         suite, found = Tasks(self.family, self.questions, self.max_tokens), {}
-        with self.console.status("asking") as status:
+        with self.console.status("evaluating") as status:
             for name, place in self.models().items():
-                status.update(f"asking the model {name}")
+                status.update(f"evaluating the {name} model")
                 found[name] = suite.run(moesaic.load(place), Asked())
         return {"models": found}
 
-    def compress_with(self, method: Any, source: Path, **wishes: Any) -> dict[str, Any]:
-        """Calibrated on questions, in the form in which the model will be spoken to. What it cost, other questions will
-        tell: how well it foretells them says little of a model that was taught only to answer."""
+    def compress_with(self, method: Any, source: Path, **options: Any) -> dict[str, Any]:
+        """Calibrated on questions, through the chat template. What it costs is measured on held-out questions:
+        perplexity says little of a model that was fine-tuned only to answer."""
         from moesaic.compress.compress import CompressionRequest, compress
 
         text = self.out / "calibration.txt"
         text.write_text(conversations(source, self.family), encoding="utf-8")
         with self.console.status("compressing"):
             return compress(
-                source, method, self.out / "small", CompressionRequest(data=text, check_tokens=0, force=True, **wishes)
+                source, method, self.out / "small", CompressionRequest(data=text, check_tokens=0, force=True, **options)
             )
 
     def recipe(self, name: str, *overrides: str) -> Recipe:
@@ -114,31 +116,35 @@ class Life(ABC):
 
     def _read(self) -> dict[str, Any]:
         file = self.out / FILE
-        return read_json(file, f"Remove {self.out} to start again.") if file.exists() else {}
+        found = read_json(file, f"Remove {self.out} to start again.") if file.exists() else {}
+        for old, new in RENAMED.items():
+            if old in found and (self.out / old).is_dir():
+                (self.out / old).rename(self.out / new)
+        return {RENAMED.get(name, name): result for name, result in found.items()}
 
-    def _remember(self, name: str, found: dict[str, Any]) -> None:
+    def _record(self, name: str, found: dict[str, Any]) -> None:
         self.known[name] = found
         self.out.mkdir(parents=True, exist_ok=True)
         atomic.write_json(self.out / FILE, self.known, indent=2, default=str)
 
 
 def conversations(model: Path, family: str) -> str:
-    """Questions and answers of the training split, in the form in which a model is spoken to."""
+    """Questions and answers of the training split, in the chat template of a model."""
     from moesaic.data.tasks import tasks
     from moesaic.data.tasks.families import PRESETS
 
     families, tokenizer = PRESETS[family], moesaic.load(model).tokenizer
     assert tokenizer is not None
-    said = []
+    chats = []
     for number in range(CALIBRATION):
         task = tasks(families[number % len(families)], "train", number)
         turns = {"user": task.question.strip(), "assistant": task.solution}
-        said.append(tokenizer.chat([{"role": role, "content": text} for role, text in turns.items()], reply=False))
-    return "".join(said)
+        chats.append(tokenizer.chat([{"role": role, "content": text} for role, text in turns.items()], reply=False))
+    return "".join(chats)
 
 
 def finished(summary: dict[str, Any]) -> dict[str, Any]:
-    """A run that Ctrl-C stopped has saved itself; the stages after it are for the next time."""
+    """A run stopped by Ctrl-C has saved a checkpoint; the stages after it are left for the next time."""
     if summary["outcome"] == "stopped":
         raise KeyboardInterrupt
     return summary

@@ -1,8 +1,8 @@
-"""A real model instead of a tiny one: made a mixture, taught a little, kept in 4 bits, asked.
+"""Start from a real model instead of pretraining: upcycle it to a mixture, SFT, quantize to 4 bits, evaluate.
 
     RealLife(Path("out/real"), Console(), source="smollm2").run()
 
-Nothing is pretrained. `source` is `smollm2`, or whatever `moesaic convert` takes; a dense model is upcycled.
+`source` is `smollm2`, or whatever `moesaic convert` takes; a dense model is upcycled.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from typing import Any
 
 from rich.console import Console
 
-from moesaic.model.config import Experts
 from moesaic.quickstart import summaries
-from moesaic.quickstart.life import Life, Stage, finished
+from moesaic.quickstart.life import MACHINE, Life, Stage, finished
 
-EXPERTS, PER_TOKEN = 4, 2
+UPCYCLE = "experts=4,topk=2"
 
 
 class RealLife(Life):
@@ -29,53 +28,47 @@ class RealLife(Life):
 
     def stages(self) -> dict[str, Stage]:
         return {
-            "machine": Stage(
-                "This machine", "What it is good at decides how the model is run.", self.machine, summaries.machine
+            "machine": Stage(*MACHINE, self.machine, summaries.machine),
+            "upcycled": Stage(
+                "Upcycle",
+                "A dense model becomes a mixture of experts with the same outputs.",
+                self.upcycle,
+                summaries.upcycled,
             ),
-            "begun": Stage(
-                "Begin", "A dense model becomes a mixture that answers the same.", self.begin, summaries.begun
-            ),
-            "taught": Stage("Teach", "It learns how sums are to be answered.", self.teach, summaries.taught),
-            "small": Stage("Compress", "Its weights are kept in 4 bits.", self.compress, summaries.small),
-            "evaluated": Stage("Evaluate", "Questions that no stage ever saw.", self.evaluate, summaries.evaluated),
+            "sft": Stage("SFT", "Supervised fine-tuning on sums.", self.sft, summaries.sft),
+            "small": Stage("Compress", "Weights quantized to 4 bits.", self.compress, summaries.small),
+            "evaluated": Stage("Evaluate", "Accuracy on held-out questions.", self.evaluate, summaries.evaluated),
         }
 
     def models(self) -> dict[str, Path]:
-        return {"as it came": self.out / "mixture", "taught": self.out / "taught", "in 4 bits": self.out / "small"}
+        return {"original": self.out / "mixture", "SFT": self.out / "sft", "4-bit": self.out / "small"}
 
-    def begin(self) -> dict[str, Any]:
-        from moesaic.model import directory, lineage
+    def upcycle(self) -> dict[str, Any]:
+        from moesaic.model import directory
+        from moesaic.model.convert import convert_model
         from moesaic.model.facts import facts
         from moesaic.model.formats.matching import match
-        from moesaic.model.upcycle import Upcycle, upcycle
 
-        opened, out = directory.open_source(self.source), self.out / "mixture"
-        config, _ = match(opened)
-        life = lineage.read(opened.place) if opened.place.is_dir() else []
-        mixture = any(isinstance(layer.ffn, Experts) for layer in config.layers)
+        config, _ = match(directory.open_source(self.source))
+        dense = not config.has_experts
         with self.console.status("writing"):
-            if mixture:
-                made = directory.convert(opened, out, life=[*life, lineage.stage("convert", source=self.source)])
-            else:
-                asked = f"experts={EXPERTS},topk={PER_TOKEN}"
-                stage = lineage.stage("convert", source=self.source, upcycle=asked)
-                made = upcycle(opened, out, Upcycle.parse(asked), life=[*life, stage])
-        before, after = facts(config), facts(made)
+            mixture = convert_model(self.source, self.out / "mixture", upcycle=UPCYCLE if dense else None, force=True)
+        after = facts(mixture)
         return {
-            "parameters_before": before.parameters,
+            "parameters_before": facts(config).parameters,
             "parameters": after.parameters,
             "active": after.active_parameters,
-            "upcycled": not mixture,
+            "upcycled": dense,
         }
 
-    def teach(self) -> dict[str, Any]:
+    def sft(self) -> dict[str, Any]:
         from moesaic.align.align import align
 
-        told = align(self.recipe("align-real.yaml"), self.out / "mixture", self.out / "taught")
-        return finished(told["stages"][-1])
+        result = align(self.recipe("align-real.yaml"), self.out / "mixture", self.out / "sft")
+        return finished(result["stages"][-1])
 
     def compress(self) -> dict[str, Any]:
         from moesaic.compress.methods.rtn import RoundToNearest
 
-        method = RoundToNearest(bits=4, group=32)  # at once: what looks at data takes minutes on a model of this size
-        return self.compress_with(method, self.out / "taught")
+        method = RoundToNearest(bits=4, group=32)  # no calibration, which takes minutes on a model of this size
+        return self.compress_with(method, self.out / "sft")

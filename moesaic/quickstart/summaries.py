@@ -1,12 +1,10 @@
-"""What each stage of the quickstart came to, as rows of a table."""
+"""The result of each stage of the quickstart, as rows of a table."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from moesaic.plural import plural
-from moesaic.sizes import readable
-from moesaic.train.report.display import amount, duration
+from moesaic.units import plural, readable_bytes, readable_count, readable_duration
 
 Rows = list[tuple[str, str]]
 
@@ -17,9 +15,9 @@ def machine(known: dict[str, Any]) -> Rows:
 
 def data(known: dict[str, Any]) -> Rows:
     return [
-        (source["name"], f"{plural(source['documents'], 'document')}, {amount(source['tokens'])} tokens")
+        (source["name"], f"{plural(source['documents'], 'document')}, {readable_count(source['tokens'])} tokens")
         for source in known["sources"]
-    ] + [("vocabulary", f"{known['vocabulary']:,} tokens, made from this text")]
+    ] + [("vocabulary", f"{known['vocabulary']:,} tokens (BPE, trained on this text)")]
 
 
 def law(known: dict[str, Any]) -> Rows:
@@ -27,50 +25,46 @@ def law(known: dict[str, Any]) -> Rows:
 
 
 def base(known: dict[str, Any]) -> Rows:
-    predicted = f"; the law said {known['predicted']:.3f}" if known.get("predicted") else ""
+    predicted = f"; predicted {known['predicted']:.3f}" if known.get("predicted") else ""
+    tokens = readable_count(known["tokens"])
     return [
         ("loss", f"{known['first_loss']:.3f} to {known['loss']:.3f}{predicted}"),
-        ("speed", f"{known['tokens_per_second']:,.0f} tokens/s, {amount(known['tokens'])} tokens ({_time(known)})"),
+        ("throughput", f"{known['tokens_per_second']:,.0f} tokens/s, {tokens} tokens ({_time(known)})"),
     ]
 
 
 def aligned(known: dict[str, Any]) -> Rows:
+    steps = plural(known["policy_steps"], "step")
     return [
-        ("taught", f"{known['before']:.1%} of held-out questions right"),
-        (
-            "tried",
-            f"{known['after']:.1%} right after {plural(known['policy_steps'], 'step')} of GRPO ({_time(known)})",
-        ),
-        ("trainer and engine", f"log-probabilities differ by {known['mismatch']:g} at most"),
+        ("SFT", f"accuracy {known['before']:.1%} on held-out questions"),
+        ("GRPO", f"accuracy {known['after']:.1%} after {steps} ({_time(known)})"),
+        ("trainer vs. engine", f"log-probabilities differ by {known['mismatch']:g} at most"),
     ]
 
 
-def begun(known: dict[str, Any]) -> Rows:
-    grown = f"{amount(known['parameters_before'])} parameters became " if known["upcycled"] else ""
-    return [("model", f"{grown}{amount(known['parameters'])}, of which a token uses {amount(known['active'])}")]
+def upcycled(known: dict[str, Any]) -> Rows:
+    before = f"{readable_count(known['parameters_before'])} upcycled to " if known["upcycled"] else ""
+    active = readable_count(known["active"])
+    return [("parameters", f"{before}{readable_count(known['parameters'])}, {active} active per token")]
 
 
-def taught(known: dict[str, Any]) -> Rows:
-    return [
-        (
-            "loss",
-            f"{known['first_loss']:.3f} to {known['loss']:.3f} in {plural(known['step'], 'step')} ({_time(known)})",
-        )
-    ]
+def sft(known: dict[str, Any]) -> Rows:
+    loss = f"{known['first_loss']:.3f} to {known['loss']:.3f}"
+    return [("loss", f"{loss} in {plural(known['step'], 'step')} ({_time(known)})")]
 
 
 def small(known: dict[str, Any]) -> Rows:
-    sizes = f"{readable(known['bytes_before'])} to {readable(known['bytes'])}"
-    return [("size", f"{sizes}, {known['bits_per_weight']:.2f} bits a weight ({_time(known)})")]
+    sizes = f"{readable_bytes(known['bytes_before'])} to {readable_bytes(known['bytes'])}"
+    return [("size", f"{sizes}, {known['bits_per_weight']:.2f} bits per weight ({_time(known)})")]
 
 
 def evaluated(known: dict[str, Any]) -> Rows:
     return [
-        (name, f"{found['accuracy']:.1%} right ({found['accuracy_low']:.0%} to {found['accuracy_high']:.0%}), "
-               f"{plural(round(found['answer_tokens']), 'token')} an answer")
+        (name, f"accuracy {found['accuracy']:.1%} ({found['accuracy_low']:.0%} to {found['accuracy_high']:.0%}), "
+               f"{plural(round(found['answer_tokens']), 'token')} per response")
         for name, found in known["models"].items()
     ]  # fmt: skip
 
 
 def _time(known: dict[str, Any]) -> str:
-    return duration(known["seconds"])
+    return readable_duration(known["seconds"])

@@ -9,10 +9,10 @@ from moesaic.model.config import Dense, Experts, GroupedQuery, Indexer, Latent, 
 from moesaic.model.families import write_config
 from moesaic.recipe import IndexerSection, LatentSection, ModelSection
 
-# What a family fixes and the recipe does not say: the share of a head that turns, pairs as neighbours, second norms.
+# What a family fixes: the share of a head that RoPE rotates, interleaved RoPE, post-norms.
 FIXED: dict[str, dict[str, float | bool]] = {
-    "glm4_moe": {"turning": 0.5},
-    "glm4": {"turning": 0.5, "interleaved": True, "post_norms": True},
+    "glm4_moe": {"rotated": 0.5},
+    "glm4": {"rotated": 0.5, "interleaved": True, "post_norms": True},
     "qwen3_moe": {},
     "qwen3": {},
     "mixtral": {},
@@ -59,24 +59,24 @@ def architecture(section: ModelSection, *, bos: int | None, eos: tuple[int, ...]
     experts = counts or (section.experts,) * mixtures
     layers = (dense,) * min(section.dense_layers, section.layers) + tuple(mixture(int(str(n))) for n in experts)
     attention = _attention(section)
-    further = layers[-1:] * section.mtp_layers
+    mtp = layers[-1:] * section.mtp_layers
     if isinstance(attention, Latent):
-        turning = attention.rope_size
+        rotated = attention.rope_size
         if attention.indexer and section.indexer:
             # Every `share`-th layer selects, and those behind it use its selection.
             share = section.indexer.share
             layers = tuple(replace(layer, index="shared" if n % share else "full") for n, layer in enumerate(layers))
-            further = tuple(replace(layer, index="full") for layer in further)
+            mtp = tuple(replace(layer, index="full") for layer in mtp)
     else:
-        turning = int(section.head_size * fixed.get("turning", 1.0))
+        rotated = int(section.head_size * fixed.get("rotated", 1.0))
     config = ModelConfig(
         family=section.family,
         vocab=section.vocab,
         hidden=section.hidden,
         attention=attention,
-        rope=Rope(turning, section.rope_theta, interleaved=bool(fixed.get("interleaved", False))),
+        rope=Rope(rotated, section.rope_theta, interleaved=bool(fixed.get("interleaved", False))),
         layers=layers,
-        mtp=further,
+        mtp=mtp,
         context=section.context,
         post_norms=bool(fixed.get("post_norms", False)),
         tied=section.tied,
@@ -101,8 +101,8 @@ def _attention(section: ModelSection) -> GroupedQuery | Latent:
             raise UserError("model.indexer", "belongs to latent attention", "Write model.latent too, or remove it.")
         return GroupedQuery(section.heads, section.kv_heads, section.head_size, qk_norm=section.qk_norm)
     if indexer is not None and indexer.topk < section.context:
-        # The choice of tokens has no gradient, so fresh weights of the indexer would choose at random for ever.
-        problem = f"{indexer.topk} tokens of a context of {section.context}: nothing teaches a fresh indexer to choose"
+        # The choice of tokens has no gradient, so a fresh indexer would choose at random for ever.
+        problem = f"{indexer.topk} tokens of a context of {section.context}: nothing trains a fresh indexer to choose"
         raise UserError("model.indexer.topk", problem, "Raise it to model.context.")
     return Latent(
         section.heads,

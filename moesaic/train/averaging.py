@@ -1,4 +1,4 @@
-"""Averaging the weights of the last part of a run, in place of decaying the learning rate to nothing
+"""Weight averaging over the last part of a run, in place of decaying the learning rate to zero
 ("How Learning Rate Decay Wastes Your Best Data").
 
     train: {average: {kind: simple, share: 0.2, every: 10}}
@@ -14,13 +14,13 @@ from moesaic.recipe import AverageSection
 
 
 class WeightAverage:
-    """A running average of the weights, taken every `every` steps from `1 - share` of the run on, counted from its last
-    step: what was learned last is always in it."""
+    """A running average of the weights, updated every `every` steps from `1 - share` of the run on, counted back from
+    its last step, whose weights are always in it."""
 
     def __init__(self, settings: AverageSection | None, steps: int) -> None:
         self.settings, self.steps = settings, steps
         self.first = steps + 1 if settings is None else round(steps * (1 - settings.share))
-        self.taken = 0
+        self.count = 0
         self.tensors: dict[str, Tensor] = {}
 
     @torch.no_grad()
@@ -28,14 +28,14 @@ class WeightAverage:
         """After step `step` (counted from 1)."""
         if self.settings is None or step < self.first or (self.steps - step) % self.settings.every:
             return
-        self.taken += 1
+        self.count += 1
         match self.settings.kind:
             case "simple":
-                weight = 1 / self.taken
+                weight = 1 / self.count
             case "weighted":  # later ones count more: 1, 2, 3, ...
-                weight = 2 / (self.taken + 1)
+                weight = 2 / (self.count + 1)
             case "ema":
-                weight = 1 - self.settings.decay if self.taken > 1 else 1.0
+                weight = 1 - self.settings.decay if self.count > 1 else 1.0
         for name, parameter in model.named_parameters():
             value = parameter.detach().float()
             if name not in self.tensors:
@@ -44,12 +44,12 @@ class WeightAverage:
                 self.tensors[name].lerp_(value, weight)
 
     def state(self) -> dict[str, Tensor]:
-        facts = {"taken": self.taken, "first": self.first, "steps": self.steps}
+        facts = {"taken": self.count, "first": self.first, "steps": self.steps}
         return {**{name: torch.tensor(number) for name, number in facts.items()}, **self.tensors}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """As it was saved, which may be before anything was taken; that of a run of other length is let go."""
+        """As it was saved, which may be before the first update; that of a run of other length is dropped."""
         tensors = dict(tensors)
         usual = {"taken": 0, "first": self.first, "steps": self.steps}
-        taken, *when = (int(tensors.pop(name, number)) for name, number in usual.items())
-        self.taken, self.tensors = (taken, tensors) if when == [self.first, self.steps] else (0, {})
+        count, *when = (int(tensors.pop(name, number)) for name, number in usual.items())
+        self.count, self.tensors = (count, tensors) if when == [self.first, self.steps] else (0, {})

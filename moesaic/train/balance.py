@@ -1,4 +1,4 @@
-"""Keeping experts equally busy: the aux-loss-free bias (DeepSeek-V3), a loss in sequences, and the router z-loss."""
+"""Expert load balancing: the auxiliary-loss-free bias and sequence-wise loss (DeepSeek-V3), and the router z-loss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from moesaic.recipe import BalanceSection
 
 
 class Balance:
-    """Counts where tokens went during a step, moves the balance bias after it, and offers the losses."""
+    """Counts the tokens of each expert during a step, updates the balancing bias after it, and computes the losses."""
 
     def __init__(self, model: Model, settings: BalanceSection) -> None:
         self.settings = settings
@@ -51,7 +51,7 @@ class Balance:
 
     @torch.no_grad()
     def update(self) -> dict[int, Tensor]:
-        """Move each bias towards equal load; returns the step's counts by layer and forgets them."""
+        """Move each bias towards equal load; returns the step's counts by layer and resets them."""
         loads = self.loads
         for layer, counts_E in self.loads.items():
             correction_E = self.layers[layer].router.correction
@@ -69,7 +69,7 @@ def sequence_loss(logits_TE: Tensor, routes_TK: Tensor, lengths: list[int], shap
     chosen_TE = torch.zeros_like(scores_TE).scatter(1, routes_TK, 1.0)
     total = scores_TE.new_zeros(())
     start = 0
-    for length in filter(None, lengths):  # of a short one nothing may be left where tokens are dropped
+    for length in filter(None, lengths):  # token dropping may leave nothing of a short one
         rows = slice(start, start + length)
         start += length
         load_E = chosen_TE[rows].mean(0) * (shape.count / shape.per_token)

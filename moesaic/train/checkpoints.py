@@ -1,7 +1,7 @@
 """Checkpoints of a run: `DIR/checkpoints/step-N` is a whole model directory with a `state/` of its own.
 
 DIR itself is a model directory too: its model files are links through `checkpoints/latest`, one link that is replaced
-at once, so whoever opens DIR sees one checkpoint, whole. When the run ends, they become files.
+atomically, so whoever opens DIR sees one complete checkpoint. When the run ends, they become files.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SHOWN = Path("checkpoints") / "latest"  # where DIR's links lead
 
 @dataclass
 class Snapshot:
-    """All that a run is after a step, copied, so that it can be written while the next steps are taken."""
+    """The whole state of a run after a step, copied, so that it can be written while training goes on."""
 
     step: int
     config: ModelConfig
@@ -47,7 +47,7 @@ class Snapshot:
 
 
 class Checkpoints:
-    """`saved` is told the step of each checkpoint once it is on disk, when this is next asked for anything."""
+    """`saved` is called with the step of each checkpoint once it is on disk, at the next call of `wait` or `poll`."""
 
     def __init__(
         self, run: Path, keep_last: int, keep_every: int, saved: Callable[[int], None] = lambda step: None
@@ -66,12 +66,12 @@ class Checkpoints:
         return self.folder / f"step-{step:08}"
 
     def dtype(self, step: int) -> str:
-        """What the weights of a checkpoint are kept in."""
+        """The dtype of the weights of a checkpoint."""
         file = self.path(step) / "config.json"
         return read_config(read_json(file), file).dtype
 
     def save(self, snapshot: Snapshot) -> None:
-        """Write in the background; the one before must be done first."""
+        """Write in the background, after the one before is done."""
         self.wait()
         self._writing = self._writer.submit(self._write, snapshot)
 
@@ -81,8 +81,8 @@ class Checkpoints:
             writing, self._writing = self._writing, None
             self.saved(writing.result())
 
-    def look(self) -> None:
-        """The same for what has been written by now; nothing is waited for."""
+    def poll(self) -> None:
+        """The same for a checkpoint that is written by now, without waiting."""
         if self._writing is not None and self._writing.done():
             self.wait()
 
@@ -101,9 +101,16 @@ class Checkpoints:
             (fresh / "state" / "run.json").write_text(json.dumps(snapshot.numbers, indent=1))
 
         path = self.path(snapshot.step)
-        room = sum(t.numel() * t.element_size() for group in snapshot.tensors.values() for t in group.values())
+        state_bytes = sum(t.numel() * t.element_size() for group in snapshot.tensors.values() for t in group.values())
         directory.write(
-            path, snapshot.config, tensor, snapshot.dtype, snapshot.files, snapshot.life, also=state, also_bytes=room
+            path,
+            snapshot.config,
+            tensor,
+            snapshot.dtype,
+            snapshot.files,
+            snapshot.life,
+            also=state,
+            also_bytes=state_bytes,
         )
         self._publish(path)
         self._prune()
@@ -113,12 +120,12 @@ class Checkpoints:
         atomic.write_link(self.folder / "latest", path.name)
         for file in path.iterdir():
             link, target = self.run / file.name, SHOWN / file.name
-            # What an earlier end of the run made DIR's own is shown no more once it goes on.
+            # Files that an earlier end of the run made DIR's own are links again once it is resumed.
             if file.is_file() and not (link.is_symlink() and link.readlink() == target):
                 atomic.write_link(link, target)
 
     def forget(self, after: int) -> None:
-        """Remove the checkpoints after a step, newest first: none of them is to be gone on from."""
+        """Remove the checkpoints after a step, newest first: none of them is to be resumed from."""
         self._publish(self.path(after))
         self._remove([step for step in reversed(self.steps()) if step > after])
 
@@ -127,7 +134,7 @@ class Checkpoints:
         self._remove([step for step in old if not (self.keep_every and step % self.keep_every == 0)])
 
     def _remove(self, steps: Sequence[int]) -> None:
-        """Each is gone at once, by its name: half a checkpoint must not be gone on from."""
+        """Each disappears atomically, by a rename: half a checkpoint must not be resumed from."""
         for step in steps:
             path = self.path(step)
             path.rename(path.with_name(f".{path.name}.gone"))
@@ -135,7 +142,7 @@ class Checkpoints:
             shutil.rmtree(gone, ignore_errors=True)
 
     def finish(self) -> None:
-        """The run is over: what DIR shows becomes its own (the same bytes under a second name where the disk can)."""
+        """The run is over: DIR's links become files (hard links where the file system has them)."""
         self.wait()
         for link in self.run.iterdir():
             if link.is_symlink() and link.readlink() == SHOWN / link.name:  # another is someone else's
@@ -148,7 +155,7 @@ class Checkpoints:
     def read(self, step: int) -> tuple[dict[str, Any], Callable[[str], dict[str, Tensor]]]:
         """The numbers of a checkpoint, and a function that reads a group of its tensors (none if it has no such)."""
         state = self.path(step) / "state"
-        remedy = "Remove this checkpoint to go on from the one before."
+        remedy = "Remove this checkpoint to resume from the one before."
         numbers = read_json(state / "run.json", remedy)
         if missing := {"step", "position", "watch", "report", "recipe", "life"} - numbers.keys():
             raise UserError(state / "run.json", f"is not a run's: it has no {min(missing)}", remedy)

@@ -1,7 +1,7 @@
-"""Blocks compiled one by one on a GPU: norms, rotary and the router's small steps joined; not attention and experts.
+"""torch.compile of single blocks on a GPU: fuses norms, RoPE and the router; not attention and experts.
 
-All blocks share what is compiled, and only the shape of the batch makes it be compiled again, so this is for runs whose
-batches are all of one size.
+All blocks share what is compiled, and only another batch shape recompiles it, so this is for runs whose batches are all
+of one size.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The loss on text that is never trained on, measured while a run goes on: `loss/held_out` in metrics.jsonl.
+"""Validation loss: the loss on held-out text, measured during a run: `loss/held_out` in metrics.jsonl.
 
     train: {evaluate_every: 100, evaluate_tokens: 65536}
     data: {held_out: 0.01}
 
-The same text every time, taken evenly from all of it, so that two lines differ by the weights alone. The plain loss of
-the next token: what a shortcut saves or an objective adds does not count.
+The same text every time, sampled evenly from all of it, so that two values differ by the weights alone. Plain
+next-token cross-entropy, without layer runners and whatever an objective adds.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from moesaic.kernels.cross_entropy import IGNORED, linear_cross_entropy
 from moesaic.model.transformer import Model
 from moesaic.train.objectives import layout_of
 
-BATCH = 8192  # tokens of a forward
+BATCH = 8192  # tokens of a forward pass
 
 
 class HeldOutLoss:
     def __init__(
-        self, data: Shards, *, tokens: int, longest: int, device: torch.device, source: str | None = None
+        self, data: Shards, *, tokens: int, sequence_length: int, device: torch.device, source: str | None = None
     ) -> None:
         size = min(BATCH, tokens)
-        found = held_out_batches(data, batch_tokens=size, longest=longest, most=tokens, source=source)
+        found = held_out_batches(
+            data, batch_tokens=size, sequence_length=sequence_length, max_tokens=tokens, source=source
+        )
         self.batches = [part for batch in found for part in batch.parts(1, device)]
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Where a run's weights come from: a model directory to go on from, or fresh ones of the recipe's sizes."""
+"""Initial weights of a run: those of a model directory, or random ones of the recipe's sizes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from moesaic.recipe import Recipe
 from moesaic.train.architecture import architecture
 
 # The model, the files that go with it, and its life before the run.
-Begun = tuple[Model, dict[str, bytes], list[dict[str, Any]]]
+InitialModel = tuple[Model, dict[str, bytes], list[dict[str, Any]]]
 
 
 def dtype(recipe: Recipe, device: torch.device, before: str = "auto") -> torch.dtype:
-    """What the weights are kept in while they learn: as told, or as `before`, where a run goes on, or what is fast."""
-    told = before if recipe.train.dtype == "auto" else recipe.train.dtype
-    found: torch.dtype = getattr(torch, told) if told != "auto" else hardware.dtype(device, torch.bfloat16)
-    return found
+    """The dtype to train in: that of the recipe, that of the run that is resumed (`before`), or what is fast here."""
+    name = before if recipe.train.dtype == "auto" else recipe.train.dtype
+    chosen: torch.dtype = getattr(torch, name) if name != "auto" else hardware.dtype(device, torch.bfloat16)
+    return chosen
 
 
 def why(recipe: Recipe, before: str) -> str:
@@ -35,9 +35,9 @@ def why(recipe: Recipe, before: str) -> str:
     return "fast on this machine (train.dtype: auto)" if before == "auto" else "as when this run was started"
 
 
-def check_learnable(begun: Model, place: object) -> None:
-    if any(isinstance(module, QuantizedWeight) for module in begun.modules()):
-        raise UserError(place, "is compressed, and codes do not learn", "Name the model it was made from.")
+def check_trainable(model: Model, place: object) -> None:
+    if any(isinstance(module, QuantizedWeight) for module in model.modules()):
+        raise UserError(place, "is quantized, and cannot be trained", "Name the model it was made from.")
 
 
 def check_tokens(init: str, own: Tokenizer, tokenizer: Tokenizer, place: object) -> None:
@@ -46,14 +46,14 @@ def check_tokens(init: str, own: Tokenizer, tokenizer: Tokenizer, place: object)
         raise UserError(place, problem, f"Prepare the data elsewhere, with data.tokenizer={init}.")
 
 
-def check_room(vocab: int, tokenizer: Tokenizer) -> None:
+def check_vocab(vocab: int, tokenizer: Tokenizer) -> None:
     if len(tokenizer) > vocab:
         raise UserError("model.vocab", f"{vocab}, but the tokenizer has {len(tokenizer)} tokens", "Raise it.")
 
 
-def model(recipe: Recipe, data: Path, device: torch.device, before: str = "auto") -> Begun:
-    """The model, the files that go with it, and its life before this run. `before` is the dtype of a run that goes on:
-    what is fast may be another here, or now."""
+def model(recipe: Recipe, data: Path, device: torch.device, before: str = "auto") -> InitialModel:
+    """The model, the files that go with it, and its life before this run. `before` is the dtype of a run that is
+    resumed: another may be fast here."""
     settings = recipe.train
     kind = dtype(recipe, device, before)
     folder = data / "tokenizer"
@@ -62,18 +62,18 @@ def model(recipe: Recipe, data: Path, device: torch.device, before: str = "auto"
     if tokenizer is None:
         raise UserError(folder / "tokenizer.json", "no such file", "Prepare the data again.")
     if settings.init:
-        begun = directory.load(settings.init, dtype=kind, device=device)
-        check_learnable(begun, settings.init)
-        if len(tokenizer) > begun.config.vocab:
-            problem = f"has {begun.config.vocab} tokens, and the data was prepared with {len(tokenizer)}"
+        initial = directory.load(settings.init, dtype=kind, device=device)
+        check_trainable(initial, settings.init)
+        if len(tokenizer) > initial.config.vocab:
+            problem = f"has {initial.config.vocab} tokens, and the data was prepared with {len(tokenizer)}"
             raise UserError(settings.init, problem, f"Prepare the data with data.tokenizer={settings.init}.")
-        if begun.tokenizer is not None:
-            check_tokens(settings.init, begun.tokenizer, tokenizer, data)
-            files = dict(begun.tokenizer.files)  # its own, with the template it is spoken to by
-        return begun, files, lineage.read(Path(settings.init))
+        if initial.tokenizer is not None:
+            check_tokens(settings.init, initial.tokenizer, tokenizer, data)
+            files = dict(initial.tokenizer.files)  # its own, with its chat template
+        return initial, files, lineage.read(Path(settings.init))
     eos = tuple(sorted(tokenizer.stop_tokens))
     config = architecture(recipe.model, bos=None, eos=eos, pad=eos[0] if eos else None)
-    check_room(config.vocab, tokenizer)
+    check_vocab(config.vocab, tokenizer)
     fresh = Model(config).initialize(settings.seed).to(device, kind)
     fresh.tokenizer = tokenizer
     return fresh, files, []

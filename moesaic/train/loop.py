@@ -1,4 +1,4 @@
-"""The training loop: whatever is trained passes through here."""
+"""The training loop: pretraining and every alignment stage run it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from moesaic.train.run import Run
 
 def train(run: Run) -> None:
     """Take steps until the budget is spent; every state that matters is in `run`, so any step can be the last."""
-    with run:  # a first Ctrl-C ends after the step, saved
+    with run:  # the first Ctrl-C stops after the current step, with a checkpoint
         while not run.finished():
             batch = run.next_batch()
-            loss = run.learn(batch)  # forward and backward of every part of the batch
-            result = run.update()  # clips, skips steps that are not finite, advances the schedule
+            loss = run.forward_backward(batch)  # over all micro-batches
+            result = run.optimizer_step()  # clips, skips non-finite gradients, advances the schedule
             loads = run.balance.update()  # aux-loss-free expert balance
-            run.tell(batch, loss, result, loads)
-            if run.watch.spiked(loss.total, result.skipped):
-                run.rewind()  # to the last checkpoint, past the data that broke it
+            run.log_step(batch, loss, result, loads)
+            if run.spike_detector.spiked(loss.total, result.skipped):
+                run.rewind()  # to the last checkpoint, past the data that caused it
             elif run.due_to_save():
                 run.save()  # asynchronous, atomic

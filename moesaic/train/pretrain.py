@@ -1,4 +1,4 @@
-"""From a recipe to a trained model: prepare the data if that is not done, then train, or go on."""
+"""Pretrain the model of a recipe: prepare its data if needed, then train, or resume."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from moesaic.atomic import alone_in
 from moesaic.data.preparation.prepare import prepare
-from moesaic.data.preparation.report import drawn
+from moesaic.data.preparation.report import progress_bar
 from moesaic.data.shards import MANIFEST
 from moesaic.recipe import Recipe
 from moesaic.train.loop import train
@@ -25,8 +25,8 @@ def pretrain(recipe: Recipe, out: Path, *, quiet: bool = False, command: str = "
     with alone_in(out):
         steps_done(recipe, out, "train")  # refuses what is not this run
         if not recipe.train.data:
-            with drawn() as show:
-                prepare(recipe, data, show=show)
+            with progress_bar() as on_status:
+                prepare(recipe, data, on_status=on_status)
         run = Run(recipe, out, data, quiet=quiet, command=command)
         train(run)
     return run.summary

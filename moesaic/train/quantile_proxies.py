@@ -24,7 +24,7 @@ import moesaic
 from moesaic.data.columns import check_column
 from moesaic.data.packing import Batch
 from moesaic.data.preparation.prepare import Status, prepare
-from moesaic.data.preparation.prepare import begun as preparation_begun
+from moesaic.data.preparation.prepare import has_progress as preparation_has_progress
 from moesaic.data.quantiles import QuantileTable, benchmark_quantiles
 from moesaic.data.shards import MANIFEST, Shards
 from moesaic.data.stream import TokenStream
@@ -71,8 +71,8 @@ def quantiles(
     on: str | None = None,
     seeds: int = 1,
     tokens: int = 65_536,
-    show: Callable[[Status], None] = lambda status: None,
-    tell: Callable[[str], None] = lambda text: None,
+    on_status: Callable[[Status], None] = lambda status: None,
+    log: Callable[[str], None] = lambda text: None,
 ) -> Quantiles:
     """Train `steps` on each of `count` slices of every source, `seeds` times.
 
@@ -86,11 +86,11 @@ def quantiles(
     if not recipe.train.data:
         if not (folder / MANIFEST).exists():
             check_column(column, recipe.data, "--column")
-        prepare(recipe, folder, show=show)
+        prepare(recipe, folder, on_status=on_status)
     data = Shards(folder)
-    longest = recipe.data.sequence_length
+    sequence_length = recipe.data.sequence_length
     measured = [
-        HeldOutLoss(data, tokens=tokens, longest=longest, device=hardware.device(), source=name)
+        HeldOutLoss(data, tokens=tokens, sequence_length=sequence_length, device=hardware.device(), source=name)
         for name in ([on] if on else names)
     ]
     total, losses = steps * count * len(names) * seeds, dict[str, list[float]]()
@@ -104,19 +104,19 @@ def quantiles(
             place = out / PROXIES / f"{_plain(name)}-seed{seed}"
             mine = recipe.changed(train={"seed": seed})
             trained = {"data": data.fingerprint, "recipe": mine.dump(), "order": stream.plan.fingerprint}
-            asked = {**trained, "on": on, "tokens": tokens}
-            if (loss := _known(place, asked)) is None:
-                show(Status(name, before, total))
+            request = {**trained, "on": on, "tokens": tokens}
+            if (loss := _known(place, request)) is None:
+                on_status(Status(name, before, total))
                 _begin(place, trained)
-                run = _Proxy(mine, place, folder, stream, lambda done: show(Status(name, before + done, total)))  # noqa: B023
+                run = _Proxy(mine, place, folder, stream, lambda done: on_status(Status(name, before + done, total)))  # noqa: B023
                 train(run)
                 if run.step < steps:
                     raise KeyboardInterrupt  # the run has saved where it was
                 model = moesaic.load(place)
                 loss = statistics.mean(held_out(model) for held_out in measured)
-                write_json(place / LOSS, {"loss": loss, "request": asked})
+                write_json(place / LOSS, {"loss": loss, "request": request})
             losses[name].append(loss)
-            tell(f"{name}, seed {seed}: held-out loss {losses[name][-1]:.4f}")
+            log(f"{name}, seed {seed}: held-out loss {losses[name][-1]:.4f}")
         return statistics.mean(losses[name])
 
     section = recipe.data
@@ -134,9 +134,9 @@ def quantiles(
     return found
 
 
-def begun(out: Path) -> bool:
+def has_progress(out: Path) -> bool:
     """Whether there is something to go on from: a proxy, or data that is being prepared."""
-    return (out / PROXIES).is_dir() or preparation_begun(out / "data")
+    return (out / PROXIES).is_dir() or preparation_has_progress(out / "data")
 
 
 def report(found: Quantiles) -> dict[str, Any]:
@@ -156,17 +156,17 @@ def report(found: Quantiles) -> dict[str, Any]:
 class _Proxy(Run):
     """A run on a slice, which says how far it is."""
 
-    draws = False
+    plots = False
 
     def __init__(
-        self, recipe: Recipe, out: Path, data: Path, stream: TokenStream, shown: Callable[[int], None]
+        self, recipe: Recipe, out: Path, data: Path, stream: TokenStream, on_step: Callable[[int], None]
     ) -> None:
         super().__init__(recipe, out, data, quiet=True, stream=lambda model: stream.from_position(None))
-        self.shown = shown
+        self.on_step = on_step
 
-    def tell(self, batch: Batch, loss: Loss, result: StepResult, loads: dict[int, Tensor]) -> None:
-        super().tell(batch, loss, result, loads)
-        self.shown(self.step)
+    def log_step(self, batch: Batch, loss: Loss, result: StepResult, loads: dict[int, Tensor]) -> None:
+        super().log_step(batch, loss, result, loads)
+        self.on_step(self.step)
 
 
 def _known(place: Path, request: dict[str, Any]) -> float | None:

@@ -1,4 +1,4 @@
-"""A training run: everything the loop needs, made from a recipe, or taken up where an earlier process left it."""
+"""A training run: everything the loop needs, built from a recipe, or resumed from its last checkpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moesaic.data.stream import Batch, Closing, Keeper, Stream, TokenStream
+from moesaic.data.stream import Batch, ClosableStream, StatefulStream, Stream, TokenStream
 from moesaic.errors import UserError
 from moesaic.kernels import hardware
 from moesaic.model import directory, lineage
@@ -24,7 +24,7 @@ from moesaic.train.balance import Balance
 from moesaic.train.checkpoints import Checkpoints, Snapshot
 from moesaic.train.compile import compile_blocks
 from moesaic.train.held_out_loss import HeldOutLoss
-from moesaic.train.init import Begun
+from moesaic.train.init import InitialModel
 from moesaic.train.layer_runners.compose import LayerRunners
 from moesaic.train.loss_scale import LossScale
 from moesaic.train.objectives import Loss, Objective
@@ -32,18 +32,19 @@ from moesaic.train.optimizers import OptimizerMethod, StepResult
 from moesaic.train.report.mfu import peak_flops, step_flops
 from moesaic.train.report.report import Report, StepRecord
 from moesaic.train.resume import fingerprint, record_dtype, run_dtype, steps_done
-from moesaic.train.validate import rates, with_room, within
-from moesaic.train.watch import Watch
+from moesaic.train.spike_detection import SpikeDetector
+from moesaic.train.validate import fit_to_data, fit_warmup, rates
 
 
 class Run:
-    """`Run(recipe, out, data)` is a fresh run or, if `out` holds one, its continuation.
+    """`Run(recipe, out, data)` is a new run or, if `out` holds one, resumes it.
 
-    What is not as the recipe says can be given: `begun`, the model with its files and its life so far; `stream`, what
-    it learns from, made for the model; `measure`, what is measured of it every `train.evaluate_every` steps.
+    Other parts than the recipe's can be given: `initial`, the model with its files and its life so far; `stream`, which
+    makes the batches for the model; `measure`, the evaluation every `train.evaluate_every` steps; `device`, by default
+    the GPU if there is one.
     """
 
-    draws = True  # its curves, at the end
+    plots = True  # training.png, at the end
 
     def __init__(
         self,
@@ -54,26 +55,27 @@ class Run:
         quiet: bool = False,
         command: str = "",
         name: str = "train",
-        begun: Begun | None = None,
+        initial: InitialModel | None = None,
         stream: Callable[[Model], Stream] | None = None,
         measure: Callable[[Model], dict[str, float]] | None = None,
+        device: torch.device | None = None,
     ) -> None:
-        recipe, shortened = with_room(recipe)
+        recipe, shortened = fit_warmup(recipe)
         self.recipe, self.out, self.settings, self.name = recipe, out, recipe.train, name
-        self.device = hardware.device()
+        self.device = device or hardware.device()
         torch.set_num_threads(hardware.threads())
         self.step = 0
         self.rewinds = 0
         self.stopping = False
-        self._frozen = False  # whether the present batch is only looked at
+        self._frozen = False  # whether the current batch updates nothing
 
         done = steps_done(recipe, out, name)
         self._origin = fingerprint(recipe.train.init)
         self.checkpoints = Checkpoints(out, self.settings.keep_last, self.settings.keep_every, self._saved)
         before = run_dtype(out)
-        self.model, self.files, self.life = begun or init.model(recipe, _given(data), self.device, before)
+        self.model, self.files, self.life = initial or init.model(recipe, _given(data), self.device, before)
         self.data: Stream = stream(self.model) if stream else TokenStream.open(_given(data), recipe)
-        recipe, ends = within(recipe, self.data)
+        recipe, ends = fit_to_data(recipe, self.data)
         self.recipe, self.settings = recipe, recipe.train
         self.objective = recipe.build("train.objective", Objective)
         self.objective.prepare(self.model)
@@ -84,7 +86,7 @@ class Run:
         self.rates = rates(recipe)
         self.measure = measure or self._held_out()
         self.balance = Balance(self.model, recipe.balance)
-        self.watch = Watch(self.settings.spike.sigmas, self.settings.spike.patience)
+        self.spike_detector = SpikeDetector(self.settings.spike.sigmas, self.settings.spike.patience)
         self.average = WeightAverage(self.settings.average, self.settings.steps)
         self.layer_runners = LayerRunners(self.settings, self.model.config)
         if self.device.type == "cuda" and stream is None and not self.settings.token_drop:  # batches of one size
@@ -104,12 +106,14 @@ class Run:
         kind = str(self.model.dtype).removeprefix("torch.")
         self.report.note(f"dtype {kind}, {init.why(recipe, before)}", kind="dtype", dtype=kind)
         if shortened:
-            self.report.note(f"a run of {self.settings.steps} steps: warm-up shortened to {self.settings.warmup_steps}")
+            self.report.note(
+                f"{self.settings.steps} steps in all: warmup shortened to {self.settings.warmup_steps} steps"
+            )
         if not self.step and isinstance(self.data, TokenStream):
             for warning in self.data.plan.warnings:
                 self.report.note(warning, kind="warning")
         if ends:
-            self.report.note(f"the data ends after {self.settings.steps:,} steps, and so does the run")
+            self.report.note(f"the data ends after {self.settings.steps:,} steps, and the run with it")
         self._clock = time.perf_counter()
 
     # -- a step, in the order of the loop
@@ -117,8 +121,8 @@ class Run:
     def next_batch(self) -> Batch:
         return next(self.data)
 
-    def learn(self, batch: Batch) -> Loss:
-        """Gradients of the whole batch, taken in parts to save memory; the sum of their losses."""
+    def forward_backward(self, batch: Batch) -> Loss:
+        """Gradients of the whole batch, accumulated over micro-batches to save memory; the sum of their losses."""
         self.optimizer.zero_grad()
         self._frozen = batch.frozen
         runner = self.layer_runners.runner(self.step)
@@ -141,10 +145,10 @@ class Run:
         return whole
 
     def rate(self, step: int) -> float:
-        """The learning rate of the step after `step` of them, as a share of the peak."""
+        """The learning rate of the step after step `step`, as a share of the peak."""
         return float(self.rates[self.layer_runners.progress(step)])
 
-    def update(self) -> StepResult:
+    def optimizer_step(self) -> StepResult:
         value = None if self.scale is None else self.scale.value
         if self._frozen:
             none = torch.zeros((), device=self.device)
@@ -157,7 +161,7 @@ class Run:
         self.average.update(self.step, self.model)
         return result
 
-    def tell(self, batch: Batch, loss: Loss, result: StepResult, loads: dict[int, Tensor]) -> None:
+    def log_step(self, batch: Batch, loss: Loss, result: StepResult, loads: dict[int, Tensor]) -> None:
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now
         lr = self.peak * self.rate(self.step - 1)
@@ -167,28 +171,28 @@ class Run:
         measure = self.measure if self.measure is not None and self.due_to_evaluate() else None
         if measure is not None:
             parts |= measure(self.model)
-            self._clock = time.perf_counter()  # a step's time is that of learning
+            self._clock = time.perf_counter()  # evaluation does not count as a step's time
         flops = step_flops(self.model.config, batch.lengths)
         self.report.step(
             StepRecord(self.step, loss.total, lr, tokens, seconds, result.norm, result.skipped, flops, parts, loads)
         )
-        for told in batch.told if measure is not None else ():
-            self.report.note(told, kind="sample")
+        for sample in batch.samples if measure is not None else ():
+            self.report.note(sample, kind="sample")
         for warning in batch.warnings:
             self.report.note(warning, kind="warning")
-        self.checkpoints.look()
+        self.checkpoints.poll()
 
     def rewind(self) -> None:
-        """Back to the last good checkpoint, but past the data that came since: what broke the loss is seen no more."""
+        """Back to the last good checkpoint, but past the data that came since, which may have caused the spike."""
         spike, position = self.step, self.data.position
-        lost = self.watch.lost
-        what = f"{lost} steps in a row were not finite" if lost > self.watch.high else "the loss spiked"
+        lost = self.spike_detector.lost
+        what = f"{lost} consecutive steps were not finite" if lost > self.spike_detector.high else "the loss spiked"
         self.checkpoints.wait()
-        # A loss is seen a step late, and is high from the step after the update that broke the weights.
-        broke = spike - self.watch.bad - 1
+        # A loss is read a step late, and is high from the step after the update that broke the weights.
+        broke = spike - self.spike_detector.bad - 1
         steps = [step for step in self.checkpoints.steps() if step < broke]
-        if not steps or self.rewinds >= self.settings.spike.most:
-            when = f"after {self.rewinds} rewinds" if steps else "before a checkpoint to go back to"
+        if not steps or self.rewinds >= self.settings.spike.max_rewinds:
+            when = f"after {self.rewinds} rewinds" if steps else "before the first checkpoint to rewind to"
             problem = f"{what} at step {spike}, {when}"
             raise UserError(self.out, problem, "Lower the learning rate, or look at the data.")
         rewinds, life = self.rewinds + 1, self.life
@@ -202,43 +206,43 @@ class Run:
         return self.step % self.settings.evaluate_every == 0 or self.done()
 
     def due_to_save(self) -> bool:
-        # A state that may be inside a spike is not kept in place of one that is not.
-        return self.finished() or (self.step % self.settings.save_every == 0 and not self.watch.bad)
+        # A checkpoint that may be inside a spike must not replace one that is not.
+        return self.finished() or (self.step % self.settings.save_every == 0 and not self.spike_detector.bad)
 
     def finished(self) -> bool:
         return self.done() or self.stopping
 
     def done(self) -> bool:
-        """Whether all steps are taken, or there is nothing left to take one from: a rewind leaves data out."""
-        return self.step >= self.settings.steps or (isinstance(self.data, TokenStream) and self.data.ended)
+        """Whether all steps are taken, or the data is exhausted: a rewind skips some of it."""
+        return self.step >= self.settings.steps or (isinstance(self.data, TokenStream) and self.data.exhausted)
 
     def _held_out(self) -> Callable[[Model], dict[str, float]] | None:
         if not self.settings.evaluate_every or not isinstance(self.data, TokenStream):
             return None
-        longest, tokens = self.recipe.data.sequence_length, self.settings.evaluate_tokens
-        held_out = HeldOutLoss(self.data.data, tokens=tokens, longest=longest, device=self.device)
+        sequence_length, tokens = self.recipe.data.sequence_length, self.settings.evaluate_tokens
+        held_out = HeldOutLoss(self.data.data, tokens=tokens, sequence_length=sequence_length, device=self.device)
         return lambda model: {"loss/held_out": float(held_out(model))}
 
-    # -- keeping it
+    # -- checkpoints
 
     def save(self) -> None:
         weights = copied(self.model.state_dict())
         tensors = {"optimizer": copied(self.optimizer.state_dict())}
-        if self.average.taken:
+        if self.average.count:
             tensors["average"] = copied(self.average.state())
             if self.done():  # the averaged weights are the result
                 tensors["last"] = weights
                 weights = weights | copied(self.average.tensors)
         if self.scale is not None:
             tensors["loss_scale"] = copied(self.scale.state_dict())
-        if isinstance(self.data, Keeper):
-            tensors |= {name: copied(group) for name, group in self.data.kept().items()}
+        if isinstance(self.data, StatefulStream):
+            tensors |= {name: copied(group) for name, group in self.data.state().items()}
         report = self.report.state()
         numbers = {
             "step": self.step,
             "rewinds": self.rewinds,
             "position": self.data.position,
-            "watch": self.watch.state(),
+            "watch": self.spike_detector.state(),
             "report": report,
             "recipe": self.recipe.dump(),
             "init": self._origin,
@@ -247,23 +251,23 @@ class Run:
         learned = {"steps": self.step, "tokens": report["tokens"]}
         if (loss := self.report.loss) is not None:
             learned["loss"] = round(loss, 4)
-        told = self.recipe.dump()
+        recipe = self.recipe.dump()
         if self.settings.init:
-            del told["model"]  # these sizes are of a model from scratch; what was trained is train.init
-        stage = lineage.stage(self.name, **learned, recipe=told)
+            del recipe["model"]  # these sizes are of a model from scratch; what was trained is train.init
+        stage = lineage.stage(self.name, **learned, recipe=recipe)
         life = [*self.life, stage]
         config, dtype = self.model.config, self.model.dtype
         self.checkpoints.save(Snapshot(self.step, config, weights, dtype, self.files, life, tensors, numbers))
 
     def _saved(self, step: int) -> None:
-        self.report.note(f"saved step {step:,}", kind="save")
+        self.report.note(f"checkpoint of step {step:,} saved", kind="save")
 
     def _restore(self, step: int) -> dict[str, Any]:
-        """Become what the run was after `step`; returns the report's state of then."""
+        """Restore the run as it was after `step`; returns the report's state of that step."""
         numbers, group = self.checkpoints.read(step)
         place = self.checkpoints.path(step)
         self.data = self.data.from_position(numbers["position"])
-        if isinstance(self.data, Keeper):
+        if isinstance(self.data, StatefulStream):
             self.data.restore(group)
         saved = directory.load(place, dtype=self.model.dtype, device=self.device).state_dict()
         self.model.load_state_dict(saved | group("last"))
@@ -272,18 +276,18 @@ class Run:
         if self.scale is not None:
             self.scale.load_state_dict(group("loss_scale"))
         self.step, self.rewinds, self.life = numbers["step"], numbers["rewinds"], numbers["life"]
-        self.watch.restore(numbers["watch"])
+        self.spike_detector.restore(numbers["watch"])
         report: dict[str, Any] = numbers["report"]
         return report
 
-    # -- being stopped
+    # -- Ctrl-C
 
     def __enter__(self) -> Run:
         self._handler = signal.signal(signal.SIGINT, self._stop)
         return self
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        if self.stopping:  # a second time: at once
+        if self.stopping:  # the second Ctrl-C stops at once
             raise KeyboardInterrupt
         self.stopping = True
 
@@ -291,7 +295,7 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         signal.signal(signal.SIGINT, self._handler)
-        if isinstance(self.data, Closing):
+        if isinstance(self.data, ClosableStream):
             self.data.close()
         if error is not None:
             self.report.__exit__(kind, error, trace)
@@ -303,11 +307,11 @@ class Run:
         except BaseException as late:  # the last checkpoint could not be written
             self.report.__exit__(type(late), late, late.__traceback__)
             raise
-        self.summary = self.report.close("finished" if self.done() else "stopped", plot=self.draws)
+        self.summary = self.report.close("finished" if self.done() else "stopped", plot=self.plots)
 
 
 def _given(data: Path | None) -> Path:
-    assert data is not None, "a run learns from prepared data or from a stream"
+    assert data is not None, "a run trains on prepared data or on a stream"
     return data
 
 

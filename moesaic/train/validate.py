@@ -1,4 +1,4 @@
-"""What can be seen to be wrong with a recipe before any work is done: all that it names is made once, and let go."""
+"""Validate a recipe before any work is done: every method it names is built once, and dropped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from moesaic.data.columns import check_column, columns_of
 from moesaic.data.curricula import Curriculum
 from moesaic.data.mixture import phases_of
 from moesaic.data.stream import Stream, TokenStream
-from moesaic.data.tokenizer_training import take_tokenizer
+from moesaic.data.tokenizer_training import load_tokenizer
 from moesaic.errors import UserError
 from moesaic.model.config import ModelConfig
 from moesaic.model.formats.matching import match
@@ -16,7 +16,7 @@ from moesaic.model.formats.quantized import open_checkpoint
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.recipe import COMMAND_LINE, Recipe
 from moesaic.train.architecture import architecture
-from moesaic.train.init import check_room, check_tokens
+from moesaic.train.init import check_tokens, check_vocab
 from moesaic.train.layer_runners.compose import LayerRunners
 from moesaic.train.objectives import Objective
 from moesaic.train.optimizers import OptimizerMethod
@@ -24,10 +24,10 @@ from moesaic.train.schedules import Curve, Schedule, curve
 
 
 def check(recipe: Recipe) -> None:
-    """A recipe that is trained with."""
-    recipe, _ = with_room(recipe)
-    config = shape(recipe)
-    if recipe.train.init and (unused := [key for key in recipe.asked("model") if key != "model.vocab"]):
+    """A recipe to pretrain with."""
+    recipe, _ = fit_warmup(recipe)
+    config = model_config(recipe)
+    if recipe.train.init and (unused := [key for key in recipe.overridden_keys("model") if key != "model.vocab"]):
         problem = f"is not used: the model is that of train.init, {recipe.train.init}, as it is"
         raise UserError(f"{COMMAND_LINE}: {unused[0]}", problem, "Leave it out, or train.init.")
     check_learning(recipe, config)
@@ -40,31 +40,31 @@ def check(recipe: Recipe) -> None:
         remedy = "Lower it." if recipe.train.init else "Lower it, or raise model.context."
         raise UserError("data.sequence_length", problem, remedy)
     if (warmup := recipe.data.length_warmup) and warmup.start >= recipe.data.sequence_length:
-        problem = f"begins at {warmup.start} tokens, and data.sequence_length is {recipe.data.sequence_length} already"
+        problem = f"starts at {warmup.start} tokens, and data.sequence_length is only {recipe.data.sequence_length}"
         raise UserError("data.length_warmup.start", problem, "Lower it, or leave out data.length_warmup.")
     if recipe.train.evaluate_every and not recipe.data.held_out and not recipe.train.data:
-        raise UserError("train.evaluate_every", "no text is held out to measure a loss on", "Raise data.held_out.")
+        raise UserError("train.evaluate_every", "no text is held out to evaluate on", "Raise data.held_out.")
     if not recipe.train.data:
         _check_tokenizer(recipe)
 
 
 def _check_tokenizer(recipe: Recipe) -> None:
-    """Before data is prepared with one whose tokens the model does not know."""
+    """Before data is prepared with a tokenizer that does not fit the model."""
     init, given = recipe.train.init, recipe.data.tokenizer
     if init is None:
         if given:
-            check_room(recipe.model.vocab, take_tokenizer(given))
+            check_vocab(recipe.model.vocab, load_tokenizer(given))
         return
     own = Tokenizer.from_files(open_checkpoint(init).files, Path(init))
     if own is not None and given:
-        check_tokens(init, own, take_tokenizer(given), given)
+        check_tokens(init, own, load_tokenizer(given), given)
     elif own is not None and len(own) > recipe.model.vocab:  # the same text would give the same one, but not this
         problem = f"the {len(own):,} tokens of {init} are not those of one made from the text (model.vocab is smaller)"
         raise UserError("data.tokenizer", problem, f"Add data.tokenizer={init}.")
 
 
 def check_columns(recipe: Recipe) -> None:
-    """Before data is prepared: whether it will have what curriculum and phases go by."""
+    """Before data is prepared: whether it will have the columns that curriculum and phases need."""
     if recipe.data.curriculum is not None:
         needs = recipe.build("data.curriculum", Curriculum).needs
         if needs is not None:
@@ -78,14 +78,14 @@ def check_columns(recipe: Recipe) -> None:
 
 
 def check_learning(recipe: Recipe, config: ModelConfig) -> None:
-    """How a model of this shape learns, whatever it learns from."""
+    """Objective, optimizer, schedule and layer runners, for a model of this config."""
     recipe.build("train.objective", Objective)
     recipe.build("optimizer", OptimizerMethod)
     rates(recipe)
     LayerRunners(recipe.train, config)
 
 
-def shape(recipe: Recipe) -> ModelConfig:
+def model_config(recipe: Recipe) -> ModelConfig:
     if recipe.train.init is None:
         return architecture(recipe.model, bos=None, eos=(), pad=None)
     return match(open_checkpoint(recipe.train.init))[0]
@@ -99,17 +99,17 @@ def rates(recipe: Recipe) -> Curve:
     return curve(recipe.build("schedule", Schedule), steps, warmup)
 
 
-def with_room(recipe: Recipe) -> tuple[Recipe, bool]:
-    """The recipe, and whether its warm-up was shortened: to a tenth of the run, where the command line asks for fewer
-    steps than the file's warm-up has. A warm-up that was asked for as it is, is refused instead."""
-    asked = [recipe.origin(("train", key)) for key in ("steps", "warmup_steps")]
-    if recipe.train.warmup_steps < recipe.train.steps or asked[0] != COMMAND_LINE or asked[1] == COMMAND_LINE:
+def fit_warmup(recipe: Recipe) -> tuple[Recipe, bool]:
+    """The recipe, and whether its warmup was shortened: to a tenth of the run, where the command line sets fewer steps
+    than the warmup in the file has. A warmup set on the command line is refused instead."""
+    steps_from, warmup_from = (recipe.origin(("train", key)) for key in ("steps", "warmup_steps"))
+    if recipe.train.warmup_steps < recipe.train.steps or steps_from != COMMAND_LINE or warmup_from == COMMAND_LINE:
         return recipe, False
     return recipe.changed(train={"warmup_steps": recipe.train.steps // 10}), True
 
 
-def within(recipe: Recipe, data: Stream) -> tuple[Recipe, bool]:
-    """The recipe, and whether its run was shortened: where the data ends before it, the schedule is to arrive too."""
+def fit_to_data(recipe: Recipe, data: Stream) -> tuple[Recipe, bool]:
+    """The recipe, and whether its run was shortened to where its data ends, so that the schedule ends there too."""
     if not isinstance(data, TokenStream) or (steps := data.batches(recipe.train.steps)) == recipe.train.steps:
         return recipe, False
     if not steps:

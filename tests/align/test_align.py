@@ -101,17 +101,17 @@ def test_a_stopped_stage_goes_on_to_the_same_bits(base, tmp_path, monkeypatch):
 def test_a_stage_killed_before_its_first_checkpoint_resumes_in_its_dtype(base, tmp_path, monkeypatch):
     """Begun where bfloat16 is fast, and gone on with where it is not."""
     directory.save(moesaic.load(base), tmp_path / "half", dtype=torch.bfloat16)
-    asked, plain = of_stages(tmp_path, SFT), Run.tell
+    asked, plain = of_stages(tmp_path, SFT), Run.log_step
 
     def killed(self: Run, *given: Any) -> None:
         raise InterruptedError
 
     monkeypatch.setattr(hardware, "half_is_fast", lambda kind: True)
     align(asked, tmp_path / "half", tmp_path / "whole", quiet=True)
-    monkeypatch.setattr(Run, "tell", killed)
+    monkeypatch.setattr(Run, "log_step", killed)
     with pytest.raises(InterruptedError):
         align(asked, tmp_path / "half", tmp_path / "parts", quiet=True)
-    monkeypatch.setattr(Run, "tell", plain)
+    monkeypatch.setattr(Run, "log_step", plain)
     monkeypatch.setattr(hardware, "half_is_fast", lambda kind: False)
     align(asked, tmp_path / "half", tmp_path / "parts", quiet=True)
     one, other = (load_file(tmp_path / out / "model.safetensors") for out in ("whole", "parts"))

@@ -66,7 +66,7 @@ def test_an_answer_that_several_gave_is_told_once():
     examples = Mixture([[]], [1.0])
     settings = RolloutSettings(1, 5, 1, "group_centred", "token", 1, {}, 0)
     batch = next(Asked(examples=examples, settings=settings, selector=InTurn(examples)))
-    assert batch.told == ["5 + 7 = 12 (reward 0)", "5 + 7 = 7 (reward 0)"]
+    assert batch.samples == ["5 + 7 = 12 (reward 0)", "5 + 7 = 7 (reward 0)"]
 
 
 def test_each_sample_is_one_line_of_a_log_with_the_step_that_learned_from_it(tmp_path, capsys):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moesaic.data.tokenizer_training import train_tokenizer, write_tokenizer
+from moesaic.data.tokenizer_training import save_tokenizer, train_tokenizer
 
 TEXTS = [f"The number {n} is a number; def f(x): return x + {n}\n" for n in range(100)]
 VOCABULARY = 280
@@ -25,5 +25,5 @@ def tiny_model(directory: Path, seed: int = 0) -> Path:
         initializer_range=0.3,
     )
     transformers.LlamaForCausalLM(config).save_pretrained(directory)
-    write_tokenizer(train_tokenizer(TEXTS, VOCABULARY), directory)
+    save_tokenizer(train_tokenizer(TEXTS, VOCABULARY), directory)
     return directory

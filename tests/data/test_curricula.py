@@ -43,8 +43,8 @@ def plan(data: Shards, method: Curriculum, tokens: int, **section: Any) -> Plan:
 def drawn(data: Shards, of: Plan, start: int, stop: int, domain: int | None = None) -> list[int]:
     """The documents between two tokens of the run, in order."""
     found = []
-    for stretch in of.stretches(start, stop):
-        numbers = np.searchsorted(data.starts, stretch.starts, side="right") - 1
+    for span in of.spans(start, stop):
+        numbers = np.searchsorted(data.starts, span.starts, side="right") - 1
         found += [n for n in numbers.tolist() if domain is None or data.domain[n] == domain]
     return found
 
@@ -84,8 +84,8 @@ class TestPacedOnes:
         run = plan(data, curriculum(name, **options), 40_000)
         for start in range(0, 40_000, 4000):
             counts: Counter[int] = Counter()
-            for stretch in run.stretches(start, start + 4000):
-                for domain, length in zip(stretch.domains.tolist(), stretch.lengths.tolist()):
+            for span in run.spans(start, start + 4000):
+                for domain, length in zip(span.domains.tolist(), span.lengths.tolist()):
                     counts[domain] += length
             assert counts[0] == pytest.approx(2000, abs=8 * SLOT)
 
@@ -129,7 +129,7 @@ class TestDifficulties:
         # This data's tokens must be ones the model knows.
         made.manifest["vocabulary"] = made.vocabulary = VOCABULARY
         paths = [tiny_model(tmp_path / str(seed), seed) for seed in (1, 2)]
-        found = score_consistency(made, paths, longest=12, batch_tokens=20)
+        found = score_consistency(made, paths, max_length=12, batch_tokens=20)
         models = [moesaic.load(path) for path in paths]
         for number in (0, 1, 3):
             tokens = made.document(number)[:12].tolist()
@@ -199,11 +199,7 @@ class TestMultiDomain:
         for half in halves:
             assert (np.diff(quality[half]) >= 0).sum() >= len(half) - 3
         pieces = [
-            {
-                n
-                for stretch in run.stretches(start, start + tokens)
-                for n in stretch.starts[stretch.domains == 1].tolist()
-            }
+            {n for span in run.spans(start, start + tokens) for n in span.starts[span.domains == 1].tolist()}
             for start in (0, tokens)
         ]
         assert len(pieces[0]) > 20 and len(pieces[0] & pieces[1]) <= 2

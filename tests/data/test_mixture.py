@@ -11,7 +11,7 @@ import pytest
 
 from moesaic.data.curricula import Curriculum
 from moesaic.data.mixture import Plan, make_plan
-from moesaic.data.reuse import effective_epochs, marginal_worth, most_epochs, plateau
+from moesaic.data.reuse import effective_epochs, marginal_worth, max_useful_epochs, plateau
 from moesaic.data.shards import Shards
 from moesaic.errors import UserError
 from tests.data.made import make_recipe, make_shards, random_lengths
@@ -33,9 +33,9 @@ def seen(data: Shards, plan: Plan, start: int, stop: int) -> tuple[Counter[int],
     """How often each token is drawn, and how many tokens of each source."""
     found: Counter[int] = Counter()
     sources: Counter[str] = Counter()
-    for stretch in plan.stretches(start, stop):
-        found.update(data.gather(stretch.starts, stretch.lengths).tolist())
-        for domain, length in zip(stretch.domains.tolist(), stretch.lengths.tolist()):
+    for span in plan.spans(start, stop):
+        found.update(data.gather(span.starts, span.lengths).tolist())
+        for domain, length in zip(span.domains.tolist(), span.lengths.tolist()):
             sources[data.domains[domain]] += length
     return found, sources
 
@@ -64,7 +64,7 @@ class TestRatios:
 
     def test_the_order_hangs_on_the_seed_and_nothing_else(self, data: Shards) -> None:
         plans = [plan_of(data, {"a": 2, "b": 1}, 5000, seed=seed) for seed in (0, 0, 1)]
-        first, same, other = ([s.starts.tolist() for s in plan.stretches(100, 3000)] for plan in plans)
+        first, same, other = ([s.starts.tolist() for s in plan.spans(100, 3000)] for plan in plans)
         assert first == same != other
         assert plans[0].fingerprint == plans[1].fingerprint != plans[2].fingerprint
         # How long the run is does not matter as long as nothing is timed by it.
@@ -92,7 +92,7 @@ class TestPhases:
         quality = data.column("quality")
         assert quality[drawn].min() >= quality[[n for n in mine.tolist() if n not in drawn]].max()
         assert data.lengths[drawn].sum() / size(data, "b") == pytest.approx(0.25, abs=0.06)
-        use = next(use for use in plan.uses if use.pool == "b (best 0.25)")
+        use = next(use for use in plan.usage if use.pool == "b (best 0.25)")
         assert use.epochs == pytest.approx(6000 / data.lengths[drawn].sum(), rel=0.02)
 
     def test_the_best_of_what_was_not_scored_is_refused(self, tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ class TestReuse:
             assert effective_epochs(10_000, tokens) == pytest.approx(1 + plateau(tokens))
             step = effective_epochs(5.001, tokens) - effective_epochs(5, tokens)
             assert marginal_worth(5, tokens) == pytest.approx(step / 0.001, rel=1e-3)
-            assert marginal_worth(most_epochs(tokens), tokens) == pytest.approx(0.5)
+            assert marginal_worth(max_useful_epochs(tokens), tokens) == pytest.approx(0.5)
 
     def test_a_larger_data_set_can_be_repeated_more(self) -> None:
         assert plateau(10**12) - plateau(10**9) == pytest.approx(plateau(10**9) - plateau(10**6))

@@ -20,7 +20,7 @@ def make_pool(lengths: list[int], seed: int = 0, shuffled: bool = True) -> Pool:
 
 
 def tokens(pool: Pool, start: int, stop: int) -> list[int]:
-    found = pool.stretch(start, stop)
+    found = pool.span(start, stop)
     return [n for first, size in zip(found.starts.tolist(), found.lengths.tolist()) for n in range(first, first + size)]
 
 
@@ -35,18 +35,18 @@ def test_an_epoch_holds_every_token_once(lengths: list[int], epoch: int) -> None
 def test_a_stretch_is_a_part_of_the_line(lengths: list[int], start: int, size: int) -> None:
     pool = make_pool(lengths)
     assert tokens(pool, start, start + size) == tokens(pool, 0, start + size)[start:]
-    assert (pool.stretch(start, start + size).lengths > 0).all()
+    assert (pool.span(start, start + size).lengths > 0).all()
 
 
 @given(lengths_of, st.integers(1, 25))
-def test_pieces_are_the_same_tokens_and_none_is_too_long(lengths: list[int], longest: int) -> None:
+def test_pieces_are_the_same_tokens_and_none_is_too_long(lengths: list[int], max_length: int) -> None:
     table = make_pool(lengths).table
-    pieces, document = cut(table, longest)
-    assert pieces.lengths.max() <= longest and (pieces.lengths > 0).all()
+    pieces, document = cut(table, max_length)
+    assert pieces.lengths.max() <= max_length and (pieces.lengths > 0).all()
     found = [n for a, size in zip(pieces.starts.tolist(), pieces.lengths.tolist()) for n in range(a, a + size)]
     assert found == list(range(sum(lengths)))
     assert np.bincount(document, pieces.lengths, len(lengths)).tolist() == lengths
-    assert len(pieces.lengths) == sum(-(-size // longest) for size in lengths)
+    assert len(pieces.lengths) == sum(-(-size // max_length) for size in lengths)
 
 
 def test_epochs_and_seeds_differ_and_the_shuffle_is_even() -> None:

@@ -90,9 +90,9 @@ class TestResult:
         assert data.documents == 98 and len(data.manifest["shards"]) > 3
         assert np.isnan(data.column("edu")[58:]).all() and set(data.column("edu")[:58]) == {0, 1, 2, 3, 4}
         assert 0 < data.held_out.sum() == web.held_out + stories.held_out < 30
-        from moesaic.data.tokenizer_training import take_tokenizer
+        from moesaic.data.tokenizer_training import load_tokenizer
 
-        tokenizer = take_tokenizer(corpus / "out/tokenizer")
+        tokenizer = load_tokenizer(corpus / "out/tokenizer")
         documents = [data.document(number).tolist() for number in range(data.documents)]
         assert {document[-1] for document in documents} == {data.manifest["end_of_document"]}
         assert [tokenizer.decode(document[:-1]) for document in documents[58:]] == [text(n) for n in range(100, 140)]

@@ -12,7 +12,7 @@ import pytest
 
 import moesaic
 from moesaic.data.quality import QualityScore
-from moesaic.data.records import Document, Place
+from moesaic.data.records import Document, ReadPosition
 from moesaic.errors import UserError
 from moesaic.methods import Method, build, known
 from tests.data.models import tiny_model
@@ -24,7 +24,7 @@ NOISE = "".join(random.Random(0).choices("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKL
 
 def score(name: str, *texts: str, **options: Any) -> list[float]:
     method = build(Method(name, options), QualityScore, "here")
-    return method.score([Document(text, Place(), {"edu": float(len(text))}) for text in texts])
+    return method.score([Document(text, ReadPosition(), {"edu": float(len(text))}) for text in texts])
 
 
 def test_all_of_them_are_tested_here() -> None:
@@ -46,12 +46,12 @@ class TestCompression:
         with pytest.raises(UserError, match="from 1 to 9"):
             score("compression", "a", level=10)
         with pytest.raises(UserError, match="at least 1, not -5"):
-            score("length", "a", most=-5)
+            score("length", "a", max_characters=-5)
 
 
 def test_length() -> None:
     assert score("length", "a" * 9, "a" * 99) == [math.log(10), math.log(100)]
-    assert score("length", "a" * 50, "a" * 99, most=50) == [math.log(51)] * 2
+    assert score("length", "a" * 50, "a" * 99, max_characters=50) == [math.log(51)] * 2
 
 
 def test_repetition() -> None:

@@ -63,7 +63,7 @@ def test_every_slice_is_trained_on_by_itself_and_better_ones_are_recommended(dat
     assert first.weights["web"] > 2 * first.weights["code"]  # twice as large, and better
     assert second.keep["web"] > second.keep["code"] >= 0.25
     # It is a recipe's, as it stands.
-    assert make_plan(data, section.model_copy(update={"phases": (first, second)}), tokens=4000).uses
+    assert make_plan(data, section.model_copy(update={"phases": (first, second)}), tokens=4000).usage
     text = table.text().splitlines()
     assert "75%-100%" in text[0] and text[1].startswith("web") and "*" in text[1]
     assert "recommended: 70% of the run" in text[-2]

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moesaic.data import records
-from moesaic.data.records import Broken, Document, Format, Place, Record, read_file
+from moesaic.data.records import BrokenRecord, Document, Format, ReadPosition, Record, read_file
 
 TEXTS = ["one", "two\nlines", "", "üñí 🙂", "x" * 3000, "five"]
 same_folder = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -51,7 +51,7 @@ NAMES = ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet", "a.txt", "a.txt.gz
 class TestEveryFormat:
     def test_gives_the_texts(self, tmp_path: Path, name: str) -> None:
         form = write(tmp_path / name, TEXTS)
-        found = list(read_file(tmp_path / name, form, Place(3)))
+        found = list(read_file(tmp_path / name, form, ReadPosition(3)))
         assert [record.text for record in found if isinstance(record, Document)] == TEXTS
         assert [record.after.file for record in found] == [3] * len(TEXTS)
         if form.columns:
@@ -61,18 +61,18 @@ class TestEveryFormat:
         monkeypatch.setattr(records, "BLOCK", 7)  # so that records and separators lie across blocks
         texts = [text for text in TEXTS * 3 if len(text) < 1000]
         form = write(tmp_path / name, texts)
-        whole = list(read_file(tmp_path / name, form, Place()))
+        whole = list(read_file(tmp_path / name, form, ReadPosition()))
         assert len(whole) == len(texts)
         for number, record in enumerate(whole):
             assert list(read_file(tmp_path / name, form, record.after)) == whole[number + 1 :]
 
 
-def broken(path: Path, form: Format = Format()) -> list[Broken]:  # noqa: B008
-    return [record for record in read_file(path, form, Place()) if isinstance(record, Broken)]
+def broken(path: Path, form: Format = Format()) -> list[BrokenRecord]:  # noqa: B008
+    return [record for record in read_file(path, form, ReadPosition()) if isinstance(record, BrokenRecord)]
 
 
 def documents(path: Path, form: Format = Format()) -> list[str]:  # noqa: B008
-    return [record.text for record in read_file(path, form, Place()) if isinstance(record, Document)]
+    return [record.text for record in read_file(path, form, ReadPosition()) if isinstance(record, Document)]
 
 
 class TestDamage:
@@ -147,7 +147,7 @@ class TestDamage:
     def test_a_record_that_is_too_long_is_passed_over(
         self, tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(records, "LONGEST", 100)
+        monkeypatch.setattr(records, "MAX_RECORD_BYTES", 100)
         monkeypatch.setattr(records, "BLOCK", 16)
         name, form = ("a.jsonl", Format()) if mark == "\n" else ("a.txt", Format(separator=mark))
         made = [json.dumps({"text": text}) if mark == "\n" else text for text in ("a", "b" * 500, "c")]
@@ -172,7 +172,7 @@ def test_nothing_that_a_file_may_hold_stops_reading(
     path = tmp_path / name
     path.write_bytes(raw)
     form = Format(separator=separator)
-    found: list[Record] = list(read_file(path, form, Place()))
+    found: list[Record] = list(read_file(path, form, ReadPosition()))
     assert found or not raw
     for number, record in enumerate(found):
         if record.after.file == 0:
@@ -188,4 +188,4 @@ def test_one_wrong_byte_never_stops_reading(tmp_path: Path, data: st.DataObject,
     at = data.draw(st.integers(0, len(raw) - 1))
     raw[at] ^= data.draw(st.integers(1, 255))
     path.write_bytes(raw)
-    assert len(list(read_file(path, form, Place()))) <= 2 * len(TEXTS) + 2
+    assert len(list(read_file(path, form, ReadPosition()))) <= 2 * len(TEXTS) + 2

@@ -124,7 +124,7 @@ class TestWriting:
     def test_a_growing_file_forgets_what_was_not_settled(self, tmp_path: Path) -> None:
         file = GrowingFile(tmp_path / "a")
         file.append(b"kept")
-        size = file.settle()
+        size = file.sync()
         file.append(b"lost")
         file.close()
         again = GrowingFile(tmp_path / "a", size)

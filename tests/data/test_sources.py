@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from moesaic.data.records import Document, Place
+from moesaic.data.records import Document, ReadPosition
 from moesaic.data.sources import Files, open_source
 from moesaic.data.tasks import BLOCK, FIRST_SEED, INDICES, TEST_IN, check_family, families, score, tasks
 from moesaic.data.tasks.families import PRESETS, UNSUITABLE, split_names
@@ -98,7 +98,7 @@ class TestStandardLibrary:
         assert {"ast.py", "dataclasses.py", "typing.py"} <= set(names)
         assert not any("test" in path.parts or "site-packages" in path.parts for path in corpus.paths)
         assert corpus.size > 5_000_000
-        assert corpus.done(Place(len(names))) == corpus.size
+        assert corpus.done(ReadPosition(len(names))) == corpus.size
 
 
 class TestTasks:

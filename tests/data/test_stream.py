@@ -100,9 +100,9 @@ class TestBatches:
             warmup = {"steps": 10, "start": 8, "batch": kind}
             recipe = make_recipe({"a": 1}, 20, 256, sequence_length=48, length_warmup=warmup)
             batches = list(islice(TokenStream.open(where, recipe), 12))
-            longest = [max(batch.lengths) for batch in batches]
+            sequence_length = [max(batch.lengths) for batch in batches]
             allowed = [8, 8, 16, 16, 24, 24, 32, 32, 40, 40, 48, 48]
-            assert longest[:10] == allowed[:10] and max(longest) <= 48
+            assert sequence_length[:10] == allowed[:10] and max(sequence_length) <= 48
             for batch, length in zip(batches, allowed):
                 assert len(batch.tokens_T) == (tokens or 256 * length // 48)
 
@@ -218,11 +218,11 @@ class TestPositions:
     def test_other_data_or_another_order_is_refused(self, open_stream: Any, tmp_path: Path) -> None:
         position = next(open_stream()).position_after
         for section in ({"seed": 1}, {"curriculum": "multi_domain"}, {"sequence_length": 32}):
-            with pytest.raises(UserError, match="mixes or orders the data otherwise"):
+            with pytest.raises(UserError, match="mixes or orders the data differently"):
                 open_stream(section).from_position(position)
         other = make_shards(tmp_path / "other", {"a": random_lengths(5, 60), "b": random_lengths(1, 30)})
         stream = TokenStream.open(other.directory, make_recipe({"a": 2, "b": 1}))
-        with pytest.raises(UserError, match="is not the data that this run began with"):
+        with pytest.raises(UserError, match="is not the data that this run was started with"):
             stream.from_position(position)
         assert next(open_stream(steps=999).from_position(position)).tokens_T is not None  # longer runs may go on
 
@@ -235,8 +235,8 @@ class TestPositions:
 
 def lines(stream: TokenStream, start: int, stop: int) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
-    for stretch in stream.plan.stretches(start, stop):
-        for first, length, domain in zip(stretch.starts.tolist(), stretch.lengths.tolist(), stretch.domains.tolist()):
+    for span in stream.plan.spans(start, stop):
+        for first, length, domain in zip(span.starts.tolist(), span.lengths.tolist(), span.domains.tolist()):
             found.setdefault(domain, []).extend(range(first, first + length))
     return {domain: sorted(tokens) for domain, tokens in found.items()}
 
@@ -275,21 +275,23 @@ class TestPrefetching:
 class TestHeldOut:
     def test_is_seen_once_through(self, where: Path) -> None:
         data = Shards(where)
-        batches = list(held_out_batches(data, batch_tokens=40, longest=16))
+        batches = list(held_out_batches(data, batch_tokens=40, sequence_length=16))
         found = sorted(token for batch in batches for token in batch.tokens_T.tolist())
         assert found == sorted(token for number in (1, 2, 61) for token in data.document(number).tolist())
-        only = list(held_out_batches(data, batch_tokens=40, longest=16, source="b"))
+        only = list(held_out_batches(data, batch_tokens=40, sequence_length=16, source="b"))
         assert {domain for batch in only for domain in batch.domains} == {1}
-        assert sum(len(b.tokens_T) for b in held_out_batches(data, batch_tokens=40, longest=16, most=10)) < len(found)
+        assert sum(
+            len(b.tokens_T) for b in held_out_batches(data, batch_tokens=40, sequence_length=16, max_tokens=10)
+        ) < len(found)
 
     def test_a_book_is_read_in_pieces(self, tmp_path: Path) -> None:
         data = make_shards(tmp_path / "d", {"a": [3, 1000, 3]}, held_out=[1])
-        sizes = [len(batch.tokens_T) for batch in held_out_batches(data, batch_tokens=40, longest=16)]
+        sizes = [len(batch.tokens_T) for batch in held_out_batches(data, batch_tokens=40, sequence_length=16)]
         assert sum(sizes) == 1000 and max(sizes) < 40 + 16
-        few = list(held_out_batches(data, batch_tokens=40, longest=16, most=64))
+        few = list(held_out_batches(data, batch_tokens=40, sequence_length=16, max_tokens=64))
         assert [len(batch.tokens_T) for batch in few] == [32, 24] and few[-1].tokens_T[-1] == data.document(1)[-1]
 
     def test_nothing_held_out(self, tmp_path: Path) -> None:
         data = make_shards(tmp_path / "d", {"a": [3, 4]})
         with pytest.raises(UserError, match="data.held_out"):
-            next(held_out_batches(data, batch_tokens=40, longest=16))
+            next(held_out_batches(data, batch_tokens=40, sequence_length=16))

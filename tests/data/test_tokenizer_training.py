@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from moesaic.data.tokenizer_training import SPECIAL, end_of_document, take_tokenizer, train_tokenizer, write_tokenizer
+from moesaic.data.tokenizer_training import SPECIAL, end_of_document, load_tokenizer, save_tokenizer, train_tokenizer
 from moesaic.errors import UserError
 from moesaic.model.tokenizer import Tokenizer
 
@@ -74,9 +74,9 @@ class TestInTransformers:
     def test_reads_it_and_agrees(self, made: Tokenizer, tmp_path: Path) -> None:
         from transformers import AutoTokenizer
 
-        write_tokenizer(made, tmp_path)
+        save_tokenizer(made, tmp_path)
         theirs = AutoTokenizer.from_pretrained(str(tmp_path))
-        ours = take_tokenizer(tmp_path)
+        ours = load_tokenizer(tmp_path)
         assert len(theirs) == len(ours) == SIZE
         assert theirs.eos_token_id == 0 and theirs.pad_token_id == 1
         for text in [*PROBES, "a <|user|> b<|endoftext|>"]:
@@ -99,15 +99,15 @@ class TestInTransformers:
 
 class TestTaking:
     def test_from_a_file_and_a_folder(self, made: Tokenizer, tmp_path: Path) -> None:
-        write_tokenizer(made, tmp_path)
-        assert take_tokenizer(tmp_path).files == made.files
-        assert take_tokenizer(tmp_path / "tokenizer.json").files == made.files
+        save_tokenizer(made, tmp_path)
+        assert load_tokenizer(tmp_path).files == made.files
+        assert load_tokenizer(tmp_path / "tokenizer.json").files == made.files
 
     def test_without_one(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="has no tokenizer.json"):
-            take_tokenizer(tmp_path)
+            load_tokenizer(tmp_path)
         with pytest.raises(UserError, match="no such file or directory"):
-            take_tokenizer(tmp_path / "gone")
+            load_tokenizer(tmp_path / "gone")
 
     def test_one_that_cannot_end_a_document_is_refused(self, tmp_path: Path) -> None:
         from tokenizers import Tokenizer as Fast
@@ -115,4 +115,4 @@ class TestTaking:
 
         (tmp_path / "tokenizer.json").write_text(Fast(models.BPE({"a": 0}, [])).to_str())
         with pytest.raises(UserError, match="no token that ends a document"):
-            take_tokenizer(tmp_path)
+            load_tokenizer(tmp_path)

@@ -85,8 +85,8 @@ def test_everything_is_made_and_told(made: tuple[Path, str]) -> None:
     assert known["aligned"]["mismatch"] == 0.0  # the same model, the same kernels
     assert known["base"]["loss"] < known["base"]["first_loss"]
     assert known["small"]["bytes"] < 0.4 * known["small"]["bytes_before"]
-    assert set(known["evaluated"]["models"]) == {"pretrained", "taught", "aligned", "in 4 bits"}
-    assert re.search(r"Answered \((right|wrong)\)", told)
+    assert set(known["evaluated"]["models"]) == {"pretrained", "SFT", "GRPO", "4-bit"}
+    assert re.search(r"Response \((right|wrong)\)", told)
     life = json.loads((out / "small" / "moesaic.json").read_text())["life"]
     assert [stage["stage"] for stage in life][-3:] == ["sft", "policy", "compress"]
 
@@ -100,7 +100,7 @@ def test_a_second_run_makes_nothing_again(made: tuple[Path, str]) -> None:
     before = dates()
     ended = run(out, "--no-serve")
     assert ended.returncode == 0 and dates() == before
-    assert ended.stdout.count("(done before)") == len(STAGES)
+    assert ended.stdout.count("(done already)") == len(STAGES)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -113,7 +113,8 @@ def test_the_report_stands_alone(made: tuple[Path, str], browser: Browser, schem
     page.on("console", lambda message: problems.append(message.text))
     page.goto((out / "report.html").as_uri())
     assert len(asked) == 1 and problems == []
-    headings = ["The machine", "Pretraining", "Taught", "Aligned by trying", "In 4 bits", "What it says", "On record"]
+    headings = ["The machine", "Pretraining", "Supervised fine-tuning (SFT)", "Reinforcement learning (GRPO)"]
+    headings += ["Quantized to 4 bits", "Samples", "Lineage"]
     assert page.locator("h2").all_text_contents() == headings
     assert page.locator("svg polyline").count() > 8
     assert page.locator("svg rect.load").count() > 8
@@ -183,7 +184,7 @@ def test_a_life_for_a_gpu_takes_only_sums_for_sums(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}|{% endfor %}")
     (tmp_path / "data" / "manifest.json").write_text('{"end_of_document": 0}')
-    life._tell_how_to_talk()
+    life._write_chat_settings()
     template = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(
         (folder / "chat_template.jinja").read_text()
     )
@@ -199,7 +200,7 @@ def test_one_token_is_said_as_one() -> None:
     found = {"accuracy": 0.0, "accuracy_low": 0.0, "accuracy_high": 0.1}
     models = {"short": {**found, "answer_tokens": 1.2}, "long": {**found, "answer_tokens": 31.7}}
     told = dict(summaries.evaluated({"models": models}))
-    assert told["short"].endswith(", 1 token an answer") and told["long"].endswith(", 32 tokens an answer")
+    assert told["short"].endswith(", 1 token per response") and told["long"].endswith(", 32 tokens per response")
 
 
 def test_any_name_of_a_directory_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,4 +217,4 @@ def test_any_name_of_a_directory_will_do(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_broken_record_is_told(tmp_path: Path) -> None:
     (tmp_path / "quickstart.json").write_text("{")
     ended = run(tmp_path)
-    assert ended.returncode == 2 and "to begin again" in ended.stderr
+    assert ended.returncode == 2 and "to start again" in ended.stderr

@@ -1,4 +1,4 @@
-"""The quickstart from a model that is there already: made a mixture that answers the same, taught, kept in 4 bits."""
+"""The quickstart from an existing model: upcycled with the same outputs, fine-tuned, quantized to 4 bits."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from rich.console import Console
 
 import moesaic
 from moesaic.data.tokenizer_training import train_tokenizer, write_tokenizer
+from moesaic.quickstart.real import RealLife
 from tests.serve.made import TEXTS, VOCABULARY
 
 
@@ -41,17 +43,25 @@ def test_from_dense_to_served(dense: Path, tmp_path: Path) -> None:
     command += ["align.stages.0.steps=3"]
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]
-    assert "Answered" in ended.stdout
+    assert "Response (" in ended.stdout
     known = json.loads((out / "quickstart.json").read_text())
-    assert list(known) == ["machine", "begun", "taught", "small", "evaluated"]
-    assert known["begun"]["upcycled"] and known["begun"]["parameters"] > known["begun"]["parameters_before"]
-    assert known["taught"]["step"] == 3
+    assert list(known) == ["machine", "upcycled", "sft", "small", "evaluated"]
+    assert known["upcycled"]["upcycled"] and known["upcycled"]["parameters"] > known["upcycled"]["parameters_before"]
+    assert known["sft"]["step"] == 3
     plain, mixture = (moesaic.load(place).logits([[5, 6, 7, 8]])[0] for place in (dense, out / "mixture"))
     torch.testing.assert_close(plain, mixture, rtol=1e-4, atol=1e-4)
-    assert "In 4 bits" in (out / "report.html").read_text()
+    assert "Quantized to 4 bits" in (out / "report.html").read_text()
 
 
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "moesaic", "quickstart", "--model", str(tmp_path / "none"), "--out", str(tmp_path)]
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 2 and "no such" in ended.stderr
+
+
+def test_a_directory_of_the_last_version_keeps_its_stages(tmp_path: Path) -> None:
+    (tmp_path / "taught").mkdir()
+    (tmp_path / "quickstart.json").write_text('{"machine": {}, "begun": {"active": 1}, "taught": {"step": 3}}')
+    life = RealLife(tmp_path, Console(), source="smollm2")
+    assert list(life.known) == ["machine", "upcycled", "sft"] and life.known["sft"] == {"step": 3}
+    assert life.models()["SFT"].is_dir() and not (tmp_path / "taught").exists()

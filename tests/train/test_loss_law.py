@@ -445,7 +445,7 @@ class TestCommands:
 
     def test_in_words(self, followed: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         runs = [str(followed("constant", Constant())), str(followed("cosine", Cosine()))]
-        law, schedule, drawn = str(tmp_path / "my law.json"), str(tmp_path / "schedule.json"), str(tmp_path / "p.png")
+        law, schedule, plot = str(tmp_path / "my law.json"), str(tmp_path / "schedule.json"), str(tmp_path / "p.png")
         assert main(["law", "fit", *runs, "--out", law, "--window", "11"]) == 0
         out = capsys.readouterr().out
         assert "losses are means of 11 steps" in out
@@ -458,7 +458,7 @@ class TestCommands:
         assert "linear: predicted final loss" in out
         assert "fitted at a peak of 0.003; one of 0.1 it can only guess" in out
         assert "fitted on runs of up to 400 steps; 4,000 it can only guess" in out
-        assert main(["law", "predict", law, "--schedule", "linear", "--run", runs[1], "--png", drawn]) == 0
+        assert main(["law", "predict", law, "--schedule", "linear", "--run", runs[1], "--png", plot]) == 0
         assert "trained with other learning rates than these" in capsys.readouterr().out
         assert main(["law", "optimize", law, "--steps", "300", "--out", schedule]) == 0
         assert "schedule={name: from_file, path: " in capsys.readouterr().out

@@ -556,7 +556,7 @@ class TestZeroOneAdam:
 
 class TestLossScale:
     def test_doubles_after_good_steps_and_halves_after_bad(self) -> None:
-        scale = LossScale(initial=8.0, grow_after=3, lowest=2.0, highest=32.0)
+        scale = LossScale(initial=8.0, grow_after=3, min_scale=2.0, max_scale=32.0)
         good, bad = torch.tensor(False), torch.tensor(True)
         values = []
         for skipped in [good] * 3 + [good] * 2 + [bad] + [good] * 9 + [bad] * 6:

@@ -31,14 +31,15 @@ from rich.console import Console
 from moesaic.errors import UserError
 from moesaic.model.config import Dense, Experts, GroupedQuery, Layer, ModelConfig, Rope
 from moesaic.train.report import report as report_module
-from moesaic.train.report.device_reads import Reading
-from moesaic.train.report.display import Progress, amount, duration
+from moesaic.train.report.device_reads import DeviceRead
+from moesaic.train.report.display import Progress
 from moesaic.train.report.expert_load import ExpertLoad, entropy, peak
 from moesaic.train.report.metrics import Journal, Metrics, read_events, read_metrics
 from moesaic.train.report.mfu import flops_per_token, peak_flops, step_flops
 from moesaic.train.report.plot import plot_run, plot_runs, smooth
-from moesaic.train.report.report import LATE, Report, StepRecord, ending, summarise
-from moesaic.train.report.terminal_plot import life_picture
+from moesaic.train.report.report import MAX_IN_FLIGHT, Report, StepRecord, final_summary, summarize
+from moesaic.train.report.terminal_plot import loss_plot
+from moesaic.units import readable_count, readable_duration
 
 TIMES = ("seconds", "tokens_per_second", "mfu")  # all that may differ between two runs of the same bits
 ROOT = Path(__file__).parents[2]
@@ -416,7 +417,7 @@ def test_a_new_run_in_an_old_directory_begins_a_new_record(tmp_path: Path) -> No
 # -- reading late
 
 
-class Slow(Reading):
+class Slow(DeviceRead):
     """A device that never says it is done; reading waits for it."""
 
     waited: list[int] = []
@@ -430,19 +431,19 @@ class Slow(Reading):
 
 
 def test_values_on_their_way_are_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_module, "Reading", Slow)
+    monkeypatch.setattr(report_module, "DeviceRead", Slow)
     Slow.waited = []
     report = quiet(tmp_path)
-    for step in range(1, LATE + 1):
+    for step in range(1, MAX_IN_FLIGHT + 1):
         assert report.step(record(step)) == [] and not Slow.waited
-    assert [line["step"] for line in report.step(record(LATE + 1))] == [1]  # the oldest, and no more
+    assert [line["step"] for line in report.step(record(MAX_IN_FLIGHT + 1))] == [1]  # the oldest, and no more
     assert len(Slow.waited) == 1 and len(read_metrics(tmp_path)) == 1
     report.state()
-    assert [line["step"] for line in read_metrics(tmp_path)] == list(range(1, LATE + 2))
+    assert [line["step"] for line in read_metrics(tmp_path)] == list(range(1, MAX_IN_FLIGHT + 2))
 
 
 def test_a_buffer_may_be_used_again_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_module, "Reading", Slow)
+    monkeypatch.setattr(report_module, "DeviceRead", Slow)
     report = quiet(tmp_path)
     loss, counts_LE = torch.tensor(1.0), torch.tensor([[1, 2]])
     for step in (1, 2, 3):
@@ -463,9 +464,9 @@ def test_numbers_come_back_whole_and_in_order() -> None:
         torch.tensor(True),
         torch.tensor(0.5, dtype=torch.bfloat16),
     ]
-    numbers = Reading(given).numbers()
+    numbers = DeviceRead(given).numbers()
     assert [values.tolist() for values in numbers] == [[float(torch.tensor(1.1))], [2**40 + 1, 3], [1.0], [0.5]]
-    assert Reading([]).ready() and Reading([]).numbers() == []
+    assert DeviceRead([]).ready() and DeviceRead([]).numbers() == []
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -564,8 +565,8 @@ def test_the_end_says_what_was_made_and_how_to_go_on(tmp_path: Path, capsys: pyt
 
 def test_the_end_of_one_step_in_a_place_with_a_space_can_be_copied(tmp_path: Path) -> None:
     Report(tmp_path / "my run", 1, quiet=True, tensorboard=False).close(plot=False)
-    summary = summarise(tmp_path / "my run", 1, "finished") | {"step": 1}
-    said = ending(summary, "", [])
+    summary = summarize(tmp_path / "my run", 1, "finished") | {"step": 1}
+    said = final_summary(summary, "", [])
     assert "trained 1 step," in said[0]
     assert shlex.split(said[-1].removeprefix("Look at it: ")) == ["moesaic", "show", str(tmp_path / "my run")]
 
@@ -633,7 +634,7 @@ def test_on_a_terminal_the_line_is_live_and_the_terminal_is_left_as_it_was(tmp_p
 
 
 def test_durations_and_amounts_read_well() -> None:
-    assert [duration(s) for s in (0.04, 9.94, 59.4, 59.6, 61, 3599.6, 7300, 200_000)] == [
+    assert [readable_duration(s) for s in (0.04, 9.94, 59.4, 59.6, 61, 3599.6, 7300, 200_000)] == [
         "0.0 s",
         "9.9 s",
         "59 s",
@@ -643,7 +644,7 @@ def test_durations_and_amounts_read_well() -> None:
         "2 h 01 min",
         "2 d 7 h",
     ]
-    assert [amount(n) for n in (0, 999, 1500, 2_000_000, 3 * 10**12)] == ["0", "999", "1.5 k", "2.0 M", "3.0 T"]
+    assert [readable_count(n) for n in (0, 999, 1500, 2_000_000, 3 * 10**12)] == ["0", "999", "1.5 k", "2.0 M", "3.0 T"]
 
 
 # -- utilisation
@@ -888,7 +889,7 @@ def test_the_life_is_drawn_in_a_terminal() -> None:
         {"step": step, "loss": 2 + 6 / step, "tokens": 100 * step, "seconds": 0.1, "skipped": step == 9}
         for step in range(1, 301)
     ]
-    rows = life_picture(metrics, width=40, height=5).splitlines()
+    rows = loss_plot(metrics, width=40, height=5).splitlines()
     assert len(rows) == 8
     assert rows[0].startswith("5.") and rows[4].startswith("2.020 ┤") and rows[6].split() == ["step", "1", "300"]
     assert rows[7] == "loss 8.000 to 2.020 in 300 steps, 30.0 k tokens, 30 s, 1,000 tokens/s, 1 skipped"
@@ -902,7 +903,7 @@ def test_the_life_is_drawn_in_a_terminal() -> None:
     "losses", [[], [None], [math.nan], [2.0], [2.0, 2.0], [-1.0, 0.0, 3.0], [None, 3.0, None, 2.0]]
 )
 def test_any_life_can_be_drawn(losses: list[float | None]) -> None:
-    text = life_picture([{"step": step, "loss": loss} for step, loss in enumerate(losses, start=1)])
+    text = loss_plot([{"step": step, "loss": loss} for step, loss in enumerate(losses, start=1)])
     known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
     assert bool(text) == bool(known)
     assert not known or any(0x2800 < ord(letter) < 0x2900 for letter in text)

@@ -130,8 +130,8 @@ def test_stopped_and_gone_on_with_is_the_same_to_the_bit(recipe_file, whole, tmp
         pass
 
     class StopsAt(Run):
-        def tell(self, *arguments):
-            super().tell(*arguments)
+        def log_step(self, *arguments):
+            super().log_step(*arguments)
             if self.step == 17:
                 raise Stopped
 
@@ -209,8 +209,8 @@ def test_every_option_resumes_to_the_same_bits(extra, recipe_file, tmp_path):
         pass
 
     class StopsAt(Run):
-        def tell(self, *arguments):
-            super().tell(*arguments)
+        def log_step(self, *arguments):
+            super().log_step(*arguments)
             if self.step == 10:
                 raise Stopped
 
@@ -253,8 +253,8 @@ def test_killed_before_its_first_checkpoint_a_run_resumes_in_its_dtype(recipe_fi
         monkeypatch.setattr("moesaic.kernels.hardware.half_is_fast", lambda kind: fast)
 
     class StopsAt(Run):
-        def tell(self, *arguments):
-            super().tell(*arguments)
+        def log_step(self, *arguments):
+            super().log_step(*arguments)
             if self.step == 2:
                 raise Killed
 
@@ -300,9 +300,9 @@ def test_averaged_weights_are_the_result(recipe_file, tmp_path):
     options = ["train.average={kind: simple, share: 0.5, every: 1}", "train.steps=6", "train.save_every=1"]
     run(recipe_file, tmp_path / "run", *options, "train.keep_every=1")
     last = load_file(tmp_path / "run" / "checkpoints" / "step-00000006" / "state" / "last.safetensors")
-    taken = [weights(tmp_path / "run" / "checkpoints" / f"step-{n:08}") for n in (3, 4, 5)]
+    averaged = [weights(tmp_path / "run" / "checkpoints" / f"step-{n:08}") for n in (3, 4, 5)]
     name, own = "model.norm.weight", "norm.weight"
-    expected = torch.stack([*(t[name] for t in taken), last[own]]).mean(0)
+    expected = torch.stack([*(t[name] for t in averaged), last[own]]).mean(0)
     torch.testing.assert_close(weights(tmp_path / "run")[name], expected)
 
 
@@ -311,8 +311,8 @@ def test_weights_are_averaged_over_the_last_part_of_a_run_that_was_given_more_st
     run(recipe_file, tmp_path / "run", *options, "train.steps=4", "train.save_every=1")
     run(recipe_file, tmp_path / "run", *options, "train.steps=10", "train.save_every=1")
     last = load_file(tmp_path / "run" / "checkpoints" / "step-00000010" / "state" / "last.safetensors")
-    taken = [weights(tmp_path / "run" / "checkpoints" / f"step-{n:08}") for n in range(5, 10)]
-    expected = torch.stack([*(t["model.norm.weight"] for t in taken), last["norm.weight"]]).mean(0)
+    averaged = [weights(tmp_path / "run" / "checkpoints" / f"step-{n:08}") for n in range(5, 10)]
+    expected = torch.stack([*(t["model.norm.weight"] for t in averaged), last["norm.weight"]]).mean(0)
     torch.testing.assert_close(weights(tmp_path / "run")["model.norm.weight"], expected)
 
 
@@ -323,8 +323,8 @@ def test_an_average_of_few_weights_has_the_last_of_them(recipe_file, tmp_path):
     run(recipe_file, tmp_path / "plain", *options)
     assert equal(weights(tmp_path / "run"), weights(tmp_path / "plain"))
     run(recipe_file, tmp_path / "two", *options, "train.average={share: 0.5, every: 3}")
-    taken = [weights(tmp_path / "plain" / "checkpoints" / f"step-{n:08}")["model.norm.weight"] for n in (8, 11)]
-    torch.testing.assert_close(weights(tmp_path / "two")["model.norm.weight"], torch.stack(taken).mean(0))
+    averaged = [weights(tmp_path / "plain" / "checkpoints" / f"step-{n:08}")["model.norm.weight"] for n in (8, 11)]
+    torch.testing.assert_close(weights(tmp_path / "two")["model.norm.weight"], torch.stack(averaged).mean(0))
 
 
 def test_data_that_is_repeated_past_its_worth_is_told_once(recipe_file, tmp_path):
@@ -345,13 +345,13 @@ def test_a_checkpoint_is_told_of_once_it_is_on_disk(recipe_file, tmp_path, monke
     write = Checkpoints._write
 
     def slowly(self, snapshot):
-        assert f"saved step {snapshot.step}" not in saves(tmp_path / "run")
+        assert f"checkpoint of step {snapshot.step} saved" not in saves(tmp_path / "run")
         time.sleep(0.2)  # some steps are taken meanwhile
         return write(self, snapshot)
 
     monkeypatch.setattr(Checkpoints, "_write", slowly)
     run(recipe_file, tmp_path / "run")
-    assert saves(tmp_path / "run") == ["saved step 10", "saved step 20", "saved step 30"]
+    assert saves(tmp_path / "run") == [f"checkpoint of step {step} saved" for step in (10, 20, 30)]
 
     def full(self, snapshot):
         if snapshot.step == 20:
@@ -363,7 +363,7 @@ def test_a_checkpoint_is_told_of_once_it_is_on_disk(recipe_file, tmp_path, monke
         out = tmp_path / f"full{steps}"
         with pytest.raises(OSError, match="No space left"):
             run(recipe_file, out, f"train.steps={steps}", "train.save_every=10")
-        assert saves(out) == ["saved step 10"]
+        assert saves(out) == ["checkpoint of step 10 saved"]
         assert len(losses(out)) <= 30 and load_file(out / "model.safetensors")
 
 
@@ -418,8 +418,8 @@ def test_a_spike_goes_back_past_the_data(recipe_file, tmp_path):
     class Poisoned(Run):
         broken = False
 
-        def learn(self, batch):
-            loss = super().learn(batch)
+        def forward_backward(self, batch):
+            loss = super().forward_backward(batch)
             seen.append(batch.position_after["tokens"])
             if self.step in (13, 14) and not self.broken:
                 loss.total = loss.total + 100.0
@@ -430,7 +430,7 @@ def test_a_spike_goes_back_past_the_data(recipe_file, tmp_path):
             super().rewind()
 
     poisoned = Poisoned(recipe, tmp_path / "run", Path(recipe.train.data), quiet=True)
-    poisoned.watch.warmup = 5
+    poisoned.spike_detector.warmup = 5
     train(poisoned)
     assert poisoned.rewinds == 1 and len(losses(tmp_path / "run")) == 24
     assert len(seen) == len(set(seen)), "no data is seen twice"
@@ -443,8 +443,8 @@ def test_a_spike_goes_back_before_the_update_that_broke_the_weights(recipe_file,
     recipe = load_recipe(recipe_file, [*options, "train.average={share: 0.5, every: 1}"])
 
     class Broken(Run):
-        def update(self):
-            result = super().update()
+        def optimizer_step(self):
+            result = super().optimizer_step()
             if self.step == 10 and not self.rewinds:  # which is saved
                 with torch.no_grad():
                     self.model.head.normal_(std=100.0)
@@ -452,10 +452,10 @@ def test_a_spike_goes_back_before_the_update_that_broke_the_weights(recipe_file,
 
         def rewind(self):
             super().rewind()
-            assert not self.average.taken, "what was averaged is gone with the steps"
+            assert not self.average.count, "what was averaged is gone with the steps"
 
     broken = Broken(recipe, tmp_path / "run", Path(recipe.train.data), quiet=True)
-    broken.watch.warmup = 5
+    broken.spike_detector.warmup = 5
     train(broken)
     assert broken.rewinds == 1 and max(losses(tmp_path / "run")) < 20
     [stage] = [stage for stage in lineage.read(tmp_path / "run") if stage["stage"] == "rewind"]
@@ -464,14 +464,14 @@ def test_a_spike_goes_back_before_the_update_that_broke_the_weights(recipe_file,
 
 @pytest.mark.parametrize("sigmas", [8.0, 0.0])  # whether or not losses that are only high are looked for
 def test_steps_that_are_never_finite_go_back_and_are_not_kept_in_place_of_good_ones(sigmas, recipe_file, tmp_path):
-    settings = ["train.steps=60", "train.save_every=10", "train.spike.most=1", f"train.spike.sigmas={sigmas}"]
+    settings = ["train.steps=60", "train.save_every=10", "train.spike.max_rewinds=1", f"train.spike.sigmas={sigmas}"]
     recipe = load_recipe(recipe_file, settings)
 
     class Lost(Run):
         until = 1  # rewinds that mend it
 
-        def learn(self, batch):
-            loss = super().learn(batch)
+        def forward_backward(self, batch):
+            loss = super().forward_backward(batch)
             if self.step >= 14 and self.rewinds < self.until:
                 self.model.embed.grad[0, 0] = float("inf")
             return loss
@@ -484,40 +484,40 @@ def test_steps_that_are_never_finite_go_back_and_are_not_kept_in_place_of_good_o
     assert lost.rewinds == 1 and lost.summary["skipped"] == 0 and len(losses(tmp_path / "run")) == 60
     [stage] = [stage for stage in lineage.read(tmp_path / "run") if stage["stage"] == "rewind"]
     assert (stage["back_to"], stage["spiked_at"]) == (10, 45)
-    with pytest.raises(UserError, match="30 steps in a row were not finite at step 45, after 1 rewinds"):
+    with pytest.raises(UserError, match="30 consecutive steps were not finite at step 45, after 1 rewinds"):
         train(LostForGood(recipe, tmp_path / "for good", Path(recipe.train.data), quiet=True))
     assert Checkpoints(tmp_path / "for good", 2, 0).steps() == [10]
 
 
 @pytest.fixture
-def ending(recipe_file) -> list[str]:
+def few_data(recipe_file) -> list[str]:
     """Data for eight batches of the thirty that are asked for."""
     tokens = Shards(load_recipe(recipe_file).train.data).tokens
     return ["data.when_exhausted=stop", f"data.sources.0.max_epochs={8.5 * 256 / tokens}"]
 
 
-def test_a_run_ends_where_its_data_does(ending, recipe_file, tmp_path):
+def test_a_run_ends_where_its_data_does(few_data, recipe_file, tmp_path):
     average = "train.average={share: 0.5, every: 1}"
-    summary = run(recipe_file, tmp_path / "run", *ending, average)
+    summary = run(recipe_file, tmp_path / "run", *few_data, average)
     assert (summary["outcome"], summary["step"], summary["steps"]) == ("finished", 8, 8)
     assert "data ends after 8 steps" in (tmp_path / "run" / "events.jsonl").read_text()
     whole = [json.loads(line)["lr"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert whole[-1] < 0.2 * max(whole), "the schedule has arrived"
     assert (tmp_path / "run" / "checkpoints" / "step-00000008" / "state" / "last.safetensors").exists()
     assert not (tmp_path / "run" / "config.json").is_symlink()
-    assert run(recipe_file, tmp_path / "run", *ending, average)["step"] == 8
+    assert run(recipe_file, tmp_path / "run", *few_data, average)["step"] == 8
     with pytest.raises(UserError, match="not a batch"):
-        run(recipe_file, tmp_path / "less", *ending, "train.batch_tokens=4096")
+        run(recipe_file, tmp_path / "less", *few_data, "train.batch_tokens=4096")
 
 
-def test_a_rewind_that_leaves_no_data_ends_the_run(ending, recipe_file, tmp_path):
+def test_a_rewind_that_leaves_no_data_ends_the_run(few_data, recipe_file, tmp_path):
     class Rewound(Run):
-        def tell(self, *arguments):
-            super().tell(*arguments)
+        def log_step(self, *arguments):
+            super().log_step(*arguments)
             if self.step == 6 and not self.rewinds:
                 self.rewind()
 
-    recipe = load_recipe(recipe_file, [*ending, "train.save_every=2"])
+    recipe = load_recipe(recipe_file, [*few_data, "train.save_every=2"])
     rewound = Rewound(recipe, tmp_path / "run", Path(recipe.train.data), quiet=True)
     train(rewound)
     assert (rewound.summary["outcome"], rewound.summary["step"]) == ("finished", 6)
@@ -528,8 +528,8 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(recipe_file, tmp_path)
     recipe = load_recipe(recipe_file, ["train.steps=6"])
 
     class Poisoned(Run):
-        def learn(self, batch):
-            loss = super().learn(batch)
+        def forward_backward(self, batch):
+            loss = super().forward_backward(batch)
             if self.step == 3:
                 self.before = {name: p.detach().clone() for name, p in self.model.named_parameters()}
                 self.model.embed.grad[0, 0] = float("nan")
@@ -671,7 +671,7 @@ class TestWhatGoesWrong:
 
     def test_codes_do_not_learn(self, recipe_file, whole, tmp_path):
         assert main(["compress", str(whole), "--out", str(tmp_path / "small"), "--method", "rtn", "bits=4"]) == 0
-        with pytest.raises(UserError, match="is compressed, and codes do not learn"):
+        with pytest.raises(UserError, match="is quantized, and cannot be trained"):
             run(recipe_file, tmp_path / "on", f"train.init={tmp_path / 'small'}")
 
     def test_a_model_with_another_vocabulary_of_the_same_size(self, recipe_file, whole, tmp_path):
@@ -708,7 +708,7 @@ class TestWhatGoesWrong:
         run(recipe_file, tmp_path / "run", *options)
         before, spoilt = weights(tmp_path / "run"), tmp_path / "run" / "checkpoints" / "step-00000004"
         (spoilt / "state" / file).write_text(content)
-        with pytest.raises(UserError, match=f"{problem}.*Remove this checkpoint to go on from the one before"):
+        with pytest.raises(UserError, match=f"{problem}.*Remove this checkpoint to resume from the one before"):
             run(recipe_file, tmp_path / "run", *options)
         shutil.rmtree(spoilt)
         run(recipe_file, tmp_path / "run", *options)
@@ -740,7 +740,7 @@ class TestWhatGoesWrong:
             ("data.curriculum={name: multi_domain, column: qality}", "did you mean quality"),
             ("data={quality: null, curriculum: quality, SOURCES}", 'no column "quality"'),
             ("data.curriculum=consistency", 'no column "consistency"'),
-            ("data.length_warmup={steps: 5}", "begins at 64 tokens, and data.sequence_length is 64 already"),
+            ("data.length_warmup={steps: 5}", "starts at 64 tokens, and data.sequence_length is only 64"),
             ("data.sources=[]", "names no source of text"),
             ("train.batch_tokens=1", "at least 2"),
             ("train.evaluate_every=5", "no text is held out"),
@@ -788,8 +788,8 @@ class TestWhatGoesWrong:
         recipe = load_recipe(recipe_file)
 
         class Interrupted(Run):
-            def tell(self, *arguments):
-                super().tell(*arguments)
+            def log_step(self, *arguments):
+                super().log_step(*arguments)
                 if self.step == 7:
                     os.kill(os.getpid(), signal.SIGINT)
 
@@ -808,7 +808,7 @@ def test_a_run_cut_short_on_the_command_line_has_a_warm_up_that_fits(recipe_file
     run(recipe_file, tmp_path / "run", "train.steps=2")  # of which the file's warm-up would take 3
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["lr"] for line in lines] == [0.01, pytest.approx(0.0055)]
-    assert "warm-up shortened to 0" in (tmp_path / "run" / "events.jsonl").read_text()
+    assert "warmup shortened to 0" in (tmp_path / "run" / "events.jsonl").read_text()
     with pytest.raises(UserError, match="leave none after it"):
         run(recipe_file, tmp_path / "other", "train.steps=2", "train.warmup_steps=3")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from moesaic.align.critics.critic import Critic
 from moesaic.data.packing import Batch
-from moesaic.data.stream import Closing, Stream
+from moesaic.data.stream import ClosableStream, Stream
 
 
 class CriticStream:
@@ -39,12 +39,12 @@ class CriticStream:
         self.steps += 1
         return batch
 
-    def kept(self) -> dict[str, dict[str, Tensor]]:
+    def state(self) -> dict[str, dict[str, Tensor]]:
         return self.critic.state()
 
     def restore(self, group: Callable[[str], dict[str, Tensor]]) -> None:
         self.critic.restore(group("critic"), group("critic_optimizer"))
 
     def close(self) -> None:
-        if isinstance(self.behind, Closing):
+        if isinstance(self.behind, ClosableStream):
             self.behind.close()

@@ -15,7 +15,7 @@ from torch import Tensor
 from moesaic.align.sft import ConversationStream
 from moesaic.align.stages import Data, sources
 from moesaic.data.packing import IGNORED, Batch
-from moesaic.data.stream import Closing, Keeper, Stream
+from moesaic.data.stream import ClosableStream, StatefulStream, Stream
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,13 @@ class RememberStream:
         batch.columns = columns
         return batch
 
-    def kept(self) -> dict[str, dict[str, Tensor]]:
-        return self.behind.kept() if isinstance(self.behind, Keeper) else {}
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        return self.behind.state() if isinstance(self.behind, StatefulStream) else {}
 
     def restore(self, group: Callable[[str], dict[str, Tensor]]) -> None:
-        if isinstance(self.behind, Keeper):
+        if isinstance(self.behind, StatefulStream):
             self.behind.restore(group)
 
     def close(self) -> None:
-        if isinstance(self.behind, Closing):
+        if isinstance(self.behind, ClosableStream):
             self.behind.close()

@@ -89,7 +89,7 @@ class PolicyStream:
         # Tokens are fresh if the weights have not changed since: in the first update only.
         version = self.version if fresh else -1
         batch = as_batch(samples, version, self.settings.level, {}, notes)
-        batch.told, batch.warnings = (self.told, self.warnings) if fresh else ([], [])
+        batch.samples, batch.warnings = (self.told, self.warnings) if fresh else ([], [])
         if self.reference is not None:
             batch.columns["reference"] = self._under(self.reference, batch)
         return batch

@@ -27,15 +27,15 @@ from moesaic.data.dedupe import DocumentIndex
 from moesaic.data.preparation.request import check_same, preparation
 from moesaic.data.preparation.shard_writer import GrowingFile, ShardWriter
 from moesaic.data.quality import QualityScore
-from moesaic.data.records import Broken, Document, Place
+from moesaic.data.records import BrokenRecord, Document, ReadPosition
 from moesaic.data.shards import FORMAT, MANIFEST, read_manifest
 from moesaic.data.sources import open_source
-from moesaic.data.tokenizer_training import end_of_document, take_tokenizer, train_tokenizer, write_tokenizer
+from moesaic.data.tokenizer_training import end_of_document, load_tokenizer, save_tokenizer, train_tokenizer
 from moesaic.errors import UserError
 from moesaic.json_files import read_json
 from moesaic.model.tokenizer import Tokenizer
-from moesaic.plural import plural
 from moesaic.recipe import Recipe
+from moesaic.units import plural
 
 PROGRESS = "progress.json"
 CHUNK_DOCUMENTS = 512
@@ -86,7 +86,7 @@ class Prepared:
 
 
 def prepare(
-    recipe: Recipe, out: Path, *, strict: bool = False, show: Callable[[Status], None] = lambda status: None
+    recipe: Recipe, out: Path, *, strict: bool = False, on_status: Callable[[Status], None] = lambda status: None
 ) -> Prepared:
     """Prepare the recipe's data in `out`, or go on preparing it, or see that it is done."""
     if not recipe.data.sources:
@@ -99,9 +99,9 @@ def prepare(
             if (out / MANIFEST).exists():
                 manifest = read_manifest(out)
                 check_same(manifest, recipe, out)
-                _sweep(out)
+                _clean_up(out)
                 return Prepared(str(out), True, manifest)
-            return Prepared(str(out), False, _Preparation(recipe, out, strict, show).run())
+            return Prepared(str(out), False, _Preparation(recipe, out, strict, on_status).run())
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -110,14 +110,14 @@ def prepare(
         ) from error
 
 
-def begun(out: Path) -> bool:
+def has_progress(out: Path) -> bool:
     """Whether a preparation that was stopped left something to go on from; the first to be kept is the tokenizer."""
     return (out / PROGRESS).exists() or (out / MANIFEST).exists()
 
 
 class _Preparation:
-    def __init__(self, recipe: Recipe, out: Path, strict: bool, show: Callable[[Status], None]) -> None:
-        self.recipe, self.data, self.out, self.strict, self.show = recipe, recipe.data, out, strict, show
+    def __init__(self, recipe: Recipe, out: Path, strict: bool, on_status: Callable[[Status], None]) -> None:
+        self.recipe, self.data, self.out, self.strict, self.on_status = recipe, recipe.data, out, strict, on_status
         self.corpora = [open_source(source) for source in self.data.sources]
         self.scorers = self._scorers()
         found = _read_progress(out)
@@ -134,15 +134,15 @@ class _Preparation:
         columns = sorted({*self.scorers, *chain.from_iterable(source.columns for source in self.data.sources)})
         counts = [Counts(**entry) for entry in progress.get("counts", [])]
         counts += [Counts(source.name) for source in self.data.sources[len(counts) :]]
-        seen = DocumentIndex(self.data.dedupe, work, progress.get("seen"))
+        index = DocumentIndex(self.data.dedupe, work, progress.get("seen"))
         broken = GrowingFile(self.out / "broken.jsonl", progress.get("broken", 0))
         writer = ShardWriter(self.out, len(self.tokenizer), columns, self.data.shard_tokens, progress.get("shards"))
 
-        def save(source: int, place: Place) -> None:
+        def save(source: int, place: ReadPosition) -> None:
             progress.update(
                 shards=writer.state(),
-                seen=seen.state(),
-                broken=broken.settle(),
+                index=index.state(),
+                broken=broken.sync(),
                 counts=[asdict(entry) for entry in counts],
                 source=source,
                 place=asdict(place),
@@ -152,18 +152,18 @@ class _Preparation:
         saved = time.monotonic()
         first = progress.get("source", 0)
         for number in range(first, len(self.corpora)):
-            start = Place(**progress["place"]) if number == first and "place" in progress else Place()
+            start = ReadPosition(**progress["place"]) if number == first and "place" in progress else ReadPosition()
             for chunk, broken_ones, place in self._chunks(number, start, counts[number]):
                 self._report_broken(broken_ones, counts[number], broken)
-                self._keep(chunk, number, counts[number], seen, writer, columns)
-                self._tell(number, place, counts)
+                self._add(chunk, number, counts[number], index, writer, columns)
+                self._report_status(number, place, counts)
                 if time.monotonic() - saved > SAVE_SECONDS:
                     save(number, place)
                     saved = time.monotonic()
             self._check_source(counts[number], number)
-            save(number + 1, Place())
+            save(number + 1, ReadPosition())
         shards = writer.finish()
-        seen.close()
+        index.close()
         broken.close()
         if not broken.size:
             broken.path.unlink()
@@ -191,36 +191,36 @@ class _Preparation:
         """The one in the directory if it is there already, else a new one, which then is there."""
         folder = self.out / "tokenizer"
         if folder.is_dir():
-            return take_tokenizer(folder)
+            return load_tokenizer(folder)
         if self.data.tokenizer is not None:
-            tokenizer = take_tokenizer(self.data.tokenizer)
+            tokenizer = load_tokenizer(self.data.tokenizer)
         else:
             share = self.data.tokenizer_sample // len(self.corpora)
             texts = chain.from_iterable(corpus.sample(share, 0) for corpus in self.corpora)
-            tokenizer = train_tokenizer(self._counted(texts), self.recipe.model.vocab)
+            tokenizer = train_tokenizer(self._with_status(texts), self.recipe.model.vocab)
         with atomic.replacing(folder, room=0) as fresh:
-            write_tokenizer(tokenizer, fresh)
+            save_tokenizer(tokenizer, fresh)
         atomic.write_json(self.out / PROGRESS, self.progress)
         return tokenizer
 
-    def _counted(self, texts: Iterator[str]) -> Iterator[str]:
+    def _with_status(self, texts: Iterator[str]) -> Iterator[str]:
         done = 0
         for text in texts:
             done += len(text)
-            self.show(Status("reading text for the tokenizer", done, self.data.tokenizer_sample))
+            self.on_status(Status("reading text for the tokenizer", done, self.data.tokenizer_sample))
             yield text
-        self.show(Status("training the tokenizer", self.data.tokenizer_sample, self.data.tokenizer_sample))
+        self.on_status(Status("training the tokenizer", self.data.tokenizer_sample, self.data.tokenizer_sample))
 
     def _chunks(
-        self, number: int, place: Place, counts: Counts
-    ) -> Iterator[tuple[list[Document], list[Broken], Place]]:
+        self, number: int, place: ReadPosition, counts: Counts
+    ) -> Iterator[tuple[list[Document], list[BrokenRecord], ReadPosition]]:
         """Records in groups, whose borders are the same wherever reading began."""
         limit = self.data.sources[number].documents
         chunk: list[Document] = []
-        broken: list[Broken] = []
+        broken: list[BrokenRecord] = []
         characters = 0
         for record in self.corpora[number].records(place):
-            if isinstance(record, Broken):
+            if isinstance(record, BrokenRecord):
                 if self.strict:
                     raise UserError(f"{record.file}:{record.line}", record.why, "Mend it, or run without --strict.")
                 broken.append(record)
@@ -236,7 +236,7 @@ class _Preparation:
         if chunk or broken:
             yield chunk, broken, place
 
-    def _report_broken(self, records: Sequence[Broken], counts: Counts, file: GrowingFile) -> None:
+    def _report_broken(self, records: Sequence[BrokenRecord], counts: Counts, file: GrowingFile) -> None:
         for record in records:
             counts.broken += 1
             if len(counts.first_broken) < BROKEN_SHOWN:
@@ -244,12 +244,12 @@ class _Preparation:
             line = {"source": counts.name, "file": record.file, "line": record.line, "why": record.why}
             file.append(json.dumps(line).encode() + b"\n")
 
-    def _keep(
+    def _add(
         self,
         chunk: Sequence[Document],
         number: int,
         counts: Counts,
-        seen: DocumentIndex,
+        index: DocumentIndex,
         writer: ShardWriter,
         columns: list[str],
     ) -> None:
@@ -258,7 +258,7 @@ class _Preparation:
         for document in chunk:
             if not document.text.strip():
                 counts.empty += 1
-            elif (verdict := seen.judge(document.text)) == "new":
+            elif (verdict := index.check(document.text)) == "new":
                 kept.append(document)
             else:
                 setattr(counts, verdict, getattr(counts, verdict) + 1)
@@ -279,9 +279,9 @@ class _Preparation:
             counts.characters += len(document.text)
             counts.held_out += held_out
 
-    def _tell(self, number: int, place: Place, counts: Sequence[Counts]) -> None:
+    def _report_status(self, number: int, place: ReadPosition, counts: Sequence[Counts]) -> None:
         done = sum(corpus.size for corpus in self.corpora[:number]) + self.corpora[number].done(place)
-        self.show(
+        self.on_status(
             Status(
                 f"tokenising {counts[number].name}",
                 done,
@@ -317,7 +317,7 @@ class _Preparation:
             "shards": shards,
         }
         atomic.write_json(self.out / MANIFEST, manifest, indent=1)
-        _sweep(self.out)
+        _clean_up(self.out)
         return manifest
 
 
@@ -341,6 +341,6 @@ def _read_progress(out: Path) -> dict[str, Any] | None:
     return found
 
 
-def _sweep(out: Path) -> None:
+def _clean_up(out: Path) -> None:
     (out / PROGRESS).unlink(missing_ok=True)
     shutil.rmtree(out / "work", ignore_errors=True)

@@ -1,4 +1,4 @@
-"""How a preparation is shown: a progress bar on standard error while it runs, and at the end what it made."""
+"""The progress bar of a preparation on standard error, and its summary at the end."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from moesaic.data.preparation.prepare import Prepared, Status
-from moesaic.plural import plural
+from moesaic.units import plural
 
 
 @contextmanager
-def drawn() -> Iterator[Callable[[Status], None]]:
-    """What draws a status as a progress bar, where somebody can see it."""
+def progress_bar() -> Iterator[Callable[[Status], None]]:
+    """Shows each status as a progress bar, on a terminal."""
     console = Console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         TaskProgressColumn(),
-        TextColumn("{task.fields[counted]}"),
+        TextColumn("{task.fields[made]}"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=console,
@@ -30,19 +30,19 @@ def drawn() -> Iterator[Callable[[Status], None]]:
         transient=True,
     )
     with bar:
-        task = bar.add_task("looking at the sources", total=None, plural="")
+        task = bar.add_task("listing the sources", total=None, made="")
 
-        def show(status: Status) -> None:
+        def on_status(status: Status) -> None:
             made = _amount(status.tokens, status.documents) if status.documents else ""
-            bar.update(task, description=status.doing, completed=status.done, total=max(status.size, 1), plural=made)
+            bar.update(task, description=status.doing, completed=status.done, total=max(status.size, 1), made=made)
 
-        yield show
+        yield on_status
 
 
 def summary(prepared: Prepared, recipe: Path) -> str:
     """What was made, what was left out and why, and what to do next."""
     manifest = prepared.manifest
-    head = "was prepared before, and nothing has changed" if prepared.already else "is ready"
+    head = "is prepared already, and nothing has changed" if prepared.already else "is ready"
     lines = [f"{prepared.directory} {head}: {_amount(manifest['tokens'], manifest['documents'])}"]
     for counts in prepared.counts:
         left = {
@@ -55,7 +55,7 @@ def summary(prepared: Prepared, recipe: Path) -> str:
         notes = "".join(f", {number:,} {name}" for name, number in left.items() if number)
         per = counts.characters / max(counts.tokens, 1)
         lines.append(
-            f"  {counts.name}: {_amount(counts.tokens, counts.documents)} ({per:.2f} characters a token){notes}"
+            f"  {counts.name}: {_amount(counts.tokens, counts.documents)} ({per:.2f} characters per token){notes}"
         )
         lines += [f"    broken: {text}" for text in counts.first_broken]
         if counts.broken > len(counts.first_broken):

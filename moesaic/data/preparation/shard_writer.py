@@ -35,7 +35,7 @@ class GrowingFile:
         self.file.write(content)
         self.size += len(content)
 
-    def settle(self) -> int:
+    def sync(self) -> int:
         """Everything appended so far is on the disk; returns the length."""
         self.file.flush()
         os.fsync(self.file.fileno())
@@ -83,8 +83,8 @@ class ShardWriter:
 
     def state(self) -> dict[str, Any]:
         """What a later writer needs to go on from here; the files are on the disk up to here when this returns."""
-        self._tokens.settle()
-        self._documents.settle()
+        self._tokens.sync()
+        self._documents.sync()
         return {"finished": self.finished, "tokens": self.tokens, "documents": self.documents}
 
     def finish(self) -> list[dict[str, Any]]:
@@ -102,8 +102,8 @@ class ShardWriter:
         self._documents.close()
 
     def _finish_shard(self) -> None:
-        self._tokens.settle()
-        self._documents.settle()
+        self._tokens.sync()
+        self._documents.sync()
         self.close()
         sums = [checksum(path) for path in shard_files(self.directory, len(self.finished))]
         self.finished.append({"tokens": self.tokens, "documents": self.documents, "checksums": sums})

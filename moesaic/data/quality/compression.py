@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from moesaic.data.quality import QualityScore
 from moesaic.data.records import Document
 
-MOST = 1 << 20  # bytes of a document that are looked at: the ratio hardly changes after that
+LIMIT = 1 << 20  # bytes of a document that are looked at: the ratio hardly changes after that
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class CompressionScore(QualityScore):
             raise ValueError(f"level is zlib's, from 1 to 9, not {self.level}")
 
     def score(self, documents: Sequence[Document]) -> list[float]:
-        return [self._of(document.text.encode()[:MOST]) for document in documents]
+        return [self._of(document.text.encode()[:LIMIT]) for document in documents]
 
     def _of(self, raw: bytes) -> float:
         # Above 1 for very short texts, which the format's own bytes make longer.

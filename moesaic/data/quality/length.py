@@ -1,6 +1,6 @@
 """Longer is better, in characters and on a logarithmic scale: fragments and menus are short.
 
-data: {quality: {name: length, most: 100000}}
+data: {quality: {name: length, max_characters: 100000}}
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from moesaic.data.records import Document
 
 @dataclass(frozen=True)
 class LengthScore(QualityScore):
-    most: int | None = None  # characters; longer than that is no better
+    max_characters: int | None = None  # longer than that is no better
 
     def __post_init__(self) -> None:
-        if self.most is not None and self.most < 1:
-            raise ValueError(f"most is a number of characters, at least 1, not {self.most}")
+        if self.max_characters is not None and self.max_characters < 1:
+            raise ValueError(f"max_characters must be at least 1, not {self.max_characters}")
 
     def score(self, documents: Sequence[Document]) -> list[float]:
-        return [math.log1p(min(len(document.text), self.most or len(document.text))) for document in documents]
+        return [
+            math.log1p(min(len(document.text), self.max_characters or len(document.text))) for document in documents
+        ]

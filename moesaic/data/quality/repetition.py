@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from moesaic.data.quality import QualityScore
 from moesaic.data.records import Document
 
-MOST = 100_000  # words that are looked at, so that one huge document does not take the memory
+LIMIT = 100_000  # words that are looked at, so that one huge document does not take the memory
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class RepetitionScore(QualityScore):
             raise ValueError("words is the length of a run, at least 1")
 
     def score(self, documents: Sequence[Document]) -> list[float]:
-        return [self._of(document.text.split(None, MOST)[:MOST]) for document in documents]
+        return [self._of(document.text.split(None, LIMIT)[:LIMIT]) for document in documents]
 
     def _of(self, words: list[str]) -> float:
         runs = len(words) - self.words + 1

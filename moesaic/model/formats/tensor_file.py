@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from moesaic.errors import UserError
-from moesaic.sizes import readable
+from moesaic.units import readable_bytes
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # What compressed weights are made of.
@@ -81,7 +81,7 @@ class TensorFile:
     def _parse(self) -> dict[str, Stored]:
         head = bytearray(8)
         if self.size < 8:
-            raise self._wrong(f"truncated ({readable(self.size)})")
+            raise self._wrong(f"truncated ({readable_bytes(self.size)})")
         self._read(memoryview(head), 0, "the header")
         (length,) = struct.unpack("<Q", head)
         if length > min(MOST_HEADER, self.size - 8):
@@ -108,7 +108,7 @@ class TensorFile:
             position += prod(stored.shape) * stored.dtype.itemsize
         if position != self.size:
             state = "truncated" if self.size < position else "longer than its header says"
-            raise self._wrong(f"{state} ({readable(self.size)} of {readable(position)})")
+            raise self._wrong(f"{state} ({readable_bytes(self.size)} of {readable_bytes(position)})")
         return found
 
     def _entry(self, name: str, entry: Any, start: int) -> Stored:

@@ -165,8 +165,8 @@ class _Sample:
         self.end = float(sums[-1])
         # The early curve bends within a window, so the power is averaged over it too.
         half = np.minimum(window // 2, at)
-        within = (at[:, None] + np.linspace(-1, 1, 5) * half[:, None]).round().astype(np.int64)
-        self.sums = sums[within] + run.warmup_sum / unit
+        around = (at[:, None] + np.linspace(-1, 1, 5) * half[:, None]).round().astype(np.int64)
+        self.sums = sums[around] + run.warmup_sum / unit
         rates, ends = _blocks(run.rates / unit)
         changes = changed(rates)
         self.decrease = rates[changes - 1] - rates[changes]

@@ -74,8 +74,8 @@ class Optimized:
             return self.law.predict(rates[self.warmup :], float(rates[: self.warmup].sum()))
 
         others = {name: curve(BASELINES[name], len(self.rates), self.warmup, self.peak) for name in ("cosine", "wsd")}
-        drawn = {name: (rates, losses(rates)) for name, rates in others.items()}
-        draw(path, "Loss curve: the schedule found best", self.rates, losses(self.rates), others=drawn)
+        curves = {name: (rates, losses(rates)) for name, rates in others.items()}
+        draw(path, "Loss curve: the schedule found best", self.rates, losses(self.rates), others=curves)
 
 
 def optimize(law: LossLaw, steps: int, peak: float, warmup: int = 0, floor: float = 0.0) -> Optimized:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-class Reading:
+class DeviceRead:
     """Some tensors of one step on their way to the host, each device's in one copy.
 
     What they held when the reading was made is what is read: the caller may overwrite them at once.

@@ -1,4 +1,4 @@
-"""The line that a run shows of itself: steps, loss, speed, and the time that is left."""
+"""The progress line of a run: step, loss, learning rate, throughput, and the time that is left."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 from rich.style import Style
 
+from moesaic.units import readable_duration
+
 BAR = 30  # columns at most
 SEPARATOR = "  "
 
 
 class RunningMean:
-    """Exponential, of the last `span` values or so; from the first value on, not from zero."""
+    """Exponential moving average over about `span` values, without bias towards zero at the start."""
 
     def __init__(self, span: int) -> None:
         self._keep = 1 - 1 / span
@@ -32,11 +34,11 @@ class RunningMean:
 
 
 class Progress:
-    """What is known of the run by now; draws itself in the width it is given."""
+    """What the progress line shows; renders itself in the width it is given."""
 
     def __init__(self, steps: int, start: int = 0) -> None:
         self.steps, self.step = steps, start
-        self._loss, self._speed, self._seconds, self._mfu = (
+        self._loss, self._throughput, self._seconds, self._mfu = (
             RunningMean(20),
             RunningMean(20),
             RunningMean(20),
@@ -48,7 +50,7 @@ class Progress:
     def update(self, line: Mapping[str, Any]) -> None:
         self.step, self._lr = line["step"], line["lr"]
         self._loss.add(line["loss"])
-        self._speed.add(line["tokens_per_second"])
+        self._throughput.add(line["tokens_per_second"])
         self._seconds.add(line["seconds"])
         self._mfu.add(line.get("mfu"))
         self._skipped += bool(line["skipped"])
@@ -58,24 +60,24 @@ class Progress:
 
     @property
     def left(self) -> float | None:
-        """Seconds to the last step, at the present speed."""
+        """Seconds to the last step, at the current throughput."""
         return None if self._seconds.value is None else self._seconds.value * max(0, self.steps - self.step)
 
     def fields(self) -> list[tuple[int, str]]:
-        """What there is to say, in order, each with its rank: in a narrow terminal the last ranks go."""
+        """The fields, in order, each with its rank: in a narrow terminal the highest ranks are dropped."""
         found = [(0, f"step {self.step:,}/{self.steps:,}")]
         if self._loss.value is not None:
             found.append((0, f"loss {self._loss.value:.4f}"))
         if self._lr is not None:
             found.append((4, f"lr {self._lr:.2e}"))
-        if self._speed.value is not None:
-            found.append((2, f"{self._speed.value:,.0f} tokens/s"))
+        if self._throughput.value is not None:
+            found.append((2, f"{self._throughput.value:,.0f} tokens/s"))
         if self._mfu.value is not None:
             found.append((3, f"MFU {self._mfu.value:.0%}"))
         if self._skipped:
             found.append((5, f"{self._skipped:,} skipped"))
         if self.left is not None and self.step < self.steps:
-            found.append((1, f"{duration(self.left)} left"))
+            found.append((1, f"{readable_duration(self.left)} left"))
         return found
 
     def plain(self) -> str:
@@ -97,22 +99,5 @@ class Progress:
         yield Segment(text[:width])
 
 
-def duration(seconds: float) -> str:
-    if seconds < 59.5:
-        return f"{seconds:.0f} s" if seconds >= 9.95 else f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
-
-
-def amount(count: int) -> str:
-    for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return str(count)
-
-
-def number(value: float | None) -> str:
+def format_loss(value: float | None) -> str:
     return "?" if value is None else f"{value:.3f}"

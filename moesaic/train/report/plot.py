@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from moesaic.atomic import replacing_file
 from moesaic.errors import UserError
-from moesaic.train.report.display import amount
 from moesaic.train.report.metrics import Line, read_events, read_metrics
+from moesaic.units import readable_count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PICTURE = "training.png"
+PLOT_FILE = "training.png"
 Series = NDArray[np.float64]
 
 # Told apart by every kind of colour vision, and in grey.
@@ -58,7 +58,7 @@ def plot_run(directory: str | Path, out: str | Path | None = None) -> Path:
     directory = Path(directory)
     lines, events = lines_of(directory), read_events(directory)
     mixture = any("expert_load" in line for line in lines)
-    with Drawing((10.5, 9.0 if mixture else 6.2)) as figure:
+    with PlotFigure((10.5, 9.0 if mixture else 6.2)) as figure:
         grid = figure.add_gridspec(3 if mixture else 2, 2, height_ratios=[1.5, 1.0, 1.25][: 3 if mixture else 2])
         _draw_loss(figure.add_subplot(grid[0, :]), lines, events)
         _draw_rate(figure.add_subplot(grid[1, 0]), lines)
@@ -68,13 +68,13 @@ def plot_run(directory: str | Path, out: str | Path | None = None) -> Path:
             _draw_balance(figure.add_subplot(grid[2, 1]), lines)
         last = lines[-1]
         figure.suptitle(
-            f"{directory.absolute().name}: {last['step']:,} steps, {amount(last['tokens'])} tokens",
+            f"{directory.absolute().name}: {last['step']:,} steps, {readable_count(last['tokens'])} tokens",
             x=0.012,
             ha="left",
             fontsize=12,
             fontweight="bold",
         )
-        return save(figure, Path(out) if out else directory / PICTURE)
+        return save(figure, Path(out) if out else directory / PLOT_FILE)
 
 
 def plot_runs(runs: Mapping[str, str | Path], out: str | Path) -> Path:
@@ -82,7 +82,7 @@ def plot_runs(runs: Mapping[str, str | Path], out: str | Path) -> Path:
     if not runs:
         raise UserError("plot", "no runs were named", "Name at least one run's directory.")
     found = {name: lines_of(Path(directory)) for name, directory in runs.items()}
-    with Drawing((10.5, 6.6)) as figure:
+    with PlotFigure((10.5, 6.6)) as figure:
         grid = figure.add_gridspec(2, 3, height_ratios=[1.7, 1.0])
         loss = figure.add_subplot(grid[0, :])
         rate, speed, balance = (figure.add_subplot(grid[1, column]) for column in range(3))
@@ -131,7 +131,7 @@ def smooth(values: Series, width: float | None = None) -> Series:
     return np.where(spread > 1e-9, line, mean)  # a lone value has no slope
 
 
-class Drawing:
+class PlotFigure:
     """A figure with our fonts and no window, closed at the end."""
 
     def __init__(self, size: tuple[float, float]) -> None:

@@ -28,15 +28,15 @@ from rich.console import Console
 from rich.live import Live
 from torch import Tensor
 
-from moesaic.plural import plural
-from moesaic.train.report.device_reads import Reading
-from moesaic.train.report.display import Progress, amount, duration, number
+from moesaic.train.report.device_reads import DeviceRead
+from moesaic.train.report.display import Progress, format_loss
 from moesaic.train.report.expert_load import ExpertLoad, Loads, by_layer
 from moesaic.train.report.metrics import EVENTS, Journal, Line, Metrics, read_metrics
-from moesaic.train.report.tensorboard import Board
+from moesaic.train.report.tensorboard import TensorBoard
+from moesaic.units import plural, readable_count, readable_duration
 
 RECENT = 100  # steps whose mean a run's loss is, at most
-LATE = 2  # steps that may be under way on the device while the host goes on; more, and it waits for the oldest
+MAX_IN_FLIGHT = 2  # steps that may be under way on the device while the host goes on; more, and it waits for the oldest
 Value = float | Tensor
 Outcome = Literal["finished", "stopped", "failed"]
 
@@ -86,13 +86,13 @@ class Report:
         self._peak_flops = peak_flops
         self._every, self._clock = every, clock
         self._console = console or Console(stderr=True, highlight=False)
-        self._pending: deque[tuple[StepRecord, list[str], Reading]] = deque()
+        self._pending: deque[tuple[StepRecord, list[str], DeviceRead]] = deque()
         self._load = ExpertLoad(full_every, dead_after)
         self._closed = False
 
         self._metrics = Metrics(self.directory)
         self._metrics.resume(start)
-        self._take_up(state)
+        self._restore(state)
         self._step = start
         self._events = Journal(self.directory / EVENTS)
         if not start:
@@ -105,14 +105,14 @@ class Report:
             self._live.start()
         if start:
             self.note(f"going on after step {start:,}", kind="resume")
-        self._board: Board | None = None
+        self._tensorboard: TensorBoard | None = None
         if tensorboard:
             try:
-                self._board = Board(self.directory, start)
+                self._tensorboard = TensorBoard(self.directory, start)
             except ImportError:
                 self.note("no TensorBoard files: tensorboardX is not installed", kind="tensorboard")
             except OSError as error:
-                self._without_board(error)
+                self._without_tensorboard(error)
 
     def __enter__(self) -> Report:
         return self
@@ -129,12 +129,12 @@ class Report:
     def step(self, record: StepRecord) -> list[Line]:
         """Take note of a step. Returns the lines of the steps whose values have arrived, often an earlier one's."""
         names, tensors = _tensors(record)
-        self._pending.append((record, names, Reading(tensors)))
-        return self._take(lambda reading: len(self._pending) > LATE or reading.ready())
+        self._pending.append((record, names, DeviceRead(tensors)))
+        return self._take(lambda read: len(self._pending) > MAX_IN_FLIGHT or read.ready())
 
     def flush(self) -> list[Line]:
         """Wait for every value on its way, and bring all lines onto the disk."""
-        lines = self._take(lambda reading: True)
+        lines = self._take(lambda read: True)
         self._metrics.sync()
         return lines
 
@@ -146,13 +146,13 @@ class Report:
     @property
     def loss(self) -> float | None:
         """Of the last steps; what `state` waits for is in it."""
-        return recent(list(self._losses), self._step)
+        return recent_mean(list(self._losses), self._step)
 
     def note(self, text: str, kind: str = "note", **facts: Any) -> None:
         """Something happened: a spike, a save, a resumption. Shown, and kept in events.jsonl with the step."""
         step = self._pending[-1][0].step if self._pending else self._step
         when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        self._say(f"step {step:,}: {text}" if step else text)
+        self._print(f"step {step:,}: {text}" if step else text)
         self._events.append({"kind": kind, "step": step, "when": when, "text": text, **facts})
 
     def rewind(self, to: int, state: Mapping[str, Any] | None = None, why: str = "") -> None:
@@ -173,10 +173,10 @@ class Report:
             loss=[line.get("loss") for line in dropped],
         )
         self._metrics.resume(to)
-        self._take_up(state)
+        self._restore(state)
         self._step = to
         self._progress.rewind(to)
-        self._show_on_board(lambda board: board.resume(to))
+        self._to_tensorboard(lambda tensorboard: tensorboard.resume(to))
 
     def close(self, outcome: Outcome = "finished", then: Sequence[str] = (), plot: bool = True) -> dict[str, Any]:
         """End the account: write what is left, draw the curves, say what was made and what to do next.
@@ -192,17 +192,17 @@ class Report:
             if self._live:
                 self._live.stop()
             self._metrics.close()
-            self._show_on_board(lambda board: board.close())
-        summary = summarise(self.directory, self.steps, outcome)
+            self._to_tensorboard(lambda tensorboard: tensorboard.close())
+        summary = summarize(self.directory, self.steps, outcome)
         if plot and summary["step"]:
-            picture = self._plot()
-            summary["picture"] = str(picture) if picture else None
+            plot_file = self._plot()
+            summary["picture"] = str(plot_file) if plot_file else None
         self._events.close()
         if outcome != "failed" and not self.quiet and not self.json:
-            print("\n".join(ending(summary, self.command, then)), flush=True)
+            print("\n".join(final_summary(summary, self.command, then)), flush=True)
         return summary
 
-    def _take_up(self, state: Mapping[str, Any] | None) -> None:
+    def _restore(self, state: Mapping[str, Any] | None) -> None:
         """Count on from a checkpoint's state; without one, from the last line that is left."""
         self._tokens = int((self._metrics.last() or {}).get("tokens", 0))
         lines = read_metrics(self.directory)
@@ -220,30 +220,30 @@ class Report:
             self.note(f"no curves were drawn: {error}", kind="plot")
             return None
 
-    def _take(self, wanted: Callable[[Reading], bool]) -> list[Line]:
+    def _take(self, wanted: Callable[[DeviceRead], bool]) -> list[Line]:
         lines = []
         while self._pending and wanted(self._pending[0][2]):
-            record, names, reading = self._pending.popleft()
-            line = self._line(record, dict(zip(names, reading.numbers())))
+            record, names, read = self._pending.popleft()
+            line = self._line(record, dict(zip(names, read.numbers())))
             self._metrics.write(line)
             if math.isfinite(line["loss"]):
                 self._losses.append(line["loss"])
-            self._show_on_board(lambda board: board.write(line))  # noqa: B023 (called at once)
+            self._to_tensorboard(lambda tensorboard: tensorboard.write(line))  # noqa: B023 (called at once)
             self._progress.update(line)
             self._show()
             lines.append(line)
         return lines
 
-    def _show_on_board(self, show: Callable[[Board], None]) -> None:
-        if self._board is None:
+    def _to_tensorboard(self, show: Callable[[TensorBoard], None]) -> None:
+        if self._tensorboard is None:
             return
         try:
-            show(self._board)
+            show(self._tensorboard)
         except OSError as error:  # a second copy of the curves is not worth a run
-            self._board = None
-            self._without_board(error)
+            self._tensorboard = None
+            self._without_tensorboard(error)
 
-    def _without_board(self, error: OSError) -> None:
+    def _without_tensorboard(self, error: OSError) -> None:
         with suppress(OSError):  # the disk that took no curves may not take this either; it is shown then
             why = error.strerror or error
             self.note(f"from here on no curves are written for TensorBoard ({why})", kind="tensorboard")
@@ -287,7 +287,7 @@ class Report:
             self._next_line = now + self._every
             print(self._progress.plain(), file=self._console.file, flush=True)
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         if self.quiet:
             return
         if self._live:
@@ -306,7 +306,7 @@ def _tensors(record: StepRecord) -> tuple[list[str], list[Tensor]]:
     return list(tensors), list(tensors.values())
 
 
-def summarise(directory: Path, steps: int, outcome: Outcome) -> dict[str, Any]:
+def summarize(directory: Path, steps: int, outcome: Outcome) -> dict[str, Any]:
     """A run in a few numbers, from its metrics."""
     lines = read_metrics(directory)
     losses = [line["loss"] for line in lines if line.get("loss") is not None]
@@ -323,7 +323,7 @@ def summarise(directory: Path, steps: int, outcome: Outcome) -> dict[str, Any]:
         "tokens_per_second": round(tokens / seconds, 1) if seconds else None,
         "first_loss": losses[0] if losses else None,
         "last_loss": losses[-1] if losses else None,
-        "loss": recent(losses, step),
+        "loss": recent_mean(losses, step),
         "skipped": sum(bool(line.get("skipped")) for line in lines),
         "dead_experts": lines[-1].get("balance/dead") if lines else None,
         "metrics": str(directory / "metrics.jsonl"),
@@ -331,22 +331,22 @@ def summarise(directory: Path, steps: int, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def recent(losses: Sequence[float], steps: int) -> float | None:
+def recent_mean(losses: Sequence[float], steps: int) -> float | None:
     """The mean over a run's last twentieth: one step's loss is noise, and all of them are what it was."""
     last = losses[-max(1, min(RECENT, steps // 20)) :]
     return math.fsum(last) / len(last) if last else None
 
 
-def ending(summary: Mapping[str, Any], command: str, then: Sequence[str]) -> list[str]:
+def final_summary(summary: Mapping[str, Any], command: str, then: Sequence[str]) -> list[str]:
     """The last words of a run: what was made, and what to do next."""
     place, step = summary["directory"], summary["step"]
     if summary["outcome"] == "finished":
         text = f"{place}: trained {plural(step, 'step')}"
     else:
         text = f"{place}: stopped after {step:,} of {plural(summary['steps'], 'step')}"
-    text += f", {amount(summary['tokens'])} tokens in {duration(summary['seconds'])}"
+    text += f", {readable_count(summary['tokens'])} tokens in {readable_duration(summary['seconds'])}"
     if summary["loss"] is not None:
-        text += f", loss {number(summary['first_loss'])} to {number(summary['loss'])}"
+        text += f", loss {format_loss(summary['first_loss'])} to {format_loss(summary['loss'])}"
     lines = [text + "."]
     if summary["skipped"]:
         lines.append(f"Skipped, because the gradient was not finite: {summary['skipped']:,} of the steps.")

@@ -18,7 +18,7 @@ SKIP = {"step", "expert_load"}
 FLUSH = 30.0  # seconds
 
 
-class Board:
+class TensorBoard:
     """Raises OSError when something cannot be written, and ImportError where tensorboardX is not installed."""
 
     def __init__(self, directory: Path, after: int = 0) -> None:

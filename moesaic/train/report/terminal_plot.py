@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from moesaic.train.report.display import amount, duration, number
+from moesaic.train.report.display import format_loss
+from moesaic.units import readable_count, readable_duration
 
 DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # braille's bits, by column and row
 BLANK = 0x2800
 
 
-def life_picture(metrics: Sequence[Mapping[str, Any]], width: int = 64, height: int = 6) -> str:
+def loss_plot(metrics: Sequence[Mapping[str, Any]], width: int = 64, height: int = 6) -> str:
     """The loss over the steps, and the run in a sentence; empty where there is nothing to draw."""
     points = [(line["step"], line["loss"]) for line in metrics if line.get("loss") is not None]
     points = [(step, loss) for step, loss in points if math.isfinite(loss)]
@@ -26,10 +27,10 @@ def life_picture(metrics: Sequence[Mapping[str, Any]], width: int = 64, height: 
     columns = _columns(points, 2 * width)
     known = [value for value in columns if value is not None]
     low, high = min(known), max(known)
-    margin = max(len(number(low)), len(number(high)))
+    margin = max(len(format_loss(low)), len(format_loss(high)))
     rows = []
     for place, cells in enumerate(_draw(columns, low, high, height)):
-        label = number(high) if place == 0 else number(low) if place == height - 1 else ""
+        label = format_loss(high) if place == 0 else format_loss(low) if place == height - 1 else ""
         rows.append(f"{label:>{margin}} {'┤' if label else '│'}{cells}".rstrip(f" {chr(BLANK)}"))
     rows.append(f"{'':>{margin}} └{'─' * width}")
     begin, end = f"step {first:,}", f"{last:,}"
@@ -40,9 +41,10 @@ def life_picture(metrics: Sequence[Mapping[str, Any]], width: int = 64, height: 
 def sentence(metrics: Sequence[Mapping[str, Any]]) -> str:
     losses = [line["loss"] for line in metrics if line.get("loss") is not None]
     tokens, seconds = metrics[-1].get("tokens", 0), sum(line.get("seconds", 0.0) for line in metrics)
-    text = f"loss {number(losses[0])} to {number(losses[-1])} in {metrics[-1]['step']:,} steps, {amount(tokens)} tokens"
+    text = f"loss {format_loss(losses[0])} to {format_loss(losses[-1])} in {metrics[-1]['step']:,} steps"
+    text += f", {readable_count(tokens)} tokens"
     if seconds:
-        text += f", {duration(seconds)}, {tokens / seconds:,.0f} tokens/s"
+        text += f", {readable_duration(seconds)}, {tokens / seconds:,.0f} tokens/s"
     skipped = sum(bool(line.get("skipped")) for line in metrics)
     return text + (f", {skipped:,} skipped" if skipped else "")
 

@@ -16,7 +16,7 @@ CIRCLE = 1 << 64
 STEP = 0x9E3779B97F4A7C15  # the golden ratio's fraction of the circle
 
 
-class Rotation:
+class Interleaving:
     """`weights` need not sum to one. `offset` is where on the circle slot 0 lies."""
 
     def __init__(self, weights: Sequence[float], offset: int = 0) -> None:

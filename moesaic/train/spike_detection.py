@@ -1,4 +1,4 @@
-"""Loss spikes: noticed one step late (so that no device is waited for), answered by going back past the bad data."""
+"""Loss spike detection, one step late so that the host never waits for the device; a spike makes the run rewind."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-HOPELESS = 30  # steps in a row that were not finite: more than a loss scale can be halved
+MAX_NONFINITE = 30  # consecutive non-finite steps: more than a loss scale can be halved
 
 
 @dataclass
-class Watch:
-    """A spike is a loss `sigmas` standard deviations above its running mean, `patience` steps in a row; no loss is one
-    with 0. Steps that are skipped because they are not finite teach nothing; where they do not end, the weights are as
-    good as lost."""
+class SpikeDetector:
+    """A spike is a loss `sigmas` standard deviations above its running mean for `patience` consecutive steps; 0 sigmas
+    turns that off. Non-finite steps are skipped and change nothing; where they do not end, the weights are lost."""
 
     sigmas: float = 8.0
     patience: int = 2
@@ -40,7 +39,7 @@ class Watch:
         value = float(last)
         if not math.isfinite(value):
             self.lost += 1
-            return self.lost >= HOPELESS
+            return self.lost >= MAX_NONFINITE
         limit = self.mean + self.sigmas * math.sqrt(self.variance) + 1e-3 * abs(self.mean)
         if self.sigmas and self.seen >= self.warmup and value > limit:
             self.high += 1
