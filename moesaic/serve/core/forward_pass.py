@@ -86,7 +86,7 @@ class Forward:
         self.done = False
         self.usual = True  # whether it took as long as the next of its kind will
         for chunk in chunks:
-            chunk.request.busy = True
+            chunk.request.begin_forward()
 
     @property
     def tokens(self) -> int:
