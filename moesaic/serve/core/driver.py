@@ -42,6 +42,11 @@ class EngineDriver(Generic[Receiver]):
         self.on_outputs = on_outputs
         self._receivers: dict[int, tuple[Request, Receiver]] = {}
 
+    @property
+    def open(self) -> int:
+        """Requests that were added and have not finished."""
+        return len(self._receivers)
+
     def add(self, request: Request, receiver: Receiver) -> None:
         self.engine.add(request)
         self._receivers[request.number] = (request, receiver)
