@@ -48,7 +48,7 @@ KNOWN = {
         "moesaic.align.* -> moesaic.align.environments._*",
         "moesaic.serve.api.* -> moesaic.serve.parsers._*",
     ],
-    "long": ["serve/core/engine.py"],
+    "long": [],
 }
 
 

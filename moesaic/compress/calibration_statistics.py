@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moesaic.kernels import Kernels
+from moesaic.kernels.interface import Kernels, Routes
+from moesaic.kernels.layer_weights import ExpertWeights
 from moesaic.model.block import Block
 from moesaic.model.experts import MixtureFeedForward
+from moesaic.model.linear import Linear
 
 TOKENS_AT_ONCE = 2048
 
@@ -89,31 +91,24 @@ def unseen(weight_OI: Tensor) -> InputStatistics:
     return seen
 
 
-class WatchingKernels:
-    """Kernels that keep what every matrix is multiplied by."""
-
-    library = None  # every operation must pass by
+class RecordingKernels:
+    """Kernels that record what flows into every matrix, by its call site."""
 
     def __init__(self, plain: Kernels) -> None:
         self.plain = plain
-        self.rows: dict[int, list[Tensor]] = defaultdict(list)
-        self.routed: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
+        self.rows: dict[str, list[Tensor]] = defaultdict(list)
+        self.routed: dict[str, list[tuple[Tensor, Routes]]] = defaultdict(list)
 
-    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        self.rows[id(weight_OI)].append(x_TI)
-        return self.plain.linear(x_TI, weight_OI, bias_O)
+    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor:
+        self.rows[site].append(x_TI)
+        return self.plain.linear(x_TI, weight_OI, bias_O, site)
 
-    def experts(
-        self,
-        x_TD: Tensor,
-        routes_TK: Tensor,
-        weights_TK: Tensor,
-        gate_up_EGD: Tensor,
-        down_EDF: Tensor,
-        activation: str,
-    ) -> Tensor:
-        self.routed[id(gate_up_EGD)].append((x_TD, routes_TK, weights_TK))
-        return self.plain.experts(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF, activation)
+    def experts(self, x_TD: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
+        self.routed[weights.site].append((x_TD, routes))
+        return self.plain.experts(x_TD, routes, weights)
+
+    def run_layers(self, *layers: Any) -> None:
+        return None  # every operation must pass by
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.plain, name)
@@ -126,40 +121,38 @@ Run = Callable[[Kernels], Iterator[tuple[slice, Callable[[Block], Tensor]]]]
 class Watched:
     """What was seen in one layer, by the name of the parameter in it (`attention.qkv.weight`, `ffn.down_EDF.3`)."""
 
-    def __init__(self, block: Block, kernels: WatchingKernels, least: int, run: Run, out_TD: Tensor) -> None:
+    def __init__(self, block: Block, kernels: RecordingKernels, least: int, run: Run, out_TD: Tensor) -> None:
         self._block, self._kernels, self._least = block, kernels, least
-        self._by_name = dict(block.named_parameters())
         self.run, self.out_TD, self.plain = run, out_TD, kernels.plain
-        # By the matrix's address: how much an error at each token counts, for each part of its outputs.
-        self.felt: dict[int, list[tuple[int, Tensor]]] = {}
+        # By the matrix's site: how much an error at each token counts, for each part of its outputs.
+        self.felt: dict[str, list[tuple[int, Tensor]]] = {}
 
     def seen(self, name: str) -> InputStatistics | None:
         path, _, leaf = name.rpartition(".")
         if leaf.isdigit():
             return self._expert(path, int(leaf))
-        key = id(self._by_name[name])
-        rows = self._kernels.rows.get(key)
-        return InputStatistics(torch.cat(rows), 1.0, self.felt.get(key, ())) if rows else None
+        site = cast(Linear, self._block.get_submodule(path)).site
+        rows = self._kernels.rows.get(site)
+        return InputStatistics(torch.cat(rows), 1.0, self.felt.get(site, ())) if rows else None
 
-    def calls(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+    def calls(self) -> list[tuple[Tensor, Routes]]:
         """What flowed into the mixture, where it went, and with which weights."""
         assert isinstance(self._block.ffn, MixtureFeedForward)
-        return self._kernels.routed[id(self._block.ffn.gate_up_EGD)]
+        return self._kernels.routed[self._block.ffn.site]
 
     def all_inputs(self) -> InputStatistics | None:
         """What flowed into the mixture, whichever experts it went to."""
-        assert isinstance(self._block.ffn, MixtureFeedForward)
-        calls = self._kernels.routed.get(id(self._block.ffn.gate_up_EGD))
-        return InputStatistics(torch.cat([x for x, _, _ in calls])) if calls else None
+        calls = self.calls()
+        return InputStatistics(torch.cat([x for x, _ in calls])) if calls else None
 
     def _expert(self, name: str, expert: int) -> InputStatistics | None:
         ffn = self._block.ffn
         assert isinstance(ffn, MixtureFeedForward)
-        calls = self._kernels.routed.get(id(ffn.gate_up_EGD))
+        calls = self.calls()
         if not calls:
             return None
-        x_TD = torch.cat([x for x, _, _ in calls])
-        chosen_T = torch.cat([(routes == expert).any(1) for _, routes, _ in calls])
+        x_TD = torch.cat([x for x, _ in calls])
+        chosen_T = torch.cat([(routes.experts_TK == expert).any(1) for _, routes in calls])
         share = float(chosen_T.float().mean())
         rows = chosen_T.nonzero().squeeze(1)
         if len(rows) < min(self._least, len(x_TD)):

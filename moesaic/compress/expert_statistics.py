@@ -74,13 +74,13 @@ def use(ffn: MixtureFeedForward, watched: Watched) -> Use:
     """An expert's gift to a token is the size of its output times its weight (as in REAP)."""
     count = len(ffn.down_EDF)
     given_E, chosen_E = ffn.down_EDF.new_zeros(2, count)
-    for x_TD, routes_TK, weights_TK in watched.calls():
+    for x_TD, routes in watched.calls():
         for expert in range(count):
-            rows, choices = (routes_TK == expert).nonzero(as_tuple=True)
+            rows, choices = (routes.experts_TK == expert).nonzero(as_tuple=True)
             if len(rows):
                 both_AG = F.linear(x_TD[rows], ffn.gate_up_EGD[expert])
                 y_AD = F.linear(watched.plain.gated(both_AG, ffn.activation), ffn.down_EDF[expert])
-                given_E[expert] += (y_AD.norm(dim=1) * weights_TK[rows, choices]).sum()
+                given_E[expert] += (y_AD.norm(dim=1) * routes.weights_TK[rows, choices]).sum()
                 chosen_E[expert] += len(rows)
     return Use(given_E, chosen_E)
 

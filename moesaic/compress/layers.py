@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
-from moesaic import kernels
-from moesaic.compress.calibration_statistics import TOKENS_AT_ONCE, InputStatistics, Watched, WatchingKernels, unseen
+from moesaic.compress.calibration_statistics import TOKENS_AT_ONCE, InputStatistics, RecordingKernels, Watched, unseen
 from moesaic.compress.grid import Grid
 from moesaic.compress.layer_store import Part, rounded_scales
 from moesaic.compress.methods import ByMatrix, Maker
 from moesaic.compress.methods.gptq import gptq
-from moesaic.compress.saliency import feel
+from moesaic.compress.saliency import measure_saliency
+from moesaic.kernels.interface import Kernels
 from moesaic.kernels.quantized import QuantizedKernels, QuantizedMatrix
 from moesaic.model.block import Block, PredictionBlock
 from moesaic.model.config import Layer, ModelConfig
@@ -27,8 +27,8 @@ from moesaic.model.context import ForwardContext
 from moesaic.model.directory import install
 from moesaic.model.experts import MixtureFeedForward
 from moesaic.model.layout import Layout
-from moesaic.model.linear import Linear, Norm
-from moesaic.model.rope import frequencies
+from moesaic.model.linear import Linear, Norm, name_sites
+from moesaic.model.rope import rope_of
 
 if TYPE_CHECKING:
     from moesaic.compress.job import Job
@@ -65,7 +65,7 @@ def walk(job: Job, method: ByMatrix) -> None:
         if changed:  # what was seen belongs to the weights before
             _, watched = watch(job, block, hidden[0])
         if method.feels:
-            feel(block, watched)
+            measure_saliency(block, watched)
         part = compressed(block, f"layers.{number}", method, make, watched)
         part.plain |= {f"layers.{number}.{key}": tensor for key, tensor in changed.items()}
         del watched
@@ -110,13 +110,13 @@ def normed(job: Job, x_TD: Tensor) -> Tensor:
 
 def watch(job: Job, block: Block, x_TD: Tensor) -> tuple[Tensor, Watched]:
     """What comes out of a layer, and what flowed into its matrices."""
-    watcher = WatchingKernels(job.kernels)
+    watcher = RecordingKernels(job.kernels)
     lengths = [len(tokens) for tokens in job.sequences]
-    out_TD = run_block(block, job.config, lengths, x_TD, cast(kernels.Kernels, watcher))
+    out_TD = run_block(block, job.config, lengths, x_TD, cast(Kernels, watcher))
 
-    def pieces(ops: kernels.Kernels) -> Iterator[tuple[slice, Callable[[Block], Tensor]]]:
+    def pieces(ops: Kernels) -> Iterator[tuple[slice, Callable[[Block], Tensor]]]:
         for rows, some in chunks(lengths):
-            yield rows, partial(_apply, x_TD=x_TD[rows], context=flow_for(job.config, some, ops, job.device))
+            yield rows, partial(_apply, x_TD=x_TD[rows], context=context_of(job.config, some, ops, job.device))
 
     return out_TD, Watched(block, watcher, job.min_expert_tokens, pieces, out_TD)
 
@@ -126,8 +126,8 @@ def _apply(block: Block, x_TD: Tensor, context: ForwardContext) -> Tensor:
     return out_TD
 
 
-def quantized_kernels(job: Job) -> kernels.Kernels:
-    return cast(kernels.Kernels, QuantizedKernels(job.kernels))
+def quantized_kernels(job: Job) -> Kernels:
+    return cast(Kernels, QuantizedKernels(job.kernels))
 
 
 def embedded(job: Job) -> Tensor:
@@ -138,6 +138,7 @@ def embedded(job: Job) -> Tensor:
 def load_block(job: Job, path: str, layer: Layer, number: int) -> Block:
     with torch.device("meta"):
         block = Block(job.config, layer, number)
+    name_sites(block)
     return cast(Block, _filled(job, block, path))
 
 
@@ -166,16 +167,14 @@ def chunks(lengths: list[int]) -> Iterator[tuple[slice, list[int]]]:
         yield slice(start, start + sum(taken)), taken
 
 
-def flow_for(config: ModelConfig, lengths: list[int], ops: kernels.Kernels, device: torch.device) -> ForwardContext:
+def context_of(config: ModelConfig, lengths: list[int], ops: Kernels, device: torch.device) -> ForwardContext:
     layout = Layout(lengths, device=device)
-    speed_R, factor = frequencies(config.rope, config.context, device)
-    angle_TR = layout.positions_T[:, None].float() * speed_R
-    return ForwardContext(layout, ops, angle_TR.cos() * factor, angle_TR.sin() * factor)
+    return ForwardContext(layout, ops, rope_of(config, layout))
 
 
 @torch.no_grad()
-def run_block(block: Block, config: ModelConfig, lengths: list[int], x_TD: Tensor, ops: kernels.Kernels) -> Tensor:
-    return torch.cat([block(x_TD[rows], flow_for(config, some, ops, x_TD.device)) for rows, some in chunks(lengths)])
+def run_block(block: Block, config: ModelConfig, lengths: list[int], x_TD: Tensor, ops: Kernels) -> Tensor:
+    return torch.cat([block(x_TD[rows], context_of(config, some, ops, x_TD.device)) for rows, some in chunks(lengths)])
 
 
 def matrices_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -14,54 +14,55 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from moesaic import kernels
 from moesaic.compress.calibration_statistics import Watched
+from moesaic.kernels.interface import Kernels
 from moesaic.model.attention import GroupedQueryAttention
 from moesaic.model.block import Block
 
 EVEN = 0.05  # of the weight is shared out evenly, lest a matrix go by a few tokens alone
 
 
-class FeelingKernels:
-    """Kernels that keep the squares of the gradients that come back to every plain matrix's outputs."""
+class SaliencyKernels:
+    """Kernels that keep the squares of the gradients that come back to every plain matrix's outputs, by call site."""
 
-    library = None  # every operation must pass by
-
-    def __init__(self, plain: kernels.Kernels, parts: dict[int, list[int]]) -> None:
+    def __init__(self, plain: Kernels, parts: dict[str, list[int]]) -> None:
         self._plain, self._parts = plain, parts
-        self.squares: dict[int, list[Tensor]] = {}
+        self.squares: dict[str, list[Tensor]] = {}
 
-    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        y_TO = self._plain.linear(x_TI, weight_OI, bias_O)
-        sizes = self._parts.get(id(weight_OI), [weight_OI.shape[0]])
+    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor:
+        y_TO = self._plain.linear(x_TI, weight_OI, bias_O, site)
+        sizes = self._parts.get(site, [weight_OI.shape[0]])
 
         def back(gradient_TO: Tensor) -> None:
             means = [part.square().mean(1) for part in gradient_TO.split(sizes, dim=1)]
-            self.squares.setdefault(id(weight_OI), []).append(torch.stack(means))
+            self.squares.setdefault(site, []).append(torch.stack(means))
 
         if y_TO.requires_grad:
             y_TO.register_hook(back)
         return y_TO
 
+    def run_layers(self, *layers: Any) -> None:
+        return None  # every operation must pass by
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._plain, name)
 
 
-def output_parts(block: Block) -> dict[int, list[int]]:
-    """By the address of a matrix, the sizes of parts of its outputs that are felt apart: queries, keys and values."""
+def output_parts(block: Block) -> dict[str, list[int]]:
+    """By the site of a matrix, the sizes of parts of its outputs that count apart: queries, keys and values."""
     attention = block.attention
     if not isinstance(attention, GroupedQueryAttention):
         return {}
     heads = [attention.heads, attention.kv_heads, attention.kv_heads]
-    return {id(attention.qkv.weight): [count * attention.size for count in heads]}
+    return {attention.qkv.site: [count * attention.size for count in heads]}
 
 
-def feel(block: Block, watched: Watched) -> None:
+def measure_saliency(block: Block, watched: Watched) -> None:
     """Tell `watched` how much errors at the matrices that every token passes are felt."""
     parts = output_parts(block)
-    ops = FeelingKernels(watched.plain, parts)
+    ops = SaliencyKernels(watched.plain, parts)
     generator = torch.Generator().manual_seed(0)
-    for _, run in watched.run(cast(kernels.Kernels, ops)):
+    for _, run in watched.run(cast(Kernels, ops)):
         with torch.enable_grad():
             out_TD = run(cast(Block, lambda x_TD, context: block(x_TD.clone().requires_grad_(), context)))
             signs_TD = (torch.randint(0, 2, out_TD.shape, generator=generator) * 2 - 1).to(out_TD.device)

@@ -18,10 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moesaic import kernels
 from moesaic.compress.layers import matrices_of
 from moesaic.compress.saliency import output_parts
 from moesaic.errors import UserError
+from moesaic.kernels.interface import Kernels, Routes
+from moesaic.kernels.layer_weights import ExpertWeights
 from moesaic.model.block import Block
 from moesaic.model.layout import Layout
 
@@ -46,45 +47,38 @@ class Sensed:
         return float(share_O @ (change_OI @ self.moments_II * change_OI).sum(1) * whole)
 
 
-class SensingKernels:
+class SensitivityKernels:
     """Kernels that keep the moments of what flows into each plain matrix, weighed by the gradients that come back."""
 
-    library = None  # every operation must pass by
-
-    def __init__(self, plain: kernels.Kernels, parts: dict[int, list[int]]) -> None:
+    def __init__(self, plain: Kernels, parts: dict[str, list[int]]) -> None:
         self._plain, self._parts = plain, parts
-        self.moments: dict[Any, list[Tensor]] = {}
-        self.squares: dict[Any, list[Tensor]] = {}
+        self.moments: dict[str, list[Tensor]] = {}
+        self.squares: dict[str, list[Tensor]] = {}
 
-    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        y_TO = self._plain.linear(x_TI, weight_OI, bias_O)
-        self._keep(id(weight_OI), self._parts.get(id(weight_OI), [len(weight_OI)]), x_TI.detach(), y_TO)
+    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor:
+        y_TO = self._plain.linear(x_TI, weight_OI, bias_O, site)
+        self._keep(site, self._parts.get(site, [len(weight_OI)]), x_TI.detach(), y_TO)
         return y_TO
 
-    def experts(
-        self,
-        x_TD: Tensor,
-        routes_TK: Tensor,
-        weights_TK: Tensor,
-        gate_up_EGD: Tensor,
-        down_EDF: Tensor,
-        activation: str,
-    ) -> Tensor:
+    def experts(self, x_TD: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
         out_TD = torch.zeros_like(x_TD)
-        for expert in range(len(gate_up_EGD)):
-            rows, choices = (routes_TK == expert).nonzero(as_tuple=True)
+        for expert in range(len(weights.gate_up_EGD)):
+            rows, choices = (routes.experts_TK == expert).nonzero(as_tuple=True)
             if not len(rows):
                 continue
             x_AD = x_TD[rows]
-            both_AG = F.linear(x_AD, gate_up_EGD[expert])
-            self._keep((id(gate_up_EGD), expert), [both_AG.shape[1]], x_AD.detach(), both_AG)
-            hidden_AF = self._plain.gated(both_AG, activation)
-            y_AD = F.linear(hidden_AF, down_EDF[expert])
-            self._keep((id(down_EDF), expert), [y_AD.shape[1]], hidden_AF.detach(), y_AD)
-            out_TD = out_TD.index_add(0, rows, y_AD * weights_TK[rows, choices][:, None])
+            both_AG = F.linear(x_AD, weights.gate_up_EGD[expert])
+            self._keep(f"{weights.site}.gate_up_EGD.{expert}", [both_AG.shape[1]], x_AD.detach(), both_AG)
+            hidden_AF = self._plain.gated(both_AG, weights.activation)
+            y_AD = F.linear(hidden_AF, weights.down_EDF[expert])
+            self._keep(f"{weights.site}.down_EDF.{expert}", [y_AD.shape[1]], hidden_AF.detach(), y_AD)
+            out_TD = out_TD.index_add(0, rows, y_AD * routes.weights_TK[rows, choices][:, None])
         return out_TD
 
-    def _keep(self, key: Any, sizes: list[int], x_TI: Tensor, y_TO: Tensor) -> None:
+    def run_layers(self, *layers: Any) -> None:
+        return None  # every operation must pass by
+
+    def _keep(self, key: str, sizes: list[int], x_TI: Tensor, y_TO: Tensor) -> None:
         def back(gradient_TO: Tensor) -> None:
             squares = gradient_TO.square().split(sizes, dim=1)
             weighed = [x_TI * part_TO.sum(1).sqrt()[:, None] for part_TO in squares]
@@ -97,7 +91,7 @@ class SensingKernels:
         if y_TO.requires_grad:  # an indexer chooses; nothing comes back to it
             y_TO.register_hook(back)
 
-    def sensed(self, key: Any, tokens: int) -> list[Sensed]:
+    def sensed(self, key: str, tokens: int) -> list[Sensed]:
         """Nothing for a matrix that no token came to."""
         found, start = [], 0
         for moments_II, squares_O in zip(self.moments.get(key, ()), self.squares.get(key, ()), strict=True):
@@ -118,10 +112,10 @@ class Sensitivities:
 
         self.model = load(job.source, dtype=torch.float32, device=job.device, threads=torch.get_num_threads())
         self.model.requires_grad_(False)
-        parts: dict[int, list[int]] = {}
+        parts: dict[str, list[int]] = {}
         for block in self.model.layers:
             parts |= output_parts(cast(Block, block))
-        self.ops = SensingKernels(job.kernels, parts)
+        self.ops = SensitivityKernels(job.kernels, parts)
         self.embedded_VD = torch.zeros_like(self.model.embed)  # squares of the gradients at what was looked up
         pieces = job.sequences[: max(1, TOKENS // max(map(len, job.sequences)))]
         self.tokens = sum(map(len, pieces))
@@ -131,14 +125,11 @@ class Sensitivities:
             self._read(torch.tensor(tokens, device=job.device), generator, job.source)
 
     def _read(self, tokens_T: Tensor, generator: torch.Generator, place: Path) -> None:
-        model, ops = self.model, cast(kernels.Kernels, self.ops)
+        model, ops = self.model, cast(Kernels, self.ops)
         with torch.enable_grad():
-            x_TD = F.embedding(tokens_T, model.embed).requires_grad_()
-            context = model.context(Layout([len(tokens_T)], device=model.device), None, ops)
-            out_TD = x_TD
-            for block in model.layers:
-                out_TD = block(out_TD, context)
-            logits_TV = ops.linear(model.norm(out_TD, ops), model.output)
+            x_TD, context = model.begin(tokens_T, Layout([len(tokens_T)], device=model.device), None, ops)
+            x_TD.requires_grad_()
+            logits_TV = model.logits_at(model.finish(model.run_layers(x_TD, context), context), ops=ops)
             if not logits_TV.isfinite().all():
                 raise UserError(place, "predicts values that are not finite", "Take weights from before that.")
             labels_T = torch.multinomial(logits_TV.detach().softmax(-1), 1, generator=generator).squeeze(1)
@@ -148,15 +139,13 @@ class Sensitivities:
 
     def matrices(self) -> Iterator[tuple[str, Tensor, list[Sensed]]]:
         for number, block in enumerate(self.model.layers):
-            parameters = dict(block.named_parameters())
             for name, weight_OI in matrices_of(block):
-                stem, _, leaf = name.rpartition(".")
-                key: Any = (id(parameters[stem]), int(leaf)) if leaf.isdigit() else id(parameters[name])
-                yield f"layers.{number}.{name}", weight_OI, self.ops.sensed(key, self.tokens)
+                path = f"layers.{number}.{name}"
+                yield path, weight_OI, self.ops.sensed(path.removesuffix(".weight"), self.tokens)
 
     def end(self, name: str) -> list[Sensed]:
         """Of the embedding or the output matrix, as far as it is multiplied by."""
-        return self.ops.sensed(id(self.model.output), self.tokens) if name == "head" or self.model.head is None else []
+        return self.ops.sensed(self.model.output_site, self.tokens) if name == "head" or self.model.head is None else []
 
     def looked_up(self, change_VD: Tensor, of: slice = slice(None)) -> float:
         """What a change of the embedding costs where its rows are looked up."""

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moesaic.kernels import Batch, reference
+from moesaic.kernels import reference
+from moesaic.kernels.interface import AttentionCall, Dispatched, LatentCall, QKNorm, RopeAngles, Routes
+from moesaic.kernels.latent_attention import attend_latent as attend_latent_by
+from moesaic.kernels.layer_weights import ExpertWeights
 from moesaic.kernels.reference import ACTIVATIONS, visible_TM
+from moesaic.kernels.reference import combine as combine
+from moesaic.kernels.reference import dispatch as dispatch
+from moesaic.kernels.reference import embed as embed
 from moesaic.kernels.reference import rotate as rotate
 from moesaic.kernels.reference import route as route
+from moesaic.kernels.reference import run_layers as run_layers
 
 # One row runs at memory speed (a matrix-vector product); the matrix-matrix path starts four times slower and only
 # catches up at five rows, so a few rows are cheaper one at a time.
 FEW_ROWS = 4
 
 
-def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor:
     if 1 < x_TI.shape[0] <= FEW_ROWS and not torch.is_grad_enabled():
         return torch.cat([F.linear(row_1I, weight_OI, bias_O) for row_1I in x_TI.split(1)])
     return F.linear(x_TI, weight_OI, bias_O)
 
 
-def router_logits(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
+def router_logits(x_TD: Tensor, weight_ED: Tensor, site: str = "") -> Tensor:
     return linear(x_TD.float(), weight_ED.float())
 
 
@@ -37,19 +43,10 @@ def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x_TD, weight_D.shape, weight_D, eps)
 
 
-def heads(
-    qkv_TXC: Tensor,
-    kv_heads: int,
-    q_weight_C: Tensor | None,
-    k_weight_C: Tensor | None,
-    eps: float,
-    cos_TR: Tensor,
-    sin_TR: Tensor,
-    interleaved: bool,
+def qk_norm_rope(
+    qkv_TXC: Tensor, kv_heads: int, norm: QKNorm | None, rope: RopeAngles
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return reference.heads(
-        qkv_TXC, kv_heads, q_weight_C, k_weight_C, eps, cos_TR, sin_TR, interleaved, rms_norm, rotate
-    )
+    return reference.qk_norm_rope(qkv_TXC, kv_heads, norm, rope, rms_norm, rotate)
 
 
 def gated(gate_up_TG: Tensor, activation: str) -> Tensor:
@@ -143,39 +140,24 @@ def attention(
     return out_NGTX.permute(2, 0, 1, 3).reshape(new, heads, -1)[..., :value_size]
 
 
-def attend(
-    q_THC: Tensor,
-    k_TNC: Tensor,
-    v_TNC: Tensor,
-    layout: Batch,
-    slabs: dict[str, Tensor] | None,
-    scale: float,
-    window: int | None = None,
-) -> Tensor:
-    return reference.attend(q_THC, k_TNC, v_TNC, layout, slabs, scale, window, attention)
+def attend(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
+    return reference.attend(q_THC, k_TNC, v_TNC, call, attention)
 
 
-def experts(
-    x_TD: Tensor,
-    routes_TK: Tensor,
-    weights_TK: Tensor,
-    gate_up_EGD: Tensor,
-    down_EDF: Tensor,
-    activation: str,
-    gated: Callable[[Tensor, str], Tensor] = gated,
-) -> Tensor:
-    tokens, per_token = routes_TK.shape
-    if tokens <= FEW_ROWS and not torch.is_grad_enabled():
-        return _few_tokens(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF, activation)
-    flat_A = routes_TK.reshape(-1)  # an assignment A is a token and one of its experts
-    order_A = flat_A.argsort(stable=True)
-    token_A = order_A // per_token
-    counts_E = torch.bincount(flat_A, minlength=gate_up_EGD.shape[0])
-    # index_select and index_add, because each is the other's gradient; plain indexing has a far slower one.
-    hidden_AF = gated(_grouped(x_TD.index_select(0, token_A), gate_up_EGD, counts_E), activation)
-    weight_A1 = weights_TK.reshape(-1).index_select(0, order_A).unsqueeze(1)
-    y_AD = _grouped(hidden_AF * weight_A1.to(hidden_AF.dtype), down_EDF, counts_E)
-    return torch.zeros_like(x_TD).index_add(0, token_A, y_AD)
+def attend_latent(call: LatentCall) -> Tensor:
+    return attend_latent_by(call, rms_norm, rotate, attention)
+
+
+def compute_experts(sent: Dispatched, weights: ExpertWeights, gated: Any = gated) -> Tensor:
+    hidden_AF = gated(_grouped(sent.x_AD, weights.gate_up_EGD, sent.counts_E), weights.activation)
+    return _grouped(hidden_AF * sent.weights_A1.to(hidden_AF.dtype), weights.down_EDF, sent.counts_E)
+
+
+def experts(x_TD: Tensor, routes: Routes, weights: ExpertWeights, gated: Any = gated) -> Tensor:
+    if len(x_TD) <= FEW_ROWS and not torch.is_grad_enabled():
+        return _few_tokens(x_TD, routes, weights)
+    sent = dispatch(x_TD, routes, len(weights.gate_up_EGD))
+    return combine(compute_experts(sent, weights, gated), sent)
 
 
 def _grouped(x_AI: Tensor, weight_EOI: Tensor, counts_E: Tensor) -> Tensor:
@@ -187,24 +169,18 @@ def _grouped(x_AI: Tensor, weight_EOI: Tensor, counts_E: Tensor) -> Tensor:
     return torch.cat([F.linear(run, weight_EOI[expert]) for expert, run in enumerate(runs)])
 
 
-def _few_tokens(
-    x_TD: Tensor,
-    routes_TK: Tensor,
-    weights_TK: Tensor,
-    gate_up_EGD: Tensor,
-    down_EDF: Tensor,
-    activation: str,
-) -> Tensor:
+def _few_tokens(x_TD: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
     """Matrix-vector products at memory speed, with the routing weight folded into the small hidden vector."""
+    gate_up_EGD, down_EDF = weights.gate_up_EGD, weights.down_EDF
     hidden_size = down_EDF.shape[-1]
     out_TD = torch.empty_like(x_TD)
-    for token, routes in enumerate(routes_TK.tolist()):
+    for token, chosen in enumerate(routes.experts_TK.tolist()):
         x_D = x_TD[token]
-        hidden_KG = torch.stack([torch.mv(gate_up_EGD[expert], x_D) for expert in routes])
-        hidden_KF = ACTIVATIONS[activation](hidden_KG[:, :hidden_size]) * hidden_KG[:, hidden_size:]
-        hidden_KF *= weights_TK[token].to(x_TD.dtype)[:, None]
+        hidden_KG = torch.stack([torch.mv(gate_up_EGD[expert], x_D) for expert in chosen])
+        hidden_KF = ACTIVATIONS[weights.activation](hidden_KG[:, :hidden_size]) * hidden_KG[:, hidden_size:]
+        hidden_KF *= routes.weights_TK[token].to(x_TD.dtype)[:, None]
         out_D = out_TD[token]
-        torch.mv(down_EDF[routes[0]], hidden_KF[0], out=out_D)
-        for choice, expert in enumerate(routes[1:], 1):
+        torch.mv(down_EDF[chosen[0]], hidden_KF[0], out=out_D)
+        for choice, expert in enumerate(chosen[1:], 1):
             out_D.addmv_(down_EDF[expert], hidden_KF[choice])
     return out_TD

@@ -18,19 +18,19 @@ def needs_grad(*tensors: Tensor | None) -> bool:
 
 def exact_forward(exact: Run, plain: Run, *inputs: Tensor) -> Any:
     """What `exact` gives; for its gradient, `plain` is run once more on the way back."""
-    return _Twice.apply(exact, plain, *inputs) if needs_grad(*inputs) else exact(*inputs)
+    return _ExactForward.apply(exact, plain, *inputs) if needs_grad(*inputs) else exact(*inputs)
 
 
-def product(exact: Run, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-    """x W^T + bias as `exact` gives it; its gradients are products that need nothing again, of the weight's kind."""
+def exact_matmul(exact: Run, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    """x W^T + bias as `exact` gives it; its gradients are matmuls that need nothing again, of the weight's kind."""
     if not needs_grad(x_TI, weight_OI, bias_O):
         plain_TO: Tensor = exact(x_TI, weight_OI, bias_O)
         return plain_TO
-    out_TO: Tensor = _Product.apply(exact, x_TI, weight_OI, bias_O)
+    out_TO: Tensor = _ExactMatmul.apply(exact, x_TI, weight_OI, bias_O)
     return out_TO
 
 
-class _Product(torch.autograd.Function):
+class _ExactMatmul(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, exact: Run, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Any:
         ctx.save_for_backward(x_TI, weight_OI)
@@ -46,7 +46,7 @@ class _Product(torch.autograd.Function):
         return None, d_x_TI, d_weight_OI, d_out_TO.sum(0) if ctx.biased else None
 
 
-class _Twice(torch.autograd.Function):
+class _ExactForward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, exact: Run, plain: Run, *inputs: Tensor) -> Any:
         ctx.plain = plain

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from moesaic.kernels import Kernels
+from moesaic.kernels.interface import Kernels, Routes
+from moesaic.kernels.layer_weights import ExpertWeights
 
 BITS = (1, 2, 3, 4, 5, 6, 8)
 BLOCK = 32  # inputs that are packed together
@@ -233,57 +234,54 @@ def rounded_to_8_bits(x_TI: Tensor) -> Tensor:
     return (x_TI * back_T1).round().clamp(max=127) * scale_T1
 
 
-Experts = list[QuantizedMatrix]
-
-
 class QuantizedKernels:
     """Any kernels, which then take quantized matrices too. Experts come as one matrix each, in a module list."""
 
     def __init__(self, plain: Kernels) -> None:
         self._plain = plain
-        self.library: Any = getattr(plain, "library", None)  # of native code, which may run a whole layer at once
+        self.library: Any = getattr(plain, "library", None)  # of native code
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._plain, name)
 
-    def linear(self, x_TI: Tensor, weight_OI: Tensor | QuantizedWeight, bias_O: Tensor | None = None) -> Tensor:
+    def embed(self, tokens_T: Tensor, table_VD: Tensor | QuantizedWeight, site: str = "") -> Tensor:
+        if isinstance(table_VD, QuantizedWeight):
+            return table_VD.rows(tokens_T)
+        return self._plain.embed(tokens_T, table_VD, site)
+
+    def linear(
+        self, x_TI: Tensor, weight_OI: Tensor | QuantizedWeight, bias_O: Tensor | None = None, site: str = ""
+    ) -> Tensor:
         if not isinstance(weight_OI, QuantizedWeight):
-            return self._plain.linear(x_TI, weight_OI, bias_O)
+            return self._plain.linear(x_TI, weight_OI, bias_O, site)
         if not isinstance(weight_OI, QuantizedMatrix):
             return weight_OI.linear(x_TI, bias_O)
-        y_TO = self._product(x_TI, weight_OI, bias_O)
+        y_TO = self._matmul(x_TI, weight_OI, bias_O)
         if weight_OI.down_RI is not None and weight_OI.up_OR is not None:
-            y_TO = y_TO + self._product(self._product(x_TI, weight_OI.down_RI), weight_OI.up_OR)
+            y_TO = y_TO + self._matmul(self._matmul(x_TI, weight_OI.down_RI), weight_OI.up_OR)
         return y_TO
 
-    def _product(self, x_TI: Tensor, weight: QuantizedMatrix, bias_O: Tensor | None = None) -> Tensor:
+    def _matmul(self, x_TI: Tensor, weight: QuantizedMatrix, bias_O: Tensor | None = None) -> Tensor:
         plain = x_TI.dim() == 2 and x_TI.is_cpu and x_TI.dtype == torch.float32 and not torch.is_grad_enabled()
         if self.library is not None and plain:
-            return _native_product(self.library, x_TI, weight, bias_O)
+            return _native_matmul(self.library, x_TI, weight, bias_O)
         if weight.activation_bits == 8:
             x_TI = rounded_to_8_bits(x_TI)
         return F.linear(x_TI, weight.own().to(x_TI.dtype), bias_O)
 
-    def experts(
-        self,
-        x_TD: Tensor,
-        routes_TK: Tensor,
-        weights_TK: Tensor,
-        gate_up_EGD: Any,
-        down_EDF: Any,
-        activation: str,
-    ) -> Tensor:
+    def experts(self, x_TD: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
+        gate_up_EGD, down_EDF = weights.gate_up_EGD, weights.down_EDF
         if not isinstance(gate_up_EGD, nn.ModuleList) and not isinstance(down_EDF, nn.ModuleList):
-            return self._plain.experts(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF, activation)
-        # Shares of a token are added in the order of the experts, so that its sum does not depend on the batch.
+            return self._plain.experts(x_TD, routes, weights)
+        # What experts add to a token is summed in the order of the experts, so that it does not depend on the batch.
         out_TD = torch.zeros_like(x_TD)
-        for expert in routes_TK.unique().tolist():
-            rows, choices = (routes_TK == expert).nonzero(as_tuple=True)
+        for expert in routes.experts_TK.unique().tolist():
+            rows, choices = (routes.experts_TK == expert).nonzero(as_tuple=True)
             alone = len(rows) == len(x_TD)
             both_AG = self.linear(x_TD if alone else x_TD[rows], gate_up_EGD[expert])
-            hidden_AF = self._plain.gated(both_AG, activation)
+            hidden_AF = self._plain.gated(both_AG, weights.activation)
             y_AD = self.linear(hidden_AF, down_EDF[expert])
-            y_AD = y_AD * weights_TK[rows, choices].to(y_AD.dtype)[:, None]
+            y_AD = y_AD * routes.weights_TK[rows, choices].to(y_AD.dtype)[:, None]
             if alone:
                 out_TD += y_AD
             else:
@@ -291,7 +289,7 @@ class QuantizedKernels:
         return out_TD
 
 
-def _native_product(library: Any, x_TI: Tensor, weight: QuantizedMatrix, bias_O: Tensor | None) -> Tensor:
+def _native_matmul(library: Any, x_TI: Tensor, weight: QuantizedMatrix, bias_O: Tensor | None) -> Tensor:
     x_TI = x_TI if x_TI.stride(1) == 1 else x_TI.contiguous()
     rows, inputs = x_TI.shape
     y_TO = x_TI.new_empty(rows, weight.shape[0])

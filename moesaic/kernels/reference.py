@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moesaic.kernels import Batch, RouteRules
+from moesaic.kernels.interface import (
+    AttentionCall,
+    Batch,
+    Dispatched,
+    KVCache,
+    LatentCall,
+    LayerStack,
+    QKNorm,
+    RopeAngles,
+    Routes,
+)
+from moesaic.kernels.latent_attention import attend_latent as attend_latent_by
+from moesaic.kernels.layer_weights import ExpertWeights, RouteRules
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -18,7 +30,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+def embed(tokens_T: Tensor, table_VD: Tensor, site: str = "") -> Tensor:
+    return F.embedding(tokens_T, table_VD)
+
+
+def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor:
     return F.linear(x_TI, weight_OI, bias_O)
 
 
@@ -28,33 +44,29 @@ def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     return weight_D * wide_TD.to(x_TD.dtype)
 
 
-def rotate(x_THC: Tensor, cos_TR: Tensor, sin_TR: Tensor, interleaved: bool) -> Tensor:
-    size = 2 * cos_TR.shape[-1]
-    turning, still = x_THC[..., :size], x_THC[..., size:]
-    a, b = (turning[..., 0::2], turning[..., 1::2]) if interleaved else turning.chunk(2, dim=-1)
-    cos, sin = cos_TR[:, None].to(x_THC.dtype), sin_TR[:, None].to(x_THC.dtype)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin, still], dim=-1)
+def rotate(x_THC: Tensor, rope: RopeAngles) -> Tensor:
+    size = 2 * rope.cos_TR.shape[-1]
+    rotated, plain = x_THC[..., :size], x_THC[..., size:]
+    a, b = (rotated[..., 0::2], rotated[..., 1::2]) if rope.interleaved else rotated.chunk(2, dim=-1)
+    cos, sin = rope.cos_TR[:, None].to(x_THC.dtype), rope.sin_TR[:, None].to(x_THC.dtype)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, plain], dim=-1)
 
 
-def heads(
+def qk_norm_rope(
     qkv_TXC: Tensor,
     kv_heads: int,
-    q_weight_C: Tensor | None,
-    k_weight_C: Tensor | None,
-    eps: float,
-    cos_TR: Tensor,
-    sin_TR: Tensor,
-    interleaved: bool,
+    norm: QKNorm | None,
+    rope: RopeAngles,
     rms_norm: Callable[..., Tensor] = rms_norm,
     rotate: Callable[..., Tensor] = rotate,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    turning = qkv_TXC.shape[1] - kv_heads
-    qk_TXC, v_TNC = qkv_TXC.split([turning, kv_heads], dim=1)
-    if q_weight_C is not None and k_weight_C is not None:
-        q_THC, k_TNC = qk_TXC.split([turning - kv_heads, kv_heads], dim=1)
-        qk_TXC = torch.cat([rms_norm(q_THC, q_weight_C, eps), rms_norm(k_TNC, k_weight_C, eps)], dim=1)
-    qk_TXC = rotate(qk_TXC, cos_TR, sin_TR, interleaved)
-    q_THC, k_TNC = qk_TXC.split([turning - kv_heads, kv_heads], dim=1)
+    rotated = qkv_TXC.shape[1] - kv_heads
+    qk_TXC, v_TNC = qkv_TXC.split([rotated, kv_heads], dim=1)
+    if norm is not None:
+        q_THC, k_TNC = qk_TXC.split([rotated - kv_heads, kv_heads], dim=1)
+        qk_TXC = torch.cat([rms_norm(q_THC, norm.q_C, norm.eps), rms_norm(k_TNC, norm.k_C, norm.eps)], dim=1)
+    qk_TXC = rotate(qk_TXC, rope)
+    q_THC, k_TNC = qk_TXC.split([rotated - kv_heads, kv_heads], dim=1)
     return q_THC, k_TNC, v_TNC
 
 
@@ -88,22 +100,24 @@ def attend(
     q_THC: Tensor,
     k_TNC: Tensor,
     v_TNC: Tensor,
-    layout: Batch,
-    slabs: dict[str, Tensor] | None,
-    scale: float,
-    window: int | None = None,
+    call: AttentionCall,
     attention: Callable[..., Tensor] = attention,
 ) -> Tensor:
-    if slabs is not None:
-        layout.write(slabs["keys"], k_TNC)
-        layout.write(slabs["values"], v_TNC)
+    layout, cache = call.layout, call.cache
+    if cache is not None:
+        layout.write(cache["keys"], k_TNC)
+        layout.write(cache["values"], v_TNC)
     pieces = []
     for span, q, k, v in layout.per_sequence(q_THC, k_TNC, v_TNC):
-        if slabs is not None and (span.cached or slabs["keys"].dtype != k.dtype):  # or all see what was rounded
-            k, v = layout.read(slabs["keys"], span).to(q), layout.read(slabs["values"], span).to(q)
-        keep_TM, left = layout.seen(span, window)
-        pieces.append(attention(q, k, v, scale, left, keep_TM))
+        if cache is not None and (span.cached or cache["keys"].dtype != k.dtype):  # or all see what was rounded
+            k, v = layout.read(cache["keys"], span).to(q), layout.read(cache["values"], span).to(q)
+        keep_TM, left = layout.seen(span, call.window)
+        pieces.append(attention(q, k, v, call.scale, left, keep_TM))
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def attend_latent(call: LatentCall) -> Tensor:
+    return attend_latent_by(call, rms_norm, rotate, attention)
 
 
 def gated(gate_up_TG: Tensor, activation: str) -> Tensor:
@@ -111,20 +125,18 @@ def gated(gate_up_TG: Tensor, activation: str) -> Tensor:
     return ACTIVATIONS[activation](gate_TF) * up_TF
 
 
-def router_logits(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
+def router_logits(x_TD: Tensor, weight_ED: Tensor, site: str = "") -> Tensor:
     return F.linear(x_TD.float(), weight_ED.float())
 
 
-def route(
-    logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules, chosen_TK: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def route(logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules, chosen_TK: Tensor | None = None) -> Routes:
     scores_TE = logits_TE.softmax(-1) if rules.score == "softmax" else logits_TE.sigmoid()
     routes_TK = best_experts(scores_TE.detach(), correction_E, rules) if chosen_TK is None else chosen_TK
     weights_TK = scores_TE.gather(1, routes_TK)
     if rules.normalize:
         tiny = 1e-20 if rules.score == "sigmoid" else 0.0
         weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + tiny)
-    return routes_TK, weights_TK * rules.scale
+    return Routes(routes_TK, weights_TK * rules.scale)
 
 
 def best_experts(scores_TE: Tensor, correction_E: Tensor | None, rules: RouteRules) -> Tensor:
@@ -137,19 +149,33 @@ def best_experts(scores_TE: Tensor, correction_E: Tensor | None, rules: RouteRul
     return choice_TE.topk(rules.per_token, dim=-1).indices
 
 
-def experts(
-    x_TD: Tensor,
-    routes_TK: Tensor,
-    weights_TK: Tensor,
-    gate_up_EGD: Tensor,
-    down_EDF: Tensor,
-    activation: str,
-) -> Tensor:
-    out_TD = torch.zeros_like(x_TD)
-    for expert in range(gate_up_EGD.shape[0]):
-        token, choice = (routes_TK == expert).nonzero(as_tuple=True)
-        if len(token):
-            hidden = gated(F.linear(x_TD[token], gate_up_EGD[expert]), activation)
-            y = F.linear(hidden, down_EDF[expert]) * weights_TK[token, choice, None]
-            out_TD = out_TD.index_add(0, token, y.to(x_TD.dtype))
-    return out_TD
+def dispatch(x_TD: Tensor, routes: Routes, experts: int) -> Dispatched:
+    tokens, per_token = routes.experts_TK.shape
+    flat_A = routes.experts_TK.reshape(-1)
+    order_A = flat_A.argsort(stable=True)
+    token_A = order_A // per_token
+    weights_A1 = routes.weights_TK.reshape(-1).index_select(0, order_A).unsqueeze(1)
+    counts_E = torch.bincount(flat_A, minlength=experts)
+    # index_select and index_add, because each is the other's gradient; plain indexing has a far slower one.
+    return Dispatched(x_TD.index_select(0, token_A), weights_A1, counts_E, token_A, tokens)
+
+
+def compute_experts(sent: Dispatched, weights: ExpertWeights) -> Tensor:
+    rows = []
+    for expert, x_AD in enumerate(sent.x_AD.split(sent.counts_E.tolist())):
+        hidden_AF = gated(F.linear(x_AD, weights.gate_up_EGD[expert]), weights.activation)
+        rows.append(F.linear(hidden_AF, weights.down_EDF[expert]))
+    return (torch.cat(rows) * sent.weights_A1).to(sent.x_AD.dtype)
+
+
+def combine(y_AD: Tensor, sent: Dispatched) -> Tensor:
+    return y_AD.new_zeros(sent.tokens, y_AD.shape[1]).index_add(0, sent.token_A, y_AD)
+
+
+def experts(x_TD: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
+    sent = dispatch(x_TD, routes, len(weights.gate_up_EGD))
+    return combine(compute_experts(sent, weights), sent)
+
+
+def run_layers(stack: LayerStack, x_TD: Tensor, rope: RopeAngles, layout: Batch, caches: Sequence[KVCache]) -> None:
+    return None  # operation by operation

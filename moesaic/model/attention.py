@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
-from moesaic.kernels import Kernels, LatentRules
+from moesaic.kernels.interface import AttentionCall, LatentCall, QKNorm
+from moesaic.kernels.layer_weights import GroupedQueryWeights, LatentWeights
 from moesaic.model.config import GroupedQuery, Indexer, Latent, Layer, ModelConfig
 from moesaic.model.context import ForwardContext
-from moesaic.model.layout import Span
-from moesaic.model.linear import Linear, Norm
+from moesaic.model.linear import Linear, Norm, norm_weights
 from moesaic.model.rope import softmax_scale
 
 
@@ -36,16 +38,27 @@ class GroupedQueryAttention(nn.Module):
     def forward(self, x_TD: Tensor, context: ForwardContext) -> Tensor:
         ops, layout = context.ops, context.layout
         qkv_TXC = self.qkv(x_TD, ops).unflatten(-1, (-1, self.size))
-        q_norm_C = self.q_norm.weight if self.q_norm is not None else None
-        k_norm_C = self.k_norm.weight if self.k_norm is not None else None
-        q_THC, k_TNC, v_TNC = ops.heads(
-            qkv_TXC, self.kv_heads, q_norm_C, k_norm_C, self.eps, context.cos_TR, context.sin_TR, self.interleaved
+        norm = None
+        if self.q_norm is not None and self.k_norm is not None:
+            norm = QKNorm(self.q_norm.weight, self.k_norm.weight, self.eps)
+        q_THC, k_TNC, v_TNC = ops.qk_norm_rope(qkv_TXC, self.kv_heads, norm, context.rope)
+        call = AttentionCall(layout, context.cache_layer(self.number), self.scale, self.window, self.number)
+        attend = ops.attend if layout.compact is None else layout.compact.attend
+        return self.out(attend(q_THC, k_TNC, v_TNC, call).flatten(1), ops)
+
+    def weights(self) -> GroupedQueryWeights:
+        return GroupedQueryWeights(
+            self.qkv.weights(),
+            self.out.weights(),
+            norm_weights(self.q_norm),
+            norm_weights(self.k_norm),
+            self.heads,
+            self.kv_heads,
+            self.size,
+            self.window,
+            self.interleaved,
+            self.scale,
         )
-        if layout.compact is not None:
-            out_THC = layout.compact.attend(q_THC, k_TNC, v_TNC, layout, self.number, self.scale)
-        else:
-            out_THC = ops.attend(q_THC, k_TNC, v_TNC, layout, context.cache_layer(self.number), self.scale, self.window)
-        return self.out(out_THC.flatten(1), ops)
 
 
 class LatentAttention(nn.Module):
@@ -74,87 +87,45 @@ class LatentAttention(nn.Module):
         return shapes | ({"index": (self.indexer.size,)} if self.indexer is not None else {})
 
     def forward(self, x_TD: Tensor, context: ForwardContext) -> Tensor:
-        ops, layout, shape = context.ops, context.layout, self.shape
-        query_input = x_TD
+        ops, shape = context.ops, self.shape
+        query_TQ = x_TD
         if self.q_down is not None and self.q_norm is not None:
-            query_input = self.q_norm(self.q_down(x_TD, ops), ops)
-        q_THC = self.q_up(query_input, ops).unflatten(-1, (shape.heads, shape.key_size))
-        kv_TX = self.kv_down(x_TD, ops)
-        slabs = context.cache_layer(self.number)
-        if (out_THX := self._fused(q_THC, kv_TX, context, slabs)) is not None:
-            return self.out(out_THX.flatten(1), ops)
-        plain_THC, turning_THC = q_THC.split([shape.plain_size, shape.rope_size], dim=-1)
-        turning_THC = ops.rotate(turning_THC, context.cos_TR, context.sin_TR, self.interleaved)
-        q_THC = torch.cat([plain_THC, turning_THC], dim=-1)
-
-        latent_T, key_T = kv_TX.split([shape.kv_rank, shape.rope_size], dim=-1)
-        key_T1C = ops.rotate(key_T.unsqueeze(1), context.cos_TR, context.sin_TR, self.interleaved)
-        latent_TX = torch.cat([self.kv_norm(latent_T, ops), key_T1C.squeeze(1)], dim=-1)
-
-        if slabs is not None:
-            layout.write(slabs["latent"], latent_TX)
+            query_TQ = self.q_norm(self.q_down(x_TD, ops), ops)
+        cache = context.cache_layer(self.number)
         if self.indexer is not None:
-            context.selected = self.indexer(x_TD, query_input, context, slabs)
-        selected = context.selected if self.index_kind else None
-
-        pieces = []
-        for span, q, latent_MX in layout.per_sequence(q_THC, latent_TX):
-            # Where the cache rounds, all see what was rounded.
-            in_cache = slabs is not None and (span.cached > 0 or slabs["latent"].dtype != q.dtype)
-            if slabs is not None and in_cache:
-                latent_MX = layout.read(slabs["latent"], span).to(q)
-            keep_TM = selected[span.number] if selected is not None else None
-            tree_TM, _ = layout.seen(span, None)
-            if tree_TM is not None:
-                keep_TM = tree_TM if keep_TM is None else keep_TM & tree_TM
-            if keep_TM is not None and span.new == 1:  # one query: drop what it will not look at
-                chosen = keep_TM[0].nonzero().squeeze(1)
-                latent_MX, keep_TM = latent_MX[chosen], None
-            absorb = context.absorb and in_cache and self._absorbing_pays(span)
-            attend = self._absorbed if absorb else self._expanded
-            pieces.append(attend(q, latent_MX, keep_TM, ops))
-        out_THX = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        return self.out(out_THX.flatten(1), ops)
-
-    def _fused(
-        self, q_THC: Tensor, kv_TX: Tensor, context: ForwardContext, slabs: dict[str, Tensor] | None
-    ) -> Tensor | None:
-        """All of it in one call, where there are kernels for that and every token looks at all before it."""
-        run, up = getattr(context.ops, "latent", None), self.kv_up.weight
-        if run is None or self.index_kind or not isinstance(up, Tensor):
-            return None
-        rules = LatentRules(
-            self.shape.plain_size, self.kv_norm.eps, context.cos_TR, context.sin_TR, self.interleaved, self.scale
+            context.selected = self.indexer(x_TD, query_TQ, context, cache)
+        call = LatentCall(
+            q_THC=self.q_up(query_TQ, ops).unflatten(-1, (shape.heads, shape.key_size)),
+            kv_TX=self.kv_down(x_TD, ops),
+            norm_K=self.kv_norm.weight,
+            eps=self.kv_norm.eps,
+            up=self.kv_up.weight,
+            expand=partial(self.kv_up, ops=ops),
+            plain_size=shape.plain_size,
+            rope=context.rope,
+            attention=AttentionCall(context.layout, cache, self.scale, None, self.number),
+            absorb=context.absorb,
+            selected=context.selected if self.index_kind else None,
         )
-        up_HXK = up.unflatten(0, (self.shape.heads, -1))
-        out_THX: Tensor | None = run(q_THC, kv_TX, self.kv_norm.weight, up_HXK, rules, context.layout, slabs)
-        return out_THX
+        return self.out(ops.attend_latent(call).flatten(1), ops)
 
-    def _absorbing_pays(self, span: Span) -> bool:
-        """Attention in latent space costs more per query-key pair, but spares expanding every cached latent."""
-        shape = self.shape
-        per_pair = 2 * shape.kv_rank + shape.rope_size - shape.key_size - shape.value_size
-        return span.new * per_pair < shape.kv_rank * (shape.plain_size + shape.value_size)
-
-    def _expanded(self, q_THC: Tensor, latent_MX: Tensor, keep_TM: Tensor | None, ops: Kernels) -> Tensor:
-        shape = self.shape
-        latent_M, key_M = latent_MX.split([shape.kv_rank, shape.rope_size], dim=-1)
-        kv_MHX = self.kv_up(latent_M, ops).unflatten(-1, (shape.heads, -1))
-        plain_MHC, v_MHX = kv_MHX.split([shape.plain_size, shape.value_size], dim=-1)
-        k_MHC = torch.cat([plain_MHC, key_M.unsqueeze(1).expand(-1, shape.heads, -1)], dim=-1)
-        return ops.attention(q_THC, k_MHC, v_MHX, self.scale, keep_TM=keep_TM)
-
-    def _absorbed(self, q_THC: Tensor, latent_MX: Tensor, keep_TM: Tensor | None, ops: Kernels) -> Tensor:
-        """Fold the key projection into the query and the value projection into the output: all heads share one key."""
-        shape = self.shape
-        up_HXK = self.kv_up.weight.unflatten(0, (shape.heads, -1))
-        plain_THC, turning_THC = q_THC.split([shape.plain_size, shape.rope_size], dim=-1)
-        folded_THK = torch.bmm(plain_THC.transpose(0, 1), up_HXK[:, : shape.plain_size]).transpose(0, 1)
-        q_THX = torch.cat([folded_THK, turning_THC], dim=-1)
-        keys_M1X = latent_MX.unsqueeze(1)
-        # The latent is key and value at once; its rotary part rides along as a value nobody reads.
-        out_THK = ops.attention(q_THX, keys_M1X, keys_M1X, self.scale, keep_TM=keep_TM)[..., : shape.kv_rank]
-        return torch.bmm(out_THK.transpose(0, 1), up_HXK[:, shape.plain_size :].transpose(1, 2)).transpose(0, 1)
+    def weights(self) -> LatentWeights:
+        return LatentWeights(
+            self.q_down.weights() if self.q_down is not None else None,
+            norm_weights(self.q_norm),
+            self.q_up.weights(),
+            self.kv_down.weights(),
+            self.kv_norm.weights(),
+            self.kv_up.weights(),
+            self.out.weights(),
+            self.shape.heads,
+            self.shape.plain_size,
+            self.shape.rope_size,
+            self.shape.value_size,
+            self.interleaved,
+            self.scale,
+            bool(self.index_kind),
+        )
 
 
 class LightningIndexer(nn.Module):
@@ -180,13 +151,13 @@ class LightningIndexer(nn.Module):
         ops, layout = context.ops, context.layout
         assert layout.trees is None, "a selection would count the other branches of a tree"
         k_TC = self.key_norm(self.keys(x_TD, ops))
-        k_TC = ops.rotate(k_TC.unsqueeze(1), context.cos_TR, context.sin_TR, self.interleaved).squeeze(1)
+        k_TC = ops.rotate(k_TC.unsqueeze(1), context.rope).squeeze(1)
         if slabs is not None:
             layout.write(slabs["index"], k_TC)
         if all(span.total <= self.topk for span in layout.spans):
             return [None] * len(layout.spans)
         q_THC = self.queries(query_TQ, ops).unflatten(-1, (self.heads, self.size))
-        q_THC = ops.rotate(q_THC, context.cos_TR, context.sin_TR, self.interleaved).float()
+        q_THC = ops.rotate(q_THC, context.rope).float()
         weights_TH = self.head_weights(x_TD, ops).float() * self.heads**-0.5
         selected: list[Tensor | None] = []
         for span in layout.spans:

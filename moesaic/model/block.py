@@ -6,12 +6,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from moesaic.kernels.interface import LayerStack
+from moesaic.kernels.layer_weights import LayerWeights
 from moesaic.model.attention import make_attention
 from moesaic.model.config import Layer, ModelConfig
 from moesaic.model.context import ForwardContext
-from moesaic.model.experts import MixtureFeedForward, make_feed_forward
-from moesaic.model.fused_layer import FusedLayer, QuantizedFusedLayer, fused_layer
-from moesaic.model.linear import Linear, Norm
+from moesaic.model.experts import make_feed_forward
+from moesaic.model.linear import Linear, Norm, norm_weights
 
 
 class Block(nn.Module):
@@ -23,10 +24,10 @@ class Block(nn.Module):
         self.ffn = make_feed_forward(config, layer.ffn, number)
         self.attention_post_norm = Norm(config.hidden, config.norm_eps) if config.post_norms else None
         self.ffn_post_norm = Norm(config.hidden, config.norm_eps) if config.post_norms else None
-        self.parts: FusedLayer | QuantizedFusedLayer | None = None  # found when they are first wanted
+        self._stack: LayerStack | None = None
 
     def forward(self, x_TD: Tensor, context: ForwardContext) -> Tensor:
-        if context.library is not None and (done_TD := self._at_once(x_TD, context)) is not None:
+        if context.layout.cache is not None and (done_TD := context.run_fused(self.stack, x_TD)) is not None:
             return done_TD
         y_TD = self.attention(self.attention_norm(x_TD, context.ops), context)
         if self.attention_post_norm is not None:
@@ -37,20 +38,23 @@ class Block(nn.Module):
             y_TD = self.ffn_post_norm(y_TD, context.ops)
         return x_TD + y_TD
 
-    def _at_once(self, x_TD: Tensor, context: ForwardContext) -> Tensor | None:
-        """The whole layer in one native call, to the same bits, where that can be done: for steps of few tokens."""
-        routing, slabs = context.routing, context.cache_layer(self.attention.number)
-        if routing is not None and (routing.replay or routing.keep_logits):
-            return None
-        if self.parts is None or self.parts.matrices[0] is not self.attention_norm.weight:
-            self.parts = fused_layer(self)
-        if self.parts is None or not self.parts.takes(x_TD, context.layout, slabs):
-            return None
-        assert slabs is not None and context.library is not None
-        y_TD, routes_TK = self.parts.run(context.library, x_TD, context.cos_TR, context.sin_TR, context.layout, slabs)
-        if routing is not None and isinstance(self.ffn, MixtureFeedForward):
-            routing.choices[self.ffn.router.number] = routes_TK
-        return y_TD
+    @property
+    def stack(self) -> LayerStack:
+        """The layer's weights, for kernels that run more than one operation; made anew when they were replaced."""
+        if self._stack is None or self._stack.layers[0].attention_norm.weight is not self.attention_norm.weight:
+            self._stack = LayerStack((self.weights(),))
+        return self._stack
+
+    def weights(self) -> LayerWeights:
+        return LayerWeights(
+            self.attention.number,
+            self.attention_norm.weights(),
+            self.attention.weights(),
+            norm_weights(self.attention_post_norm),
+            self.ffn_norm.weights(),
+            self.ffn.weights(),
+            norm_weights(self.ffn_post_norm),
+        )
 
 
 class PredictionBlock(nn.Module):

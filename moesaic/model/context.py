@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from moesaic.kernels import Kernels
+from moesaic.kernels.interface import Kernels, KVCache, LayerStack, RopeAngles
 from moesaic.model.layout import Layout
 
 
@@ -32,15 +31,32 @@ class Routing:
 class ForwardContext:
     layout: Layout
     ops: Kernels
-    cos_TR: Tensor
-    sin_TR: Tensor
+    rope: RopeAngles
     routing: Routing | None = None
     # Whether latent attention may take the shorter of its two ways, whose results differ in the last bits.
     absorb: bool = True
-    # Native code that can run a whole layer at once, where there is such and nothing comes between its operations.
-    library: Any = None
     # DSA: which tokens the last full layer selected, one (T, M) mask per sequence; None where all fit.
     selected: list[Tensor | None] | None = None
 
-    def cache_layer(self, layer: int) -> dict[str, Tensor] | None:
+    def cache_layer(self, layer: int) -> KVCache | None:
         return self.layout.cache.layers[layer] if self.layout.cache is not None else None
+
+    def run_fused(self, stack: LayerStack, x_TD: Tensor) -> Tensor | None:
+        """All layers of a stack as one kernel, to the same bits; None where they must go one by one."""
+        routing, cache = self.routing, self.layout.cache
+        if cache is None or (routing is not None and (routing.replay or routing.keep_logits)):
+            return None
+        caches = [cache.layers[layer.number] for layer in stack.layers]
+        done = self.ops.run_layers(stack, x_TD, self.rope, self.layout, caches)
+        if done is None:
+            return None
+        y_TD, routes_LTK = done
+        if routing is not None:
+            mixtures = zip(stack.layers, routes_LTK, strict=True)
+            routing.choices.update((layer.number, routes) for layer, routes in mixtures if layer.is_mixture)
+        return y_TD
+
+    def of_tokens(self, layout: Layout, kept_T: Tensor) -> ForwardContext:
+        """The same for some of the tokens, which a layout of their own describes."""
+        rope = replace(self.rope, cos_TR=self.rope.cos_TR[kept_T], sin_TR=self.rope.sin_TR[kept_T])
+        return ForwardContext(layout, self.ops, rope, self.routing)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from moesaic.kernels.layer_weights import DenseWeights, ExpertWeights, MixtureWeights
 from moesaic.model.config import Dense, Experts, ModelConfig
 from moesaic.model.context import ForwardContext
 from moesaic.model.linear import Linear
@@ -27,8 +28,13 @@ class DenseFeedForward(nn.Module):
     def forward(self, x_TD: Tensor, context: ForwardContext) -> Tensor:
         return self.down(context.ops.gated(self.gate_up(x_TD, context.ops), self.activation), context.ops)
 
+    def weights(self) -> DenseWeights:
+        return DenseWeights(self.gate_up.weights(), self.down.weights(), self.activation)
+
 
 class MixtureFeedForward(nn.Module):
+    site = ""
+
     def __init__(self, config: ModelConfig, experts: Experts, number: int) -> None:
         super().__init__()
         self.activation = config.activation
@@ -39,8 +45,8 @@ class MixtureFeedForward(nn.Module):
         self.residual = Linear(config.hidden, 2, bias=True) if experts.residual else None
 
     def forward(self, x_TD: Tensor, context: ForwardContext) -> Tensor:
-        routes_TK, weights_TK = self.router(x_TD, context.routing, context.ops)
-        out_TD = context.ops.experts(x_TD, routes_TK, weights_TK, self.gate_up_EGD, self.down_EDF, self.activation)
+        routes = self.router(x_TD, context.routing, context.ops)
+        out_TD = context.ops.experts(x_TD, routes, self.expert_weights())
         if self.shared is None:
             return out_TD
         shared_TD = self.shared(x_TD, context)
@@ -49,3 +55,17 @@ class MixtureFeedForward(nn.Module):
         # DeepSpeed-MoE: the expert corrects the dense network, by a learned share per token.
         share_T2 = self.residual(x_TD, context.ops).softmax(-1)
         return shared_TD * share_T2[:, :1] + out_TD * share_T2[:, 1:]
+
+    def expert_weights(self) -> ExpertWeights:
+        return ExpertWeights(self.gate_up_EGD, self.down_EDF, self.activation, self.site)
+
+    def weights(self) -> MixtureWeights:
+        router = self.router
+        return MixtureWeights(
+            router.weight,
+            router.correction,
+            router.shape,
+            self.expert_weights(),
+            self.shared.weights() if self.shared is not None else None,
+            self.residual.weights() if self.residual is not None else None,
+        )

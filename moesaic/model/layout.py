@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from moesaic.kernels.interface import AttentionCall
+
 
 @dataclass(frozen=True)
 class Span:
@@ -96,7 +98,7 @@ class PagedCache:
 class Compacted(Protocol):
     """Sequences that keep their keys and values in a form of their own."""
 
-    def attend(self, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, layout: Layout, layer: int, scale: float) -> Tensor:
+    def attend(self, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
         """Keep the new keys and values of a layer, and let every new token attend to its own sequence so far."""
 
 

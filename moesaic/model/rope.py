@@ -8,7 +8,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from moesaic.model.config import Rope
+from moesaic.kernels.interface import RopeAngles
+from moesaic.model.config import ModelConfig, Rope
+from moesaic.model.layout import Layout
 
 
 @cache
@@ -25,6 +27,16 @@ def frequencies(rope: Rope, context: int, device: torch.device | None = None) ->
     if rope.kind == "llama3":
         return _llama3(rope, plain, original), 1.0
     return plain, 1.0  # "dynamic" is plain until a sequence outgrows the context
+
+
+def rope_of(config: ModelConfig, layout: Layout) -> RopeAngles:
+    """The rotary angles of every token of a flat batch, once for all layers."""
+    rope, context = config.rope, config.context
+    speed_R, factor = frequencies(rope, context, layout.device)
+    if rope.kind == "dynamic" and max((int(span.total) for span in layout.spans), default=0) > context:
+        speed_R = dynamic_frequencies(rope, context, layout.totals_T)
+    angle_TR = layout.positions_T[:, None].float() * speed_R
+    return RopeAngles(angle_TR.cos() * factor, angle_TR.sin() * factor, rope.interleaved)
 
 
 def dynamic_frequencies(rope: Rope, context: int, lengths_T: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from moesaic.kernels import Kernels, reference
+from moesaic.kernels import reference
+from moesaic.kernels.interface import Kernels, Routes
 from moesaic.model.config import Experts
 from moesaic.model.context import Routing
 
@@ -17,6 +18,8 @@ PLAIN = cast(Kernels, reference)
 
 
 class Router(nn.Module):
+    site = ""
+
     def __init__(self, hidden: int, experts: Experts, number: int) -> None:
         super().__init__()
         self.shape, self.number = experts, number
@@ -34,13 +37,12 @@ class Router(nn.Module):
             self.correction = kept.to(self.correction.device)
         return self
 
-    def forward(self, x_TD: Tensor, routing: Routing | None = None, ops: Kernels = PLAIN) -> tuple[Tensor, Tensor]:
-        """The chosen experts (T, K), and the float32 weight of each."""
-        logits_TE = ops.router_logits(x_TD, self.weight)
+    def forward(self, x_TD: Tensor, routing: Routing | None = None, ops: Kernels = PLAIN) -> Routes:
+        logits_TE = ops.router_logits(x_TD, self.weight, self.site)
         replayed_TK = routing.choices[self.number] if routing is not None and routing.replay else None
-        routes_TK, weights_TK = ops.route(logits_TE, self.correction, self.shape, replayed_TK)
+        routes = ops.route(logits_TE, self.correction, self.shape, replayed_TK)
         if routing is not None:
-            routing.choices[self.number] = routes_TK
+            routing.choices[self.number] = routes.experts_TK
             if routing.keep_logits:
                 routing.logits[self.number] = logits_TE
-        return routes_TK, weights_TK
+        return routes

@@ -1,24 +1,29 @@
-"""The one model: training, rollouts, evaluation and serving all run this forward."""
+"""The one model: training, rollouts, evaluation and serving all run this forward.
+
+It is three parts, which whoever stops between layers, holds only some of them or brings rows of its own calls one by
+one: `begin` (tokens to hidden states), `run_layers` over a range, `finish` (the last norm); `logits_at` on demand.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, cast
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from moesaic import kernels
+from moesaic.kernels.cross_entropy import linear_cross_entropy
+from moesaic.kernels.interface import Kernels, LayerStack, Mode
+from moesaic.kernels.logprobs import token_logprobs
 from moesaic.kernels.quantized import QuantizedKernels, QuantizedWeight
 from moesaic.model.block import Block, PredictionBlock
 from moesaic.model.config import ModelConfig
 from moesaic.model.context import ForwardContext, Routing
-from moesaic.model.fused_model import FusedModel, run_fused
 from moesaic.model.layout import Layout, PagedCache
-from moesaic.model.linear import Norm
-from moesaic.model.rope import dynamic_frequencies, frequencies
+from moesaic.model.linear import Norm, name_sites
+from moesaic.model.rope import rope_of
 from moesaic.model.value_head import ValueHead
 
 if TYPE_CHECKING:
@@ -28,7 +33,7 @@ if TYPE_CHECKING:
 LOGIT_ROWS = 1024
 
 
-# How a block is run: plainly, again in the backward pass, on some of the tokens, or not at all.
+# How a layer is run: plainly, recomputed in the backward pass, on some of the tokens, or not at all.
 LayerRunner = Callable[[Block, int, Tensor, ForwardContext], Tensor]
 
 
@@ -38,13 +43,17 @@ def run_plainly(block: Block, number: int, x_TD: Tensor, context: ForwardContext
 
 
 class Model(nn.Module):
-    def __init__(self, config: ModelConfig, mode: kernels.Mode = "fast") -> None:
+    """`ops` are the kernels that every forward runs on. They are chosen by device and mode, and can be set: kernels
+    that record, shard or correct what flows through a call site stand in for the plain ones there."""
+
+    def __init__(self, config: ModelConfig, mode: Mode = "fast") -> None:
         super().__init__()
         self.config = config
         self.mode = mode
         self.tokenizer: Tokenizer | None = None
         self.value: ValueHead | None = None  # of a reward model or critic
-        self.stack: FusedModel | None = None  # the layers as one piece, when first wanted
+        self._ops: Kernels | None = None
+        self._stack: LayerStack | None = None  # of all layers, when first wanted
         self.embed = nn.Parameter(torch.empty(config.vocab, config.hidden))
         self.layers = nn.ModuleList(Block(config, layer, number) for number, layer in enumerate(config.layers))
         self.norm = Norm(config.hidden, config.norm_eps)
@@ -52,6 +61,7 @@ class Model(nn.Module):
         self.mtp = nn.ModuleList(
             PredictionBlock(config, layer, len(config.layers) + number) for number, layer in enumerate(config.mtp)
         )
+        name_sites(self)
 
     @property
     def device(self) -> torch.device:
@@ -63,69 +73,121 @@ class Model(nn.Module):
 
     def forward(
         self,
-        tokens_T: Tensor,
+        inputs: Tensor,
         layout: Layout,
         routing: Routing | None = None,
         runner: LayerRunner = run_plainly,
-        ops: kernels.Kernels | None = None,
+        ops: Kernels | None = None,
     ) -> Tensor:
         """The normalised hidden state after each token; `logits_at` turns rows of it into predictions."""
-        context = self.context(layout, routing, ops)
-        x_TD = self.embedded(tokens_T)
-        if runner is run_plainly and (done_TD := run_fused(self, x_TD, context)) is not None:
-            return self.norm(done_TD, context.ops)
-        for number, block in enumerate(self.layers):
-            assert isinstance(block, Block)
-            x_TD = runner(block, number, x_TD, context)
+        x_TD, context = self.begin(inputs, layout, routing, ops)
+        return self.finish(self.run_layers(x_TD, context, runner=runner), context)
+
+    def begin(
+        self, inputs: Tensor, layout: Layout, routing: Routing | None = None, ops: Kernels | None = None
+    ) -> tuple[Tensor, ForwardContext]:
+        """Hidden states before the first layer: of tokens (T,), or given ones (T, D), which an encoder of images or
+        speech made, or the pipeline stage before."""
+        ops = ops or self.ops
+        if routing is not None and routing.keep_logits:  # not in a block, which may be compiled
+            routing.lengths = [span.new for span in layout.spans]
+        context = ForwardContext(layout, ops, rope_of(self.config, layout), routing, self.mode != "invariant")
+        return (inputs if inputs.is_floating_point() else self.embedded(inputs, ops)), context
+
+    def run_layers(
+        self,
+        x_TD: Tensor,
+        context: ForwardContext,
+        start: int = 0,
+        stop: int | None = None,
+        runner: LayerRunner = run_plainly,
+    ) -> Tensor:
+        """Layers from `start` to before `stop`."""
+        stop = len(self.layers) if stop is None else stop
+        while start < stop:
+            if runner is run_plainly and stop == len(self.layers):
+                x_TD, start = self.advance(x_TD, context, start)
+            else:
+                x_TD = runner(cast(Block, self.layers[start]), start, x_TD, context)
+                start += 1
+        return x_TD
+
+    def advance(self, x_TD: Tensor, context: ForwardContext, start: int) -> tuple[Tensor, int]:
+        """As far as one kernel goes, through all layers or through the next; and where to go on."""
+        stack = self._layer_stack() if start == 0 else None
+        if stack is not None and (done_TD := context.run_fused(stack, x_TD)) is not None:
+            return done_TD, len(self.layers)
+        return run_plainly(cast(Block, self.layers[start]), start, x_TD, context), start + 1
+
+    def finish(self, x_TD: Tensor, context: ForwardContext) -> Tensor:
         return self.norm(x_TD, context.ops)
 
-    def embedded(self, tokens_T: Tensor) -> Tensor:
-        table: Tensor | QuantizedWeight = self._modules.get("embed") or self.embed  # type: ignore[assignment]
-        return table.rows(tokens_T) if isinstance(table, QuantizedWeight) else F.embedding(tokens_T, table)
+    def embedded(self, tokens_T: Tensor, ops: Kernels | None = None) -> Tensor:
+        """Rows of the embedding."""
+        return (ops or self.ops).embed(tokens_T, self._modules.get("embed") or self.embed, "embed")  # type: ignore[arg-type]
 
     def predict_further(
-        self, number: int, hidden_TD: Tensor, next_T: Tensor, layout: Layout, routing: Routing | None = None
+        self,
+        number: int,
+        hidden_TD: Tensor,
+        next_T: Tensor,
+        layout: Layout,
+        routing: Routing | None = None,
+        ops: Kernels | None = None,
     ) -> Tensor:
         """Multi-token-prediction layer `number`: from hidden states and the tokens that followed them, the hidden
         states that predict one token further."""
-        context = self.context(layout, routing)
-        return self.mtp[number](hidden_TD, self.embedded(next_T), context)
+        next_TD, context = self.begin(next_T, layout, routing, ops)
+        return self.mtp[number](hidden_TD, next_TD, context)
 
-    def logits_at(self, hidden_TD: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
-        return self.kernels.linear(hidden_TD[rows], self.output)
+    def logits_at(self, hidden_TD: Tensor, rows: Tensor | slice = slice(None), ops: Kernels | None = None) -> Tensor:
+        return (ops or self.ops).linear(hidden_TD[rows], self.output, None, self.output_site)
+
+    def token_logprobs(self, hidden_TD: Tensor, targets_T: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        """log p(target) after every hidden state and its entropy, differentiable, in the engine's own bits."""
+        linear = partial(self.ops.linear, site=self.output_site)
+        return token_logprobs(hidden_TD, self.output, targets_T, linear=linear, **options)
+
+    def cross_entropy(
+        self, hidden_TD: Tensor, targets_T: Tensor, scale_T: Tensor, **options: Any
+    ) -> tuple[Tensor, Tensor]:
+        """The scaled sum of -log p(target), and each token's own, without ever holding all logits."""
+        return linear_cross_entropy(hidden_TD, self.output, targets_T, scale_T, **options)
 
     @property
     def output(self) -> Tensor:
         """The matrix that turns hidden states into logits (V, D)."""
         return self.embed if self.head is None else self.head
 
-    def context(
-        self, layout: Layout, routing: Routing | None = None, ops: kernels.Kernels | None = None
-    ) -> ForwardContext:
-        ops = ops or self.kernels
-        library = getattr(ops, "library", None)
-        absorb = self.mode != "invariant"
-        if routing is not None and routing.keep_logits:  # not in a block, which may be compiled
-            routing.lengths = [span.new for span in layout.spans]
-        return ForwardContext(layout, ops, *self.angles(layout), routing, absorb, library)
-
-    def angles(self, layout: Layout) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of every token's rotary angles, float32."""
-        rope, context = self.config.rope, self.config.context
-        speed_R, factor = frequencies(rope, context, self.device)
-        if rope.kind == "dynamic" and max((int(span.total) for span in layout.spans), default=0) > context:
-            speed_R = dynamic_frequencies(rope, context, layout.totals_T)
-        angle_TR = layout.positions_T[:, None].float() * speed_R
-        return angle_TR.cos() * factor, angle_TR.sin() * factor
+    @property
+    def output_site(self) -> str:
+        return "embed" if self.head is None else "head"
 
     @property
-    def kernels(self) -> kernels.Kernels:
+    def ops(self) -> Kernels:
+        if self._ops is not None:
+            return self._ops
         chosen = kernels.choose(self.device, self.mode)
-        return cast(kernels.Kernels, QuantizedKernels(chosen)) if self.quantized else chosen
+        return cast(Kernels, QuantizedKernels(chosen)) if self.quantized else chosen
+
+    @ops.setter
+    def ops(self, ops: Kernels | None) -> None:
+        self._ops = ops
+
+    def _layer_stack(self) -> LayerStack | None:
+        """All layers as data for kernels that run several; None if one has to go alone. Made anew when a layer is
+        another than it was."""
+        blocks = cast("list[Block]", list(self.layers))
+        if any(block._forward_hooks or block._forward_pre_hooks for block in blocks):  # somebody wants to come between
+            return None
+        layers = tuple(block.stack.layers[0] for block in blocks)
+        if self._stack is None or any(one is not other for one, other in zip(layers, self._stack.layers, strict=True)):
+            self._stack = LayerStack(layers)
+        return self._stack
 
     @cached_property
     def quantized(self) -> bool:
-        """Whether any matrix is kept in few bits. A model is made so when it is read, and not changed after."""
+        """Whether any matrix is quantized. A model is made so when it is read, and not changed after."""
         return any(isinstance(module, QuantizedWeight) for module in self.modules())
 
     def cache_shapes(self) -> list[dict[str, tuple[int, ...]]]:

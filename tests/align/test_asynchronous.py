@@ -18,7 +18,7 @@ import moesaic
 from moesaic.align.align import align
 from moesaic.align.rewards.math import MathEqual
 from moesaic.align.rollouts.async_stream import AsynchronousStream
-from moesaic.align.rollouts.pool import Answering, UnderWay
+from moesaic.align.rollouts.pool import Rollout, RolloutPool
 from moesaic.align.rollouts.rollout import Sample, ask
 from moesaic.align.rollouts.worker_pool import WorkerPool
 from moesaic.errors import UserError
@@ -209,11 +209,11 @@ def test_a_reward_whose_process_is_killed_judges_again(base):
     """Also a question that cannot be asked, and one that is given up, cost nobody else anything."""
     engine = Engine(moesaic.load(base, threads=1), cache_bytes=4 << 20)
     reward = MathEqual()
-    under_way = UnderWay(engine, [("math", 1.0, reward)], judged_again=True)
+    pool = RolloutPool(engine, [("math", 1.0, reward)], judged_again=True)
     examples = [Example(({"role": "user", "content": f"{n} + {n}"},), f"{2 * n}") for n in range(4)]
     for number, example in enumerate(examples):
         requests = ask(engine, example, 2, {"max_tokens": 6 if number else 400}, number)
-        under_way.add(number, [Answering(example, request) for request in requests])
+        pool.add(number, [Rollout(example, request) for request in requests])
     killed = threading.Event()
 
     def kill() -> None:
@@ -225,16 +225,16 @@ def test_a_reward_whose_process_is_killed_judges_again(base):
 
     thread = threading.Thread(target=kill)
     thread.start()
-    under_way.step()
-    under_way.give_up(0)
+    pool.step()
+    pool.give_up(0)
     ended = []
-    while under_way.groups:
-        ended += under_way.step()
+    while pool.groups:
+        ended += pool.step()
         if not engine.working:
-            under_way.news.wait(1)
+            pool.news.wait(1)
     killed.set()
     thread.join()
-    under_way.close()
+    pool.close()
     assert sorted(number for number, _ in ended) == [1, 2, 3] and not engine.scheduler.requests
     for _, samples in ended:
         assert isinstance(samples, list) and all(not sample.judged.problems for sample in samples)
@@ -242,25 +242,25 @@ def test_a_reward_whose_process_is_killed_judges_again(base):
 
 def test_an_engine_that_fails_gives_up_what_it_holds_and_goes_on(base, monkeypatch):
     engine = Engine(moesaic.load(base, threads=1), cache_bytes=4 << 20)
-    under_way = UnderWay(engine, [])
+    pool = RolloutPool(engine, [])
     example = Example(({"role": "user", "content": "1 + 1"},), "2")
 
     def add(number: int) -> None:
         requests = ask(engine, example, 2, {"max_tokens": 4}, number)
-        under_way.add(number, [Answering(example, request) for request in requests])
+        pool.add(number, [Rollout(example, request) for request in requests])
 
     add(0)
-    under_way.step()
+    pool.step()
     with monkeypatch.context() as broken:
         broken.setattr(engine.model, "forward", None)
-        broken.setattr("moesaic.serve.core.engine.Pass", None)
-        ((number, problem),) = under_way.step()
+        broken.setattr("moesaic.serve.core.runner.ForwardPass", None)
+        ((number, problem),) = pool.step()
     assert number == 0 and isinstance(problem, TypeError)
     assert not engine.scheduler.requests and not engine.page_pool.in_use
     add(1)
     ended = []
-    while under_way.groups:
-        ended += under_way.step()
+    while pool.groups:
+        ended += pool.step()
     assert [number for number, _ in ended] == [1] and len(ended[0][1]) == 2
 
 

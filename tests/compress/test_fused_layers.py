@@ -12,10 +12,10 @@ import torch
 from moesaic.compress.compress import CompressionRequest, compress
 from moesaic.compress.methods import Compressor
 from moesaic.kernels import native
-from moesaic.kernels.native.quantized_fused import QuantizedFusedLayer, QuantizedFusedModel
+from moesaic.kernels.native.fused_layers import MAX_STACK_TOKENS
+from moesaic.kernels.native.quantized_fused_layers import QuantizedFusedLayers
 from moesaic.methods import Method, build
-from moesaic.model import fused_model
-from moesaic.model.block import Block
+from moesaic.model.context import ForwardContext
 from moesaic.model.directory import load
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
@@ -66,16 +66,17 @@ def test_same_bits(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for threads in (1, 2):
         torch.set_num_threads(threads)
         found[f"all layers, {threads}"] = steps(model)
-    assert isinstance(model.stack, QuantizedFusedModel) and model.stack.takes()
-    assert all(isinstance(block.parts, QuantizedFusedLayer) for block in model.layers)
+    fused = [model._stack, *(block.stack for block in model.layers)]
+    assert all(isinstance(stack.prepared["native"], QuantizedFusedLayers) for stack in fused)
+    assert model._stack.prepared["native"].takes()
     other = copy.deepcopy(model)  # whose weights lie elsewhere
     with torch.no_grad():
         other.layers[0].attention.qkv.weight.scales_XGO.mul_(1.5)  # type: ignore[union-attr, operator]
     assert not torch.equal(steps(other)[1], found["all layers, 1"][1])
-    monkeypatch.setattr("moesaic.model.transformer.all_layers", lambda *arguments: None)
+    monkeypatch.setattr(Model, "_layer_stack", lambda model: None)
     found["a layer at a time"] = steps(model)
-    monkeypatch.setattr(Block, "_at_once", lambda *arguments: None)
+    monkeypatch.setattr(ForwardContext, "run_fused", lambda *arguments: None)
     found["one by one"] = steps(model)
     for name, outputs in found.items():
         assert all(map(torch.equal, outputs, found["one by one"])), name
-    assert fused_model.MOST_TOKENS < 40  # or the prompt never goes a layer at a time
+    assert MAX_STACK_TOKENS < 40  # or the prompt never goes a layer at a time

@@ -131,7 +131,7 @@ def test_gptq_loses_less_than_rounding(model: Path, tmp_path: Path) -> None:
 def test_an_expert_that_nobody_chooses_sees_the_tokens_nearest_to_it(tmp_path: Path) -> None:
     """The last expert's router row is the first one's turned round, and the first always wins."""
     from moesaic import kernels
-    from moesaic.compress.calibration_statistics import Watched, WatchingKernels
+    from moesaic.compress.calibration_statistics import RecordingKernels, Watched
 
     model = load(make(tmp_path / "model"))
     block = model.layers[0]
@@ -141,9 +141,9 @@ def test_an_expert_that_nobody_chooses_sees_the_tokens_nearest_to_it(tmp_path: P
         router.weight.zero_()  # type: ignore[union-attr]
         router.weight[3, 0] = -1.0  # type: ignore[union-attr, index]
         x_TD[:, 0] = torch.linspace(1, 2, 40)
-    watcher = WatchingKernels(kernels.choose("cpu"))
+    watcher = RecordingKernels(kernels.choose("cpu"))
     with torch.no_grad():
-        block.ffn(x_TD, layers.flow_for(model.config, [40], watcher, model.device))  # type: ignore[operator, arg-type]
+        block.ffn(x_TD, layers.context_of(model.config, [40], watcher, model.device))  # type: ignore[operator, arg-type]
     watched = Watched(block, watcher, 8, iter, x_TD)  # type: ignore[arg-type]
     unloved = watched.seen("ffn.gate_up_EGD.3")
     assert unloved is not None and unloved.share == 0

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from moesaic import kernels
 from moesaic.compress import layers
-from moesaic.compress.calibration_statistics import Watched, WatchingKernels
-from moesaic.compress.saliency import EVEN, feel
+from moesaic.compress.calibration_statistics import RecordingKernels, Watched
+from moesaic.compress.saliency import EVEN, measure_saliency
 from moesaic.model.block import Block
 from moesaic.model.directory import load
 from tests.compress.made import make
@@ -20,16 +20,16 @@ from tests.compress.made import make
 TOKENS = 24
 
 
-class Disturbing(WatchingKernels):
+class Disturbing(RecordingKernels):
     """Adds a little to the outputs first..last of one matrix, at one token."""
 
-    def __init__(self, plain: Any, weight_OI: Tensor, first: int, last: int, token: int, change: Tensor) -> None:
+    def __init__(self, plain: Any, site: str, first: int, last: int, token: int, change: Tensor) -> None:
         super().__init__(plain)
-        self.target, self.where, self.change = weight_OI, (token, slice(first, last)), change
+        self.target, self.where, self.change = site, (token, slice(first, last)), change
 
-    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        y_TO = super().linear(x_TI, weight_OI, bias_O)
-        if weight_OI is self.target:
+    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor:
+        y_TO = super().linear(x_TI, weight_OI, bias_O, site)
+        if site == self.target:
             y_TO = y_TO.clone()
             y_TO[self.where] += self.change
         return y_TO
@@ -45,17 +45,17 @@ def test_counts_are_what_disturbances_do(tmp_path: Path) -> None:
 
     def run(ops: Any) -> Tensor:
         with torch.no_grad():
-            out_TD: Tensor = block(x_TD, layers.flow_for(model.config, [TOKENS], ops, model.device))
+            out_TD: Tensor = block(x_TD, layers.context_of(model.config, [TOKENS], ops, model.device))
         return out_TD
 
     def pieces(ops: Any) -> Any:
-        context = layers.flow_for(model.config, [TOKENS], ops, model.device)
+        context = layers.context_of(model.config, [TOKENS], ops, model.device)
         yield slice(0, TOKENS), lambda of: of(x_TD, context)
 
-    watcher = WatchingKernels(kernels.choose("cpu"))
+    watcher = RecordingKernels(kernels.choose("cpu"))
     out_TD = run(watcher)
     watched = Watched(block, watcher, 8, pieces, out_TD)
-    feel(block, watched)
+    measure_saliency(block, watched)
     seen = watched.seen("attention.qkv.weight")
     assert seen is not None and [size for size, _ in seen.felt] == [64, 32, 32]
     for _, counts_T in seen.felt:
@@ -67,7 +67,7 @@ def test_counts_are_what_disturbances_do(tmp_path: Path) -> None:
             effect = 0.0
             for _ in range(6):
                 change = torch.randn(size, generator=generator) * 1e-2
-                ops = Disturbing(kernels.choose("cpu"), attention.qkv.weight, start, start + size, token, change)
+                ops = Disturbing(kernels.choose("cpu"), attention.qkv.site, start, start + size, token, change)
                 effect += float(((run(ops) - out_TD).square().mean(1) / out_TD.square().mean(1)).sum())
             happened.append(effect)
         start += size

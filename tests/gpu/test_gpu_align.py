@@ -64,7 +64,7 @@ def test_recorded_log_probabilities_are_the_trainers_to_the_bit(directories, nam
         hidden_TD = model(tokens_T, Layout([len(one.tokens) for one in some], device=DEVICE), Routing())
         assert hidden_TD.requires_grad
         targets_T = torch.cat([torch.tensor([*one.tokens[1:], -100]) for one in some]).to(DEVICE)
-        options = {"temperature": temperature, "linear": model.kernels.linear}
+        options = {"temperature": temperature, "linear": model.ops.linear}
         logprobs_T, _ = token_logprobs(hidden_TD, model.output, targets_T, **options)
         start = 0
         for request in some:
@@ -86,7 +86,7 @@ def test_gradients_are_those_of_the_reference(directories, name):
     def gradients(dtype, mode):
         model = moesaic.load(directories[name], dtype=dtype, device=DEVICE, mode=mode)
         hidden_TD = model(tokens_T, Layout(lengths, device=DEVICE), routing)
-        logprobs_T, _ = token_logprobs(hidden_TD, model.output, tokens_T.roll(-1), linear=model.kernels.linear)
+        logprobs_T, _ = token_logprobs(hidden_TD, model.output, tokens_T.roll(-1), linear=model.ops.linear)
         (-logprobs_T.mean()).backward()
         return {key: parameter.grad for key, parameter in model.named_parameters()}
 

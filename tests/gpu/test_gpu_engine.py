@@ -17,6 +17,8 @@ from moesaic.serve.core.drafters.suffix import Suffix
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.policies.chunked import Chunked
 from moesaic.serve.core.request import Sampling
+from moesaic.serve.core.runner import Runner
+from moesaic.serve.gpu.overlap import QueuedSteps
 from tests.gpu.models import CONFIGS, saved, tokens_of
 
 DEVICE = "cuda"
@@ -39,7 +41,7 @@ def model(directories):
 
 def engine_of(model, **options):
     engine = Engine(model, **{"cache_bytes": 1 << 26, **options})
-    assert engine.queued is not None, "steps are queued"
+    assert isinstance(engine.runner, QueuedSteps), "steps are queued"
     return engine
 
 
@@ -58,7 +60,7 @@ def test_greedy_text_is_that_of_transformers(directories, name):
     exact = moesaic.load(directories[name], dtype=torch.float32, device=DEVICE)
     engine = engine_of(exact)
     together = engine.generate(prompts, max_tokens=30, temperature=0.0)
-    assert engine.queued.steps.graphs, "and run as graphs"
+    assert engine.runner.steps.graphs, "and run as graphs"
     wide = transformers.AutoModelForCausalLM.from_pretrained(directories[name], dtype=torch.float32).to(DEVICE).eval()
     for prompt, answer in zip(prompts, together, strict=True):
         given = torch.tensor([prompt], device=DEVICE)
@@ -113,7 +115,7 @@ def test_a_cache_of_eight_bits(directories, name):
     in_parts = engine_of(model, policy=Chunked(tokens=100), drafter=DraftRouter.over(Suffix(), always=True), **few)
     assert said(alone) == said(wanted) == said(in_parts.generate(prompts, **options))
     plain = engine_of(model, **few)
-    plain.queued = None
+    plain.runner = Runner(plain)
     first = engine_of(model, **few)
     for engine in (plain, first):
         engine.generate(prompts[1:2], max_tokens=1, temperature=0.0)

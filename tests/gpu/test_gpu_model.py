@@ -47,7 +47,7 @@ def error(given, wanted):
 
 def test_cuda_models_get_the_gpu_kernels(directories):
     model = moesaic.load(directories["qwen3_moe"], device=DEVICE)
-    assert model.kernels is fast and takes(model)
+    assert model.ops is fast and takes(model)
     assert kernels.choose(DEVICE, "invariant") is invariant
     assert kernels.choose(DEVICE, "reference") is not fast
 

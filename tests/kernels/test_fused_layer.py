@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 
 import moesaic
-from moesaic.kernels.native.fused_model import MOST_TOKENS
+from moesaic.kernels import Kernels
+from moesaic.kernels.native.fused_layers import MAX_STACK_TOKENS
 from moesaic.model.context import Routing
-from moesaic.model.fused_model import run_fused
 from moesaic.model.layout import Layout
 from tests.model import oracle
 
@@ -24,6 +25,19 @@ AT_ONCE = [
     "qwen3-window",
 ]
 PIECEMEAL = ["glm4-odd", "deepseek_v3-yarn"]  # norms behind the sublayers, latent attention
+
+
+class Piecemeal:
+    """Kernels that run nothing but single operations."""
+
+    def __init__(self, plain: Kernels) -> None:
+        self.plain = plain
+
+    def run_layers(self, *layers: Any) -> None:
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.plain, name)
 
 
 @pytest.mark.parametrize("case", AT_ONCE + PIECEMEAL)
@@ -47,15 +61,16 @@ def test_same_bits_and_same_experts_as_one_by_one(case, tmp_path, monkeypatch):
                 cached = [min(start, n) for n in lengths]
                 layout = Layout([len(part) for part in new], cached=cached, cache=cache, pages=pages)
                 routing = Routing()
-                context = model.context(layout, routing)
+                x, context = model.begin(torch.cat(new), layout, routing)
                 if how == "operations":
-                    context.library = None
-                x = model.embedded(torch.cat(new))
-                done = run_fused(model, x, context) if how == "stack" else None
-                assert (done is not None) == (how == "stack" and case in AT_ONCE and len(x) <= MOST_TOKENS)
-                for block in model.layers if done is None else ():
-                    x = block(x, context)
-                rows.append(x if done is None else done)
+                    context.ops = Piecemeal(context.ops)
+                layer = 0
+                if how == "stack":
+                    x, layer = model.advance(x, context, 0)
+                    assert (layer > 1) == (case in AT_ONCE and len(x) <= MAX_STACK_TOKENS)
+                for number in range(layer, len(model.layers)):
+                    x = model.run_layers(x, context, number, number + 1)
+                rows.append(x)
                 for layer, routes in routing.choices.items():
                     chosen.setdefault(layer, []).append(routes)
         return torch.cat(rows), {layer: torch.cat(routes) for layer, routes in chosen.items()}
@@ -66,7 +81,7 @@ def test_same_bits_and_same_experts_as_one_by_one(case, tmp_path, monkeypatch):
         assert torch.equal(one, other) and not one.isnan().any()
         assert set(chosen) == set(expected)
         assert all(torch.equal(chosen[layer], expected[layer]) for layer in expected)
-    assert all((block.parts is not None) == (case in AT_ONCE) for block in model.layers)
+    assert all((block.stack.prepared["native"] is not None) == (case in AT_ONCE) for block in model.layers)
 
 
 def test_replaced_weights_are_seen(tmp_path):

@@ -8,7 +8,6 @@ import torch
 import moesaic
 from moesaic.align.rewards import Judged
 from moesaic.align.rollouts.rollout import as_batch, sample_of
-from moesaic.kernels.logprobs import token_logprobs
 from moesaic.model.context import Routing
 from moesaic.model.layout import Layout
 from moesaic.serve.core.drafters.router import DraftRouter
@@ -58,7 +57,7 @@ def test_recorded_log_probabilities_are_the_trainers_to_the_bit(case, tmp_path):
     hidden_TD = model(tokens_T, Layout(lengths), Routing())
     assert hidden_TD.requires_grad
     targets_T = torch.cat([torch.tensor([*request.tokens[1:], -100]) for request in requests])
-    logprobs_T, _ = token_logprobs(hidden_TD, model.output, targets_T, linear=model.kernels.linear)
+    logprobs_T, _ = model.token_logprobs(hidden_TD, targets_T)
     start = 0
     for request in requests:
         row = start + len(request.prompt) - 1
@@ -134,12 +133,10 @@ def test_what_was_drawn_from_a_part_of_the_tokens_is_learned_as_such_to_the_bit(
     kept_TK = batch.columns.get("kept")
     assert (kept_TK is not None) == ("top_k" in wishes or "top_p" in wishes)
     hidden_TD = model(batch.tokens_T, Layout(batch.lengths), Routing())
-    learned_T, entropy_T = token_logprobs(
+    learned_T, entropy_T = model.token_logprobs(
         hidden_TD,
-        model.output,
         batch.targets_T,
         temperature=full["temperature"],
-        linear=model.kernels.linear,
         kept_TK=kept_TK,
     )
     assert torch.equal(learned_T, batch.columns["old"]) and entropy_T.isfinite().all()

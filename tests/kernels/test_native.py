@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from moesaic.kernels import Kernels, choose, native, reference
+from moesaic.kernels.interface import AttentionCall, QKNorm, RopeAngles, Routes
+from moesaic.kernels.layer_weights import ExpertWeights
 from moesaic.model.layout import Layout, PagedCache
 
 OPS = native.kernels()
@@ -92,12 +94,13 @@ def test_heads(normed, interleaved, turning, threads):
     tokens, heads, kv_heads, size = 70, 6, 2, 16
     qkv = random(tokens, heads + 2 * kv_heads, size)
     angles = random(tokens, turning // 2)
-    weights = (random(size), random(size, seed=1)) if normed else (None, None)
-    arguments = (kv_heads, *weights, 1e-5, angles.cos(), angles.sin(), interleaved)
-    ours, expected = OPS.heads(qkv, *arguments), reference.heads(qkv, *arguments)
+    norm = QKNorm(random(size), random(size, seed=1), 1e-5) if normed else None
+    arguments = (kv_heads, norm, RopeAngles(angles.cos(), angles.sin(), interleaved))
+    ours, expected = OPS.qk_norm_rope(qkv, *arguments), reference.qk_norm_rope(qkv, *arguments)
     for mine, theirs in zip(ours, expected, strict=True):
         close(mine, theirs)
-    alone = OPS.heads(qkv[3:4], kv_heads, *weights, 1e-5, angles[3:4].cos(), angles[3:4].sin(), interleaved)
+    third = RopeAngles(angles[3:4].cos(), angles[3:4].sin(), interleaved)
+    alone = OPS.qk_norm_rope(qkv[3:4], kv_heads, norm, third)
     for mine, whole in zip(alone, ours, strict=True):
         assert torch.equal(mine, whole[3:4])
 
@@ -159,13 +162,15 @@ def test_experts(tokens, sizes, skew, threads):
     routes = torch.stack([torch.randperm(6, generator=generator)[:3] for _ in range(tokens)])
     routes = torch.zeros_like(routes) + torch.tensor([4, 0, 2]) if skew else routes
     weights = torch.rand(tokens, 3, generator=generator)
-    y = OPS.experts(x, routes, weights, gate_up, down, "silu")
-    wide = (tensor.double() for tensor in (weights, gate_up, down))
-    close(y, reference.experts(x.double(), routes, *wide, "silu"), 4e-6)
+    y = OPS.experts(x, Routes(routes, weights), ExpertWeights(gate_up, down, "silu"))
+    wide = ExpertWeights(gate_up.double(), down.double(), "silu")
+    close(y, reference.experts(x.double(), Routes(routes, weights.double()), wide), 4e-6)
     last = slice(tokens - 1, tokens)
-    assert torch.equal(y[last], OPS.experts(x[last], routes[last], weights[last], gate_up, down, "silu"))
+    assert torch.equal(
+        y[last], OPS.experts(x[last], Routes(routes[last], weights[last]), ExpertWeights(gate_up, down, "silu"))
+    )
     # The order in which a token names its experts does not matter either.
-    turned = OPS.experts(x, routes.flip(1), weights.flip(1), gate_up, down, "silu")
+    turned = OPS.experts(x, Routes(routes.flip(1), weights.flip(1)), ExpertWeights(gate_up, down, "silu"))
     assert torch.equal(turned, y)
 
 
@@ -190,7 +195,7 @@ def attended(ops, q, k, v, lengths, steps, window=None, page_size=4):
     for new in steps:
         rows = torch.cat([torch.arange(s + d, s + d + n) for s, d, n in zip(starts, done, new)])
         layout = Layout(new, cached=list(done), cache=cache, pages=pages)
-        out[rows] = ops.attend(q[rows], k[rows], v[rows], layout, cache.layers[0], 0.2, window)
+        out[rows] = ops.attend(q[rows], k[rows], v[rows], AttentionCall(layout, cache.layers[0], 0.2, window))
         done = [d + n for d, n in zip(done, new)]
     assert done == list(lengths)
     return out
@@ -205,8 +210,8 @@ def test_attention_from_pages(heads, window, size, threads):
     q, k, v = (random(sum(lengths), n, size, seed=n) for n in (count, kv_heads, kv_heads))
     layout = Layout(lengths)
     wide = [tensor.double() for tensor in (q, k, v)]
-    expected = reference.attend(*wide, layout, None, 0.2, window)
-    flat = OPS.attend(q, k, v, layout, None, 0.2, window)
+    expected = reference.attend(*wide, AttentionCall(layout, None, 0.2, window))
+    flat = OPS.attend(q, k, v, AttentionCall(layout, None, 0.2, window))
     close(flat, expected, 4e-6)
     assert torch.equal(attended(OPS, q, k, v, lengths, [lengths], window), flat)
     steps = [[100, 1, 3, 0], [1, 0, 5, 0], [0, 0, 60, 8], [48, 0, 1, 1], [1, 0, 1, 0]]
@@ -218,7 +223,10 @@ def test_attention_reads_values_that_lie_apart():
     qkv = random(20, 8, 16)
     q, k, v = qkv[:, :4].contiguous(), qkv[:, 4:6].contiguous(), qkv[:, 6:]
     layout = Layout([12, 8])
-    assert torch.equal(OPS.attend(q, k, v, layout, None, 0.25), OPS.attend(q, k, v.contiguous(), layout, None, 0.25))
+    assert torch.equal(
+        OPS.attend(q, k, v, AttentionCall(layout, None, 0.25)),
+        OPS.attend(q, k, v.contiguous(), AttentionCall(layout, None, 0.25)),
+    )
 
 
 @pytest.mark.parametrize("window", [None, 3])
@@ -235,9 +243,9 @@ def test_a_tree_of_guesses(window):
         cache, pages = cache_for(lengths, 2, size)
         layout = Layout([25, 7], cached=[0, 0], cache=cache, pages=pages)
         before = [random(32, n, size, seed=9 + n) for n in (4, 2, 2)]
-        ops.attend(*before, layout, cache.layers[0], 0.2, window)
+        ops.attend(*before, AttentionCall(layout, cache.layers[0], 0.2, window))
         layout = Layout([5, 5], cached=[25, 7], cache=cache, pages=pages, trees=[tree, None], positions=positions)
-        out[name] = ops.attend(q, k, v, layout, cache.layers[0], 0.2, window)
+        out[name] = ops.attend(q, k, v, AttentionCall(layout, cache.layers[0], 0.2, window))
     close(out["ours"], out["reference"])
 
 
@@ -255,8 +263,8 @@ def test_attention_of_one_sequence(new, kept):
 def test_other_activations_go_to_the_library():
     x, gate_up, down = random(3, 8), random(2, 8, 8), random(2, 8, 4)
     routes, weights = torch.tensor([[0], [1], [1]]), torch.ones(3, 1)
-    expected = reference.experts(x, routes, weights, gate_up, down, "relu")
-    close(OPS.experts(x, routes, weights, gate_up, down, "relu"), expected)
+    expected = reference.experts(x, Routes(routes, weights), ExpertWeights(gate_up, down, "relu"))
+    close(OPS.experts(x, Routes(routes, weights), ExpertWeights(gate_up, down, "relu")), expected)
 
 
 @pytest.mark.parametrize("mode", ["reference", "fast", "invariant"])

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from moesaic.kernels import native, reference
+from moesaic.kernels.interface import AttentionCall, QKNorm, RopeAngles
 from moesaic.model.layout import Layout
 
 OPS = native.kernels()
@@ -48,12 +49,15 @@ def test_heads(normed, interleaved, turning):
     qkv, angles = torch.randn(70, 10, 16), torch.randn(70, turning // 2)
     weights = (torch.randn(16), torch.randn(16)) if normed else (None, None)
 
+    def norm(q_weight, k_weight):
+        return None if q_weight is None else QKNorm(q_weight, k_weight, 1e-5)
+
     def own(qkv, q_weight, k_weight):
-        return OPS.heads(qkv, 2, q_weight, k_weight, 1e-5, angles.cos(), angles.sin(), interleaved)
+        return OPS.qk_norm_rope(qkv, 2, norm(q_weight, k_weight), RopeAngles(angles.cos(), angles.sin(), interleaved))
 
     def expected(qkv, q_weight, k_weight):
-        cos, sin = angles.double().cos(), angles.double().sin()
-        return reference.heads(qkv, 2, q_weight, k_weight, 1e-5, cos, sin, interleaved, rms_norm=wide_norm)
+        rope = RopeAngles(angles.double().cos(), angles.double().sin(), interleaved)
+        return reference.qk_norm_rope(qkv, 2, norm(q_weight, k_weight), rope, rms_norm=wide_norm)
 
     same(own, expected, (qkv, *weights))
 
@@ -72,13 +76,13 @@ def test_attention(heads, window, size):
     q, k, v = (torch.randn(sum(lengths), n, size) for n in (heads[0], heads[1], heads[1]))
     layout = Layout(lengths)
     same(
-        lambda *a: OPS.attend(*a, layout, None, 0.2, window),
-        lambda *a: reference.attend(*a, layout, None, 0.2, window),
+        lambda *a: OPS.attend(*a, AttentionCall(layout, None, 0.2, window)),
+        lambda *a: reference.attend(*a, AttentionCall(layout, None, 0.2, window)),
         (q, k, v),
     )
     with torch.no_grad():
-        served = OPS.attend(q, k, v, layout, None, 0.2, window)
-    assert torch.equal(served, OPS.attend(q.requires_grad_(), k, v, layout, None, 0.2, window).detach())
+        served = OPS.attend(q, k, v, AttentionCall(layout, None, 0.2, window))
+    assert torch.equal(served, OPS.attend(q.requires_grad_(), k, v, AttentionCall(layout, None, 0.2, window)).detach())
 
 
 def test_the_number_of_threads_does_not_change_gradients():

@@ -27,7 +27,7 @@ def sequences(model: Model, lengths: list[int]) -> list[list[int]]:
 def test_a_crowd_changes_nothing(model, threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    assert model.kernels is native.kernels()
+    assert model.ops is native.kernels()
     texts = sequences(model, [33, 1, 70, 2, 17, 9])
     together = model.logits(texts)
     for text, logits in zip(texts, together, strict=True):

@@ -44,7 +44,7 @@ else:
     def engines(model, **options):
         """One that queues steps, and one that does not."""
         queued, plain = Engine(model, **options), Engine(model, **options)
-        queued.queued = QueuedSteps(queued)
+        queued.runner = QueuedSteps(queued)
         return queued, plain
 
     def prompts(*lengths, seed=0):
@@ -97,10 +97,10 @@ else:
         """Right ones and wrong ones, beside a prompt that is being read, greedy, drawn and chosen by the host."""
         drafter = DraftRouter.over(Suffix(), always=True)
         queued, plain = Engine(model, page_size=4, policy=Chunked(tokens=8), drafter=drafter), Engine(model)
-        queued.queued = QueuedSteps(queued)
+        queued.runner = QueuedSteps(queued)
         drafter.start(queued)
         forwards, busy = [], []
-        real = queued.queued.forward
+        real = queued.runner.forward
 
         def forward(shares):
             forwards.append(len(shares))
@@ -108,7 +108,7 @@ else:
             busy.append(made.seconds > 0 and queued.counts.busy_seconds - before == pytest.approx(made.seconds))
             return made
 
-        queued.queued.forward = forward
+        queued.runner.forward = forward
         asked = prompts(3, 9)
         for options in (
             {"temperature": 0.0},
@@ -137,7 +137,7 @@ else:
         drafter = Tired(always=True)
         drafter.drafters = (Suffix(),)
         queued, plain = Engine(model, page_size=4, drafter=drafter), Engine(model)
-        queued.queued = QueuedSteps(queued)
+        queued.runner = QueuedSteps(queued)
         drafter.start(queued)
         asked = prompts(3, 5)
         wanted = plain.generate(asked, max_tokens=16, temperature=0.0)
@@ -240,7 +240,7 @@ else:
         queued, _ = engines(model, page_size=4, policy=Chunked(tokens=8))
         wishes = {"max_tokens": 5, "temperature": temperature, "record_draws": True, "ignore_eos": True}
         answers = queued.generate(asked := prompts(11, 3, 6), **wishes, seed=3)
-        seats = queued.queued.seats.by_number.values()
+        seats = queued.runner.seats.by_number.values()
         assert seats and all(seat.simple for seat in seats), "the device chose, and nothing else"
         whole = [prompt + answer.tokens for prompt, answer in zip(asked, answers, strict=True)]
         with torch.enable_grad():

@@ -25,9 +25,10 @@ else:
 
     import torch
 
-    from moesaic.kernels import LatentRules, reference
+    from moesaic.kernels import reference
     from moesaic.kernels.cuda import invariant as cuda_invariant
     from moesaic.kernels.cuda.fast import make_rows, scores_apart
+    from moesaic.kernels.interface import AttentionCall, LatentCall, QKNorm, RopeAngles
     from moesaic.kernels.triton import norm
     from moesaic.kernels.triton.attention import paged
     from moesaic.kernels.triton.attention.paged_rows import tile_tokens
@@ -76,7 +77,7 @@ else:
         layout = batch([1, 3, 11, 1, 40], [0, 45, 30, 70, 0], N, C)
         q, k, v = torch.randn(56, H, C), torch.randn(56, N, C), torch.randn(56, N, C)
         slabs = layout.cache.layers[0]
-        wanted = reference.attend(q, k, v, layout, slabs, 0.3, window)
+        wanted = reference.attend(q, k, v, AttentionCall(layout, slabs, 0.3, window))
         rows = make_rows(layout, tile_tokens(H // N, wide=True))
         assert rows.few_X2 is not None and rows.many_X2 is not None
         close(paged.attend(q, slabs["keys"], slabs["values"], rows, 0.3, window), wanted)
@@ -87,7 +88,7 @@ else:
         layout = batch([4, 1], [20, 5], 2, 16, trees=[tree_TT, None], positions=positions)
         q, k, v = torch.randn(5, 4, 16), torch.randn(5, 2, 16), torch.randn(5, 2, 16)
         slabs = layout.cache.layers[0]
-        wanted = reference.attend(q, k, v, layout, slabs, 0.25)
+        wanted = reference.attend(q, k, v, AttentionCall(layout, slabs, 0.25))
         rows = make_rows(layout, tile_tokens(2, wide=True))
         close(paged.attend(q, slabs["keys"], slabs["values"], rows, 0.25), wanted)
 
@@ -200,10 +201,13 @@ else:
             (lambda ops, *given: ops.linear(*given), (x, weight, bias)),
             (lambda ops, *given: ops.rms_norm(*given, 1e-6), (x, torch.randn(24))),
             (lambda ops, *given: ops.router_logits(*given), (x, weight)),
-            (lambda ops, logits: ops.route(logits, None, rules)[1], (torch.randn(35, 6),)),
-            (lambda ops, *given: ops.attend(*given, layout, None, 0.3, window), (q, k, v)),
-            (lambda ops, one, *norms: ops.heads(one, 2, *norms, 1e-6, cos, sin, True), (qkv, q_norm, k_norm)),
-            (lambda ops, one: ops.heads(one, 2, None, None, 1e-6, cos, sin, False), (qkv,)),
+            (lambda ops, logits: ops.route(logits, None, rules).weights_TK, (torch.randn(35, 6),)),
+            (lambda ops, *given: ops.attend(*given, AttentionCall(layout, None, 0.3, window)), (q, k, v)),
+            (
+                lambda ops, one, q_C, k_C: ops.qk_norm_rope(one, 2, QKNorm(q_C, k_C, 1e-6), RopeAngles(cos, sin, True)),
+                (qkv, q_norm, k_norm),
+            ),
+            (lambda ops, one: ops.qk_norm_rope(one, 2, None, RopeAngles(cos, sin)), (qkv,)),
         ):
             given, wanted = (gradients(partial(run, ops), *inputs) for ops in (cuda_invariant, reference))
             for one, other in zip(given, wanted, strict=True):
@@ -213,16 +217,21 @@ else:
         torch.manual_seed(10)
         layout, (H, P, V, K, R) = Layout([5, 1]), (6, 12, 10, 20, 4)
         angle = torch.randn(6, R)
-        rules = LatentRules(P, 1e-6, angle.cos(), angle.sin(), True, 0.3)
+        attention = AttentionCall(layout, None, 0.3)
+
+        def call(*inputs):
+            return LatentCall(
+                *inputs[:3], 1e-6, inputs[3], None, P, RopeAngles(angle.cos(), angle.sin(), True), attention
+            )
 
         def ours(*inputs):
-            return cuda_invariant.latent(*inputs, rules, layout, None)
+            return cuda_invariant.attend_latent(call(*inputs))
 
         def plain(*inputs):
-            q, k, v = cuda_invariant.expanded(*inputs, rules)
-            return reference.attend(q, k, v, layout, None, 0.3)
+            q, k, v = cuda_invariant.expanded(call(*inputs), *inputs)
+            return reference.attend(q, k, v, attention)
 
-        inputs = (torch.randn(6, H, P + 2 * R), torch.randn(6, K + 2 * R), torch.randn(K), torch.randn(H, P + V, K))
+        inputs = (torch.randn(6, H, P + 2 * R), torch.randn(6, K + 2 * R), torch.randn(K), torch.randn(H * (P + V), K))
         for one, other in zip(gradients(ours, *inputs), gradients(plain, *inputs), strict=True):
             close(one, other)
 

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import moesaic
+from moesaic.kernels.interface import Routes
+from moesaic.kernels.layer_weights import ExpertWeights
 from moesaic.model import directory
 from moesaic.model.config import Dense, Experts, GroupedQuery, Layer, ModelConfig, Rope
 from moesaic.model.context import Routing
@@ -94,8 +96,9 @@ def test_pyramid_and_residual_expert_by_hand():
     model = Model(PYRAMID).initialize(2)
     ffn = model.layers[2].ffn
     x = torch.randn(5, 24, generator=torch.Generator().manual_seed(5))
-    context = model.context(Layout([5]))
-    routes, weights = ffn.router(x)
+    _, context = model.begin(torch.zeros(5, dtype=torch.int64), Layout([5]))
+    chosen = ffn.router(x)
+    routes, weights = chosen.experts_TK, chosen.weights_TK
     assert ffn.gate_up_EGD.shape[0] == 8 and model.layers[1].ffn.gate_up_EGD.shape[0] == 4
 
     def network(gate_up, down, row):
@@ -136,7 +139,7 @@ def test_fast_experts_equal_the_reference(tokens, sizes, skew):
     routes = torch.stack([torch.randperm(6, generator=generator)[:3] for _ in range(tokens)])
     routes = torch.zeros_like(routes) + torch.arange(3) if skew else routes
     weights = torch.rand(tokens, 3, generator=generator)
-    expected = reference.experts(x, routes, weights, gate_up, down, "silu")
+    expected = reference.experts(x, Routes(routes, weights), ExpertWeights(gate_up, down, "silu"))
     with torch.no_grad():
-        close(cpu.experts(x, routes, weights, gate_up, down, "silu"), expected)
-    close(cpu.experts(x, routes, weights, gate_up, down, "silu"), expected)
+        close(cpu.experts(x, Routes(routes, weights), ExpertWeights(gate_up, down, "silu")), expected)
+    close(cpu.experts(x, Routes(routes, weights), ExpertWeights(gate_up, down, "silu")), expected)

@@ -83,7 +83,7 @@ def test_dropped_tokens_skip_middle_layers_and_only_those():
 
     def watch(block, number, x_TD, context):
         seen[number] = len(x_TD)
-        assert sum(span.new for span in context.layout.spans) == len(x_TD) == len(context.cos_TR)
+        assert sum(span.new for span in context.layout.spans) == len(x_TD) == len(context.rope.cos_TR)
         return run_plainly(block, number, x_TD, context)
 
     drop = TokenDrop(5, steps=100, start=0.5)
@@ -102,7 +102,7 @@ def test_each_layer_drops_other_tokens_and_they_pass_unchanged():
 
     drop = TokenDrop(5, steps=100, start=0.5)
     runner = drop.at(0, add_one)
-    context = model.context(Layout(LENGTHS))
+    _, context = model.begin(TOKENS, Layout(LENGTHS))
     for number in (1, 2, 3):
         out = runner(model.layers[number], number, torch.zeros(40, 24), context)
         assert set(out.unique().tolist()) == {0.0, 1.0}
@@ -123,7 +123,7 @@ def test_kept_tokens_keep_their_positions_and_neighbours():
     model(TOKENS, Layout(LENGTHS), None, TokenDrop(5, steps=100, start=0.5, seed=3).at(0, grab))
     x_TD, context = captured[2]
     lengths = [span.new for span in context.layout.spans]
-    alone = model.context(Layout(lengths, positions=context.layout.positions_T))
+    _, alone = model.begin(x_TD, Layout(lengths, positions=context.layout.positions_T))
     torch.testing.assert_close(model.layers[2](x_TD, context), model.layers[2](x_TD, alone))
     for span in context.layout.spans:
         positions = context.layout.positions_T[span.start : span.stop]
@@ -141,7 +141,7 @@ def test_layer_drop_probabilities_are_the_papers():
 def test_dropped_layers_keep_the_expectation():
     model = Model(CONFIG).initialize(1)
     drop = LayerDrop(5, floor=0.3, gamma=1.0)
-    context = model.context(Layout(LENGTHS))
+    _, context = model.begin(TOKENS, Layout(LENGTHS))
     x_TD = torch.randn(40, 24, generator=torch.Generator().manual_seed(1))
 
     def double(block, number, x_TD, context):

@@ -13,7 +13,7 @@ from typing import Any
 from moesaic.align.conversation import opening
 from moesaic.align.environments import Environment
 from moesaic.align.rewards import Judged, Reward
-from moesaic.align.rollouts.pool import Answering, UnderWay
+from moesaic.align.rollouts.pool import Rollout, RolloutPool
 from moesaic.align.rollouts.rollout import Rolled, Sample, sample_of, seed_of
 from moesaic.errors import UserError
 from moesaic.model.tokenizer import Tokenizer
@@ -38,7 +38,7 @@ def between(
     return after
 
 
-class Playing(Answering):
+class Playing(Rollout):
     """One attempt: a request for each turn, each beginning with all that came before."""
 
     def __init__(
@@ -134,11 +134,11 @@ class Playing(Answering):
             del kept[len(kept) - count :]
 
 
-Begin = Callable[[Engine, Example, int], list[Answering]]  # the answers of a group, from a seed
+Begin = Callable[[Engine, Example, int], list[Rollout]]  # the answers of a group, from a seed
 
 
 def players(environment: Environment, group: int, wishes: Mapping[str, Any]) -> Begin:
-    def begin(engine: Engine, example: Example, seed: int) -> list[Answering]:
+    def begin(engine: Engine, example: Example, seed: int) -> list[Rollout]:
         assert engine.tokenizer is not None
         parser = detect(engine.tokenizer.chat_template)
         return [Playing(engine, parser, environment, example, wishes, seed_of(seed, number)) for number in range(group)]
@@ -156,20 +156,20 @@ def play(
     """As `rollout.roll`, in an environment. What cannot be played fails the run: there is nobody else to go on."""
     counts = engine.counts
     before = (counts.steps, counts.generated_tokens, counts.accepted_tokens)
-    under_way = UnderWay(engine, rewards)
+    pool = RolloutPool(engine, rewards)
     found: dict[int, list[Sample]] = {}
     try:
         for number, (example, seed) in enumerate(zip(examples, seeds, strict=True)):
-            under_way.add(number, begin(engine, example, seed))
-        while under_way.groups:
-            for number, result in under_way.step():
+            pool.add(number, begin(engine, example, seed))
+        while pool.groups:
+            for number, result in pool.step():
                 if isinstance(result, Exception):
                     raise result
                 found[number] = result
             if not engine.working:
-                under_way.news.wait(1.0)
+                pool.news.wait(1.0)
     finally:
-        under_way.close()
+        pool.close()
     after = (counts.steps, counts.generated_tokens, counts.accepted_tokens)
     steps, generated, accepted = (a - b for a, b in zip(after, before))
     groups = [found[number] for number in range(len(examples))]

@@ -20,7 +20,6 @@ from moesaic import atomic
 from moesaic.align.conversation import Said
 from moesaic.align.preference.pairs import Pair
 from moesaic.align.sft import pack_said
-from moesaic.kernels.logprobs import token_logprobs
 from moesaic.model.transformer import Model
 from moesaic.train.objectives import layout_of
 
@@ -53,7 +52,7 @@ def answer_logprobs(model: Model, said: Sequence[Said]) -> Tensor:
     """The log-probability of what is learned of each, one sum per sequence."""
     batch = pack_said(said, {}).to(model.device)
     hidden_TD = model(batch.tokens_T, layout_of(batch))
-    logprobs_T, _ = token_logprobs(hidden_TD, model.output, batch.targets_T, linear=model.kernels.linear)
+    logprobs_T, _ = model.token_logprobs(hidden_TD, batch.targets_T)
     return torch.stack([part.sum() for part in logprobs_T.split(batch.lengths)])
 
 

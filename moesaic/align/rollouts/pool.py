@@ -1,5 +1,5 @@
-"""Groups of answers under way in one engine. Whatever an answer waits for between or after its turns (tools, judges)
-runs beside the engine, and what goes wrong with a group costs that group only."""
+"""Groups of completions in flight in one engine. What a completion waits for outside the engine (environment steps
+between its turns, rewards after them) runs in threads beside it, and a failure costs no group but its own."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from typing import Any
 
 from moesaic.align.rewards import Judged, Reward, judge
 from moesaic.align.rollouts.rollout import Sample, answer_of, sample_of
+from moesaic.serve.core.driver import EngineDriver
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Request
 from moesaic.worlds.example import Example
 from moesaic.worlds.judges import Answer
 
-BESIDE = 8  # tools and judges that run at the same time
+THREADS = 8  # environment steps and rewards that run at the same time
 
 
-class Answering:
-    """One answer on its way. A plain one is over when the engine has written it."""
+class Rollout:
+    """One completion in flight. A single-turn one is over when the engine has finished its request."""
 
     def __init__(self, example: Example, request: Request) -> None:
         self.example, self.request, self.text = example, request, ""
         self.turns = False  # whether more may follow
 
     def next_turn(self) -> Request | None:
-        """What to ask after the turn that has ended; not on the engine's thread."""
+        """Take the environment step after the turn that has finished, and return the request of the next turn; not on
+        the engine's thread."""
         return None
 
     def answer(self) -> Answer:
@@ -40,16 +42,18 @@ class Answering:
 
 @dataclass(eq=False)
 class _Group:
-    answers: Sequence[Answering]
-    open: int
-    begun: list[Request] = field(default_factory=list)
+    """The completions of one prompt."""
+
+    rollouts: Sequence[Rollout]
+    open: int  # of them, not over yet
+    requests: list[Request] = field(default_factory=list)  # of all turns so far
 
 
-Ended = tuple[int, list[Sample] | Exception]
+Finished = tuple[int, list[Sample] | Exception]
 
 
-class UnderWay:
-    """`step` runs the engine once and returns the groups that have ended. All but `news` belongs to one thread."""
+class RolloutPool:
+    """`step` runs the engine once and returns the groups that have finished. All but `news` belongs to one thread."""
 
     def __init__(
         self, engine: Engine, rewards: Sequence[tuple[str, float, Reward]], judged_again: bool = False
@@ -57,89 +61,81 @@ class UnderWay:
         self.engine, self.rewards, self.judged_again = engine, rewards, judged_again
         self.groups: dict[int, _Group] = {}
         self.news = threading.Event()  # something outside the engine has happened
-        self._of: dict[int, tuple[int, Answering]] = {}  # request -> whose it is
-        self._beside = ThreadPoolExecutor(BESIDE, thread_name_prefix="beside")
+        self._driver: EngineDriver[tuple[int, Rollout]] = EngineDriver(engine)
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="rollout")
         self._done: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._ended: list[Ended] = []
+        self._finished: list[Finished] = []
 
-    def add(self, number: int, answers: Sequence[Answering]) -> None:
-        self.groups[number] = _Group(answers, len(answers))
-        for answering in answers:
-            self._begin(number, answering, answering.request)
+    def add(self, number: int, rollouts: Sequence[Rollout]) -> None:
+        self.groups[number] = _Group(rollouts, len(rollouts))
+        for rollout in rollouts:
+            self._submit(number, rollout, rollout.request)
 
     def give_up(self, number: int) -> None:
         group = self.groups.pop(number, None)
-        for request in group.begun if group is not None else ():
-            self._of.pop(request.number, None)
-            self.engine.abort(request)
+        for request in group.requests if group is not None else ():
+            self._driver.abort(request)
 
-    def step(self) -> list[Ended]:
+    def step(self) -> list[Finished]:
         self.news.clear()
-        try:
-            outputs = self.engine.step()
-        except Exception as error:  # a mistake of our own; what the engine holds now is not to be trusted
-            self.engine.scheduler.stopped.clear()
-            for request in self.engine.scheduler.requests.values():
-                request.busy, request.root = False, None  # so that its pages are freed, not shared
+        step = self._driver.step()
+        if step.error is not None:
+            error = step.error if isinstance(step.error, Exception) else RuntimeError(str(step.error))
             for number in list(self.groups):
                 self._fail(number, error)
-            outputs = []
-        for output in outputs:
-            number, answering = self._of[output.request.number]
-            answering.text += output.text
+        for (number, rollout), output in step.outputs:
+            rollout.text += output.text
             if output.finish_reason is not None:
-                del self._of[output.request.number]
-                self._turn_ended(number, answering)
+                self._turn_finished(number, rollout)
         while not self._done.empty():
             self._done.get()()
-        ended, self._ended = self._ended, []
-        return ended
+        finished, self._finished = self._finished, []
+        return finished
 
     def close(self) -> None:
         for number in list(self.groups):
             self.give_up(number)
-        self._beside.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _begin(self, number: int, answering: Answering, request: Request) -> None:
-        self._of[request.number] = (number, answering)
-        self.groups[number].begun.append(request)
-        self.engine.add(request)
+    def _submit(self, number: int, rollout: Rollout, request: Request) -> None:
+        self.groups[number].requests.append(request)
+        self._driver.add(request, (number, rollout))
 
-    def _turn_ended(self, number: int, answering: Answering) -> None:
-        if answering.turns:
-            self._run_beside(number, answering.next_turn, lambda request: self._turn(number, answering, request))
+    def _turn_finished(self, number: int, rollout: Rollout) -> None:
+        if rollout.turns:
+            self._run_beside(number, rollout.next_turn, lambda request: self._next_turn(number, rollout, request))
         else:
-            self._over(number)
+            self._rollout_over(number)
 
-    def _turn(self, number: int, answering: Answering, request: Request | None) -> None:
+    def _next_turn(self, number: int, rollout: Rollout, request: Request | None) -> None:
         if request is None:
-            self._over(number)
+            self._rollout_over(number)
         else:
-            self._begin(number, answering, request)
+            self._submit(number, rollout, request)
 
-    def _over(self, number: int) -> None:
-        """One more answer of a group is whole; the last one sends the group to its judges."""
+    def _rollout_over(self, number: int) -> None:
+        """One more completion of a group is whole; with the last one its rewards are computed."""
         group = self.groups[number]
         group.open -= 1
         if not group.open:
-            self._run_beside(number, lambda: self._judge(group), lambda samples: self._end(number, samples))
+            self._run_beside(number, lambda: self._judge(group), lambda samples: self._group_over(number, samples))
 
     def _judge(self, group: _Group) -> list[Sample]:
-        answers = [answering.answer() for answering in group.answers]
+        answers = [rollout.answer() for rollout in group.rollouts]
         verdicts = judge(self.rewards, answers)
-        if self.judged_again:  # what was killed or hung once may do its work the second time
+        if self.judged_again:  # a reward whose process was killed or hung may succeed the second time
             troubled = [n for n, verdict in enumerate(verdicts) if verdict.problems]
             for n, verdict in zip(troubled, judge(self.rewards, [answers[n] for n in troubled]), strict=True):
                 verdicts[n] = verdict
-        return [answering.sample(verdict) for answering, verdict in zip(group.answers, verdicts, strict=True)]
+        return [rollout.sample(verdict) for rollout, verdict in zip(group.rollouts, verdicts, strict=True)]
 
-    def _end(self, number: int, samples: list[Sample]) -> None:
+    def _group_over(self, number: int, samples: list[Sample]) -> None:
         del self.groups[number]
-        self._ended.append((number, samples))
+        self._finished.append((number, samples))
 
     def _fail(self, number: int, error: Exception) -> None:
         self.give_up(number)
-        self._ended.append((number, error))
+        self._finished.append((number, error))
 
     def _run_beside(self, number: int, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
         group = self.groups[number]
@@ -158,4 +154,4 @@ class UnderWay:
             else:
                 self._fail(number, problem if isinstance(problem, Exception) else RuntimeError(str(problem)))
 
-        self._beside.submit(work).add_done_callback(finished)
+        self._threads.submit(work).add_done_callback(finished)

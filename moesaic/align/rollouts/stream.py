@@ -21,7 +21,6 @@ from moesaic.align.rollouts.rollout import Rolled, Sample, as_batch, roll, seed_
 from moesaic.align.selection import Selector
 from moesaic.data.packing import Batch
 from moesaic.errors import UserError
-from moesaic.kernels.logprobs import token_logprobs
 from moesaic.model.context import Routing
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
@@ -110,12 +109,10 @@ class PolicyStream:
         routes = {int(name[7:]): column for name, column in there.columns.items() if name.startswith("routes/")}
         routing = Routing(routes, replay=True) if replay else None
         with torch.no_grad():
-            logprobs_T, _ = token_logprobs(
+            logprobs_T, _ = model.token_logprobs(
                 model(there.tokens_T, Layout(there.lengths, device=model.device), routing),
-                model.output,
                 there.targets_T,
                 temperature=self.settings.wishes["temperature"],
-                linear=model.kernels.linear,
                 kept_TK=there.columns.get("kept"),
             )
         return logprobs_T.cpu()

@@ -24,7 +24,7 @@ import torch
 from moesaic.align.environments import Environment
 from moesaic.align.environments._playing import Begin, players
 from moesaic.align.rollouts.buffer import Task
-from moesaic.align.rollouts.pool import Answering, UnderWay
+from moesaic.align.rollouts.pool import Rollout, RolloutPool
 from moesaic.align.rollouts.rollout import Sample, ask
 from moesaic.align.rollouts.run_ahead import RunAhead
 from moesaic.align.rollouts.weight_sync import unpack_into
@@ -74,8 +74,8 @@ class Setup:
             world = build(self.environment, Environment, "align.stages: environment")
             return players(world, self.group, self.wishes)
 
-        def answers(engine: Engine, example: Example, seed: int) -> list[Answering]:
-            return [Answering(example, request) for request in ask(engine, example, self.group, self.wishes, seed)]
+        def answers(engine: Engine, example: Example, seed: int) -> list[Rollout]:
+            return [Rollout(example, request) for request in ask(engine, example, self.group, self.wishes, seed)]
 
         return answers
 
@@ -112,7 +112,7 @@ class Worker:
         drafter = build(Method(setup.drafter), Drafter, "align.stages: drafter") if setup.drafter else None
         self.engine = Engine(setup.model(), drafter=drafter, max_requests=setup.max_requests, seed=setup.seed)
         self.begin_group = setup.begin()
-        self.under_way = UnderWay(self.engine, named_rewards(setup.rewards), judged_again=True)
+        self.pool = RolloutPool(self.engine, named_rewards(setup.rewards), judged_again=True)
         self.ahead = RunAhead(self.engine, setup.group, setup.wishes)
         self.waiting: dict[int, tuple[Task, Example]] = {}
         self.renewals: dict[int, tuple[np.ndarray, frozenset[int]]] = {}  # version -> weights, after which tickets
@@ -168,7 +168,7 @@ class Worker:
 
     def _note(self, note: Callable[[], None]) -> None:
         self.inbox.append(note)
-        self.under_way.news.set()
+        self.pool.news.set()
 
     # On the engine's thread
 
@@ -178,15 +178,15 @@ class Worker:
                 self.inbox.popleft()()
             self._renew()
             self._start()
-            ended = self.under_way.step()
+            ended = self.pool.step()
             for number, result in ended:
                 problem = "" if isinstance(result, list) else f"{type(result).__name__}: {result}"
                 self._tell(Finished(number, result if isinstance(result, list) else None, problem))
             if not (ended or self.inbox or self.engine.working or self._startable()):
                 began = time.monotonic()
-                self.ahead.run(until=lambda: bool(self.inbox) or self.under_way.news.is_set())
-                self.under_way.news.wait()
-                if not self.under_way.groups:  # else it waited for tools or judges
+                self.ahead.run(until=lambda: bool(self.inbox) or self.pool.news.is_set())
+                self.pool.news.wait()
+                if not self.pool.groups:  # else it waited for tools or judges
                     self.idle += time.monotonic() - began
 
     def _renew(self) -> None:
@@ -211,13 +211,13 @@ class Worker:
                 continue
             del self.waiting[number]
             try:
-                self.under_way.add(number, self.begin_group(self.engine, example, ticket.seed))
+                self.pool.add(number, self.begin_group(self.engine, example, ticket.seed))
             except Exception as error:  # a question that cannot be asked costs only itself
                 self._tell(Finished(number, None, f"{type(error).__name__}: {error}"))
 
     def _give_up(self, number: int) -> None:
         self.waiting.pop(number, None)
-        self.under_way.give_up(number)
+        self.pool.give_up(number)
         self.answered.add(number)
 
     def _tell(self, finished: Finished) -> None:

@@ -23,7 +23,6 @@ from torch import Tensor
 from moesaic.align.examples import Mixture, Place
 from moesaic.align.selection import Selection, Selector
 from moesaic.data.packing import IGNORED
-from moesaic.kernels.logprobs import token_logprobs
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
 
@@ -149,7 +148,7 @@ def gradient(model: Model, answers: Sequence[Mapping[str, Any]]) -> list[Tensor]
     device = model.device
     hidden_TD = model(torch.tensor(tokens, device=device), Layout(lengths, device=device))
     targets_T = torch.tensor(targets, device=device)
-    logprobs_T, _ = token_logprobs(hidden_TD, model.output, targets_T, linear=model.kernels.linear)
+    logprobs_T, _ = model.token_logprobs(hidden_TD, targets_T)
     value = (logprobs_T * torch.tensor(advantages, device=device)).sum() / len(answers)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     found = torch.autograd.grad(value, parameters, allow_unused=True)

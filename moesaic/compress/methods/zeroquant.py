@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from moesaic import kernels
 from moesaic.compress.calibration_statistics import InputStatistics, Watched
 from moesaic.compress.grid import Grid
 from moesaic.compress.layers import matrices_of
 from moesaic.compress.methods import ByMatrix
+from moesaic.kernels.interface import Kernels
 from moesaic.kernels.quantized import QuantizedMatrix, rounded_to_8_bits
 from moesaic.model.block import Block
 
@@ -58,7 +58,7 @@ class ZeroQuant(ByMatrix):
     def _distil(self, block: Block, watched: Watched) -> None:
         """Adam on the weights before rounding; the rounding itself passes gradients through."""
         grid = self._grid()
-        ops = cast(kernels.Kernels, _RoundingKernels(watched.plain, self.activation_bits))
+        ops = cast(Kernels, _RoundingKernels(watched.plain, self.activation_bits))
         stems = {name.rpartition(".")[0] if name[-1].isdigit() else name for name, _ in matrices_of(block)}
         parameters = {name: tensor for name, tensor in block.named_parameters() if name in stems}
         learned = {name: tensor.detach().clone().requires_grad_() for name, tensor in parameters.items()}
@@ -97,17 +97,18 @@ def rounding(tensor: Tensor, grid: Grid) -> Tensor:
 
 
 class _RoundingKernels:
-    """Kernels whose products see their inputs in few bits."""
+    """Kernels whose matmuls see their inputs rounded to 8 bits."""
 
-    library = None
-
-    def __init__(self, plain: kernels.Kernels, activation_bits: int) -> None:
+    def __init__(self, plain: Kernels, activation_bits: int) -> None:
         self._plain, self._bits = plain, activation_bits
 
-    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor:
         if self._bits == 8:
             x_TI = x_TI + (rounded_to_8_bits(x_TI.detach()) - x_TI.detach())
-        return self._plain.linear(x_TI, weight_OI, bias_O)
+        return self._plain.linear(x_TI, weight_OI, bias_O, site)
+
+    def run_layers(self, *layers: Any) -> None:
+        return None  # every operation must pass by
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._plain, name)

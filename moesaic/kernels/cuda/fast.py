@@ -13,14 +13,21 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from moesaic.kernels import Batch, LatentRules, RouteRules, reference
-from moesaic.kernels.exact_forward import needs_grad as needs_grad
-from moesaic.kernels.exact_forward import product
+from moesaic.kernels import reference
+from moesaic.kernels.exact_forward import exact_matmul, needs_grad
+from moesaic.kernels.interface import AttentionCall, Batch, LatentCall, QKNorm, RopeAngles, Routes
+from moesaic.kernels.latent_attention import attend_latent as attend_latent_by
+from moesaic.kernels.layer_weights import ExpertWeights, RouteRules
+from moesaic.kernels.reference import combine as combine
+from moesaic.kernels.reference import compute_experts as compute_experts
+from moesaic.kernels.reference import dispatch as dispatch
+from moesaic.kernels.reference import embed as embed
 from moesaic.kernels.reference import gated as gated
 from moesaic.kernels.reference import rotate as rotate
+from moesaic.kernels.reference import run_layers as run_layers
 from moesaic.kernels.reference import visible_TM
 from moesaic.kernels.triton import linear as invariant
-from moesaic.kernels.triton import norm
+from moesaic.kernels.triton import norm as norms
 from moesaic.kernels.triton.attention import latent as absorbing
 from moesaic.kernels.triton.attention import paged
 from moesaic.kernels.triton.attention.paged_rows import FEW, Rows, tile_tokens, tiles_of
@@ -32,7 +39,7 @@ HALF = (torch.bfloat16, torch.float16)
 EVEN = 256  # documents of one length, a multiple of this, may go to cuDNN
 
 
-def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor:
     if x_TI.dim() != 2 or not x_TI.numel() or needs_grad(x_TI, weight_OI, bias_O):
         return F.linear(x_TI, weight_OI, bias_O)
     return invariant.linear(x_TI, weight_OI, bias_O)
@@ -41,37 +48,31 @@ def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Ten
 def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     if needs_grad(x_TD, weight_D):
         return reference.rms_norm(x_TD, weight_D, eps)
-    return norm.rms_norm(x_TD, weight_D, eps)
+    return norms.rms_norm(x_TD, weight_D, eps)
 
 
-def heads(
-    qkv_TXC: Tensor,
-    kv_heads: int,
-    q_weight_C: Tensor | None,
-    k_weight_C: Tensor | None,
-    eps: float,
-    cos_TR: Tensor,
-    sin_TR: Tensor,
-    interleaved: bool,
+def qk_norm_rope(
+    qkv_TXC: Tensor, kv_heads: int, norm: QKNorm | None, rope: RopeAngles
 ) -> tuple[Tensor, Tensor, Tensor]:
     if not len(qkv_TXC):
-        return reference.heads(qkv_TXC, kv_heads, q_weight_C, k_weight_C, eps, cos_TR, sin_TR, interleaved, rms_norm)
-    if needs_grad(qkv_TXC, q_weight_C, k_weight_C):
-        return turned_heads(qkv_TXC, kv_heads, q_weight_C, k_weight_C, eps, cos_TR, sin_TR, interleaved)
+        return reference.qk_norm_rope(qkv_TXC, kv_heads, norm, rope, rms_norm)
+    q_C, k_C, eps = (None, None, 0.0) if norm is None else (norm.q_C, norm.k_C, norm.eps)
+    if needs_grad(qkv_TXC, q_C, k_C):
+        return turned_heads(qkv_TXC, kv_heads, q_C, k_C, eps, rope.cos_TR, rope.sin_TR, rope.interleaved)
     (T, X, C), H = qkv_TXC.shape, qkv_TXC.shape[1] - 2 * kv_heads
-    norms = None if q_weight_C is None or k_weight_C is None else (q_weight_C, k_weight_C, eps)
     # The kernel that fills a cache, with one that is all one page: a token's place in it is its row.
     row_T = torch.arange(T, dtype=torch.int32, device=qkv_TXC.device)
     first_T, page_11 = torch.zeros_like(row_T), torch.zeros(1, 1, dtype=torch.int32, device=qkv_TXC.device)
     keys, values = qkv_TXC.new_empty(2, 1, T, kv_heads, C)
-    q_THC = norm.heads(
-        qkv_TXC.reshape(T, X * C), norms, (cos_TR.contiguous(), sin_TR.contiguous(), row_T), interleaved,
+    q_THC = norms.heads(
+        qkv_TXC.reshape(T, X * C), None if norm is None else (norm.q_C, norm.k_C, norm.eps),
+        (rope.cos_TR.contiguous(), rope.sin_TR.contiguous(), row_T), rope.interleaved,
         Rows(row_T, first_T, page_11, T, None, early=False), {"keys": keys, "values": values}, H, kv_heads,
     )  # fmt: skip
     return q_THC, keys[0], values[0]
 
 
-def router_logits(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
+def router_logits(x_TD: Tensor, weight_ED: Tensor, site: str = "") -> Tensor:
     if x_TD.dim() != 2 or not len(x_TD):
         return reference.router_logits(x_TD, weight_ED)
     if needs_grad(x_TD, weight_ED):
@@ -81,35 +82,26 @@ def router_logits(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
     return router.scores(x_TD, weight_ED)
 
 
-def route(
-    logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules, chosen_TK: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def route(logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules, chosen_TK: Tensor | None = None) -> Routes:
     known = router.takes_groups(logits_TE.shape[-1], rules.groups)
     if not len(logits_TE) or chosen_TK is not None or not known:
         return reference.route(logits_TE, correction_E, rules, chosen_TK)
     if needs_grad(logits_TE):
         # The choice has no gradient, and the library's takes three times as long; the chosen ones' weights have.
         return reference.route(logits_TE, correction_E, rules, choice_apart(logits_TE.detach(), correction_E, rules)[0])
-    return choice_apart(logits_TE, correction_E, rules)
+    return Routes(*choice_apart(logits_TE, correction_E, rules))
 
 
-def experts(
-    x_TD: Tensor,
-    routes_TK: Tensor,
-    weights_TK: Tensor,
-    gate_up_EGD: Tensor,
-    down_EDF: Tensor,
-    activation: str,
-) -> Tensor:
-    if activation == "silu" and weights_TK.dtype == torch.float32:
-        return experts_apart(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF)
-    return reference.experts(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF, activation)
+def experts(x_TD: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
+    if weights.activation == "silu" and routes.weights_TK.dtype == torch.float32:
+        return experts_apart(x_TD, routes.experts_TK, routes.weights_TK, weights.gate_up_EGD, weights.down_EDF)
+    return reference.experts(x_TD, routes, weights)
 
 
 # Compilers of whole blocks stop before these and go on after them.
 @torch.compiler.disable
 def scores_apart(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
-    return product(lambda x_TD, weight_ED, _: router.scores(x_TD, weight_ED), x_TD, weight_ED, None)
+    return exact_matmul(lambda x_TD, weight_ED, _: router.scores(x_TD, weight_ED), x_TD, weight_ED, None)
 
 
 @torch.compiler.disable
@@ -153,24 +145,17 @@ def attention(
 
 
 @torch.compiler.disable
-def attend(
-    q_THC: Tensor,
-    k_TNC: Tensor,
-    v_TNC: Tensor,
-    layout: Batch,
-    slabs: dict[str, Tensor] | None,
-    scale: float,
-    window: int | None = None,
-) -> Tensor:
-    if slabs is None:
+def attend(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
+    layout, cache = call.layout, call.cache
+    if cache is None:
         if q_THC.dtype in HALF and q_THC.shape[2] % 8 == 0 and q_THC.shape[2] <= 256 and not _trees(layout):
-            return documents(q_THC, k_TNC, v_TNC, layout, scale, window)
-    elif not needs_grad(q_THC, k_TNC, v_TNC) and not (_trees(layout) and window is not None):
-        layout.write(slabs["keys"], k_TNC)
-        layout.write(slabs["values"], v_TNC)
+            return documents(q_THC, k_TNC, v_TNC, layout, call.scale, call.window)
+    elif not needs_grad(q_THC, k_TNC, v_TNC) and not (_trees(layout) and call.window is not None):
+        layout.write(cache["keys"], k_TNC)
+        layout.write(cache["values"], v_TNC)
         rows = rows_of(layout, tile_tokens(q_THC.shape[1] // k_TNC.shape[1], q_THC.dtype == torch.float32))
-        return paged.attend(q_THC, slabs["keys"], slabs["values"], rows, scale, window)
-    return reference.attend(q_THC, k_TNC, v_TNC, layout, slabs, scale, window, attention)
+        return paged.attend(q_THC, cache["keys"], cache["values"], rows, call.scale, call.window)
+    return reference.attend(q_THC, k_TNC, v_TNC, call, attention)
 
 
 def _trees(layout: Batch) -> bool:
@@ -238,21 +223,27 @@ class Documents(torch.autograd.Function):
         return d_q, d_k, d_v, None, None, None, None
 
 
+def attend_latent(call: LatentCall) -> Tensor:
+    """Without expanding what is cached, where every token looks at all before it."""
+    if (out_THV := latent_apart(call)) is not None:
+        return out_THV
+    return attend_latent_by(call, rms_norm, rotate, attention)
+
+
+def in_latent_space(call: LatentCall) -> bool:
+    """Whether the kernels take a call: it says nothing of trees, gradients and the cache."""
+    return call.selected is None and isinstance(call.up, Tensor) and bool(len(call.q_THC))
+
+
 @torch.compiler.disable
-def latent(
-    q_THC: Tensor,
-    kv_TX: Tensor,
-    norm_K: Tensor,
-    up_HXK: Tensor,
-    rules: LatentRules,
-    layout: Batch,
-    slabs: dict[str, Tensor] | None,
-) -> Tensor | None:
-    """Latent attention without expanding what is cached; None where the library must do it. `q_THC` and `kv_TX` are as
-    projected: latents are not normed yet, and nothing is turned."""
-    if slabs is None or not len(q_THC) or _trees(layout) or needs_grad(q_THC, kv_TX, norm_K, up_HXK):
+def latent_apart(call: LatentCall) -> Tensor | None:
+    layout, cache = call.attention.layout, call.attention.cache
+    if not in_latent_space(call) or cache is None or _trees(layout):
         return None
-    return absorbed(q_THC, kv_TX, norm_K, up_HXK, rules, rows_of(layout, *latent_tokens(q_THC)), slabs["latent"])
+    if needs_grad(call.q_THC, call.kv_TX, call.norm_K, call.up):
+        return None
+    rows = rows_of(layout, *latent_tokens(call.q_THC))
+    return absorbed(call, call.q_THC, call.kv_TX, call.norm_K, call.up, rows, cache["latent"])
 
 
 def latent_tokens(q_THC: Tensor) -> tuple[int, int]:
@@ -261,16 +252,19 @@ def latent_tokens(q_THC: Tensor) -> tuple[int, int]:
 
 
 def absorbed(
-    q_THC: Tensor, kv_TX: Tensor, norm_K: Tensor, up_HXK: Tensor, rules: LatentRules, rows: Rows, latents: Tensor
+    call: LatentCall, q_THC: Tensor, kv_TX: Tensor, norm_K: Tensor, up: Tensor, rows: Rows, latents: Tensor
 ) -> Tensor:
-    keys_HPK, values_HVK = up_HXK.split([rules.plain_size, up_HXK.shape[1] - rules.plain_size], dim=1)
+    """The tensors of a call as they are given here: some with gradients of their own."""
+    up_HXK = up.unflatten(0, (q_THC.shape[1], -1))
+    keys_HPK, values_HVK = up_HXK.split([call.plain_size, up_HXK.shape[1] - call.plain_size], dim=1)
     row_T = torch.arange(len(q_THC), dtype=torch.int32, device=q_THC.device)
-    angles = (rules.cos_TR.contiguous(), rules.sin_TR.contiguous(), row_T)
+    angles = (call.rope.cos_TR.contiguous(), call.rope.sin_TR.contiguous(), row_T)
     q_THX = absorbing.queries(
-        q_THC.contiguous(), kv_TX.contiguous(), keys_HPK, (norm_K, rules.eps), angles, rules.interleaved, rows, latents
-    )
-    turning = kv_TX.shape[1] - len(norm_K)
-    out_THK = paged.attend(q_THX, latents, latents, rows, rules.scale, turning=turning)
+        q_THC.contiguous(), kv_TX.contiguous(), keys_HPK, (norm_K, call.eps), angles, call.rope.interleaved, rows,
+        latents,
+    )  # fmt: skip
+    rope_size = kv_TX.shape[1] - len(norm_K)
+    out_THK = paged.attend(q_THX, latents, latents, rows, call.attention.scale, turning=rope_size)
     return absorbing.by_head(out_THK, values_HVK, q_THC.new_empty(*q_THC.shape[:2], values_HVK.shape[1]))
 
 

@@ -12,19 +12,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moesaic.kernels import Batch, LatentRules, RouteRules, reference
+from moesaic.kernels import reference
 from moesaic.kernels.cuda import fast
 from moesaic.kernels.cuda.fast import attention as attention
+from moesaic.kernels.cuda.fast import combine as combine
+from moesaic.kernels.cuda.fast import compute_experts as compute_experts
+from moesaic.kernels.cuda.fast import dispatch as dispatch
+from moesaic.kernels.cuda.fast import embed as embed
 from moesaic.kernels.cuda.fast import experts as experts
 from moesaic.kernels.cuda.fast import gated as gated
 from moesaic.kernels.cuda.fast import rotate as rotate
-from moesaic.kernels.exact_forward import exact_forward, needs_grad, product
+from moesaic.kernels.cuda.fast import run_layers as run_layers
+from moesaic.kernels.exact_forward import exact_forward, exact_matmul, needs_grad
+from moesaic.kernels.interface import AttentionCall, LatentCall, QKNorm, RopeAngles, Routes
+from moesaic.kernels.latent_attention import attend_latent as attend_latent_by
+from moesaic.kernels.layer_weights import RouteRules
 from moesaic.kernels.triton.attention import paged
 from moesaic.kernels.triton.attention.paged_rows import FEW, Rows, tile_tokens, tiles_of
 
 
-def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    return product(fast.linear, x_TI, weight_OI, bias_O)
+def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor:
+    return exact_matmul(fast.linear, x_TI, weight_OI, bias_O)
 
 
 def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
@@ -34,107 +42,91 @@ def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     return out_TD
 
 
-def heads(
-    qkv_TXC: Tensor,
-    kv_heads: int,
-    q_weight_C: Tensor | None,
-    k_weight_C: Tensor | None,
-    eps: float,
-    cos_TR: Tensor,
-    sin_TR: Tensor,
-    interleaved: bool,
+def qk_norm_rope(
+    qkv_TXC: Tensor, kv_heads: int, norm: QKNorm | None, rope: RopeAngles
 ) -> tuple[Tensor, Tensor, Tensor]:
-    def run(kernels: Any, qkv_TXC: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q_weight_C, k_weight_C = weights or (None, None)
-        found: tuple[Tensor, Tensor, Tensor] = kernels.heads(
-            qkv_TXC, kv_heads, q_weight_C, k_weight_C, eps, cos_TR, sin_TR, interleaved
-        )
-        return found
+    def run(qkv_TXC: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        own = None if norm is None else QKNorm(weights[0], weights[1], norm.eps)
+        return fast.qk_norm_rope(qkv_TXC, kv_heads, own, rope)
 
-    weights = () if q_weight_C is None or k_weight_C is None else (q_weight_C, k_weight_C)
-    q_THC, k_TNC, v_TNC = exact_forward(partial(run, fast), partial(run, fast), qkv_TXC, *weights)
+    weights = () if norm is None else (norm.q_C, norm.k_C)
+    q_THC, k_TNC, v_TNC = exact_forward(run, run, qkv_TXC, *weights)
     return q_THC, k_TNC, v_TNC
 
 
-def router_logits(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
+def router_logits(x_TD: Tensor, weight_ED: Tensor, site: str = "") -> Tensor:
     logits_TE: Tensor = exact_forward(fast.router_logits, reference.router_logits, x_TD, weight_ED)
     return logits_TE
 
 
-def route(
-    logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules, chosen_TK: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def route(logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules, chosen_TK: Tensor | None = None) -> Routes:
     with torch.no_grad():
-        routes_TK, weights_TK = fast.route(logits_TE, correction_E, rules, chosen_TK)
-    if needs_grad(logits_TE):
-        weights_TK = exact_forward(
-            lambda _: weights_TK, lambda same_TE: reference.route(same_TE, None, rules, routes_TK)[1], logits_TE
-        )
-    return routes_TK, weights_TK
+        routes = fast.route(logits_TE, correction_E, rules, chosen_TK)
+    if not needs_grad(logits_TE):
+        return routes
+    weights_TK = exact_forward(
+        lambda _: routes.weights_TK,
+        lambda same_TE: reference.route(same_TE, None, rules, routes.experts_TK).weights_TK,
+        logits_TE,
+    )
+    return Routes(routes.experts_TK, weights_TK)
 
 
 @torch.compiler.disable
-def attend(
-    q_THC: Tensor,
-    k_TNC: Tensor,
-    v_TNC: Tensor,
-    layout: Batch,
-    slabs: dict[str, Tensor] | None,
-    scale: float,
-    window: int | None = None,
-) -> Tensor:
-    if slabs is not None or layout.branches or not len(q_THC):
-        return fast.attend(q_THC, k_TNC, v_TNC, layout, slabs, scale, window)
+def attend(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
+    layout = call.layout
+    if call.cache is not None or layout.branches or not len(q_THC):
+        return fast.attend(q_THC, k_TNC, v_TNC, call)
 
     def exact(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor) -> Tensor:
         rows = flat_rows(layout, tile_tokens(q_THC.shape[1] // k_TNC.shape[1], q_THC.dtype == torch.float32))
         keys, values = k_TNC.contiguous().unsqueeze(1), v_TNC.contiguous().unsqueeze(1)
-        return paged.attend(q_THC, keys, values, rows, scale, window)
+        return paged.attend(q_THC, keys, values, rows, call.scale, call.window)
 
     def plain(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor) -> Tensor:
-        return fast.attend(q_THC, k_TNC, v_TNC, layout, None, scale, window)
+        return fast.attend(q_THC, k_TNC, v_TNC, call)
 
     out_THC: Tensor = exact_forward(exact, plain, q_THC, k_TNC, v_TNC)
     return out_THC
 
 
+def attend_latent(call: LatentCall) -> Tensor:
+    if (out_THV := latent_apart(call)) is not None:
+        return out_THV
+    return attend_latent_by(call, rms_norm, rotate, attention)
+
+
 @torch.compiler.disable
-def latent(
-    q_THC: Tensor,
-    kv_TX: Tensor,
-    norm_K: Tensor,
-    up_HXK: Tensor,
-    rules: LatentRules,
-    layout: Batch,
-    slabs: dict[str, Tensor] | None,
-) -> Tensor | None:
-    if slabs is not None or layout.branches or not len(q_THC):
-        return fast.latent(q_THC, kv_TX, norm_K, up_HXK, rules, layout, slabs)
+def latent_apart(call: LatentCall) -> Tensor | None:
+    layout = call.attention.layout
+    if call.attention.cache is not None or layout.branches or not fast.in_latent_space(call):
+        return fast.latent_apart(call)
 
-    def exact(q_THC: Tensor, kv_TX: Tensor, norm_K: Tensor, up_HXK: Tensor) -> Tensor:
+    def exact(q_THC: Tensor, kv_TX: Tensor, norm_K: Tensor, up: Tensor) -> Tensor:
         rows, latents = flat_rows(layout, *fast.latent_tokens(q_THC)), kv_TX.new_empty(len(kv_TX), 1, kv_TX.shape[1])
-        return fast.absorbed(q_THC, kv_TX, norm_K, up_HXK, rules, rows, latents)
+        return fast.absorbed(call, q_THC, kv_TX, norm_K, up, rows, latents)
 
-    def plain(q_THC: Tensor, kv_TX: Tensor, norm_K: Tensor, up_HXK: Tensor) -> Tensor:
-        q_THC, k_THC, v_THX = expanded(q_THC, kv_TX, norm_K, up_HXK, rules)
+    def plain(q_THC: Tensor, kv_TX: Tensor, norm_K: Tensor, up: Tensor) -> Tensor:
+        q_THC, k_THC, v_THV = expanded(call, q_THC, kv_TX, norm_K, up)
         spans = [slice(span.start, span.stop) for span in layout.spans]
-        return torch.cat([fast.attention(q_THC[own], k_THC[own], v_THX[own], rules.scale) for own in spans])
+        scale = call.attention.scale
+        return torch.cat([fast.attention(q_THC[own], k_THC[own], v_THV[own], scale) for own in spans])
 
-    out_THX: Tensor = exact_forward(exact, plain, q_THC, kv_TX, norm_K, up_HXK)
-    return out_THX
+    out_THV: Tensor = exact_forward(exact, plain, call.q_THC, call.kv_TX, call.norm_K, call.up)
+    return out_THV
 
 
 def expanded(
-    q_THC: Tensor, kv_TX: Tensor, norm_K: Tensor, up_HXK: Tensor, rules: LatentRules
+    call: LatentCall, q_THC: Tensor, kv_TX: Tensor, norm_K: Tensor, up: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Latent attention's queries, keys and values, as if they were no latent's."""
-    size, angles = rules.plain_size, (rules.cos_TR, rules.sin_TR, rules.interleaved)
-    plain_THC, turning_THC = q_THC.split([size, q_THC.shape[2] - size], dim=2)
+    size, up_HXK = call.plain_size, up.unflatten(0, (q_THC.shape[1], -1))
+    plain_THC, rotated_THC = q_THC.split([size, q_THC.shape[2] - size], dim=2)
     latent_TK, key_TC = kv_TX.split([len(norm_K), kv_TX.shape[1] - len(norm_K)], dim=1)
-    key_T1C = rotate(key_TC[:, None], *angles)
-    kv_THX = torch.einsum("tk,hxk->thx", reference.rms_norm(latent_TK, norm_K, rules.eps), up_HXK)
+    key_T1C = rotate(key_TC[:, None], call.rope)
+    kv_THX = torch.einsum("tk,hxk->thx", reference.rms_norm(latent_TK, norm_K, call.eps), up_HXK)
     k_THC = torch.cat([kv_THX[..., :size], key_T1C.expand(-1, q_THC.shape[1], -1)], dim=2)
-    return torch.cat([plain_THC, rotate(turning_THC, *angles)], dim=2), k_THC, kv_THX[..., size:]
+    return torch.cat([plain_THC, rotate(rotated_THC, call.rope)], dim=2), k_THC, kv_THX[..., size:]
 
 
 def flat_rows(layout: Any, size: int, most_few: int = FEW) -> Rows:

@@ -8,15 +8,31 @@ and however its sequence was split into steps.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from moesaic.kernels import Batch, RouteRules, cpu
+from moesaic.kernels import cpu
+from moesaic.kernels.interface import (
+    AttentionCall,
+    Batch,
+    Dispatched,
+    KVCache,
+    LatentCall,
+    LayerStack,
+    QKNorm,
+    RopeAngles,
+    Routes,
+)
+from moesaic.kernels.latent_attention import attend_latent
+from moesaic.kernels.layer_weights import ExpertWeights, RouteRules
 from moesaic.kernels.native import build
-from moesaic.kernels.native.gradients import Attend, Heads, RMSNorm, SwiGLU
+from moesaic.kernels.native.fused_layers import takes_step
+from moesaic.kernels.native.gradients import Attend, QKNormRope, RMSNorm, SwiGLU
+from moesaic.kernels.native.quantized_fused_layers import fused
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 SIGNATURES = {
@@ -29,7 +45,6 @@ SIGNATURES = {
     "rms_norm_back": [_POINTER] * 5 + [_LONG] * 2 + [_FLOAT, _INT],
     "heads_back": [_POINTER] * 11 + [_LONG] * 5 + [_FLOAT, _INT, _INT],
     "swiglu_back": [_POINTER] * 3 + [_LONG] * 2 + [_INT],
-    "block": [_POINTER] * 6 + [_LONG] + [_POINTER] * 4 + [_LONG] * 4 + [_INT],
     "layers": [_POINTER, _LONG] + [_POINTER] * 5 + [_LONG] + [_POINTER] * 3 + [_LONG] * 5 + [_INT],
     "attend": [_POINTER] * 10 + [_LONG] * 11 + [_FLOAT, _INT],
     "quantized_layers": [_POINTER, _LONG] + [_POINTER] * 5 + [_LONG] + [_POINTER] * 3 + [_LONG] * 5 + [_INT],
@@ -68,9 +83,18 @@ class NativeKernels:
             function.argtypes, function.restype = kinds, None
         self.library: Any = library
 
-    rotate = staticmethod(cpu.rotate)
+    embed, rotate = staticmethod(cpu.embed), staticmethod(cpu.rotate)
+    dispatch, combine = staticmethod(cpu.dispatch), staticmethod(cpu.combine)
 
-    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    def run_layers(
+        self, stack: LayerStack, x_TD: Tensor, rope: RopeAngles, layout: Batch, caches: Sequence[KVCache]
+    ) -> tuple[Tensor, list[Tensor]] | None:
+        if not takes_step(stack, x_TD, layout, caches):
+            return None
+        layers = fused(stack)
+        return layers.run(self.library, x_TD, rope, layout, caches) if layers is not None and layers.takes() else None
+
+    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor:
         if x_TI.dim() != 2 or not _plain(x_TI, weight_OI, bias_O) or not weight_OI.is_contiguous():
             return cpu.linear(x_TI, weight_OI, bias_O)
         rows, inputs = x_TI.shape
@@ -98,32 +122,23 @@ class NativeKernels:
         )  # fmt: skip
         return y_TD
 
-    def heads(
-        self,
-        qkv_TXC: Tensor,
-        kv_heads: int,
-        q_weight_C: Tensor | None,
-        k_weight_C: Tensor | None,
-        eps: float,
-        cos_TR: Tensor,
-        sin_TR: Tensor,
-        interleaved: bool,
+    def qk_norm_rope(
+        self, qkv_TXC: Tensor, kv_heads: int, norm: QKNorm | None, rope: RopeAngles
     ) -> tuple[Tensor, Tensor, Tensor]:
-        arguments = (qkv_TXC, kv_heads, q_weight_C, k_weight_C, eps, cos_TR, sin_TR, interleaved)
-        if _trained(qkv_TXC, q_weight_C, k_weight_C, cos_TR, sin_TR) and qkv_TXC.is_contiguous():
-            trained: tuple[Tensor, Tensor, Tensor] = Heads.apply(self, *arguments)
+        q_C, k_C, eps = (None, None, 0.0) if norm is None else (norm.q_C, norm.k_C, norm.eps)
+        if _trained(qkv_TXC, q_C, k_C, rope.cos_TR, rope.sin_TR) and qkv_TXC.is_contiguous():
+            trained: tuple[Tensor, Tensor, Tensor] = QKNormRope.apply(self, qkv_TXC, kv_heads, q_C, k_C, eps, rope)
             return trained
-        if not _plain(qkv_TXC, q_weight_C, k_weight_C, cos_TR, sin_TR) or not qkv_TXC.is_contiguous():
-            return cpu.heads(*arguments)
+        if not _plain(qkv_TXC, q_C, k_C, rope.cos_TR, rope.sin_TR) or not qkv_TXC.is_contiguous():
+            return cpu.qk_norm_rope(qkv_TXC, kv_heads, norm, rope)
         tokens, all_heads, size = qkv_TXC.shape
         heads = all_heads - 2 * kv_heads
         q_THC, k_TNC = qkv_TXC.new_empty(tokens, heads, size), qkv_TXC.new_empty(tokens, kv_heads, size)
-        cos_TR, sin_TR = cos_TR.contiguous(), sin_TR.contiguous()
+        cos_TR, sin_TR = rope.cos_TR.contiguous(), rope.sin_TR.contiguous()
         self.library.heads(
-            qkv_TXC.data_ptr(), _pointer(q_weight_C),
-            _pointer(k_weight_C), cos_TR.data_ptr(), sin_TR.data_ptr(),
+            qkv_TXC.data_ptr(), _pointer(q_C), _pointer(k_C), cos_TR.data_ptr(), sin_TR.data_ptr(),
             q_THC.data_ptr(), k_TNC.data_ptr(), tokens, heads, kv_heads, size, cos_TR.shape[1],
-            all_heads * size, eps, interleaved, torch.get_num_threads(),
+            all_heads * size, eps, rope.interleaved, torch.get_num_threads(),
         )  # fmt: skip
         return q_THC, k_TNC, qkv_TXC[:, heads + kv_heads :]
 
@@ -147,12 +162,12 @@ class NativeKernels:
         )
         return d_gate_up_TG
 
-    def router_logits(self, x_TD: Tensor, weight_ED: Tensor) -> Tensor:
+    def router_logits(self, x_TD: Tensor, weight_ED: Tensor, site: str = "") -> Tensor:
         return self.linear(x_TD.float(), weight_ED.float())
 
     def route(
         self, logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules, chosen_TK: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Routes:
         if not _plain(logits_TE, correction_E) or (chosen_TK is not None and chosen_TK.dtype != torch.int64):
             return cpu.route(logits_TE, correction_E, rules, chosen_TK)
         tokens, experts = logits_TE.shape
@@ -165,23 +180,17 @@ class NativeKernels:
             weights_TK.data_ptr(), tokens, experts, routes_TK.shape[1], rules.groups, rules.top_groups,
             rules.score == "softmax", rules.normalize, rules.scale, chosen_TK is not None,
         )  # fmt: skip
-        return routes_TK, weights_TK
+        return Routes(routes_TK, weights_TK)
 
-    def experts(
-        self,
-        x_TD: Tensor,
-        routes_TK: Tensor,
-        weights_TK: Tensor,
-        gate_up_EGD: Tensor,
-        down_EDF: Tensor,
-        activation: str,
-    ) -> Tensor:
+    def experts(self, x_TD: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
+        gate_up_EGD, down_EDF, routes_TK = weights.gate_up_EGD, weights.down_EDF, routes.experts_TK
         whole = gate_up_EGD.is_contiguous() and down_EDF.is_contiguous() and routes_TK.dtype == torch.int64
-        if activation != "silu" or not whole or not _plain(x_TD, weights_TK, gate_up_EGD, down_EDF):
-            return cpu.experts(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF, activation, self.gated)
+        plain = _plain(x_TD, routes.weights_TK, gate_up_EGD, down_EDF)
+        if weights.activation != "silu" or not whole or not plain:
+            return cpu.experts(x_TD, routes, weights, self.gated)
         tokens, per_token = routes_TK.shape
         count, hidden, width = down_EDF.shape
-        x_TD, routes_TK, weights_TK = x_TD.contiguous(), routes_TK.contiguous(), weights_TK.contiguous()
+        x_TD, routes_TK, weights_TK = x_TD.contiguous(), routes_TK.contiguous(), routes.weights_TK.contiguous()
         y_TD = torch.empty_like(x_TD)
         self.library.experts(
             x_TD.data_ptr(), routes_TK.data_ptr(), weights_TK.data_ptr(), gate_up_EGD.data_ptr(), down_EDF.data_ptr(),
@@ -189,29 +198,28 @@ class NativeKernels:
         )  # fmt: skip
         return y_TD
 
-    def attend(
-        self,
-        q_THC: Tensor,
-        k_TNC: Tensor,
-        v_TNC: Tensor,
-        layout: Batch,
-        slabs: dict[str, Tensor] | None,
-        scale: float,
-        window: int | None = None,
-    ) -> Tensor:
-        keys, values = (slabs["keys"], slabs["values"]) if slabs is not None else (None, None)
+    def compute_experts(self, sent: Dispatched, weights: ExpertWeights) -> Tensor:
+        return cpu.compute_experts(sent, weights, self.gated)
+
+    def attend(self, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
+        layout, cache = call.layout, call.cache
+        keys, values = (cache["keys"], cache["values"]) if cache is not None else (None, None)
         rows = (q_THC, k_TNC, v_TNC)
-        if _trained(*rows) and slabs is None and not layout.branches and all(map(packed, rows)):
-            trained_THC: Tensor = Attend.apply(self, *rows, layout.spans_S4, scale, window)
+        if _trained(*rows) and cache is None and not layout.branches and all(map(packed, rows)):
+            trained_THC: Tensor = Attend.apply(self, *rows, layout.spans_S4, call.scale, call.window)
             return trained_THC
         if not _plain(*rows, keys, values) or not all(map(packed, rows)):
-            return cpu.attend(q_THC, k_TNC, v_TNC, layout, slabs, scale, window)
-        masks = [layout.seen(span, window)[0] for span in layout.spans] if layout.branches else []
+            return cpu.attend(q_THC, k_TNC, v_TNC, call)
+        masks = [layout.seen(span, call.window)[0] for span in layout.spans] if layout.branches else []
         out_THC = q_THC.new_empty(q_THC.shape)
         self.attend_spans(
-            q_THC, k_TNC, v_TNC, keys, values, out_THC, None, layout.spans_S4, layout.pages_SP, masks, scale, window
-        )
+            q_THC, k_TNC, v_TNC, keys, values, out_THC, None, layout.spans_S4, layout.pages_SP, masks, call.scale,
+            call.window,
+        )  # fmt: skip
         return out_THC
+
+    def attend_latent(self, call: LatentCall) -> Tensor:
+        return attend_latent(call, self.rms_norm, self.rotate, self.attention)
 
     def attention(
         self,

@@ -115,9 +115,3 @@ void layers(const Block *blocks, long L, const float *x, float *y, int64_t *rout
     free(scratch), free(teams);
 }
 
-void block(const Block *b, const float *x, float *y, int64_t *routes, const float *cosine, const float *sine, long R,
-           float *keys, float *values, const int64_t *spans, const int64_t *table, long T, long S, long columns,
-           long page_size, int threads) {
-    float *slabs[2] = {keys, values};
-    layers(b, 1, x, y, routes, cosine, sine, R, slabs, spans, table, T, S, columns, page_size, b->K, threads);
-}

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moesaic.kernels.interface import QKNorm, RopeAngles
+
 
 def _pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
@@ -33,7 +35,9 @@ class RMSNorm(torch.autograd.Function):
         return None, d_x_TD, d_weight_D, None
 
 
-class Heads(torch.autograd.Function):
+class QKNormRope(torch.autograd.Function):
+    """The weights of the norms are arguments of their own, because gradients come back to them."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -43,13 +47,12 @@ class Heads(torch.autograd.Function):
         q_weight_C: Tensor | None,
         k_weight_C: Tensor | None,
         eps: float,
-        cos_TR: Tensor,
-        sin_TR: Tensor,
-        interleaved: bool,
+        rope: RopeAngles,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        ctx.library, ctx.facts = ops.library, (kv_heads, eps, interleaved)
-        ctx.save_for_backward(qkv_TXC, q_weight_C, k_weight_C, cos_TR.contiguous(), sin_TR.contiguous())
-        q_THC, k_TNC, v_TNC = ops.heads(qkv_TXC, kv_heads, q_weight_C, k_weight_C, eps, cos_TR, sin_TR, interleaved)
+        ctx.library, ctx.facts = ops.library, (kv_heads, eps, rope.interleaved)
+        ctx.save_for_backward(qkv_TXC, q_weight_C, k_weight_C, rope.cos_TR.contiguous(), rope.sin_TR.contiguous())
+        norm = None if q_weight_C is None or k_weight_C is None else QKNorm(q_weight_C, k_weight_C, eps)
+        q_THC, k_TNC, v_TNC = ops.qk_norm_rope(qkv_TXC, kv_heads, norm, rope)
         return q_THC, k_TNC, v_TNC.contiguous()  # a view of an input may not be returned
 
     @staticmethod
@@ -68,7 +71,7 @@ class Heads(torch.autograd.Function):
             _pointer(d_q_weight_C), _pointer(d_k_weight_C), tokens, all_heads - 2 * kv_heads, kv_heads, size,
             cos_TR.shape[1], eps, interleaved, torch.get_num_threads(),
         )  # fmt: skip
-        return None, d_qkv_TXC, None, d_q_weight_C, d_k_weight_C, None, None, None, None
+        return None, d_qkv_TXC, None, d_q_weight_C, d_k_weight_C, None, None
 
 
 class SwiGLU(torch.autograd.Function):

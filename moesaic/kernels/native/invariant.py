@@ -15,8 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moesaic.kernels import Batch, RouteRules, cpu
-from moesaic.kernels.exact_forward import exact_forward, needs_grad, product
+from moesaic.kernels import cpu
+from moesaic.kernels.exact_forward import exact_forward, exact_matmul, needs_grad
+from moesaic.kernels.interface import AttentionCall, Dispatched, LatentCall, Routes
+from moesaic.kernels.latent_attention import attend_latent
+from moesaic.kernels.layer_weights import ExpertWeights, RouteRules
 from moesaic.kernels.native import NativeKernels, packed
 
 
@@ -25,10 +28,12 @@ class InvariantKernels:
 
     def __init__(self, native: NativeKernels) -> None:
         self.native, self.library = native, native.library
-        self.rotate, self.rms_norm, self.heads, self.gated = native.rotate, native.rms_norm, native.heads, native.gated
+        self.embed, self.rotate, self.rms_norm = native.embed, native.rotate, native.rms_norm
+        self.qk_norm_rope, self.gated, self.run_layers = native.qk_norm_rope, native.gated, native.run_layers
+        self.dispatch, self.combine = native.dispatch, native.combine
 
-    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        return product(self.native.linear, x_TI, weight_OI, bias_O)
+    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor:
+        return exact_matmul(self.native.linear, x_TI, weight_OI, bias_O)
 
     def attention(
         self,
@@ -45,65 +50,56 @@ class InvariantKernels:
             out_THX: Tensor = kernels.attention(*packed, scale, window, keep_TM)
             return out_THX
 
-        return self._twice(run, q_THC, k_MNC, v_MNX)
+        return self._exact(run, q_THC, k_MNC, v_MNX)
 
-    def attend(
-        self,
-        q_THC: Tensor,
-        k_TNC: Tensor,
-        v_TNC: Tensor,
-        layout: Batch,
-        slabs: dict[str, Tensor] | None,
-        scale: float,
-        window: int | None = None,
-    ) -> Tensor:
-        if slabs is None and not layout.branches and all(map(packed, (q_THC, k_TNC, v_TNC))):
-            return self.native.attend(q_THC, k_TNC, v_TNC, layout, slabs, scale, window)  # has a gradient of its own
+    def attend(self, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
+        if call.cache is None and not call.layout.branches and all(map(packed, (q_THC, k_TNC, v_TNC))):
+            return self.native.attend(q_THC, k_TNC, v_TNC, call)  # has a gradient of its own
 
         def run(kernels: Any, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor) -> Tensor:
-            out_THC: Tensor = kernels.attend(q_THC, k_TNC, v_TNC, layout, slabs, scale, window)
+            out_THC: Tensor = kernels.attend(q_THC, k_TNC, v_TNC, call)
             return out_THC
 
-        return self._twice(run, q_THC, k_TNC, v_TNC)
+        return self._exact(run, q_THC, k_TNC, v_TNC)
 
-    def router_logits(self, x_TD: Tensor, weight_ED: Tensor) -> Tensor:
+    def attend_latent(self, call: LatentCall) -> Tensor:
+        return attend_latent(call, self.rms_norm, self.rotate, self.attention)
+
+    def router_logits(self, x_TD: Tensor, weight_ED: Tensor, site: str = "") -> Tensor:
         return self.linear(x_TD.float(), weight_ED.float())
 
     def route(
         self, logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules, chosen_TK: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Routes:
         with torch.no_grad():
-            routes_TK, weights_TK = self.native.route(logits_TE, correction_E, rules, chosen_TK)
+            routes = self.native.route(logits_TE, correction_E, rules, chosen_TK)
         if not needs_grad(logits_TE):
-            return routes_TK, weights_TK
+            return routes
 
         def run(kernels: Any, logits_TE: Tensor) -> Tensor:
-            weights_TK: Tensor = kernels.route(logits_TE, correction_E, rules, routes_TK)[1]
+            weights_TK: Tensor = kernels.route(logits_TE, correction_E, rules, routes.experts_TK).weights_TK
             return weights_TK
 
-        return routes_TK, self._twice(run, logits_TE)
+        return Routes(routes.experts_TK, self._exact(run, logits_TE))
 
-    def experts(
-        self,
-        x_TD: Tensor,
-        routes_TK: Tensor,
-        weights_TK: Tensor,
-        gate_up_EGD: Tensor,
-        down_EDF: Tensor,
-        activation: str,
-    ) -> Tensor:
-        native = activation == "silu" and x_TD.dtype == torch.float32  # what its way back is written for
-        if native and needs_grad(x_TD, weights_TK, gate_up_EGD, down_EDF):
-            out_TD: Tensor = _Experts.apply(self.native, x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF)
+    def compute_experts(self, sent: Dispatched, weights: ExpertWeights) -> Tensor:
+        return self.native.compute_experts(sent, weights)
+
+    def experts(self, x_TD: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
+        given = (x_TD, routes.weights_TK, weights.gate_up_EGD, weights.down_EDF)
+        native = weights.activation == "silu" and x_TD.dtype == torch.float32  # what its way back is written for
+        if native and needs_grad(*given):
+            out_TD: Tensor = _Experts.apply(self.native, x_TD, routes.experts_TK, *given[1:])
             return out_TD
 
         def run(kernels: Any, x_TD: Tensor, weights_TK: Tensor, gate_up_EGD: Tensor, down_EDF: Tensor) -> Tensor:
-            out_TD: Tensor = kernels.experts(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF, activation)
+            own = ExpertWeights(gate_up_EGD, down_EDF, weights.activation, weights.site)
+            out_TD: Tensor = kernels.experts(x_TD, Routes(routes.experts_TK, weights_TK), own)
             return out_TD
 
-        return self._twice(run, x_TD, weights_TK, gate_up_EGD, down_EDF)
+        return self._exact(run, *given)
 
-    def _twice(self, run: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    def _exact(self, run: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         """Forward by the native kernels; for the gradient by the library once more, whose gradient is known."""
         out: Tensor = exact_forward(partial(run, self.native), partial(run, cpu), *inputs)
         return out
@@ -124,7 +120,7 @@ class _Experts(torch.autograd.Function):
     ) -> Tensor:
         ctx.native = native
         ctx.save_for_backward(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF)
-        return native.experts(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF, "silu")
+        return native.experts(x_TD, Routes(routes_TK, weights_TK), ExpertWeights(gate_up_EGD, down_EDF, "silu"))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -23,7 +23,7 @@ from moesaic.serve.api.stream import DONE, EventStream, event, while_connected
 from moesaic.serve.api.structure import check_form, wanted_grammar
 from moesaic.serve.api.tools import EventReader, ListReader, NamedReader, call_grammar, forced_tools
 from moesaic.serve.api.turn import Turn
-from moesaic.serve.core.engine_loop import Answers
+from moesaic.serve.core.engine_loop import OutputStream
 from moesaic.serve.core.request import Request as EngineRequest
 
 
@@ -82,7 +82,7 @@ def prepare(service: Service, form: ChatRequest, salt: str) -> Chat:
     return Chat(service, form, asked, turns)
 
 
-async def whole(chat: Chat, answers: Answers) -> ChatAnswer:
+async def whole(chat: Chat, answers: OutputStream) -> ChatAnswer:
     async for output in answers:
         check_form(output)
         chat.turns[output.request.number].push(output)
@@ -96,7 +96,7 @@ async def whole(chat: Chat, answers: Answers) -> ChatAnswer:
     )
 
 
-async def events(chat: Chat, answers: Answers) -> AsyncIterator[str]:
+async def events(chat: Chat, answers: OutputStream) -> AsyncIterator[str]:
     options = chat.form.stream_options
     with_usage = options is not None and options.include_usage
     frame = {"id": new_id("chatcmpl-"), "object": "chat.completion.chunk", "created": int(time.time())}

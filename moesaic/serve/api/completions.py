@@ -20,7 +20,7 @@ from moesaic.serve.api.schema.usage import Usage
 from moesaic.serve.api.service import Service, new_id, salt_of
 from moesaic.serve.api.stream import DONE, EventStream, event, while_connected
 from moesaic.serve.api.structure import check_form, wanted_grammar
-from moesaic.serve.core.engine_loop import Answers
+from moesaic.serve.core.engine_loop import OutputStream
 
 
 @dataclass
@@ -84,7 +84,7 @@ def prepare(service: Service, form: CompletionRequest, salt: str) -> Job:
     return Job(service, form, tried, wanted, answers)
 
 
-async def whole(job: Job, answers: Answers) -> CompletionAnswer:
+async def whole(job: Job, answers: OutputStream) -> CompletionAnswer:
     own = {answer.request.number: answer for answer in job.answers}
     async for output in answers:
         check_form(output)
@@ -98,7 +98,7 @@ async def whole(job: Job, answers: Answers) -> CompletionAnswer:
     )
 
 
-async def events(job: Job, answers: Answers) -> AsyncIterator[str]:
+async def events(job: Job, answers: OutputStream) -> AsyncIterator[str]:
     options = job.form.stream_options
     with_usage = options is not None and options.include_usage
     own = {answer.request.number: (index, answer) for index, answer in enumerate(job.answers)}

@@ -33,7 +33,7 @@ from moesaic.serve.api.service import Service, new_id, salt_of
 from moesaic.serve.api.stream import EventStream, event, while_connected
 from moesaic.serve.api.structure import check_form
 from moesaic.serve.api.turn import Turn
-from moesaic.serve.core.engine_loop import Answers
+from moesaic.serve.core.engine_loop import OutputStream
 from moesaic.serve.core.request import Output
 
 SAME = ("model", "temperature", "top_p", "seed", "parallel_tool_calls", "chat_template_kwargs")  # in both forms
@@ -152,13 +152,13 @@ class Reply:
         )
 
 
-async def whole(reply: Reply, answers: Answers) -> ResponseAnswer:
+async def whole(reply: Reply, answers: OutputStream) -> ResponseAnswer:
     async for output in answers:
         reply.push(output)
     return reply.answer()
 
 
-async def events(reply: Reply, answers: Answers) -> AsyncIterator[str]:
+async def events(reply: Reply, answers: OutputStream) -> AsyncIterator[str]:
     number = -1
 
     def tell(data: dict[str, Any]) -> str:

@@ -70,7 +70,7 @@ async def serve(
     """Serve until told to stop: by a signal, or by `should_exit` of the server that `ready` is given. `make_loop` makes
     what stands between the server and its engine, or its replicas."""
     metrics = Metrics(engine, settings.name, settings.metrics_names == "vllm")
-    loop = make_loop(engine, watch=metrics.watch)
+    loop = make_loop(engine, on_outputs=metrics.watch)
     service = Service(loop, settings, metrics)
     config = uvicorn.Config(
         make_app(service),

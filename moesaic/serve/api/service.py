@@ -19,7 +19,7 @@ from moesaic.serve.api.keys import Keys
 from moesaic.serve.api.metrics import Metrics
 from moesaic.serve.api.tokens_as_text import TokenTexts
 from moesaic.serve.core.engine import Engine
-from moesaic.serve.core.engine_loop import Answers, EngineLoop
+from moesaic.serve.core.engine_loop import EngineLoop, OutputStream
 from moesaic.serve.core.request import Request, TooLong
 from moesaic.serve.parsers import Parser, detect
 
@@ -96,7 +96,7 @@ class Service:
 
     def read(self, text: str, *, special: bool = True) -> list[int]:
         """The tokens of a prompt. One far too long is refused by its beginning: to read all of it may take seconds."""
-        most = min(self.engine.room, self.settings.max_prompt or self.engine.room)
+        most = min(self.engine.max_length, self.settings.max_prompt or self.engine.max_length)
         beginning = text[: SIGNS * most]
         # Twice as many, because the last word may be cut, and its tokens others.
         if len(beginning) < len(text) and len(self.tokenizer.encode(beginning, special=special)) > 2 * most:
@@ -118,7 +118,7 @@ class Service:
             message = f"asks for {count} answers, and this server holds {self.max_open}"
             raise ApiError(400, message, param="n", code="invalid_value")
 
-    def submit(self, requests: Sequence[Request]) -> Answers:
+    def submit(self, requests: Sequence[Request]) -> OutputStream:
         """Hand requests to the engine, if there is room."""
         if self.draining:
             raise ApiError(503, "the server is shutting down", code="shutting_down", headers={"retry-after": "5"})

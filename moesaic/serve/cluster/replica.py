@@ -10,7 +10,7 @@ import torch
 from moesaic.kernels import hardware
 from moesaic.model.directory import load
 from moesaic.serve.core.engine import Engine
-from moesaic.serve.core.engine_loop import Answers, EngineLoop
+from moesaic.serve.core.engine_loop import EngineLoop, OutputStream
 from moesaic.serve.core.grammar import Grammar
 from moesaic.serve.core.request import Output, Request, Sampling, TokenLogprob
 
@@ -24,7 +24,7 @@ class Replica:
         self.engine = Engine(load(directory, **weights), **options)
         self.loop = EngineLoop(self.engine)
         self.began = False
-        self.answers: dict[int, Answers] = {}
+        self.answers: dict[int, OutputStream] = {}
 
     async def ready(self) -> int:
         """Tokens a page of its cache holds."""
@@ -49,7 +49,7 @@ class Replica:
         """End a request's answer; nobody reads what is still to come."""
         if (answers := self.answers.get(number)) is not None:
             (request,) = answers.requests
-            self.engine.call(lambda: self.engine.abort(request))
+            self.loop.stop(request)
             answers.queue.put_nowait(Output(request, [], "", [], "abort"))
 
     async def load_adapter(self, name: str, path: str) -> None:

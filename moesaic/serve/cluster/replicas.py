@@ -31,7 +31,7 @@ from moesaic.serve.cluster.prefix_routing import PrefixIndex
 from moesaic.serve.cluster.replica import Replica, plain_wish, read_output
 from moesaic.serve.core.adapters import load_adapter
 from moesaic.serve.core.engine import Engine
-from moesaic.serve.core.engine_loop import Answers, Queue, ReplicaDied
+from moesaic.serve.core.engine_loop import OutputStream, Queue, ReplicaDied
 from moesaic.serve.core.memory import SHARE, free_bytes
 from moesaic.serve.core.page_pool import PagePool
 from moesaic.serve.core.request import Output, Request
@@ -128,12 +128,12 @@ class Replicas:
         options: dict[str, Any] | None = None,
         adapters: dict[str, str] | None = None,
         resources: dict[str, Any] | None = None,
-        watch: Callable[[Sequence[Output]], None] | None = None,
+        on_outputs: Callable[[Sequence[Output]], None] | None = None,
     ) -> None:
         if count < 1:
             raise UserError("--replicas", f"must be at least 1, not {count}")
         self.engine = engine
-        self.watch = watch
+        self.on_outputs = on_outputs
         self.open = 0
         self.deaths = 0
         self.places = [Place(number) for number in range(count)]
@@ -181,8 +181,8 @@ class Replicas:
     def alive(self) -> bool:
         return not self._ended and any(place.ready for place in self.places)
 
-    def submit(self, requests: Sequence[Request], seconds: float | None = None) -> Answers:
-        answers = Answers(self, requests, seconds)
+    def submit(self, requests: Sequence[Request], seconds: float | None = None) -> OutputStream:
+        answers = OutputStream(self, requests, seconds)
         for request in requests:
             self._queues[request.number] = answers.queue
             self.engine.scheduler.requests[request.number] = request
@@ -291,8 +291,8 @@ class Replicas:
             self.engine.counts.generated_tokens += len(output.tokens)
             if output.finish_reason is not None:
                 self.engine.counts.finished += 1
-            if self.watch is not None:
-                self.watch([output])
+            if self.on_outputs is not None:
+                self.on_outputs([output])
             if request.number in self._queues:
                 queue.put_nowait(output)
             if output.finish_reason is not None:

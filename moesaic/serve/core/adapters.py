@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from moesaic.errors import UserError
-from moesaic.kernels import Kernels
+from moesaic.kernels.interface import Kernels, LatentCall
+from moesaic.kernels.latent_attention import attend_latent
 from moesaic.kernels.quantized import QuantizedWeight
 from moesaic.model.families import family_for
 from moesaic.model.families.places import Place
@@ -28,30 +29,34 @@ PREFIX = "base_model.model."
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """`corrections` holds, by the identity of the matrix they correct, the down (r, I) and up (O, r) matrices."""
+    """`corrections` holds, by the site of the matrix they correct, the down (r, I) and up (O, r) matrices."""
 
     name: str
-    corrections: dict[int, tuple[Tensor, Tensor]]
+    corrections: dict[str, tuple[Tensor, Tensor]]
 
 
 class AdaptedKernels:
-    """Kernels whose matrix products add each adapter's correction to its rows."""
-
-    library = latent = None  # more than a product in one call has no place for corrections
+    """Kernels whose matmuls add each adapter's correction to its rows."""
 
     def __init__(self, plain: Kernels, rows: dict[Adapter, Tensor]) -> None:
         self._plain = plain
         self._rows = rows
 
-    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        out_TO = self._plain.linear(x_TI, weight_OI, bias_O)
+    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor:
+        out_TO = self._plain.linear(x_TI, weight_OI, bias_O, site)
         for adapter, rows in self._rows.items():
-            correction = adapter.corrections.get(id(weight_OI))
+            correction = adapter.corrections.get(site)
             if correction is not None:
                 down_RI, up_OR = correction
                 low_TR = self._plain.linear(x_TI.index_select(0, rows), down_RI)
                 out_TO = out_TO.index_add(0, rows, self._plain.linear(low_TR, up_OR))
         return out_TO
+
+    def run_layers(self, *layers: Any) -> None:
+        return None  # more than a matmul in one call has no place for corrections
+
+    def attend_latent(self, call: LatentCall) -> Tensor:
+        return attend_latent(call, self._plain.rms_norm, self._plain.rotate, self._plain.attention)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._plain, name)
@@ -92,7 +97,8 @@ def load_adapter(model: Model, path: str | Path, name: str) -> Adapter:
         )
     if not pieces:
         raise UserError(file.path, "holds no correction")
-    return Adapter(name, {id(parameters[key]): _joined(parameters[key], found) for key, found in pieces.items()})
+    corrections = {key.removesuffix(".weight"): _joined(parameters[key], found) for key, found in pieces.items()}
+    return Adapter(name, corrections)
 
 
 def _joined(weight_OI: Tensor, pieces: list[tuple[Place, Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

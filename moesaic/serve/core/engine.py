@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,8 +24,10 @@ from moesaic.errors import UserError
 from moesaic.model.layout import Span
 from moesaic.model.transformer import Model
 from moesaic.serve.core.adapters import Adapter, load_adapter
+from moesaic.serve.core.admission import new_request
 from moesaic.serve.core.drafters import Drafter
 from moesaic.serve.core.drafters.router import DraftRouter
+from moesaic.serve.core.driver import EngineDriver
 from moesaic.serve.core.expert_counts import ExpertCounts
 from moesaic.serve.core.forward_pass import Choosing, Chunk, Forward, ForwardPass
 from moesaic.serve.core.kv.store import store_for
@@ -34,14 +36,10 @@ from moesaic.serve.core.memory import dtype_of_cache, pages_that_fit
 from moesaic.serve.core.page_pool import PagePool
 from moesaic.serve.core.policies import Policy
 from moesaic.serve.core.policies.chunked import Chunked
-from moesaic.serve.core.request import Completion, Output, Request, Sampling, TooLong, completion
+from moesaic.serve.core.request import Completion, Output, Request, Sampling, completion
+from moesaic.serve.core.runner import Runner
 from moesaic.serve.core.sampler import Choices
 from moesaic.serve.core.scheduler import Scheduler
-from moesaic.serve.core.text import TextStream
-
-if TYPE_CHECKING:
-    from moesaic.serve.gpu.overlap import QueuedSteps
-
 
 GPU_TOKENS = 8192  # in one step of a GPU, which is no faster with fewer
 PAUSED = 0.002  # seconds between two looks whether to go on
@@ -102,7 +100,7 @@ class Engine:
         self.paused = False
         self.counts = Counts()
         self.experts = ExpertCounts(model)
-        self.queued = queued_steps(self)
+        self.runner = runner_for(self)
         if self.drafter is not None:
             self.drafter.start(self)
 
@@ -111,24 +109,25 @@ class Engine:
     def generate(
         self, prompts: Sequence[str | Sequence[int]], n: int = 1, *, adapter: str | None = None, **sampling: Any
     ) -> list[Completion]:
-        """Answers to all prompts, in their order; with `n`, so many of each, one after the other."""
-        wishes = Sampling(**sampling)
-        requests = [self.request(prompt, wishes, adapter=adapter, sibling=i) for prompt in prompts for i in range(n)]
-        texts: dict[int, list[str]] = {request.number: [] for request in requests}
-        for request in requests:
-            self.add(request)
+        """Completions of all prompts, in their order; with `n`, so many of each, one after the other."""
+        params = Sampling(**sampling)
+        requests = [self.request(prompt, params, adapter=adapter, sibling=i) for prompt in prompts for i in range(n)]
+        texts: list[list[str]] = [[] for _ in requests]
+        driver: EngineDriver[list[str]] = EngineDriver(self)
+        for request, text in zip(requests, texts):
+            driver.add(request, text)
         try:
             while any(request.finish_reason is None for request in requests):
-                outputs = self.step()
-                for output in outputs:
-                    if output.request.number in texts:
-                        texts[output.request.number].append(output.text)
-                if not outputs and not self.working:  # paused: another thread will say when to go on
+                step = driver.step()
+                if step.error is not None:
+                    raise step.error
+                for text, output in step.outputs:
+                    text.append(output.text)
+                if step.idle and not self.working:  # paused: another thread will resume
                     time.sleep(PAUSED)
         finally:  # also on Ctrl-C
-            for request in requests:
-                self.abort(request)
-        return [completion(request, "".join(texts[request.number])) for request in requests]
+            driver.abort_all()
+        return [completion(request, "".join(text)) for request, text in zip(requests, texts)]
 
     def request(
         self,
@@ -140,41 +139,11 @@ class Engine:
         **options: Any,
     ) -> Request:
         """A request, checked against what this engine can do, not yet submitted."""
-        sampling = sampling or Sampling()
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise UserError("prompt", "the model has no tokenizer", "Give token numbers.")
-            prompt = self.tokenizer.encode(prompt)
-        vocab, room = self.model.config.vocab, self.room
-        if not prompt:
-            raise UserError("prompt", "is empty")
-        if any(not 0 <= token < vocab for token in prompt):
-            raise UserError("prompt", f"holds a token outside the vocabulary of {vocab}")
-        for name in ("logit_bias", "stop_tokens"):
-            if any(not 0 <= token < vocab for token in getattr(sampling, name)):
-                raise UserError(name, f"holds a token outside the vocabulary of {vocab}")
-        if len(prompt) + (not options.get("embed")) > room:
-            problem = f"has {len(prompt)} tokens, and the model holds {room} with its answer"
-            raise TooLong("prompt", problem, "Shorten it.")
-        if adapter is not None and adapter not in self.adapters:
-            raise UserError("adapter", f"there is no {adapter!r}", f"Loaded: {', '.join(self.adapters) or 'none'}.")
-        request = Request(prompt, sampling, adapter=self.adapters[adapter] if adapter else None, **options)
-        if self.page_pool.store is not None:
-            self.page_pool.store.check(request)
-        request.seed = sampling.seed if sampling.seed is not None else self.random.getrandbits(63)
-        request.seed ^= sibling << 32  # answers to one prompt, from one seed, that differ
-        request.limit = min(room, len(prompt) + (sampling.max_tokens or room))
-        if self.tokenizer is not None:
-            request.text = TextStream(self.tokenizer, prompt, sampling.stop, sampling.min_tokens)
-        elif sampling.stop or sampling.grammar:
-            raise UserError("stop", "the model has no tokenizer", "Use stop_tokens.")
-        if sampling.grammar is not None:
-            request.matcher = sampling.grammar.matcher(self.tokenizer, self.model.config.vocab, self.stop_tokens)
-        return request
+        return new_request(self, prompt, sampling or Sampling(), adapter, sibling, **options)
 
     @property
-    def room(self) -> int:
-        """How many tokens a prompt and its answer may have together."""
+    def max_length(self) -> int:
+        """How many tokens a prompt and its completion may have together."""
         return min(self.model.config.context, self.cache.pages * self.page_pool.size)
 
     def load_adapter(self, name: str, path: str | Path) -> None:
@@ -219,7 +188,7 @@ class Engine:
         self.page_pool.flush()
         for request in self.scheduler.requests.values():
             request.root = None
-            if recompute and not request.busy:
+            if recompute and not request.in_forward:
                 self.restart(request)
 
     @property
@@ -231,81 +200,69 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Output]:
-        """Give some requests some tokens. A prompt being read and an answer being written are the same thing here: a
-        request whose computed tokens have not caught up with its known tokens."""
-        self._read_inbox()
-        self._drop_unwanted()
-        if self.queued is not None and (outputs := self.queued.step()) is not None:
-            return outputs
-        if self.paused:
-            return []
-        work = self.scheduler.schedule(self.clock())
-        if isinstance(work, list):
-            if not work:
-                return []
+        """Give some requests some tokens. Prefill and decode are the same thing here: a request whose computed tokens
+        have not caught up with its tokens."""
+        self.read_inbox()
+        self._drop_stopped()
+        outputs = self.runner.queued_outputs()
+        if outputs is None and not self.paused:
+            work = self.scheduler.schedule(self.clock())
             self._draft(work)
-            if self.queued is not None and self.queued.takes(work):
-                return self._finish(self.queued.forward(work))
-            work = ForwardPass(self.model, work, self.cache, self.version)
-        if not self._run(work):
-            self.scheduler.stopped.append(work)
-            return []
-        return self._finish(work)
+            forward = self.runner.run(work)
+            outputs = self._finish(forward)
+        return outputs or []
 
-    def _finish(self, work: Forward) -> list[Output]:
-        """What came of a forward."""
-        self.record_prompt(work.chunks, work.spans, work.hidden_TD)
-        outputs = self._accept(work)
-        self.experts.count(work.routing)
-        work.note_routes()
+    def _draft(self, work: list[Chunk] | ForwardPass) -> None:
+        """Put draft tokens behind the chunks that decode, as far as pages and limits allow."""
+        decoding = [chunk for chunk in work if chunk.request.decoding] if isinstance(work, list) else []
+        if self.drafter is None or not decoding:
+            return
+        limit = max(1, 64 // len(decoding))
+        drafts = self.drafter.draft([chunk.request for chunk in decoding], limit)
+        for chunk, draft in zip(decoding, drafts, strict=True):
+            request = chunk.request
+            draft = draft.cut(min(limit, request.limit - len(request.tokens) - 1))
+            if len(draft) and self.page_pool.grow(request, request.computed + chunk.tokens + len(draft)):
+                chunk.draft = draft
+                self.counts.drafted_tokens += len(draft)
+
+    def _finish(self, forward: Forward | None) -> list[Output]:
+        """What a forward, if one has finished, gives its requests."""
+        if forward is None:
+            return []
+        self.record_prompt(forward.chunks, forward.spans, forward.hidden_TD)
+        outputs = self._accept(forward)
+        self.experts.count(forward.routing)
+        forward.note_routes()
         if self.drafter is not None:
-            self.drafter.observe(work, work.hidden_TD)
-        for chunk in work.chunks:
+            self.drafter.observe(forward, forward.hidden_TD)
+        for chunk in forward.chunks:
             if chunk.request.finish_reason is not None:
                 self.retire(chunk.request)
         return outputs
 
-    def _run(self, work: ForwardPass) -> bool:
-        """Layer by layer; False if something more urgent came between."""
-        policy, began, due = self.scheduler.policy, self.clock(), float("-inf")
-        while not work.done:
-            work.advance()
-            now = self.clock()
-            if (self.inbox or now >= due) and not work.done:
-                self._read_inbox()
-                ready = self.scheduler.ready()
-                if self.paused or not self._wanted(work) or policy.interrupts(work, ready, now):
-                    break
-                due = policy.next_event(work, ready, now)
-        work.seconds += self.clock() - began
-        self.counts.busy_seconds += self.clock() - began
-        if work.done:
-            policy.finished(work)
-        return work.done
-
-    def _accept(self, work: Forward) -> list[Output]:
-        """Choose the next token of every request that is ready for it, and follow its guesses as far as they hold."""
+    def _accept(self, forward: Forward) -> list[Output]:
+        """Sample the next token of every request whose tokens are all computed, and verify its draft tokens."""
         self.counts.steps += 1
         ready: list[tuple[Chunk, int]] = []
         rows: list[int] = []
-        for chunk, span in zip(work.chunks, work.spans):
+        for chunk, span in zip(forward.chunks, forward.spans):
             request = chunk.request
             if chunk.last:
                 ready.append((chunk, len(rows)))
                 rows.extend(range(span.start + chunk.tokens - 1, span.stop))
             self.counts.prompt_tokens += max(0, min(chunk.tokens, len(request.prompt) - request.computed))
-            request.computed += chunk.tokens
-            request.busy = False
+            request.end_forward(computed=chunk.tokens)
         outputs = []
         if rows:
-            choices = work.choices(rows)
-            outputs = [self._follow(chunk, choices, first) for chunk, first in ready]
-        for chunk in work.chunks:
+            choices = forward.choices(rows)
+            outputs = [self._verify(chunk, choices, first) for chunk, first in ready]
+        for chunk in forward.chunks:
             self.page_pool.settle(chunk.request)
         return outputs
 
-    def _follow(self, chunk: Chunk, choices: Choosing, first: int) -> Output:
-        """What one request gains: the model's choice after its last token, and after each guess that was so chosen."""
+    def _verify(self, chunk: Chunk, choices: Choosing, first: int) -> Output:
+        """What one request gains: the token sampled after its last one, and after each draft token that was sampled."""
         request, draft = chunk.request, chunk.draft
         output = Output(request, [], "", [])
         if request.embed and request.finish_reason is None:
@@ -323,7 +280,7 @@ class Engine:
         return self.record_output(output, self.version)
 
     def record_output(self, output: Output, version: int) -> Output:
-        """Note what a request gained, by weights of which version."""
+        """Record what a request gained, from weights of which version."""
         request, now = output.request, self.clock()
         request.first_token = now if request.first_token is None else request.first_token
         request.last_token = now
@@ -346,21 +303,8 @@ class Engine:
         request.computed += len(chunk.accepted)
         self.counts.accepted_tokens += len(chunk.accepted)
 
-    def _draft(self, chunks: list[Chunk]) -> None:
-        """Put guesses behind the requests that wait for their next token, as far as pages and limits allow."""
-        asking = [chunk for chunk in chunks if chunk.request.decoding]
-        if self.drafter is None or not asking:
-            return
-        most = max(1, 64 // len(asking))
-        for chunk, draft in zip(asking, self.drafter.draft([chunk.request for chunk in asking], most), strict=True):
-            request = chunk.request
-            draft = draft.cut(min(most, request.limit - len(request.tokens) - 1))
-            if len(draft) and self.page_pool.grow(request, request.computed + chunk.tokens + len(draft)):
-                chunk.draft = draft
-                self.counts.drafted_tokens += len(draft)
-
     def record_prompt(self, chunks: Sequence[Chunk], spans: Sequence[Span], hidden_TD: Tensor) -> None:
-        """What some requests want of every token of their prompt: its log-probability, or the mean hidden state."""
+        """For the requests that ask for it: the log-probability of every prompt token, or the sum of hidden states."""
         for chunk, span in zip(chunks, spans):
             request = chunk.request
             hidden = hidden_TD[span.start : span.start + chunk.tokens]
@@ -374,20 +318,20 @@ class Engine:
                 for row, token in enumerate(after):
                     request.prompt_logprobs.append(choices.report(row, token, request.sampling.prompt_logprobs))
 
-    def _read_inbox(self) -> None:
+    def read_inbox(self) -> None:
         while self.inbox:
             self.inbox.popleft()()
 
-    def _wanted(self, work: ForwardPass) -> bool:
-        """Whether somebody still waits for what a pass computes, with the weights it began with."""
-        return work.version >= self.oldest and any(chunk.request.finish_reason is None for chunk in work.chunks)
+    def needs(self, forward: ForwardPass) -> bool:
+        """Whether a request still waits for a forward, and its weights are not too old."""
+        return forward.version >= self.oldest and any(chunk.request.finish_reason is None for chunk in forward.chunks)
 
-    def _drop_unwanted(self) -> None:
-        """Give up the stopped passes nobody waits for any more."""
-        for work in [work for work in self.scheduler.stopped if not self._wanted(work)]:
-            self.scheduler.stopped.remove(work)
-            for chunk in work.chunks:
-                chunk.request.busy = False
+    def _drop_stopped(self) -> None:
+        """Give up the stopped forwards that nobody waits for any more."""
+        for forward in [forward for forward in self.scheduler.stopped if not self.needs(forward)]:
+            self.scheduler.stopped.remove(forward)
+            for chunk in forward.chunks:
+                chunk.request.end_forward()
                 if chunk.request.finish_reason is not None:
                     self.retire(chunk.request)
                 else:
@@ -400,8 +344,8 @@ class Engine:
         request.root = (request.salt, request.adapter, self.version)
 
     def retire(self, request: Request) -> None:
-        """A request that will not go on gives its pages back; one inside a pass, when that has finished."""
-        if request.busy or request.number not in self.scheduler.requests:
+        """A finished request gives its pages back; one that is in a forward, when that has ended."""
+        if request.in_forward or request.number not in self.scheduler.requests:
             return
         self.scheduler.remove(request)
         self.counts.finished += 1
@@ -410,10 +354,11 @@ class Engine:
             self.drafter.finished(request)
 
 
-def queued_steps(engine: Engine) -> QueuedSteps | None:
-    """On a GPU, if the model is of the kind: steps as graphs. Elsewhere not even the code is there."""
-    if engine.model.device.type != "cuda":
-        return None
-    from moesaic.serve.gpu.overlap import QueuedSteps
+def runner_for(engine: Engine) -> Runner:
+    """CUDA graphs on a GPU, if the model is of the kind. Elsewhere not even the code is there."""
+    if engine.model.device.type == "cuda":
+        from moesaic.serve.gpu.overlap import QueuedSteps
 
-    return QueuedSteps(engine) if QueuedSteps.fits(engine) else None
+        if QueuedSteps.fits(engine):
+            return QueuedSteps(engine)
+    return Runner(engine)

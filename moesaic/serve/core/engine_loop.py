@@ -1,14 +1,14 @@
-"""An engine on a thread of its own, for a program that is asynchronous: hand requests over, get outputs as they come.
+"""An engine on a thread of its own, for an asynchronous program: submit requests, receive outputs as they come.
 
     loop = EngineLoop(engine)
     async with loop:
-        answers = loop.submit([request])
+        outputs = loop.submit([request])
         try:
-            async for output in answers: ...
+            async for output in outputs: ...
         finally:
-            answers.close()     # aborts what has not ended
+            outputs.close()     # aborts what has not finished
 
-The thread sleeps while there is nothing to do. Everything but `_work` and what it calls runs on the event loop.
+The thread sleeps while there is nothing to do. Everything but `_run` and what it calls runs on the event loop.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from moesaic.serve.core.driver import EngineDriver
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Output, Request
 
 logger = logging.getLogger("moesaic.serve")
 
-# How long to wait before asking again, when there are requests of which none can go on now.
-PATIENCE = 0.005
+# Seconds until the next step, when there are requests of which none can be scheduled now.
+RETRY = 0.005
 
 Queue = asyncio.Queue[Output | BaseException]
 
 
 class EngineFailed(Exception):
-    """The engine stumbled over a mistake of our own; the requests it held are lost."""
+    """A step failed by an error of our own; the requests the engine held are lost."""
 
 
 class ReplicaDied(EngineFailed):
-    """One of several engines went away; the others serve on."""
+    """One of several replicas died; the others serve on."""
 
 
 class EngineLoop:
-    """`watch` is told the outputs of every step, on the engine's thread."""
+    """`on_outputs` is called with the outputs of every step, on the engine's thread."""
 
-    def __init__(self, engine: Engine, watch: Callable[[Sequence[Output]], None] | None = None) -> None:
+    def __init__(self, engine: Engine, on_outputs: Callable[[Sequence[Output]], None] | None = None) -> None:
         self.engine = engine
-        self.watch = watch
-        self.open = 0  # requests handed over that have not ended
-        self._queues: dict[int, Queue] = {}
+        self.open = 0  # requests submitted that have not finished
+        self._driver: EngineDriver[Queue] = EngineDriver(engine, on_outputs)
         self._wake = threading.Event()
         self._ended = False
-        self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -63,29 +63,28 @@ class EngineLoop:
         self._wake.set()
         await asyncio.to_thread(self._thread.join)
 
-    def submit(self, requests: Sequence[Request], seconds: float | None = None) -> Answers:
-        """Hand requests over at once; what comes of them is read from the answers, which must be closed."""
-        answers = Answers(self, requests, seconds)
+    def submit(self, requests: Sequence[Request], seconds: float | None = None) -> OutputStream:
+        """Submit requests together; their outputs are read from what is returned, which must be closed."""
+        outputs = OutputStream(self, requests, seconds)
         for request in requests:
-            self._queues[request.number] = answers.queue
-            self.engine.call(partial(self._add, request))
+            self.engine.call(partial(self._add, request, outputs.queue))
         self.open += len(requests)
         self._idle.clear()
         self._wake.set()
-        return answers
+        return outputs
 
-    async def call(self, note: Callable[[], Any]) -> Any:
-        """Have something done on the engine's thread, between two steps, and wait for what comes of it."""
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """Run something on the engine's thread, between two steps, and wait for its result."""
         done: asyncio.Future[Any] = self._events.create_future()
 
         def run() -> None:
             result: Any = None
             problem: Exception | None = None
             try:
-                result = note()
+                result = function()
             except Exception as error:
                 problem = error
-            self._tell(partial(_settle, done, result, problem))
+            self._post(partial(_resolve, done, result, problem))
 
         self.engine.call(run)
         self._wake.set()
@@ -106,94 +105,75 @@ class EngineLoop:
         await self._idle.wait()
 
     def forget(self, request: Request) -> None:
-        del self._queues[request.number]
         self.open -= 1
         if not self.open:
             self._idle.set()
 
     def abort(self, request: Request) -> None:
         self.forget(request)
-        self.engine.call(lambda: self.engine.abort(request))
+        self.stop(request)
+
+    def stop(self, request: Request) -> None:
+        """Abort a request whose outputs are still read: whoever calls this ends them."""
+        self.engine.call(lambda: self._driver.abort(request))
         self._wake.set()
 
     # On the engine's thread
 
-    def _work(self) -> None:
-        engine = self.engine
+    def _run(self) -> None:
         while not self._ended:
             self._wake.clear()
-            if not engine.working:
+            if not self.engine.working:
                 self._wake.wait()
                 continue
-            before = engine.counts.busy_seconds
-            try:
-                outputs = engine.step()
-                if self.watch is not None:
-                    self.watch(outputs)
-            except BaseException as error:  # also the panics of libraries, which are no Exceptions
-                self._recover(error)
-                continue
-            if outputs:
-                self._tell(partial(self._deliver, outputs))
-            elif engine.counts.busy_seconds == before:
-                self._wake.wait(PATIENCE)
+            step = self._driver.step()
+            if step.error is not None:
+                logger.error("the engine failed; its requests are given up", exc_info=step.error)
+                # One queue may hold several requests, and all of them fail together.
+                queues = {id(queue): queue for queue in step.lost}.values()
+                self._post(partial(_deliver, [(queue, step.error) for queue in queues]))
+            elif step.outputs:
+                self._post(partial(_deliver, step.outputs))
+            elif step.idle:
+                self._wake.wait(RETRY)
 
-    def _add(self, request: Request) -> None:
-        """One that the engine stumbles over is not among those it holds, and must be told of here."""
+    def _add(self, request: Request, queue: Queue) -> None:
+        """A request that fails here is not yet among those the engine holds."""
         try:
-            self.engine.add(request)
+            self._driver.add(request, queue)
         except BaseException as error:
-            logger.error("the engine could not take a request", exc_info=error)
-            self._tell(partial(self._deliver_failure, [request], error))
+            logger.error("the engine could not add a request", exc_info=error)
+            self._post(partial(_deliver, [(queue, error)]))
 
-    def _recover(self, error: BaseException) -> None:
-        """Give up the requests the engine holds, and begin anew: nothing they computed is kept."""
-        logger.error("the engine failed; its requests are given up", exc_info=error)
-        scheduler = self.engine.scheduler
-        lost = list(scheduler.requests.values())
-        scheduler.stopped.clear()
-        for request in lost:
-            request.busy, request.root = False, None  # so that its pages are freed, not shared
-            request.finish_reason = request.finish_reason or "error"
-            self.engine.abort(request)  # which nothing that goes with it outlives, such as a drafter's notes
-        self._tell(partial(self._deliver_failure, lost, error))
-
-    def _tell(self, note: Callable[[], None]) -> None:
+    def _post(self, callback: Callable[[], None]) -> None:
         if not self._events.is_closed():
-            self._events.call_soon_threadsafe(note)
-
-    # Back on the event loop
-
-    def _deliver(self, outputs: Sequence[Output]) -> None:
-        for output in outputs:
-            queue = self._queues.get(output.request.number)
-            if queue is not None:  # else it was abandoned
-                queue.put_nowait(output)
-
-    def _deliver_failure(self, lost: Sequence[Request], error: BaseException) -> None:
-        for queue in {id(queue): queue for request in lost if (queue := self._queues.get(request.number))}.values():
-            queue.put_nowait(error)
+            self._events.call_soon_threadsafe(callback)
 
 
-class Holder(Protocol):
-    """Who has been handed requests: an engine's loop, or several replicas."""
+def _deliver(events: Sequence[tuple[Queue, Output | BaseException]]) -> None:
+    for queue, event in events:
+        queue.put_nowait(event)
+
+
+class Submitter(Protocol):
+    """Where requests were submitted: an engine's loop, or several replicas."""
 
     def forget(self, request: Request) -> None: ...
 
     def abort(self, request: Request) -> None: ...
 
 
-class Answers:
-    """What the engine adds to some requests, until all of them have ended or `seconds` have passed."""
+class OutputStream:
+    """The outputs of some requests, until all of them have finished or `seconds` have passed."""
 
-    def __init__(self, loop: Holder, requests: Sequence[Request], seconds: float | None) -> None:
+    def __init__(self, loop: Submitter, requests: Sequence[Request], seconds: float | None) -> None:
         self.loop = loop
         self.requests = requests
         self.queue: Queue = asyncio.Queue()
         self.waiting = {request.number: request for request in requests}
         self.until = None if seconds is None else asyncio.get_running_loop().time() + seconds
 
-    def __aiter__(self) -> Answers:
+    def __aiter__(self) -> OutputStream:
         return self
 
     async def __anext__(self) -> Output:
@@ -210,12 +190,12 @@ class Answers:
         return output
 
     def close(self) -> None:
-        """What has not ended is aborted."""
+        """Abort what has not finished."""
         while self.waiting:
             self.loop.abort(self.waiting.popitem()[1])
 
 
-def _settle(done: asyncio.Future[Any], result: Any, problem: Exception | None) -> None:
+def _resolve(done: asyncio.Future[Any], result: Any, problem: Exception | None) -> None:
     if done.cancelled():
         return
     if problem is not None:

@@ -9,9 +9,8 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from moesaic.kernels import Kernels
+from moesaic.kernels.interface import Kernels
 from moesaic.model.context import Routing
-from moesaic.model.fused_model import run_fused
 from moesaic.model.layout import Layout, PagedCache, Span
 from moesaic.model.transformer import Model
 from moesaic.serve.core.adapters import AdaptedKernels, rows_by_adapter
@@ -87,7 +86,7 @@ class Forward:
         self.done = False
         self.usual = True  # whether it took as long as the next of its kind will
         for chunk in chunks:
-            chunk.request.busy = True
+            chunk.request.begin_forward()
 
     @property
     def tokens(self) -> int:
@@ -142,25 +141,20 @@ class ForwardPass(Forward):
         )
         self.layout = layout
         self.spans = layout.spans
-        self.context = model.context(layout, self.routing, self._kernels())
         tokens_T = torch.tensor([token for chunk in chunks for token in chunk.new_tokens()], device=model.device)
-        self.x_TD = model.embedded(tokens_T)
+        self.x_TD, self.context = model.begin(tokens_T, layout, self.routing, self._ops())
         self.layer = 0
 
-    def _kernels(self) -> Kernels:
+    def _ops(self) -> Kernels:
         own = [(chunk.request.adapter, range(s.start, s.stop)) for chunk, s in zip(self.chunks, self.layout.spans)]
         rows = rows_by_adapter(own, self.model.device)
-        return cast(Kernels, AdaptedKernels(self.model.kernels, rows)) if rows else self.model.kernels
+        return cast(Kernels, AdaptedKernels(self.model.ops, rows)) if rows else self.model.ops
 
     def advance(self) -> None:
-        """One layer; or all, where a step is so short that they are run as one piece."""
-        if self.layer == 0 and (done_TD := run_fused(self.model, self.x_TD, self.context)) is not None:
-            self.x_TD, self.layer = done_TD, len(self.model.layers)
-        else:
-            self.x_TD = self.model.layers[self.layer](self.x_TD, self.context)
-            self.layer += 1
+        """One layer; or all, where a step is so short that they are run as one kernel."""
+        self.x_TD, self.layer = self.model.advance(self.x_TD, self.context, self.layer)
         if self.layer == len(self.model.layers):
-            self.hidden_TD, self.done = self.model.norm(self.x_TD, self.context.ops), True
+            self.hidden_TD, self.done = self.model.finish(self.x_TD, self.context), True
 
     def choices(self, rows: list[int]) -> Choices:
         return Choices(self.model.logits_at(self.hidden_TD, torch.tensor(rows, device=self.model.device)))

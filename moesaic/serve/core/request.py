@@ -128,9 +128,11 @@ class Completion:
 
 @dataclass(eq=False)
 class Request:
-    """One sequence on its way: tokens it knows, of which `computed` are in the cache.
+    """One sequence: the tokens it has, of which `computed` are in the KV cache. Prefill and decode are the same thing:
+    tokens that are not computed yet.
 
-    A prompt being read and an answer being written are the same thing: known tokens that are not computed yet.
+    A request waits (no pages), runs (it holds pages), and is finished (`finish_reason`). While running it is in a
+    forward from `begin_forward` to `end_forward`: nobody else may schedule it, preempt it or free its pages then.
     """
 
     prompt: Sequence[int]
@@ -160,7 +162,7 @@ class Request:
     routes: dict[int, list[Tensor]] = field(default_factory=dict)
     hidden_D: Tensor | None = None  # the sum over the prompt, for an embedding
     matcher: Any = None  # where in its grammar the answer is
-    busy: bool = False  # in a pass that has not finished
+    _in_forward: bool = field(default=False, init=False, repr=False)
     preemptions: int = 0
     first_token: float | None = None
     last_token: float | None = None
@@ -188,6 +190,20 @@ class Request:
         if self.finish_reason is not None and stream is not None:
             text += stream.finish()
         return text
+
+    @property
+    def in_forward(self) -> bool:
+        """Whether a forward that has not ended computes some of its tokens."""
+        return self._in_forward
+
+    def begin_forward(self) -> None:
+        assert not self._in_forward, "a request is in one forward at a time"
+        self._in_forward = True
+
+    def end_forward(self, computed: int = 0) -> None:
+        """Its forward has ended, or was given up, and has computed so many more of its tokens."""
+        self.computed += computed
+        self._in_forward = False
 
     def start_over(self) -> None:
         """Its pages are gone: what was noted of every row will be noted again, but for what may have been told."""

@@ -63,7 +63,7 @@ class Scheduler:
 
     def ready(self) -> list[Request]:
         """Requests with tokens to compute that are in no pass: those under way, and more as far as there is room."""
-        free = [request for request in self.requests.values() if not request.busy and request.pending]
+        free = [request for request in self.requests.values() if not request.in_forward and request.pending]
         under_way = [request for request in free if request.pages]
         waiting = sorted((request for request in free if not request.pages), key=lambda request: request.urgency)
         holding = [request for request in self.requests.values() if request.pages] if waiting else []
@@ -109,7 +109,9 @@ class Scheduler:
         """The least urgent request whose pages may be taken for this one."""
         safe = {chunk.request.number for chunk in chunks} | {request.number}
         others = [
-            other for other in self.requests.values() if other.pages and not other.busy and other.number not in safe
+            other
+            for other in self.requests.values()
+            if other.pages and not other.in_forward and other.number not in safe
         ]
         last = max(others, key=lambda other: other.urgency, default=None)
         return last if last is not None and last.urgency > request.urgency else None

@@ -23,9 +23,10 @@ import torch
 from torch import Tensor
 
 from moesaic.model.layout import Span
-from moesaic.serve.core.forward_pass import Chunk
+from moesaic.serve.core.forward_pass import Chunk, Forward, ForwardPass
 from moesaic.serve.core.policies.chunked import Chunked
 from moesaic.serve.core.request import Output, Request, TokenLogprob
+from moesaic.serve.core.runner import Runner
 from moesaic.serve.core.sampler import Choices
 from moesaic.serve.gpu.decode_batch import Cohort, Seat, Seats
 from moesaic.serve.gpu.forward import GraphedForward, part_of, told
@@ -57,11 +58,11 @@ class UnderWay:
     routes_LTK: Tensor | None
 
 
-class QueuedSteps:
+class QueuedSteps(Runner):
     """What `Engine.step` does where the model is on a GPU and of a kind that runs as graphs."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+        super().__init__(engine)
         most = engine.scheduler.most
         starts = list(engine.experts.starts.values())
         self.steps = GraphedSteps(engine.model, engine.cache, most, engine.experts.counts, starts)
@@ -74,12 +75,14 @@ class QueuedSteps:
         # A step makes thousands of small objects, and collections that walk the whole program would stop the device.
         gc.freeze()
 
+    verifies_trees = False
+
     @staticmethod
     def fits(engine: Engine) -> bool:
         """Interrupting a step between two layers (other policies) and caches that are pruned are for plain passes."""
         return takes(engine.model) and engine.page_pool.store is None and isinstance(engine.scheduler.policy, Chunked)
 
-    def step(self) -> list[Output] | None:
+    def queued_outputs(self) -> list[Output] | None:
         """What came of an earlier step, with one more queued behind it. None where a plain pass must run next."""
         engine, began = self.engine, self.engine.clock()
         scheduler, drafter = engine.scheduler, engine.drafter
@@ -107,6 +110,9 @@ class QueuedSteps:
     def takes(self, chunks: Sequence[Chunk]) -> bool:
         """Whether a forward that is waited for can be a graph: guesses in lines, of requests without adapters."""
         return all(chunk.request.adapter is None and (chunk.draft is None or chunk.draft.is_line) for chunk in chunks)
+
+    def run(self, work: list[Chunk] | ForwardPass) -> Forward | None:
+        return self.forward(work) if isinstance(work, list) and work and self.takes(work) else super().run(work)
 
     def forward(self, chunks: list[Chunk]) -> GraphedForward:
         engine, began = self.engine, self.engine.clock()
@@ -141,7 +147,7 @@ class QueuedSteps:
         """Have everybody where the host knows all of it, and the scheduler decide."""
         outputs = self._settle_all()
         for seat in self.cohort.seats:
-            seat.request.busy = False
+            seat.request.end_forward()
         self.cohort.clear()
         self.settled = None
         return outputs
@@ -196,7 +202,8 @@ class QueuedSteps:
         request, counts = chunk.request, self.engine.counts
         counts.prompt_tokens += max(0, min(chunk.tokens, len(request.prompt) - request.computed))
         request.computed += chunk.tokens
-        request.busy = entry.last  # until its token is there, or as long as it is in the cohort
+        if entry.last:  # until its token is there, or as long as it is in the cohort
+            request.begin_forward()
         if entry.row is not None and entry.seat.simple and request.computed + 1 < request.limit:
             self.cohort.join(entry.seat, request.computed)
         if chunk.tokens > 1:
@@ -249,13 +256,13 @@ class QueuedSteps:
         """Whether a request still wants what a step computed for it."""
         request = seat.request
         if request.finish_reason is not None:
-            request.busy = False
+            request.end_forward()
             self.engine.retire(request)
             return False
         if not seat.taken:  # its pages were taken meanwhile: it has begun anew
             return False
         if done.version < self.engine.oldest:
-            request.busy = False
+            request.end_forward()
             self.engine.restart(request)
             return False
         return True
@@ -269,10 +276,10 @@ class QueuedSteps:
             output = Output(request, [chosen.token], request.append(chosen.token, self.engine.stop_tokens), [chosen])
         self.engine.record_output(output, version)
         if request.finish_reason is not None:
-            request.busy = False
+            request.end_forward()
             self.engine.retire(request)
         elif not seat.member:
-            request.busy = False
+            request.end_forward()
         return output
 
     def _note_routes(self, request: Request, routes_LTK: Tensor) -> None:

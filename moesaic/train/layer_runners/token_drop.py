@@ -54,11 +54,11 @@ class TokenDrop:
 
 
 def _part(context: ForwardContext, kept_T: Tensor) -> ForwardContext:
-    """The flow of the kept tokens alone: shorter sequences whose tokens keep their positions."""
+    """The context of the kept tokens alone: shorter sequences whose tokens keep their positions."""
     layout = context.layout
     assert layout.cache is None, "tokens are dropped in training only"
     ends = torch.tensor([span.stop for span in layout.spans])
     stops = torch.searchsorted(kept_T.cpu(), ends).tolist()
     lengths = [stop - start for start, stop in zip([0, *stops[:-1]], stops, strict=True)]
     part = Layout(lengths, positions=layout.positions_T[kept_T], device=layout.device)
-    return ForwardContext(part, context.ops, context.cos_TR[kept_T], context.sin_TR[kept_T], context.routing)
+    return context.of_tokens(part, kept_T)

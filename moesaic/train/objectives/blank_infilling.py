@@ -18,7 +18,7 @@ from torch import Tensor
 
 from moesaic.data.packing import Batch
 from moesaic.errors import UserError
-from moesaic.kernels.cross_entropy import IGNORED, linear_cross_entropy
+from moesaic.kernels.cross_entropy import IGNORED
 from moesaic.model.context import Routing
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import LayerRunner, Model, run_plainly
@@ -64,7 +64,7 @@ class BlankInfilling(Objective):
         blanks = (targets_T != IGNORED).sum().clamp(min=1)
         share = (batch.targets_T != IGNORED).sum() / max(batch.count, 1)
         scale_T: Tensor = (share / blanks).float().expand(len(targets_T))
-        total, _ = linear_cross_entropy(hidden_TD, model.output, targets_T, scale_T)
+        total, _ = model.cross_entropy(hidden_TD, targets_T, scale_T)
         return Loss(total, {"blanks": total.detach()}, routing)
 
     def cut(self, tokens: list[int]) -> tuple[list[int], list[int], list[int]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from moesaic.data.packing import Batch
-from moesaic.kernels.cross_entropy import IGNORED, linear_cross_entropy
+from moesaic.kernels.cross_entropy import IGNORED
 from moesaic.model.context import Routing
 from moesaic.model.transformer import LayerRunner, Model, run_plainly
 from moesaic.train.objectives import Loss, Objective, layout_of, shifted
@@ -29,14 +29,14 @@ class NextToken(Objective):
         layout, targets_T = layout_of(batch), batch.targets_T
         hidden_TD = model(batch.tokens_T, layout, routing, runner)
         scale_T = torch.full(targets_T.shape, 1.0 / max(batch.count, 1), device=targets_T.device)
-        total, _ = linear_cross_entropy(hidden_TD, model.output, targets_T, scale_T, cap=self.logit_cap)
+        total, _ = model.cross_entropy(hidden_TD, targets_T, scale_T, cap=self.logit_cap)
         parts = {"next": total.detach()}
         for number in range(len(model.mtp)):
             # Behind token i: the layer reads token i+1+number, and should say token i+2+number.
             next_T = shifted(batch.tokens_T, batch.lengths, 1 + number, 0)
             further_T = shifted(targets_T, batch.lengths, 1 + number, IGNORED)
             hidden_TD = model.predict_further(number, hidden_TD, next_T, layout, routing)
-            loss, _ = linear_cross_entropy(hidden_TD, model.output, further_T, scale_T, cap=self.logit_cap)
+            loss, _ = model.cross_entropy(hidden_TD, further_T, scale_T, cap=self.logit_cap)
             parts[f"mtp{number + 1}"] = loss.detach()
             total = total + loss * (self.mtp_weight / len(model.mtp))
         return Loss(total, parts, routing)

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from moesaic.data.packing import Batch
 from moesaic.kernels.cross_entropy import IGNORED
-from moesaic.kernels.logprobs import token_logprobs
 from moesaic.model.context import Routing
 from moesaic.model.transformer import LayerRunner, Model, run_plainly
 from moesaic.train.objectives import Loss, Objective, layout_of
@@ -49,12 +48,10 @@ class Policy(Objective):
         targets_T, remember_T = batch.targets_T, columns.get("remember")  # conversations beside the answers
         if remember_T is not None:
             targets_T = targets_T.masked_fill(remember_T > 0, IGNORED)
-        new_T, entropy_T = token_logprobs(
+        new_T, entropy_T = model.token_logprobs(
             hidden_TD,
-            model.output,
             targets_T,
             temperature=self.temperature,
-            linear=model.kernels.linear,
             kept_TK=columns.get("kept"),
         )
         spoken_T = (targets_T != IGNORED) & (columns["weight"] > 0)
@@ -70,7 +67,7 @@ class Policy(Objective):
             total = total + self.kl * apart
         if remember_T is not None:  # nobody drew these: their loss is plain
             said_T = batch.targets_T.masked_fill(remember_T == 0, IGNORED)
-            logprobs_T, _ = token_logprobs(hidden_TD, model.output, said_T, linear=model.kernels.linear)
+            logprobs_T, _ = model.token_logprobs(hidden_TD, said_T)
             told = -(logprobs_T * remember_T).sum()
             parts["remember"] = told.detach()
             total = total + told

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from moesaic.data.packing import Batch
 from moesaic.kernels.cross_entropy import IGNORED
-from moesaic.kernels.logprobs import token_logprobs
 from moesaic.model.context import Routing
 from moesaic.model.transformer import LayerRunner, Model, run_plainly
 from moesaic.train.objectives import Loss, Objective, layout_of
@@ -45,7 +44,7 @@ class Preference(Objective):
 
     def __call__(self, model: Model, batch: Batch, routing: Routing, runner: LayerRunner = run_plainly) -> Loss:
         hidden_TD = model(batch.tokens_T, layout_of(batch), routing, runner)
-        logprobs_T, _ = token_logprobs(hidden_TD, model.output, batch.targets_T, linear=model.kernels.linear)
+        logprobs_T, _ = model.token_logprobs(hidden_TD, batch.targets_T)
         lengths = batch.lengths
         logprobs_S = torch.stack([part.sum() for part in logprobs_T.split(lengths)])
         tokens_S = torch.stack([part.sum() for part in (batch.targets_T != IGNORED).split(lengths)]).clamp(min=1)

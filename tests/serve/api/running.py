@@ -58,7 +58,7 @@ class Running:
         loop, scheduler = self.service.loop, self.engine.scheduler
         return not (
             loop.open
-            or loop._queues
+            or loop._driver.open
             or scheduler.requests
             or scheduler.stopped
             or self.engine.inbox

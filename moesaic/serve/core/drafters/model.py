@@ -127,7 +127,7 @@ class DraftModel(Drafter):
         while not work.done:
             work.advance()
         for chunk in work.chunks:
-            chunk.request.computed += chunk.tokens
+            chunk.request.end_forward(computed=chunk.tokens)
 
 
 def _same_tokens(path: str, draft: Model, main: Model) -> None:

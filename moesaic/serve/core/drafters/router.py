@@ -95,7 +95,7 @@ class DraftRouter(Drafter):
         # A GPU's graphs take lines only.
         on_cpu = engine.model.device.type == "cpu" and not self.always
         selects = getattr(engine.model.config.attention, "indexer", None) is not None
-        self.only_lines = on_cpu or selects or engine.model.mode == "invariant" or engine.queued is not None
+        self.only_lines = on_cpu or selects or engine.model.mode == "invariant" or not engine.runner.verifies_trees
         self.draftings = [_Drafting(drafter) for drafter in self.drafters]
         self.cost = PassCost()
         self.balance = CREDIT  # of time won and lost, in passes

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from moesaic.kernels.interface import AttentionCall
 from moesaic.kernels.native import kernels
-from moesaic.model.layout import Layout
 from moesaic.serve.core.kv.compact import Compact
 
 WEIGHTS = 1 << 24  # numbers of attention weights in memory at a time
@@ -25,10 +25,10 @@ class CompactBatch:
     def __init__(self, sequences: Sequence[Compact]) -> None:
         self.sequences = sequences
 
-    def attend(self, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, layout: Layout, layer: int, scale: float) -> Tensor:
+    def attend(self, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
         pieces = [
-            attend(self.sequences[span.number], q, k, v, layer, scale)
-            for span, q, k, v in layout.per_sequence(q_THC, k_TNC, v_TNC)
+            attend(self.sequences[span.number], q, k, v, call.layer, call.scale)
+            for span, q, k, v in call.layout.per_sequence(q_THC, k_TNC, v_TNC)
         ]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 

@@ -1,0 +1,181 @@
+"""What an implementation of the model's operations offers, and the small forms in which a call is made.
+
+A call names its site: the weight's path in the model (`layers.3.attention.qkv`). So an adapter, a quantized matrix, a
+shard of it or a recorder can stand at one place without the model knowing. Forms that are made inside a layer are named
+tuples, which a compiler of layers takes apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
+
+from torch import Tensor
+
+from moesaic.kernels.layer_weights import ExpertWeights, LayerWeights, RouteRules
+
+Mode = Literal["fast", "reference", "invariant"]
+KVCache = dict[str, Tensor]  # one layer's: keys and values, or latents, each (pages, page size, ...)
+
+
+class Batch(Protocol):
+    """What attention needs to know of a flat batch; `moesaic.model.layout.Layout` is one."""
+
+    @property
+    def spans(self) -> list[Any]: ...
+
+    @property
+    def spans_S4(self) -> Tensor: ...
+
+    @property
+    def pages_SP(self) -> Tensor | None: ...
+
+    @property
+    def branches(self) -> bool: ...
+
+    def write(self, cache: Tensor, new_T: Tensor) -> None: ...
+
+    def read(self, cache: Tensor, span: Any) -> Tensor: ...
+
+    def seen(self, span: Any, window: int | None) -> tuple[Tensor | None, int | None]: ...
+
+    def per_sequence(self, *rows_T: Tensor) -> Iterator[tuple[Any, ...]]: ...
+
+
+@dataclass(frozen=True)
+class RopeAngles:
+    """The rotary angles of every token, float32. Pairs of dimensions are halves of a head, or neighbours if
+    interleaved."""
+
+    cos_TR: Tensor
+    sin_TR: Tensor
+    interleaved: bool = False
+
+
+class QKNorm(NamedTuple):
+    """RMS norms of every head's query and key."""
+
+    q_C: Tensor
+    k_C: Tensor
+    eps: float
+
+
+class AttentionCall(NamedTuple):
+    """Over what a layer attends: its part of the KV cache, or without one the batch alone; at most `window` back."""
+
+    layout: Batch
+    cache: KVCache | None
+    scale: float
+    window: int | None = None
+    layer: int = 0
+
+
+class LatentCall(NamedTuple):
+    """Latent attention (MLA) as projected, nothing normed or rotated yet: queries (T, H, C), and for every token its
+    latent with the one key that is rotated (T, X). `up` makes keys and values of a latent; `expand` applies it the way
+    its call site does. `selected` are the tokens a sparse indexer chose, a mask for each sequence."""
+
+    q_THC: Tensor
+    kv_TX: Tensor
+    norm_K: Tensor
+    eps: float
+    up: Any  # (H * (plain + value size), K), a tensor or a quantized weight
+    expand: Callable[[Tensor], Tensor]
+    plain_size: int  # dimensions of a head's query and key that are not rotated
+    rope: RopeAngles
+    attention: AttentionCall
+    absorb: bool = True  # whether the shorter of two ways may be taken, whose results differ in the last bits
+    selected: list[Tensor | None] | None = None
+
+
+class Routes(NamedTuple):
+    """The experts each token goes to (T, K), and the weight of each."""
+
+    experts_TK: Tensor
+    weights_TK: Tensor
+
+
+class Dispatched(NamedTuple):
+    """Assignments A, each a token and one of its experts, sorted by expert. Combining adds rows back to `token_A`."""
+
+    x_AD: Tensor
+    weights_A1: Tensor
+    counts_E: Tensor
+    token_A: Tensor
+    tokens: int
+
+
+@dataclass
+class LayerStack:
+    """Layers that kernels may run in one call; `prepared` is theirs, for what they make of the weights."""
+
+    layers: tuple[LayerWeights, ...]
+    prepared: dict[str, Any] = field(default_factory=dict)
+
+
+class Kernels(Protocol):
+    """Shapes are in the legend of `moesaic.model`. A weight may be quantized where the kernels take it."""
+
+    def embed(self, tokens_T: Tensor, table_VD: Tensor, site: str = "") -> Tensor: ...
+
+    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor: ...
+
+    def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor: ...
+
+    def rotate(self, x_THC: Tensor, rope: RopeAngles) -> Tensor:
+        """RoPE on the first 2R dimensions of every head; halves out however pairs came in, which leaves every
+        query-key product as it was."""
+
+    def qk_norm_rope(
+        self, qkv_TXC: Tensor, kv_heads: int, norm: QKNorm | None, rope: RopeAngles
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of every token out of one projection: split, normed, queries and keys rotated."""
+
+    def attention(
+        self,
+        q_THC: Tensor,
+        k_MNC: Tensor,
+        v_MNX: Tensor,
+        scale: float,
+        window: int | None = None,
+        keep_TM: Tensor | None = None,
+    ) -> Tensor:
+        """One sequence: its last T tokens attend to its M tokens, in order, at most `window` back, and only to those
+        that `keep` selects."""
+
+    def attend(self, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
+        """A whole flat batch: new keys and values go to the cache where there is one, then every token attends to its
+        own sequence so far."""
+
+    def attend_latent(self, call: LatentCall) -> Tensor:
+        """The same for latent attention, which caches one latent per token: (T, H, value size)."""
+
+    def gated(self, gate_up_TG: Tensor, activation: str) -> Tensor:
+        """activation(first half) * second half."""
+
+    def router_logits(self, x_TD: Tensor, weight_ED: Tensor, site: str = "") -> Tensor:
+        """How well each expert suits each token, in float32 whatever the model's dtype."""
+
+    def route(
+        self, logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules, chosen_TK: Tensor | None = None
+    ) -> Routes:
+        """The experts each token goes to, or those already chosen, and the weight of each."""
+
+    def dispatch(self, x_TD: Tensor, routes: Routes, experts: int) -> Dispatched:
+        """Every token's row to each of its experts, sorted by expert."""
+
+    def compute_experts(self, sent: Dispatched, weights: ExpertWeights) -> Tensor:
+        """Each row through its expert, times the routing weight."""
+
+    def combine(self, y_AD: Tensor, sent: Dispatched) -> Tensor:
+        """Each token's sum of its rows."""
+
+    def experts(self, x_TD: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
+        """Dispatch, compute and combine. On one device all three may be one kernel."""
+
+    def run_layers(
+        self, stack: LayerStack, x_TD: Tensor, rope: RopeAngles, layout: Batch, caches: Sequence[KVCache]
+    ) -> tuple[Tensor, list[Tensor]] | None:
+        """All layers of a stack in one call, to the same bits, and the experts each chose (T, K); None where they must
+        go operation by operation."""
