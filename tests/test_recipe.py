@@ -318,5 +318,5 @@ def test_which_keys_the_command_line_names(tmp_path):
     for text in ("model: {layers: 2, heads: 4}", "train: {steps: 3}"):
         (tmp_path / "recipe.yaml").write_text(text)
         recipe = load_recipe(tmp_path / "recipe.yaml", ["model.layers=6", "model.router.scale=2.0", "train.seed=1"])
-        assert recipe.asked("model") == ["model.layers", "model.router"]
-        assert recipe.asked("data") == []
+        assert recipe.overridden_keys("model") == ["model.layers", "model.router"]
+        assert recipe.overridden_keys("data") == []

@@ -54,17 +54,16 @@ def command(
     from moesaic.atomic import alone_in
     from moesaic.data.preparation.report import progress_bar
     from moesaic.recipe import load_recipe
-    from moesaic.train.quantile_proxies import RESULT, has_progress, report
-    from moesaic.train.quantile_proxies import quantiles as benchmark
+    from moesaic.train.quantile_proxies import RESULT, has_progress, report, run_proxies
 
     asked = load_recipe(recipe, overrides or [])
     try:
         with alone_in(out), progress_bar() as on_status:
-            found = benchmark(
+            found = run_proxies(
                 asked,
                 out,
                 steps=steps,
-                count=quantiles,
+                quantiles=quantiles,
                 column=column,
                 on=on,
                 seeds=seeds,

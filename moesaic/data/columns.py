@@ -16,6 +16,6 @@ def check_column(name: str, section: DataSection, place: str) -> None:
 
 
 def columns_of(source: SourceSection, section: DataSection) -> list[str]:
-    """Those that its records bring along, and those that are computed for all."""
+    """Those of its records, and those computed for every document."""
     computed = [*(["quality"] if section.quality else []), *(method.name for method in section.scores)]
     return [*source.columns, *computed]

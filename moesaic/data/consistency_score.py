@@ -1,4 +1,4 @@
-"""A scoring pass for the curriculum `consistency`: how well the checkpoints of a run predict each document.
+"""Scores for the curriculum `consistency`: how well the checkpoints of a run predict each document.
 
 score_consistency(Shards("out/data"), ["out/run/step-200", "out/run/step-400"])
 """
@@ -19,7 +19,7 @@ from moesaic.errors import UserError
 def score_consistency(
     data: Shards, checkpoints: Sequence[str | Path], *, max_length: int = 512, batch_tokens: int = 8192
 ) -> np.ndarray:
-    """The mean probability of the right token over the first `longest` tokens and all checkpoints; kept as a column.
+    """The mean probability of the right token over the first `max_length` tokens and all checkpoints; kept as a column.
 
     A document of one token, which predicts nothing, gets the mean of the others.
     """

@@ -1,10 +1,10 @@
-"""Leave out documents that say what an earlier one said: exactly (up to case and white space), or nearly.
+"""Deduplication: drop documents equal to an earlier one, exactly (up to case and white space) or nearly.
 
 Exact: a 128-bit hash of the normalised text; about 100 bytes of memory for each kept document. Near: MinHash over runs
 of words with locality-sensitive hashing (datasketch); about 7 kB for each kept document at 128 hashes, the whole of it
 in memory. The first of several is kept, in the order of the sources, so the result does not depend on chance.
 
-What has been seen is also written to a side file, from which a killed preparation knows again what it knew.
+The hashes are also written to a side file, from which an interrupted preparation restores its index.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from moesaic.recipe import DedupeSection
 
 Verdict = Literal["new", "duplicate", "near_duplicate"]
 HASH = 16  # bytes
-FOUND = 0.95  # of the pairs that are just similar enough; what is found by chance is compared and let go
+FOUND = 0.95  # recall for pairs that are just similar enough; false candidates are compared and dropped
 SCHEME: Literal["affine32"] = "affine32"  # named, so that another version of the library gives the same signatures
 _WORD = re.compile(r"\w+")
 
@@ -31,7 +31,7 @@ def normalised(text: str) -> str:
 
 
 class DocumentIndex:
-    """Every document kept so far. `state()` is small; what it stands for lies in the side files."""
+    """Hashes of every document kept so far. `state()` is the length of the side files that hold them."""
 
     def __init__(self, settings: DedupeSection, folder: Path, state: dict[str, int] | None = None) -> None:
         state = state or {"hashes": 0, "signatures": 0}
@@ -47,7 +47,7 @@ class DocumentIndex:
                 self._near.add(signature)
 
     def check(self, text: str) -> Verdict:
-        """Whether a document is new; one that is, is remembered."""
+        """Whether a document is new; a new one is added to the index."""
         if not (self.settings.exact or self.settings.near):
             return "new"
         plain = normalised(text)

@@ -1,6 +1,6 @@
-"""The documents that are never trained on, once through, in their own order: what a loss is measured on.
+"""Batches of held-out documents, once through, in their own order: what the validation loss is measured on.
 
-for batch in held_out_batches(Shards("out/data"), batch_tokens=8192, longest=1024): ...
+for batch in held_out_batches(Shards("out/data"), batch_tokens=8192, sequence_length=1024): ...
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from moesaic.errors import UserError
 def held_out_batches(
     data: Shards, *, batch_tokens: int, sequence_length: int, max_tokens: int | None = None, source: str | None = None
 ) -> Iterator[Batch]:
-    """Batches of documents, longer ones in pieces of `longest`, of about `batch_tokens` tokens.
+    """Batches of documents, longer ones in pieces of `sequence_length`, of about `batch_tokens` tokens.
 
-    `most` is the number of tokens to stop after, taken evenly from all over the data; `source` restricts it to one.
+    `max_tokens` limits their number, sampled evenly from all over the data; `source` restricts it to one.
     """
     of, mine = "", np.ones(data.documents, bool)
     if source is not None:
@@ -29,9 +29,9 @@ def held_out_batches(
         of, mine = f" of {source}", data.domain == data.domains.index(source)
     documents = np.flatnonzero(data.held_out & mine)
     if not len(documents):
-        problem = f"none of the {int(mine.sum()):,} documents{of} is held out from training, to measure a loss on"
-        raise UserError(data.directory, problem, "Prepare it anew with a larger data.held_out, or more documents.")
-    # Pieces are chosen and put together, not documents: one of them may be a book.
+        problem = f"none of the {int(mine.sum()):,} documents{of} is held out from training, to evaluate on"
+        raise UserError(data.directory, problem, "Prepare it again with a larger data.held_out, or more documents.")
+    # Pieces are sampled, not documents: one of them may be a book.
     pieces, _ = cut(Table(data.starts[documents], data.lengths[documents], data.domain[documents]), sequence_length)
     count, total = len(pieces.lengths), int(pieces.lengths.sum())
     chosen = np.arange(count)

@@ -1,7 +1,7 @@
-"""Interleave several things at fixed ratios, evenly, with any stretch of the result known without the one before it.
+"""Interleave several pools at fixed ratios, evenly; any span of the result is computed without the one before it.
 
-Slot u belongs to whichever thing's share of the circle holds the point u * golden ratio (mod 1): the most evenly spread
-of all sequences. How many of the first u slots belong to each is a sum of floors, which Euclid's algorithm gives in a
+Slot u belongs to the pool whose share of the circle holds the point u * golden ratio (mod 1): the most evenly spread of
+all sequences. How many of the first u slots belong to each is a sum of floors, which Euclid's algorithm gives in a
 few dozen steps. All in whole numbers of 64 bits, so that every machine agrees.
 """
 
@@ -25,18 +25,18 @@ class Interleaving:
         inner = [min(CIRCLE, round(at / total * CIRCLE)) for at in accumulate(weights)][:-1]
         self.bounds = [0, *inner, CIRCLE]
         self.offset = offset % CIRCLE
-        # The end of the circle does not fit into 64 bits: things of no weight at the end are never searched for.
+        # The end of the circle does not fit into 64 bits: pools of no weight at the end are never searched for.
         self._inner = np.array([bound for bound in inner if bound < CIRCLE], np.uint64)
 
     def owners(self, first: int, count: int) -> np.ndarray:
-        """Whose the slots `first` to `first + count` are."""
+        """The pool of each slot from `first` to `first + count`."""
         start = np.uint64((self.offset + first * STEP) % CIRCLE)
         with np.errstate(over="ignore"):  # going round the circle is the point
             points = start + np.arange(count, dtype=np.uint64) * np.uint64(STEP)
         return np.searchsorted(self._inner, points, side="right")
 
     def counts(self, slots: int) -> list[int]:
-        """How many of the first `slots` slots are whose."""
+        """How many of the first `slots` slots belong to each pool."""
         whole = _floor_sum(slots, CIRCLE, STEP, self.offset)
         below = [whole - _floor_sum(slots, CIRCLE, STEP, self.offset + CIRCLE - bound) + slots for bound in self.bounds]
         return [high - low for low, high in pairwise(below)]

@@ -1,18 +1,18 @@
-"""The plan of a run's data: how much of what, when. A pure function of the data, the recipe's section and the seed.
+"""The data mixture of a run: how much of which source, when. A pure function of the data, the recipe and the seed.
 
     plan = make_plan(Shards(directory), recipe.data, curriculum, tokens=steps * batch_tokens)
-    plan.uses                     # per source: tokens, epochs, and what these epochs are worth
-    plan.warnings                 # sources that are repeated past their worth
-    plan.stretches(start, stop)   # what lies between two tokens of the run
+    plan.usage                 # per source: tokens, epochs, and the effective epochs
+    plan.warnings              # sources that are repeated too often
+    plan.spans(start, stop)    # the documents between two tokens of the run
 
 The run's tokens are cut into slots of one sequence length. Segments (phases, and within them the stages of a curriculum
 and the moments at which a source is exhausted) each give their slots to pools at fixed ratios. A pool is a source, or
 the part of it that a phase keeps (`keep`: the best share, which is thereby repeated more: Kaiyuan's strategic selective
-repetition), or one difficulty band of that. A pool goes on, in a later segment, where an earlier one left it.
+repetition), or one difficulty band of that. A pool continues, in a later segment, where an earlier one left it.
 
-A pool that has been drawn `max_epochs` times (rounded up to whole slots) is exhausted. Then, by `when_exhausted`, the
+A pool that has been sampled for `max_epochs` (rounded up to whole slots) is exhausted. Then, by `when_exhausted`, the
 others take over its share in proportion to their weights, or the data ends. Beyond the planned tokens (a run that
-skipped some) the last segment just goes on.
+skipped some) the last segment continues.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class Segment:
     used: tuple[int, ...]
 
     def counts(self, slot: int) -> list[int]:
-        """Slots each pool gives before `slot`, from the beginning of its line."""
+        """Slots sampled from each pool before `slot`, from the start of the run."""
         return [used + count for used, count in zip(self.used, self.interleaving.counts(slot - self.first))]
 
 
 @dataclass(frozen=True)
 class PoolUsage:
-    """How much a run draws of a pool: `epochs` times all of it, worth `effective` times as much data seen once."""
+    """How much a run samples from a pool: `epochs` epochs, worth `effective` epochs of fresh data."""
 
     source: str
     pool: str
@@ -84,14 +84,14 @@ class Plan:
             if use.epochs > max_useful_epochs(use.tokens):
                 worth = marginal_worth(use.epochs, use.tokens)
                 found.append(
-                    f"{use.pool} is repeated {use.epochs:.1f} times, worth about {use.effective:.1f} times the data;"
-                    f" its last repetition adds {worth:.0%} of what fresh data would"
+                    f"{use.pool} is repeated for {use.epochs:.1f} epochs, worth about {use.effective:.1f} fresh ones;"
+                    f" its last epoch adds {worth:.0%} of what fresh data would"
                     f" (past {max_useful_epochs(use.tokens):.0f} epochs of {use.tokens:,} tokens it is less than half)"
                 )
         return found
 
     def spans(self, start: int, stop: int) -> list[TokenSpans]:
-        """What lies between two tokens of the run, by pool: each pool's part is one piece of its line."""
+        """The documents between two tokens of the run: one span of each pool."""
         found = []
         while start < stop:
             number = bisect_right(self.segments, start // self.slot, key=lambda segment: segment.first) - 1
@@ -135,12 +135,12 @@ def make_plan(
     tokens: int,
     documents: np.ndarray | None = None,
 ) -> Plan:
-    """`tokens` is what the run will draw. `documents` restricts the data to some of them; else all but the held out."""
+    """`tokens` is the length of the run. `documents` restricts the data to these; else all but the held-out ones."""
     return _Planner(data, section, curriculum, tokens, documents).plan()
 
 
 def phases_of(section: DataSection) -> tuple[PhaseSection, ...]:
-    """The phases that a recipe describes, of which there is one if it does not; a UserError if they make no sense."""
+    """The phases of a recipe, one if it lists none; a UserError if they are inconsistent."""
     known = [source.name for source in section.sources]
     if not known:
         raise UserError("data.sources", "the recipe names no source of text", "Add one, such as builtin:stdlib.")
@@ -154,7 +154,7 @@ def phases_of(section: DataSection) -> tuple[PhaseSection, ...]:
                     place = f"data.phases.{number}.{kind}.{name}"
                     raise UserError(place, f'no source is named "{name}"{did_you_mean(name, known)}')
         if not any(phase.weights.values()):
-            raise UserError(f"data.phases.{number}.weights", "draws from no source", "Give one a weight above 0.")
+            raise UserError(f"data.phases.{number}.weights", "samples from no source", "Give one a weight above 0.")
     total = sum(phase.share for phase in phases)
     if abs(total - 1) > 1e-6:
         raise UserError("data.phases", f"their shares sum to {total:g}", "Make them sum to 1.")
@@ -173,7 +173,7 @@ class _Planner:
         self.data, self.section, self.curriculum = data, section, curriculum
         self.slot = section.sequence_length
         self.slots = max(1, -(-tokens // self.slot))
-        # What is called a document from here on is a piece of one; `whole` says of which.
+        # A document from here on is a sequence of at most `slot` tokens; `whole` is the index of the one it is from.
         self.table, self.whole = cut(Table(data.starts, data.lengths, data.domain), self.slot)
         wanted = ~data.held_out if documents is None else np.isin(np.arange(data.documents), documents)
         chosen = np.flatnonzero(wanted[self.whole])
@@ -208,7 +208,7 @@ class _Planner:
         return phases_of(self.section)
 
     def _segments(self, number: int, phase: PhaseSection, first: int, last: int) -> list[Segment]:
-        """A phase, cut where the curriculum opens more and where a pool is exhausted."""
+        """A phase, split where the curriculum admits harder documents and where a pool is exhausted."""
         openings = self.curriculum.openings() if self.curriculum is not None else [(0.0, 1.0)]
         begins = [round(done * self.slots) for done, _ in openings]
         segments: list[Segment] = []
@@ -235,17 +235,17 @@ class _Planner:
         if not weights and self.end is None:
             raise UserError(
                 "data.sources",
-                f"the sources give {slot * self.slot:,} tokens within their max_epochs,"
-                f" and the run asks for {self.slots * self.slot:,}",
+                f"the sources have {slot * self.slot:,} tokens within their max_epochs,"
+                f" and the run needs {self.slots * self.slot:,}",
                 "Raise max_epochs, train for fewer steps, or set data.when_exhausted=stop.",
             )
         return weights
 
     def _bands(self, source: str, keep: float, shares: list[float]) -> list[str]:
-        """The pools of a source that are open, by key; made when they are first asked for."""
+        """The open pools of a source, by key; created at first use."""
         documents = self.by_source[source]
         if not len(documents):
-            raise UserError("data.sources", f"{source} has no documents to draw from", "Leave it out of the mixture.")
+            raise UserError("data.sources", f"{source} has no documents to sample from", "Leave it out of the mixture.")
         lengths = self.table.lengths
         name = source if keep >= 1 else f"{source} (best {keep:g})"
         ranks: np.ndarray | None = None
@@ -266,7 +266,7 @@ class _Planner:
                         ranks = token_ranks(self.difficulty[documents], lengths[documents])
                 band = documents[(ranks >= low) & (ranks < high)]
                 self.source_of[key] = source
-                if len(band):  # a long document may leave no room for a band of its own
+                if len(band):  # a long document may leave a band empty
                     self.pools[key] = Pool(key, band, self.table, self.section.seed)
                     self.used[key] = 0
             if key in self.pools:
@@ -301,7 +301,7 @@ class _Planner:
             while outside - inside > 1:
                 middle = (inside + outside) // 2
                 inside, outside = (middle, outside) if fits(middle) else (inside, middle)
-            assert inside > low, "a pool that is not exhausted has a slot to give"
+            assert inside > low, "a pool that is not exhausted has a slot left"
             high = inside
         pools = tuple(self.pools[key] for key in keys)
         used = tuple(self.used[key] for key in keys)

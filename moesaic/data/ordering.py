@@ -1,12 +1,12 @@
-"""The order of documents within a pool: shuffled anew in every epoch, or sorted within a window.
+"""The order of documents within a pool: reshuffled in every epoch, or sorted within a window.
 
-A pool is a set of documents seen as one endless line of tokens. Any stretch of the line can be asked for, in any order,
-so nothing has to be replayed to go on from the middle. The shuffle is defined here, by a hash of each document's place
+A pool is a set of documents as one endless sequence of tokens, any span of which can be computed directly, so nothing
+has to be replayed to resume from the middle. The shuffle is defined here, by a hash of each document's place
 in the pool, and not by a library's random numbers, which may change with its version. Memory: 16 bytes for each
 document of a pool and each epoch at hand (two at most).
 
-Whoever makes pools first cuts documents into pieces (`cut`) that are no longer than a model reads at a time; the pieces
-are then the documents here. One very long document would otherwise be all that many batches in a row are made of.
+Documents are first split (`cut`) into pieces of at most the sequence length; the pieces are then the documents here.
+Otherwise one very long document would fill many consecutive batches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class TokenSpans:
-    """Consecutive parts of documents: where each begins among all tokens, how long it is, and whose it is."""
+    """Consecutive parts of documents: first token among all tokens, length, and domain of each."""
 
     starts: np.ndarray
     lengths: np.ndarray
@@ -28,7 +28,7 @@ class TokenSpans:
 
 @dataclass(frozen=True)
 class Table:
-    """What ordering needs to know of all documents."""
+    """First token, length and domain of every document."""
 
     starts: np.ndarray
     lengths: np.ndarray
@@ -36,7 +36,7 @@ class Table:
 
 
 def cut(table: Table, max_length: int) -> tuple[Table, np.ndarray]:
-    """The same tokens with documents in pieces of at most `longest`, and of which document each piece is."""
+    """The same tokens with documents split into pieces of at most `max_length`, and the document each piece is from."""
     pieces = -(-table.lengths // max_length)
     document = np.repeat(np.arange(len(pieces)), pieces)
     before = (np.arange(len(document)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * max_length
@@ -62,7 +62,7 @@ class Pool:
         assert self.tokens > 0, f"pool {self.key} is empty"
 
     def span(self, start: int, stop: int) -> TokenSpans:
-        """The line from token `start` to token `stop`."""
+        """Token `start` to token `stop` of the pool's sequence."""
         parts = []
         while start < stop:
             epoch, first = divmod(start, self.tokens)
@@ -97,11 +97,11 @@ class Pool:
 
 
 def sorted_window(pool: Pool, start: int, stop: int, difficulty: np.ndarray) -> Pool:
-    """The documents that lie between two tokens of a pool's line, the easiest first; one sweep for each epoch.
+    """The documents between two tokens of a pool's sequence, the easiest first; one sweep for each epoch.
 
-    Being a window of the shuffled line, it is a fair sample of the pool however short it is: to sort the pool and take
-    the beginning would mean the worst documents only. Documents that reach over an end are taken whole, so there is
-    always enough: the window must not begin again with its worst.
+    Being a window of the shuffled sequence, it is a fair sample of the pool however short it is: sorting the pool and
+    taking its start would give the worst documents only. Documents that reach over an end are taken whole, so that the
+    window never wraps around to its worst.
     """
     parts = []
     for number in range(start // pool.tokens, -(-stop // pool.tokens)):

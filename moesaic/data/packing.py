@@ -1,4 +1,4 @@
-"""Pieces of documents, laid end to end: a batch without padding, and its division by whole pieces.
+"""Sequence packing: pieces of documents, end to end, as a batch without padding; and its division by whole pieces.
 
 Division is the same everywhere: the longest piece first, each to whoever has the fewest tokens (the lowest number among
 equals); the pieces of one share then stand in the order they have in the whole batch. So the shares of any number of
@@ -36,11 +36,11 @@ class Batch:
     domains: list[int]  # of each piece; names are in the stream's `domains`
     count: int
     position_after: dict[str, Any] = field(default_factory=dict)
-    columns: dict[str, Tensor] = field(default_factory=dict)  # more about each token, for objectives that want it
-    notes: dict[str, float] = field(default_factory=dict)  # about the batch, for the record
-    samples: list[str] = field(default_factory=list)  # a few of its samples, to be read by people
-    warnings: list[str] = field(default_factory=list)  # what went wrong on the way to it, told at once
-    frozen: bool = False  # looked at, and not learned from: the model stays as it is
+    columns: dict[str, Tensor] = field(default_factory=dict)  # further values per token, for objectives that need them
+    notes: dict[str, float] = field(default_factory=dict)  # metrics of the batch, for metrics.jsonl
+    samples: list[str] = field(default_factory=list)  # a few samples as text, for the log
+    warnings: list[str] = field(default_factory=list)  # what went wrong while it was made, logged at once
+    frozen: bool = False  # only evaluated: the model is not updated
 
     def parts(self, number: int, device: torch.device | str | None = None) -> list[Batch]:
         """Divided into at most `number` batches of about equal size, each on `device`."""
@@ -84,7 +84,7 @@ def pack(
     rank: int = 0,
     ranks: int = 1,
 ) -> Batch:
-    """One rank's share of the batch that consists of `stretches`, in pieces of at most `longest` tokens."""
+    """One rank's share of the batch that consists of `spans`, in pieces of at most `max_length` tokens."""
     starts, lengths, domains = _cut(spans, max_length)
     count = int(lengths.sum()) - len(lengths)
     if ranks > 1:

@@ -1,4 +1,4 @@
-"""Kaiyuan-2B's quantile data benchmarking: which part of which data set teaches most.
+"""Kaiyuan-2B's quantile data benchmarking: which quality quantile of which source trains best.
 
     moesaic quantiles recipes/tiny.yaml --out out/quantiles
 
@@ -157,7 +157,7 @@ def recommend(slices: list[Slice], quantiles: int, final: float = 0.3) -> Recomm
             keep[source] = kept / quantiles
             second[source] = sum(piece.tokens * value for piece, value in mine[:kept])
     if not second:  # the best slices are nowhere at the top: quality by this column says nothing
-        why = "recommended: one phase; higher quality did not teach more, so nothing is kept apart"
+        why = "recommended: one phase; higher quality did not lower the loss, so no quantile is favored"
         return Recommendation((PhaseSection(share=1.0, weights=_normal(first)),), f"{why}\n  weights {_normal(first)}")
     phases = (
         PhaseSection(share=round(1 - final, 6), weights=_normal(first)),

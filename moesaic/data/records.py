@@ -23,7 +23,7 @@ COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 
 @dataclass(frozen=True, slots=True)
 class ReadPosition:
-    """Where to read on: a file of the source, the records of it already read, and, where it can be used, a byte."""
+    """Where to resume reading: a file of the source, the records of it already read, and, where possible, a byte."""
 
     file: int = 0
     record: int = 0
@@ -207,7 +207,7 @@ def _decode(raw: bytes | None) -> str | _NotText:
 def _split(
     path: Path, separator: str | None, start: ReadPosition, compression: str | None
 ) -> Iterator[tuple[bytes | None, ReadPosition]]:
-    """The stretches between separators, each with the place after it; None in place of one that is too long."""
+    """The pieces between separators, each with the position after it; None in place of one that is too long."""
     mark = separator.encode() if separator else None
     number = start.record if not compression else 0
     with _open(path, compression) as stream:

@@ -7,11 +7,11 @@
     tokenizer/                the tokenizer's files
 
     data = Shards(directory)                      # sizes are verified here; verify=True also reads every byte
-    data.gather(starts, lengths)                  # the tokens of any stretches, one flat array
+    data.gather(starts, lengths)                  # the tokens of any spans, one flat array
 
 Files are memory-mapped: opening is immediate, and memory holds only the document table's columns that are asked for.
-Checksums are BLAKE2b: at about 1 GB/s, far above the speed of tokenising, no weaker hash is needed, and a changed byte
-cannot go unseen, as it could with 32 bits of CRC over many shards.
+Checksums are BLAKE2b: at about 1 GB/s, far above the throughput of tokenizing, no weaker hash is needed, and a changed
+byte cannot go unseen, as it could with 32 bits of CRC over many shards.
 """
 
 from __future__ import annotations
@@ -145,12 +145,12 @@ class Shards:
         return self.gather(self.starts[number : number + 1], self.lengths[number : number + 1])
 
     def gather(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """The tokens of stretches, one after the other. A stretch lies within one document."""
+        """The tokens of spans, one after the other. A span lies within one document."""
         out = np.empty(int(lengths.sum()), np.int64)
         if not len(out):
             return out
         shard_of = np.searchsorted(self._firsts, starts, side="right") - 1
-        # Stretch by stretch the distance from a token's place in the output to its place in the file is the same.
+        # Within a span the distance from a token's place in the output to its place in the file is the same.
         begins = np.cumsum(lengths) - lengths
         distance = np.repeat(starts - self._firsts[shard_of] - begins, lengths)
         index = np.arange(len(out), dtype=np.int64)
@@ -173,9 +173,9 @@ class Shards:
 def read_manifest(directory: Path) -> dict[str, Any]:
     path = directory / MANIFEST
     if not path.exists():
-        begun = (directory / "progress.json").exists()
-        problem = "its preparation was not finished" if begun else "holds no prepared data"
-        remedy = "Run the same moesaic prepare again; it goes on where it was." if begun else "Run moesaic prepare."
+        resumable = (directory / "progress.json").exists()
+        problem = "its preparation was not finished" if resumable else "holds no prepared data"
+        remedy = "Run the same moesaic prepare again; it resumes." if resumable else "Run moesaic prepare."
         raise UserError(directory, problem, remedy)
     manifest = read_json(path, AGAIN)
     if manifest.get("format") != FORMAT:

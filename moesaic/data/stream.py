@@ -5,9 +5,9 @@
     stream = stream.from_position(batch.position_after)     # as if never interrupted
     stream = stream.from_position(good).skip(bad)           # as of `good`, but past the data up to `bad`
 
-Which token comes when is the plan's business (mixture.py) and does not depend on how batches are cut: a batch is the
-next `batch_tokens` tokens of the plan. A position is the number of tokens behind it, so a run may even go on with
-another batch size or number of ranks and still see every token once.
+Which token comes when is decided by the plan (mixture.py) and does not depend on the batch size: a batch is the next
+`batch_tokens` tokens of the plan. A position is the number of tokens before it, so a run may even resume with another
+batch size or number of ranks and still train on every token once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from moesaic.recipe import LengthWarmupSection, Recipe
 
 __all__ = ["Batch", "ClosableStream", "StatefulStream", "Stream", "TokenStream", "prefetched"]
 
-Position = dict[str, Any]  # {"tokens": drawn so far, "step": batches so far, "data": ..., "order": ...}: plain JSON
+Position = dict[str, Any]  # {"tokens": consumed so far, "step": batches so far, "data": ..., "order": ...}: plain JSON
 
 
 class Stream(Protocol):
@@ -87,7 +87,7 @@ class TokenStream(Iterator[Batch]):
     def open(
         cls, directory: str | Path, recipe: Recipe, *, rank: int = 0, ranks: int = 1, verify: bool = False
     ) -> TokenStream:
-        """The batches that a recipe asks for, of data that was prepared."""
+        """The batches of a recipe, from prepared data."""
         data = Shards(directory, verify=verify)
         section, train = recipe.data, recipe.train
         curriculum = recipe.build("data.curriculum", Curriculum) if section.curriculum is not None else None
@@ -139,7 +139,7 @@ class TokenStream(Iterator[Batch]):
         return self._at(tokens, self.step)
 
     def batches(self, limit: int) -> int:
-        """How many there are from here on, as far as `most`."""
+        """How many batches are left, up to `limit`."""
         tokens = self.tokens
         for number in range(limit if self.plan.tokens is not None else 0):
             tokens += self._size(self.step + number)[1]

@@ -1,4 +1,4 @@
-"""Make a tokenizer from texts (byte-level BPE), or take one that exists.
+"""Train a tokenizer (byte-level BPE), or load an existing one.
 
     tokenizer = train_tokenizer(texts, vocabulary=4096)      # moesaic.model.tokenizer.Tokenizer
     tokenizer = take_tokenizer("out/smollm2")                # a model directory, or a tokenizer.json
@@ -57,7 +57,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
     if vocabulary < least:
         raise UserError(
             "model.vocab",
-            f"{vocabulary} is too small for a tokenizer: {BYTES} bytes and {len(SPECIAL)} marks have to fit",
+            f"{vocabulary} is too small for a tokenizer: {BYTES} bytes and {len(SPECIAL)} special tokens have to fit",
             f"Use at least {least}, or give an existing one in data.tokenizer.",
         )
     fast = FastTokenizer(models.BPE())

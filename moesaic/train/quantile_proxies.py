@@ -1,11 +1,11 @@
 """The proxies of Kaiyuan-2B's quantile data benchmarking: a small run on each slice of each source, then its loss.
 
-    report = quantiles(load_recipe("recipes/tiny.yaml"), Path("out/quantiles"), steps=100)
+    report = run_proxies(load_recipe("recipes/tiny.yaml"), Path("out/quantiles"), steps=100)
     print(report.table.text())
 
 The proxy is the recipe's own model with its optimizer and schedule, so a recipe for this is a small one. Each slice is
-a run in a folder of its own below DIR/proxies, and goes on like any run: what is killed or stopped is taken up by the
-same call. All are measured on the same held-out text, and every source's counts alike, however large it is.
+a run in a folder of its own below DIR/proxies, and resumes like any run, by the same call. All are measured on the same
+held-out text, and every source counts alike, however large it is.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ class Quantiles:
         return statistics.mean(spreads) ** 0.5 if spreads else None
 
 
-def quantiles(
+def run_proxies(
     recipe: Recipe,
     out: Path,
     *,
     steps: int = 100,
-    count: int = 4,
+    quantiles: int = 4,
     column: str = "quality",
     on: str | None = None,
     seeds: int = 1,
@@ -74,7 +74,7 @@ def quantiles(
     on_status: Callable[[Status], None] = lambda status: None,
     log: Callable[[str], None] = lambda text: None,
 ) -> Quantiles:
-    """Train `steps` on each of `count` slices of every source, `seeds` times.
+    """Train `steps` on each of `quantiles` slices of every source, `seeds` times.
 
     The loss is on `tokens` held-out tokens of the source `on`, or of each source."""
     recipe = _for_proxies(recipe, steps)
@@ -93,7 +93,7 @@ def quantiles(
         HeldOutLoss(data, tokens=tokens, sequence_length=sequence_length, device=hardware.device(), source=name)
         for name in ([on] if on else names)
     ]
-    total, losses = steps * count * len(names) * seeds, dict[str, list[float]]()
+    total, losses = steps * quantiles * len(names) * seeds, dict[str, list[float]]()
     warnings: list[str] = []
 
     def proxy(stream: TokenStream, name: str) -> float:
@@ -107,7 +107,7 @@ def quantiles(
             request = {**trained, "on": on, "tokens": tokens}
             if (loss := _known(place, request)) is None:
                 on_status(Status(name, before, total))
-                _begin(place, trained)
+                _start(place, trained)
                 run = _Proxy(mine, place, folder, stream, lambda done: on_status(Status(name, before + done, total)))  # noqa: B023
                 train(run)
                 if run.step < steps:
@@ -126,7 +126,7 @@ def quantiles(
         proxy,
         tokens=steps * recipe.train.batch_tokens,
         batch_tokens=recipe.train.batch_tokens,
-        quantiles=count,
+        quantiles=quantiles,
         column=column,
     )
     found = Quantiles(table, losses, warnings)
@@ -135,7 +135,7 @@ def quantiles(
 
 
 def has_progress(out: Path) -> bool:
-    """Whether there is something to go on from: a proxy, or data that is being prepared."""
+    """Whether there is something to resume from: a proxy, or data that is being prepared."""
     return (out / PROXIES).is_dir() or preparation_has_progress(out / "data")
 
 
@@ -154,7 +154,7 @@ def report(found: Quantiles) -> dict[str, Any]:
 
 
 class _Proxy(Run):
-    """A run on a slice, which says how far it is."""
+    """A run on a slice, with progress."""
 
     plots = False
 
@@ -176,8 +176,8 @@ def _known(place: Path, request: dict[str, Any]) -> float | None:
     return float(known["loss"]) if known.get("request") == request else None
 
 
-def _begin(place: Path, request: dict[str, Any]) -> None:
-    """A run that was asked for otherwise (other steps, another recipe) is none to go on with."""
+def _start(place: Path, request: dict[str, Any]) -> None:
+    """A run of another request (other steps, another recipe) is not resumed, but removed."""
     file = place / REQUEST
     if place.exists() and not (file.is_file() and read_json(file) == request):
         shutil.rmtree(place)

@@ -147,10 +147,10 @@ def test_what_to_do_next_can_be_copied(model: Path, tmp_path: Path, capsys: pyte
     out = str(tmp_path / "a small one")
     assert main(["compress", str(model), "--out", out, "--method", "rtn", "--check-tokens", "0"]) == 0
     talk, measure = capsys.readouterr().out.splitlines()[-1].split("    ")
-    assert shlex.split(talk.removeprefix("Talk to it: ")) == ["moesaic", "chat", out]
-    assert shlex.split(measure.removeprefix("Measure it: "))[:3] == ["moesaic", "evaluate", out]
+    assert shlex.split(talk.removeprefix("Chat: ")) == ["moesaic", "chat", out]
+    assert shlex.split(measure.removeprefix("Evaluate: "))[:3] == ["moesaic", "evaluate", out]
     assert main(["convert", str(model), str(tmp_path / "a copy")]) == 0
-    look = capsys.readouterr().out.splitlines()[-1].removeprefix("Look at it: ")
+    look = capsys.readouterr().out.splitlines()[-1].removeprefix("Inspect it: ")
     assert shlex.split(look) == ["moesaic", "show", str(tmp_path / "a copy")]
 
 

@@ -116,7 +116,7 @@ class TestPhases:
             ([{"share": 1, "weights": {"aa": 1}}], 'data.phases.0.weights.aa: no source is named "aa"'),
             ([{"share": 1, "weights": {"a": 1}, "keep": {"z": 0.5}}], 'data.phases.0.keep.z: no source is named "z"'),
             ([{"share": 0.5, "weights": {"a": 1}}], "data.phases: their shares sum to 0.5"),
-            ([{"share": 1, "weights": {"a": 0}}], "draws from no source"),
+            ([{"share": 1, "weights": {"a": 0}}], "samples from no source"),
         ],
     )
     def test_mistakes_are_told(self, data: Shards, phases: list[dict[str, Any]], told: str) -> None:

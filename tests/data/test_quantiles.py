@@ -93,7 +93,7 @@ def test_a_quality_that_says_nothing_is_not_kept_by(data: Shards) -> None:
     table, _ = run(data, lambda stream, name: 3.0 + quality_of(stream)[0])
     (phase,) = table.recommendation.phases
     assert phase.share == 1 and not phase.keep
-    assert "higher quality did not teach more" in table.text()
+    assert "higher quality did not lower the loss" in table.text()
 
 
 def test_equal_losses_weigh_sources_by_size(data: Shards) -> None:

@@ -456,8 +456,8 @@ class TestCommands:
         assert main(["law", "predict", law, "--schedule", "linear", "--steps", "4000", "--peak", "0.1"]) == 0
         out = capsys.readouterr().out
         assert "linear: predicted final loss" in out
-        assert "fitted at a peak of 0.003; one of 0.1 it can only guess" in out
-        assert "fitted on runs of up to 400 steps; 4,000 it can only guess" in out
+        assert "fitted at a peak of 0.003; 0.1 is an extrapolation" in out
+        assert "fitted on runs of up to 400 steps; 4,000 is an extrapolation" in out
         assert main(["law", "predict", law, "--schedule", "linear", "--run", runs[1], "--png", plot]) == 0
         assert "trained with other learning rates than these" in capsys.readouterr().out
         assert main(["law", "optimize", law, "--steps", "300", "--out", schedule]) == 0

@@ -1,4 +1,4 @@
-"""`moesaic quantiles` on two builtin sources: the table, the recommendation, going on after a stop, mistakes."""
+"""`moesaic quantiles` on two builtin sources: the table, the recommendation, resuming after a stop, mistakes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import yaml
 from moesaic.cli import main
 from moesaic.recipe import load_recipe
 from moesaic.train import quantile_proxies
-from moesaic.train.quantile_proxies import quantiles
+from moesaic.train.quantile_proxies import run_proxies
 
 RECIPE = """
 model: {vocab: 300, hidden: 16, layers: 2, heads: 2, kv_heads: 1, head_size: 8, dense_hidden: 16, experts: 2,
@@ -91,7 +91,7 @@ def test_json_and_nothing_is_trained_twice(
 def test_other_requests_are_measured_anew(recipe: Path, done: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "data").symlink_to(done / "data")
-    found = quantiles(load_recipe(recipe), tmp_path / "out", steps=4, count=2, tokens=1000, on="sums", seeds=2)
+    found = run_proxies(load_recipe(recipe), tmp_path / "out", steps=4, quantiles=2, tokens=1000, on="sums", seeds=2)
     assert all(len(losses) == 2 for losses in found.losses.values()) and found.noise and found.noise > 0
     # What is learned from sums helps with sums.
     by_source = {name: min(p.loss for p in found.table.slices if p.source == name) for name in ("code", "sums")}
@@ -104,7 +104,9 @@ def test_other_steps_are_trained_anew(recipe: Path, done: Path, tmp_path: Path) 
         (tmp_path / name).mkdir()
         (tmp_path / name / "data").symlink_to(done / "data")
         for steps in several:
-            losses[name] = quantiles(load_recipe(recipe), tmp_path / name, steps=steps, count=2, tokens=1000).losses
+            losses[name] = run_proxies(
+                load_recipe(recipe), tmp_path / name, steps=steps, quantiles=2, tokens=1000
+            ).losses
     assert losses["again"] == losses["fresh"]
 
 
@@ -136,8 +138,8 @@ def test_mistakes_are_told(recipe: Path, done: Path, tmp_path: Path, capsys: pyt
     assert "less than or equal to 10000000" in told("--steps", "20000000")
     data = f"train.data={_without_held_out(recipe, tmp_path)}"
     message = told(data)
-    assert "documents of code is held out from training, to measure a loss on" in message
-    assert "Prepare it anew with a larger data.held_out, or more documents." in message
+    assert "documents of code is held out from training, to evaluate on" in message
+    assert "Prepare it again with a larger data.held_out, or more documents." in message
     assert "was prepared without songs" in told(data, "data.sources=[{name: songs, path: 'builtin:arithmetic'}]")
 
 

@@ -534,7 +534,7 @@ def test_quiet_and_json_print_what_they_should(tmp_path: Path, capsys: pytest.Ca
     shown(tmp_path / "plain", 14, 2.0)
     assert capsys.readouterr().out.splitlines() == [
         f"{tmp_path / 'plain'}: trained 14 steps, 1.4 k tokens in 28 s, loss 8.000 to 2.429.",
-        f"Look at it: moesaic show {tmp_path / 'plain'}",
+        f"Inspect it: moesaic show {tmp_path / 'plain'}",
     ]
 
 
@@ -546,9 +546,9 @@ def test_the_end_says_what_was_made_and_how_to_go_on(tmp_path: Path, capsys: pyt
             report.step(record(2, skipped=True))
             raise KeyboardInterrupt
     text = capsys.readouterr().out
-    assert "stopped after 2 of 100 steps" in text and text.endswith(f"Go on: {command}\n")
+    assert "stopped after 2 of 100 steps" in text and text.endswith(f"Resume: {command}\n")
     assert "not finite: 1 of the steps" in text and "no tokens: 1;" in text
-    assert f"Curves: {tmp_path / 'training.png'}" in text
+    assert f"Plots: {tmp_path / 'training.png'}" in text
 
     with pytest.raises(ZeroDivisionError):
         with Report(tmp_path, 100, start=2, tensorboard=False):
@@ -568,7 +568,7 @@ def test_the_end_of_one_step_in_a_place_with_a_space_can_be_copied(tmp_path: Pat
     summary = summarize(tmp_path / "my run", 1, "finished") | {"step": 1}
     said = final_summary(summary, "", [])
     assert "trained 1 step," in said[0]
-    assert shlex.split(said[-1].removeprefix("Look at it: ")) == ["moesaic", "show", str(tmp_path / "my run")]
+    assert shlex.split(said[-1].removeprefix("Inspect it: ")) == ["moesaic", "show", str(tmp_path / "my run")]
 
 
 def drawn(progress: Progress, width: int) -> str:
@@ -767,13 +767,13 @@ def test_a_full_disk_ends_the_curves_and_not_the_run(
         report.step(record(step))
     report.close(plot=False)
     text = capfd.readouterr().err
-    assert text.count("step 1: from here on no curves are written for TensorBoard (No space left on device)") == 1
+    assert text.count("step 1: no TensorBoard files from here on (No space left on device)") == 1
     assert len(read_metrics(tmp_path)) == 40 and "Traceback" not in text
     assert [event["kind"] for event in read_events(tmp_path)] == ["tensorboard"]
     # A disk that takes no event either.
     monkeypatch.setattr(Journal, "append", no_room)
     Report(tmp_path / "second", 40).close(plot=False)
-    assert "no curves are written" in capfd.readouterr().err
+    assert "no TensorBoard files" in capfd.readouterr().err
 
 
 def no_room(journal: Journal, line: dict[str, Any]) -> None:
@@ -870,7 +870,7 @@ def test_a_picture_that_fails_does_not_fail_the_run(tmp_path: Path, monkeypatch:
     report = quiet(tmp_path)
     report.step(record(1))
     assert report.close()["picture"] is None
-    assert "no curves were drawn" in read_events(tmp_path)[-1]["text"]
+    assert "could not plot the curves" in read_events(tmp_path)[-1]["text"]
 
 
 def test_smoothing_follows_a_line_to_its_ends_and_passes_over_gaps() -> None:

@@ -1,4 +1,4 @@
-"""Curricula: which documents are easy, and when the harder ones are opened. Each is one file, found by its name.
+"""Curricula: difficulty of documents, and when harder ones are admitted. Each is one file, found by its name.
 
     data: {curriculum: {name: length, start: 0.1, until: 0.5, pacing: root}}    # opens the sorted pool by and by
     data: {curriculum: multi_domain}                                            # goes through it in order (Kaiyuan)

@@ -1,11 +1,11 @@
-"""From sources to shards, in steps that a killed process can be taken up after.
+"""From sources to token shards; killed at any moment, a preparation resumes with the same result.
 
     prepare(recipe, Path("out/data"))                 # or: moesaic prepare RECIPE --out out/data
 
 Documents pass in chunks whose borders depend on the data alone. Between chunks, every few seconds, everything written
-is flushed and `progress.json` replaced: that is the only moment at which progress is made, as far as a later process
-can see. It cuts every file back to what progress.json says and reads on from there, so however often a preparation is
-killed, its result is that of one that never was. `manifest.json` is written last; with it the data is finished.
+is flushed and `progress.json` replaced: that is the checkpoint a later process resumes from. It truncates every file
+back to what progress.json says and reads on from there, so however often a preparation is killed, its result is that
+of one that never was. `manifest.json` is written last; with it the data is complete.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ BROKEN_SHOWN = 5
 
 @dataclass
 class Counts:
-    """What became of the records of one source."""
+    """Counts of the records of one source."""
 
     name: str
     documents: int = 0  # kept
@@ -74,7 +74,7 @@ class Status:
 
 @dataclass
 class Prepared:
-    """What a preparation made, or found made."""
+    """The result of a preparation, now or earlier."""
 
     directory: str
     already: bool
@@ -88,7 +88,7 @@ class Prepared:
 def prepare(
     recipe: Recipe, out: Path, *, strict: bool = False, on_status: Callable[[Status], None] = lambda status: None
 ) -> Prepared:
-    """Prepare the recipe's data in `out`, or go on preparing it, or see that it is done."""
+    """Prepare the recipe's data in `out`, or resume that, or find it done."""
     if not recipe.data.sources:
         raise UserError("data.sources", "the recipe names no source of text", "Add one, such as builtin:stdlib.")
     names = [source.name for source in recipe.data.sources]
@@ -105,13 +105,11 @@ def prepare(
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise UserError(
-            out, "the disk is full", "Free some space and run the same command; it goes on where it was."
-        ) from error
+        raise UserError(out, "the disk is full", "Free some space and run the same command; it resumes.") from error
 
 
 def has_progress(out: Path) -> bool:
-    """Whether a preparation that was stopped left something to go on from; the first to be kept is the tokenizer."""
+    """Whether there is something to resume from; the first to be saved is the tokenizer."""
     return (out / PROGRESS).exists() or (out / MANIFEST).exists()
 
 
@@ -188,7 +186,7 @@ class _Preparation:
         return named
 
     def _tokenizer(self) -> Tokenizer:
-        """The one in the directory if it is there already, else a new one, which then is there."""
+        """The one in the directory if there is one, else a new one, which is saved there."""
         folder = self.out / "tokenizer"
         if folder.is_dir():
             return load_tokenizer(folder)
@@ -214,7 +212,7 @@ class _Preparation:
     def _chunks(
         self, number: int, place: ReadPosition, counts: Counts
     ) -> Iterator[tuple[list[Document], list[BrokenRecord], ReadPosition]]:
-        """Records in groups, whose borders are the same wherever reading began."""
+        """Records in groups, whose borders do not depend on where reading started."""
         limit = self.data.sources[number].documents
         chunk: list[Document] = []
         broken: list[BrokenRecord] = []
@@ -263,7 +261,7 @@ class _Preparation:
             else:
                 setattr(counts, verdict, getattr(counts, verdict) + 1)
         scores = {name: scorer.score(kept) for name, scorer in self.scorers.items()}
-        # What looks like a mark in a text stays text, so that no document can end itself or speak as the user.
+        # A special token written out in a text stays text, so that no document can end itself or pose as the user.
         self.tokenizer.fast.encode_special_tokens = True
         encodings = self.tokenizer.fast.encode_batch_fast(
             [document.text for document in kept], add_special_tokens=False
@@ -283,7 +281,7 @@ class _Preparation:
         done = sum(corpus.size for corpus in self.corpora[:number]) + self.corpora[number].done(place)
         self.on_status(
             Status(
-                f"tokenising {counts[number].name}",
+                f"tokenizing {counts[number].name}",
                 done,
                 sum(corpus.size for corpus in self.corpora),
                 sum(entry.documents for entry in counts),

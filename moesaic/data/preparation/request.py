@@ -1,4 +1,4 @@
-"""What a preparation was asked to do: the part of a recipe that decides what the shards hold.
+"""The request of a preparation: the part of a recipe that decides what the shards hold.
 
 Weights, phases, curricula, lengths and seeds are not part of it: they may change without preparing the data again.
 """
@@ -23,7 +23,7 @@ def preparation(recipe: Recipe, corpora: Sequence[Corpus]) -> dict[str, Any]:
 
 
 def check_same(found: dict[str, Any], recipe: Recipe, out: Path, corpora: Sequence[Corpus] | None = None) -> None:
-    """A UserError if what was begun or finished in `out` is not what the recipe asks for now.
+    """A UserError if what was started or finished in `out` is not what the recipe asks for now.
 
     Finished data may outlive its sources: where these cannot be found any more, they are not compared.
     """
@@ -33,7 +33,7 @@ def check_same(found: dict[str, Any], recipe: Recipe, out: Path, corpora: Sequen
         key = different[0]
         more = f" (and {', '.join(different[1:])})" if different[1:] else ""
         problem = f"was prepared with another {key}{more}: {_short(before.get(key), now[key])}"
-        raise UserError(out, problem, "Name another --out, or remove this directory to prepare it anew.")
+        raise UserError(out, problem, "Name another --out, or remove this directory to prepare it again.")
     try:
         inputs = [corpus.state() for corpus in corpora or [open_source(source) for source in recipe.data.sources]]
     except (UserError, OSError):
@@ -45,7 +45,7 @@ def check_same(found: dict[str, Any], recipe: Recipe, out: Path, corpora: Sequen
             raise UserError(
                 out,
                 f"the files of {source.name} ({source.path}) have changed since it was prepared from them",
-                "Name another --out, or remove this directory to prepare it anew.",
+                "Name another --out, or remove this directory to prepare it again.",
             )
 
 

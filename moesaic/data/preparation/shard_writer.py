@@ -1,8 +1,8 @@
-"""Write token shards so that a process killed at any moment can be taken up again without a trace.
+"""Write token shards so that a process killed at any moment can resume without a trace.
 
 Files only ever grow. `state()` says how long each is, after everything up to there has reached the disk; a writer made
-from a state cuts the files back to it and goes on. Nothing reads the shards before the manifest names them, and that is
-written last, so no half-written shard is ever seen.
+from a state truncates the files to it and continues. Nothing reads the shards before the manifest names them, and that
+is written last, so no half-written shard is ever seen.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from moesaic.errors import UserError
 
 
 class GrowingFile:
-    """A file that is appended to, and cut back to a known length when it is opened again."""
+    """A file that is appended to, and truncated to a known length when it is opened again."""
 
     def __init__(self, path: Path, size: int = 0) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,7 +36,7 @@ class GrowingFile:
         self.size += len(content)
 
     def sync(self) -> int:
-        """Everything appended so far is on the disk; returns the length."""
+        """Flush everything appended so far to disk; returns the length."""
         self.file.flush()
         os.fsync(self.file.fileno())
         return self.size
@@ -82,7 +82,7 @@ class ShardWriter:
             self._open()
 
     def state(self) -> dict[str, Any]:
-        """What a later writer needs to go on from here; the files are on the disk up to here when this returns."""
+        """What a later writer needs to resume from here; the files are on disk up to here when this returns."""
         self._tokens.sync()
         self._documents.sync()
         return {"finished": self.finished, "tokens": self.tokens, "documents": self.documents}

@@ -1,5 +1,5 @@
-"""Answers worked out step by step, where a few lines of code can: something to say before the answer, which then is the
-last line. A model that has seen both ways can find out by trying that one of them is right more often."""
+"""Step-by-step solutions (chains of thought), where a few lines of code can write them; the answer is the last line. A
+model trained on both kinds can find out by RL that one of them is right more often."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def letter_counting(metadata: dict[str, Any]) -> list[str]:
     return lines
 
 
-# What is said before the answer.
+# The lines before the answer.
 WORKING: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "chain_sum": chain_sum,
     "gcd": gcd,

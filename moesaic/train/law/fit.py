@@ -24,7 +24,7 @@ from moesaic.errors import UserError
 from moesaic.train.law.loss_law import SMALLEST, Array, LossLaw, Steps, changed
 from moesaic.train.law.runs import LOSS, LossCurve, smooth
 
-# A loss that still falls from that of random weights follows no power law, and the rest would be bent to tell it.
+# A loss that still falls from that of random weights follows no power law, and would bend the fit of the rest.
 SKIP = 0.1
 POINTS = 100  # steps of each run that are fitted
 BLOCKS = 500  # a longer run is fitted as this many stretches of equal rate
@@ -35,7 +35,7 @@ ALPHAS = (0.1, 0.2, 0.35, 0.6, 1.0)
 SPEEDS = (0.001, 0.01, 0.1)
 BETAS = (0.3, 0.6, 1.2)
 GAMMAS = (0.3, 0.6)
-# A run that decays once and a constant one leave a valley of B, C, beta and gamma that tell both equally well, but not
+# A run that decays once and a constant one leave a valley of B, C, beta and gamma that fit both equally well, but not
 # what a faster decay would gain. So that the search does not end far out in it, these are held loosely near what the
 # paper's authors publish for models of 25, 100 and 400 million parameters (C 2.03 to 2.13, beta 0.58 to 0.60, gamma
 # 0.64 to 0.66 at a peak of 3e-4; here in units of the peak): B as a share of the loss, and C, beta, gamma, each with
@@ -46,7 +46,7 @@ FREEDOM = np.array([1.5, 0.7, 0.3, 0.2])
 
 @dataclass(frozen=True)
 class Score:
-    """How well a law tells a run's curve, smoothed over `window` steps and after the first `skipped`."""
+    """How well a law fits a run's curve, smoothed over `window` steps and after the first `skipped`."""
 
     run: str
     steps: int
@@ -85,7 +85,7 @@ class Fit:
 
 
 def fit(runs: Sequence[LossCurve], window: int | None = None, skip: float = SKIP) -> Fit:
-    """The law that tells these runs best. `skip` is the share of the steps after warm-up that is left out at the start,
+    """The law that fits these runs best. `skip` is the share of the steps after warm-up that is left out at the start,
     and `window` the number of steps that losses are averaged over."""
     began = time.perf_counter()
     warnings = _check(runs)
@@ -101,7 +101,7 @@ def fit(runs: Sequence[LossCurve], window: int | None = None, skip: float = SKIP
             warnings.append(f"{result.run}: the law explains only {result.r2:.1%} of the smoothed curve's variance")
     if law.L0 < 0.01 * min(result.final for result in scores):
         warnings.append(
-            "the losses show no sign of levelling off, so the law is a guess; raise --skip, or train longer"
+            "the losses show no sign of levelling off, so the fit is uncertain; raise --skip, or train longer"
         )
     return Fit(law, scores, tuple(warnings), time.perf_counter() - began, runs[0].key)
 
@@ -118,8 +118,8 @@ def score(
     inside = slice(skipped, len(run.rates) - window // 2)
     true = smooth(run.losses, window)[inside]
     there = np.isfinite(true)
-    true, told = true[there], smooth(np.where(measured, predicted, np.nan), window)[inside][there]
-    errors = np.abs(told / true - 1)
+    true, predictions = true[there], smooth(np.where(measured, predicted, np.nan), window)[inside][there]
+    errors = np.abs(predictions / true - 1)
     last = len(run.losses) - 1 - int(measured[::-1].argmax())  # what was last measured, if not every step was
     end = slice(max(0, last + 1 - window), last + 1)
     final, predicted_final = float(np.nanmean(run.losses[end])), float(predicted[end][measured[end]].mean())
@@ -130,7 +130,7 @@ def score(
         peak=run.peak,
         window=window,
         skipped=skipped,
-        r2=float(1 - ((told - true) ** 2).sum() / ((true - true.mean()) ** 2).sum()),
+        r2=float(1 - ((predictions - true) ** 2).sum() / ((true - true.mean()) ** 2).sum()),
         mean_error=float(errors.mean()),
         max_error=float(errors.max()),
         final=final,
@@ -209,7 +209,7 @@ def _steps_to_fit(known: Steps, steps: int, window: int, skipped: int) -> Steps:
 
 
 def _blocks(rates: Array) -> tuple[Array, Steps]:
-    """The curve as some hundred stretches that begin at every jump: the mean rate and the last step of each."""
+    """The curve as some hundred segments that start at every jump: the mean rate and the last step of each."""
     jumps = np.flatnonzero(np.abs(np.diff(rates)) > 0.01 * rates.max()) + 1
     edges = np.linspace(0, len(rates), min(len(rates), BLOCKS) + 1).round().astype(np.int64)
     edges = np.union1d(edges, jumps)
@@ -248,18 +248,18 @@ def _descend(start: Array, samples: list[_Sample], decays: bool) -> tuple[float,
         total, slope = float(away @ away) / 2, np.concatenate([np.zeros(3), away / FREEDOM])
         for sample in samples:
             power, by_alpha = sample.power(alpha)
-            told = L0 + A * power
+            predictions = L0 + A * power
             by = [np.ones_like(power), power, A * by_alpha]
             if decays:
                 drop, by_C, by_beta, by_gamma = sample.drop(C, beta, gamma)
-                told = told - B * drop
+                predictions = predictions - B * drop
                 by += [-drop, -B * by_C, -B * by_beta, -B * by_gamma]
-            told = np.maximum(told, 1e-3 * lowest)  # a start far off may predict less than nothing
-            residual = np.log(told / sample.losses) / sample.spread
+            predictions = np.maximum(predictions, 1e-3 * lowest)  # a start far off may predict less than nothing
+            residual = np.log(predictions / sample.losses) / sample.spread
             inner = np.clip(residual, -1, 1)
-            weight = sample.worth / len(told)
+            weight = sample.worth / len(predictions)
             total += weight * float(inner @ (residual - inner / 2))
-            pull = inner * (weight / sample.spread) / told
+            pull = inner * (weight / sample.spread) / predictions
             slope[: len(by)] += np.array([derivative @ pull for derivative in by]) * constants[: len(by)]
         return total, slope
 

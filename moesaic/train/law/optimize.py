@@ -62,9 +62,9 @@ class Optimized:
     def save(self, path: str | Path) -> None:
         """Write a schedule file, which the schedule from_file reads."""
         facts = {"steps": len(self.rates), "warmup": self.warmup, "peak": self.peak, "floor": self.floor}
-        told = {"predicted_final": self.final, "baselines": self.baselines, "law": asdict(self.law)}
+        predictions = {"predicted_final": self.final, "baselines": self.baselines, "law": asdict(self.law)}
         factors = [float(f"{factor:.9g}") for factor in self.rates[self.warmup :] / self.peak]
-        write_json(path, {"format": 1, **facts, **told, "factors": factors})
+        write_json(path, {"format": 1, **facts, **predictions, "factors": factors})
 
     def draw(self, path: str | Path) -> None:
         """Draw the predicted curve beside those of cosine and WSD."""

@@ -1,4 +1,4 @@
-"""A picture of a loss curve: the true one where there is one, the law's, and the learning rate below them."""
+"""Plot of a loss curve: measured, where there is a run, and predicted, with the learning rate below."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from moesaic.errors import UserError
 from moesaic.train.law.loss_law import Array
 from moesaic.train.law.runs import LossCurve, smooth
 
-TRUE, TOLD, OTHERS = "#1f77b4", "#d62728", ("#555555", "#2ca02c", "#9467bd")
+TRUE, PREDICTED, OTHERS = "#1f77b4", "#d62728", ("#555555", "#2ca02c", "#9467bd")
 
 
 def draw(
@@ -46,8 +46,8 @@ def draw(
         top.plot(_after(other, losses), losses, color=color, linewidth=1, linestyle=":", label=f"predicted, {name}")
         bottom.plot(np.arange(len(other)), other, color=color, linewidth=1, linestyle=":")
         shown.append(losses)
-    top.plot(_after(rates, predicted), predicted, color=TOLD, linewidth=1.4, linestyle="--", label="predicted")
-    bottom.plot(np.arange(len(rates)), rates, color=TOLD, linewidth=1.2)
+    top.plot(_after(rates, predicted), predicted, color=PREDICTED, linewidth=1.4, linestyle="--", label="predicted")
+    bottom.plot(np.arange(len(rates)), rates, color=PREDICTED, linewidth=1.2)
     # The first steps' losses would squeeze everything else into a line.
     every = np.concatenate([losses[len(losses) // 20 :] for losses in shown])
     margin = 0.05 * (every.max() - every.min()) or 0.1

@@ -1,7 +1,7 @@
-"""What `moesaic law predict` and `moesaic law optimize` do: a law's file and some wishes become curves.
+"""What `moesaic law predict` and `moesaic law optimize` do: from a law file and options to curves.
 
-What is not said about a schedule (peak, warm-up) is as in the runs that the law was fitted on. A wish far from those
-runs is answered with a warning, because the law was never tried there.
+Defaults of a schedule (peak, warmup) are those of the runs that the law was fitted on. A schedule far from those runs
+gets a warning, because the law was never tested there.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Predicted:
         return float(self.losses[-1])
 
     def report(self) -> dict[str, Any]:
-        """What there is to say in a few lines, without the curve itself."""
+        """The prediction in a few values, without the curve itself."""
         return {
             "schedule": self.title,
             "steps": len(self.rates),
@@ -130,13 +130,13 @@ def optimize(
     warmup: int | None = None,
     floor: float = 0.0,
 ) -> tuple[Optimized, tuple[str, ...]]:
-    """The best schedule under the law of a file, and what speaks against believing it."""
+    """The best schedule under the law of a file, and warnings about the prediction."""
     law, facts = load_law(law_file)
     peak = _peak(facts, peak, law_file)
     best = search.optimize(law, steps, peak, _warmup(facts, warmup, steps), floor)
     warnings = _unlike(facts, steps, peak)
     if law.B == 0:
-        warnings = (*warnings, "the law knows no gain from decay, so the best it can say is a constant rate")
+        warnings = (*warnings, "the law has no gain from decay (B = 0), so its best schedule is a constant rate")
     return best, warnings
 
 
@@ -188,7 +188,7 @@ def _unlike(facts: dict[str, Any], steps: int, peak: float) -> tuple[str, ...]:
     peaks, longest = facts.get("peaks"), facts.get("steps")
     if isinstance(peaks, list) and peaks and not 0.8 * min(peaks) <= peak <= 1.25 * max(peaks):
         known = " and ".join(f"{value:g}" for value in sorted(set(peaks)))
-        warnings.append(f"the law was fitted at a peak of {known}; one of {peak:g} it can only guess")
+        warnings.append(f"the law was fitted at a peak of {known}; {peak:g} is an extrapolation")
     if isinstance(longest, int) and steps > 3 * longest:
-        warnings.append(f"the law was fitted on runs of up to {longest:,} steps; {steps:,} it can only guess")
+        warnings.append(f"the law was fitted on runs of up to {longest:,} steps; {steps:,} is an extrapolation")
     return tuple(warnings)

@@ -22,8 +22,8 @@ from moesaic.train.law.loss_law import Array
 
 FILE = "metrics.jsonl"
 LOSS, HELD_OUT = "loss", "loss/held_out"
-SHORTEST = 50  # steps after warm-up, below which a curve says too little
-SPOILT = 0.01  # share of the steps whose loss may be missing or not finite
+MIN_STEPS = 50  # after warmup, below which a curve says too little
+MAX_MISSING = 0.01  # share of the steps whose loss may be missing or not finite
 
 
 @dataclass(frozen=True)
@@ -144,19 +144,21 @@ def _finite(value: object) -> bool:
 
 
 def _check(run: LossCurve, file: Path, logged: float) -> None:
-    if len(run.rates) < SHORTEST:
+    if len(run.rates) < MIN_STEPS:
         raise UserError(
-            file, f"has {len(run.rates):,} steps after warm-up, too few for a curve", f"At least {SHORTEST} are needed."
+            file,
+            f"has {len(run.rates):,} steps after warm-up, too few for a curve",
+            f"At least {MIN_STEPS} are needed.",
         )
     if not run.rates[0] > 0:
         raise UserError(file, "its learning rate is zero at the start")
     good = np.isfinite(run.losses)
     spoilt = 1 - good.mean() / min(1.0, logged)
-    if spoilt > SPOILT:
+    if spoilt > MAX_MISSING:
         first = run.warmup + int((~good).argmax())
         raise UserError(file, f"{spoilt:.1%} of its losses are missing or not finite, the first at step {first:,}")
-    if good.sum() < SHORTEST:
-        raise UserError(file, f"has only {int(good.sum())} losses after warm-up", f"At least {SHORTEST} are needed.")
+    if good.sum() < MIN_STEPS:
+        raise UserError(file, f"has only {int(good.sum())} losses after warm-up", f"At least {MIN_STEPS} are needed.")
     if (run.losses[good] <= 0).any():
         raise UserError(file, "has losses of zero or below, which the law cannot describe")
 

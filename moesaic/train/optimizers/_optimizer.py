@@ -1,7 +1,7 @@
-"""What every optimizer does around its update rules: masters, the norm, clipping, skipped steps, saving and loading.
+"""What every optimizer does around its update rules: master weights, gradient norm, clipping, skipped steps, state.
 
-Nothing here, nor in a rule, asks the device for a number: whether a step is taken is decided where the gradients are,
-so the host never waits for it.
+Nothing here, nor in a rule, reads a value from the device: whether a step is skipped is decided on the device, so the
+host never waits for it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Step:
-    """What a rule is told of a step. The tensors are of no dimensions, on the weights' device."""
+    """A step, as a rule sees it. The tensors are scalars on the weights' device."""
 
     lr_factor: float
     divisor: Tensor  # float32: a gradient divided by it is unscaled and clipped
@@ -53,7 +53,7 @@ class Step:
 
 
 class Rule:
-    """How weights are updated. A rule holds options alone; what it remembers of a weight is in that weight's slot."""
+    """How weights are updated. A rule holds options alone; its state for a weight is in that weight's slot."""
 
     def start(self, weight: Tensor) -> dict[str, Tensor]:
         """The state of a weight before its first update."""
@@ -66,7 +66,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What came of a step. The tensors are of no dimensions and stay on the device: reading one makes the host wait."""
+    """The result of a step. The tensors are scalars and stay on the device: reading one makes the host wait."""
 
     norm: Tensor  # float32: of all gradients together, unscaled, before clipping
     skipped: Tensor  # bool: the norm was not finite, and nothing but the count of skipped steps has changed
@@ -139,7 +139,7 @@ class Optimizer:
 
     @torch.no_grad()
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from a saved state. It must fit to the last tensor, or nothing is changed.
+        """Resume from a saved state. It must fit to the last tensor, or nothing is changed.
 
         A parameter that has a master is set from it; the others are the model's to load.
         """
@@ -170,16 +170,16 @@ def _slot(rule: Rule, name: str, parameter: nn.Parameter) -> Slot:
 
 
 def _pieces(slots: Sequence[Slot]) -> Iterator[list[Slot]]:
-    """Slots in runs whose gradients' float32 copies fit into PIECE elements; a float32 gradient takes no room."""
+    """Slots in groups whose gradients' float32 copies fit into PIECE elements; a float32 gradient needs no copy."""
     piece: list[Slot] = []
-    room = PIECE
+    left = PIECE
     for slot in slots:
         copied = slot.weight.numel() if slot.has_master else 0
-        if piece and copied > room:
+        if piece and copied > left:
             yield piece
-            piece, room = [], PIECE
+            piece, left = [], PIECE
         piece.append(slot)
-        room -= copied
+        left -= copied
     if piece:
         yield piece
 

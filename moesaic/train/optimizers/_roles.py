@@ -1,4 +1,4 @@
-"""What a parameter is, told from its name and shape: some matrices take no weight decay, some no Muon."""
+"""What a parameter is, by its name and shape: some matrices take no weight decay, some no Muon."""
 
 from __future__ import annotations
 

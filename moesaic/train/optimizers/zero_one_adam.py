@@ -104,7 +104,7 @@ class ZeroOneAdamRule(Rule):
         step.keep(weight, new)
 
     def exchange(self, momentum: Tensor) -> Tensor:
-        """The mean of all processes' momenta; the only thing they need to tell each other while the variance is frozen.
+        """The mean of all processes' momenta; the only communication while the variance is frozen.
 
         There is one process so far.
         """

@@ -1,4 +1,4 @@
-"""Read numbers off a device without making it wait: they are copied as they come, and looked at once they are here."""
+"""Read values off a device without waiting for it: they are copied asynchronously, and read once they have arrived."""
 
 from __future__ import annotations
 

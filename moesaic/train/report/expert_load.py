@@ -1,4 +1,4 @@
-"""How evenly the experts of each layer are used: a summary every step, the whole table now and then.
+"""Expert load, layer by layer: a summary every step, the whole table now and then.
 
 Of each mixture layer: `max`, the busiest expert's tokens against the mean; `entropy` of the tokens over the experts, 1
 where all get the same; `dead`, how many experts got no token in the last `dead_after` steps. A model with 90 layers of
@@ -27,7 +27,7 @@ class ExpertLoad:
         self._steps = 0  # since the last table
 
     def update(self, step: int, loads: Mapping[int, Counts], last: bool = False) -> dict[str, Any]:
-        """What the line of this step says of the tokens that each expert of each layer got."""
+        """The fields of this step's line, from the tokens that each expert of each layer got."""
         self._steps += 1
         for layer, counts in loads.items():
             if len(self._idle.get(layer, ())) != len(counts):

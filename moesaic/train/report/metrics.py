@@ -1,4 +1,4 @@
-"""What a run records as it goes: `DIR/metrics.jsonl`, one line per step, and `DIR/events.jsonl`, what befell it.
+"""Metrics and events of a run: `DIR/metrics.jsonl`, one line per step, and `DIR/events.jsonl`.
 
     metrics = Metrics(directory)
     metrics.resume(120)                     # steps after the 120th are dropped, as if the run had never gone past it
@@ -108,7 +108,7 @@ class Metrics(Journal):
 
 
 def encode(line: Mapping[str, Any]) -> bytes:
-    """One JSON line; a number that JSON has no word for (infinity, nan) becomes null."""
+    """One JSON line; a number JSON cannot represent (infinity, nan) becomes null."""
     try:
         text = json.dumps(line, allow_nan=False, separators=(", ", ": "))
     except ValueError:

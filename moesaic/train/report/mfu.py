@@ -1,4 +1,4 @@
-"""Model FLOP/s utilisation: the arithmetic a training step needs, against what this machine's matrix units can do.
+"""Model FLOPs utilization (MFU): the FLOPs a training step needs, against the matmul throughput of this machine.
 
     share = tokens_per_second * flops_per_token(config, context=1024) / peak_flops(device, torch.bfloat16)
     share = step_flops(config, lengths) / seconds / peak_flops(device, torch.bfloat16)
@@ -69,7 +69,7 @@ def _idle(layer: Layer, hidden: int) -> int:
 
 @cache
 def peak_flops(device: torch.device, dtype: torch.dtype, seconds: float = 0.3) -> float:
-    """FLOP/s of the best of a few large square products: measured once per process, and what MFU is a share of."""
+    """FLOP/s of the best of a few large square matmuls: measured once per process, and what MFU is a share of."""
     size, largest = (8192, 8192) if device.type == "cuda" else (128, 1024)
     best = _fastest(device, dtype, size, 0.0)
     # A processor that has no instructions for a dtype takes hundreds of times as long: such are judged by small ones.
@@ -80,22 +80,22 @@ def peak_flops(device: torch.device, dtype: torch.dtype, seconds: float = 0.3) -
 
 
 def _fastest(device: torch.device, dtype: torch.dtype, size: int, seconds: float) -> float:
-    """The shortest time of some products, at least one."""
+    """The shortest time of some matmuls, at least one."""
     a = torch.randn(size, size, device=device, dtype=torch.float32, generator=_generator(device)).to(dtype)
     out = torch.empty_like(a)
 
-    def product() -> float:
+    def matmul() -> float:
         start = time.perf_counter()
         torch.mm(a, a, out=out)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return time.perf_counter() - start
 
-    product()  # the first one also chooses kernels and takes memory
+    matmul()  # the first one also chooses kernels and takes memory
     end = time.perf_counter() + seconds
-    best = product()
+    best = matmul()
     while time.perf_counter() < end:
-        best = min(best, product())
+        best = min(best, matmul())
     return best
 
 

@@ -1,4 +1,4 @@
-"""A run's curves as one picture: loss, learning rate, speed, and how evenly the experts are used.
+"""Plots of a run: loss, learning rate, throughput, and expert load.
 
 plot_run("out/tiny")                                              # out/tiny/training.png
 plot_runs({"cosine": "out/a", "wsd": "out/b"}, "out/compare.png")
@@ -54,7 +54,7 @@ STYLE: Any = {
 
 
 def plot_run(directory: str | Path, out: str | Path | None = None) -> Path:
-    """Draw a run's curves; returns the picture's place, `DIR/training.png` unless told otherwise."""
+    """Plot a run's curves; returns the path of the PNG, by default `DIR/training.png`."""
     directory = Path(directory)
     lines, events = lines_of(directory), read_events(directory)
     mixture = any("expert_load" in line for line in lines)
@@ -78,7 +78,7 @@ def plot_run(directory: str | Path, out: str | Path | None = None) -> Path:
 
 
 def plot_runs(runs: Mapping[str, str | Path], out: str | Path) -> Path:
-    """Draw several runs over each other, one colour each."""
+    """Plot several runs in one figure, one colour each."""
     if not runs:
         raise UserError("plot", "no runs were named", "Name at least one run's directory.")
     found = {name: lines_of(Path(directory)) for name, directory in runs.items()}
@@ -198,14 +198,14 @@ def label(axes: Axes, title: str, x: str, y: str = "", from_zero: bool = False) 
 
 
 def _fit_loss(axes: Axes, curves: Sequence[Series]) -> None:
-    """Room for the curves and their noise, but not for the tip of every spike, nor for the very first steps."""
+    """Limits that show the curves and their noise, but not the tip of every spike, nor the very first steps."""
     known = [curve[np.isfinite(curve)] for curve in curves if np.isfinite(curve).any()]
     if not known:
         return
     low = min(float(curve.min()) for curve in known)
     high = max(float(np.percentile(curve, 98.5 if len(curve) > 200 else 100)) for curve in known)
-    room = 0.05 * (high - low) or 0.5
-    axes.set_ylim(low - room, high + room)
+    margin = 0.05 * (high - low) or 0.5
+    axes.set_ylim(low - margin, high + margin)
 
 
 def _draw_loss(axes: Axes, lines: Sequence[Line], events: Sequence[Line]) -> None:
@@ -234,7 +234,7 @@ def _draw_loss(axes: Axes, lines: Sequence[Line], events: Sequence[Line]) -> Non
 
 
 def _mark(axes: Axes, lines: Sequence[Line], events: Sequence[Line]) -> None:
-    """What was given up on is dotted, and a line stands where the run went back to."""
+    """Losses dropped by a rewind, and a line where the run was rewound to."""
     top = axes.get_ylim()[1]
     seen = set()  # a resumed run meets the same spike again
     for event in events:
@@ -246,8 +246,8 @@ def _mark(axes: Axes, lines: Sequence[Line], events: Sequence[Line]) -> None:
             axes.axvline(event["step"], color=ALARM, linewidth=0.9, linestyle=(0, (1, 2)), label="spike")
         elif event.get("kind") == "rewind":
             losses = [np.nan if loss is None else loss for loss in event.get("loss", [])]
-            axes.plot(event.get("steps", []), losses, color=ALARM, linewidth=0.9, alpha=0.75, label="given up")
-            axes.axvline(event["to"], color=ALARM, linewidth=0.9, linestyle=(0, (4, 2)), label="went back to here")
+            axes.plot(event.get("steps", []), losses, color=ALARM, linewidth=0.9, alpha=0.75, label="rewound")
+            axes.axvline(event["to"], color=ALARM, linewidth=0.9, linestyle=(0, (4, 2)), label="rewound to here")
     skipped = [line["step"] for line in lines if line.get("skipped")]
     if skipped:
         axes.plot(
@@ -363,7 +363,7 @@ def _draw_balance(axes: Axes, lines: Sequence[Line]) -> None:
 
 
 def save(figure: Figure, out: Path) -> Path:
-    """Whole or not at all, so that whoever looks while a run draws anew sees the last picture."""
+    """Atomically, so that whoever looks while it is written sees the last one."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with replacing_file(out) as fresh:
         figure.savefig(fresh, format="png", metadata={"Software": "moesaic"})

@@ -1,4 +1,4 @@
-"""What a training run shows while it runs and leaves behind: metrics, events, curves, and its last words.
+"""The report of a training run: metrics, events, progress line, plots, and the summary at its end.
 
     with Report(directory, steps=1000, start=position.step, state=saved_report) as report:
         for ...:
@@ -6,8 +6,8 @@
             report.note("saved", kind="save")
         report.close(then=[f"moesaic chat {directory}"])
 
-The values of a step may be tensors on a GPU. They are copied without waiting and read up to `LATE` steps later, so the
-report never makes the device idle; `state()` waits for them all, and belongs in every checkpoint.
+The values of a step may be tensors on a GPU. They are copied without waiting and read up to `MAX_IN_FLIGHT` steps later,
+so the report never makes the device idle; `state()` waits for them all, and belongs in every checkpoint.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from moesaic.train.report.tensorboard import TensorBoard
 from moesaic.units import plural, readable_count, readable_duration
 
 RECENT = 100  # steps whose mean a run's loss is, at most
-MAX_IN_FLIGHT = 2  # steps that may be under way on the device while the host goes on; more, and it waits for the oldest
+MAX_IN_FLIGHT = 2  # steps queued on the device while the host goes on; with more, it waits for the oldest
 Value = float | Tensor
 Outcome = Literal["finished", "stopped", "failed"]
 
@@ -58,9 +58,9 @@ class StepRecord:
 
 
 class Report:
-    """The running account of one run. Only one process of a run has one.
+    """Only one process of a run has one.
 
-    `start` is the step the run goes on from: what was recorded after it is dropped, and 0 begins a new record.
+    `start` is the step the run resumes from: what was recorded after it is dropped; 0 is a new run.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Report:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.directory, self.steps, self.quiet, self.json = Path(directory), steps, quiet, json
-        self.command = command  # what would go on with this run
+        self.command = command  # that resumes this run
         self._peak_flops = peak_flops
         self._every, self._clock = every, clock
         self._console = console or Console(stderr=True, highlight=False)
@@ -104,7 +104,7 @@ class Report:
             self._live = Live(self._progress, console=self._console, refresh_per_second=4, transient=True)
             self._live.start()
         if start:
-            self.note(f"going on after step {start:,}", kind="resume")
+            self.note(f"resumed after step {start:,}", kind="resume")
         self._tensorboard: TensorBoard | None = None
         if tensorboard:
             try:
@@ -123,49 +123,49 @@ class Report:
         elif issubclass(kind, KeyboardInterrupt):
             self.close("stopped")
         else:
-            with suppress(Exception):  # what went wrong is the news, not what this then could not write
+            with suppress(Exception):  # what went wrong is to be reported, not what could not be written then
                 self.close("failed")
 
     def step(self, record: StepRecord) -> list[Line]:
-        """Take note of a step. Returns the lines of the steps whose values have arrived, often an earlier one's."""
+        """Record a step. Returns the lines of the steps whose values have arrived, often an earlier one's."""
         names, tensors = _tensors(record)
         self._pending.append((record, names, DeviceRead(tensors)))
         return self._take(lambda read: len(self._pending) > MAX_IN_FLIGHT or read.ready())
 
     def flush(self) -> list[Line]:
-        """Wait for every value on its way, and bring all lines onto the disk."""
+        """Wait for all values in flight, and write all lines to disk."""
         lines = self._take(lambda read: True)
         self._metrics.sync()
         return lines
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint of this moment must hold for `Report(state=...)` to go on exactly; plain values."""
+        """What a checkpoint must hold for `Report(state=...)` to resume exactly; plain values."""
         self.flush()
         return {"tokens": self._tokens, "experts": self._load.state()}
 
     @property
     def loss(self) -> float | None:
-        """Of the last steps; what `state` waits for is in it."""
+        """Mean loss of the last steps; after `state()`, of all of them."""
         return recent_mean(list(self._losses), self._step)
 
     def note(self, text: str, kind: str = "note", **facts: Any) -> None:
-        """Something happened: a spike, a save, a resumption. Shown, and kept in events.jsonl with the step."""
+        """An event: a spike, a save, a resume. Printed, and kept in events.jsonl with the step."""
         step = self._pending[-1][0].step if self._pending else self._step
         when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._print(f"step {step:,}: {text}" if step else text)
         self._events.append({"kind": kind, "step": step, "when": when, "text": text, **facts})
 
     def rewind(self, to: int, state: Mapping[str, Any] | None = None, why: str = "") -> None:
-        """The run goes back to the state it had after step `to`: what came after is no longer part of it.
+        """The run is rewound to the state after step `to`: what came after is no longer part of it.
 
-        `state` is what `state()` returned then. The losses that are given up stay in the event, for whoever wants to
-        see what happened.
+        `state` is what `state()` returned then. The losses that are dropped stay in the event, for a look
+        at what happened.
         """
         self.flush()
-        assert to <= self._step, f"cannot go back to step {to} from step {self._step}"
+        assert to <= self._step, f"cannot rewind to step {to} from step {self._step}"
         dropped = [line for line in read_metrics(self.directory) if line["step"] > to]
         self.note(  # before they are dropped: a run that is killed here still knows why
-            f"{why + '; ' if why else ''}back to step {to:,}",
+            f"{why + '; ' if why else ''}rewound to step {to:,}",
             kind="rewind",
             to=to,
             why=why,
@@ -179,7 +179,7 @@ class Report:
         self._to_tensorboard(lambda tensorboard: tensorboard.resume(to))
 
     def close(self, outcome: Outcome = "finished", then: Sequence[str] = (), plot: bool = True) -> dict[str, Any]:
-        """End the account: write what is left, draw the curves, say what was made and what to do next.
+        """Close the report: write what is left, plot the curves, print the summary and what to do next.
 
         Returns the summary, which is what a command prints with `--json`.
         """
@@ -203,7 +203,7 @@ class Report:
         return summary
 
     def _restore(self, state: Mapping[str, Any] | None) -> None:
-        """Count on from a checkpoint's state; without one, from the last line that is left."""
+        """Continue from a checkpoint's state; without one, from the last line that is left."""
         self._tokens = int((self._metrics.last() or {}).get("tokens", 0))
         lines = read_metrics(self.directory)
         self._losses = deque((line["loss"] for line in lines if line.get("loss") is not None), maxlen=RECENT)
@@ -216,8 +216,8 @@ class Report:
 
         try:
             return plot_run(self.directory)
-        except Exception as error:  # a picture is not worth a run: whatever fails in it, the run has succeeded
-            self.note(f"no curves were drawn: {error}", kind="plot")
+        except Exception as error:  # whatever fails in plotting, the run has succeeded
+            self.note(f"could not plot the curves: {error}", kind="plot")
             return None
 
     def _take(self, wanted: Callable[[DeviceRead], bool]) -> list[Line]:
@@ -239,14 +239,14 @@ class Report:
             return
         try:
             show(self._tensorboard)
-        except OSError as error:  # a second copy of the curves is not worth a run
+        except OSError as error:  # a second copy of the curves must not fail a run
             self._tensorboard = None
             self._without_tensorboard(error)
 
     def _without_tensorboard(self, error: OSError) -> None:
-        with suppress(OSError):  # the disk that took no curves may not take this either; it is shown then
+        with suppress(OSError):  # a full disk may not take this either; it is printed then
             why = error.strerror or error
-            self.note(f"from here on no curves are written for TensorBoard ({why})", kind="tensorboard")
+            self.note(f"no TensorBoard files from here on ({why})", kind="tensorboard")
 
     def _line(self, record: StepRecord, values: Mapping[str, Any]) -> Line:
         def value(name: str, given: Value) -> float:
@@ -254,13 +254,13 @@ class Report:
 
         self._step = record.step
         self._tokens += record.tokens_in_step
-        speed = record.tokens_in_step / max(record.seconds, 1e-9)
+        throughput = record.tokens_in_step / max(record.seconds, 1e-9)
         line: Line = {
             "step": record.step,
             "loss": value("loss", record.loss),
             "lr": float(record.lr),
             "tokens": self._tokens,
-            "tokens_per_second": round(speed, 1),
+            "tokens_per_second": round(throughput, 1),
             "seconds": round(record.seconds, 6),
         }
         if record.flops and self._peak_flops:
@@ -297,7 +297,7 @@ class Report:
 
 
 def _tensors(record: StepRecord) -> tuple[list[str], list[Tensor]]:
-    """What of a record has to be fetched, with a name for each."""
+    """The tensors of a record, which have to be copied from the device, with their names."""
     named: dict[str, Any] = {"loss": record.loss, "grad_norm": record.grad_norm, "skipped": record.skipped}
     named |= {f"parts/{name}": value for name, value in record.parts.items()}
     if record.loads is not None:
@@ -332,13 +332,13 @@ def summarize(directory: Path, steps: int, outcome: Outcome) -> dict[str, Any]:
 
 
 def recent_mean(losses: Sequence[float], steps: int) -> float | None:
-    """The mean over a run's last twentieth: one step's loss is noise, and all of them are what it was."""
+    """The mean over the last 5 % of a run: a single step's loss is noise."""
     last = losses[-max(1, min(RECENT, steps // 20)) :]
     return math.fsum(last) / len(last) if last else None
 
 
 def final_summary(summary: Mapping[str, Any], command: str, then: Sequence[str]) -> list[str]:
-    """The last words of a run: what was made, and what to do next."""
+    """The end of a run's output: what was trained, and what to do next."""
     place, step = summary["directory"], summary["step"]
     if summary["outcome"] == "finished":
         text = f"{place}: trained {plural(step, 'step')}"
@@ -349,12 +349,12 @@ def final_summary(summary: Mapping[str, Any], command: str, then: Sequence[str])
         text += f", loss {format_loss(summary['first_loss'])} to {format_loss(summary['loss'])}"
     lines = [text + "."]
     if summary["skipped"]:
-        lines.append(f"Skipped, because the gradient was not finite: {summary['skipped']:,} of the steps.")
+        lines.append(f"Steps skipped because the gradient was not finite: {summary['skipped']:,}.")
     if summary["dead_experts"]:
-        lines.append(f"Experts that get no tokens: {summary['dead_experts']:,}; a higher balance.bias_rate may help.")
+        lines.append(f"Dead experts (no tokens): {summary['dead_experts']:,}; a higher balance.bias_rate may help.")
     if summary["picture"]:
-        lines.append(f"Curves: {summary['picture']}")
+        lines.append(f"Plots: {summary['picture']}")
     if summary["outcome"] == "stopped":
-        return [*lines, f"Go on: {command or 'run the same command again'}"]
-    lines.append(f"Look at it: moesaic show {shlex.quote(place)}")
+        return [*lines, f"Resume: {command or 'run the same command again'}"]
+    lines.append(f"Inspect it: moesaic show {shlex.quote(place)}")
     return [*lines, *then]

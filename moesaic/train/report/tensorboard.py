@@ -22,7 +22,7 @@ class TensorBoard:
     """Raises OSError when something cannot be written, and ImportError where tensorboardX is not installed."""
 
     def __init__(self, directory: Path, after: int = 0) -> None:
-        """A board that goes on after a step."""
+        """`after` is the step a run resumes from."""
         self._directory = directory / FOLDER
         self._open(after)
 
@@ -38,7 +38,7 @@ class TensorBoard:
             self._files.write_event(Event(wall_time=time.time(), step=after + 1, session_log=start))
 
     def resume(self, after: int) -> None:
-        """Steps that were shown after this one no longer count."""
+        """Steps written after this one no longer count."""
         self._files.close()
         self._open(after)
 

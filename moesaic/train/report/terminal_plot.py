@@ -1,6 +1,6 @@
-"""A loss curve in a terminal, drawn with braille dots: two by four in each character.
+"""A loss curve in a terminal, plotted with braille dots: two by four in each character.
 
-print(life_picture(read_metrics("out/tiny")))
+print(loss_plot(read_metrics("out/tiny")))
 """
 
 from __future__ import annotations
