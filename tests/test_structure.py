@@ -41,7 +41,6 @@ KNOWN = {
         "moesaic.align.rollouts.*",
         "moesaic.compress.layers*",
         "moesaic.kernels *",
-        "moesaic.model.formats.*",
         "moesaic.serve.parsers *",
     ],
     "private": [

@@ -18,7 +18,7 @@ from moesaic.kernels import hardware
 from moesaic.methods import Method
 from moesaic.model import directory, lineage
 from moesaic.model.formats.matching import match
-from moesaic.model.formats.quantized import open_checkpoint
+from moesaic.model.formats.opening import open_checkpoint
 from moesaic.model.value_head import give_head
 from moesaic.recipe import Recipe
 from moesaic.train import init

@@ -22,7 +22,7 @@ from moesaic.align.stages import EARLIER, made_before, methods
 from moesaic.methods import build
 from moesaic.model.directory import load
 from moesaic.model.formats.matching import match
-from moesaic.model.formats.quantized import open_checkpoint
+from moesaic.model.formats.opening import open_checkpoint
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.parsers import Message
 from moesaic.worlds.example import Example

@@ -20,7 +20,7 @@ from moesaic.align.stages import EARLIER, Data, Measure, Stage, sources, there
 from moesaic.data.stream import Stream
 from moesaic.methods import Method
 from moesaic.model.formats.matching import match
-from moesaic.model.formats.quantized import open_checkpoint
+from moesaic.model.formats.opening import open_checkpoint
 from moesaic.model.transformer import Model
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Sampling
