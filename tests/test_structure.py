@@ -38,13 +38,11 @@ KNOWN = {
         "moesaic.evaluate.* -> moesaic.report.*",
     ],
     "cycle": [
-        "moesaic.align.rollouts.*",
         "moesaic.compress.layers*",
         "moesaic.kernels *",
         "moesaic.serve.parsers *",
     ],
     "private": [
-        "moesaic.align.* -> moesaic.align.environments._*",
         "moesaic.serve.api.* -> moesaic.serve.parsers._*",
     ],
     "long": [],
