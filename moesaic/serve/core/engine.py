@@ -361,8 +361,8 @@ class Engine:
 def runner_for(engine: Engine) -> Runner:
     """CUDA graphs on a GPU, if the model is of the kind. Elsewhere not even the code is there."""
     if engine.model.device.type == "cuda":
-        from moesaic.serve.gpu.overlap import QueuedSteps
+        from moesaic.serve.gpu.overlap import OverlapLoop
 
-        if QueuedSteps.fits(engine):
-            return QueuedSteps(engine)
+        if OverlapLoop.fits(engine):
+            return OverlapLoop(engine)
     return Runner(engine)
