@@ -27,11 +27,12 @@ from bench.measure import record
 from bench.widened import widened
 from moesaic.align.align import align
 from moesaic.align.examples import FileExamples, TaskExamples
-from moesaic.align.rollouts.rollout import roll, seed_of
+from moesaic.align.rollouts.rollout import roll
 from moesaic.kernels import hardware
 from moesaic.model.transformer import Model
 from moesaic.recipe import load_recipe
 from moesaic.serve.core.drafters.suffix import Suffix
+from moesaic.worlds.completions import seed_of
 
 OUT = Path("out/align_srt")
 FAMILY = "chain_sum:min_terms=5,max_terms=7,min_digits=1,max_digits=1,worked=1.0"

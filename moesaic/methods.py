@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, TypeVar, cast, get_type_hints
@@ -37,6 +37,17 @@ class Method:
     def plain(self) -> dict[str, Any]:
         """As it would be written in a recipe."""
         return {"name": self.name, **self.options}
+
+
+def named(entries: Iterable[Mapping[str, Any] | str]) -> list[Method]:
+    """Methods as a list in a recipe's options names them."""
+    found = []
+    for entry in entries:
+        values: Mapping[str, Any] = {"name": entry} if isinstance(entry, str) else entry
+        if not isinstance(values.get("name"), str):
+            raise ValueError("a method is its name, or {name: ..., and its options}")
+        found.append(Method(values["name"], {key: value for key, value in values.items() if key != "name"}))
+    return found
 
 
 def known(base: type) -> list[str]:

@@ -38,14 +38,11 @@ KNOWN = {
         "moesaic.evaluate.* -> moesaic.report.*",
     ],
     "cycle": [
-        "moesaic.align.rollouts.*",
         "moesaic.compress.layers*",
         "moesaic.kernels *",
-        "moesaic.model.formats.*",
         "moesaic.serve.parsers *",
     ],
     "private": [
-        "moesaic.align.* -> moesaic.align.environments._*",
         "moesaic.serve.api.* -> moesaic.serve.parsers._*",
     ],
     "long": [],

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from moesaic.align.plot import draw_alignment
-from moesaic.align.stages import EARLIER, Stage
+from moesaic.align.stages import Stage
 from moesaic.atomic import alone_in
 from moesaic.errors import UserError
 from moesaic.kernels import hardware
 from moesaic.methods import Method
 from moesaic.model import directory, lineage
 from moesaic.model.formats.matching import match
-from moesaic.model.formats.quantized import open_checkpoint
+from moesaic.model.formats.opening import open_checkpoint
 from moesaic.model.value_head import give_head
 from moesaic.recipe import Recipe
 from moesaic.train import init
@@ -26,6 +26,7 @@ from moesaic.train.loop import train
 from moesaic.train.resume import run_dtype, steps_done
 from moesaic.train.run import Run
 from moesaic.train.validate import check_learning
+from moesaic.worlds.stage_outputs import STAGE_OUTPUT
 
 
 def align(recipe: Recipe, model: Path, out: Path, *, quiet: bool = False, command: str = "") -> dict[str, Any]:
@@ -94,7 +95,7 @@ def resolved(options: Any, out: Path, names: Sequence[str], before: int) -> Any:
         return {key: resolved(value, out, names, before) for key, value in options.items()}
     if isinstance(options, list | tuple):
         return type(options)(resolved(value, out, names, before) for value in options)
-    if not isinstance(options, str) or not (found := re.fullmatch(rf"{EARLIER}(\d+)(/.*)?", options)):
+    if not isinstance(options, str) or not (found := re.fullmatch(rf"{STAGE_OUTPUT}(\d+)(/.*)?", options)):
         return options
     number = int(found[1])
     if not 1 <= number <= before:

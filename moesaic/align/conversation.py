@@ -77,10 +77,3 @@ def _mark(encoded: Encoding, spoken: Sequence[tuple[int, int]]) -> Said:
                 break
             learn[number] = begin < end <= stop
     return Said(list(encoded.ids), learn)
-
-
-def opening(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[int]:
-    """The tokens up to where the assistant is about to speak."""
-    options = {"tools": list(tools)} if tools else {}
-    text = tokenizer.chat([dict(message) for message in messages], reply=True, **options)
-    return tokenizer.encode(text, special=False)

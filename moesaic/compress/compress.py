@@ -23,7 +23,7 @@ from moesaic.model.config import Experts
 from moesaic.model.directory import Parts, chosen_device, load
 from moesaic.model.facts import bits_per_weight, facts
 from moesaic.model.formats.checkpoint import Checkpoint
-from moesaic.model.formats.quantized import is_compressed, open_checkpoint
+from moesaic.model.formats.opening import is_compressed, open_checkpoint
 from moesaic.model.tokenizer import Tokenizer
 
 

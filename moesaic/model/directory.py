@@ -24,7 +24,8 @@ from moesaic.model.families import Place, family_for, write_config
 from moesaic.model.formats import tensor_file
 from moesaic.model.formats.checkpoint import INDEX, SINGLE, Source
 from moesaic.model.formats.matching import match
-from moesaic.model.formats.quantized import Quantized, open_checkpoint
+from moesaic.model.formats.opening import open_checkpoint
+from moesaic.model.formats.quantized import Quantized
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.model.transformer import Model
 from moesaic.model.value_head import copy_head, read_head, write_head

@@ -39,6 +39,13 @@ def rope_of(config: ModelConfig, layout: Layout) -> RopeAngles:
     return RopeAngles(angle_TR.cos() * factor, angle_TR.sin() * factor, rope.interleaved)
 
 
+def position_angles(config: ModelConfig, positions: int, device: torch.device) -> RopeAngles:
+    """The rotary angles of every position, where they do not depend on a sequence's length."""
+    speed_R, factor = frequencies(config.rope, config.context, device)
+    angle_PR = torch.arange(positions, device=device)[:, None].float() * speed_R
+    return RopeAngles(angle_PR.cos() * factor, angle_PR.sin() * factor, config.rope.interleaved)
+
+
 def dynamic_frequencies(rope: Rope, context: int, lengths_T: Tensor) -> Tensor:
     """Dynamic NTK: the base grows with the length of the sequence a token is in, once that exceeds the context.
 

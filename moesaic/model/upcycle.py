@@ -19,12 +19,10 @@ from torch import Tensor
 from moesaic.errors import UserError
 from moesaic.model import directory
 from moesaic.model.config import Dense, Experts, ModelConfig
-from moesaic.model.families import Place
+from moesaic.model.families import Place, family_for
 from moesaic.model.formats.checkpoint import Source
 from moesaic.model.value_head import copy_head
 
-# The mixture that is nearest to each dense family; where it cannot express the model, our own architecture is used.
-NEAREST = {"llama": "mixtral", "qwen3": "qwen3_moe"}
 MOST = 65536  # experts of a layer
 
 
@@ -84,7 +82,8 @@ def mixture_of(config: ModelConfig, settings: Upcycle, place: object) -> ModelCo
         settings.check(ffn.hidden)
         experts = Experts(settings.experts, settings.topk, ffn.hidden // settings.split)
         layers.append(replace(layer, ffn=experts))
-    return replace(config, family=NEAREST.get(config.family, config.family), layers=tuple(layers))
+    mixture: str = family_for(config.family, place).TRAITS.mixture
+    return replace(config, family=mixture or config.family, layers=tuple(layers))
 
 
 def upcycle(

@@ -1,1 +1,1 @@
-"""A model's life told in pictures: one HTML file that needs nothing else."""
+"""A model's life as one HTML file with plots; and what `moesaic show` prints of a model."""

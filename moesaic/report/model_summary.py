@@ -13,7 +13,7 @@ from moesaic.model import lineage
 from moesaic.model.facts import bits_per_weight, describe_layers, facts
 from moesaic.model.formats.checkpoint import Checkpoint
 from moesaic.model.formats.matching import match
-from moesaic.model.formats.quantized import is_compressed, open_checkpoint
+from moesaic.model.formats.opening import is_compressed, open_checkpoint
 from moesaic.model.value_head import has_head
 from moesaic.units import readable_bytes, readable_count
 

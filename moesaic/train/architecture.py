@@ -6,32 +6,19 @@ from dataclasses import replace
 
 from moesaic.errors import UserError
 from moesaic.model.config import Dense, Experts, GroupedQuery, Indexer, Latent, Layer, ModelConfig, Rope
-from moesaic.model.families import write_config
+from moesaic.model.families import family_for, known, write_config
+from moesaic.model.families.traits import Traits
 from moesaic.recipe import IndexerSection, LatentSection, ModelSection
-
-# What a family fixes: the share of a head that RoPE rotates, interleaved RoPE, post-norms.
-FIXED: dict[str, dict[str, float | bool]] = {
-    "glm4_moe": {"rotated": 0.5},
-    "glm4": {"rotated": 0.5, "interleaved": True, "post_norms": True},
-    "qwen3_moe": {},
-    "qwen3": {},
-    "mixtral": {},
-    "llama": {},
-    "deepseek_v3": {"interleaved": True, "latent": True},
-    "glm_moe_dsa": {"interleaved": True, "latent": True, "indexer": True},
-    "moesaic": {},
-}
 
 
 def architecture(section: ModelSection, *, bos: int | None, eos: tuple[int, ...], pad: int | None) -> ModelConfig:
-    if section.family not in FIXED:
-        raise UserError(
-            "model.family", f"{section.family!r} cannot be trained from scratch", f"Known: {', '.join(FIXED)}."
-        )
-    fixed = FIXED[section.family]
-    if fixed.get("latent") and section.latent is None:
+    if section.family not in known():
+        problem = f"{section.family!r} cannot be trained from scratch"
+        raise UserError("model.family", problem, f"Known: {', '.join(known())}.")
+    traits: Traits = family_for(section.family, "model.family").TRAITS
+    if traits.latent and section.latent is None:
         section = section.model_copy(update={"latent": LatentSection()})
-    if fixed.get("indexer") and section.indexer is None:
+    if traits.indexer and section.indexer is None:
         section = section.model_copy(update={"indexer": IndexerSection()})
     dense = Layer(Dense(section.dense_hidden))
     router = section.router
@@ -61,24 +48,24 @@ def architecture(section: ModelSection, *, bos: int | None, eos: tuple[int, ...]
     attention = _attention(section)
     mtp = layers[-1:] * section.mtp_layers
     if isinstance(attention, Latent):
-        rotated = attention.rope_size
+        rotary_size = attention.rope_size
         if attention.indexer and section.indexer:
             # Every `share`-th layer selects, and those behind it use its selection.
             share = section.indexer.share
             layers = tuple(replace(layer, index="shared" if n % share else "full") for n, layer in enumerate(layers))
             mtp = tuple(replace(layer, index="full") for layer in mtp)
     else:
-        rotated = int(section.head_size * fixed.get("rotated", 1.0))
+        rotary_size = int(section.head_size * traits.rotary_share)
     config = ModelConfig(
         family=section.family,
         vocab=section.vocab,
         hidden=section.hidden,
         attention=attention,
-        rope=Rope(rotated, section.rope_theta, interleaved=bool(fixed.get("interleaved", False))),
+        rope=Rope(rotary_size, section.rope_theta, interleaved=traits.interleaved),
         layers=layers,
         mtp=mtp,
         context=section.context,
-        post_norms=bool(fixed.get("post_norms", False)),
+        post_norms=traits.post_norms,
         tied=section.tied,
         bos=bos,
         eos=eos,

@@ -12,7 +12,7 @@ from moesaic.data.tokenizer_training import load_tokenizer
 from moesaic.errors import UserError
 from moesaic.model.config import ModelConfig
 from moesaic.model.formats.matching import match
-from moesaic.model.formats.quantized import open_checkpoint
+from moesaic.model.formats.opening import open_checkpoint
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.recipe import COMMAND_LINE, Recipe
 from moesaic.train.architecture import architecture

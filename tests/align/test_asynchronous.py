@@ -19,11 +19,12 @@ from moesaic.align.align import align
 from moesaic.align.rewards.math import MathEqual
 from moesaic.align.rollouts.async_stream import AsynchronousStream
 from moesaic.align.rollouts.pool import Rollout, RolloutPool
-from moesaic.align.rollouts.rollout import Sample, ask
+from moesaic.align.rollouts.rollout import Sample
 from moesaic.align.rollouts.worker_pool import WorkerPool
 from moesaic.errors import UserError
 from moesaic.recipe import load_recipe
 from moesaic.serve.core.engine import Engine
+from moesaic.worlds.completions import requests_for
 from moesaic.worlds.example import Example
 from tests.serve.made import talking_model
 
@@ -212,7 +213,7 @@ def test_a_reward_whose_process_is_killed_judges_again(base):
     pool = RolloutPool(engine, [("math", 1.0, reward)], judged_again=True)
     examples = [Example(({"role": "user", "content": f"{n} + {n}"},), f"{2 * n}") for n in range(4)]
     for number, example in enumerate(examples):
-        requests = ask(engine, example, 2, {"max_tokens": 6 if number else 400}, number)
+        requests = requests_for(engine, example, 2, {"max_tokens": 6 if number else 400}, number)
         pool.add(number, [Rollout(example, request) for request in requests])
     killed = threading.Event()
 
@@ -246,7 +247,7 @@ def test_an_engine_that_fails_gives_up_what_it_holds_and_goes_on(base, monkeypat
     example = Example(({"role": "user", "content": "1 + 1"},), "2")
 
     def add(number: int) -> None:
-        requests = ask(engine, example, 2, {"max_tokens": 4}, number)
+        requests = requests_for(engine, example, 2, {"max_tokens": 4}, number)
         pool.add(number, [Rollout(example, request) for request in requests])
 
     add(0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from moesaic.align.conversation import opening, read_conversation
+from moesaic.align.conversation import read_conversation
 from moesaic.align.examples import FileExamples, Mixture, TaskExamples, open_conversations, open_examples
 from moesaic.align.sft import ConversationStream
 from moesaic.align.stages import PAIRS, sources
@@ -17,6 +17,7 @@ from moesaic.data.packing import IGNORED
 from moesaic.data.tokenizer_training import train_tokenizer
 from moesaic.errors import UserError
 from moesaic.model.tokenizer import Tokenizer
+from moesaic.worlds.completions import prompt_tokens
 
 TALK = [
     {"role": "system", "content": "Be brief."},
@@ -56,7 +57,7 @@ def test_each_answer_is_behind_what_the_engine_would_be_asked(tokenizer):
     (said,) = read_conversation(tokenizer, TALK)
     for number, message in enumerate(TALK):
         if message["role"] == "assistant":
-            prompt = opening(tokenizer, TALK[:number])
+            prompt = prompt_tokens(tokenizer, TALK[:number])
             assert said.tokens[: len(prompt)] == prompt
             assert not said.learn[len(prompt) - 1] and said.learn[len(prompt)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,27 +14,31 @@ import pytest
 
 import moesaic
 from moesaic.align.align import align
-from moesaic.align.environments import Environment, Episode, Step
-from moesaic.align.environments._playing import play, players
-from moesaic.align.environments.planner import Planner
-from moesaic.align.environments.retrieval import Retrieval
-from moesaic.align.environments.tool_use import ToolUse
-from moesaic.align.environments.tools.python import Python
-from moesaic.align.environments.tools.search import Search
+from moesaic.align.rewards import reward_of
 from moesaic.align.rewards.environment import Given
 from moesaic.align.rewards.exact import Exact
 from moesaic.align.rewards.process import Process
+from moesaic.align.rollouts.multi_turn import play, players
 from moesaic.align.rollouts.rollout import Sample, as_batch
 from moesaic.align.stages import Stage
 from moesaic.errors import UserError
+from moesaic.methods import Method, build
 from moesaic.model.context import Routing
 from moesaic.recipe import load_recipe
 from moesaic.serve.core.engine import Counts, Engine
 from moesaic.serve.core.request import Output, Request, TokenLogprob
 from moesaic.serve.parsers import Call, Message
 from moesaic.train.objectives.policy import Policy
+from moesaic.worlds.environments import Environment, Episode, Step
+from moesaic.worlds.environments.planner import Planner
+from moesaic.worlds.environments.retrieval import Retrieval
+from moesaic.worlds.environments.tool_use import ToolUse
 from moesaic.worlds.example import Example
+from moesaic.worlds.text_actions import WorldExamples
+from moesaic.worlds.tools.python import Python
+from moesaic.worlds.tools.search import Search
 from tests.serve.made import talking_model
+from tests.worlds.solvers import SOLVERS, next_action
 
 REWARDS = [("exact", 1.0, Exact()), ("process", 0.25, Process(by="mean"))]
 
@@ -237,18 +242,21 @@ def test_a_plan_is_worth_what_the_executor_gains_by_it(base, tmp_path, monkeypat
     environment = Planner(executor=str(base), attempts=4, reward={"name": "exact"})
     asked = []
 
-    def roll(engine, examples, attempts, wishes, rewards, seeds):
-        """With a plan that says so three of four are right, without one every fourth."""
-        (example,) = examples
+    def requests_for(engine, example, attempts, sampling, seed):
         asked.append(example.question)
-        right = 3 if example.question.endswith("plan:\nadd them") else 1
-        texts = ["4"] * right + ["5"] * (attempts - right)
-        samples = [SimpleNamespace(text=text, tokens=[1], finish_reason="stop") for text in texts]
-        return SimpleNamespace(groups=[samples])
+        return [example.question] * attempts
 
-    monkeypatch.setattr("moesaic.align.environments.planner.roll", roll)
-    monkeypatch.setattr("moesaic.align.environments.planner.load", lambda path, **options: None)
-    monkeypatch.setattr("moesaic.align.environments.planner.Engine", lambda model, **options: None)
+    def complete(questions):
+        """With a plan that says so three of four are right, without one every fourth."""
+        right = 3 if questions[0].endswith("plan:\nadd them") else 1
+        texts = ["4"] * right + ["5"] * (len(questions) - right)
+        return [SimpleNamespace(text=text, tokens=[1], finish_reason="stop") for text in texts]
+
+    environment.judged_by(reward_of)
+    monkeypatch.setattr("moesaic.worlds.environments.planner.requests_for", requests_for)
+    monkeypatch.setattr("moesaic.worlds.environments.planner.load", lambda path, **options: None)
+    engine = SimpleNamespace(complete=complete)
+    monkeypatch.setattr("moesaic.worlds.environments.planner.Engine", lambda model, **options: engine)
     example = Example(({"role": "user", "content": "2 + 2 = ?"},), "4")
     episode = environment.begin(example)
     assert episode.messages[0]["content"].endswith("2 + 2 = ?") and "plan" in episode.messages[0]["content"]
@@ -278,6 +286,65 @@ align:
     lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert len(lines) == 2 and all(line["mismatch_max"] == 0 and line["reward_problems"] == 0 for line in lines)
     assert "accuracy" in lines[-1]
+
+
+@pytest.mark.parametrize("name", list(SOLVERS))
+def test_rollouts_in_a_world_of_the_agents_suite_get_its_reward(model, name):
+    """Solved by a script that reads what it is shown, as the suite is; failed by one that does not act."""
+    world = build(Method(name), Environment, "test")
+    examples = WorldExamples(world, 0)
+
+    def solves(text: str) -> str:
+        return f"Action: {next_action(conversation(text))}"
+
+    for say, reward in ((solves, 1.0), (lambda text: "Let me think.", 0.0)):
+        engine = ScriptedEngine(model.tokenizer, say)
+        begin = players(world, 1, {"max_tokens": 200})
+        rolled = play(engine, [examples[n] for n in range(3)], begin, [("environment", 1.0, Given())], [0] * 3)
+        samples = [sample for group in rolled.groups for sample in group]
+        assert [sample.judged.total for sample in samples] == [reward] * 3 and not rolled.problems
+        assert all(sample.learn is not None for sample in samples)  # what the world said is not learned
+
+
+def conversation(text: str) -> list[dict[str, str]]:
+    """The messages that a template wrote."""
+    turns = re.split(r"<\|(user|assistant)\|>\n", text)[1:]
+    made = [
+        {"role": role, "content": said.removesuffix("<|endoftext|>")} for role, said in zip(turns[::2], turns[1::2])
+    ]
+    return made[:-1]  # the last one is opened only
+
+
+def test_a_stage_trains_in_a_world(tmp_path):
+    """Prompts are the world's own tasks, and so is what accuracy is measured on."""
+    base = talking_model(tmp_path / "base", context=4096)
+    file = tmp_path / "recipe.yaml"
+    stage = (
+        "{name: policy, steps: 2, lr: 0.001, prompts: 2, group: 2, max_tokens: 6, evaluate: 2, evaluate_every: 2, "
+        "environment: {name: sql, turns: 3, mistakes: 2}, "
+        "rewards: [{name: environment}, {name: repetition, n: 1, unit: characters}]}"
+    )
+    file.write_text(f"align: {{stages: [{stage}]}}")
+    align(load_recipe(file, []), base, tmp_path / "out", quiet=True)
+    lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 2 and all(line["mismatch_max"] == 0 and line["reward_problems"] == 0 for line in lines)
+    assert lines[-1]["accuracy"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ('data: [{path: "builtin:sums"}], environment: cards', "tasks of its own"),
+        ("environment: tool_use", "data names no source"),
+        ("environment: cards", "task judges answers to families"),
+        ("environment: {name: cards, mistakes: 0}, rewards: [{name: environment}]", "at least 1"),
+    ],
+)
+def test_data_or_a_world_not_both(base, tmp_path, options, message):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(f"align: {{stages: [{{name: policy, {options}}}]}}")
+    with pytest.raises(UserError, match=message):
+        align(load_recipe(file, []), base, tmp_path / "out", quiet=True)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 import moesaic
 from moesaic.align.examples import Mixture
-from moesaic.align.rollouts.rollout import ask, roll
+from moesaic.align.rollouts.rollout import roll
 from moesaic.align.rollouts.run_ahead import RunAhead
 from moesaic.align.selection import Selection
 from moesaic.errors import UserError
@@ -14,6 +14,7 @@ from moesaic.methods import Method, build, known
 from moesaic.serve.core.drafters.router import DraftRouter
 from moesaic.serve.core.drafters.suffix import Suffix
 from moesaic.serve.core.engine import Engine
+from moesaic.worlds.completions import requests_for
 from moesaic.worlds.example import Example
 from tests.serve.made import talking_model
 
@@ -65,7 +66,7 @@ def test_a_question_that_cannot_be_asked_is_passed_over(model):
     ahead = RunAhead(engine, 1, WISHES)
     long = Example(({"role": "user", "content": "1 + " * 5000},), "1")
     with pytest.raises(UserError):
-        ask(engine, long, 1, WISHES, 0)
+        requests_for(engine, long, 1, WISHES, 0)
     ahead.foretold([(long, 1), (EXAMPLES[0], 2)])
     ahead.run(until=lambda: False)
     assert ahead.counts.generated_tokens == 40

@@ -17,7 +17,7 @@ from moesaic.compress.methods.gptq import GPTQ
 from moesaic.compress.methods.mixed import Mixed
 from moesaic.compress.sensitivity import Sensitivities
 from moesaic.model.directory import Parts, load
-from moesaic.model.formats.quantized import open_checkpoint
+from moesaic.model.formats.opening import open_checkpoint
 from moesaic.model.layout import Layout
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.model.transformer import Model

@@ -13,18 +13,18 @@ import pytest
 import moesaic
 from moesaic.cli import main
 from moesaic.errors import UserError
-from moesaic.evaluate import environments
 from moesaic.evaluate.backends import Backend, Conversation, EngineBackend, Heard, Remembering, Said, UrlBackend
-from moesaic.evaluate.environments import Environment, Finished, Invalid, Malformed, action_in, same
-from moesaic.evaluate.environments.shell import Terminal
-from moesaic.evaluate.environments.sql import Session
 from moesaic.evaluate.suites import Asked
 from moesaic.evaluate.suites.agents import OUTCOMES, Agents
-from moesaic.methods import Method, build, known
+from moesaic.methods import Method, build
+from moesaic.worlds.environments import Environment, shell
+from moesaic.worlds.environments.shell import Terminal
+from moesaic.worlds.environments.sql import Session
 from moesaic.worlds.sandbox import run_python
-from tests.evaluate.environments.solvers import SOLVERS, next_action
+from moesaic.worlds.text_actions import Finished, Invalid, Malformed, World, action_in, known_worlds, same
 from tests.serve.api.running import running
 from tests.serve.made import talking_model
+from tests.worlds.solvers import SOLVERS, next_action
 
 EVERY = ",".join(SOLVERS)
 
@@ -60,7 +60,7 @@ class Silent(Backend):
 
 
 def test_every_environment_has_a_solver() -> None:
-    assert sorted(SOLVERS) == known(Environment)
+    assert sorted(SOLVERS) == known_worlds()
 
 
 @pytest.mark.parametrize(
@@ -75,15 +75,17 @@ def test_every_world_can_be_solved(name: str, examples: int) -> None:
 
 @pytest.mark.parametrize(("name", "kinds"), [("shell", 7), ("sql", 7), ("graph", 5), ("cards", 3), ("house", 3)])
 def test_episodes_are_the_same_each_time_and_differ_from_each_other(name: str, kinds: int) -> None:
-    environment = build(Method(name), Environment, "test")  # type: ignore[type-abstract]
+    world = build(Method(name), Environment, "test")
+    assert isinstance(world, World)
 
-    def opened(seed: int, number: int) -> str:
-        return environment.episode(random.Random(f"{seed} {number}"), number).open()
+    def opened(seed: int | str, number: int) -> str:
+        return str(world.example(number, seed).question)
 
     first = [opened(0, number) for number in range(kinds)]
     assert first == [opened(0, number) for number in range(kinds)]
     assert len(set(first)) == kinds
     assert first != [opened(1, number) for number in range(kinds)]
+    assert first != [opened("train 0", number) for number in range(kinds)]  # as a policy stage trains on them
 
 
 @pytest.mark.parametrize(
@@ -222,7 +224,7 @@ def test_a_shell_keeps_its_files_and_nothing_else() -> None:
 
 
 def test_without_namespaces_there_is_no_shell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environments.shell, "run_python", functools.partial(run_python, namespaces=False))
+    monkeypatch.setattr(shell, "run_python", functools.partial(run_python, namespaces=False))
     with pytest.raises(UserError, match="sandbox"):
         Terminal(random.Random(0), 0, seconds=1.0).act("ls")
 

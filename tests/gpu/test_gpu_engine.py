@@ -18,7 +18,7 @@ from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.policies.chunked import Chunked
 from moesaic.serve.core.request import Sampling
 from moesaic.serve.core.runner import Runner
-from moesaic.serve.gpu.overlap import QueuedSteps
+from moesaic.serve.gpu.overlap import OverlapLoop
 from tests.gpu.models import CONFIGS, saved, tokens_of
 
 DEVICE = "cuda"
@@ -41,7 +41,7 @@ def model(directories):
 
 def engine_of(model, **options):
     engine = Engine(model, **{"cache_bytes": 1 << 26, **options})
-    assert isinstance(engine.runner, QueuedSteps), "steps are queued"
+    assert isinstance(engine.runner, OverlapLoop), "steps are queued"
     return engine
 
 

@@ -16,11 +16,12 @@ from moesaic.compress.compress import CompressionRequest, compress
 from moesaic.compress.grid import Grid
 from moesaic.compress.methods import Compressor
 from moesaic.kernels import reference
+from moesaic.kernels.cuda.fused_forward import takes
 from moesaic.kernels.triton.experts.layer import experts
 from moesaic.kernels.triton.linear import linear
 from moesaic.kernels.triton.quantized.weight import GpuQuantizedWeight, coded
 from moesaic.methods import Method, build
-from moesaic.serve.gpu.graphed_step import takes
+from moesaic.serve.gpu.overlap import step_weights
 from tests.compress.made import add_tokenizer
 from tests.gpu.models import saved, tokens_of
 
@@ -133,7 +134,7 @@ def test_made_and_served(directories, tmp_path, name):
         # What flows into a matrix of W8A8 is rounded: where it lies between two steps, the last bits of a sum decide.
         assert error(given, wanted) < (0.05 if name == "zeroquant" else 1e-4)
     model = moesaic.load(tmp_path / "small", dtype=torch.bfloat16, device=DEVICE)
-    assert takes(model) == (name != "zeroquant")
+    assert takes(step_weights(model)) == (name != "zeroquant")
     engine = moesaic.Engine(model, cache_bytes=1 << 26)
     together = engine.generate(prompts, max_tokens=12, temperature=0.0)
     alone = [engine.generate([prompt], max_tokens=12, temperature=0.0)[0] for prompt in prompts]

@@ -16,11 +16,12 @@ import transformers
 import moesaic
 from moesaic import kernels
 from moesaic.kernels.cuda import fast, invariant
+from moesaic.kernels.cuda.fused_forward import takes
 from moesaic.kernels.triton.linear import linear, tiled
 from moesaic.kernels.triton.sample import sample
 from moesaic.model.context import Routing
 from moesaic.model.layout import Layout
-from moesaic.serve.gpu.graphed_step import takes
+from moesaic.serve.gpu.overlap import step_weights
 from tests.gpu.models import CONFIGS, saved, tokens_of
 
 DEVICE = "cuda"
@@ -47,7 +48,7 @@ def error(given, wanted):
 
 def test_cuda_models_get_the_gpu_kernels(directories):
     model = moesaic.load(directories["qwen3_moe"], device=DEVICE)
-    assert model.ops is fast and takes(model)
+    assert model.ops is fast and takes(step_weights(model))
     assert kernels.choose(DEVICE, "invariant") is invariant
     assert kernels.choose(DEVICE, "reference") is not fast
 

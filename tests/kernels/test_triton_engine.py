@@ -24,6 +24,7 @@ else:
     import torch
 
     from moesaic.kernels.cuda import invariant as cuda_invariant
+    from moesaic.kernels.cuda.fused_forward import takes
     from moesaic.kernels.triton.sample import logprobs_of
     from moesaic.model.layout import Layout
     from moesaic.serve.core.drafters.router import DraftRouter
@@ -31,20 +32,19 @@ else:
     from moesaic.serve.core.engine import Engine
     from moesaic.serve.core.policies.chunked import Chunked
     from moesaic.serve.core.request import Sampling
-    from moesaic.serve.gpu.graphed_step import has_known_parts
-    from moesaic.serve.gpu.overlap import QueuedSteps
+    from moesaic.serve.gpu.overlap import OverlapLoop, step_weights
     from tests.serve.tiny import VOCABULARY, page_bytes, tiny_latent_model, tiny_model
 
     @pytest.fixture(scope="module")
     def model():
         made = tiny_model(layers=1)
-        assert has_known_parts(made)
+        assert takes(step_weights(made))
         return made
 
     def engines(model, **options):
         """One that queues steps, and one that does not."""
         queued, plain = Engine(model, **options), Engine(model, **options)
-        queued.runner = QueuedSteps(queued)
+        queued.runner = OverlapLoop(queued)
         return queued, plain
 
     def prompts(*lengths, seed=0):
@@ -84,7 +84,7 @@ else:
     def test_latent_attention():
         """Prompts in pieces and at once, answers side by side and alone, a prompt that was read before."""
         model = tiny_latent_model(q_rank=24)
-        assert has_known_parts(model)
+        assert takes(step_weights(model))
         queued, plain = engines(model, page_size=4, policy=Chunked(tokens=8))
         asked = prompts(3, 11)
         wanted = plain.generate(asked, max_tokens=3, temperature=0.0)
@@ -97,7 +97,7 @@ else:
         """Right ones and wrong ones, beside a prompt that is being read, greedy, drawn and chosen by the host."""
         drafter = DraftRouter.over(Suffix(), always=True)
         queued, plain = Engine(model, page_size=4, policy=Chunked(tokens=8), drafter=drafter), Engine(model)
-        queued.runner = QueuedSteps(queued)
+        queued.runner = OverlapLoop(queued)
         drafter.start(queued)
         forwards, busy = [], []
         real = queued.runner.forward
@@ -137,7 +137,7 @@ else:
         drafter = Tired(always=True)
         drafter.drafters = (Suffix(),)
         queued, plain = Engine(model, page_size=4, drafter=drafter), Engine(model)
-        queued.runner = QueuedSteps(queued)
+        queued.runner = OverlapLoop(queued)
         drafter.start(queued)
         asked = prompts(3, 5)
         wanted = plain.generate(asked, max_tokens=16, temperature=0.0)
@@ -240,8 +240,8 @@ else:
         queued, _ = engines(model, page_size=4, policy=Chunked(tokens=8))
         wishes = {"max_tokens": 5, "temperature": temperature, "record_draws": True, "ignore_eos": True}
         answers = queued.generate(asked := prompts(11, 3, 6), **wishes, seed=3)
-        seats = queued.runner.seats.by_number.values()
-        assert seats and all(seat.simple for seat in seats), "the device chose, and nothing else"
+        slots = queued.runner.slots.by_number.values()
+        assert slots and all(slot.on_device for slot in slots), "all were sampled on the device"
         whole = [prompt + answer.tokens for prompt, answer in zip(asked, answers, strict=True)]
         with torch.enable_grad():
             tokens_T = torch.tensor([token for tokens in whole for token in tokens])

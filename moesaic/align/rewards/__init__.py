@@ -8,12 +8,15 @@ answer and costs only this answer its part of the sum, never the run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import isfinite  # by its name: one of the rewards is called math
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from moesaic.errors import UserError
+from moesaic.methods import Method, build, named
+from moesaic.strict import found
 from moesaic.worlds.judges import Answer
 
 
@@ -66,3 +69,24 @@ def judge(rewards: Sequence[tuple[str, float, Reward]], answers: Sequence[Answer
                 parts[number][name] = result
                 totals[number] += weight * result
     return [Judged(*judged) for judged in zip(totals, parts, map(tuple, problems), strict=True)]
+
+
+def weighted_rewards(entries: Sequence[Mapping[str, Any]]) -> list[tuple[str, float, Reward]]:
+    """Name, weight and reward of each that a recipe names."""
+    rewards = []
+    for method in named(entries):
+        options = dict(method.options)
+        weight = options.pop("weight", 1.0)
+        if not isinstance(weight, int | float) or isinstance(weight, bool) or not isfinite(weight):
+            raise UserError(
+                "align.stages: rewards", f"the weight of {method.name} is {found(weight)}", "Write a number."
+            )
+        reward = build(Method(method.name, options), Reward, "align.stages: rewards")
+        rewards.append((method.name, float(weight), reward))
+    return rewards
+
+
+def reward_of(entry: Mapping[str, Any]) -> Reward:
+    """One that an environment's options name."""
+    (method,) = named((entry,))
+    return build(method, Reward, "align.stages: environment: reward")

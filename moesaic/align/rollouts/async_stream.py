@@ -33,7 +33,7 @@ from pydantic import BaseModel, Field
 
 from moesaic.align.examples import Place
 from moesaic.align.rollouts.buffer import Buffer, Group, Task
-from moesaic.align.rollouts.rollout import Rolled, Sample, seed_of
+from moesaic.align.rollouts.rollout import Rolled, Sample
 from moesaic.align.rollouts.stream import PolicyStream, teaches
 from moesaic.align.rollouts.worker import Finished
 from moesaic.align.rollouts.worker_pool import Counted, WorkerPool
@@ -41,6 +41,7 @@ from moesaic.errors import UserError
 from moesaic.kernels import hardware
 from moesaic.model.transformer import Model
 from moesaic.strict import STRICT
+from moesaic.worlds.completions import seed_of
 
 logger = logging.getLogger("moesaic.align")
 

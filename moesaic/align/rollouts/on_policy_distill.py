@@ -11,13 +11,14 @@ from typing import Any
 
 from moesaic.align.conversation import Said
 from moesaic.align.examples import Mixture
-from moesaic.align.rollouts.rollout import roll, seed_of
+from moesaic.align.rollouts.rollout import roll
 from moesaic.align.sft import pack_said
 from moesaic.data.packing import Batch
 from moesaic.errors import UserError
 from moesaic.model.formats.checkpoint import Checkpoint
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.serve.core.engine import Engine
+from moesaic.worlds.completions import seed_of
 
 
 class AnswerStream:

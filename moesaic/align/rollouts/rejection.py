@@ -19,10 +19,11 @@ from typing import Any
 from moesaic import atomic
 from moesaic.align.examples import Mixture
 from moesaic.align.rewards import Reward
-from moesaic.align.rollouts.rollout import Sample, roll, seed_of
+from moesaic.align.rollouts.rollout import Sample, roll
 from moesaic.errors import UserError
 from moesaic.json_files import read_json
 from moesaic.serve.core.engine import Engine
+from moesaic.worlds.completions import seed_of
 from moesaic.worlds.example import Example
 
 AT_ONCE = 16  # questions

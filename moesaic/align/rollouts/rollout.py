@@ -6,7 +6,6 @@ version of the weights, and, if wanted, the experts it was routed to.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moesaic.align.conversation import opening
 from moesaic.align.rewards import Judged, Reward, judge
 from moesaic.data.packing import IGNORED, Batch
 from moesaic.serve.core.engine import Engine
-from moesaic.serve.core.request import Request, Sampling, completion
+from moesaic.serve.core.request import Completion, Request, completion
+from moesaic.worlds.completions import requests_for
 from moesaic.worlds.example import Example
 from moesaic.worlds.judges import Answer
 
@@ -103,19 +102,6 @@ class Rolled:
     problems: list[str] = field(default_factory=list)
 
 
-def seed_of(*parts: int) -> int:
-    """A seed for each answer of each question of each round of each run."""
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
-
-
-def ask(engine: Engine, example: Example, group: int, wishes: Mapping[str, Any], seed: int) -> list[Request]:
-    """`group` requests for answers to one question, not yet submitted."""
-    assert engine.tokenizer is not None
-    prompt = opening(engine.tokenizer, example.messages, example.facts.get("tools"))
-    return [engine.request(prompt, Sampling(**wishes, seed=seed_of(seed, number))) for number in range(group)]
-
-
 def answer_of(example: Example, request: Request, text: str) -> Answer:
     reason = request.finish_reason or "abort"
     known = example.truth, example.task, example.facts, example.messages
@@ -123,12 +109,15 @@ def answer_of(example: Example, request: Request, text: str) -> Answer:
 
 
 def sample_of(request: Request, text: str, judged: Judged, question: str = "") -> Sample:
-    done = completion(request, text)
+    return sample_from(request.prompt, completion(request, text), judged, question)
+
+
+def sample_from(prompt: Sequence[int], done: Completion, judged: Judged, question: str = "") -> Sample:
     logprobs = [entry.logprob if entry.drawn is None else entry.drawn for entry in done.logprobs]
-    prompt, reason = list(request.prompt), done.finish_reason
     kept = [entry.kept for entry in done.logprobs if entry.kept is not None]
     routes = None if done.routes is None else {layer: routes_TK.cpu() for layer, routes_TK in done.routes.items()}
-    sample = Sample(prompt, done.tokens, logprobs, done.versions, text, reason, judged, routes)
+    given = done.text, done.finish_reason, judged, routes
+    sample = Sample(list(prompt), done.tokens, logprobs, done.versions, *given)
     sample.kept, sample.question = kept if len(kept) == len(logprobs) else None, question
     return sample
 
@@ -144,22 +133,13 @@ def roll(
     """`group` answers to every question. The seeds are one per question."""
     asked: list[tuple[Example, Request]] = []
     for example, seed in zip(examples, seeds, strict=True):
-        asked += [(example, request) for request in ask(engine, example, group, wishes, seed)]
+        asked += [(example, request) for request in requests_for(engine, example, group, wishes, seed)]
     before = (engine.counts.steps, engine.counts.generated_tokens, engine.counts.accepted_tokens)
-    texts: dict[int, str] = {request.number: "" for _, request in asked}
-    for _, request in asked:
-        engine.add(request)
-    try:
-        while any(request.finish_reason is None for _, request in asked):
-            for output in engine.step():
-                texts[output.request.number] += output.text
-    finally:
-        for _, request in asked:
-            engine.abort(request)
-    judged = judge(rewards, [answer_of(example, request, texts[request.number]) for example, request in asked])
+    completions = engine.complete([request for _, request in asked])
+    judged = judge(rewards, [answer_of(*pair, done.text) for pair, done in zip(asked, completions, strict=True)])
     samples = [
-        sample_of(request, texts[request.number], verdict, example.question)
-        for (example, request), verdict in zip(asked, judged, strict=True)
+        sample_from(request.prompt, done, verdict, example.question)
+        for (example, request), done, verdict in zip(asked, completions, judged, strict=True)
     ]
     after = (engine.counts.steps, engine.counts.generated_tokens, engine.counts.accepted_tokens)
     steps, generated, accepted = (a - b for a, b in zip(after, before))

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from moesaic.align.rollouts.rollout import ask
 from moesaic.serve.core.engine import Counts, Engine
 from moesaic.serve.core.request import Request
+from moesaic.worlds.completions import requests_for
 from moesaic.worlds.example import Example
 
 
@@ -35,7 +35,7 @@ class RunAhead:
         while self.coming and not until():
             example, seed = self.coming.popleft()
             try:
-                requests = ask(self.engine, example, self.group, self.wishes, seed)
+                requests = requests_for(self.engine, example, self.group, self.wishes, seed)
             except Exception:  # it will be told when the question is asked in earnest
                 continue
             self._answer(requests, until)

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from moesaic.align.advantages import ADVANTAGES
-from moesaic.align.environments._playing import Begin, play
 from moesaic.align.examples import Mixture, Place
 from moesaic.align.rewards import Reward
-from moesaic.align.rollouts.rollout import Rolled, Sample, as_batch, roll, seed_of
+from moesaic.align.rollouts.multi_turn import Begin, play
+from moesaic.align.rollouts.rollout import Rolled, Sample, as_batch, roll
 from moesaic.align.selection import Selector
 from moesaic.data.packing import Batch
 from moesaic.errors import UserError
@@ -25,6 +25,7 @@ from moesaic.model.context import Routing
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
 from moesaic.serve.core.engine import Engine
+from moesaic.worlds.completions import seed_of
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from moesaic.align.environments import Environment
-from moesaic.align.environments._playing import Begin, players
+from moesaic.align.rewards import weighted_rewards
 from moesaic.align.rollouts.buffer import Task
+from moesaic.align.rollouts.multi_turn import Begin, open_environment, players
 from moesaic.align.rollouts.pool import Rollout, RolloutPool
-from moesaic.align.rollouts.rollout import Sample, ask
+from moesaic.align.rollouts.rollout import Sample
 from moesaic.align.rollouts.run_ahead import RunAhead
 from moesaic.align.rollouts.weight_sync import unpack_into
 from moesaic.kernels import Mode
@@ -35,6 +35,7 @@ from moesaic.model.tokenizer import Tokenizer
 from moesaic.model.transformer import Model
 from moesaic.serve.core.drafters import Drafter
 from moesaic.serve.core.engine import Engine
+from moesaic.worlds.completions import requests_for
 from moesaic.worlds.example import Example
 
 BEAT = 1.0  # seconds after which a worker says that it lives, if it has nothing else to say
@@ -71,11 +72,12 @@ class Setup:
     def begin(self) -> Begin:
         """What makes the answers of a group."""
         if self.environment is not None:
-            world = build(self.environment, Environment, "align.stages: environment")
-            return players(world, self.group, self.wishes)
+            return players(open_environment(self.environment), self.group, self.wishes)
 
         def answers(engine: Engine, example: Example, seed: int) -> list[Rollout]:
-            return [Rollout(example, request) for request in ask(engine, example, self.group, self.wishes, seed)]
+            return [
+                Rollout(example, request) for request in requests_for(engine, example, self.group, self.wishes, seed)
+            ]
 
         return answers
 
@@ -106,13 +108,11 @@ class Worker:
     """Runs in the other process."""
 
     def __init__(self, setup: Setup) -> None:
-        from moesaic.align.stages.policy import named_rewards
-
         self.setup = setup
         drafter = build(Method(setup.drafter), Drafter, "align.stages: drafter") if setup.drafter else None
         self.engine = Engine(setup.model(), drafter=drafter, max_requests=setup.max_requests, seed=setup.seed)
         self.begin_group = setup.begin()
-        self.pool = RolloutPool(self.engine, named_rewards(setup.rewards), judged_again=True)
+        self.pool = RolloutPool(self.engine, weighted_rewards(setup.rewards), judged_again=True)
         self.ahead = RunAhead(self.engine, setup.group, setup.wishes)
         self.waiting: dict[int, tuple[Task, Example]] = {}
         self.renewals: dict[int, tuple[np.ndarray, frozenset[int]]] = {}  # version -> weights, after which tickets

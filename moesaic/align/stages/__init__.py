@@ -4,7 +4,7 @@ to work. The loop, optimizer, checkpoints and report are those of training."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,10 +13,10 @@ from moesaic.data.stream import Stream
 from moesaic.methods import Method
 from moesaic.model.transformer import Model
 from moesaic.recipe import Count, Natural, Seed, Steps
+from moesaic.worlds.stage_outputs import names_stage_output
 
 Measure = Callable[[Model], dict[str, float]]
 Data = tuple[dict[str, Any], ...]
-EARLIER = "stage:"  # begins a path in what an earlier stage makes
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,9 @@ class Stage:
         return None
 
 
-def made_before(options: Mapping[str, Any]) -> bool:
-    """Whether options name what an earlier stage makes."""
-    return any(isinstance(value, str) and value.startswith(EARLIER) for value in options.values())
-
-
 def there(data: Data) -> Data:
     """The sources that can be looked at before any stage is run."""
-    return tuple(source for source in data if not made_before(source))
+    return tuple(source for source in data if not names_stage_output(source))
 
 
 def sources(data: Data, keys: tuple[str, ...] = ("path", "weight", "skip")) -> Data:
@@ -78,14 +73,3 @@ def sources(data: Data, keys: tuple[str, ...] = ("path", "weight", "skip")) -> D
 
 
 PAIRS = ("path", "weight")  # keys of a source of pairs, which are read all at once
-
-
-def methods(named: tuple[dict[str, Any] | str, ...]) -> list[Method]:
-    """Methods named inside a stage's options, as elsewhere in a recipe."""
-    found = []
-    for entry in named:
-        values: Mapping[str, Any] = {"name": entry} if isinstance(entry, str) else entry
-        if not isinstance(values.get("name"), str):
-            raise ValueError("a method is its name, or {name: ..., and its options}")
-        found.append(Method(values["name"], {key: value for key, value in values.items() if key != "name"}))
-    return found

@@ -16,14 +16,15 @@ from moesaic.align.accuracy import Accuracy
 from moesaic.align.examples import Mixture, open_conversations, open_questions
 from moesaic.align.rollouts.on_policy_distill import AnswerStream, check_teacher
 from moesaic.align.sft import ConversationStream
-from moesaic.align.stages import EARLIER, Data, Measure, Stage, sources, there
+from moesaic.align.stages import Data, Measure, Stage, sources, there
 from moesaic.data.stream import Stream
 from moesaic.methods import Method
 from moesaic.model.formats.matching import match
-from moesaic.model.formats.quantized import open_checkpoint
+from moesaic.model.formats.opening import open_checkpoint
 from moesaic.model.transformer import Model
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Sampling
+from moesaic.worlds.stage_outputs import is_stage_output
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Distill(Stage):
     def check(self) -> None:
         self._examples(there(self.data))
         Sampling(self.max_tokens, self.temperature)
-        if not self.teacher.startswith(EARLIER):
+        if not is_stage_output(self.teacher):
             match(open_checkpoint(self.teacher))
 
     def learned_by(self) -> Method:

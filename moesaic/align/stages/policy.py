@@ -14,7 +14,6 @@ align:
 from __future__ import annotations
 
 import copy
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -23,29 +22,30 @@ from moesaic.align.accuracy import Accuracy
 from moesaic.align.advantages import ADVANTAGES
 from moesaic.align.critics.critic import Critic, CriticOptions
 from moesaic.align.critics.stream import CriticStream
-from moesaic.align.environments import Environment
-from moesaic.align.environments._playing import players
-from moesaic.align.examples import open_conversations, open_questions
-from moesaic.align.rewards import Reward
+from moesaic.align.examples import Mixture, open_conversations, open_questions
+from moesaic.align.rewards import weighted_rewards
 from moesaic.align.rewards.task import TaskScore
 from moesaic.align.rollouts.async_stream import Asynchronous, AsynchronousStream
+from moesaic.align.rollouts.multi_turn import open_environment, players
 from moesaic.align.rollouts.replay_sft import RememberOptions, RememberStream
 from moesaic.align.rollouts.stream import RolloutSettings, RolloutStream
 from moesaic.align.rollouts.worker import Setup
 from moesaic.align.rollouts.worker_pool import WorkerPool
 from moesaic.align.selection import Selection
 from moesaic.align.sft import ConversationStream
-from moesaic.align.stages import EARLIER, Data, Measure, Stage, methods, sources, there
+from moesaic.align.stages import Data, Measure, Stage, sources, there
 from moesaic.data.sources import BUILTIN
 from moesaic.data.stream import Stream
 from moesaic.errors import UserError
-from moesaic.methods import Method, build
+from moesaic.methods import Method, build, named
 from moesaic.model.transformer import Model
 from moesaic.model.value_head import require_head
 from moesaic.serve.core.drafters import Drafter
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Sampling
-from moesaic.strict import found
+from moesaic.worlds.environments import Environment
+from moesaic.worlds.stage_outputs import is_stage_output
+from moesaic.worlds.text_actions import World, WorldExamples
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,9 @@ class Policy(Stage):
     record_routes: bool = True
 
     def __post_init__(self) -> None:
-        sources(self.data)
-        methods((*self.rewards, self.selection))
+        if self.data or self.environment is None:  # an environment may have tasks of its own
+            sources(self.data)
+        named((*self.rewards, self.selection))
         if not self.rewards:
             raise ValueError("rewards names no reward, so that no answer is better than another")
         if not self.temperature > 0:
@@ -98,7 +99,7 @@ class Policy(Stage):
             raise ValueError("remember does not go with replay: nobody routed those conversations before")
 
     def check(self) -> None:
-        open_questions(there(self.data), self.seed)
+        self._examples(there(self.data))
         check_rewards(self.rewards, self.data)
         Sampling(self.max_tokens, self.temperature, self.top_k, self.top_p)
         self._selection()
@@ -107,7 +108,7 @@ class Policy(Stage):
             world.check()
         if self.remember is not None:
             open_conversations(there(self.remember.data), self.seed)
-        if self.critic is not None and self.critic.model and not self.critic.model.startswith(EARLIER):
+        if self.critic is not None and self.critic.model and not is_stage_output(self.critic.model):
             require_head(Path(self.critic.model))
 
     def learned_by(self) -> Method:
@@ -128,7 +129,7 @@ class Policy(Stage):
     def rollouts(self, model: Model) -> Stream:
         if self.objective.get("replay") and not model.config.has_experts:
             raise UserError("align.stages: objective", "replay follows routes, and there are no experts", "Drop it.")
-        examples = open_questions(self.data, self.seed)
+        examples = self._examples(self.data)
         settings = RolloutSettings(
             self.prompts,
             self.group,
@@ -155,10 +156,22 @@ class Policy(Stage):
         engine = Engine(model, drafter=self._drafter(), max_requests=self.prompts * self.group, seed=self.seed)
         world = self.world()
         begin = players(world, self.group, self.wishes(model)) if world is not None else None
-        return RolloutStream(engine=engine, rewards=named_rewards(self.rewards), begin=begin, **given)
+        return RolloutStream(engine=engine, rewards=weighted_rewards(self.rewards), begin=begin, **given)
+
+    def _examples(self, data: Data) -> Mixture:
+        world = self.world()
+        if not isinstance(world, World):
+            if not self.data:
+                remedy = "Name some, or an environment with tasks of its own."
+                raise UserError("align.stages: data", "data names no source", remedy)
+            return open_questions(data, self.seed)
+        if self.data:
+            problem = "the environment has tasks of its own, and data names others"
+            raise UserError("align.stages: environment", problem, "Leave data out.")
+        return Mixture([WorldExamples(world, self.seed)], [1.0])
 
     def _selection(self) -> Selection:
-        (method,) = methods((self.selection,))
+        (method,) = named((self.selection,))
         return build(method, Selection, "align.stages: selection")
 
     def _drafter(self) -> Drafter | None:
@@ -167,13 +180,13 @@ class Policy(Stage):
     def world(self) -> Environment | None:
         if self.environment is None:
             return None
-        (method,) = methods((self.environment,))
-        return build(method, Environment, "align.stages: environment")
+        (method,) = named((self.environment,))
+        return open_environment(method)
 
     def crew(self, model: Model) -> WorkerPool:
         options = self.asynchronous
         assert options is not None and model.tokenizer is not None
-        named_rewards(self.rewards)  # what is wrong with them is said here, not by a worker
+        weighted_rewards(self.rewards)  # what is wrong with them is said here, not by a worker
         self.world()
         setup = Setup(
             config=model.config,
@@ -187,7 +200,7 @@ class Policy(Stage):
             group=self.group,
             wishes=self.wishes(model),
             rewards=self.rewards,
-            environment=methods((self.environment,))[0] if self.environment is not None else None,
+            environment=named((self.environment,))[0] if self.environment is not None else None,
             on_update=options.on_update,
             seed=self.seed,
         )
@@ -210,23 +223,8 @@ class Policy(Stage):
 
 def check_rewards(named: tuple[dict[str, Any], ...], data: Data) -> None:
     """What can be seen to be wrong with them before any stage is run."""
-    rewards = named_rewards(there(named))
+    rewards = weighted_rewards(there(named))
     made_up = any(str(source["path"]).startswith(BUILTIN) for source in data)
     if not made_up and any(isinstance(reward, TaskScore) for _, _, reward in rewards):
         problem = f"task judges answers to families of tasks ({BUILTIN}FAMILY), and no source is one"
-        raise UserError("align.stages: rewards", problem, "Take exact, numeric, math or another reward.")
-
-
-def named_rewards(named: tuple[dict[str, Any], ...]) -> list[tuple[str, float, Reward]]:
-    """Name, weight and reward of each that a recipe names."""
-    rewards = []
-    for method in methods(named):
-        options = dict(method.options)
-        weight = options.pop("weight", 1.0)
-        if not isinstance(weight, int | float) or isinstance(weight, bool) or not math.isfinite(weight):
-            raise UserError(
-                "align.stages: rewards", f"the weight of {method.name} is {found(weight)}", "Write a number."
-            )
-        reward = build(Method(method.name, options), Reward, "align.stages: rewards")
-        rewards.append((method.name, float(weight), reward))
-    return rewards
+        raise UserError("align.stages: rewards", problem, "Take exact, numeric, math, environment or another reward.")

@@ -18,13 +18,14 @@ from typing import Any
 from moesaic.align.accuracy import Accuracy
 from moesaic.align.examples import FileExamples, Mixture, open_questions
 from moesaic.align.preference.reference import fingerprint
+from moesaic.align.rewards import weighted_rewards
 from moesaic.align.rollouts.rejection import Rule, collect, key_of
 from moesaic.align.sft import ConversationStream
-from moesaic.align.stages import Data, Measure, Stage, methods, sources, there
-from moesaic.align.stages.policy import check_rewards, named_rewards
+from moesaic.align.stages import Data, Measure, Stage, sources, there
+from moesaic.align.stages.policy import check_rewards
 from moesaic.data.packing import Batch
 from moesaic.data.stream import Stream
-from moesaic.methods import Method
+from moesaic.methods import Method, named
 from moesaic.model.transformer import Model
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Sampling
@@ -46,7 +47,7 @@ class Rejection(Stage):
 
     def __post_init__(self) -> None:
         sources(self.data)
-        methods(self.rewards)
+        named(self.rewards)
         if min(self.questions, self.group, self.keep, self.max_tokens, self.batch_tokens, self.longest) < 1:
             raise ValueError("questions, group, keep, max_tokens, batch_tokens and longest are at least 1")
 
@@ -68,7 +69,7 @@ class Rejection(Stage):
             self.questions,
             self.group,
             {"max_tokens": self.max_tokens, "temperature": self.temperature},
-            named_rewards(self.rewards),
+            weighted_rewards(self.rewards),
             Rule(self.right, self.keep, self.margin),
             self.seed,
             folder,

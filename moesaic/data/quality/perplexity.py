@@ -17,7 +17,7 @@ from moesaic.data.quality import QualityScore
 from moesaic.data.records import Document
 from moesaic.errors import UserError
 from moesaic.model.formats.matching import match
-from moesaic.model.formats.quantized import open_checkpoint
+from moesaic.model.formats.opening import open_checkpoint
 
 if TYPE_CHECKING:
     from moesaic.model.transformer import Model

@@ -13,25 +13,18 @@ with what is wrong; so many of them in a row (`mistakes`) end the episode.
 from __future__ import annotations
 
 import collections
-import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from moesaic.evaluate.backends import Said
-from moesaic.evaluate.environments import (
-    LONGEST,
-    Environment,
-    Episode,
-    Finished,
-    Invalid,
-    Malformed,
-    action_in,
-)
 from moesaic.evaluate.interval import wilson
 from moesaic.evaluate.questions import speaker_of
 from moesaic.evaluate.suites import Asked, Suite
-from moesaic.methods import Method, build, known
+from moesaic.methods import Method, build
 from moesaic.model.transformer import Model
+from moesaic.serve.parsers import Message
+from moesaic.worlds.environments import Environment, Episode
+from moesaic.worlds.text_actions import MAX_CHARACTERS, World, known_worlds
 
 COMPLETED, CONTEXT, FORMAT, ACTION, TURNS = OUTCOMES = (
     "completed",
@@ -50,36 +43,27 @@ class Attempt:
     environment: str
     episode: Episode
     turns: int  # at most
-    mistakes: int  # in a row, at most
-    messages: list[dict[str, Any]] = field(default_factory=list)
+    messages: list[dict[str, Any]]
     turn: int = 0
     tokens: int = 0
-    wrong: int = 0  # mistakes in a row so far
     outcome: str | None = None
     score: float = 0.0
 
     def hear(self, said: Said) -> None:
-        """Take an answer, and let the world go on, or end."""
+        """Take a turn of the model, and let the world go on, or end."""
         self.turn += 1
         self.tokens += said.tokens
         text = said.text.encode("utf-8", "replace").decode().strip()  # a server may send half a character
-        self.messages.append({"role": "assistant", "content": text[:LONGEST]})
+        self.messages.append({"role": "assistant", "content": text[:MAX_CHARACTERS]})
         if said.no_room:
             return self._end(CONTEXT)
-        try:
-            seen = self.episode.act(action_in(text))
-            self.wrong = 0
-        except (Malformed, Invalid) as error:
-            seen, self.wrong = str(error), self.wrong + 1
-            if self.wrong >= self.mistakes:
-                self._end(FORMAT if isinstance(error, Malformed) else ACTION)
-        if isinstance(seen, Finished):
-            self.score = seen.score
-            self._end(COMPLETED)
-            seen = seen.observation
-        if self.outcome is None and self.turn >= self.turns:
+        step = self.episode.step(Message(text))
+        if step.done:
+            self.score = step.reward
+            self._end({"format": FORMAT, "action": ACTION, None: COMPLETED}[step.invalid])
+        elif self.turn >= self.turns:
             self._end(TURNS)
-        self.messages.append({"role": "user", "content": seen})
+        self.messages += step.messages
 
     def _end(self, outcome: str) -> None:
         self.outcome = outcome
@@ -108,10 +92,10 @@ class Agents(Suite):
     def __post_init__(self) -> None:
         if self.examples < 1 or self.max_tokens < 1 or self.mistakes < 1 or self.turns < 0:
             raise ValueError("examples, max_tokens and mistakes must be at least 1, and turns at least 0")
-        names = self.environments.split(",")
+        names, worlds = self.environments.split(","), known_worlds()
         for name in names:
-            if name not in known(Environment):
-                raise ValueError(f'environments: there is no "{name}"; known: {", ".join(known(Environment))}')
+            if name not in worlds:
+                raise ValueError(f'environments: there is no "{name}"; known: {", ".join(worlds)}')
         if len(set(names)) < len(names):
             raise ValueError("environments: the same one is named twice")
 
@@ -134,12 +118,12 @@ class Agents(Suite):
     def _attempts(self) -> list[Attempt]:
         found = []
         for name in self.environments.split(","):
-            environment: Environment = build(Method(name), Environment, "environments")  # type: ignore[type-abstract]
+            options = {"mistakes": self.mistakes} | ({"turns": self.turns} if self.turns else {})
+            world = build(Method(name, options), Environment, "environments")
+            assert isinstance(world, World)
             for number in range(self.examples):
-                episode = environment.episode(random.Random(f"{name} {self.seed} {number}"), number)
-                attempt = Attempt(name, episode, self.turns or environment.turns, self.mistakes)
-                attempt.messages.append({"role": "user", "content": episode.open()})
-                found.append(attempt)
+                episode = world.begin(world.example(number, self.seed))
+                found.append(Attempt(name, episode, world.turns, list(episode.messages)))
         return found
 
     def _told(self, attempts: list[Attempt]) -> dict[str, Any]:

@@ -106,10 +106,7 @@ def scores_apart(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
 
 @torch.compiler.disable
 def choice_apart(logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules) -> tuple[Tensor, Tensor]:
-    choice = router.Choice(
-        rules.per_token, rules.score == "sigmoid", rules.normalize, rules.scale, rules.groups, rules.top_groups
-    )
-    routes_TK, weights_TK = router.best(logits_TE.contiguous(), correction_E, choice)
+    routes_TK, weights_TK = router.best(logits_TE.contiguous(), correction_E, router.Choice.by(rules))
     return routes_TK.long(), weights_TK
 
 

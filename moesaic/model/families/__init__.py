@@ -1,13 +1,15 @@
 """The architectures a model directory may hold, one file each: config keys and tensor names, nothing else.
 
 A family is a module with `ARCHITECTURE` (the class name `transformers` uses), `read(keys)` and `write(config)` between
-config.json and `ModelConfig`, and `layouts(config)`: the ways its tensors are named on disk, the one we write first.
+config.json and `ModelConfig`, `layouts(config)`: the ways its tensors are named on disk, the one we write first,
+`TRAITS` for training from scratch and, where llama.cpp has the family, `GGUF_NAMES`. A new family is one such file.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -16,10 +18,10 @@ from moesaic.model.config import ModelConfig
 from moesaic.model.families.keys import Keys
 from moesaic.model.families.places import Place
 
-__all__ = ["Keys", "Place", "family_for", "known", "read_config", "write_config"]
+__all__ = ["Keys", "Place", "families", "family_for", "known", "read_config", "write_config"]
 
 # Shared by the families, not families themselves.
-_SHARED = {"keys", "latent", "places", "sigmoid"}
+_SHARED = {"keys", "latent", "places", "sigmoid", "traits"}
 
 
 def known() -> list[str]:
@@ -30,6 +32,10 @@ def family_for(name: str, place: object) -> ModuleType:
     if name not in known():
         raise UserError(place, f"architecture {name[:60]!r} is not known", f"Known: {', '.join(known())}.")
     return importlib.import_module(f"{__name__}.{name}")
+
+
+def families() -> list[ModuleType]:
+    return [family_for(name, name) for name in known()]
 
 
 def read_config(raw: dict[str, Any], place: object) -> ModelConfig:
@@ -59,8 +65,6 @@ def write_config(config: ModelConfig) -> tuple[ModelConfig, dict[str, Any]]:
     raw = family.write(config)
     if family.__name__.endswith(".moesaic") or _reads_back(raw, config):
         return config, {"architectures": [family.ARCHITECTURE], "model_type": config.family, **raw}
-    from dataclasses import replace
-
     return write_config(replace(config, family="moesaic"))
 
 

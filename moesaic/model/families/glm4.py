@@ -7,8 +7,10 @@ from typing import Any
 from moesaic.model.config import Dense, GroupedQuery, Layer, ModelConfig
 from moesaic.model.families.keys import Keys, write_every, write_rope
 from moesaic.model.families.places import Names, Place, places
+from moesaic.model.families.traits import GGUF, Traits, attention_parts
 
 ARCHITECTURE = "Glm4ForCausalLM"
+TRAITS = Traits(rotary_share=0.5, interleaved=True, post_norms=True)
 
 
 def read(keys: Keys) -> ModelConfig:
@@ -49,3 +51,18 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 def layouts(config: ModelConfig) -> list[list[Place]]:
     return [places(config, Names(fused_dense=True))]
+
+
+def gguf_parts(config: dict[str, Any], layer: int) -> list[str]:
+    return ["own", *attention_parts(config, out_bias=False)]
+
+
+GGUF_TABLE = """
+attn_norm.weight            input_layernorm.weight           D
+post_attention_norm.weight  post_self_attn_layernorm.weight  D
+ffn_norm.weight             post_attention_layernorm.weight  D
+post_ffw_norm.weight        post_mlp_layernorm.weight        D
+ffn_up.weight               mlp.gate_up_proj.weight          2I,D
+ffn_down.weight             mlp.down_proj.weight             D,I
+"""
+GGUF_NAMES = GGUF("glm4", gguf_parts, table=GGUF_TABLE, partial_rotary=True)

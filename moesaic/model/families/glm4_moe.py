@@ -7,9 +7,11 @@ from typing import Any
 from moesaic.model.config import Dense, GroupedQuery, ModelConfig
 from moesaic.model.families.keys import Keys, write_every, write_rope
 from moesaic.model.families.places import Names, Place, places
-from moesaic.model.families.sigmoid import read_layers, write_layers
+from moesaic.model.families.sigmoid import SIGMOID, gguf_feed_forward, gguf_routing, read_layers, write_layers
+from moesaic.model.families.traits import GGUF, GGUFReader, Traits, attention_parts
 
 ARCHITECTURE = "Glm4MoeForCausalLM"
+TRAITS = Traits(rotary_share=0.5)
 
 
 def read(keys: Keys) -> ModelConfig:
@@ -53,3 +55,24 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 def layouts(config: ModelConfig) -> list[list[Place]]:
     return [places(config, Names()), places(config, Names(fused_experts=True))]
+
+
+def gguf_parts(config: dict[str, Any], layer: int) -> list[str]:
+    norms = ["qk_norm"] if config["use_qk_norm"] else []
+    further = ["next_tokens"] if layer >= config["num_hidden_layers"] else []
+    return ["own", *attention_parts(config, out_bias=False), *norms, *gguf_feed_forward(config, layer), *further]
+
+
+def gguf_config(reader: GGUFReader) -> dict[str, Any]:
+    further = reader.integer("nextn_predict_layers", 0, least=0)
+    norms = {"use_qk_norm": reader.has("blk.0.attn_q_norm.weight"), "num_nextn_predict_layers": further}
+    return norms | gguf_routing(reader, default=SIGMOID)
+
+
+GGUF_TABLE = """
+attn_norm.weight            input_layernorm.weight           D
+post_attention_norm.weight  post_attention_layernorm.weight  D
+"""
+GGUF_NAMES = GGUF(
+    "glm4moe", gguf_parts, gguf_config, GGUF_TABLE, mixture=True, predicts_further=True, partial_rotary=True
+)

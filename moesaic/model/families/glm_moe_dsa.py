@@ -11,8 +11,10 @@ from moesaic.model.families.keys import Keys, write_every, write_rope
 from moesaic.model.families.latent import read_latent, write_latent
 from moesaic.model.families.places import Names, Place, places
 from moesaic.model.families.sigmoid import read_layers, write_layers
+from moesaic.model.families.traits import Traits
 
 ARCHITECTURE = "GlmMoeDsaForCausalLM"
+TRAITS = Traits(interleaved=True, latent=True, indexer=True)
 
 
 def read(keys: Keys) -> ModelConfig:

@@ -6,6 +6,7 @@ from typing import Any
 
 from moesaic.model.config import Latent
 from moesaic.model.families.keys import Keys
+from moesaic.model.families.traits import GGUFReader
 
 
 def read_latent(keys: Keys) -> Latent:
@@ -30,4 +31,30 @@ def write_latent(attention: Latent) -> dict[str, Any]:
         "qk_rope_head_dim": attention.rope_size,
         "v_head_dim": attention.value_size,
         "attention_bias": attention.bias,
+    }
+
+
+def gguf_latent(reader: GGUFReader) -> dict[str, Any]:
+    rank, rotary = reader.integer("attention.kv_lora_rank"), reader.integer("rope.dimension_count")
+    # Newer files describe the heads of the compressed cache under the old keys, and the real heads under these.
+    key = reader.integer("attention.key_length_mla", 0) or reader.integer("attention.key_length")
+    value = reader.integer("attention.value_length_mla", 0) or reader.integer("attention.value_length")
+    if key <= rotary:
+        raise reader.impossible(f"keys of size {key} with {rotary} of it rotated")
+    query_rank = reader.integer("attention.q_lora_rank", 0) or None
+    reader.sizes |= {
+        "C": key,
+        "Q": query_rank or 0,
+        "R": rank,
+        "J": rank + rotary,
+        "X": value,
+        "K": key - rotary + value,
+    }
+    return {
+        "q_lora_rank": query_rank,
+        "kv_lora_rank": rank,
+        "qk_rope_head_dim": rotary,
+        "qk_nope_head_dim": key - rotary,
+        "v_head_dim": value,
+        "rope_interleave": True,
     }

@@ -7,8 +7,10 @@ from typing import Any
 from moesaic.model.config import Dense, GroupedQuery, Layer, ModelConfig
 from moesaic.model.families.keys import Keys, write_every, write_rope
 from moesaic.model.families.places import Names, Place, places
+from moesaic.model.families.traits import GGUF, GGUFReader, Traits, attention_parts
 
 ARCHITECTURE = "LlamaForCausalLM"
+TRAITS = Traits(mixture="mixtral")
 
 
 def read(keys: Keys) -> ModelConfig:
@@ -46,3 +48,14 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 def layouts(config: ModelConfig) -> list[list[Place]]:
     return [places(config, Names())]
+
+
+def gguf_parts(config: dict[str, Any], layer: int) -> list[str]:
+    return ["norms", *attention_parts(config), "dense", *(["dense_bias"] if config["mlp_bias"] else [])]
+
+
+def gguf_config(reader: GGUFReader) -> dict[str, Any]:
+    return {"mlp_bias": reader.has("blk.0.ffn_gate.bias")}
+
+
+GGUF_NAMES = GGUF("llama", gguf_parts, gguf_config, rotates_neighbours=True)

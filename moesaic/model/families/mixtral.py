@@ -7,8 +7,10 @@ from typing import Any
 from moesaic.model.config import Experts, GroupedQuery, Layer, ModelConfig
 from moesaic.model.families.keys import Keys, write_every, write_rope
 from moesaic.model.families.places import Names, Place, places
+from moesaic.model.families.traits import GGUF, GGUFReader, Traits
 
 ARCHITECTURE = "MixtralForCausalLM"
+TRAITS = Traits()
 
 
 def read(keys: Keys) -> ModelConfig:
@@ -54,3 +56,20 @@ def layouts(config: ModelConfig) -> list[list[Place]]:
         places(config, Names(mixture="mlp", fused_experts=True)),
         places(config, Names(mixture="block_sparse_moe", fused_experts=True)),
     ]
+
+
+def gguf_parts(config: dict[str, Any], layer: int) -> list[str]:
+    return ["norms", "attention", "own"]
+
+
+def gguf_config(reader: GGUFReader) -> dict[str, Any]:
+    return {"num_local_experts": reader.sizes["E"], "sliding_window": None}
+
+
+GGUF_TABLE = """
+ffn_gate_inp.weight   block_sparse_moe.gate.weight            E,D
+ffn_gate_exps.weight  block_sparse_moe.experts.{e}.w1.weight  E,I,D
+ffn_up_exps.weight    block_sparse_moe.experts.{e}.w3.weight  E,I,D
+ffn_down_exps.weight  block_sparse_moe.experts.{e}.w2.weight  E,D,I
+"""
+GGUF_NAMES = GGUF("llama", gguf_parts, gguf_config, GGUF_TABLE, mixture=True, rotates_neighbours=True)

@@ -12,8 +12,10 @@ from moesaic.errors import UserError
 from moesaic.model.config import ModelConfig
 from moesaic.model.families.keys import LARGEST_INTEGER, LARGEST_NUMBER, Keys
 from moesaic.model.families.places import Place
+from moesaic.model.families.traits import Traits
 
 ARCHITECTURE = "MoesaicForCausalLM"
+TRAITS = Traits()
 
 
 def read(keys: Keys) -> ModelConfig:

@@ -7,8 +7,10 @@ from typing import Any
 from moesaic.model.config import Dense, GroupedQuery, Layer, ModelConfig
 from moesaic.model.families.keys import Keys, write_every, write_rope
 from moesaic.model.families.places import Names, Place, places
+from moesaic.model.families.traits import GGUF, Traits, attention_parts
 
 ARCHITECTURE = "Qwen3ForCausalLM"
+TRAITS = Traits(mixture="qwen3_moe")
 
 
 def read(keys: Keys) -> ModelConfig:
@@ -58,3 +60,10 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 def layouts(config: ModelConfig) -> list[list[Place]]:
     return [places(config, Names())]
+
+
+def gguf_parts(config: dict[str, Any], layer: int) -> list[str]:
+    return ["norms", *attention_parts(config), "qk_norm", "dense"]
+
+
+GGUF_NAMES = GGUF("qwen3", gguf_parts)

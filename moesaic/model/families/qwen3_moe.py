@@ -7,8 +7,10 @@ from typing import Any
 from moesaic.model.config import Dense, Experts, GroupedQuery, Layer, ModelConfig
 from moesaic.model.families.keys import Keys, write_every, write_rope
 from moesaic.model.families.places import Names, Place, places
+from moesaic.model.families.traits import GGUF, GGUFReader, Traits, attention_parts, expert_hidden
 
 ARCHITECTURE = "Qwen3MoeForCausalLM"
+TRAITS = Traits()
 
 
 def read(keys: Keys) -> ModelConfig:
@@ -69,3 +71,16 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 def layouts(config: ModelConfig) -> list[list[Place]]:
     return [places(config, Names()), places(config, Names(fused_experts=True))]
+
+
+def gguf_parts(config: dict[str, Any], layer: int) -> list[str]:
+    return ["norms", *attention_parts(config), "qk_norm", "experts"]
+
+
+def gguf_config(reader: GGUFReader) -> dict[str, Any]:
+    # llama.cpp renormalises the top k of this architecture unasked.
+    routing = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    return {"num_experts": reader.sizes["E"], **expert_hidden(reader), **routing}
+
+
+GGUF_NAMES = GGUF("qwen3moe", gguf_parts, gguf_config, mixture=True)

@@ -5,8 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from moesaic.errors import UserError
 from moesaic.model.config import Dense, Experts, Layer, ModelConfig
 from moesaic.model.families.keys import Keys
+from moesaic.model.families.traits import GGUFReader, expert_hidden
+
+SIGMOID = 2  # of GGUF's expert_gating_func
 
 
 def read_layers(
@@ -55,3 +59,25 @@ def write_layers(config: ModelConfig) -> dict[str, Any]:
         "first_k_dense_replace": next(n for n, ffn in enumerate(ffns) if isinstance(ffn, Experts)),
         "num_nextn_predict_layers": len(config.mtp),
     }
+
+
+def gguf_routing(reader: GGUFReader, default: int) -> dict[str, Any]:
+    """The routing keys from a GGUF file; `default` is the gating function of files that name none."""
+    if reader.integer("expert_gating_func", default, least=0) != SIGMOID:
+        problem = "experts are chosen by softmax (DeepSeek-V2)"
+        raise UserError(reader.path, problem, "DeepSeek-V3 files can be read.")
+    reader.sizes["S"] = reader.integer("expert_shared_count")
+    return {
+        **expert_hidden(reader),
+        "n_routed_experts": reader.sizes["E"],
+        "n_shared_experts": reader.sizes["S"],
+        "n_group": reader.integer("expert_group_count", 1),
+        "topk_group": reader.integer("expert_group_used_count", 1),
+        "norm_topk_prob": reader.flag("expert_weights_norm", False),
+        "routed_scaling_factor": reader.real("expert_weights_scale", 1.0),
+        "first_k_dense_replace": reader.integer("leading_dense_block_count", least=0),
+    }
+
+
+def gguf_feed_forward(config: dict[str, Any], layer: int) -> list[str]:
+    return ["dense"] if layer < config["first_k_dense_replace"] else ["experts", "shared"]

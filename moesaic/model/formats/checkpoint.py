@@ -33,7 +33,7 @@ SIDE_FILES = (
     "generation_config.json",
 )
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-QUANTIZATION = "quantization_config"  # the part of config.json that says how weights of few bits are kept
+QUANTIZATION = "quantization_config"  # the key of config.json that says how weights are quantized
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -155,6 +155,18 @@ class Checkpoint:
             "pickled weights are never opened, since loading them can run any code",
             "Save the model as safetensors.",
         )
+
+
+class QuantizedCheckpoint:
+    """What the quantized layouts share: the directory as it is, and a `config` that no longer says it is quantized."""
+
+    def __init__(self, raw: Checkpoint) -> None:
+        self._raw = raw
+        self.place, self.files, self.bytes = raw.place, raw.files, raw.bytes
+        self._where = raw.place / "config.json"
+        self.config = {key: value for key, value in raw.config.items() if key != QUANTIZATION}
+        self._settings: Any = raw.config[QUANTIZATION]
+        self._stored = raw.shapes()
 
 
 def _weight_map(index: Path) -> dict[str, str]:

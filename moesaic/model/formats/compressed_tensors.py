@@ -1,7 +1,7 @@
-"""Weights of few bits as `transformers` and vLLM keep them: the compressed-tensors layout, read and written.
+"""Quantized weights as `transformers` and vLLM keep them: the compressed-tensors layout, read and written.
 
-Read: whole-number weights, packed (`pack-quantized`) or not (`int-quantized`), by group or channel, with activations in
-float or rounded by token. Written: the same.
+Read: integer weights, packed (`pack-quantized`) or not (`int-quantized`), per group or channel, with activations in
+float or quantized per token. Written: the same.
 """
 
 from __future__ import annotations
@@ -12,68 +12,26 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from moesaic.errors import UserError
 from moesaic.kernels.quantized import BITS, BLOCK, QuantizedMatrix, padded, unpack
 from moesaic.model.families import Place
 from moesaic.model.formats.checkpoint import QUANTIZATION, Checkpoint
-from moesaic.model.formats.quantized import Quantized, Scheme
-from moesaic.model.formats.tensor_file import Part
+from moesaic.model.formats.packed import CPU, PackedModules, pack32, unpack32
+from moesaic.model.formats.quantized import Scheme
 
-CPU = torch.device("cpu")
-_REMEDY = "Take whole-number weights of 1 to 6 or 8 bits, by group or channel."
+_REMEDY = "Take integer weights of 1 to 6 or 8 bits, per group or channel."
 
 
-class CompressedTensors:
-    """A source, and its matrices as they are."""
-
+class CompressedTensors(PackedModules):
     def __init__(self, raw: Checkpoint) -> None:
-        self._raw = raw
-        self.place, self.files, self.bytes = raw.place, raw.files, raw.bytes
-        self._where = raw.place / "config.json"
-        self.config = {key: value for key, value in raw.config.items() if key != QUANTIZATION}
-        self._groups = _groups(raw.config[QUANTIZATION], self._where)
-        self._stored = raw.shapes()
+        super().__init__(raw)
+        self._groups = _groups(self._settings, self._where)
         self._modules = {name.removesuffix(".weight_scale") for name in self._stored if name.endswith(".weight_scale")}
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        found = {}
-        for name, shape in self._stored.items():
-            module = name.rpartition(".")[0]
-            if module not in self._modules or name == f"{module}.bias":
-                found[name] = shape
-        return found | {f"{module}.weight": self._size(module) for module in self._modules}
-
-    def tensor(self, name: str, part: Part = ()) -> Tensor:
-        module = name.removesuffix(".weight")
-        if module not in self._modules or name == module:
-            return self._raw.tensor(name, part)
-        dense = self._matrix(module).dense().to(self._kind(module))
-        return dense[part] if part else dense
-
-    def quantized(self, parameter: str, places: list[Place], device: torch.device) -> Quantized | None:
-        modules = [place.name.removesuffix(".weight") for place in places]
-        if not any(module in self._modules for module in modules):
-            return None
-        if not all(module in self._modules for module in modules):
-            raise UserError(self.place, f"only some of {', '.join(modules[:3])} are quantized", _REMEDY)
-        by_expert: dict[Any, list[QuantizedMatrix]] = defaultdict(list)
-        for place, module in zip(places, modules, strict=True):
-            expert = place.part[0] if place.part and isinstance(place.part[0], int) else None
-            by_expert[expert].append(self._matrix(module, device))
-        joined = {expert: _joined(parts, self.place) for expert, parts in by_expert.items()}
-        return joined[None] if None in joined else nn.ModuleList(joined.values())
-
-    def schemes(self) -> Iterator[tuple[str, Scheme]]:
-        for module in sorted(self._modules):
-            matrix = self._matrix(module)
-            yield module, Scheme(matrix.bits, matrix.group, matrix.activation_bits, matrix.zeros_GO is not None)
-
     def _kind(self, module: str) -> torch.dtype:
-        """Of plain weights."""
         return self._raw.dtype(f"{module}.weight_scale")
 
     def _size(self, module: str) -> tuple[int, ...]:
@@ -133,26 +91,6 @@ class CompressedTensors:
                 raise UserError(self.place, f"{module}: zero points {tuple(zeros_OG.shape)}", _REMEDY)
         zeros_OG = None if zeros_OG is None else zeros_OG.to(device)
         return QuantizedMatrix.of(codes_OI.to(device), scales_OG.to(device), zeros_OG, bits, group, activation_bits)
-
-
-def _joined(parts: list[QuantizedMatrix], where: Path) -> QuantizedMatrix:
-    """Queries, keys and values, or gate and up, as one."""
-    first = parts[0]
-    kinds = {(part.bits, part.group, part.activation_bits, part.zeros_GO is None) for part in parts}
-    if len(kinds) > 1:
-        raise UserError(where, "matrices that are read as one are quantized in different ways", _REMEDY)
-    if len(parts) == 1:
-        return first
-    zeros = [part.zeros_GO for part in parts if part.zeros_GO is not None]
-    return QuantizedMatrix(
-        torch.cat([part.codes for part in parts]),
-        torch.cat([part.scales_GO for part in parts], dim=1),
-        torch.cat(zeros, dim=1) if zeros else None,
-        inputs=first.shape[1],
-        bits=first.bits,
-        group=first.group,
-        activation_bits=first.activation_bits,
-    )
 
 
 def _groups(settings: dict[str, Any], where: Path) -> list[tuple[list[str], tuple[int, bool, int, int]]]:
@@ -226,13 +164,13 @@ def entries_for(place: Place, scheme: Scheme, matrix: Callable[[], QuantizedMatr
         if not bool((zeros_GO == zeros_GO.round()).all()):
             problem = "the compressed-tensors layout has whole zero points only"
             raise UserError(where, problem, "Leave out --layout.")
-        return _pack32(zeros_GO.to(torch.uint8).contiguous(), scheme.bits).T.contiguous()
+        return pack32(zeros_GO.to(torch.uint8).contiguous(), scheme.bits).T.contiguous()
 
     if scheme.activation_bits == 8 and scheme.bits == 8:
         yield f"{module}.weight", torch.int8, (outputs, inputs), lambda: (codes().int() - 128).to(torch.int8)
     else:
         words = (outputs, -(-inputs * scheme.bits // 32))
-        yield f"{module}.weight_packed", torch.int32, words, lambda: _pack32(codes(), scheme.bits)
+        yield f"{module}.weight_packed", torch.int32, words, lambda: pack32(codes(), scheme.bits)
         yield f"{module}.weight_shape", torch.int64, (2,), lambda: torch.tensor([outputs, inputs])
         if scheme.zeros:
             shape = (-(-outputs * scheme.bits // 32), groups)
@@ -278,20 +216,3 @@ def _described(scheme: Scheme) -> dict[str, Any]:
         "input_activations": inputs if scheme.activation_bits == 8 else None,
         "format": "int-quantized" if scheme.activation_bits == 8 and scheme.bits == 8 else "pack-quantized",
     }
-
-
-def _pack32(codes_OI: Tensor, bits: int) -> Tensor:
-    """A row as one stream of bits, lowest first, in words of 32."""
-    count = codes_OI.shape[1]
-    words = -(-count * bits // 32)
-    ones = np.unpackbits(codes_OI.numpy()[:, :, None], axis=2, bitorder="little")[:, :, :bits].reshape(
-        len(codes_OI), -1
-    )
-    ones = np.pad(ones, ((0, 0), (0, words * 32 - count * bits)))
-    return torch.from_numpy(np.packbits(ones, axis=1, bitorder="little").view(np.int32))
-
-
-def unpack32(words: Tensor, bits: int, count: int) -> Tensor:
-    ones = np.unpackbits(words.contiguous().numpy().view(np.uint8), axis=1, bitorder="little")[:, : count * bits]
-    ones = ones.reshape(len(words), count, bits)
-    return torch.from_numpy(np.packbits(ones, axis=2, bitorder="little").squeeze(2))

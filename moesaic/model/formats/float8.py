@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from moesaic.errors import UserError
-from moesaic.model.formats.checkpoint import QUANTIZATION, Checkpoint
+from moesaic.model.formats.checkpoint import QUANTIZATION, Checkpoint, QuantizedCheckpoint
 from moesaic.model.formats.tensor_file import Part
 
 SCALES = ("_scale_inv", "_scale")
@@ -36,20 +36,17 @@ def _of_float8(group: Any) -> bool:
     return isinstance(weights, dict) and weights.get("type") == "float" and weights.get("num_bits") == 8
 
 
-class Float8Source:
+class Float8Source(QuantizedCheckpoint):
     def __init__(self, raw: Checkpoint) -> None:
-        self._raw = raw
-        self.place, self.files, self.bytes = raw.place, raw.files, raw.bytes
-        self.config = {key: value for key, value in raw.config.items() if key != QUANTIZATION}
-        self._block = _block(raw.config[QUANTIZATION], raw)
-        self._stored = raw.shapes()
+        super().__init__(raw)
+        self._block = _block(self._settings, raw)
         self._scale = {}
         for name in self._stored:
             if raw.dtype(name) == torch.float8_e4m3fn:
                 self._scale[name] = self._find(name)
         dtype = getattr(torch, str(self.config.get("dtype") or self.config.get("torch_dtype") or "bfloat16"), None)
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-            raise UserError(raw.place / "config.json", "dtype: is no format of weights", "Take bfloat16.")
+            raise UserError(self._where, "dtype: is no format of weights", "Take bfloat16.")
         self._dtype = dtype
 
     def shapes(self) -> dict[str, tuple[int, ...]]:

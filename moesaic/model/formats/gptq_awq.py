@@ -1,4 +1,4 @@
-"""Weights of few bits as GPTQ's and AWQ's tools write them, read as they are.
+"""Quantized weights as GPTQ's and AWQ's tools write them, read as they are.
 
 Both keep a matrix `M` as `M.qweight`, `M.qzeros` and `M.scales` (groups, outputs), in words of 32 bits; a weight is
 scale * (code - zero). GPTQ packs codes along the inputs, (inputs, outputs), and stores zeros less one in its first
@@ -15,22 +15,18 @@ from torch import Tensor
 from moesaic.errors import UserError
 from moesaic.kernels.quantized import BITS, BLOCK, QuantizedMatrix, padded
 from moesaic.model.formats.checkpoint import QUANTIZATION, Checkpoint
-from moesaic.model.formats.compressed_tensors import CPU, CompressedTensors, unpack32
+from moesaic.model.formats.packed import CPU, PackedModules, unpack32
 
 METHODS = ("gptq", "awq")
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _REMEDY = "Take weights of 2, 3, 4 or 8 bits (AWQ: 4, as GEMM) in groups of a multiple of 32, inputs in their order."
 
 
-class PackedLayout(CompressedTensors):
+class GPTQAndAWQ(PackedModules):
     def __init__(self, raw: Checkpoint) -> None:
-        self._raw = raw
-        self.place, self.files, self.bytes = raw.place, raw.files, raw.bytes
-        self._where = raw.place / "config.json"
-        self.config = {key: value for key, value in raw.config.items() if key != QUANTIZATION}
-        self._awq, self._bits, self._group, self._less = _read(raw.config[QUANTIZATION], raw)
-        self._symmetric = raw.config[QUANTIZATION].get("sym") is True
-        self._stored = raw.shapes()
+        super().__init__(raw)
+        self._awq, self._bits, self._group, self._less = _read(self._settings, raw)
+        self._symmetric = self._settings.get("sym") is True
         self._modules = {name.removesuffix(".qweight") for name in self._stored if name.endswith(".qweight")}
 
     def _kind(self, module: str) -> torch.dtype:

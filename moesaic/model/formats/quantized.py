@@ -1,4 +1,4 @@
-"""Weights of few bits on disk: our own layout, and how either layout is seen by whoever wants plain tensors.
+"""Quantized weights on disk in our own layout, which can also be read as plain tensors.
 
 In our layout a quantized parameter `layers.0.attention.qkv.weight` is the tensors `....codes` (uint8, packed as
 `kernels/quantized.py` multiplies by them), `....scales` and, where codes have no fixed middle, `....zeros`; a
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from math import prod
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from moesaic.errors import UserError
 from moesaic.kernels.quantized import BITS, BLOCK, QuantizedMatrix, padded, unpack
 from moesaic.model.families import Place, family_for, read_config
-from moesaic.model.formats.checkpoint import QUANTIZATION, Checkpoint, Source
-from moesaic.model.formats.float8 import Float8Source, is_float8
+from moesaic.model.formats.checkpoint import QUANTIZATION, Checkpoint, QuantizedCheckpoint
 from moesaic.model.formats.sparse import filled, kept_inputs, mask_bytes, thinned
 from moesaic.model.formats.tensor_file import Part
 
@@ -63,51 +62,12 @@ class Scheme:
             raise UserError(place, problem, "Compress the original again.")
 
 
-class CompressedSource(Source, Protocol):
-    """A source whose matrices can also be had as they are."""
-
-    bytes: int
-
-    def quantized(self, parameter: str, places: list[Place], device: torch.device) -> Quantized | None:
-        """A parameter that is kept in few bits, on a device: one matrix, or one per expert; None for a plain one."""
-
-
-def open_checkpoint(path: str | Path) -> Checkpoint | CompressedSource | Float8Source:
-    """A model directory, compressed or not."""
-    from moesaic.model.formats.compressed_tensors import CompressedTensors
-    from moesaic.model.formats.gptq_awq import METHODS, PackedLayout
-
-    found = Checkpoint(path)
-    settings = found.config.get(QUANTIZATION)
-    if not settings:
-        return found
-    method = settings.get("quant_method") if isinstance(settings, dict) else settings
-    if method == OURS:
-        return OwnLayout(found)
-    if is_float8(settings):
-        return Float8Source(found)
-    if method == "compressed-tensors":
-        return CompressedTensors(found)
-    if method in METHODS and isinstance(settings, dict):
-        return PackedLayout(found)
-    problem = f"the weights are quantized ({str(method)[:60]!r})"
-    raise UserError(found.place / "config.json", problem, "Convert them to plain weights first.")
-
-
-def is_compressed(source: Source) -> bool:
-    return hasattr(source, "quantized")
-
-
-class OwnLayout:
+class OwnLayout(QuantizedCheckpoint):
     """Names and schemes as the docstring above says."""
 
     def __init__(self, raw: Checkpoint) -> None:
-        self._raw = raw
-        self.place, self.files, self.bytes = raw.place, raw.files, raw.bytes
-        self._where = raw.place / "config.json"
-        self.config = {key: value for key, value in raw.config.items() if key != QUANTIZATION}
-        self._default, self._special = _schemes(raw.config[QUANTIZATION], self._where)
-        self._stored = raw.shapes()
+        super().__init__(raw)
+        self._default, self._special = _schemes(self._settings, self._where)
         names = {name.removesuffix(".codes") for name in self._stored if name.endswith(".codes")}
         names = {name for name in names if not name.endswith((".up", ".down"))}
         self._names = names

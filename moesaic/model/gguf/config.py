@@ -1,32 +1,16 @@
 """The metadata of a GGUF file as a config.json."""
 
 import math
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 
 from moesaic.errors import UserError
+from moesaic.model.families import families
+from moesaic.model.families.traits import GGUF
 from moesaic.model.gguf.header import COPY_AGAIN, Header
 from moesaic.model.gguf.tokenizer import special_ids
-
-FAMILIES = {
-    "llama": "llama",
-    "qwen3": "qwen3",
-    "qwen3moe": "qwen3_moe",
-    "glm4": "glm4",
-    "glm4moe": "glm4_moe",
-    "deepseek2": "deepseek_v3",
-}
-CLASSES = {
-    "llama": "Llama",
-    "mixtral": "Mixtral",
-    "qwen3": "Qwen3",
-    "qwen3_moe": "Qwen3Moe",
-    "glm4": "Glm4",
-    "glm4_moe": "Glm4Moe",
-    "deepseek_v3": "DeepseekV3",
-}
-SIGMOID = 2  # of expert_gating_func
 
 
 class ConfigReader:
@@ -35,20 +19,34 @@ class ConfigReader:
     def __init__(self, header: Header) -> None:
         self.header, self.metadata = header, header.metadata
         self.architecture = self.metadata.text("general.architecture")
-        if self.architecture not in FAMILIES:
-            raise UserError(
-                header.path,
-                f"unknown architecture {self.architecture[:60]!r}",
-                f"Known ones: {', '.join(sorted(FAMILIES))}.",
-            )
+        found = [family for family in families() if hasattr(family, "GGUF_NAMES")]
+        named = [family for family in found if family.GGUF_NAMES.architecture == self.architecture]
+        if not named:
+            known = sorted({family.GGUF_NAMES.architecture for family in found})
+            problem = f"unknown architecture {self.architecture[:60]!r}"
+            raise UserError(header.path, problem, f"Known ones: {', '.join(known)}.")
+        mixture = self.integer("expert_count", 0, least=0) > 0  # llama.cpp may have one name for dense and mixture
+        named = [family for family in named if family.GGUF_NAMES.mixture == mixture] or named
+        self._module = named[0]
+        self.family, self.names = named[0].__name__.rpartition(".")[2], cast(GGUF, named[0].GGUF_NAMES)
         self.sizes: dict[str, int] = {}
         self.config = self._read()
 
     def integer(self, key: str, default: Any = ..., least: int = 1) -> int:
         return self.metadata.integer(f"{self.architecture}.{key}", default, least)
 
-    def _real(self, key: str, default: Any = ...) -> float:
+    def flag(self, key: str, default: Any = ...) -> bool:
+        return self.metadata.flag(f"{self.architecture}.{key}", default)
+
+    def real(self, key: str, default: Any = ...) -> float:
         return self.metadata.real(f"{self.architecture}.{key}", default)
+
+    def has(self, tensor: str) -> bool:
+        return tensor in self.header.tensors
+
+    @property
+    def path(self) -> Path:
+        return self.header.path
 
     def impossible(self, what: str) -> UserError:
         return UserError(self.header.path, f"metadata cannot be right: {what}", COPY_AGAIN)
@@ -58,13 +56,11 @@ class ConfigReader:
         the dense hidden size, S shared experts; for latent attention Q and R the query and key-value ranks, X the
         value head size, J = R + rotary size, K = unrotated key + value size of a head."""
         experts, blocks = self.integer("expert_count", 0, least=0), self.integer("block_count")
-        self.family = "mixtral" if self.architecture == "llama" and experts else FAMILIES[self.architecture]
         hidden, heads = self.integer("embedding_length"), self.integer("attention.head_count")
         kv_heads, head = self.integer("attention.head_count_kv", heads), self.integer("attention.key_length", 0)
         head = head or max(1, hidden // heads)
-        moe = self.family not in ("llama", "qwen3", "glm4")
-        used = self.integer("expert_used_count") if moe else 0
-        extra = self.integer("nextn_predict_layers", 0, least=0) if self.family == "glm4_moe" else 0
+        used = self.integer("expert_used_count") if self.names.mixture else 0
+        extra = self.integer("nextn_predict_layers", 0, least=0) if self.names.predicts_further else 0
         if not extra < blocks <= len(self.header.tensors):
             raise self.impossible(f"{blocks} layers ({extra} for further tokens) in {len(self.header.tensors)} tensors")
         if heads % kv_heads or head % 2 or used > experts:
@@ -83,7 +79,7 @@ class ConfigReader:
             "E": experts,
         }
         config: dict[str, Any] = {
-            "architectures": [CLASSES[self.family] + "ForCausalLM"],
+            "architectures": [self._module.ARCHITECTURE],
             "model_type": self.family,
             "dtype": "float32",
             "vocab_size": vocabulary,
@@ -95,89 +91,32 @@ class ConfigReader:
             "num_key_value_heads": kv_heads,
             "head_dim": head,
             "max_position_embeddings": self.integer("context_length"),
-            "rms_norm_eps": self._real("attention.layer_norm_rms_epsilon"),
+            "rms_norm_eps": self.real("attention.layer_norm_rms_epsilon"),
             "attention_bias": "blk.0.attn_q.bias" in self.header.tensors,
             "tie_word_embeddings": "output.weight" not in self.header.tensors,
             **special_ids(self.metadata),
         }
-        if moe:
+        if self.names.mixture:
             config["num_experts_per_tok"] = used
-        if moe and self.family != "mixtral":
-            self.sizes["F"] = config["moe_intermediate_size"] = self.integer("expert_feed_forward_length")
-        if self.family == "llama":
-            config["mlp_bias"] = "blk.0.ffn_gate.bias" in self.header.tensors
-        elif self.family == "mixtral":
-            config |= {"num_local_experts": experts, "sliding_window": None}
-        elif self.family == "qwen3_moe":  # llama.cpp renormalises the top k of this architecture unasked
-            config |= {"num_experts": experts, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
-        elif self.family == "glm4_moe":
-            config |= {
-                "use_qk_norm": "blk.0.attn_q_norm.weight" in self.header.tensors,
-                "num_nextn_predict_layers": extra,
-            }
-            config |= self._sigmoid_routing(experts)
-        elif self.family == "deepseek_v3":
-            config |= {"num_key_value_heads": heads, "num_nextn_predict_layers": 0}
-            config |= self._sigmoid_routing(experts) | self._latent_attention()
+        config |= self.names.config(self)
+        if "qk_rope_head_dim" in config:  # latent attention has heads of two sizes
             del config["head_dim"]
         config["rope_parameters"] = self._rope(config.get("qk_rope_head_dim", head), config["max_position_embeddings"])
         return config
 
-    def _sigmoid_routing(self, experts: int) -> dict[str, Any]:
-        # Files of DeepSeek-V2 name no gating function and mean softmax; those of GLM mean sigmoid.
-        if self.integer("expert_gating_func", SIGMOID if self.family == "glm4_moe" else 0, least=0) != SIGMOID:
-            raise UserError(
-                self.header.path, "experts are chosen by softmax (DeepSeek-V2)", "DeepSeek-V3 files can be read."
-            )
-        self.sizes["S"] = self.integer("expert_shared_count")
-        return {
-            "n_routed_experts": experts,
-            "n_shared_experts": self.sizes["S"],
-            "n_group": self.integer("expert_group_count", 1),
-            "topk_group": self.integer("expert_group_used_count", 1),
-            "norm_topk_prob": self.metadata.flag(f"{self.architecture}.expert_weights_norm", False),
-            "routed_scaling_factor": self._real("expert_weights_scale", 1.0),
-            "first_k_dense_replace": self.integer("leading_dense_block_count", least=0),
-        }
-
-    def _latent_attention(self) -> dict[str, Any]:
-        rank, rotary = self.integer("attention.kv_lora_rank"), self.integer("rope.dimension_count")
-        # Newer files describe the heads of the compressed cache under the old keys, and the real heads under these.
-        key = self.integer("attention.key_length_mla", 0) or self.integer("attention.key_length")
-        value = self.integer("attention.value_length_mla", 0) or self.integer("attention.value_length")
-        if key <= rotary:
-            raise self.impossible(f"keys of size {key} with {rotary} of it rotated")
-        query_rank = self.integer("attention.q_lora_rank", 0) or None
-        self.sizes |= {
-            "C": key,
-            "Q": query_rank or 0,
-            "R": rank,
-            "J": rank + rotary,
-            "X": value,
-            "K": key - rotary + value,
-        }
-        return {
-            "q_lora_rank": query_rank,
-            "kv_lora_rank": rank,
-            "qk_rope_head_dim": rotary,
-            "qk_nope_head_dim": key - rotary,
-            "v_head_dim": value,
-            "rope_interleave": True,
-        }
-
     def _rope(self, head: int, context: int) -> dict[str, Any]:
-        rope: dict[str, Any] = {"rope_type": "default", "rope_theta": self._real("rope.freq_base", 10000.0)}
+        rope: dict[str, Any] = {"rope_type": "default", "rope_theta": self.real("rope.freq_base", 10000.0)}
         rotary = self.integer("rope.dimension_count", head)
-        if self.family in ("glm4", "glm4_moe"):
+        if self.names.partial_rotary:
             rope["partial_rotary_factor"] = rotary / head
         if rotary > head or (rotary < head and "partial_rotary_factor" not in rope):
             raise self.impossible(f"{rotary} rotated dimensions of a head of {head}")
         scaling = self.metadata.text(f"{self.architecture}.rope.scaling.type", "none")
-        factor = self._real("rope.scaling.factor", 0) or self._real("rope.scale_linear", 1.0)
+        factor = self.real("rope.scaling.factor", 0) or self.real("rope.scale_linear", 1.0)
         unusual = [
             key
             for key in ("attn_factor", "yarn_attn_factor", "yarn_ext_factor")
-            if self._real(f"rope.scaling.{key}", 1.0) != 1.0
+            if self.real(f"rope.scaling.{key}", 1.0) != 1.0
         ]
         if (
             unusual
@@ -196,9 +135,9 @@ class ConfigReader:
                 "original_max_position_embeddings": self.integer("rope.scaling.original_context_length", context),
             }
             for ours, theirs in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
-                if beta := self._real(f"rope.scaling.{theirs}", 0):
+                if beta := self.real(f"rope.scaling.{theirs}", 0):
                     rope[ours] = beta
-            if self.family == "deepseek_v3" and (multiplier := self._real("rope.scaling.yarn_log_multiplier", 0)):
+            if self.names.yarn_mscale and (multiplier := self.real("rope.scaling.yarn_log_multiplier", 0)):
                 rope["mscale"] = rope["mscale_all_dim"] = round(10 * multiplier, 6)
         elif factor != 1.0:
             rope |= {"rope_type": "linear", "factor": factor}

@@ -25,8 +25,9 @@ from moesaic.model.gguf.tokenizer import tokenizer_files
 Reader = Callable[[], torch.Tensor]
 Planned = tuple[str, tuple[tuple[int, ...], Reader]]
 
-# What a block holds, by part: its name in the file, its name in the checkpoint, its shape. A dimension is a product of
-# the sizes `ConfigReader` names, `?` marks a tensor that may be absent, {e} each expert of a stacked tensor in turn.
+# What a block holds, by part (a family's file says which parts it has): its name in the file, its name in the
+# checkpoint, its shape. A dimension is a product of the sizes `ConfigReader` names, `?` marks a tensor that may be
+# absent, {e} each expert of a stacked tensor in turn.
 TABLE = """
 top          token_embd.weight              model.embed_tokens.weight             V,D
 top          output_norm.weight             model.norm.weight                     D
@@ -57,18 +58,6 @@ shared       exp_probs_b.bias               mlp.gate.e_score_correction_bias    
 shared       ffn_gate_shexp.weight          mlp.shared_experts.gate_proj.weight   SF,D
 shared       ffn_up_shexp.weight            mlp.shared_experts.up_proj.weight     SF,D
 shared       ffn_down_shexp.weight          mlp.shared_experts.down_proj.weight   D,SF
-mixtral      ffn_gate_inp.weight            block_sparse_moe.gate.weight          E,D
-mixtral      ffn_gate_exps.weight           block_sparse_moe.experts.{e}.w1.weight  E,I,D
-mixtral      ffn_up_exps.weight             block_sparse_moe.experts.{e}.w3.weight  E,I,D
-mixtral      ffn_down_exps.weight           block_sparse_moe.experts.{e}.w2.weight  E,D,I
-glm4         attn_norm.weight               input_layernorm.weight                D
-glm4         post_attention_norm.weight     post_self_attn_layernorm.weight       D
-glm4         ffn_norm.weight                post_attention_layernorm.weight       D
-glm4         post_ffw_norm.weight           post_mlp_layernorm.weight             D
-glm4         ffn_up.weight                  mlp.gate_up_proj.weight               2I,D
-glm4         ffn_down.weight                mlp.down_proj.weight                  D,I
-glm4_moe     attn_norm.weight               input_layernorm.weight                D
-glm4_moe     post_attention_norm.weight     post_attention_layernorm.weight       D
 next_tokens  nextn.eh_proj.weight           eh_proj.weight                        D,2D
 next_tokens  nextn.enorm.weight             enorm.weight                          D
 next_tokens  nextn.hnorm.weight             hnorm.weight                          D
@@ -84,8 +73,14 @@ query_rank   attn_q_b.weight                self_attn.q_b_proj.weight           
 query        attn_q.weight                  self_attn.q_proj.weight               HC,D
 latent_kv    attn_kv_b.weight               self_attn.kv_b_proj.weight            HK,R
 """
+
+
+def _rows(table: str) -> list[list[str]]:
+    return [line.split() for line in table.splitlines() if line]
+
+
 ROWS: dict[str, list[list[str]]] = {}
-for _part, *_row in (line.split() for line in TABLE.split("\n") if line):
+for _part, *_row in _rows(TABLE):
     ROWS.setdefault(_part, []).append(_row)
 NOT_WEIGHTS = ("rope_freqs.weight", "attn_rot_embd.weight")  # rotary frequencies: told by the config
 
@@ -139,29 +134,16 @@ class GGUFSource:
 
     def _plan(self) -> Iterator[Planned]:
         yield from self._rows(ROWS["top"], "", "")
-        config, family = self.config, self._described.family
-        last = config["num_hidden_layers"]
+        names = self._described.names
+        own = ROWS | {"own": _rows(names.table)}
         for layer in range(self._described.integer("block_count")):
-            rows = list(ROWS[family] if family.startswith("glm4") else ROWS["norms"])
-            if family == "deepseek_v3":
-                rows += ROWS["latent"] + ROWS["query_rank" if config["q_lora_rank"] else "query"]
+            rows = [row for part in names.parts(self.config, layer) for row in own[part]]
+            if "kv_lora_rank" in self.config:
                 if f"blk.{layer}.attn_kv_b.weight" in self._stored:
                     rows += ROWS["latent_kv"]
                     self._unknown -= {f"blk.{layer}.attn_k_b.weight", f"blk.{layer}.attn_v_b.weight"}  # the same again
                 else:
                     yield self._joined_latent(layer)
-            else:
-                rows += ROWS["attention"]
-                if config["attention_bias"] and family != "mixtral":
-                    rows += ROWS["qkv_bias"] + (ROWS["out_bias"] if not family.startswith("glm4") else [])
-            if family.startswith("qwen3") or config.get("use_qk_norm"):
-                rows += ROWS["qk_norm"]
-            if family in ("llama", "qwen3") or layer < config.get("first_k_dense_replace", 0):
-                rows += ROWS["dense"] + (ROWS["dense_bias"] if config.get("mlp_bias") else [])
-            elif family != "glm4":
-                rows += ROWS["mixtral" if family == "mixtral" else "experts"]
-                rows += ROWS["shared"] if "n_shared_experts" in config else []
-            rows += ROWS["next_tokens"] if layer >= last else []
             yield from self._rows(rows, f"blk.{layer}.", f"model.layers.{layer}.")
 
     def _rows(self, rows: list[list[str]], theirs: str, ours: str) -> Iterator[Planned]:
@@ -198,7 +180,7 @@ class GGUFSource:
 
     def _reader(self, key: str) -> Reader:
         part = key.split(".")[-2]
-        if self._described.family in ("llama", "mixtral") and part in ("attn_q", "attn_k"):
+        if self._described.names.rotates_neighbours and part in ("attn_q", "attn_k"):
             return partial(self._half_split, key, self._described.sizes["H" if part == "attn_q" else "N"])
         return partial(self._header.read, key)
 

@@ -24,7 +24,7 @@ import torch
 from moesaic.errors import UserError
 from moesaic.kernels import hardware
 from moesaic.model.formats.matching import match
-from moesaic.model.formats.quantized import open_checkpoint
+from moesaic.model.formats.opening import open_checkpoint
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.model.transformer import Model
 from moesaic.serve.cluster.prefix_routing import PrefixIndex

@@ -112,6 +112,10 @@ class Engine:
         """Completions of all prompts, in their order; with `n`, so many of each, one after the other."""
         params = Sampling(**sampling)
         requests = [self.request(prompt, params, adapter=adapter, sibling=i) for prompt in prompts for i in range(n)]
+        return self.complete(requests)
+
+    def complete(self, requests: Sequence[Request]) -> list[Completion]:
+        """Submit requests and run until all of them have finished."""
         texts: list[list[str]] = [[] for _ in requests]
         driver: EngineDriver[list[str]] = EngineDriver(self)
         for request, text in zip(requests, texts):
@@ -357,8 +361,8 @@ class Engine:
 def runner_for(engine: Engine) -> Runner:
     """CUDA graphs on a GPU, if the model is of the kind. Elsewhere not even the code is there."""
     if engine.model.device.type == "cuda":
-        from moesaic.serve.gpu.overlap import QueuedSteps
+        from moesaic.serve.gpu.overlap import OverlapLoop
 
-        if QueuedSteps.fits(engine):
-            return QueuedSteps(engine)
+        if OverlapLoop.fits(engine):
+            return OverlapLoop(engine)
     return Runner(engine)

@@ -1,7 +1,7 @@
-"""A step on a GPU that is waited for: its guesses are checked before more are made.
+"""A synchronous step on a GPU: its draft tokens are verified before more are proposed.
 
-Every guess is a row of its sequence like the answer's last token, so that checking it gives the bits that writing it
-would have given. What the device can choose it has chosen for every row; for other wishes there are the logits.
+Every draft token is a row of its sequence like the last known token, so that verifying it gives the bits that decoding
+it would have given. Every row's next token is sampled on the device where it can be; else there are the logits.
 """
 
 from __future__ import annotations
@@ -11,58 +11,59 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from moesaic.kernels.cuda.graphed_step import LaunchedStep
+from moesaic.kernels.cuda.step_inputs import ChunkRows
 from moesaic.model.layout import Span
 from moesaic.serve.core.forward_pass import Chunk, Forward
 from moesaic.serve.core.request import Request, TokenLogprob
 from moesaic.serve.core.sampler import Choices, draw
-from moesaic.serve.gpu.decode_batch import Seat, chosen_on_device
-from moesaic.serve.gpu.graphed_step import Flight
-from moesaic.serve.gpu.inputs import Part
+from moesaic.serve.gpu.decode_batch import Slot, samples_on_device
 
 if TYPE_CHECKING:
     from moesaic.serve.core.engine import Engine
 
 
-def part_of(chunk: Chunk, seat: Seat, followed: int) -> Part:
-    """The rows of a share, so many of the last of which are followed by a token."""
+def rows_of(chunk: Chunk, slot: Slot, sampled: int) -> ChunkRows:
+    """The rows of a chunk; after so many of them, the last ones, a token is sampled."""
     request = chunk.request
-    part = Part(seat.slot, request.computed, chunk.new_tokens(), followed)
-    if followed and seat.simple and request.sampling.temperature > 0:
+    rows = ChunkRows(slot.index, request.computed, chunk.new_tokens(), sampled)
+    if sampled and slot.on_device and request.sampling.temperature > 0:
         first = request.computed + chunk.tokens
-        part.temperature = request.sampling.temperature
-        part.draws = [draw(request.seed, place) for place in range(first, first + followed)]
-    return part
+        rows.temperature = request.sampling.temperature
+        rows.draws = [draw(request.seed, position) for position in range(first, first + sampled)]
+    return rows
 
 
-def told(request: Request, token: int, logprob: float, drawn: float) -> TokenLogprob:
+def token_logprob(request: Request, token: int, logprob: float, drawn: float) -> TokenLogprob:
     return TokenLogprob(token, logprob, drawn=drawn if request.sampling.record_draws else None)
 
 
 class GraphedForward(Forward):
-    def __init__(self, chunks: list[Chunk], engine: Engine, flight: Flight) -> None:
+    def __init__(self, chunks: list[Chunk], engine: Engine, launched: LaunchedStep) -> None:
         super().__init__(chunks, engine.version)
-        self.engine, self.flight, self.hidden_TD = engine, flight, flight.hidden_TD
+        self.engine, self.launched, self.hidden_TD = engine, launched, launched.hidden_TD
         self.spans = []
         start = 0
         for number, chunk in enumerate(chunks):
             self.spans.append(Span(number, start, start + chunk.rows, chunk.request.computed))
             start += chunk.rows
-        self.chosen = list(zip(*flight.wait(), strict=True))
+        self.sampled = list(zip(*launched.wait(), strict=True))
         self.done = True
 
     def choices(self, rows: list[int]) -> GraphedForward:
         return self
 
     def choose(self, row: int, request: Request, stop_tokens: set[int]) -> TokenLogprob:
-        if chosen_on_device(request.sampling):
-            return told(request, *self.chosen[row])
-        return self._by_host.choose(row, request, stop_tokens)
+        if samples_on_device(request.sampling):
+            return token_logprob(request, *self.sampled[row])
+        return self._on_host.choose(row, request, stop_tokens)
 
     @cached_property
-    def _by_host(self) -> Choices:
-        return Choices(self.flight.logits_RV)
+    def _on_host(self) -> Choices:
+        return Choices(self.launched.logits_RV)
 
     @property
     def routes(self) -> dict[int, Tensor]:
         """The graph has counted them: `routing`, of which the host would, stays empty."""
-        return {layer: routes_TK.long() for layer, routes_TK in zip(self.engine.experts.starts, self.flight.routes_LTK)}
+        layers = self.engine.experts.starts
+        return {layer: routes_TK.long() for layer, routes_TK in zip(layers, self.launched.routes_LTK)}

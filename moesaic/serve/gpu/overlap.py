@@ -1,14 +1,16 @@
-"""The engine's step on a GPU: queue the next step before the last one's tokens are known, so the device never waits.
+"""Overlap scheduling on a GPU: step N+1 is launched before the host knows the tokens of step N, so the GPU never waits.
 
-A request whose next token is chosen on the device can be given its next step at once: only that token is unknown, and
-it is already where the next step reads it. Such requests form a cohort (`cuda_cohort.py`) that goes on by itself; the
-scheduler sees to the others, and keeps off those in the cohort because they are busy. What the host learns one step
-late is that a request has ended; the step it was still part of is then thrown away. All steps run in one stream, in the
-order in which they were queued, so pages and slots can change hands without waiting.
+`OverlapLoop` launches the next step, then processes the results of the one before it, as SGLang's overlap scheduler
+does. A request whose next token is sampled on the device
+can be given its next step at once: only that token is unknown, and it is already where the next step reads it. Such
+requests are the decode batch (`decode_batch.py`), which needs no scheduling; the scheduler serves the others, and keeps
+off the decode batch because its requests are busy. What the host learns one step late is that a request has finished;
+the rows it still had in the step after that are discarded. All steps run in one stream, in the order in which they were
+launched, so pages and slots can change hands without waiting.
 
-Requests whose wishes are not those of the device (a grammar, penalties, top-p) get their logits, are chosen for on the
-host, and take part in every second step. Guesses are made from tokens the host knows, so while a drafter has any to
-make, each step is waited for (`cuda_forward.py`); while it rests, steps are queued.
+Requests whose sampling params the device does not implement (a grammar, penalties, top-p) are sampled on the host from
+their logits, and take part in every second step. Draft tokens are proposed from tokens the host knows, so while a
+drafter has any, steps are synchronous (`forward.py`); while it rests, they overlap.
 """
 
 from __future__ import annotations
@@ -22,254 +24,275 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from moesaic.kernels.cuda.fused_forward import FusedForward, StepWeights, takes
+from moesaic.kernels.cuda.graphed_step import GraphedSteps, LaunchedStep
+from moesaic.kernels.cuda.step_inputs import ChunkRows, StepInputs
+from moesaic.model.block import Block
 from moesaic.model.layout import Span
+from moesaic.model.rope import position_angles
+from moesaic.model.transformer import Model
 from moesaic.serve.core.forward_pass import Chunk, Forward, ForwardPass
 from moesaic.serve.core.policies.chunked import Chunked
 from moesaic.serve.core.request import Output, Request, TokenLogprob
 from moesaic.serve.core.runner import Runner
 from moesaic.serve.core.sampler import Choices
-from moesaic.serve.gpu.decode_batch import Cohort, Seat, Seats
-from moesaic.serve.gpu.forward import GraphedForward, part_of, told
-from moesaic.serve.gpu.graphed_step import Flight, GraphedSteps, takes
-from moesaic.serve.gpu.inputs import Inputs, Part
+from moesaic.serve.gpu.decode_batch import DecodeBatch, Slot, Slots
+from moesaic.serve.gpu.forward import GraphedForward, rows_of, token_logprob
 
 if TYPE_CHECKING:
     from moesaic.serve.core.engine import Engine
 
 
 @dataclass
-class Entry:
-    """The part in a step of a request that was not in the cohort."""
+class ChunkInFlight:
+    """A chunk of a request outside the decode batch, in a step that was launched."""
 
-    seat: Seat
+    slot: Slot
     span: Span
-    last: bool  # whether the model has then seen all the request knows
-    row: int | None  # of the tokens chosen, if one is
-    logits: int | None = None  # its row of the logits kept for the host
+    last: bool  # whether all known tokens of the request are then computed
+    row: int | None  # of the sampled tokens, if one is sampled
+    logits: int | None = None  # its row of the logits kept for sampling on the host
 
 
 @dataclass
-class UnderWay:
-    flight: Flight
-    cohort: list[Seat]  # one row each, the first
-    entries: list[Entry]
+class InFlightStep:
+    launched: LaunchedStep
+    batch: list[Slot]  # the decode batch: one row each, the first rows of the step
+    chunks: list[ChunkInFlight]
     version: int
     logits_XV: Tensor | None
     routes_LTK: Tensor | None
 
 
-class QueuedSteps(Runner):
-    """What `Engine.step` does where the model is on a GPU and of a kind that runs as graphs."""
+def step_weights(model: Model) -> StepWeights:
+    layers = tuple(block.weights() for block in model.layers if isinstance(block, Block))
+    return StepWeights(model.embed, layers, model.norm.weights(), model.output)
+
+
+class OverlapLoop(Runner):
+    verifies_trees = False
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
-        most = engine.scheduler.most
-        starts = list(engine.experts.starts.values())
-        self.steps = GraphedSteps(engine.model, engine.cache, most, engine.experts.counts, starts)
-        self.seats = Seats(most)
-        self.cohort = Cohort(engine.page_pool)
-        self.under_way: deque[UnderWay] = deque()
+        model, counts = engine.model, engine.experts.counts
+        rope = position_angles(model.config, engine.max_length, model.device)
+        layer_counts = [counts[start:] for start in engine.experts.starts.values()]
+        forward = FusedForward(step_weights(model), engine.cache.layers, rope, layer_counts)
+        self.steps = GraphedSteps(forward, engine.cache.page_size, engine.scheduler.most, counts)
+        self.slots = Slots(engine.scheduler.most)
+        self.batch = DecodeBatch(engine.page_pool)
+        self.in_flight: deque[InFlightStep] = deque()
         self.version = engine.version
-        self.weights = self._addresses()
-        self.settled: float | None = None  # when a step of the cohort alone was last done with
+        self.addresses = self._addresses()
+        self.last_decoded: float | None = None  # when the results of a step of the decode batch alone were processed
         # A step makes thousands of small objects, and collections that walk the whole program would stop the device.
         gc.freeze()
 
-    verifies_trees = False
-
     @staticmethod
     def fits(engine: Engine) -> bool:
-        """Interrupting a step between two layers (other policies) and caches that are pruned are for plain passes."""
-        return takes(engine.model) and engine.page_pool.store is None and isinstance(engine.scheduler.policy, Chunked)
+        """Policies that stop a forward between two layers, and pruned caches, are for plain blocks."""
+        model = engine.model
+        plain = model.mode != "reference" and model.config.rope.kind != "dynamic"
+        scheduled = engine.page_pool.store is None and isinstance(engine.scheduler.policy, Chunked)
+        return plain and scheduled and takes(step_weights(model))
+
+    # The loop
 
     def queued_outputs(self) -> list[Output] | None:
-        """What came of an earlier step, with one more queued behind it. None where a plain pass must run next."""
-        engine, began = self.engine, self.engine.clock()
-        scheduler, drafter = engine.scheduler, engine.drafter
-        others = scheduler.stopped or any(one.adapter is not None for one in scheduler.requests.values())
+        """Launch step N+1, then process the results of step N. None, where the next step is to be synchronous."""
+        engine, start = self.engine, self.engine.clock()
+        scheduler = engine.scheduler
+        needs_blocks = scheduler.stopped or any(one.adapter is not None for one in scheduler.requests.values())
         if engine.paused:
-            return self._settle_all()
+            return self._process_all()
         outputs = self._follow_weights()
-        if others or (drafter is not None and not drafter.rests(len(scheduler.requests))):
-            return outputs + self._dissolve() or None
-        self.cohort.drop_ended()
-        chunks = self._others(began) if self.cohort.grow() else None
-        if chunks is None:  # not enough pages for all: the scheduler must take some away
-            outputs += self._dissolve()
-            made = scheduler.schedule(began)
-            assert isinstance(made, list)
-            chunks = made
-        busy = bool(chunks or self.cohort.seats)
-        if busy:
-            self.under_way.append(self._launch(chunks))
-        outputs += self._settle_all(but=1 if busy else 0)
-        if busy or outputs:
-            engine.counts.busy_seconds += engine.clock() - began
+        if needs_blocks or self._drafting():
+            return outputs + self._drain() or None
+        self.batch.drop_finished()
+        chunks = self._beside_the_batch(start) if self.batch.grow() else None
+        if chunks is None:  # not enough pages for all: the scheduler must preempt some
+            outputs += self._drain()
+            work = scheduler.schedule(start)
+            assert isinstance(work, list)
+            chunks = work
+        launches = bool(chunks or self.batch.slots)
+        if launches:
+            self.in_flight.append(self._launch(chunks))
+        outputs += self._process_all(but=1 if launches else 0)
+        if launches or outputs:
+            engine.counts.busy_seconds += engine.clock() - start
         return outputs
 
-    def takes(self, chunks: Sequence[Chunk]) -> bool:
-        """Whether a forward that is waited for can be a graph: guesses in lines, of requests without adapters."""
-        return all(chunk.request.adapter is None and (chunk.draft is None or chunk.draft.is_line) for chunk in chunks)
+    def _drafting(self) -> bool:
+        """Draft tokens need the host to know all tokens."""
+        drafter = self.engine.drafter
+        return drafter is not None and not drafter.rests(len(self.engine.scheduler.requests))
 
-    def run(self, work: list[Chunk] | ForwardPass) -> Forward | None:
-        return self.forward(work) if isinstance(work, list) and work and self.takes(work) else super().run(work)
-
-    def forward(self, chunks: list[Chunk]) -> GraphedForward:
-        engine, began = self.engine, self.engine.clock()
-        parts = []
-        for chunk in chunks:
-            seat = self.seats.of(chunk.request)
-            if pages := seat.new_pages():
-                self.steps.give_pages(pages)
-            parts.append(part_of(chunk, seat, followed=chunk.rows - chunk.tokens + 1 if chunk.last else 0))
-        inputs = Inputs.of(self.cohort.rows(), parts, engine.scheduler.most, self.steps.tile)
-        recorded = inputs.shape in self.steps.graphs
-        made = GraphedForward(chunks, engine, self.steps.run(inputs))
-        made.usual, made.seconds = recorded, engine.clock() - began
-        engine.counts.busy_seconds += made.seconds
-        return made
-
-    def _others(self, now: float) -> list[Chunk] | None:
-        """Tokens for the requests that are not in the cohort; None, where nobody goes on and there are no pages."""
-        scheduler, members = self.engine.scheduler, self.cohort.seats
-        if len(scheduler.requests) == len(members):
+    def _beside_the_batch(self, now: float) -> list[Chunk] | None:
+        """Chunks of requests outside the decode batch; None, where that is empty too and there are no pages."""
+        scheduler, batch = self.engine.scheduler, self.batch.slots
+        if len(scheduler.requests) == len(batch):
             return []
         policy = scheduler.policy
         assert isinstance(policy, Chunked)
         ready = scheduler.ready()
-        left = policy.tokens - len(members)
+        left = policy.tokens - len(batch)
         plan = Chunked(left).choose(ready, [], now) if left > 0 else []
         assert isinstance(plan, list)
         chunks = scheduler.find_pages(plan)
-        return None if plan and not chunks and not members else chunks
+        return None if plan and not chunks and not batch else chunks
 
-    def _dissolve(self) -> list[Output]:
-        """Have everybody where the host knows all of it, and the scheduler decide."""
-        outputs = self._settle_all()
-        for seat in self.cohort.seats:
-            seat.request.end_forward()
-        self.cohort.clear()
-        self.settled = None
+    def _process_all(self, but: int = 0) -> list[Output]:
+        """Results of the steps in flight but for the last."""
+        outputs: list[Output] = []
+        while len(self.in_flight) > but:
+            self._process_results(self.in_flight.popleft(), outputs)
         return outputs
 
-    # Queueing
+    def _drain(self) -> list[Output]:
+        """Process all results, and give the requests of the decode batch to the scheduler."""
+        outputs = self._process_all()
+        for slot in self.batch.slots:
+            slot.request.end_forward()
+        self.batch.clear()
+        self.last_decoded = None
+        return outputs
 
-    def _launch(self, chunks: Sequence[Chunk]) -> UnderWay:
-        members = self.cohort.seats
-        parts: list[Part] = []
-        entries: list[Entry] = []
-        row = chosen = len(members)
+    # Synchronous steps, with draft tokens to verify
+
+    def run(self, work: list[Chunk] | ForwardPass) -> Forward | None:
+        return self.forward(work) if isinstance(work, list) and work and self.takes(work) else super().run(work)
+
+    def takes(self, chunks: Sequence[Chunk]) -> bool:
+        """Whether a synchronous forward can be a CUDA graph: draft tokens in a line, of requests without adapters."""
+        return all(chunk.request.adapter is None and (chunk.draft is None or chunk.draft.is_line) for chunk in chunks)
+
+    def forward(self, chunks: list[Chunk]) -> GraphedForward:
+        engine, start = self.engine, self.engine.clock()
+        rows = []
+        for chunk in chunks:
+            slot = self.slots.of(chunk.request)
+            if pages := slot.new_pages():
+                self.steps.give_pages(pages)
+            rows.append(rows_of(chunk, slot, sampled=chunk.rows - chunk.tokens + 1 if chunk.last else 0))
+        inputs = StepInputs.of(self.batch.rows(), rows, engine.scheduler.most, self.steps.tile)
+        captured = inputs.shape in self.steps.graphs
+        made = GraphedForward(chunks, engine, self.steps.launch(inputs))
+        made.usual, made.seconds = captured, engine.clock() - start
+        engine.counts.busy_seconds += made.seconds
+        return made
+
+    # Launching a step
+
+    def _launch(self, chunks: Sequence[Chunk]) -> InFlightStep:
+        batch = self.batch.slots
+        rows: list[ChunkRows] = []
+        parts: list[ChunkInFlight] = []
+        row = sampled = len(batch)
         for chunk in chunks:
             request, start = chunk.request, chunk.request.computed
-            seat = self.seats.of(request)
-            seat.changed = True
-            part = part_of(chunk, seat, followed=chunk.last and not request.embed)
-            parts.append(part)
-            span = Span(len(entries), row, row + chunk.tokens, start)
-            entries.append(Entry(seat, span, chunk.last, chosen if part.followed else None))
+            slot = self.slots.of(request)
+            slot.changed = True
+            new = rows_of(chunk, slot, sampled=chunk.last and not request.embed)
+            rows.append(new)
+            span = Span(len(parts), row, row + chunk.tokens, start)
+            parts.append(ChunkInFlight(slot, span, chunk.last, sampled if new.sampled else None))
             row += chunk.tokens
-            chosen += part.followed
-        changed = [entry.seat for entry in entries] + [seat for seat in members if seat.changed]
-        if pages := {place: page for seat in changed for place, page in seat.new_pages().items()}:
+            sampled += new.sampled
+        changed = [part.slot for part in parts] + [slot for slot in batch if slot.changed]
+        if pages := {place: page for slot in changed for place, page in slot.new_pages().items()}:
             self.steps.give_pages(pages)
-        inputs = Inputs.of(self.cohort.rows(), parts, self.engine.scheduler.most, self.steps.tile)
-        flight = self.steps.run(inputs)
-        kept = UnderWay(
-            flight, list(members), entries, self.engine.version, *self._keep(flight, entries, chunks, members)
-        )
-        self.cohort.advance()
-        for chunk, entry in zip(chunks, entries, strict=True):
-            self._advance(chunk, entry)
-        return kept
+        inputs = StepInputs.of(self.batch.rows(), rows, self.engine.scheduler.most, self.steps.tile)
+        launched = self.steps.launch(inputs)
+        kept = self._keep(launched, parts, chunks, batch)
+        step = InFlightStep(launched, list(batch), parts, self.engine.version, *kept)
+        self.batch.advance()
+        for chunk, part in zip(chunks, parts, strict=True):
+            self._advance(chunk, part)
+        return step
 
     def _keep(
-        self, flight: Flight, entries: list[Entry], chunks: Sequence[Chunk], members: list[Seat]
+        self, launched: LaunchedStep, parts: list[ChunkInFlight], chunks: Sequence[Chunk], batch: list[Slot]
     ) -> tuple[Tensor | None, Tensor | None]:
-        """What the host wants of a step besides tokens must be copied before the next one overwrites it."""
+        """What the host needs of a step besides tokens must be copied before the next one overwrites it."""
         if any(chunk.request.embed or chunk.request.sampling.prompt_logprobs is not None for chunk in chunks):
-            self.engine.record_prompt(chunks, [entry.span for entry in entries], flight.hidden_TD)
-        by_host = [entry for entry in entries if entry.row is not None and not entry.seat.simple]
-        for number, entry in enumerate(by_host):
-            entry.logits = number
-        rows = [entry.row for entry in by_host]
-        logits_XV = flight.logits_RV[torch.tensor(rows, device=flight.logits_RV.device)] if rows else None
-        seats = [*members, *(entry.seat for entry in entries)]
-        recorded = any(seat.request.sampling.record_routes for seat in seats)
-        return logits_XV, flight.routes_LTK.clone() if recorded else None
+            self.engine.record_prompt(chunks, [part.span for part in parts], launched.hidden_TD)
+        by_host = [part for part in parts if part.row is not None and not part.slot.on_device]
+        for number, part in enumerate(by_host):
+            part.logits = number
+        rows = [part.row for part in by_host]
+        logits_XV = launched.logits_RV[torch.tensor(rows, device=launched.logits_RV.device)] if rows else None
+        slots = [*batch, *(part.slot for part in parts)]
+        recorded = any(slot.request.sampling.record_routes for slot in slots)
+        return logits_XV, launched.routes_LTK.clone() if recorded else None
 
-    def _advance(self, chunk: Chunk, entry: Entry) -> None:
-        """The request is where it will be when the step has run; only the token it chose is not known yet."""
+    def _advance(self, chunk: Chunk, part: ChunkInFlight) -> None:
+        """The request is where it will be when the step has run; only the token it samples is not known yet."""
         request, counts = chunk.request, self.engine.counts
         counts.prompt_tokens += max(0, min(chunk.tokens, len(request.prompt) - request.computed))
         request.computed += chunk.tokens
-        if entry.last:  # until its token is there, or as long as it is in the cohort
+        if part.last:  # until its token is there, or as long as it is in the decode batch
             request.begin_forward()
-        if entry.row is not None and entry.seat.simple and request.computed + 1 < request.limit:
-            self.cohort.join(entry.seat, request.computed)
+        if part.row is not None and part.slot.on_device and request.computed + 1 < request.limit:
+            self.batch.join(part.slot, request.computed)
         if chunk.tokens > 1:
             self.engine.page_pool.publish(request)
-            entry.seat.changed = True  # a page that somebody else has filled too is theirs from now on
+            part.slot.changed = True  # a page that another request has filled too is replaced by that one
 
-    # What came of it
+    # Processing its results
 
-    def _settle_all(self, but: int = 0) -> list[Output]:
-        outputs: list[Output] = []
-        while len(self.under_way) > but:
-            self._settle(self.under_way.popleft(), outputs)
-        return outputs
-
-    def _settle(self, done: UnderWay, outputs: list[Output]) -> None:
-        engine, size = self.engine, self.engine.page_pool.size
-        chosen_R = list(zip(*done.flight.wait(), strict=True))
+    def _process_results(self, step: InFlightStep, outputs: list[Output]) -> None:
+        engine, page_size = self.engine, self.engine.page_pool.size
+        sampled_R = list(zip(*step.launched.wait(), strict=True))
         engine.counts.steps += 1
         if engine.drafter is not None:
             now = engine.clock()
-            if self.settled is not None and not done.entries:
-                engine.drafter.rested(len(done.cohort), now - self.settled)
-            self.settled = None if done.entries else now
-        for row, (seat, found) in enumerate(zip(done.cohort, chosen_R)):
-            request = seat.request
-            if self._counts(seat, done):
-                if done.routes_LTK is not None:
-                    self._note_routes(request, done.routes_LTK[:, row : row + 1])
+            if self.last_decoded is not None and not step.chunks:
+                engine.drafter.rested(len(step.batch), now - self.last_decoded)
+            self.last_decoded = None if step.chunks else now
+        for row, (slot, found) in enumerate(zip(step.batch, sampled_R)):
+            request = slot.request
+            if self._is_wanted(slot, step):
+                if step.routes_LTK is not None:
+                    self._record_routes(request, step.routes_LTK[:, row : row + 1])
                 request.computed += 1
-                outputs.append(self._gain(seat, told(request, *found), done.version))
-                if request.computed % size == 0 and request.pages:
+                outputs.append(self._accept(slot, token_logprob(request, *found), step.version))
+                if request.computed % page_size == 0 and request.pages:
                     engine.page_pool.publish(request)
-                    seat.changed = True
-        choices = Choices(done.logits_XV) if done.logits_XV is not None else None
-        for entry in done.entries:
-            request = entry.seat.request
-            if not self._counts(entry.seat, done):
+                    slot.changed = True
+        choices = Choices(step.logits_XV) if step.logits_XV is not None else None
+        for part in step.chunks:
+            request = part.slot.request
+            if not self._is_wanted(part.slot, step):
                 continue
-            if done.routes_LTK is not None:
-                self._note_routes(request, done.routes_LTK[:, entry.span.start : entry.span.stop])
-            if entry.last:
+            if step.routes_LTK is not None:
+                self._record_routes(request, step.routes_LTK[:, part.span.start : part.span.stop])
+            if part.last:
                 chosen = None
-                if entry.logits is not None and choices is not None:
-                    chosen = choices.choose(entry.logits, request, engine.stop_tokens)
-                elif entry.row is not None:
-                    chosen = told(request, *chosen_R[entry.row])
-                outputs.append(self._gain(entry.seat, chosen, done.version))
+                if part.logits is not None and choices is not None:
+                    chosen = choices.choose(part.logits, request, engine.stop_tokens)
+                elif part.row is not None:
+                    chosen = token_logprob(request, *sampled_R[part.row])
+                outputs.append(self._accept(part.slot, chosen, step.version))
 
-    def _counts(self, seat: Seat, done: UnderWay) -> bool:
-        """Whether a request still wants what a step computed for it."""
-        request = seat.request
+    def _is_wanted(self, slot: Slot, step: InFlightStep) -> bool:
+        """Whether a request still needs what a step computed for it."""
+        request = slot.request
         if request.finish_reason is not None:
             request.end_forward()
             self.engine.retire(request)
             return False
-        if not seat.taken:  # its pages were taken meanwhile: it has begun anew
+        if not slot.taken:  # it was preempted meanwhile
             return False
-        if done.version < self.engine.oldest:
+        if step.version < self.engine.oldest:
             request.end_forward()
             self.engine.restart(request)
             return False
         return True
 
-    def _gain(self, seat: Seat, chosen: TokenLogprob | None, version: int) -> Output:
-        request = seat.request
-        if chosen is None:  # all it wanted was its prompt read
+    def _accept(self, slot: Slot, chosen: TokenLogprob | None, version: int) -> Output:
+        request = slot.request
+        if chosen is None:  # an embedding, which needs its prompt only
             request.finish_reason = "stop"
             output = Output(request, [], "", [])
         else:
@@ -278,11 +301,11 @@ class QueuedSteps(Runner):
         if request.finish_reason is not None:
             request.end_forward()
             self.engine.retire(request)
-        elif not seat.member:
+        elif not slot.in_batch:
             request.end_forward()
         return output
 
-    def _note_routes(self, request: Request, routes_LTK: Tensor) -> None:
+    def _record_routes(self, request: Request, routes_LTK: Tensor) -> None:
         if request.sampling.record_routes:
             for layer, routes_TK in zip(self.engine.experts.starts, routes_LTK, strict=True):
                 request.routes.setdefault(layer, []).append(routes_TK.long())
@@ -290,20 +313,20 @@ class QueuedSteps(Runner):
     # Weights
 
     def _follow_weights(self) -> list[Output]:
-        """Weights that were changed in place are read by the next step; moved ones need new graphs. Members of the
-        cohort begin anew, if they are to, like everybody else."""
+        """Weights that were changed in place are read by the next step; moved ones need new graphs. Requests of the
+        decode batch are restarted, if they are to be, like all others."""
         engine, outputs = self.engine, []
         if self.version != engine.version:
             if self.version < engine.oldest:
-                members = list(self.cohort.seats)
-                outputs = self._dissolve()
-                for seat in members:
-                    if seat.taken and seat.request.finish_reason is None:
-                        engine.restart(seat.request)
+                batch = list(self.batch.slots)
+                outputs = self._drain()
+                for slot in batch:
+                    if slot.taken and slot.request.finish_reason is None:
+                        engine.restart(slot.request)
             self.version = engine.version
-            before, self.weights = self.weights, self._addresses()
-            if before != self.weights:
-                self.steps.forget()
+            before, self.addresses = self.addresses, self._addresses()
+            if before != self.addresses:
+                self.steps.move_weights(step_weights(engine.model))
         return outputs
 
     def _addresses(self) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from moesaic.kernels.cross_entropy import IGNORED, ROWS
 from moesaic.model.context import Routing
 from moesaic.model.directory import load
 from moesaic.model.formats.matching import match
-from moesaic.model.formats.quantized import open_checkpoint
+from moesaic.model.formats.opening import open_checkpoint
 from moesaic.model.transformer import LayerRunner, Model, run_plainly
 from moesaic.train.objectives import Loss, Objective, layout_of
 

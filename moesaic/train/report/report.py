@@ -6,7 +6,7 @@
             report.note("saved", kind="save")
         report.close(then=[f"moesaic chat {directory}"])
 
-The values of a step may be tensors on a GPU. They are copied without waiting and read up to `MAX_IN_FLIGHT` steps later,
+The values of a step may be tensors on a GPU. They are copied asynchronously and read up to `MAX_IN_FLIGHT` steps later,
 so the report never makes the device idle; `state()` waits for them all, and belongs in every checkpoint.
 """
 

@@ -5,6 +5,8 @@ there.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +14,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from moesaic.kernels.layer_weights import RouteRules
 from moesaic.kernels.triton.dependent_launch import launch_overlapped, overlaps
 from moesaic.kernels.triton.linear import tiled
 
@@ -109,6 +112,12 @@ class Choice:
     places_T: torch.Tensor | None = None
     routes_TK: torch.Tensor | None = None
     counts_E: torch.Tensor | None = None  # int64, counted on; with `places_T`
+
+    @classmethod
+    def by(cls, rules: RouteRules, *where: torch.Tensor) -> Choice:
+        """`where` are the tensors of the last fields."""
+        sigmoid = rules.score == "sigmoid"
+        return cls(rules.per_token, sigmoid, rules.normalize, rules.scale, rules.groups, rules.top_groups, *where)
 
 
 def takes_groups(experts: int, groups: int) -> bool:

@@ -15,7 +15,7 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from moesaic.evaluate.environments import FORM, Environment, Episode, Finished, Invalid, same
+from moesaic.worlds.text_actions import FORM, Finished, Invalid, Simulation, World, same
 
 INSTRUCTIONS = 400_000  # of SQLite's machine, for one statement; a join of all rows with all takes far fewer
 LONGEST_VALUE = 4_000  # bytes; with the above it bounds what a statement can take of memory
@@ -149,11 +149,12 @@ KINDS: tuple[Callable[[Rows, random.Random], Task], ...] = (
 )
 
 
-class Session(Episode):
+class Session(Simulation):
     def __init__(self, draw: random.Random, number: int) -> None:
         rows = make_rows(draw)
         self.task = KINDS[number % len(KINDS)](rows, draw)
-        self.database = sqlite3.connect(":memory:", isolation_level=None, cached_statements=0)
+        # Turns of a rollout may be taken on different threads, one after the other.
+        self.database = sqlite3.connect(":memory:", isolation_level=None, cached_statements=0, check_same_thread=False)
         self.database.executescript(TABLES)
         self.database.executemany("INSERT INTO people VALUES (?, ?, ?, ?)", rows.people)
         self.database.executemany("INSERT INTO orders VALUES (?, ?, ?, ?)", rows.orders)
@@ -213,8 +214,8 @@ def _shown(value: object) -> str:
 
 
 @dataclass(frozen=True)
-class Database(Environment):
-    turns = 8
+class Database(World):
+    turns: int = 8
 
-    def episode(self, draw: random.Random, number: int) -> Episode:
+    def simulation(self, draw: random.Random, number: int) -> Simulation:
         return Session(draw, number)

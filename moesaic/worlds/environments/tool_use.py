@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from moesaic.align.environments import Environment, Episode, Step
-from moesaic.align.environments.tools import Tool
-from moesaic.methods import Method, build
+from moesaic.methods import build, named
 from moesaic.serve.parsers import Call, Message
+from moesaic.worlds.environments import Environment, Episode, Step
 from moesaic.worlds.example import Example
+from moesaic.worlds.tools import Tool
 
 CALLS = 4  # of one turn that are carried out; a model that stammers does not keep the others waiting
 
@@ -64,13 +64,8 @@ def carried_out(tools: Mapping[str, Tool], call: Call) -> tuple[str, bool]:
         return f"error: {error}", False
 
 
-def build_tools(named: tuple[dict[str, Any] | str, ...]) -> dict[str, Tool]:
-    found = {}
-    for entry in named:
-        options = {"name": entry} if isinstance(entry, str) else dict(entry)
-        name = str(options.pop("name", ""))
-        found[name] = build(Method(name, options), Tool, "align.stages: environment: tools")
-    return found
+def build_tools(tools: tuple[dict[str, Any] | str, ...]) -> dict[str, Tool]:
+    return {method.name: build(method, Tool, "align.stages: environment: tools") for method in named(tools)}
 
 
 def specs(tools: Mapping[str, Tool]) -> list[dict[str, Any]]:

@@ -13,9 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from moesaic.align.environments.tools import Tool
-from moesaic.align.stages import EARLIER
 from moesaic.errors import UserError
+from moesaic.worlds.stage_outputs import is_stage_output
+from moesaic.worlds.tools import Tool
 
 ENDINGS = (".txt", ".md", ".rst")
 
@@ -38,7 +38,7 @@ class Search(Tool):
     def __post_init__(self) -> None:
         if not self.path or self.passages < 1:
             raise ValueError("search needs the path of a text or a folder of texts, and passages of at least 1")
-        if not self.path.startswith(EARLIER):
+        if not is_stage_output(self.path):
             _ = self._index  # what cannot be searched is told now, not when a model first tries
 
     def __call__(self, **arguments: Any) -> str:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from moesaic.evaluate.environments import FORM, Environment, Episode, Finished, Invalid
+from moesaic.worlds.text_actions import FORM, Finished, Invalid, Simulation, World
 
 CARDS = 6
 
@@ -36,7 +36,7 @@ For example: Action: play 3
 {round}"""
 
 
-class Game(Episode):
+class Game(Simulation):
     def __init__(self, draw: random.Random, number: int) -> None:
         self.habit = list(HABITS)[number % len(HABITS)]
         self.prizes = draw.sample(range(1, CARDS + 1), CARDS)
@@ -80,8 +80,8 @@ def _told(hand: list[int]) -> str:
 
 
 @dataclass(frozen=True)
-class Cards(Environment):
-    turns = CARDS + 4  # a few mistakes
+class Cards(World):
+    turns: int = CARDS + 4  # a few mistakes
 
-    def episode(self, draw: random.Random, number: int) -> Episode:
+    def simulation(self, draw: random.Random, number: int) -> Simulation:
         return Game(draw, number)

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from moesaic.errors import UserError
-from moesaic.evaluate.environments import FORM, Environment, Episode, Finished, same
 from moesaic.worlds.sandbox import Limits, run_python
+from moesaic.worlds.text_actions import FORM, Finished, Simulation, World, same
 
 INSIDE = Path(__file__).with_name("_shell_inside.py")
 GRACE = 4.0  # seconds to lay files out and take them down again
@@ -162,7 +162,7 @@ KINDS: tuple[Callable[[random.Random], Task], ...] = (
 )
 
 
-class Terminal(Episode):
+class Terminal(Simulation):
     def __init__(self, draw: random.Random, number: int, seconds: float) -> None:
         self.task = KINDS[number % len(KINDS)](draw)
         self.files, self.seconds = self.task.files, seconds
@@ -203,9 +203,9 @@ class Terminal(Episode):
 
 
 @dataclass(frozen=True)
-class Shell(Environment):
-    turns = 8
+class Shell(World):
+    turns: int = 8
     seconds: float = 3.0  # for one command
 
-    def episode(self, draw: random.Random, number: int) -> Episode:
+    def simulation(self, draw: random.Random, number: int) -> Simulation:
         return Terminal(draw, number, self.seconds)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from moesaic.evaluate.environments import FORM, Environment, Episode, Finished, Invalid, same
+from moesaic.worlds.text_actions import FORM, Finished, Invalid, Simulation, World, same
 
 SHOWN = 12  # entities of a set
 PEOPLE, CITIES, COUNTRIES, COMPANIES = 60, 6, 3, 8
@@ -137,7 +137,7 @@ KINDS: tuple[Callable[[list[str], Leads, random.Random], Asked], ...] = (
 )
 
 
-class Questioning(Episode):
+class Questioning(Simulation):
     def __init__(self, draw: random.Random, number: int) -> None:
         self.graph, people, leads = make_graph(draw)
         self.asked = KINDS[number % len(KINDS)](people, leads, draw)
@@ -194,8 +194,8 @@ class Questioning(Episode):
 
 
 @dataclass(frozen=True)
-class KnowledgeGraph(Environment):
-    turns = 10
+class KnowledgeGraph(World):
+    turns: int = 10
 
-    def episode(self, draw: random.Random, number: int) -> Episode:
+    def simulation(self, draw: random.Random, number: int) -> Simulation:
         return Questioning(draw, number)

@@ -12,7 +12,7 @@ import random
 import re
 from dataclasses import dataclass
 
-from moesaic.evaluate.environments import FORM, Environment, Episode, Finished, Invalid
+from moesaic.worlds.text_actions import FORM, Finished, Invalid, Simulation, World
 
 ROOMS = {  # containers that can be closed have a mark
     "kitchen": ("counter", "fridge*", "cupboard*"),
@@ -51,7 +51,7 @@ class Goal:
         return f"put the {' and the '.join(state + thing for thing in self.things)} in the {self.container}."
 
 
-class Household(Episode):
+class Household(Simulation):
     def __init__(self, draw: random.Random, number: int) -> None:
         self.room_of = {name.rstrip("*"): room for room, names in ROOMS.items() for name in names}
         self.shut = {name[:-1] for names in ROOMS.values() for name in names if name.endswith("*")}
@@ -164,8 +164,8 @@ class Household(Episode):
 
 
 @dataclass(frozen=True)
-class House(Environment):
-    turns = 30
+class House(World):
+    turns: int = 30
 
-    def episode(self, draw: random.Random, number: int) -> Episode:
+    def simulation(self, draw: random.Random, number: int) -> Simulation:
         return Household(draw, number)

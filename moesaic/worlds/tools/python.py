@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from moesaic.align.environments.tools import Tool
 from moesaic.worlds.sandbox import Limits, run_python
+from moesaic.worlds.tools import Tool
 
 
 @dataclass(frozen=True)

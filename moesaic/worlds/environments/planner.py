@@ -15,18 +15,16 @@ from typing import Any
 
 import torch
 
-from moesaic.align.environments import Environment, Episode, Step
-from moesaic.align.rewards import Reward
-from moesaic.align.rollouts.rollout import roll, seed_of
-from moesaic.align.stages import EARLIER, made_before, methods
-from moesaic.methods import build
 from moesaic.model.directory import load
 from moesaic.model.formats.matching import match
-from moesaic.model.formats.quantized import open_checkpoint
+from moesaic.model.formats.opening import open_checkpoint
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.parsers import Message
+from moesaic.worlds.completions import requests_for, seed_of
+from moesaic.worlds.environments import Environment, Episode, Judge, Judges, Step
 from moesaic.worlds.example import Example
 from moesaic.worlds.judges import Answer
+from moesaic.worlds.stage_outputs import is_stage_output, names_stage_output
 
 
 @dataclass(frozen=True)
@@ -38,28 +36,32 @@ class Planner(Environment):
     reward: dict[str, Any] = field(default_factory=lambda: {"name": "task"})  # what is right
     request: str = "Write a short plan for this task. Do not solve it.\n\n"
     hint: str = "\n\nFollow this plan:\n"
+    _judges: list[Judges] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.executor or self.attempts < 1:
             raise ValueError("planner needs the executor's directory and at least one attempt")
 
     def check(self) -> None:
-        if not self.executor.startswith(EARLIER):
+        if not is_stage_output(self.executor):
             match(open_checkpoint(self.executor))
-        if not made_before(self.reward):
+        if not names_stage_output(self.reward):
             self.judge()
+
+    def judged_by(self, judges: Judges) -> None:
+        self._judges[:] = [judges]
 
     def begin(self, example: Example) -> Episode:
         *before, last = map(dict, example.messages)
         asked = {"role": "user", "content": self.request + str(last.get("content", ""))}
-        return PlannerEpisode([*before, asked], [], self, self.team, example)
+        return PlannerEpisode([*before, asked], [], self, self.follower, example)
 
-    def judge(self) -> Reward:
-        (method,) = methods((self.reward,))
-        return build(method, Reward, "align.stages: environment: reward")
+    def judge(self) -> Judge:
+        (judges,) = self._judges
+        return judges(self.reward)
 
     @cached_property
-    def team(self) -> Executor:
+    def follower(self) -> Executor:
         return Executor(self)
 
 
@@ -85,13 +87,14 @@ class Executor:
     def _rate(self, example: Example, messages: Sequence[dict[str, Any]]) -> float:
         if self._engine is None:
             self._engine = Engine(load(self.options.executor, threads=torch.get_num_threads()), seed=0)
-        told = Example(tuple(messages), example.answer, example.task, example.facts)
-        wishes = {"max_tokens": self.options.max_tokens, "temperature": self.options.temperature}
-        rolled = roll(self._engine, [told], self.options.attempts, wishes, [], [seed_of(0)])
+        engine, options = self._engine, self.options
+        shown = Example(tuple(messages), example.answer, example.task, example.facts)
+        sampling = {"max_tokens": options.max_tokens, "temperature": options.temperature}
+        requests = requests_for(engine, shown, options.attempts, sampling, seed_of(0))
         known = example.truth, example.task, example.facts
         answers = [
-            Answer(example.question, sample.text, len(sample.tokens), sample.finish_reason, *known)
-            for sample in rolled.groups[0]
+            Answer(example.question, done.text, len(done.tokens), done.finish_reason, *known)
+            for done in engine.complete(requests)
         ]
         return sum(float(self.judge(answer)) for answer in answers) / len(answers)
 
@@ -99,8 +102,8 @@ class Executor:
 @dataclass
 class PlannerEpisode(Episode):
     options: Planner
-    team: Executor
+    follower: Executor
     example: Example
 
     def step(self, said: Message) -> Step:
-        return Step(done=True, reward=self.team.gain(self.example, said.content.strip()))
+        return Step(done=True, reward=self.follower.gain(self.example, said.content.strip()))

@@ -12,11 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from moesaic.align.environments import Environment, Episode, Step
-from moesaic.align.environments.tool_use import CALLS, carried_out, opened, specs
-from moesaic.align.environments.tools.search import Search
 from moesaic.serve.parsers import Message
+from moesaic.worlds.environments import Environment, Episode, Step
+from moesaic.worlds.environments.tool_use import CALLS, carried_out, opened, specs
 from moesaic.worlds.example import Example
+from moesaic.worlds.tools.search import Search
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from moesaic.align.conversation import opening
-from moesaic.align.environments import Environment
-from moesaic.align.rewards import Judged, Reward
+from moesaic.align.rewards import Judged, Reward, reward_of
 from moesaic.align.rollouts.pool import Rollout, RolloutPool
-from moesaic.align.rollouts.rollout import Rolled, Sample, sample_of, seed_of
+from moesaic.align.rollouts.rollout import Rolled, Sample, sample_of
 from moesaic.errors import UserError
+from moesaic.methods import Method, build
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Request, Sampling
 from moesaic.serve.parsers import Parser, detect
+from moesaic.worlds.completions import prompt_tokens, seed_of
+from moesaic.worlds.environments import Environment
 from moesaic.worlds.example import Example
 from moesaic.worlds.judges import Answer
 
@@ -55,7 +56,7 @@ class Playing(Rollout):
         self.environment, self.wishes, self.seed = environment, wishes, seed
         self.episode = environment.begin(example)
         self.messages = list(self.episode.messages)
-        self.prompt = opening(self.tokenizer, self.messages, self.episode.tools or None)
+        self.prompt = prompt_tokens(self.tokenizer, self.messages, self.episode.tools or None)
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.versions: list[int] = []
@@ -84,6 +85,7 @@ class Playing(Rollout):
             self.scores.append(step.score)
         self.turn += 1
         if step.done or request.finish_reason != "stop" or self.turn >= self.environment.turns:
+            self.episode.close()
             return None
         rest = between(self.tokenizer, self.messages, self.episode.tools, step.messages)
         ended = self.tokenizer.decode(written[-1:], special=True) if written else ""
@@ -99,6 +101,7 @@ class Playing(Rollout):
             following = self._request()
         except UserError:  # no room for another turn
             self._drop(len(shown))
+            self.episode.close()
             return None
         self.request, self.text = following, ""
         return following
@@ -132,6 +135,13 @@ class Playing(Rollout):
     def _drop(self, count: int) -> None:
         for kept in (self.tokens, self.logprobs, self.versions, self.learn):
             del kept[len(kept) - count :]
+
+
+def open_environment(method: Method) -> Environment:
+    """The environment that a stage names."""
+    environment = build(method, Environment, "align.stages: environment")
+    environment.judged_by(reward_of)
+    return environment
 
 
 Begin = Callable[[Engine, Example, int], list[Rollout]]  # the answers of a group, from a seed

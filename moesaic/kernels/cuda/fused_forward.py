@@ -1,0 +1,180 @@
+"""A model's forward for graphed steps, from its weights alone: as few kernels as there can be.
+
+The small operations are joined: each half of a layer leaves what is to be added to the stream, and the norm after it
+adds it; queries and keys are normed, rotated and stored in the KV cache at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moesaic.kernels.cuda import fast
+from moesaic.kernels.interface import KVCache, RopeAngles
+from moesaic.kernels.layer_weights import (
+    DenseWeights,
+    GroupedQueryWeights,
+    LatentWeights,
+    LayerWeights,
+    LinearWeights,
+    MixtureWeights,
+    NormWeights,
+)
+from moesaic.kernels.triton.attention import latent
+from moesaic.kernels.triton.attention.paged import attend, latent_tile
+from moesaic.kernels.triton.attention.paged_rows import Rows, tile_tokens
+from moesaic.kernels.triton.embedding import embed
+from moesaic.kernels.triton.experts.layer import experts
+from moesaic.kernels.triton.experts.router import Choice, route, takes_groups
+from moesaic.kernels.triton.linear import linear
+from moesaic.kernels.triton.norm import add_and_norm, heads, rms_norm
+from moesaic.kernels.triton.quantized.weight import GpuQuantizedWeight
+
+
+@dataclass(frozen=True)
+class StepWeights:
+    """All weights of a forward, from tokens to logits: tensors, or quantized as the GPU's kernels take them."""
+
+    embed: Any  # (V, D)
+    layers: tuple[LayerWeights, ...]
+    norm: NormWeights
+    output: Any  # (V, D)
+
+    @property
+    def mixtures(self) -> list[MixtureWeights]:
+        return [layer.ffn for layer in self.layers if isinstance(layer.ffn, MixtureWeights)]
+
+
+def takes(weights: StepWeights) -> bool:
+    """Whether a model is of the kind the fused forward is written for; others run operation by operation."""
+    rules = [mixture.rules for mixture in weights.mixtures]
+    return (
+        _known(weights.embed, weights.output)
+        and all(map(_takes_layer, weights.layers))
+        and len({rule.per_token for rule in rules}) <= 1
+        and all(takes_groups(rule.count, rule.groups) for rule in rules)
+    )
+
+
+def _takes_layer(layer: LayerWeights) -> bool:
+    attention, ffn = layer.attention, layer.ffn
+    if layer.attention_post_norm is not None or layer.ffn_post_norm is not None:
+        return False
+    if isinstance(attention, LatentWeights):  # all that was cached is attended to, by a plain projection
+        projections = [attention.q_down, attention.q_up, attention.kv_down, attention.out]
+        if attention.sparse or not isinstance(attention.kv_up.weight, Tensor):
+            return False
+    else:
+        projections = [attention.qkv, attention.out]
+    if not _known(*(linear.weight for linear in projections if linear is not None)):
+        return False
+    if isinstance(ffn, DenseWeights):
+        return _takes_dense(ffn)
+    return (
+        ffn.residual is None
+        and ffn.experts.activation == "silu"
+        and _known(ffn.experts.gate_up_EGD, ffn.experts.down_EDF)
+        and (ffn.shared is None or _takes_dense(ffn.shared))
+    )
+
+
+def _takes_dense(dense: DenseWeights) -> bool:
+    return dense.activation == "silu" and _known(dense.gate_up.weight, dense.down.weight)
+
+
+def _known(*weights: Any) -> bool:
+    return all(isinstance(weight, Tensor | GpuQuantizedWeight) for weight in weights)
+
+
+class FusedForward:
+    """`caches` are the layers' parts of the paged KV cache, `rope` the angles of every position there can be.
+
+    The experts that mixture layers choose go to `routes_LTK`, layer by layer, and are counted in each layer's `counts`;
+    rows that are no tokens choose none.
+    """
+
+    def __init__(
+        self, weights: StepWeights, caches: Sequence[KVCache], rope: RopeAngles, counts: Sequence[Tensor]
+    ) -> None:
+        self.weights, self.caches, self.counts = weights, caches, counts
+        self.cos_PR, self.sin_PR = rope.cos_TR, rope.sin_TR
+        self.max_length = len(rope.cos_TR)
+        attention, wide = weights.layers[0].attention, weights.embed.dtype == torch.float32
+        if isinstance(attention, GroupedQueryWeights):
+            self.prefill_tile = tile_tokens(attention.heads // attention.kv_heads, wide)
+        else:
+            self.prefill_tile = latent_tile(attention.heads, wide)[1]
+        self.per_token = weights.mixtures[0].rules.per_token if weights.mixtures else 0
+
+    def new_routes(self, tokens: int) -> Tensor:
+        shape = (len(self.counts), tokens, self.per_token)
+        return torch.empty(shape, dtype=torch.int32, device=self.cos_PR.device)
+
+    def embed(self, tokens_T: Tensor, slots_T: Tensor, sampled_S: Tensor) -> Tensor:
+        """Each token's row of the embedding; a token of -1 is the last one sampled for its slot."""
+        return embed(tokens_T, slots_T, sampled_S, self.weights.embed)
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        return linear(hidden_RD, self.weights.output)
+
+    def __call__(self, x_TD: Tensor, rows: Rows, routes_LTK: Tensor) -> Tensor:
+        more_TD = None
+        mixtures = iter(zip(routes_LTK, self.counts, strict=True))
+        for layer, cache in zip(self.weights.layers, self.caches):
+            x_TD, h_TD = self.normed(x_TD, more_TD, layer.attention_norm)
+            if isinstance(layer.attention, LatentWeights):
+                more_TD = self.latent(layer.attention, h_TD, rows, cache["latent"])
+            else:
+                more_TD = self.grouped_query(layer.attention, h_TD, rows, cache)
+            x_TD, h_TD = self.normed(x_TD, more_TD, layer.ffn_norm)
+            if isinstance(layer.ffn, MixtureWeights):
+                more_TD = self.mixture(layer.ffn, h_TD, rows, *next(mixtures))
+            else:
+                more_TD = self.dense(layer.ffn, h_TD)
+        return self.normed(x_TD, more_TD, self.weights.norm)[1]
+
+    def normed(self, x_TD: Tensor, more_TD: Tensor | None, norm: NormWeights) -> tuple[Tensor, Tensor]:
+        if more_TD is None:
+            return x_TD, rms_norm(x_TD, norm.weight, norm.eps)
+        return add_and_norm(x_TD, more_TD, norm.weight, norm.eps)
+
+    def linear(self, x_TI: Tensor, part: LinearWeights) -> Tensor:
+        return linear(x_TI, part.weight, part.bias)
+
+    def grouped_query(self, part: GroupedQueryWeights, h_TD: Tensor, rows: Rows, cache: KVCache) -> Tensor:
+        qkv_TX = self.linear(h_TD, part.qkv)
+        norms = None
+        if part.q_norm is not None and part.k_norm is not None:
+            norms = (part.q_norm.weight, part.k_norm.weight, part.q_norm.eps)
+        angles = (self.cos_PR, self.sin_PR, rows.places_T)
+        q_THC = heads(qkv_TX, norms, angles, part.interleaved, rows, cache, part.heads, part.kv_heads)
+        out_THC = attend(q_THC, cache["keys"], cache["values"], rows, part.scale, part.window)
+        return self.linear(out_THC.flatten(1), part.out)
+
+    def latent(self, part: LatentWeights, h_TD: Tensor, rows: Rows, latents: Tensor) -> Tensor:
+        """In latent space for prefill too, so that a token's bits do not depend on how its prompt was chunked."""
+        query_TQ = h_TD
+        if part.q_down is not None and part.q_norm is not None:
+            query_TQ = rms_norm(self.linear(h_TD, part.q_down), part.q_norm.weight, part.q_norm.eps)
+        q_THC = self.linear(query_TQ, part.q_up).unflatten(1, (part.heads, part.plain_size + part.rope_size))
+        kv_TX = self.linear(h_TD, part.kv_down)
+        up_HXK = part.kv_up.weight.unflatten(0, (part.heads, -1))
+        keys_HPK, values_HVK = up_HXK.split([part.plain_size, part.value_size], dim=1)
+        norm, angles = (part.kv_norm.weight, part.kv_norm.eps), (self.cos_PR, self.sin_PR, rows.places_T)
+        q_THX = latent.queries(q_THC, kv_TX, keys_HPK, norm, angles, part.interleaved, rows, latents)
+        out_THK = attend(q_THX, latents, latents, rows, part.scale, turning=part.rope_size)
+        out_THV = latent.by_head(out_THK, values_HVK, h_TD.new_empty(len(h_TD), part.heads, part.value_size))
+        return self.linear(out_THV.flatten(1), part.out)
+
+    def mixture(self, part: MixtureWeights, h_TD: Tensor, rows: Rows, routes_TK: Tensor, counts_E: Tensor) -> Tensor:
+        choice = Choice.by(part.rules, rows.places_T, routes_TK, counts_E)
+        _, weights_TK = route(h_TD, part.router, part.correction, choice)
+        out_TD = experts(h_TD, routes_TK, weights_TK, part.experts.gate_up_EGD, part.experts.down_EDF)
+        return out_TD if part.shared is None else out_TD + self.dense(part.shared, h_TD)
+
+    def dense(self, part: DenseWeights, h_TD: Tensor) -> Tensor:
+        return self.linear(fast.gated(self.linear(h_TD, part.gate_up), "silu"), part.down)

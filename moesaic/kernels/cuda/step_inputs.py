@@ -1,0 +1,150 @@
+"""The inputs of a graphed step, packed into one array so that they are copied to the device in one piece.
+
+A step has a fixed number of rows, of rows after which a token is sampled, and of attention tiles; what is not used is
+padding: rows that are no tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from moesaic.kernels.triton.attention.paged import SPLIT
+
+
+@dataclass(frozen=True)
+class StepShape:
+    tokens: int  # rows
+    sampled: int  # rows after which a token is sampled
+    tiles: int
+    splits: int  # of the longest sequence's keys; how many there is space for changes no bit of the result
+    decode_only: bool  # a token is sampled after every row
+
+
+@dataclass(frozen=True)
+class DecodeRows:
+    """Sequences with one new row each, whose token is the last one sampled for their slot, and after which the next one
+    is sampled."""
+
+    slots_S: np.ndarray
+    positions_S: np.ndarray
+    temperatures_S: np.ndarray
+    draws_S: np.ndarray
+
+
+@dataclass
+class ChunkRows:
+    """The new rows of one other sequence."""
+
+    slot: int
+    start: int  # tokens of it that were computed before
+    tokens: Sequence[int]
+    sampled: int  # after so many of its rows, the last ones, a token each
+    temperature: float = 0.0
+    draws: Sequence[float] = ()  # for each of those, where there is a temperature
+
+
+def next_power(base: int, at_least: int) -> int:
+    size = 1
+    while size < at_least:
+        size *= base
+    return size
+
+
+def padded_rows(count: int) -> int:
+    """The next of 16, 24, 32, 48, 64 ...: few shapes, and never more than half as much again."""
+    size = max(16, next_power(2, count))
+    return size // 4 * 3 if size // 4 * 3 >= max(count, 16) else size
+
+
+def shape_for(batch: DecodeRows, chunks: Sequence[ChunkRows], max_sequences: int, tile: int) -> StepShape:
+    """`tile` is how many rows of one sequence attend together."""
+    rows = len(batch.slots_S) + sum(len(chunk.tokens) for chunk in chunks)
+    sampled = len(batch.slots_S) + sum(chunk.sampled for chunk in chunks)
+    if rows == sampled:
+        ends = [chunk.start + len(chunk.tokens) for chunk in chunks]
+        longest = max([int(batch.positions_S.max(initial=0)) + 1, *ends])
+        size = next_power(2, rows)
+        return StepShape(size, size, size, next_power(2, -(-longest // SPLIT)), decode_only=True)
+    size = padded_rows(rows)
+    tiles = size // tile + min(size, max_sequences)
+    return StepShape(size, next_power(8, sampled), tiles, 1, decode_only=False)
+
+
+def sections(shape: StepShape) -> dict[str, tuple[int, type]]:
+    """Name -> (length in words of four bytes, dtype), in the order in which they lie."""
+    T, R = shape.tokens, shape.sampled
+    return {
+        "draws": (2 * R, np.float64),  # first, because its numbers are twice as long
+        "tokens": (T, np.int32),
+        "slots": (T, np.int32),
+        "positions": (T, np.int32),
+        "rows": (0 if shape.decode_only else R, np.int32),
+        "sampled_slots": (R, np.int32),  # the slot a sampled token goes to
+        "temperatures": (R, np.float32),
+        "tiles": (2 * shape.tiles, np.int32),
+    }
+
+
+def views(shape: StepShape, words: Any) -> Iterator[tuple[str, Any, type]]:
+    """Name, words and dtype of each section, of an array or of a tensor."""
+    at = 0
+    for name, (length, dtype) in sections(shape).items():
+        yield name, words[at : at + length], dtype
+        at += length
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    shape: StepShape
+    words: np.ndarray
+
+    @staticmethod
+    def padding(shape: StepShape) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Words of rows that are no tokens, and their sections by name."""
+        words = np.zeros(sum(length for length, _ in sections(shape).values()), np.int32)
+        given = {name: part.view(dtype) for name, part, dtype in views(shape, words)}
+        given["positions"][:] = -1
+        given["sampled_slots"][:] = -1
+        if shape.decode_only:
+            tiles_X2 = given["tiles"].reshape(-1, 2)
+            tiles_X2[:, 0], tiles_X2[:, 1] = np.arange(shape.tiles), 1
+        return words, given
+
+    @staticmethod
+    def of(batch: DecodeRows, chunks: Sequence[ChunkRows], max_sequences: int, tile: int) -> StepInputs:
+        shape = shape_for(batch, chunks, max_sequences, tile)
+        words, given = StepInputs.padding(shape)
+        row = sampled = len(batch.slots_S)
+        given["tokens"][:row] = -1  # the last one sampled for the slot
+        given["slots"][:row] = given["sampled_slots"][:row] = batch.slots_S
+        given["positions"][:row] = batch.positions_S
+        given["temperatures"][:row] = batch.temperatures_S
+        given["draws"][:row] = batch.draws_S
+        for chunk in chunks:
+            end = row + len(chunk.tokens)
+            given["tokens"][row:end] = chunk.tokens
+            given["slots"][row:end] = chunk.slot
+            given["positions"][row:end] = np.arange(chunk.start, chunk.start + len(chunk.tokens))
+            if chunk.sampled:
+                these = slice(sampled, sampled + chunk.sampled)
+                if not shape.decode_only:
+                    given["rows"][these] = np.arange(end - chunk.sampled, end)
+                given["sampled_slots"][these] = chunk.slot
+                if chunk.temperature > 0:
+                    given["temperatures"][these], given["draws"][these] = chunk.temperature, chunk.draws
+                sampled += chunk.sampled
+            row = end
+        if not shape.decode_only:
+            given["rows"][: len(batch.slots_S)] = np.arange(len(batch.slots_S))
+            tiles = [(number, 1) for number in range(len(batch.slots_S))]
+            row = len(batch.slots_S)
+            for chunk in chunks:
+                end = row + len(chunk.tokens)
+                tiles += [(start, min(tile, end - start)) for start in range(row, end, tile)]
+                row = end
+            given["tiles"].reshape(-1, 2)[: len(tiles)] = tiles
+        return StepInputs(shape, words)

@@ -1,0 +1,65 @@
+"""What a family file may say beside its config keys and tensor names, for training from scratch, upcycling and GGUF."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What the architecture fixes and a recipe leaves open."""
+
+    rotary_share: float = 1.0  # of a head, with RoPE
+    interleaved: bool = False  # RoPE rotates neighbouring dimensions
+    post_norms: bool = False
+    latent: bool = False  # multi-head latent attention
+    indexer: bool = False  # attention to selected tokens
+    mixture: str = ""  # the family a dense model becomes when it is upcycled; else our own architecture
+
+
+class GGUFReader(Protocol):
+    """The metadata of a GGUF file; keys are those below the architecture's name."""
+
+    sizes: dict[str, int]
+
+    def integer(self, key: str, default: Any = ..., least: int = 1) -> int: ...
+
+    def flag(self, key: str, default: Any = ...) -> bool: ...
+
+    def real(self, key: str, default: Any = ...) -> float: ...
+
+    def has(self, tensor: str) -> bool: ...
+
+    def impossible(self, what: str) -> Exception: ...
+
+    @property
+    def path(self) -> Path: ...
+
+
+@dataclass(frozen=True)
+class GGUF:
+    """How llama.cpp keeps the family's models."""
+
+    architecture: str
+    # From config.json and a layer's number, which parts of the table in gguf/source.py it holds; "own" is `table`.
+    parts: Callable[[dict[str, Any], int], list[str]]
+    # Keys of config.json beside those that all have.
+    config: Callable[[GGUFReader], dict[str, Any]] = lambda reader: {}
+    table: str = ""  # rows of the family's own: name in the file, name in the checkpoint, shape
+    mixture: bool = False
+    predicts_further: bool = False  # whether multi-token-prediction layers are in the file
+    partial_rotary: bool = False
+    rotates_neighbours: bool = False  # queries and keys lie as llama.cpp rotates them, not as transformers does
+    yarn_mscale: bool = False
+
+
+def attention_parts(config: dict[str, Any], out_bias: bool = True) -> list[str]:
+    return ["attention"] + (["qkv_bias"] + (["out_bias"] if out_bias else []) if config["attention_bias"] else [])
+
+
+def expert_hidden(reader: GGUFReader) -> dict[str, Any]:
+    reader.sizes["F"] = reader.integer("expert_feed_forward_length")
+    return {"moe_intermediate_size": reader.sizes["F"]}

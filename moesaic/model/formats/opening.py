@@ -1,0 +1,48 @@
+"""Open a model directory in whichever layout its config.json says its weights are in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from moesaic.errors import UserError
+from moesaic.model.families import Place
+from moesaic.model.formats.checkpoint import QUANTIZATION, Checkpoint, Source
+from moesaic.model.formats.compressed_tensors import CompressedTensors
+from moesaic.model.formats.float8 import Float8Source, is_float8
+from moesaic.model.formats.gptq_awq import METHODS, GPTQAndAWQ
+from moesaic.model.formats.quantized import OURS, OwnLayout, Quantized
+
+
+class CompressedSource(Source, Protocol):
+    """A source whose matrices can also be had as they are."""
+
+    bytes: int
+
+    def quantized(self, parameter: str, places: list[Place], device: torch.device) -> Quantized | None:
+        """A quantized parameter, on a device: one matrix, or one per expert; None for a plain one."""
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint | CompressedSource | Float8Source:
+    """A model directory, quantized or not."""
+    found = Checkpoint(path)
+    settings = found.config.get(QUANTIZATION)
+    if not settings:
+        return found
+    method = settings.get("quant_method") if isinstance(settings, dict) else settings
+    if method == OURS:
+        return OwnLayout(found)
+    if is_float8(settings):
+        return Float8Source(found)
+    if method == "compressed-tensors":
+        return CompressedTensors(found)
+    if method in METHODS and isinstance(settings, dict):
+        return GPTQAndAWQ(found)
+    problem = f"the weights are quantized ({str(method)[:60]!r})"
+    raise UserError(found.place / "config.json", problem, "Convert them to plain weights first.")
+
+
+def is_compressed(source: Source) -> bool:
+    return hasattr(source, "quantized")
