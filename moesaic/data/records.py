@@ -1,7 +1,8 @@
 """Read the records of one file: text, JSONL (plain, .gz, .zst) or parquet, without ever holding the whole file.
 
-A record is a `Document` or, where something is wrong with it, a `Broken` that says where and what; both know the place
-after them, from which reading can start again. Memory is bounded by `LONGEST`, the largest record that is accepted.
+A record is a `Document` or, where something is wrong with it, a `BrokenRecord` with where and why; both have the
+position after them, from which reading can resume. Memory is bounded by `MAX_RECORD_BYTES`, the largest record that is
+accepted.
 """
 
 from __future__ import annotations
