@@ -27,7 +27,7 @@ import torch
 
 import moesaic
 from bench.measure import record
-from moesaic.data.tokenizer_training import train_tokenizer, write_tokenizer
+from moesaic.data.tokenizer_training import save_tokenizer, train_tokenizer
 from moesaic.model.directory import save
 from moesaic.model.families import read_config
 from moesaic.model.transformer import Model
@@ -63,7 +63,7 @@ SHAPE: dict[str, Any] = {
 
 def make_directory(path: Path) -> Path:
     save(Model(read_config(SHAPE, "bench")).initialize(), path)
-    write_tokenizer(train_tokenizer([some_words(random.Random(n), 50) for n in range(50)], SHAPE["vocab_size"]), path)
+    save_tokenizer(train_tokenizer([some_words(random.Random(n), 50) for n in range(50)], SHAPE["vocab_size"]), path)
     (path / "chat_template.jinja").write_text(TEMPLATE)
     return path
 

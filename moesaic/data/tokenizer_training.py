@@ -1,8 +1,8 @@
 """Train a tokenizer (byte-level BPE), or load an existing one.
 
     tokenizer = train_tokenizer(texts, vocabulary=4096)      # moesaic.model.tokenizer.Tokenizer
-    tokenizer = take_tokenizer("out/smollm2")                # a model directory, or a tokenizer.json
-    write_tokenizer(tokenizer, directory)
+    tokenizer = load_tokenizer("out/smollm2")                # a model directory, or a tokenizer.json
+    save_tokenizer(tokenizer, directory)
 
 The same texts give the same tokenizer, to the byte: BPE counts are sums, and ties go to the lower pair of numbers.
 """

@@ -121,11 +121,11 @@ def test_a_teacher_of_another_vocabulary_is_refused(places, questions, tmp_path,
     other = tmp_path / "other"
     import transformers
 
-    from moesaic.data.tokenizer_training import train_tokenizer, write_tokenizer
+    from moesaic.data.tokenizer_training import save_tokenizer, train_tokenizer
 
     # As large a vocabulary, of other words.
     transformers.AutoModelForCausalLM.from_pretrained(places[1]).save_pretrained(other)
-    write_tokenizer(train_tokenizer(["entirely different words, quite unlike"] * 50, 300), other)
+    save_tokenizer(train_tokenizer(["entirely different words, quite unlike"] * 50, 300), other)
     recipe(tmp_path, stage(other, questions))
     given = ["align", str(tmp_path / "align.yaml"), "--model", str(places[0]), "--out", str(tmp_path / "o")]
     assert main(given) == 2

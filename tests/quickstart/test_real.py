@@ -13,7 +13,7 @@ import transformers
 from rich.console import Console
 
 import moesaic
-from moesaic.data.tokenizer_training import train_tokenizer, write_tokenizer
+from moesaic.data.tokenizer_training import save_tokenizer, train_tokenizer
 from moesaic.quickstart.real import RealLife
 from tests.serve.made import TEXTS, VOCABULARY
 
@@ -33,7 +33,7 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
         eos_token_id=0,
     )
     transformers.LlamaForCausalLM(config).save_pretrained(directory)
-    write_tokenizer(train_tokenizer(TEXTS, VOCABULARY), directory)
+    save_tokenizer(train_tokenizer(TEXTS, VOCABULARY), directory)
     return directory
 
 

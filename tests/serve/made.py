@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moesaic.data.tokenizer_training import train_tokenizer, write_tokenizer
+from moesaic.data.tokenizer_training import save_tokenizer, train_tokenizer
 
 TEXTS = [
     f'The number {n} is a number; {{"name": "x", "value": {n}}} and yes or no, as you like it.\n' for n in range(200)
@@ -33,5 +33,5 @@ def talking_model(directory: Path, seed: int = 0, context: int = 512) -> Path:
         eos_token_id=0,
     )
     transformers.Qwen3MoeForCausalLM(config).save_pretrained(directory)
-    write_tokenizer(train_tokenizer(TEXTS, VOCABULARY), directory)
+    save_tokenizer(train_tokenizer(TEXTS, VOCABULARY), directory)
     return directory
