@@ -27,7 +27,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from bench.gpu_train import VOCAB, make_ours, make_peer  # noqa: E402
 from bench.measure import record  # noqa: E402
 from moesaic.compress.grid import Grid  # noqa: E402
-from moesaic.kernels.triton.quantized.weight import coded  # noqa: E402
+from moesaic.kernels.triton.quantized.weight import gpu_weight  # noqa: E402
 from moesaic.model.directory import install  # noqa: E402
 from moesaic.model.transformer import Model  # noqa: E402
 from moesaic.serve.core.engine import Engine  # noqa: E402
@@ -43,7 +43,7 @@ def in_few_bits(model: Model, bits: int) -> None:
             continue
         stacked = weight.dim() == 3
         matrices = [grid.matrix(one.float()) for one in (weight if stacked else [weight])]
-        made = coded(torch.nn.ModuleList(matrices) if stacked else matrices[0], torch.bfloat16)
+        made = gpu_weight(torch.nn.ModuleList(matrices) if stacked else matrices[0], torch.bfloat16)
         install(model, name, made, torch.bfloat16)
 
 

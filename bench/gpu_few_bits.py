@@ -21,7 +21,8 @@ import triton
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.gpu_experts import READ_BANDWIDTH, SHAPES, graphed
 from moesaic.kernels.triton.experts.layer import experts
-from moesaic.kernels.triton.quantized.weight import GpuQuantizedWeight, half_of, packed
+from moesaic.kernels.triton.quantized.packed_weight import half_of, packed
+from moesaic.kernels.triton.quantized.weight import GpuQuantizedWeight
 
 SIZES = (1, 2, 4, 8, 16, 64, 256, 1024)
 
@@ -31,10 +32,10 @@ def coded(count: int, outputs: int, inputs: int, bits: int, group: int) -> GpuQu
     made = GpuQuantizedWeight.__new__(GpuQuantizedWeight)
     torch.nn.Module.__init__(made)
     made.dtype, made.group, made.inputs, made.bits = torch.bfloat16, group, inputs, bits
-    made.apart = half_of(inputs, group)
+    made.half_width = half_of(inputs, group)
     made.shape = torch.Size((count, outputs, inputs))
     codes = torch.randint(0, 2**bits, (count * outputs, inputs), dtype=torch.uint8, device="cuda")
-    made.register_buffer("codes_EOB", packed(codes, bits, made.apart, 0).view(count, outputs, -1))
+    made.register_buffer("codes_EOB", packed(codes, bits, made.half_width, 0).view(count, outputs, -1))
     scales = torch.rand(count, inputs // group, outputs, device="cuda") / inputs**0.5 / 2 ** (bits - 1)
     made.register_buffer("scales_EGO", scales.half())
     made.register_buffer("zeros_EGO", None)

@@ -137,9 +137,9 @@ def _install(model: Model, name: str, matrix: Quantized, dtype: torch.dtype) -> 
     """As the kernels of the device want it."""
     made: QuantizedWeight | nn.ModuleList | Tensor = matrix
     if next(matrix.buffers()).is_cuda and model.mode != "reference":
-        from moesaic.kernels.triton.quantized.weight import coded
+        from moesaic.kernels.triton.quantized.weight import gpu_weight
 
-        made = coded(matrix, dtype, model.config.activation)
+        made = gpu_weight(matrix, dtype, model.config.activation)
     if isinstance(made, Tensor):
         _assign(model, name, made)
     else:

@@ -19,7 +19,7 @@ from moesaic.kernels import reference
 from moesaic.kernels.cuda.fused_forward import takes
 from moesaic.kernels.triton.experts.layer import experts
 from moesaic.kernels.triton.linear import linear
-from moesaic.kernels.triton.quantized.weight import GpuQuantizedWeight, coded
+from moesaic.kernels.triton.quantized.weight import GpuQuantizedWeight, gpu_weight
 from moesaic.methods import Method, build
 from moesaic.serve.gpu.overlap import step_weights
 from tests.compress.made import add_tokenizer
@@ -49,14 +49,14 @@ def error(given, wanted):
 @pytest.mark.parametrize(("inputs", "outputs"), [(512, 640), (576, 200), (1408, 4096)])
 def test_products(scheme, inputs, outputs):
     made = matrix(outputs, inputs, scheme)
-    few = coded(made, torch.bfloat16)
+    few = gpu_weight(made, torch.bfloat16)
     assert isinstance(few, GpuQuantizedWeight)
     x = torch.randn(300, inputs, device=DEVICE).bfloat16()
     whole = linear(x, few)
     assert error(whole, x.float() @ made.dense().T) < 0.004  # of rounding the results to bf16
     for rows in (1, 2, 15, 16, 17, 64, 100):  # the same bits, whatever the tile
         assert torch.equal(linear(x[:rows], few), whole[:rows]), rows
-    exact = coded(made, torch.float32)
+    exact = gpu_weight(made, torch.float32)
     assert error(linear(x.float(), exact), x.float() @ made.dense().T) < 1e-5
 
 
@@ -65,13 +65,14 @@ def test_products(scheme, inputs, outputs):
 def test_experts(scheme, hidden, width):
     gate_up = nn.ModuleList(matrix(2 * width, hidden, scheme, number) for number in range(16))
     down = nn.ModuleList(matrix(hidden, width, scheme, 99 + number) for number in range(16))
-    few = [coded(part, torch.bfloat16) for part in (gate_up, down)]
+    few = [gpu_weight(part, torch.bfloat16) for part in (gate_up, down)]
     x = torch.randn(200, hidden, device=DEVICE).bfloat16()
     routes = torch.rand(200, 16, device=DEVICE).topk(4).indices
     weights = torch.rand(200, 4, device=DEVICE)
     whole = experts(x, routes, weights, *few)
     dense = [torch.stack([one.dense() for one in part]) for part in (gate_up, down)]
-    assert error(whole, reference.experts(x.float(), routes, weights, *dense, "silu")) < 0.008
+    wanted = reference.experts(x.float(), Routes(routes, weights), ExpertWeights(*dense, "silu"))
+    assert error(whole, wanted) < 0.008
     for rows in (1, 2, 3, 40, 199):
         assert torch.equal(experts(x[:rows], routes[:rows], weights[:rows], *few), whole[:rows]), rows
 
@@ -81,14 +82,14 @@ def test_experts(scheme, hidden, width):
 def test_bits_of_millions_of_results(hidden, width, bits):
     """Where sixteen inputs are added in another order, one result in some ten thousands has another last bit."""
     few = [
-        coded(nn.ModuleList(matrix(*size, (bits, 128, True), number) for number in range(16)), torch.bfloat16)
+        gpu_weight(nn.ModuleList(matrix(*size, (bits, 128, True), number) for number in range(16)), torch.bfloat16)
         for size in ((2 * width, hidden), (hidden, width))
     ]
     x = torch.randn(1024, hidden, device=DEVICE).bfloat16()
     routes = torch.rand(1024, 16, device=DEVICE).topk(4).indices
     weights = torch.rand(1024, 4, device=DEVICE)
     whole = experts(x, routes, weights, *few)
-    plain = coded(matrix(4096, hidden, (bits, 128, True)), torch.bfloat16)
+    plain = gpu_weight(matrix(4096, hidden, (bits, 128, True)), torch.bfloat16)
     wide = linear(x, plain)
     for tokens in (1, 4, 16):
         for start in range(0, 1024, tokens):

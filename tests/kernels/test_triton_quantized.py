@@ -28,12 +28,14 @@ else:
     from moesaic.compress.grid import Grid
     from moesaic.compress.methods import gptq
     from moesaic.kernels import reference
+    from moesaic.kernels.interface import Routes
+    from moesaic.kernels.layer_weights import ExpertWeights
     from moesaic.kernels.quantized import QuantizedKernels
     from moesaic.kernels.triton.embedding import embed
     from moesaic.kernels.triton.experts.layer import experts
     from moesaic.kernels.triton.linear import linear
     from moesaic.kernels.triton.quantized import rounding
-    from moesaic.kernels.triton.quantized.weight import GpuQuantizedWeight, coded
+    from moesaic.kernels.triton.quantized.weight import GpuQuantizedWeight, gpu_weight
 
     def close(given, wanted):
         torch.testing.assert_close(given, wanted, rtol=2e-5, atol=2e-5)
@@ -49,7 +51,7 @@ else:
     )
     def test_products_and_rows(bits, group, inputs, symmetric):
         made = matrix(40, inputs, bits, group, symmetric)
-        few = coded(made, torch.float32)
+        few = gpu_weight(made, torch.float32)
         assert isinstance(few, GpuQuantizedWeight) and few.bytes < 1.7 * made.bytes * max(few.bits / bits, 1)
         close(few.dense(), made.dense())
         for tokens in (1, 5, 20):
@@ -74,13 +76,13 @@ else:
     @pytest.mark.parametrize("tokens", [1, 2, 9, 40])
     def test_experts(bits, symmetric, tokens):
         gate_up, down = mixture(8, 96, 48, bits, symmetric)
-        few_up, few_down = coded(gate_up, torch.float32), coded(down, torch.float32)
+        few_up, few_down = gpu_weight(gate_up, torch.float32), gpu_weight(down, torch.float32)
         torch.manual_seed(3)
         x = torch.randn(tokens, 96)
         routes = torch.rand(tokens, 8).topk(3).indices
         weights = torch.rand(tokens, 3)
         dense = [torch.stack([one.dense() for one in matrices]) for matrices in (gate_up, down)]
-        wanted = reference.experts(x, routes, weights, *dense, "silu")
+        wanted = reference.experts(x, Routes(routes, weights), ExpertWeights(*dense, "silu"))
         close(experts(x, routes, weights, few_up, few_down), wanted)
         close(experts(x, routes, weights, few_up, dense[1]), wanted)
 
@@ -91,11 +93,14 @@ else:
         dense = [torch.stack([one.dense() for one in matrices]) for matrices in (gate_up, down)]
         torch.manual_seed(4)
         x, routes, weights = torch.randn(1, hidden), torch.tensor([[2, 0]]), torch.rand(1, 2)
-        wanted = reference.experts(x, routes, weights, *dense, "silu")
-        close(experts(x, routes, weights, coded(gate_up, torch.float32), coded(down, torch.float32)), wanted)
+        wanted = reference.experts(x, Routes(routes, weights), ExpertWeights(*dense, "silu"))
+        close(
+            experts(x, routes, weights, gpu_weight(gate_up, torch.float32), gpu_weight(down, torch.float32)),
+            wanted,
+        )
 
     def test_rows_that_are_no_tokens_choose_no_experts():
-        gate_up, down = (coded(part, torch.float32) for part in mixture(4, 64, 32, (4,), True))
+        gate_up, down = (gpu_weight(part, torch.float32) for part in mixture(4, 64, 32, (4,), True))
         x, weights = torch.randn(18, 64), torch.rand(18, 2)
         routes = torch.rand(18, 4).topk(2).indices
         routes[7:9] = -1
@@ -132,7 +137,7 @@ else:
     def test_what_has_corrections_becomes_plain_and_what_rounds_its_inputs_stays():
         made = matrix(32, 64, 3, 64, False)
         made.down_RI, made.up_OR = matrix(4, 64, 4, 64, True), matrix(32, 4, 4, 32, True)
-        plain = coded(made, torch.float32)
+        plain = gpu_weight(made, torch.float32)
         assert isinstance(plain, torch.Tensor) and torch.equal(plain, made.dense())
         rounds = Grid(8, 64, activation_bits=8).matrix(torch.randn(32, 64))
-        assert coded(rounds, torch.float32) is rounds
+        assert gpu_weight(rounds, torch.float32) is rounds

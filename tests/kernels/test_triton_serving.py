@@ -32,7 +32,7 @@ else:
     from moesaic.kernels.triton import norm
     from moesaic.kernels.triton.attention import paged
     from moesaic.kernels.triton.attention.paged_rows import tile_tokens
-    from moesaic.kernels.triton.attention.qk_norm_rope import turned_heads
+    from moesaic.kernels.triton.attention.qk_norm_rope import qk_norm_rope
     from moesaic.kernels.triton.experts.router import Choice, route
     from moesaic.kernels.triton.linear import linear
     from moesaic.kernels.triton.sample import logprobs_of, sample
@@ -105,8 +105,8 @@ else:
         if normed:
             q, k = reference.rms_norm(q, q_norm, eps), reference.rms_norm(k, k_norm, eps)
         angles = angle_PR[layout.positions_T]
-        q = reference.rotate(q, angles.cos(), angles.sin(), interleaved)
-        k = reference.rotate(k, angles.cos(), angles.sin(), interleaved)
+        rope = RopeAngles(angles.cos(), angles.sin(), interleaved)
+        q, k = reference.rotate(q, rope), reference.rotate(k, rope)
         wanted = {name: slab.clone() for name, slab in slabs.items()}
         layout.write(wanted["keys"], k), layout.write(wanted["values"], v)
         given = norm.heads(
@@ -250,11 +250,12 @@ else:
         torch.manual_seed(9)
         qkv, norms = torch.randn(35, 9, 16), [torch.randn(16), torch.randn(16)] if normed else []
         angle = torch.randn(35, turning // 2)
+        rope = RopeAngles(angle.cos(), angle.sin(), interleaved)
 
         def run(ops, qkv, *norms):
-            return ops(qkv, 2, *(norms or (None, None)), 1e-6, angle.cos(), angle.sin(), interleaved)
+            return ops(qkv, 2, QKNorm(*norms, 1e-6) if norms else None, rope)
 
-        given, wanted = (gradients(partial(run, ops), qkv, *norms) for ops in (turned_heads, reference.heads))
+        given, wanted = (gradients(partial(run, ops), qkv, *norms) for ops in (qk_norm_rope, reference.qk_norm_rope))
         for one, other in zip(given, wanted, strict=True):
             close(one, other)
 

@@ -27,8 +27,8 @@ from moesaic.errors import UserError
 from moesaic.model import directory, lineage
 from moesaic.model.config import Experts, Layer
 from moesaic.model.transformer import Model
-from moesaic.serve.api.conversation import prompt_text
-from moesaic.serve.api.schema.chat import ChatRequest
+from moesaic.serve.api.chat import prompt_text
+from moesaic.serve.api.schema.chat import ChatCompletionRequest
 from tests.model import oracle
 
 FAMILIES = {
@@ -435,7 +435,7 @@ def test_templates_that_fail(template, problem, bases, tmp_path):
         with pytest.raises(UserError, match=re.escape(f"the chat template ({name}), line 3, {problem}")) as raised:
             tokenizer.chat([{"role": "user", "content": "hi"}])
         assert raised.value.place == str(patient.path)
-    form = ChatRequest.model_validate({"messages": [{"role": "user", "content": "hi"}]})
+    form = ChatCompletionRequest.model_validate({"messages": [{"role": "user", "content": "hi"}]})
     with pytest.raises(UserError, match=f"^messages: the chat template .*, line 3, {problem[:5]}"):
         prompt_text(form, tokenizer)  # what the server answers with 400: the line, and no folder of its own
 

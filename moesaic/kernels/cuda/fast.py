@@ -30,8 +30,8 @@ from moesaic.kernels.triton import linear as invariant
 from moesaic.kernels.triton import norm as norms
 from moesaic.kernels.triton.attention import latent as absorbing
 from moesaic.kernels.triton.attention import paged
+from moesaic.kernels.triton.attention import qk_norm_rope as fused
 from moesaic.kernels.triton.attention.paged_rows import FEW, Rows, tile_tokens, tiles_of
-from moesaic.kernels.triton.attention.qk_norm_rope import turned_heads
 from moesaic.kernels.triton.experts import router
 from moesaic.kernels.triton.experts.layer import experts as triton_experts
 
@@ -56,9 +56,8 @@ def qk_norm_rope(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if not len(qkv_TXC):
         return reference.qk_norm_rope(qkv_TXC, kv_heads, norm, rope, rms_norm)
-    q_C, k_C, eps = (None, None, 0.0) if norm is None else (norm.q_C, norm.k_C, norm.eps)
-    if needs_grad(qkv_TXC, q_C, k_C):
-        return turned_heads(qkv_TXC, kv_heads, q_C, k_C, eps, rope.cos_TR, rope.sin_TR, rope.interleaved)
+    if needs_grad(qkv_TXC, *(() if norm is None else (norm.q_C, norm.k_C))):
+        return fused.qk_norm_rope(qkv_TXC, kv_heads, norm, rope)
     (T, X, C), H = qkv_TXC.shape, qkv_TXC.shape[1] - 2 * kv_heads
     # The kernel that fills a cache, with one that is all one page: a token's place in it is its row.
     row_T = torch.arange(T, dtype=torch.int32, device=qkv_TXC.device)

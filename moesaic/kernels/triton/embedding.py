@@ -5,7 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
-from moesaic.kernels.triton.quantized.weight import MIDDLE, GpuQuantizedWeight
+from moesaic.kernels.triton.quantized.packed_weight import ZERO_POINT, PackedWeight
 
 
 @triton.jit
@@ -23,7 +23,7 @@ def embed_kernel(
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
     HALF: tl.constexpr,
-    MIDDLE: tl.constexpr,
+    ZERO_POINT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -46,7 +46,7 @@ def embed_kernel(
             at = column // (2 * HALF) * HALF + byte
             both = tl.load(embed_VD + token * WIDTH + at, mask=inside, other=0).to(tl.int32)
             codes = ((both >> (column // HALF % 2 * 4)) & 15).to(tl.float32)
-        codes -= MIDDLE
+        codes -= ZERO_POINT
         if zeros_GV is not None:
             codes -= tl.load(zeros_GV + group, mask=inside, other=0.0).to(tl.float32)
         values = codes * tl.load(scales_GV + group, mask=inside, other=0.0).to(tl.float32)
@@ -57,20 +57,20 @@ def embed(
     tokens_T: torch.Tensor,
     slots_T: torch.Tensor | None,
     chosen_S: torch.Tensor | None,
-    embed_VD: torch.Tensor | GpuQuantizedWeight,
+    embed_VD: torch.Tensor | PackedWeight,
 ) -> torch.Tensor:
     """Each token's row; a token of -1 is the one that was last chosen for its slot."""
     T, (V, D) = tokens_T.shape[0], embed_VD.shape
     x_TD = torch.empty(T, D, dtype=embed_VD.dtype, device=embed_VD.device)
     table, scales, zeros, facts = embed_VD, None, None, (0, 0, 0)
     width = D
-    if isinstance(embed_VD, GpuQuantizedWeight):
+    if isinstance(embed_VD, PackedWeight):
         table, scales, zeros = embed_VD.codes_EOB, embed_VD.scales_EGO, embed_VD.zeros_EGO
-        facts, width = (embed_VD.group, embed_VD.bits, embed_VD.apart), embed_VD.codes_EOB.shape[2]
+        facts, width = (embed_VD.group, embed_VD.bits, embed_VD.half_width), embed_VD.codes_EOB.shape[2]
     group, bits, half = facts
     if T:
         embed_kernel[(T,)](
             tokens_T, slots_T, chosen_S, table, scales, zeros, x_TD, V, D, width, GROUP=group, BITS=bits, HALF=half,
-            MIDDLE=MIDDLE.get(bits, 0), BLOCK=triton.next_power_of_2(D), num_warps=4,
+            ZERO_POINT=ZERO_POINT.get(bits, 0), BLOCK=triton.next_power_of_2(D), num_warps=4,
         )  # fmt: skip
     return x_TD

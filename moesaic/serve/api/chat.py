@@ -1,143 +1,290 @@
-"""POST /v1/chat/completions."""
+"""POST /v1/chat/completions: the chat template makes a prompt of the messages, and the parser takes the generated text
+apart into content, reasoning and tool calls."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi import APIRouter
+from fastapi import Request as HttpRequest
+from fastapi.responses import Response
 
 from moesaic.errors import UserError
-from moesaic.serve.api.conversation import prompt_text
-from moesaic.serve.api.counting import prompt_logprobs, usage
-from moesaic.serve.api.errors import called
-from moesaic.serve.api.openapi import ERRORS, streams
-from moesaic.serve.api.sampling_params import requests, sampling
-from moesaic.serve.api.schema.chat import ChatAnswer, ChatRequest
-from moesaic.serve.api.schema.usage import Usage
-from moesaic.serve.api.service import Service, new_id, salt_of
-from moesaic.serve.api.stream import DONE, EventStream, event, while_connected
-from moesaic.serve.api.structure import check_form, wanted_grammar
-from moesaic.serve.api.tools import EventReader, ListReader, NamedReader, call_grammar, forced_tools
-from moesaic.serve.api.turn import Turn
-from moesaic.serve.core.engine_loop import OutputStream
-from moesaic.serve.core.request import Request as EngineRequest
+from moesaic.model.tokenizer import SPECIAL, Tokenizer
+from moesaic.serve.api.errors import ERRORS
+from moesaic.serve.api.logprobs import TokenDecoder, prompt_logprobs
+from moesaic.serve.api.sampling_params import (
+    call_grammar,
+    engine_requests,
+    forced_tools,
+    output_grammar,
+    sampling_params,
+)
+from moesaic.serve.api.schema.chat import (
+    AssistantMessage,
+    ChatChoice,
+    ChatCompletionRequest,
+    ChatCompletionResponse,
+    ChatTokenLogprob,
+    ChoiceLogprobs,
+    GeneratedFunctionCall,
+    GeneratedToolCall,
+    Message,
+)
+from moesaic.serve.api.service import Service, new_id
+from moesaic.serve.api.stream import STREAMS, Generation, generate
+from moesaic.serve.core.request import Output, Request
+from moesaic.serve.parsers import (
+    CallArguments,
+    CallBegan,
+    CallBroken,
+    CallEnded,
+    Content,
+    Event,
+    EventReader,
+    Reasoning,
+    collect,
+)
+from moesaic.serve.parsers._forced_calls import CallListReader, NamedCallReader
+
+# Variables of a chat template that the request's other fields, or the tokenizer, set.
+RESERVED = ("messages", "tools", "reply", "add_generation_prompt", "self", *SPECIAL)
+FIELDS = {"prompt": "messages", "stop_tokens": "stop_token_ids"}  # of the engine, and what clients call them
+
+
+class Chat(Generation):
+    """`choices` are by the number of their request."""
+
+    id_prefix = "chatcmpl-"
+    chunk_object = "chat.completion.chunk"
+
+    def __init__(
+        self,
+        service: Service,
+        body: ChatCompletionRequest,
+        requests: Sequence[Request],
+        choices: Sequence[ChoiceBuilder],
+    ) -> None:
+        super().__init__(service, body, requests)
+        self.choices = {request.number: choice for request, choice in zip(requests, choices, strict=True)}
+
+    @classmethod
+    def prepare(cls, service: Service, body: ChatCompletionRequest, salt: str) -> Chat:
+        count = body.n or 1
+        service.adapter(body.model)
+        service.check_count(count)
+        text = prompt_text(body, service.tokenizer)
+        forced = forced_tools(body)
+        grammar = output_grammar(body)
+        if forced and grammar is not None:
+            raise UserError("tool_choice", "a forced tool call cannot follow another grammar too", "Leave one out.")
+        if body.top_logprobs is not None and not body.logprobs:
+            raise UserError("top_logprobs", "needs logprobs: true")
+        top = (body.top_logprobs or 0) if body.logprobs else None
+        sampling = sampling_params(
+            body,
+            service.sampling_defaults,
+            max_tokens=body.max_completion_tokens or body.max_tokens,
+            logprobs=top,
+            prompt_logprobs=body.prompt_logprobs,
+            grammar=call_grammar(body, forced) if forced else grammar,
+        )
+        prompt = service.tokenize(text, special=False)
+        requests = engine_requests(service, body, prompt, sampling, salt=salt, count=count)
+        tools = [tool.model_dump() for tool in body.tools or ()] if body.tool_choice != "none" else []
+
+        def reader() -> EventReader:
+            if forced:
+                named = body.tool_choice != "required"
+                return NamedCallReader(forced[0].name) if named else CallListReader()
+            # A reasoning section that the prompt opened does not go on where the grammar knows no end of one.
+            reasons = grammar is None or "think>" in grammar.text  # in a regular expression the slash is escaped
+            return service.parser.reader(tools, text if reasons else "")
+
+        parallel = body.parallel_tool_calls is not False
+        choices = [
+            ChoiceBuilder(index, reader(), service.token_decoder, top, parallel) for index in range(len(requests))
+        ]
+        return cls(service, body, requests, choices)
+
+    @staticmethod
+    def field_name(place: str) -> str:
+        return FIELDS.get(place, place)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return sum(choice.reasoning_tokens for choice in self.choices.values())
+
+    def first_choices(self) -> list[dict[str, Any]]:
+        role = {"role": "assistant", "content": ""}
+        return [chunk_choice(choice.index, role) for choice in self.choices.values()]
+
+    def push(self, output: Output) -> list[dict[str, Any]]:
+        choice = self.choices[output.request.number]
+        events, tokens = choice.push(output)
+        delta = choice.delta(events)
+        chunks = []
+        if delta or tokens:
+            logprobs = {"content": [token.model_dump() for token in tokens], "refusal": None} if tokens else None
+            chunks.append(chunk_choice(choice.index, delta, logprobs=logprobs))
+        if choice.finish_reason is not None:
+            chunks.append(chunk_choice(choice.index, {}, finish_reason=choice.finish_reason))
+        return chunks
+
+    def response(self) -> ChatCompletionResponse:
+        return ChatCompletionResponse(
+            id=self.id,
+            created=self.created,
+            model=self.model,
+            choices=[choice.whole() for choice in self.choices.values()],
+            usage=self.usage(),
+            prompt_logprobs=prompt_logprobs(self.requests[0], self.service.token_decoder),
+        )
+
+
+def chunk_choice(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | more
 
 
 @dataclass
-class Chat:
-    """A chat the engine has been asked to continue; `turns` are its answers, by the number of their request."""
+class ChoiceBuilder:
+    """One choice as it is generated. `top` likeliest tokens are reported with each token; None: no log-probabilities
+    are. Without `parallel` tool calls, those after the first are left out."""
 
-    service: Service
-    form: ChatRequest
-    requests: list[EngineRequest]
-    turns: dict[int, Turn]
+    index: int
+    reader: EventReader
+    decoder: TokenDecoder
+    top: int | None
+    parallel: bool = True
+    events: list[Event] = field(default_factory=list)
+    logprobs: list[ChatTokenLogprob] = field(default_factory=list)
+    call_ids: dict[int, str] = field(default_factory=dict)
+    broken: set[int] = field(default_factory=set)  # calls that turned out to be none; they may have been streamed
+    first_call: int | None = None  # that has ended
+    reasoning_tokens: int = 0
+    finish_reason: str | None = None
 
-    @property
-    def model(self) -> str:
-        return self.form.model or self.service.settings.name
+    def push(self, output: Output) -> tuple[list[Event], list[ChatTokenLogprob]]:
+        """The events and the tokens' log-probabilities that an output adds."""
+        events = self.reader.push(output.text) if output.text else []
+        if self.reader.state == "reasoning":
+            self.reasoning_tokens += len(output.tokens)
+        if output.finish_reason is not None:
+            events += self.reader.finish()
+        if not self.parallel:
+            events = [event for event in events if self._is_first(event)]
+        for event in events:
+            match event:
+                case CallBegan(call, _):
+                    self.call_ids[call] = new_id("call_")
+                case CallBroken(call):
+                    self.broken.add(call)
+        logprobs = [self.decoder.logprob(one, self.top) for one in output.logprobs] if self.top is not None else []
+        self.events += events
+        self.logprobs += logprobs
+        if output.finish_reason is not None:
+            called = self.call_ids.keys() - self.broken
+            self.finish_reason = "tool_calls" if output.finish_reason == "stop" and called else output.finish_reason
+        return events, logprobs
 
-    def usage(self) -> Usage:
-        return usage(self.requests, thought=sum(turn.thought for turn in self.turns.values()))
+    def _is_first(self, event: Event) -> bool:
+        """Whether an event is not one of a call after one that has ended."""
+        if isinstance(event, CallEnded) and self.first_call is None:
+            self.first_call = event.call
+        return isinstance(event, Content | Reasoning) or self.first_call is None or event.call <= self.first_call
+
+    def whole(self) -> ChatChoice:
+        message = collect(self.events)
+        ids = [name for number, name in self.call_ids.items() if number not in self.broken]
+        calls = [
+            GeneratedToolCall(id=name, function=GeneratedFunctionCall(name=call.name, arguments=call.arguments))
+            for name, call in zip(ids, message.calls, strict=True)
+        ]
+        return ChatChoice(
+            index=self.index,
+            message=AssistantMessage(
+                content=message.content or (None if calls else ""),
+                reasoning_content=message.reasoning or None,
+                tool_calls=calls or None,
+            ),
+            logprobs=ChoiceLogprobs(content=self.logprobs) if self.top is not None else None,
+            finish_reason=self.finish_reason or "stop",
+        )
+
+    def delta(self, events: list[Event]) -> dict[str, Any]:
+        """Some events as the `delta` of a chunk."""
+        delta: dict[str, Any] = {}
+        calls: list[dict[str, Any]] = []
+        for event in events:
+            match event:
+                case Content(text):
+                    delta["content"] = delta.get("content", "") + text
+                case Reasoning(text):
+                    delta["reasoning_content"] = delta.get("reasoning_content", "") + text
+                case CallBegan(call, name):
+                    function = {"name": name, "arguments": ""}
+                    calls.append({"index": call, "id": self.call_ids[call], "type": "function", "function": function})
+                case CallArguments(call, text):
+                    calls.append({"index": call, "function": {"arguments": text}})
+        if calls:
+            delta["tool_calls"] = calls
+        return delta
 
 
-def prepare(service: Service, form: ChatRequest, salt: str) -> Chat:
-    """Everything that can be wrong with a request shows here."""
-    service.adapter(form.model)
-    service.check_count(form.n or 1)
-    text = prompt_text(form, service.tokenizer)
-    forced = forced_tools(form)
-    grammar = wanted_grammar(form)
-    if forced and grammar is not None:
-        raise UserError("tool_choice", "a call that must be made cannot have another form too", "Leave one out.")
-    if form.top_logprobs is not None and not form.logprobs:
-        raise UserError("top_logprobs", "needs logprobs: true")
-    top = (form.top_logprobs or 0) if form.logprobs else None
-    wishes = sampling(
-        form,
-        service.tokenizer,
-        max_tokens=form.max_completion_tokens or form.max_tokens,
-        logprobs=top,
-        prompt_logprobs=form.prompt_logprobs,
-        grammar=call_grammar(form, forced) if forced else grammar,
-    )
-    with called(lambda place: "messages" if place == "prompt" else place):
-        tokens = service.read(text, special=False)
-        asked = requests(service, form, tokens, wishes, salt=salt, count=form.n or 1)
-    offered = [tool.model_dump() for tool in form.tools or ()] if form.tool_choice != "none" else []
-
-    def reader() -> EventReader:
-        if forced:
-            named = form.tool_choice != "required"
-            return NamedReader(forced[0].name) if named else ListReader()
-        # A thought that the prompt opened is not gone on with where the form of the answer knows no end of one.
-        thinks = grammar is None or "think>" in grammar.text  # in a regular expression the slash is escaped
-        return service.parser.reader(offered, text if thinks else "")
-
-    parallel = form.parallel_tool_calls is not False
-    turns = {request.number: Turn(i, reader(), service.texts, top, parallel) for i, request in enumerate(asked)}
-    return Chat(service, form, asked, turns)
+def prompt_text(body: ChatCompletionRequest, tokenizer: Tokenizer) -> str:
+    """The conversation by the model's chat template."""
+    extra: dict[str, Any] = dict(body.chat_template_kwargs or {})
+    for name in RESERVED:
+        if name in extra:
+            raise UserError(f"chat_template_kwargs.{name}", "is set by another field", "Leave it out here.")
+    if body.reasoning_effort is not None:
+        extra.setdefault("reasoning_effort", body.reasoning_effort)
+    if body.tools and body.tool_choice != "none":
+        extra["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
+    for number, message in enumerate(body.messages):
+        if message.content is None and message.role != "assistant":
+            raise UserError(f"messages.{number}.content", "missing", "Only an assistant's message may have none.")
+    messages = [_template_message(message) for message in body.messages]
+    try:
+        return tokenizer.chat(messages, reply=body.add_generation_prompt, **extra)
+    except UserError as error:
+        error.place = "messages"  # the file the template is in does not concern the client
+        raise
 
 
-async def whole(chat: Chat, answers: OutputStream) -> ChatAnswer:
-    async for output in answers:
-        check_form(output)
-        chat.turns[output.request.number].push(output)
-    return ChatAnswer(
-        id=new_id("chatcmpl-"),
-        created=int(time.time()),
-        model=chat.model,
-        choices=[turn.choice() for turn in chat.turns.values()],
-        usage=chat.usage(),
-        prompt_logprobs=prompt_logprobs(chat.requests[0], chat.service.texts),
-    )
+def _template_message(message: Message) -> dict[str, Any]:
+    """As templates expect it: text in one piece, arguments as the objects they stand for."""
+    plain = message.model_dump(exclude={"refusal"}, exclude_none=True)
+    content = message.content or message.refusal or ""
+    plain["content"] = "".join(part.text for part in content) if isinstance(content, list) else content
+    if message.role == "developer":  # OpenAI's newer name of it
+        plain["role"] = "system"
+    for call in plain.get("tool_calls", ()):
+        call["function"]["arguments"] = _arguments(call["function"]["arguments"])
+    return plain
 
 
-async def events(chat: Chat, answers: OutputStream) -> AsyncIterator[str]:
-    options = chat.form.stream_options
-    with_usage = options is not None and options.include_usage
-    frame = {"id": new_id("chatcmpl-"), "object": "chat.completion.chunk", "created": int(time.time())}
-
-    def chunk(index: int, delta: dict[str, Any], **more: Any) -> str:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | more
-        spent = chat.usage().model_dump() if options is not None and options.continuous_usage_stats else None
-        extra = {"usage": spent} if with_usage else {}
-        return event({**frame, "model": chat.model, "choices": [choice], **extra})
-
-    for turn in chat.turns.values():
-        yield chunk(turn.index, {"role": "assistant", "content": ""})
-    async for output in answers:
-        check_form(output)
-        turn = chat.turns[output.request.number]
-        changes, infos = turn.push(output)
-        delta = turn.delta(changes)
-        if delta or infos:
-            logprobs = {"content": [info.model_dump() for info in infos], "refusal": None} if infos else None
-            yield chunk(turn.index, delta, logprobs=logprobs)
-        if turn.finish_reason is not None:
-            yield chunk(turn.index, {}, finish_reason=turn.finish_reason)
-    if with_usage:
-        yield event({**frame, "model": chat.model, "choices": [], "usage": chat.usage().model_dump()})
+def _arguments(given: str | dict[str, Any]) -> Any:
+    if isinstance(given, dict):
+        return given
+    try:
+        parsed = json.loads(given or "{}")
+    except (ValueError, RecursionError):
+        return given
+    return parsed if isinstance(parsed, dict) else given
 
 
 def router(service: Service) -> APIRouter:
     routes = APIRouter()
 
-    @routes.post("/v1/chat/completions", response_model=ChatAnswer, responses=ERRORS | streams(), tags=["text"])
-    async def chat_completions(form: ChatRequest, request: Request) -> Response:
+    @routes.post(
+        "/v1/chat/completions", response_model=ChatCompletionResponse, responses=ERRORS | STREAMS, tags=["text"]
+    )
+    async def chat_completions(body: ChatCompletionRequest, request: HttpRequest) -> Response:
         """The next message of a conversation."""
-        salt = salt_of(request.state, form.cache_salt)
-        chat = await service.prepare(lambda: prepare(service, form, salt))
-        answers = service.submit(chat.requests)
-        if form.stream:
-            return EventStream(events(chat, answers), DONE, answers.close)
-        try:
-            answer = await while_connected(request, whole(chat, answers))
-        finally:
-            answers.close()
-        return answer if isinstance(answer, Response) else JSONResponse(answer.model_dump())
+        return await generate(Chat, service, body, request)
 
     return routes

@@ -1,135 +1,219 @@
-"""POST /v1/completions."""
+"""POST /v1/completions: text that continues a prompt."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+import codecs
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi import APIRouter
+from fastapi import Request as HttpRequest
+from fastapi.responses import Response
 
 from moesaic.errors import UserError
-from moesaic.serve.api.continuation import Continuation
-from moesaic.serve.api.counting import usage
-from moesaic.serve.api.openapi import ERRORS, streams
-from moesaic.serve.api.prompts import called_as, texts_of, tokens_of
-from moesaic.serve.api.sampling_params import requests, sampling
-from moesaic.serve.api.schema.completions import CompletionAnswer, CompletionRequest
-from moesaic.serve.api.schema.usage import Usage
-from moesaic.serve.api.service import Service, new_id, salt_of
-from moesaic.serve.api.stream import DONE, EventStream, event, while_connected
-from moesaic.serve.api.structure import check_form, wanted_grammar
-from moesaic.serve.core.engine_loop import OutputStream
+from moesaic.serve.api.errors import ERRORS
+from moesaic.serve.api.logprobs import TokenDecoder, finite, prompt_logprobs
+from moesaic.serve.api.prompts import prompt_place, prompt_texts, prompt_tokens
+from moesaic.serve.api.sampling_params import engine_requests, output_grammar, sampling_params
+from moesaic.serve.api.schema.completions import (
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+    CompletionResponse,
+)
+from moesaic.serve.api.service import Service
+from moesaic.serve.api.stream import STREAMS, Generation, generate
+from moesaic.serve.core.request import Output, Request, TokenLogprob
 
 
-@dataclass
-class Job:
-    """`tried` answers to each prompt are written, of which the likeliest `wanted` are given out."""
+class Completions(Generation):
+    """`best_of` completions of each prompt are generated, of which the likeliest `n` are sent."""
 
-    service: Service
-    form: CompletionRequest
-    tried: int
-    wanted: int
-    answers: list[Continuation]
+    id_prefix = "cmpl-"
+    chunk_object = "text_completion"
+
+    def __init__(
+        self,
+        service: Service,
+        body: CompletionRequest,
+        choices: Sequence[ChoiceBuilder],
+        prompts: int,
+        best_of: int,
+        n: int,
+    ) -> None:
+        super().__init__(service, body, [choice.request for choice in choices])
+        self.choices = {choice.request.number: choice for choice in choices}
+        self.prompts = prompts
+        self.best_of = best_of
+        self.n = n
+        self.discarded_tokens = int(body.max_tokens == 0)
+
+    @classmethod
+    def prepare(cls, service: Service, body: CompletionRequest, salt: str) -> Completions:
+        n = body.n or 1
+        best_of = body.best_of or n
+        if best_of < n:
+            raise UserError("best_of", f"must be at least n, which is {n}")
+        if best_of > n and body.stream:
+            raise UserError("best_of", "cannot be streamed: the best are known when all are complete")
+        if body.max_tokens == 0 and not body.echo:
+            raise UserError("max_tokens", "must be at least 1, unless the prompt is to be echoed")
+        sampling = sampling_params(
+            body,
+            service.sampling_defaults,
+            # Prefill gives the prompt's log-probabilities, and one token too many, which is discarded.
+            max_tokens=1 if body.max_tokens == 0 else body.max_tokens,
+            logprobs=body.logprobs,
+            prompt_logprobs=body.logprobs if body.echo and body.prompt_logprobs is None else body.prompt_logprobs,
+            grammar=output_grammar(body),
+        )
+        prompts = prompt_tokens(service, body.prompt)
+        service.check_count(len(prompts) * best_of)
+        texts = prompt_texts(service, body.prompt, prompts) if body.echo else [""] * len(prompts)
+        choices: list[ChoiceBuilder] = []
+        for number, (tokens, text) in enumerate(zip(prompts, texts, strict=True)):
+            with prompt_place("prompt", body.prompt, number):
+                requests = engine_requests(service, body, tokens, sampling, salt=salt, count=best_of)
+            for request in requests:
+                choices.append(ChoiceBuilder(len(choices), request, service.token_decoder, text, body))
+        return cls(service, body, choices, len(prompts), best_of, n)
+
+    @staticmethod
+    def field_name(place: str) -> str:
+        return "stop_token_ids" if place == "stop_tokens" else place
+
+    def push(self, output: Output) -> list[dict[str, Any]]:
+        choice = self.choices[output.request.number]
+        part = choice.push(output)
+        if part.text or part.logprobs is not None or part.finish_reason is not None:
+            return [part.model_dump(exclude={"prompt_logprobs"}) | {"index": choice.index}]
+        return []
+
+    def response(self) -> CompletionResponse:
+        return CompletionResponse(
+            id=self.id,
+            created=self.created,
+            model=self.model,
+            choices=[choice.whole(index) for index, choice in enumerate(self.best())],
+            usage=self.usage(),
+        )
+
+    def best(self) -> list[ChoiceBuilder]:
+        choices = list(self.choices.values())
+        best = []
+        for start in range(0, len(choices), self.best_of):
+            group = choices[start : start + self.best_of]
+            if self.best_of > self.n:
+                group = sorted(group, key=lambda choice: -choice.mean_logprob)[: self.n]
+            best += group
+        return best
+
+
+class ChoiceBuilder:
+    """One choice as it is generated, with the prompt before it if that is to be echoed."""
+
+    def __init__(self, index: int, request: Request, decoder: TokenDecoder, echo: str, body: CompletionRequest) -> None:
+        self.index = index
+        self.request = request
+        self.decoder = decoder
+        self.echo = echo if body.echo else ""
+        self.body = body
+        self.parts: list[CompletionChoice] = []
+        self.offset = 0  # characters of the text so far, as its tokens spell it
+        self.utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     @property
-    def model(self) -> str:
-        return self.form.model or self.service.settings.name
+    def mean_logprob(self) -> float:
+        answer = self.request.answer
+        return sum(one.logprob for one in answer) / max(1, len(answer))
+
+    def push(self, output: Output) -> CompletionChoice:
+        """What an output adds; the first also brings the prompt."""
+        text, tokens = (output.text, output.logprobs) if self.body.max_tokens != 0 else ("", [])
+        prompt: list[tuple[int, TokenLogprob | None]] = []
+        if not self.parts and self.body.echo:
+            text = self.echo + text
+            if self.body.logprobs is not None:
+                prompt = list(zip(self.request.prompt, self.request.prompt_logprobs, strict=True))
+        logprobs = None
+        if self.body.logprobs is not None:
+            logprobs = self._logprobs([*prompt, *((one.token, one) for one in tokens)], len(prompt))
+        finish_reason = "length" if self.body.max_tokens == 0 else output.finish_reason
+        part = CompletionChoice(index=0, text=text, logprobs=logprobs, finish_reason=finish_reason)
+        self.parts.append(part)
+        return part
+
+    def whole(self, index: int) -> CompletionChoice:
+        body = self.body
+        return CompletionChoice(
+            index=index,
+            text="".join(part.text for part in self.parts),
+            logprobs=_joined(part.logprobs for part in self.parts) if body.logprobs is not None else None,
+            finish_reason=self.parts[-1].finish_reason,
+            prompt_logprobs=prompt_logprobs(self.request, self.decoder) if body.prompt_logprobs is not None else None,
+        )
+
+    def _logprobs(self, tokens: list[tuple[int, TokenLogprob | None]], echoed: int) -> CompletionLogprobs:
+        """The first `echoed` tokens are those of the prompt."""
+        found = _no_logprobs()
+        assert found.top_logprobs is not None
+        for place, (token, chosen) in enumerate(tokens):
+            found.tokens.append(self.decoder.text(token))
+            shown = self._in_text(token, place < echoed)
+            found.text_offset.append(self._advance(self.decoder.bytes_of(token)) if shown else self.offset)
+            found.token_logprobs.append(None if chosen is None else finite(chosen.logprob))
+            found.top_logprobs.append(None if chosen is None else self._top(chosen))
+        return found
+
+    def _advance(self, raw: bytes) -> int:
+        """Count a token's characters; where they begin. Half a character is none until its other half has come, and
+        a replacement character, before the token that came instead, if that does not."""
+        half = self._half
+        head = self.utf8.decode(raw[:1])
+        broken = half and len(head) + self._half > 1  # one more than the character that was to be ended
+        begins = self.offset + broken
+        self.offset += len(head) + len(self.utf8.decode(raw[1:]))
+        return begins
 
     @property
-    def prompts(self) -> int:
-        return len(self.answers) // self.tried
+    def _half(self) -> bool:
+        """Whether a character has begun and not ended."""
+        return bool(self.utf8.getstate()[0])
 
-    def usage(self) -> Usage:
-        requests = [answer.request for answer in self.answers]
-        return usage(requests, self.prompts, dropped=int(self.form.max_tokens == 0))
+    def _in_text(self, token: int, echoed: bool) -> bool:
+        """Special tokens that start or end a text are not part of it, unless the prompt was sent with them."""
+        if not self.decoder.is_skipped(token):
+            return True
+        return echoed and self.echo.startswith(self.decoder.text(token), self.offset + self._half)
 
-    def best(self) -> list[Continuation]:
-        chosen = []
-        for start in range(0, len(self.answers), self.tried):
-            group = self.answers[start : start + self.tried]
-            if self.tried > self.wanted:
-                group = sorted(group, key=lambda answer: -answer.likelihood)[: self.wanted]
-            chosen += group
-        return chosen
-
-
-def prepare(service: Service, form: CompletionRequest, salt: str) -> Job:
-    wanted = form.n or 1
-    tried = form.best_of or wanted
-    if tried < wanted:
-        raise UserError("best_of", f"must be at least n, which is {wanted}")
-    if tried > wanted and form.stream:
-        raise UserError("best_of", "an answer that is chosen when all are written cannot be streamed")
-    if form.max_tokens == 0 and not form.echo:
-        raise UserError("max_tokens", "must be at least 1, unless the prompt is to be echoed")
-    wishes = sampling(
-        form,
-        service.engine.tokenizer,
-        # Reading a prompt gives its log-probabilities, and a token too many, which is dropped.
-        max_tokens=1 if form.max_tokens == 0 else form.max_tokens,
-        logprobs=form.logprobs,
-        prompt_logprobs=form.logprobs if form.echo and form.prompt_logprobs is None else form.prompt_logprobs,
-        grammar=wanted_grammar(form),
-    )
-    tokens = tokens_of(service, form.prompt)
-    service.check_count(len(tokens) * tried)
-    texts = texts_of(service, form.prompt, tokens) if form.echo else [""] * len(tokens)
-    answers: list[Continuation] = []
-    for number, (own, text) in enumerate(zip(tokens, texts, strict=True)):
-        with called_as("prompt", form.prompt, number):
-            made = requests(service, form, own, wishes, salt=salt, count=tried)
-        answers += [Continuation(request, service.texts, text, form) for request in made]
-    return Job(service, form, tried, wanted, answers)
+    def _top(self, chosen: TokenLogprob) -> dict[str, float]:
+        """The likeliest tokens, and the one that was chosen."""
+        top = [*chosen.top[: self.body.logprobs or 0], (chosen.token, chosen.logprob)]
+        return {self.decoder.text(token): finite(logprob) for token, logprob in top}
 
 
-async def whole(job: Job, answers: OutputStream) -> CompletionAnswer:
-    own = {answer.request.number: answer for answer in job.answers}
-    async for output in answers:
-        check_form(output)
-        own[output.request.number].push(output)
-    return CompletionAnswer(
-        id=new_id("cmpl-"),
-        created=int(time.time()),
-        model=job.model,
-        choices=[answer.choice(index) for index, answer in enumerate(job.best())],
-        usage=job.usage(),
-    )
+def _no_logprobs() -> CompletionLogprobs:
+    return CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
 
 
-async def events(job: Job, answers: OutputStream) -> AsyncIterator[str]:
-    options = job.form.stream_options
-    with_usage = options is not None and options.include_usage
-    own = {answer.request.number: (index, answer) for index, answer in enumerate(job.answers)}
-    frame = {"id": new_id("cmpl-"), "object": "text_completion", "created": int(time.time()), "model": job.model}
-    async for output in answers:
-        check_form(output)
-        index, answer = own[output.request.number]
-        change = answer.push(output)
-        if change.text or change.logprobs is not None or change.finish_reason is not None:
-            choice = change.model_dump(exclude={"prompt_logprobs"}) | {"index": index}
-            spent = job.usage().model_dump() if options is not None and options.continuous_usage_stats else None
-            yield event({**frame, "choices": [choice], **({"usage": spent} if with_usage else {})})
-    if with_usage:
-        yield event({**frame, "choices": [], "usage": job.usage().model_dump()})
+def _joined(parts: Iterable[CompletionLogprobs | None]) -> CompletionLogprobs:
+    whole = _no_logprobs()
+    assert whole.top_logprobs is not None
+    for part in parts:
+        if part is not None:
+            whole.tokens += part.tokens
+            whole.token_logprobs += part.token_logprobs
+            whole.top_logprobs += part.top_logprobs or []
+            whole.text_offset += part.text_offset
+    return whole
 
 
 def router(service: Service) -> APIRouter:
     routes = APIRouter()
 
-    @routes.post("/v1/completions", response_model=CompletionAnswer, responses=ERRORS | streams(), tags=["text"])
-    async def completions(form: CompletionRequest, request: Request) -> Response:
-        """How a text goes on."""
-        salt = salt_of(request.state, form.cache_salt)
-        job = await service.prepare(lambda: prepare(service, form, salt))
-        answers = service.submit([answer.request for answer in job.answers])
-        if form.stream:
-            return EventStream(events(job, answers), DONE, answers.close)
-        try:
-            answer = await while_connected(request, whole(job, answers))
-        finally:
-            answers.close()
-        return answer if isinstance(answer, Response) else JSONResponse(answer.model_dump())
+    @routes.post("/v1/completions", response_model=CompletionResponse, responses=ERRORS | STREAMS, tags=["text"])
+    async def completions(body: CompletionRequest, request: HttpRequest) -> Response:
+        """Text that continues a prompt."""
+        return await generate(Completions, service, body, request)
 
     return routes

@@ -1,10 +1,11 @@
-"""Whatever goes wrong, as the one form OpenAI's clients understand: {"error": {"message", "type", "param", "code"}}."""
+"""Every error as OpenAI's clients expect it: {"error": {"message", "type", "param", "code"}}."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -13,9 +14,9 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from moesaic.errors import UserError
-from moesaic.serve.api.wrong_field import wrong_field
 from moesaic.serve.core.engine_loop import ReplicaDied
 from moesaic.serve.core.request import TooLong
+from moesaic.strict import EXPECTED, either, sentence
 
 logger = logging.getLogger("moesaic.serve")
 
@@ -27,21 +28,30 @@ TYPES = {
     500: "server_error",
     503: "server_unavailable_error",
 }
+# Kinds of validation error that only say that a value is none of the types that were tried.
+TYPE_MISMATCH = {*EXPECTED, "missing", "literal_error", "union_tag_invalid", "union_tag_not_found"}
 
 
-class ErrorFacts(BaseModel):
+class ErrorInfo(BaseModel):
     message: str
     type: str
     param: str | None = None
     code: str | None = None
 
 
-class ErrorAnswer(BaseModel):
-    error: ErrorFacts
+class ErrorResponse(BaseModel):
+    error: ErrorInfo
+
+
+# The error responses of every route, for the OpenAPI document.
+ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorResponse, "description": "The request cannot be answered; the error says why."},
+    503: {"model": ErrorResponse, "description": "The server is shutting down."},
+}
 
 
 class ApiError(Exception):
-    """A request that cannot be answered as it was meant."""
+    """An error with its HTTP status."""
 
     def __init__(
         self,
@@ -55,27 +65,27 @@ class ApiError(Exception):
         super().__init__(message)
         self.status = status
         self.headers = dict(headers or {})
-        self.answer = ErrorAnswer(
-            error=ErrorFacts(message=message, type=TYPES.get(status, "invalid_request_error"), param=param, code=code)
+        self.body = ErrorResponse(
+            error=ErrorInfo(message=message, type=TYPES.get(status, "invalid_request_error"), param=param, code=code)
         )
 
     def response(self) -> JSONResponse:
-        return JSONResponse(self.answer.model_dump(), self.status, headers=self.headers)
+        return JSONResponse(self.body.model_dump(), self.status, headers=self.headers)
 
 
 def api_error(error: BaseException) -> ApiError:
-    """Any exception as the answer to give; what nobody foresaw is logged, and not told."""
+    """Any exception as the error to send; an unexpected one is logged, and its details are not sent."""
     match error:
         case ApiError():
             return error
         case UserError():
-            # Places that are files of this machine are not the client's business.
+            # The client learns nothing about files of this machine.
             named = "/" not in error.place
             text = str(error) if named else f"{error.problem}. {error.remedy}".strip()
             code = "context_length_exceeded" if isinstance(error, TooLong) else "invalid_value"
             return ApiError(400, text, param=error.place if named else None, code=code)
         case RequestValidationError():
-            place, problem, code = wrong_field(error.errors(), error.body)
+            place, problem, code = invalid_field(error.errors(), error.body)
             return ApiError(400, f"{place}: {problem}" if place else problem, param=place or None, code=code)
         case HTTPException():
             return _http(error)
@@ -87,26 +97,16 @@ def api_error(error: BaseException) -> ApiError:
     return ApiError(500, "internal error", code="internal_error")
 
 
-@contextmanager
-def called(names: Callable[[str], str]) -> Iterator[None]:
-    """Errors name what is wrong as the client does, not as whoever found it."""
-    try:
-        yield
-    except UserError as error:
-        error.place = names(error.place)
-        raise
-
-
 def install(app: FastAPI) -> None:
-    async def answer(request: Request, error: Exception) -> JSONResponse:
+    async def handle(request: Request, error: Exception) -> JSONResponse:
         return api_error(error).response()
 
     for kind in (ApiError, UserError, RequestValidationError, HTTPException, TimeoutError, Exception):
-        app.add_exception_handler(kind, answer)
+        app.add_exception_handler(kind, handle)
 
 
 def _http(error: HTTPException) -> ApiError:
-    """What the framework itself refuses: routes, methods, unreadable bodies."""
+    """An error of the framework itself: unknown routes and methods, unreadable bodies."""
     codes = {404: "unknown_route", 405: "method_not_allowed"}
     messages = {
         404: "no such route (those of OpenAI's API begin with /v1)",
@@ -114,3 +114,42 @@ def _http(error: HTTPException) -> ApiError:
     }
     message = messages.get(error.status_code, str(error.detail))
     return ApiError(error.status_code, message, code=codes.get(error.status_code, "bad_request"), headers=error.headers)
+
+
+def invalid_field(problems: Sequence[Any], body: Any) -> tuple[str, str, str]:
+    """Which field of a request is invalid, by the name the client gave it, what is wrong with it, and the error's code.
+
+    Where a field may have one of several types, each reports why it did not match. An error of a type that matched but
+    for its bounds is the most specific one; otherwise the error that is deepest in the value is.
+    """
+    if problems[0]["type"] == "json_invalid":
+        return "", f"the body is not JSON ({problems[0].get('ctx', {}).get('error', '')})", "invalid_json"
+    if not isinstance(body, dict) and problems[0]["loc"][:1] == ("body",):
+        return "", "the body must be a JSON object, sent with Content-Type: application/json", "invalid_type"
+    paths = [_path(problem, body) for problem in problems]
+    _, best = max(zip(problems, paths), key=lambda each: (each[0]["type"] not in TYPE_MISMATCH, len(each[1])))
+    own = [problem for problem, path in zip(problems, paths) if path == best]
+    chosen = next((problem for problem in own if problem["type"] not in TYPE_MISMATCH), None)
+    chosen = chosen or next((problem for problem in own if problem["type"] not in EXPECTED), None)
+    chosen = chosen or reduce(either, {EXPECTED[problem["type"]]: problem for problem in own}.values())
+    code = "missing_required_parameter" if chosen["type"] == "missing" else "invalid_value"
+    return ".".join(best), sentence(chosen), code
+
+
+def _path(problem: Any, body: Any) -> tuple[str, ...]:
+    """Where in the body a validation error is, without the names of the types that were tried there."""
+    location = problem["loc"]
+    if location[0] != "body":
+        return tuple(str(part) for part in location)
+    found: list[str] = []
+    at = body
+    for part in location[1:]:
+        if part in (range(len(at)) if isinstance(at, list) else at if isinstance(at, dict) else ()):
+            at = at[part]
+            found.append(str(part))
+    match problem["type"]:
+        case "missing":
+            found.append(str(location[-1]))
+        case "union_tag_invalid" | "union_tag_not_found":
+            found.append("type")
+    return tuple(found)

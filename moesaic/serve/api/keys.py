@@ -1,4 +1,4 @@
-"""Who may use the server: API keys, compared in constant time, held and named only by their hashes."""
+"""API keys, compared in constant time, and kept and logged only as hashes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from moesaic.errors import UserError
 from moesaic.serve.api.errors import ApiError
 
-# Signs of life, which show nothing of anybody's requests. The page is open too: it asks for the key itself.
-OPEN = frozenset({"/health", "/ready", "/version"})
+# Probes, which show nothing of anybody's requests. The web page needs no key either: it asks for one itself.
+OPEN_PATHS = frozenset({"/health", "/ready", "/version"})
 
 
 @dataclass(frozen=True)
 class Keys:
-    """No hashes: everybody may."""
+    """No hashes: no key is needed."""
 
     hashes: frozenset[bytes] = frozenset()
 
@@ -44,35 +44,34 @@ class Keys:
         return cls(frozenset(_hash(key) for key in keys))
 
     def owner(self, header: str) -> str | None:
-        """Who sends this Authorization header, as a name that does not give the key away; None: nobody we know."""
+        """Who sends this Authorization header, as a name that does not reveal the key; None: the key is unknown."""
         scheme, _, key = header.partition(" ")
         given = _hash(key.strip()) if scheme.lower() == "bearer" else b""
-        # All are compared, each in constant time: how long it takes says nothing about which came near.
+        # All are compared, each in constant time: the time it takes reveals nothing about the keys.
         known = [hmac.compare_digest(given, one) for one in self.hashes]
         return hashlib.sha256(b"moesaic cache" + given).hexdigest() if any(known) else None
 
 
 class KeyGuard:
-    """Turns away requests that carry no known key, before anything of them is read, but for those to `open` paths."""
+    """Refuses requests without a known key, before their body is read, but for those to `open_paths`."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, open: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, open_paths: frozenset[str]) -> None:
         self.app = app
         self.keys = keys
-        self.open = open
+        self.open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self.keys.hashes and scope["path"] not in self.open:
-            if scope["method"] != "OPTIONS":
-                headers = dict(scope["headers"])
-                owner = self.keys.owner(headers.get(b"authorization", b"").decode("latin-1"))
-                if owner is None:
-                    await refusal()(scope, receive, send)
-                    return
-                scope.setdefault("state", {})["owner"] = owner
+        if scope["type"] == "http" and scope["path"] not in self.open_paths and scope["method"] != "OPTIONS":
+            headers = dict(scope["headers"])
+            owner = self.keys.owner(headers.get(b"authorization", b"").decode("latin-1"))
+            if owner is None:
+                await unauthorized()(scope, receive, send)
+                return
+            scope.setdefault("state", {})["owner"] = owner
         await self.app(scope, receive, send)
 
 
-def refusal() -> ASGIApp:
+def unauthorized() -> ASGIApp:
     message = "no API key, or not one of this server's. Send it as `Authorization: Bearer KEY`"
     headers = {"www-authenticate": "Bearer"}
     return ApiError(401, message, code="invalid_api_key", headers=headers).response()

@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from moesaic.serve.api.errors import called
+from moesaic.errors import UserError
 from moesaic.serve.api.schema.completions import Prompts
 from moesaic.serve.api.service import Service
 
 
-def tokens_of(service: Service, prompts: Prompts, field: str = "prompt") -> list[list[int]]:
+def prompt_tokens(service: Service, prompts: Prompts, field: str = "prompt") -> list[list[int]]:
     found: list[list[int]] = []
-    every: list[Any] = [prompts] if alone(prompts) else list(prompts)
+    every: list[Any] = [prompts] if single(prompts) else list(prompts)
     for one in every:
-        with called_as(field, prompts, len(found)):
-            found.append(service.read(one) if isinstance(one, str) else list(one))
+        with prompt_place(field, prompts, len(found)):
+            found.append(service.tokenize(one) if isinstance(one, str) else list(one))
     return found
 
 
-def alone(prompts: Prompts) -> bool:
+def single(prompts: Prompts) -> bool:
     return isinstance(prompts, str) or isinstance(prompts[0], int)
 
 
-def called_as(field: str, prompts: Prompts, number: int) -> AbstractContextManager[None]:
-    """Errors name the prompt that is wrong, if there are several."""
-    place = field if alone(prompts) else f"{field}.{number}"
-    return called(lambda known: place if known == "prompt" else known)
+@contextmanager
+def prompt_place(field: str, prompts: Prompts, number: int) -> Iterator[None]:
+    """Errors name the prompt they were found in, if there are several."""
+    try:
+        yield
+    except UserError as error:
+        if error.place == "prompt":
+            error.place = field if single(prompts) else f"{field}.{number}"
+        raise
 
 
-def texts_of(service: Service, prompts: Prompts, tokens: list[list[int]]) -> list[str]:
-    """As they were sent, or as their tokens read."""
+def prompt_texts(service: Service, prompts: Prompts, tokens: list[list[int]]) -> list[str]:
+    """As they were sent, or as their tokens decode."""
     if isinstance(prompts, str):
         return [prompts]
     return [

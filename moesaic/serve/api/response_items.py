@@ -1,56 +1,60 @@
-"""What a chat's answer says, thinks and calls, as the items of a response, and the events that tell of them."""
+"""The content, reasoning and tool calls of a chat as the items of a response, and the events that stream them."""
 
 from __future__ import annotations
 
 from copy import deepcopy
 from typing import Any
 
+from moesaic.serve.api.logprobs import TokenAligner, TokenItem
 from moesaic.serve.api.service import new_id
-from moesaic.serve.api.token_trail import Item, TokenTrail
 from moesaic.serve.parsers import CallArguments, CallBegan, CallBroken, CallEnded, Content, Event, Reasoning
 
+Item = dict[str, Any]
 
-class Items:
-    """One item is open at a time; another kind of event closes it. `told` holds the events not yet sent, and `trail`
-    the tokens that made no text yet: those of the answer are told with it, those of thoughts and calls are not."""
+
+class ItemBuilder:
+    """One item is open at a time; another kind of event closes it. `unsent` holds the events not streamed yet, and
+    `tokens` those that made no text yet: those of content are sent with it, those of reasoning and calls are not."""
 
     def __init__(self) -> None:
         self.items: list[Item] = []
-        self.told: list[Item] = []
-        self.trail = TokenTrail()
+        self.unsent: list[Item] = []
+        self.tokens = TokenAligner()
         self.open: Item | None = None
-        self.begun = 0  # items a stream has told of, with those that were taken back
+        self.streamed = 0  # items, with those that were taken back
 
-    def push(self, events: list[Event], logprobs: list[Item]) -> list[Item]:
-        self.trail.add(logprobs)
+    def push(self, events: list[Event], logprobs: list[TokenItem]) -> list[Item]:
+        self.tokens.add(logprobs)
         for event in events:
             match event:
                 case Content(text):
                     self._message(text, last=event is events[-1])
                 case Reasoning(text):
-                    self.trail.take(text, last=event is events[-1])
+                    self.tokens.take(text, last=event is events[-1])
                     self._reasoning(text)
                 case CallBegan(_, name):
-                    self._begin("function_call", "fc_", call_id=new_id("call_"), name=name, arguments="")
+                    self._open("function_call", "fc_", call_id=new_id("call_"), name=name, arguments="")
                 case CallArguments(_, text):
                     assert self.open is not None
                     self.open["arguments"] += text
-                    self._tell("response.function_call_arguments.delta", delta=text)
+                    self._add("response.function_call_arguments.delta", delta=text)
                 case CallEnded():
                     self.close()
                 case CallBroken():
-                    # Clients wait for the end of what they were told of; the arguments have none.
-                    self._tell("response.output_item.done", item=self.items.pop() | {"status": "incomplete"})
+                    # Clients wait for the end of an item that was streamed; the arguments have none.
+                    self._add("response.output_item.done", item=self.items.pop() | {"status": "incomplete"})
                     self.open = None
-        told, self.told = self.told, []
-        return told
+        return self._take()
+
+    def _take(self) -> list[Item]:
+        unsent, self.unsent = self.unsent, []
+        return unsent
 
     def finish(self, complete: bool) -> list[Item]:
         if self.open is not None and self.open["type"] == "message":
-            self.open["content"][0]["logprobs"] += self.trail.rest()
+            self.open["content"][0]["logprobs"] += self.tokens.rest()
         self.close("completed" if complete else "incomplete")
-        told, self.told = self.told, []
-        return told
+        return self._take()
 
     def close(self, status: str = "completed") -> None:
         item = self.open
@@ -59,47 +63,47 @@ class Items:
         match item["type"]:
             case "message":
                 part = item["content"][0]
-                self._tell("response.output_text.done", content_index=0, text=part["text"], logprobs=part["logprobs"])
-                self._tell("response.content_part.done", content_index=0, part=part)
+                self._add("response.output_text.done", content_index=0, text=part["text"], logprobs=part["logprobs"])
+                self._add("response.content_part.done", content_index=0, part=part)
             case "reasoning":
                 text = item["content"][0]["text"]
-                self._tell("response.reasoning_text.done", content_index=0, text=text)
+                self._add("response.reasoning_text.done", content_index=0, text=text)
             case "function_call":
-                self._tell("response.function_call_arguments.done", name=item["name"], arguments=item["arguments"])
+                self._add("response.function_call_arguments.done", name=item["name"], arguments=item["arguments"])
         item["status"] = status
-        self._tell("response.output_item.done", item=item)
+        self._add("response.output_item.done", item=item)
         self.open = None
 
     def _message(self, text: str, last: bool) -> None:
-        before, logprobs = self.trail.take(text, last) or ([], self.trail.rest())
+        before, logprobs = self.tokens.take(text, last) or ([], self.tokens.rest())
         if not self.items or (self.open is not None and self.open["type"] == "message"):
             logprobs = before + logprobs  # they made no text; behind anything else, they are what divides it from this
         if self.open is None or self.open["type"] != "message":
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-            self._begin("message", "msg_", role="assistant", content=[])
+            self._open("message", "msg_", role="assistant", content=[])
             assert self.open is not None
-            self._tell("response.content_part.added", content_index=0, part=part)
+            self._add("response.content_part.added", content_index=0, part=part)
             self.open["content"] = [part]
         self.open["content"][0]["text"] += text
         self.open["content"][0]["logprobs"] += logprobs
-        self._tell("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
+        self._add("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
 
     def _reasoning(self, text: str) -> None:
         if self.open is None or self.open["type"] != "reasoning":
-            self._begin("reasoning", "rs_", summary=[], content=[{"type": "reasoning_text", "text": ""}])
+            self._open("reasoning", "rs_", summary=[], content=[{"type": "reasoning_text", "text": ""}])
         assert self.open is not None
         self.open["content"][0]["text"] += text
-        self._tell("response.reasoning_text.delta", content_index=0, delta=text)
+        self._add("response.reasoning_text.delta", content_index=0, delta=text)
 
-    def _begin(self, kind: str, letters: str, **facts: Any) -> None:
+    def _open(self, kind: str, letters: str, **facts: Any) -> None:
         self.close()
         self.open = {"id": new_id(letters), "type": kind, "status": "in_progress", **facts}
         self.items.append(self.open)
-        self.begun += 1
-        self._tell("response.output_item.added", item=self.open)
+        self.streamed += 1
+        self._add("response.output_item.added", item=self.open)
 
-    def _tell(self, kind: str, **facts: Any) -> None:
+    def _add(self, kind: str, **facts: Any) -> None:
         assert self.open is not None
         own = {} if kind.startswith("response.output_item") else {"item_id": self.open["id"]}
-        # As it is now: what was open then goes on.
-        self.told.append(deepcopy({"type": kind, "output_index": self.begun - 1, **own, **facts}))
+        # As it is now: an open item still changes.
+        self.unsent.append(deepcopy({"type": kind, "output_index": self.streamed - 1, **own, **facts}))

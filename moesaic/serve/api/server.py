@@ -1,6 +1,6 @@
-"""Run the application, and end well: told to stop, finish what was begun, then go.
+"""Run the application, and shut it down gracefully.
 
-On SIGTERM (or Ctrl-C) the server says that it is not ready, takes no further requests, and ends when those under way
+On SIGTERM (or Ctrl-C) the server reports that it is not ready, refuses new requests, and ends when those in flight
 have. A second signal ends it at once.
 """
 
@@ -20,21 +20,21 @@ import uvicorn
 from moesaic.errors import UserError
 from moesaic.serve.api.app import make_app
 from moesaic.serve.api.metrics import Metrics
+from moesaic.serve.api.middleware import HeaderTimeout
 from moesaic.serve.api.service import Service, Settings
-from moesaic.serve.api.timeouts import PatientProtocol
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.engine_loop import EngineLoop
 from moesaic.serve.core.grammar import prepare_grammars
 
-# Between two requests on one connection. Clients drop theirs after 5 s, proxies after 60 s; were the server the first
-# to, it would hang up on requests that are just being sent.
-SILENT_SECONDS = 75
+# Between two requests on one connection. Clients close theirs after 5 s, proxies after 60 s; were the server the first
+# to, it would drop requests that are just being sent.
+KEEP_ALIVE_SECONDS = 75
 
 
 class Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are ours."""
+        """`serve` handles signals itself."""
         yield
 
 
@@ -67,8 +67,8 @@ async def serve(
     signals: bool = True,
     make_loop: Callable[..., Any] = EngineLoop,
 ) -> None:
-    """Serve until told to stop: by a signal, or by `should_exit` of the server that `ready` is given. `make_loop` makes
-    what stands between the server and its engine, or its replicas."""
+    """Serve until stopped: by a signal, or by `should_exit` of the server that `ready` is given. `make_loop` makes
+    the loop that runs the engine, or its replicas."""
     metrics = Metrics(engine, settings.name, settings.metrics_names == "vllm")
     loop = make_loop(engine, on_outputs=metrics.watch)
     service = Service(loop, settings, metrics)
@@ -77,9 +77,9 @@ async def serve(
         log_level="warning",
         access_log=False,
         lifespan="off",
-        http=PatientProtocol,
+        http=HeaderTimeout,
         server_header=False,
-        timeout_keep_alive=SILENT_SECONDS,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=10,
     )
     server = Server(config)
@@ -94,7 +94,7 @@ async def serve(
 
     def stop() -> None:
         if draining:
-            # What is cut off now was meant to be: nobody wants its traces.
+            # Requests are cut off on purpose: no tracebacks.
             logging.getLogger("uvicorn.error").disabled = True
             server.should_exit = server.force_exit = True
         else:
@@ -103,14 +103,14 @@ async def serve(
     if signals:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop)
-    # The first structured answer would wait for it: a second or two with a large vocabulary.
+    # The first structured output would wait for it: a second or two with a large vocabulary.
     preparing = asyncio.create_task(asyncio.to_thread(prepare_grammars, engine.tokenizer, engine.model.config.vocab))
     async with loop:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started and not serving.done():
             await asyncio.sleep(0.005)
         if not server.started and isinstance(error := serving.exception(), OSError):
-            # Another server took the address while the model was read: until somebody listens, several may have it.
+            # Another server took the address while the model was loaded: until one listens, several may bind it.
             raise not_listening(":".join(map(str, listener.getsockname()[:2])), error) from None
         if ready is not None and server.started:
             ready(server, service)

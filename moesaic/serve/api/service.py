@@ -1,4 +1,4 @@
-"""What the routes share: the engine's loop, the model's names, and what this server allows."""
+"""What the routes share: the engine's loop, the names of the model and its adapters, and the limits of this server."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from moesaic.errors import UserError
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.serve.api.errors import ApiError
 from moesaic.serve.api.keys import Keys
+from moesaic.serve.api.logprobs import TokenDecoder
 from moesaic.serve.api.metrics import Metrics
-from moesaic.serve.api.tokens_as_text import TokenTexts
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.engine_loop import EngineLoop, OutputStream
 from moesaic.serve.core.request import Request, TooLong
+from moesaic.serve.core.sampling_defaults import recommended
 from moesaic.serve.parsers import Parser, detect
 
 logger = logging.getLogger("moesaic.serve")
 
 Result = TypeVar("Result")
 
-SIGNS = 16  # of a text for each token there is room for, to see whether it is too long: several times what most need
+CHARS_PER_TOKEN = 16  # at least so many characters of a prompt are tokenized to see whether it is too long
 
 
 @dataclass(frozen=True)
 class Settings:
-    """`max_queue` requests may be open beyond those the engine runs at once."""
+    """`max_queue` requests may wait beyond the `max_requests` that the engine runs at once."""
 
     name: str
     keys: Keys = field(default_factory=Keys)
@@ -42,9 +43,9 @@ class Settings:
     max_body: int = 8 << 20  # bytes
     body_seconds: float = 30.0
     request_seconds: float | None = 600.0
-    cors_origins: tuple[str, ...] = ()  # of pages elsewhere that may use this server (CORS)
+    cors_origins: tuple[str, ...] = ()
     metrics_names: Literal["moesaic", "vllm"] = "moesaic"  # vllm: under its names too
-    allow_adapters: bool = False  # to be loaded over HTTP, from any path the server can read
+    allow_adapters: bool = False  # to be loaded by clients, from any path the server can read
 
 
 class Service:
@@ -54,7 +55,7 @@ class Service:
         self.metrics = metrics
         self.engine: Engine = loop.engine
         self.draining = False
-        self.began = int(time.time())
+        self.started = int(time.time())
         template = self.engine.tokenizer.chat_template if self.engine.tokenizer else None
         self.parser = settings.parser or detect(template)
 
@@ -65,8 +66,13 @@ class Service:
         return self.engine.tokenizer
 
     @cached_property
-    def texts(self) -> TokenTexts:
-        return TokenTexts(self.tokenizer)
+    def token_decoder(self) -> TokenDecoder:
+        return TokenDecoder(self.tokenizer)
+
+    @cached_property
+    def sampling_defaults(self) -> dict[str, Any]:
+        """The model's own, from its generation_config.json."""
+        return recommended(self.engine.tokenizer)
 
     @property
     def context(self) -> int:
@@ -80,46 +86,57 @@ class Service:
             return model
         raise ApiError(404, f"the model {model!r} does not exist", param="model", code="model_not_found")
 
-    async def prepare(self, make: Callable[[], Result]) -> Result:
-        """Work that takes a while (templates, tokens, grammars), beside the event loop."""
+    async def prepare(
+        self, make: Callable[[], Result], field_name: Callable[[str], str] = lambda place: place
+    ) -> Result:
+        """Work that takes a while (chat templates, tokenization, grammars), beside the event loop. `field_name` is what
+        the client calls a field in which an error was found."""
 
         def guarded() -> Result:
             try:
                 return make()
+            except UserError as error:
+                error.place = field_name(error.place)
+                raise
             except Exception:
                 raise
             except BaseException as error:  # a panic inside a library: no Exception, but no reason to stop either
-                logger.warning("a library gave up on a request: %s", error)
+                logger.warning("a library panicked at a request: %s", error)
                 raise UserError("", "the request cannot be read", "Make it simpler.") from None
 
         return await asyncio.to_thread(guarded)
 
-    def read(self, text: str, *, special: bool = True) -> list[int]:
-        """The tokens of a prompt. One far too long is refused by its beginning: to read all of it may take seconds."""
-        most = min(self.engine.max_length, self.settings.max_prompt or self.engine.max_length)
-        beginning = text[: SIGNS * most]
+    def tokenize(self, text: str, *, special: bool = True) -> list[int]:
+        """The tokens of a prompt. One far too long is refused by its first characters: all of it may take seconds."""
+        limit = min(self.engine.max_length, self.settings.max_prompt or self.engine.max_length)
+        start = text[: CHARS_PER_TOKEN * limit]
         # Twice as many, because the last word may be cut, and its tokens others.
-        if len(beginning) < len(text) and len(self.tokenizer.encode(beginning, special=special)) > 2 * most:
-            raise TooLong("prompt", f"has more than {most} tokens, which is all there is room for", "Shorten it.")
+        if len(start) < len(text) and len(self.tokenizer.encode(start, special=special)) > 2 * limit:
+            raise TooLong("prompt", f"has more than {limit} tokens, which is the maximum", "Shorten it.")
         return self.tokenizer.encode(text, special=special)
 
     def check_prompt(self, tokens: Sequence[int]) -> None:
-        most = self.settings.max_prompt
-        if most is not None and len(tokens) > most:
-            raise TooLong("prompt", f"has {len(tokens)} tokens, and this server takes {most}", "Shorten it.")
+        limit = self.settings.max_prompt
+        if limit is not None and len(tokens) > limit:
+            raise TooLong("prompt", f"has {len(tokens)} tokens, and this server takes {limit}", "Shorten it.")
+
+    def cache_salt(self, state: Any, salt: str | None) -> str:
+        """With whom a request shares the prefix cache: with those of the same API key that name the same salt."""
+        owner = getattr(state, "owner", "")
+        return f"{owner}/{salt}" if salt else owner
 
     @property
     def max_open(self) -> int:
         return self.engine.scheduler.most + self.settings.max_queue
 
     def check_count(self, count: int) -> None:
-        """Whether so many answers could ever be asked for at once."""
+        """Whether so many completions could ever be requested at once."""
         if count > self.max_open:
-            message = f"asks for {count} answers, and this server holds {self.max_open}"
+            message = f"requests {count} completions, and this server holds {self.max_open}"
             raise ApiError(400, message, param="n", code="invalid_value")
 
     def submit(self, requests: Sequence[Request]) -> OutputStream:
-        """Hand requests to the engine, if there is room."""
+        """Hand requests to the engine, unless the queue is full."""
         if self.draining:
             raise ApiError(503, "the server is shutting down", code="shutting_down", headers={"retry-after": "5"})
         self.check_count(len(requests))
@@ -133,7 +150,7 @@ class Service:
         return self.loop.submit(requests, self.settings.request_seconds)
 
     def wait_estimate(self) -> int:
-        """Seconds until some of the queue will have gone, by what requests took so far."""
+        """Seconds until some of the queue will be done, by how long requests took so far."""
         counts = self.engine.counts
         each = counts.busy_seconds / counts.finished if counts.finished else 1.0
         return max(1, min(60, math.ceil(each * self.settings.max_queue / 4)))
@@ -142,9 +159,3 @@ class Service:
 def new_id(kind: str) -> str:
     """`kind` is how OpenAI's identifiers of this kind begin; some clients go by it."""
     return f"{kind}{uuid.uuid4().hex}"
-
-
-def salt_of(scope_state: Any, cache_salt: str | None) -> str:
-    """With whom a request shares cached prompts: those of the same key, that name the same salt."""
-    owner = getattr(scope_state, "owner", "")
-    return f"{owner}/{cache_salt}" if cache_salt else owner

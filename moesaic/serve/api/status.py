@@ -1,4 +1,4 @@
-"""How the server is: /health, /ready, /version, /metrics, and /live for the page."""
+"""The state of the server: /health, /ready, /version, /metrics, and /live for the web page."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 
 import moesaic
-from moesaic.serve.api.errors import ApiError
-from moesaic.serve.api.openapi import ERRORS, EVENTS
+from moesaic.serve.api.errors import ERRORS, ApiError
 from moesaic.serve.api.service import Service
-from moesaic.serve.api.stream import EventStream, event
+from moesaic.serve.api.stream import EVENTS, EventStream, event
 
 LIVE_SECONDS = 0.5
 
@@ -42,7 +41,7 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/health", responses=ERRORS)
     async def health() -> Status:
-        """Whether the process lives and its engine's thread works."""
+        """Whether the server is alive and its engine is running."""
         if not service.loop.alive:
             raise ApiError(503, "the engine has stopped", code="engine_stopped")
         return Status(status="ok")
@@ -58,7 +57,7 @@ def router(service: Service) -> APIRouter:
     async def version() -> Version:
         return Version(version=moesaic.__version__)
 
-    text = {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Prometheus' text form."}
+    text = {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Prometheus' text format."}
 
     @routes.get("/metrics", response_class=PlainTextResponse, responses=ERRORS | {200: text})
     async def metrics() -> Response:

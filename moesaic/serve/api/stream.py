@@ -1,41 +1,171 @@
-"""Server-sent events, and the watch for clients that go away: whatever was being done for them is cancelled."""
+"""How generated text reaches a client: as one JSON response, or chunk by chunk as server-sent events. Whatever is being
+done for a client that disconnects is cancelled."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, TypeVar
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, ClassVar, TypeVar
 
-from fastapi import Request
-from fastapi.responses import Response
+from fastapi import Request as HttpRequest
+from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
+from moesaic.errors import UserError
 from moesaic.serve.api.errors import api_error
+from moesaic.serve.api.schema.usage import CompletionDetails, PromptDetails, Usage
+from moesaic.serve.api.service import Service, new_id
+from moesaic.serve.core.engine_loop import OutputStream
+from moesaic.serve.core.grammar import reason
+from moesaic.serve.core.request import Output, Request
 
 Result = TypeVar("Result")
 
 DONE = "data: [DONE]\n\n"
-HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}  # nothing on the way shall collect the events
+HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}  # no proxy shall buffer the events
+
+# For the OpenAPI document.
+EVENTS: dict[str, Any] = {
+    "text/event-stream": {
+        "itemSchema": {
+            "type": "object",
+            "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+            "required": ["data"],
+        }
+    }
+}
+STREAMS: dict[int | str, dict[str, Any]] = {200: {"content": EVENTS, "description": "The response."}}
+
+
+class Generation:
+    """The text generated for one HTTP request. A subclass for each route makes the engine's `requests` from the body,
+    and chunks and a response from their outputs."""
+
+    id_prefix: ClassVar[str]
+    chunk_object: ClassVar[str]
+    ending: ClassVar[str] = DONE  # of a stream
+
+    prompts = 1  # `requests` are those of the first prompt, then those of the second, and so on
+    discarded_tokens = 0  # of each request: generated, and not sent
+
+    def __init__(self, service: Service, body: Any, requests: Sequence[Request]) -> None:
+        self.service = service
+        self.body = body
+        self.requests = requests
+        self.id = new_id(self.id_prefix)
+        self.created = int(time.time())
+
+    @classmethod
+    def prepare(cls, service: Service, body: Any, salt: str) -> Generation:
+        """Everything that can be wrong with a request shows here."""
+        raise NotImplementedError
+
+    @staticmethod
+    def field_name(place: str) -> str:
+        """What the client calls a field in which an error was found."""
+        return place
+
+    def first_choices(self) -> list[dict[str, Any]]:
+        """What a stream begins with."""
+        return []
+
+    def push(self, output: Output) -> list[dict[str, Any]]:
+        """Take an output of the engine; the choices to stream, one in each chunk."""
+        raise NotImplementedError
+
+    def response(self) -> BaseModel:
+        """When all outputs have been pushed."""
+        raise NotImplementedError
+
+    @property
+    def model(self) -> str:
+        return self.body.model or self.service.settings.name
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return 0
+
+    def usage(self) -> Usage:
+        """As OpenAI counts it: a prompt once, however many choices it has."""
+        first = self.requests[:: max(1, len(self.requests) // self.prompts)]
+        prompt = sum(len(request.prompt) for request in first)
+        generated = sum(max(0, request.written - self.discarded_tokens) for request in self.requests)
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=generated,
+            total_tokens=prompt + generated,
+            prompt_tokens_details=PromptDetails(cached_tokens=sum(request.cached for request in first)),
+            completion_tokens_details=CompletionDetails(reasoning_tokens=self.reasoning_tokens),
+        )
+
+    def take(self, output: Output) -> list[dict[str, Any]]:
+        if output.finish_reason is not None and output.request.matcher is not None:
+            self._check_grammar(output.request)
+        return self.push(output)
+
+    async def collect(self, outputs: OutputStream) -> BaseModel:
+        async for output in outputs:
+            self.take(output)
+        return self.response()
+
+    async def events(self, outputs: OutputStream) -> AsyncIterator[str]:
+        options = self.body.stream_options
+        with_usage = options is not None and options.include_usage
+        continuous = options is not None and options.continuous_usage_stats
+        frame = {"id": self.id, "object": self.chunk_object, "created": self.created, "model": self.model}
+
+        def chunk(choices: list[dict[str, Any]], usage: bool) -> str:
+            shown = {"usage": self.usage().model_dump() if usage else None} if with_usage else {}
+            return event({**frame, "choices": choices, **shown})
+
+        for choice in self.first_choices():
+            yield chunk([choice], continuous)
+        async for output in outputs:
+            for choice in self.take(output):
+                yield chunk([choice], continuous)
+        if with_usage:
+            yield chunk([], True)
+
+    def _check_grammar(self, request: Request) -> None:
+        """Some grammars turn out to be more than their library will follow only in the middle of a completion."""
+        grammar, matcher = request.sampling.grammar, request.matcher
+        if grammar is not None and matcher.inner.is_error():
+            problem = f"the grammar cannot be followed ({reason(matcher.inner.get_error())})"
+            raise UserError(self.field_name(grammar.place), problem, "Make it simpler.")
+
+
+async def generate(kind: type[Generation], service: Service, body: Any, http: HttpRequest) -> Response:
+    """What every route that generates text does."""
+    salt = service.cache_salt(http.state, body.cache_salt)
+    generation = await service.prepare(lambda: kind.prepare(service, body, salt), kind.field_name)
+    outputs = service.submit(generation.requests)
+    if body.stream:
+        return EventStream(generation.events(outputs), kind.ending, outputs.close)
+    try:
+        return await while_connected(http, generation.collect(outputs))
+    finally:
+        outputs.close()
 
 
 def event(data: BaseModel | dict[str, Any], name: str | None = None) -> str:
-    """One event of a stream."""
+    """One server-sent event."""
     text = data.model_dump_json(exclude_unset=True) if isinstance(data, BaseModel) else json.dumps(data)
     return f"event: {name}\ndata: {text}\n\n" if name else f"data: {text}\n\n"
 
 
 class Stalled(Exception):
-    """The client does not read what it asked for."""
+    """The client does not read what it requested."""
 
 
 class EventStream(Response):
-    """Sends events as they are made. An error on the way is the last event; a client that leaves, or does not take an
-    event for `patience` seconds, ends it all."""
+    """Sends events as they are made. An error on the way is the last event; a client that disconnects, or does not read
+    an event for `stall_seconds`, ends it all."""
 
     media_type = "text/event-stream"
-    patience = 60.0
+    stall_seconds = 60.0
 
     def __init__(self, events: AsyncIterator[str], ending: str = "", close: Callable[[], None] | None = None) -> None:
         self.events = events
@@ -47,7 +177,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await unless_gone(receive, self._send(send))
+            await unless_disconnected(receive, self._send(send))
         except Stalled:
             pass  # left unfinished, the connection is closed by the server
         finally:
@@ -57,7 +187,7 @@ class EventStream(Response):
     async def _send(self, send: Send) -> None:
         async def put(text: str, more: bool = True) -> None:
             try:
-                async with asyncio.timeout(self.patience):
+                async with asyncio.timeout(self.stall_seconds):
                     await send({"type": "http.response.body", "body": text.encode(), "more_body": more})
             except TimeoutError:
                 raise Stalled from None
@@ -69,20 +199,20 @@ class EventStream(Response):
         except Stalled:
             raise
         except Exception as error:
-            await put(event(api_error(error).answer))
+            await put(event(api_error(error).body))
         await put(self.ending, more=False)
 
 
-async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result | Response:
-    """The result of some work, which is cancelled if the client goes away; nobody reads what is returned then."""
-    result = await unless_gone(request.receive, work)
-    return Response(status_code=499) if result is None else result
+async def while_connected(http: HttpRequest, work: Coroutine[Any, Any, BaseModel]) -> Response:
+    """The result of some work as JSON; the work is cancelled if the client disconnects."""
+    result = await unless_disconnected(http.receive, work)
+    return Response(status_code=499) if result is None else JSONResponse(result.model_dump())
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result | None:
-    """The result of some work; None, and the work is cancelled, if the client goes away before."""
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result | None:
+    """The result of some work; None, and the work is cancelled, if the client disconnects before."""
     working = asyncio.create_task(work)
-    watching = asyncio.create_task(_gone(receive))
+    watching = asyncio.create_task(_disconnected(receive))
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         return working.result() if working.done() else None
@@ -92,6 +222,6 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Re
         await asyncio.gather(working, watching, return_exceptions=True)
 
 
-async def _gone(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

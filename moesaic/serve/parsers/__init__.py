@@ -19,10 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
-if TYPE_CHECKING:
-    from moesaic.serve.parsers._reader import Reader
+from moesaic.methods import Method, build
+
+THINK, END_THINK = "<think>", "</think>"
 
 Tools = Sequence[Mapping[str, Any]]  # as in the API: {"type": "function", "function": {"name", "parameters", ...}}
 
@@ -107,6 +108,16 @@ class Body:
         """No more text comes: a call of which only the closing tag is missing may end."""
 
 
+class EventReader(Protocol):
+    """Text in, events out. `state` says which section of the completion the text is in."""
+
+    state: str
+
+    def push(self, text: str) -> list[Event]: ...
+
+    def finish(self) -> list[Event]: ...
+
+
 @dataclass(frozen=True)
 class Parser:
     """What a style of tool calls is. `reasoning` looks for a section between <think> and </think> first."""
@@ -120,8 +131,6 @@ class Parser:
 
     def reader(self, tools: Tools | None = None, prompt: str = "") -> Reader:
         """For one answer. `prompt` is what the model was given: some templates open the reasoning section there."""
-        from moesaic.serve.parsers._reader import Reader
-
         return Reader(self, tools or (), prompt)
 
     def parse(self, text: str, tools: Tools | None = None, prompt: str = "") -> Message:
@@ -151,8 +160,170 @@ def collect(events: Iterable[Event]) -> Message:
 
 def detect(template: str | None) -> Parser:
     """The parser a model needs, by the tags in its chat template."""
-    from moesaic.methods import Method, build
-
     tags = {"<arg_key>": "glm", "<function=": "qwen3_coder", "<tool_call>": "hermes"}
     name = next((name for tag, name in tags.items() if tag in (template or "")), "plain")
     return build(Method(name), Parser, "chat template")
+
+
+class Reader:
+    """One answer on its way from the model. `pending` is text whose meaning is not certain yet."""
+
+    def __init__(self, parser: Parser, tools: Tools, prompt: str) -> None:
+        self.parser = parser
+        self.tools = tools
+        self.openings = parser.openings if tools else ()
+        opened = (
+            prompt.rfind(THINK) > prompt.rfind(END_THINK) and not prompt[prompt.rfind(THINK) + len(THINK) :].strip()
+        )
+        self.state = ("reasoning" if opened else "start") if parser.reasoning else "content"
+        self.bare = opened  # at the beginning of a section, where white space says nothing
+        self.pending = ""
+        self.body: Body | None = None
+        self.raw: list[str] = []  # a call's text so far, in case it is none
+        self.began = False
+        self.calls = 0
+        self.called = False  # a call was the last thing said: white space after it says nothing
+        self.events: list[Event] = []
+
+    def push(self, text: str) -> list[Event]:
+        self.pending += text
+        while self.pending and self._advance():
+            pass
+        return self._take()
+
+    def finish(self) -> list[Event]:
+        """The answer is over: whatever was held back is what it looks like."""
+        if self.body is not None:
+            self.body.finish()
+            if self.body.ended:
+                self._end_call()
+            else:
+                self._break_call()
+        pending, self.pending = self.pending, ""
+        if self.state == "reasoning":
+            self._say(Reasoning, pending.rstrip())
+        elif pending.strip() or not self.called:
+            self._say(Content, pending)
+        return self._take()
+
+    def _advance(self) -> bool:
+        """Deal with some of the pending text; False if more is needed."""
+        match self.state:
+            case "start":
+                return self._start()
+            case "reasoning":
+                return self._reason()
+            case "call":
+                return self._call()
+        return self._answer()
+
+    def _start(self) -> bool:
+        found = self.pending.lstrip()
+        if len(found) < len(THINK) and THINK.startswith(found):
+            return False
+        if found.startswith(THINK):
+            self.state, self.bare, self.pending = "reasoning", True, found[len(THINK) :]
+        else:
+            self.state = "content"
+        return True
+
+    def _reason(self) -> bool:
+        place = self.pending.find(END_THINK)
+        if place >= 0:
+            self._say(Reasoning, self.pending[:place].rstrip())
+            self.state, self.bare, self.pending = "content", True, self.pending[place + len(END_THINK) :]
+            return True
+        self._say_certain(Reasoning, (END_THINK,))
+        return False
+
+    def _answer(self) -> bool:
+        places = [(place, tag) for tag in self.openings if (place := self.pending.find(tag)) >= 0]
+        if not places:
+            self._say_certain(Content, self.openings)
+            return False
+        place, tag = min(places)
+        before = self.pending[:place]
+        said = before.rstrip()
+        self._say(Content, said)
+        self.raw = [before[len(said) :]]  # white space before a call says nothing, unless there is no call
+        self.state, self.pending = "call", self.pending[place:]
+        self.body, self.began = self.parser.body(self.tools), False
+        return True
+
+    def _call(self) -> bool:
+        assert self.body is not None
+        text, self.pending = self.pending, ""
+        self.raw.append(text)
+        self.body.push(text)
+        if self.body.broken:
+            self._break_call()
+        elif self.body.ended:
+            self._end_call()
+        else:
+            self._report_call()
+        return True
+
+    def _report_call(self) -> None:
+        body = self.body
+        if body is None or body.name is None:
+            return
+        if not self.began:
+            self.began = True
+            self.events.append(CallBegan(self.calls, body.name))
+        if body.arguments:
+            self.events.append(CallArguments(self.calls, body.arguments))
+            body.arguments = ""
+
+    def _end_call(self) -> None:
+        assert self.body is not None
+        self._report_call()
+        self.events.append(CallEnded(self.calls))
+        self.calls += 1
+        self.state, self.bare, self.pending, self.body = "content", False, self.body.rest, None
+        self.called = True
+
+    def _break_call(self) -> None:
+        assert self.body is not None
+        self._report_call()
+        text = "".join(self.raw).removesuffix(self.body.rest)
+        if self.began:
+            self.events.append(CallBroken(self.calls))
+            self.calls += 1
+        self.bare = False
+        self.events.append(Content(text))
+        self.called = False
+        self.state, self.pending, self.body = "content", self.body.rest, None
+
+    def _say_certain(self, kind: type[Content] | type[Reasoning], tags: tuple[str, ...]) -> None:
+        """Report the pending text but for an end that could become a tag, and white space that could precede one."""
+        text = self.pending
+        keep = max((_overlap(text, tag) for tag in tags), default=0)
+        certain = text[: len(text) - keep]
+        if tags:
+            certain = certain.rstrip()
+        self._say(kind, certain)
+        self.pending = text[len(certain) :]
+
+    def _say(self, kind: type[Content] | type[Reasoning], text: str) -> None:
+        if self.bare:
+            text = text.lstrip()
+        if text:
+            self.bare = self.called = False
+            self.events.append(kind(text))
+
+    def _take(self) -> list[Event]:
+        """The events so far; neighbours of one kind become one."""
+        joined: list[Event] = []
+        for event in self.events:
+            last = joined[-1] if joined else None
+            if isinstance(event, Content) and isinstance(last, Content):
+                joined[-1] = Content(last.text + event.text)
+            else:
+                joined.append(event)
+        self.events = []
+        return joined
+
+
+def _overlap(text: str, tag: str) -> int:
+    """How many last characters of a text are first characters of a tag."""
+    return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if text.endswith(tag[:n])), 0)

@@ -257,7 +257,7 @@ def test_a_full_queue_says_when_to_come_back(new_engine: Callable[..., Engine]) 
 
 
 def test_a_head_that_never_ends_is_cut_off(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moesaic.serve.api.timeouts.PatientProtocol.head_seconds", 0.2)
+    monkeypatch.setattr("moesaic.serve.api.middleware.HeaderTimeout.header_seconds", 0.2)
     whole = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
     with raw(server) as silent, raw(server) as half, raw(server) as second:
         half.sendall(whole[:20])
@@ -277,7 +277,7 @@ def test_the_client_is_the_first_to_drop_a_silent_connection(server: Running) ->
 def test_a_client_that_does_not_read_is_left(
     new_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("moesaic.serve.api.stream.EventStream.patience", 0.3)
+    monkeypatch.setattr("moesaic.serve.api.stream.EventStream.stall_seconds", 0.3)
     body = json.dumps(LONG | {"stream": True, "logprobs": True, "top_logprobs": 100, "n": 8}).encode()
     with running(new_engine()) as server, raw(server) as deaf:
         head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"

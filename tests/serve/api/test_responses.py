@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from moesaic.serve.api.response_items import Items
+from moesaic.serve.api.response_items import ItemBuilder
 from moesaic.serve.parsers import CallBegan, Content, Event, Reasoning
 from tests.serve.api.running import NAME, Running
 
@@ -73,7 +73,7 @@ def test_events_tell_the_whole_story(client: openai.OpenAI) -> None:
 
 def told_with(steps: list[tuple[list[Event], list[str | bytes]]]) -> list[str]:
     """The tokens whose log-probabilities are told with an answer, as one text, a bar between two."""
-    items = Items()
+    items = ItemBuilder()
     deltas = []
     for events, tokens in steps:
         raw = [token if isinstance(token, bytes) else token.encode() for token in tokens]

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesaic import Engine, load
-from moesaic.serve.api.tools import ListReader
 from moesaic.serve.core.grammar import known_tokens
 from moesaic.serve.parsers import collect
+from moesaic.serve.parsers._forced_calls import CallListReader
 from tests.serve.api.running import NAME, running
 
 QUESTION: list[Any] = [{"role": "user", "content": "A number, as you like it"}]
@@ -248,7 +248,7 @@ def test_calls_are_read_however_they_are_cut(calls: list[tuple[str, Any]], rando
     written = [(name, json.dumps(value, ensure_ascii=random.random() < 0.5)) for name, value in calls]
     text = "[" + ", ".join(f'{{"name": "{name}", "parameters": {value}}}' for name, value in written) + "]"
     cuts = sorted(random.randrange(len(text)) for _ in range(random.randrange(8)))
-    reader, events = ListReader(), []
+    reader, events = CallListReader(), []
     for start, end in zip([0, *cuts], [*cuts, len(text)]):
         events += reader.push(text[start:end])
     message = collect([*events, *reader.finish()])

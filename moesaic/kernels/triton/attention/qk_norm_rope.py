@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from moesaic.kernels.interface import QKNorm, RopeAngles
+
 ROWS = 4  # at a time, by one warp
 TURNS = 16  # so often, by one program, which then knows the sum of so many rows' gradients of the norms' weights
 
@@ -149,7 +151,7 @@ def turn_back_kernel(
         tl.store(grad_norms_P2C + (program * 2 + 1) * C + own_c, tl.sum(k_sum, 0), mask=c < C)
 
 
-class TurnedHeads(torch.autograd.Function):
+class QkNormRope(torch.autograd.Function):
     @staticmethod
     def forward(ctx, qkv_TXC, q_weight_C, k_weight_C, cos_TR, sin_TR, kv_heads: int, eps: float, interleaved: bool):
         qkv_TXC, cos_TR, sin_TR = qkv_TXC.contiguous(), cos_TR.contiguous(), sin_TR.contiguous()
@@ -188,17 +190,11 @@ class TurnedHeads(torch.autograd.Function):
 
 # Compilers of whole blocks stop before attention anyway.
 @torch.compiler.disable
-def turned_heads(
-    qkv_TXC: Tensor,
-    kv_heads: int,
-    q_weight_C: Tensor | None,
-    k_weight_C: Tensor | None,
-    eps: float,
-    cos_TR: Tensor,
-    sin_TR: Tensor,
-    interleaved: bool,
+def qk_norm_rope(
+    qkv_TXC: Tensor, kv_heads: int, norm: QKNorm | None, rope: RopeAngles
 ) -> tuple[Tensor, Tensor, Tensor]:
-    found: tuple[Tensor, Tensor, Tensor] = TurnedHeads.apply(
-        qkv_TXC, q_weight_C, k_weight_C, cos_TR, sin_TR, kv_heads, eps, interleaved
+    q_C, k_C, eps = (None, None, 0.0) if norm is None else norm
+    found: tuple[Tensor, Tensor, Tensor] = QkNormRope.apply(
+        qkv_TXC, q_C, k_C, rope.cos_TR, rope.sin_TR, kv_heads, eps, rope.interleaved
     )
     return found

@@ -9,7 +9,7 @@ import triton
 
 from moesaic.kernels.triton.dependent_launch import launch_overlapped, overlaps
 from moesaic.kernels.triton.quantized.decode_kernels import hidden_kernel, output_kernel, rows_kernel
-from moesaic.kernels.triton.quantized.weight import GpuQuantizedWeight
+from moesaic.kernels.triton.quantized.packed_weight import PackedWeight
 
 BLOCK = 128  # inputs: of 4 bits those in 64 bytes of a row, half of them in their low bits, the next in their high bits
 PAIRS = 2 * BLOCK  # blocks are taken two at a time
@@ -19,23 +19,23 @@ TOKENS = 4  # of a plain product, by one program
 AGAIN = 10240  # columns that may be unpacked more than once, for more tokens; measured on an H200
 
 
-def runs_here(x_TI: torch.Tensor, *weights: GpuQuantizedWeight) -> bool:
-    known = all(weight.apart == 64 and weight.inputs % BLOCK == 0 for weight in weights)
+def runs_here(x_TI: torch.Tensor, *weights: PackedWeight) -> bool:
+    known = all(weight.half_width == 64 and weight.inputs % BLOCK == 0 for weight in weights)
     return known and x_TI.dtype == torch.bfloat16 and overlaps(x_TI.device)
 
 
-def common(weight: GpuQuantizedWeight, rows: int, device: torch.device) -> dict:
+def common(weight: PackedWeight, rows: int, device: torch.device) -> dict:
     """MOST is how many pairs of blocks are asked for together, of eight times `rows` rows of weights by each warp."""
     most = REGISTERS // (2 * weight.bits * rows)
     return {"GROUP": weight.group, "BITS": weight.bits, "MOST": most, "OVERLAP": overlaps(device)}
 
 
-def takes_rows(x_TI: torch.Tensor, weight: GpuQuantizedWeight) -> bool:
+def takes_rows(x_TI: torch.Tensor, weight: PackedWeight) -> bool:
     times, outputs = triton.cdiv(len(x_TI), TOKENS), weight.codes_EOB.shape[1]
     return (times == 1 or times * outputs <= AGAIN) and outputs % 8 == 0 and runs_here(x_TI, weight)
 
 
-def linear(x_TI: torch.Tensor, weight: GpuQuantizedWeight, bias_O: torch.Tensor | None, out_TO: torch.Tensor) -> None:
+def linear(x_TI: torch.Tensor, weight: PackedWeight, bias_O: torch.Tensor | None, out_TO: torch.Tensor) -> None:
     T, outputs = out_TO.shape
     launch_overlapped(
         rows_kernel,
@@ -60,7 +60,7 @@ def most_assignments(inputs: int) -> int:
     return 128 if inputs <= 2048 else 64
 
 
-def takes_experts(x_TD: torch.Tensor, choices: int, gate_up: GpuQuantizedWeight, down: GpuQuantizedWeight) -> bool:
+def takes_experts(x_TD: torch.Tensor, choices: int, gate_up: PackedWeight, down: PackedWeight) -> bool:
     return choices <= MOST_CHOICES and x_TD.shape[1] % PAIRS == 0 and runs_here(x_TD, gate_up, down)
 
 
@@ -75,8 +75,8 @@ def experts(
     x_TD: torch.Tensor,
     routes_TK: torch.Tensor,
     weights_TK: torch.Tensor,
-    gate_up: GpuQuantizedWeight,
-    down: GpuQuantizedWeight,
+    gate_up: PackedWeight,
+    down: PackedWeight,
 ) -> torch.Tensor:
     (T, D), K, F = x_TD.shape, routes_TK.shape[1], down.inputs
     hidden_NF = torch.empty(T * K, F, dtype=x_TD.dtype, device=x_TD.device)

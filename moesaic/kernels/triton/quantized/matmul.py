@@ -13,7 +13,7 @@ from moesaic.kernels.triton.experts.sort import RECORD, Routing, route
 from moesaic.kernels.triton.quantized import decode
 from moesaic.kernels.triton.quantized.few_tokens_kernels import hidden_kernel, output_kernel
 from moesaic.kernels.triton.quantized.matmul_kernels import rows_kernel
-from moesaic.kernels.triton.quantized.weight import GpuQuantizedWeight
+from moesaic.kernels.triton.quantized.packed_weight import PackedWeight
 
 MOST_CHOICES = 16  # experts of a token
 FEWEST, MOST = 16, 128  # rows of a tile
@@ -23,12 +23,12 @@ FEWEST, MOST = 16, 128  # rows of a tile
 FULL = 64
 
 
-def common(weight: GpuQuantizedWeight, dtype: torch.dtype, device: torch.device) -> dict:
+def common(weight: PackedWeight, dtype: torch.dtype, device: torch.device) -> dict:
     return {
         "WIDTH": weight.codes_EOB.shape[2],
         "GROUP": weight.group,
         "BITS": weight.bits,
-        "HALF": weight.apart,
+        "HALF": weight.half_width,
         "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
         "PACKED": dtype == torch.bfloat16 and device.type == "cuda",
         "OVERLAP": overlaps(device),
@@ -36,7 +36,7 @@ def common(weight: GpuQuantizedWeight, dtype: torch.dtype, device: torch.device)
 
 
 def product(
-    x_PI: torch.Tensor, weight: GpuQuantizedWeight, bias_O: torch.Tensor | None = None, routing: Routing | None = None
+    x_PI: torch.Tensor, weight: PackedWeight, bias_O: torch.Tensor | None = None, routing: Routing | None = None
 ) -> torch.Tensor:
     P, inputs = x_PI.shape
     outputs = weight.codes_EOB.shape[1]
@@ -79,7 +79,7 @@ def tile_for(wide: bool) -> tuple[int, int, int]:
     return (32, 2, 4) if wide else (FULL, 3, 4)
 
 
-def linear(x_TI: torch.Tensor, weight: GpuQuantizedWeight, bias_O: torch.Tensor | None = None) -> torch.Tensor:
+def linear(x_TI: torch.Tensor, weight: PackedWeight, bias_O: torch.Tensor | None = None) -> torch.Tensor:
     return product(x_TI.contiguous(), weight, bias_O)
 
 
@@ -87,8 +87,8 @@ def experts(
     x_TD: torch.Tensor,
     routes_TK: torch.Tensor,
     weights_TK: torch.Tensor,
-    gate_up: GpuQuantizedWeight,
-    down: GpuQuantizedWeight,
+    gate_up: PackedWeight,
+    down: PackedWeight,
 ) -> torch.Tensor:
     """The weighted sum of each token's routed experts."""
     x_TD, routes_TK, weights_TK = x_TD.contiguous(), routes_TK.contiguous(), weights_TK.contiguous()
@@ -107,8 +107,8 @@ def many(
     x_TD: torch.Tensor,
     routes_TK: torch.Tensor,
     weights_TK: torch.Tensor,
-    gate_up: GpuQuantizedWeight,
-    down: GpuQuantizedWeight,
+    gate_up: PackedWeight,
+    down: PackedWeight,
 ) -> torch.Tensor:
     (T, K), E = routes_TK.shape, gate_up.shape[0]
     # So that most experts have one tile: what is in it is unpacked once.
@@ -122,8 +122,8 @@ def few(
     x_TD: torch.Tensor,
     routes_TK: torch.Tensor,
     weights_TK: torch.Tensor,
-    gate_up: GpuQuantizedWeight,
-    down: GpuQuantizedWeight,
+    gate_up: PackedWeight,
+    down: PackedWeight,
 ) -> torch.Tensor:
     (T, D), K, F = x_TD.shape, routes_TK.shape[1], down.inputs
     slots = triton.next_power_of_2(K)

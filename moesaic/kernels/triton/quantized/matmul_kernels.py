@@ -1,4 +1,4 @@
-"""The kernels of products with matrices of 4 or 8 bits (`coded.py` says how they lie in memory).
+"""The kernels of products with matrices of 4 or 8 bits (`packed_weight.py` says how they lie in memory).
 
 The weights are the first operand of the tensor cores' products, so that they go there from the registers they are
 unpacked in. Each HALF inputs are summed by themselves, scaled, and added in order, whatever the tile: a token's bits
@@ -39,7 +39,7 @@ UNPACK, UNPACK_8 = tl.constexpr(_unpacking(("a", "b", "c", "d"))), tl.constexpr(
 
 @triton.jit
 def in_their_order(bytes, HALF: tl.constexpr):
-    """Of 64 bytes of codes, sixteen words lie as the columns of a square (`coded.py` says why)."""
+    """Of 64 bytes of codes, sixteen words lie as the columns of a square (`packed_weight.py` says why)."""
     if HALF == 64:
         square = bytes.reshape(bytes.shape[0], 4, 4, 4).permute(0, 2, 1, 3)
         bytes = square.reshape(bytes.shape[0], 64)

@@ -2,7 +2,7 @@
 
 In a product of tensor cores, thread (g, t) of a warp brings four of sixteen inputs of rows g and g + 8; which four is
 of no account, as long as weights and x agree: those of one word of codes. It has read four words in a row, and words
-lie so that they belong to four products (`coded.py`).
+lie so that they belong to four products (`packed_weight.py`).
 """
 
 # mypy: ignore-errors

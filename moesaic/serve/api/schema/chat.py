@@ -6,16 +6,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from moesaic.serve.api.schema.sampling import LIKELIEST, Form, SamplingForm, unsupported
+from moesaic.serve.api.schema.sampling import MAX_LOGPROBS, GenerationRequest, RequestModel, unsupported
 from moesaic.serve.api.schema.usage import Usage
 
 
-class TextPart(Form):
+class TextPart(RequestModel):
     type: Literal["text", "input_text", "output_text"]
     text: str
 
 
-class RefusalPart(Form):
+class RefusalPart(RequestModel):
     """What an assistant said instead of an answer."""
 
     type: Literal["refusal"]
@@ -29,18 +29,18 @@ class RefusalPart(Form):
 Parts = list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]]
 
 
-class FunctionCall(Form):
+class FunctionCall(RequestModel):
     name: str
     arguments: str | dict[str, Any] = ""
 
 
-class ToolCall(Form):
+class ToolCall(RequestModel):
     id: str | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
-class Message(Form):
+class Message(RequestModel):
     role: str
     content: str | Parts | None = None
     refusal: str | None = None
@@ -50,33 +50,33 @@ class Message(Form):
     tool_call_id: str | None = None
 
 
-class Function(Form):
+class Function(RequestModel):
     name: str = Field(pattern=r"^[a-zA-Z0-9_.:-]{1,256}$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class Tool(Form):
+class Tool(RequestModel):
     type: Literal["function"]
     function: Function
 
 
-class NamedFunction(Form):
+class NamedFunction(RequestModel):
     name: str
 
 
-class NamedTool(Form):
+class NamedTool(RequestModel):
     type: Literal["function"]
     function: NamedFunction
 
 
-class ChatRequest(SamplingForm):
+class ChatCompletionRequest(GenerationRequest):
     messages: list[Message] = Field(min_length=1)
     max_tokens: int | None = Field(default=None, ge=1, lt=2**31)
     max_completion_tokens: int | None = Field(default=None, ge=1, lt=2**31)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=LIKELIEST)
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     tools: Annotated[list[Tool], Field(max_length=512)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
@@ -92,42 +92,42 @@ class TopLogprob(BaseModel):
     bytes: list[int]
 
 
-class TokenInfo(TopLogprob):
+class ChatTokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
 class ChoiceLogprobs(BaseModel):
-    content: list[TokenInfo]
+    content: list[ChatTokenLogprob]
     refusal: None = None
 
 
-class CalledFunction(BaseModel):
+class GeneratedFunctionCall(BaseModel):
     name: str
     arguments: str
 
 
-class Called(BaseModel):
+class GeneratedToolCall(BaseModel):
     id: str
     type: Literal["function"] = "function"
-    function: CalledFunction
+    function: GeneratedFunctionCall
 
 
-class Said(BaseModel):
+class AssistantMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
     reasoning_content: str | None = None
-    tool_calls: list[Called] | None = None
+    tool_calls: list[GeneratedToolCall] | None = None
 
 
 class ChatChoice(BaseModel):
     index: int
-    message: Said
+    message: AssistantMessage
     logprobs: ChoiceLogprobs | None
     finish_reason: str
 
 
-class ChatAnswer(BaseModel):
+class ChatCompletionResponse(BaseModel):
     id: str
     object: Literal["chat.completion"] = "chat.completion"
     created: int

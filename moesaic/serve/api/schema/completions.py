@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from moesaic.serve.api.schema.sampling import LIKELIEST, SamplingForm, Token, unsupported
+from moesaic.serve.api.schema.sampling import MAX_LOGPROBS, GenerationRequest, Token, unsupported
 from moesaic.serve.api.schema.usage import Usage
 
 Tokens = Annotated[list[Token], Field(min_length=1)]
@@ -15,11 +15,11 @@ Texts = str | Annotated[list[str], Field(min_length=1, max_length=2048)]
 Prompts = Texts | Tokens | Annotated[list[Tokens], Field(min_length=1, max_length=2048)]
 
 
-class CompletionRequest(SamplingForm):
+class CompletionRequest(GenerationRequest):
     prompt: Prompts
     max_tokens: int | None = Field(default=16, ge=0, lt=2**31)
     best_of: int | None = Field(default=None, ge=1, le=128)
-    logprobs: int | None = Field(default=None, ge=0, le=LIKELIEST)
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
     suffix: Annotated[None, unsupported("leave it out")] = Field(default=None, description="Not supported.")
 
@@ -39,7 +39,7 @@ class CompletionChoice(BaseModel):
     prompt_logprobs: list[dict[str, Any] | None] | None = None
 
 
-class CompletionAnswer(BaseModel):
+class CompletionResponse(BaseModel):
     id: str
     object: Literal["text_completion"] = "text_completion"
     created: int

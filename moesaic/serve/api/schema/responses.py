@@ -7,29 +7,29 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Discriminator, Field, Tag
 
 from moesaic.serve.api.schema.chat import Parts
-from moesaic.serve.api.schema.sampling import LIKELIEST, Form, OwnWishes, unsupported
+from moesaic.serve.api.schema.sampling import MAX_LOGPROBS, ExtraSamplingParams, RequestModel, unsupported
 
 
-class InputMessage(Form):
+class InputMessage(RequestModel):
     type: Literal["message"] = "message"
     role: str
     content: str | Parts
 
 
-class InputCall(Form):
+class InputFunctionCall(RequestModel):
     type: Literal["function_call"]
     call_id: str
     name: str
     arguments: str
 
 
-class InputResult(Form):
+class InputFunctionOutput(RequestModel):
     type: Literal["function_call_output"]
     call_id: str
     output: str | Parts
 
 
-class InputReasoning(Form):
+class InputReasoning(RequestModel):
     """Given back by clients; the model is not shown what it thought before."""
 
     type: Literal["reasoning"]
@@ -42,14 +42,14 @@ def _kind(item: Any) -> Any:
 
 InputItem = Annotated[
     Annotated[InputMessage, Tag("message")]
-    | Annotated[InputCall, Tag("function_call")]
-    | Annotated[InputResult, Tag("function_call_output")]
+    | Annotated[InputFunctionCall, Tag("function_call")]
+    | Annotated[InputFunctionOutput, Tag("function_call_output")]
     | Annotated[InputReasoning, Tag("reasoning")],
     Discriminator(_kind),
 ]
 
 
-class FunctionTool(Form):
+class FunctionTool(RequestModel):
     type: Literal["function"]
     name: str = Field(pattern=r"^[a-zA-Z0-9_.:-]{1,256}$")
     description: str | None = None
@@ -57,35 +57,35 @@ class FunctionTool(Form):
     strict: bool | None = None
 
 
-class ChosenTool(Form):
+class ChosenTool(RequestModel):
     type: Literal["function"]
     name: str
 
 
-class PlainFormat(Form):
+class PlainFormat(RequestModel):
     type: Literal["text"]
 
 
-class ObjectFormat(Form):
+class ObjectFormat(RequestModel):
     type: Literal["json_object"]
 
 
-class SchemaFormat(Form):
+class SchemaFormat(RequestModel):
     type: Literal["json_schema"]
     name: str = "answer"
     json_schema: dict[str, Any] = Field(alias="schema")
     strict: bool | None = None
 
 
-class TextOptions(Form):
+class TextOptions(RequestModel):
     format: Annotated[PlainFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
 
 
-class ReasoningOptions(Form):
+class ReasoningOptions(RequestModel):
     effort: str | None = None
 
 
-class ResponseRequest(OwnWishes):
+class ResponsesRequest(ExtraSamplingParams):
     model: str | None = None
     input: str | Annotated[list[InputItem], Field(min_length=1)]
     instructions: str | None = None
@@ -93,7 +93,7 @@ class ResponseRequest(OwnWishes):
     max_output_tokens: int | None = Field(default=None, ge=1, lt=2**31)
     temperature: float | None = Field(default=None, ge=0, le=100)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    top_logprobs: int | None = Field(default=None, ge=0, le=LIKELIEST)
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     include: list[str] | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
@@ -129,7 +129,7 @@ class ResponseUsage(BaseModel):
     total_tokens: int
 
 
-class ResponseAnswer(BaseModel):
+class ResponsesResponse(BaseModel):
     id: str
     object: Literal["response"] = "response"
     created_at: int

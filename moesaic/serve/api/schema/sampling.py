@@ -8,14 +8,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from moesaic.strict import wrong
 
-MOST_FORM = 65_536  # characters of a grammar, a regular expression or a schema
-LIKELIEST = 100  # tokens reported beside a chosen one, at most
+MAX_GRAMMAR_CHARS = 65_536  # characters of a grammar, a regular expression or a schema
+MAX_LOGPROBS = 100  # tokens reported beside a chosen one, at most
 Token = Annotated[int, Field(ge=0, lt=2**31)]
-FormText = Annotated[str, Field(max_length=MOST_FORM)]
+GrammarText = Annotated[str, Field(max_length=MAX_GRAMMAR_CHARS)]
 Choices = Annotated[list[str], Field(max_length=1000)]
 
 
-class Form(BaseModel):
+class RequestModel(BaseModel):
     """A wrong type is an error; a field we do not know is not, as with other servers of this kind."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
@@ -32,27 +32,27 @@ def unsupported(instead: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-class StreamOptions(Form):
+class StreamOptions(RequestModel):
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
-class JsonSchema(Form):
+class JsonSchema(RequestModel):
     name: str = "answer"
     description: str | None = None
     json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
     strict: bool | None = None
 
 
-class TextFormat(Form):
+class TextFormat(RequestModel):
     type: Literal["text"]
 
 
-class JsonObjectFormat(Form):
+class JsonObjectFormat(RequestModel):
     type: Literal["json_object"]
 
 
-class JsonSchemaFormat(Form):
+class JsonSchemaFormat(RequestModel):
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
@@ -60,17 +60,17 @@ class JsonSchemaFormat(Form):
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
-class StructuredOutputs(Form):
+class StructuredOutputs(RequestModel):
     """One of them."""
 
-    json_form: dict[str, Any] | str | None = Field(default=None, alias="json")
-    regex: FormText | None = None
+    json_schema: dict[str, Any] | str | None = Field(default=None, alias="json")
+    regex: GrammarText | None = None
     choice: Choices | None = None
-    grammar: FormText | None = None
+    grammar: GrammarText | None = None
     json_object: bool | None = None
 
 
-class OwnWishes(Form):
+class ExtraSamplingParams(RequestModel):
     """Fields that OpenAI's API does not have, wherever text is generated."""
 
     top_k: int | None = Field(default=None, ge=-1, lt=2**31, description="0 or -1: all.")
@@ -84,12 +84,12 @@ class OwnWishes(Form):
     cache_salt: str | None = Field(default=None, description="Share cached prompts only with requests that say so too.")
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
-    guided_regex: FormText | None = None
+    guided_regex: GrammarText | None = None
     guided_choice: Choices | None = None
-    guided_grammar: FormText | None = None
+    guided_grammar: GrammarText | None = None
 
 
-class SamplingForm(OwnWishes):
+class GenerationRequest(ExtraSamplingParams):
     model: str | None = Field(default=None, description="The model, or one of its adapters. Default: the model.")
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -101,6 +101,6 @@ class SamplingForm(OwnWishes):
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     n: int | None = Field(default=None, ge=1, le=128)
     stop: str | Annotated[list[str], Field(max_length=32)] | None = None
-    prompt_logprobs: int | None = Field(default=None, ge=0, le=LIKELIEST)
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     response_format: ResponseFormat | None = None
     user: str | None = None

@@ -1,4 +1,4 @@
-"""The page at `/`, and the files it is made of."""
+"""The web page at `/`, and the files it is made of."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def paths() -> frozenset[str]:
 
 
 def router() -> APIRouter:
-    """One route for each file: a mount at `/` would answer for every route there is not, and with the wrong words."""
+    """One route for each file: a mount at `/` would answer requests for unknown routes, and not with our errors."""
     routes = APIRouter(include_in_schema=False)
 
     def add(path: str, file: Path) -> None:

@@ -1,0 +1,161 @@
+"""What every HTTP request passes before its route: the timeout of its header, the limits of its body, strict JSON, and
+HEAD answered like GET. API keys, where the server has any, are checked before all of it (`keys.py`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+
+import h11
+from pydantic_core import from_json
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from moesaic.serve.api.errors import ApiError
+
+HEADER_SECONDS = 20.0
+HUGE_NUMBER = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{300}")
+
+
+class HeaderTimeout(H11Protocol):
+    """Closes connections on which the header of a request does not arrive in time: each would hold a file descriptor.
+    Between two requests a connection may be silent, for as long as uvicorn's keep-alive timeout allows."""
+
+    header_seconds = HEADER_SECONDS
+    timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._set_timer()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._set_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_timer()
+        super().connection_lost(exc)
+
+    def _set_timer(self) -> None:
+        if self.conn.their_state is not h11.IDLE:
+            self._cancel_timer()
+        elif self.timer is None:
+            self.timer = self.loop.call_later(self.header_seconds, self._close)
+
+    def _cancel_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def _close(self) -> None:
+        self.timer = None
+        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+            self.transport.close()
+
+
+class Incoming:
+    """The messages of a request, and whether the last one has come, or the client has gone."""
+
+    def __init__(self, receive: Receive) -> None:
+        self.receive = receive
+        self.ended = False
+
+    async def __call__(self) -> Message:
+        message = await self.receive()
+        self.ended = not message.get("more_body", False)
+        return message
+
+
+class RequestLimits:
+    """Reads the whole body, within a size and a time, before anything else sees the request. HEAD is answered like GET
+    without the body, as proxies and health checks ask for it."""
+
+    def __init__(self, app: ASGIApp, max_body: int, body_seconds: float) -> None:
+        self.app = app
+        self.max_body = max_body
+        self.body_seconds = body_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        incoming = Incoming(receive)
+        try:
+            body = await self._read(scope, incoming)
+            if body and b"json" in dict(scope["headers"]).get(b"content-type", b"").lower():
+                check_json(body)
+        except ApiError as error:
+            if error.status != 400:
+                error.headers["connection"] = "close"
+            await error.response()(scope, receive, send if error.status != 413 else self._after_body(incoming, send))
+            return
+        if body is None:
+            return
+        first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def replay() -> Message:
+            return first.pop() if first else await receive()
+
+        if scope["method"] == "HEAD":
+            scope, send = {**scope, "method": "GET"}, without_body(send)
+        await self.app(scope, replay, send)
+
+    def _after_body(self, incoming: Incoming, send: Send) -> Send:
+        """Drains what is still coming before the connection is closed: most clients read no response until they have
+        sent everything, and never see one on a connection that was closed before."""
+
+        async def respond(message: Message) -> None:
+            await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)
+            if message["type"] == "http.response.body":
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self.body_seconds):
+                        while not incoming.ended:
+                            await incoming()
+                await send({"type": "http.response.body", "body": b""})
+
+        return respond
+
+    async def _read(self, scope: Scope, incoming: Incoming) -> bytes | None:
+        """None if the client disconnected."""
+        length = dict(scope["headers"]).get(b"content-length", b"0")
+        self._check_size(int(length) if length.isdigit() else 0)
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self.body_seconds):
+                while not incoming.ended:
+                    message = await incoming()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    self._check_size(size)
+        except TimeoutError:
+            raise ApiError(408, f"the body took longer than {self.body_seconds:g} s", code="timeout") from None
+        return b"".join(parts)
+
+    def _check_size(self, size: int) -> None:
+        if size > self.max_body:
+            raise ApiError(413, f"the body is larger than {self.max_body} bytes", code="body_too_large")
+
+
+def check_json(body: bytes) -> None:
+    """JSON as its standard has it. Python's own reader also takes NaN, lone surrogates and numbers beyond all bounds,
+    which would fail later, where nobody expects them."""
+    try:
+        content = from_json(body, allow_inf_nan=False)
+        if HUGE_NUMBER.search(body):
+            json.dumps(content, allow_nan=False)
+    except ValueError as error:
+        raise ApiError(400, f"the body is not JSON ({error})", code="invalid_json") from None
+
+
+def without_body(send: Send) -> Send:
+    async def send_header(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            await send(message)
+            await send({"type": "http.response.body", "body": b""})  # which ends streams, too
+
+    return send_header
