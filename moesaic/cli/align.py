@@ -11,24 +11,17 @@ from typing import Annotated
 
 import typer
 
-from moesaic.cli import destination
 from moesaic.cli.app import JsonFlag, print_json
+from moesaic.cli.options import Overrides, RecipeFile, RunDirectory
 
 ORDER = 50
 
 
 def command(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML file.", show_default=False)],
+    recipe: RecipeFile,
     model: Annotated[Path, typer.Option("--model", metavar="DIR", help="The model to start from.", show_default=False)],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[section.key=value ...]", help="Override keys of the recipe.")
-    ] = None,
-    out: Annotated[
-        Path,
-        typer.Option(
-            "--out", metavar="DIR", parser=destination.directory, help="Directory of the run; resumed if it exists."
-        ),
-    ] = Path("out/aligned"),
+    overrides: Overrides = None,
+    out: RunDirectory = Path("out/aligned"),
     json: JsonFlag = False,
 ) -> None:
     """Align a model: SFT, preference and RL stages of a recipe; the same command resumes a stopped run."""

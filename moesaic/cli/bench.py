@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from moesaic.cli.app import JsonFlag, print_json
+from moesaic.cli.options import KeyVariable, ServedName
 
 ORDER = 90
 command = typer.Typer(help="Benchmark a server under load.")
@@ -40,10 +41,8 @@ def serve(
     speed: Annotated[float, typer.Option(help="Speed-up of the trace.", min=0.001)] = 1.0,
     first_token: Annotated[float, typer.Option(help="Goodput target: seconds to the first token (TTFT).", min=0)] = 1.0,
     between: Annotated[float, typer.Option(help="Goodput target: mean seconds between tokens (TPOT).", min=0)] = 0.2,
-    model: Annotated[str | None, typer.Option(help="Model name on the server; default: its first.")] = None,
-    api_key_env: Annotated[
-        str | None, typer.Option(metavar="VARIABLE", help="Environment variable that holds the API key.")
-    ] = None,
+    model: ServedName = None,
+    api_key_env: KeyVariable = None,
     seconds: Annotated[float, typer.Option(help="Timeout of a request.", min=0.1)] = 600.0,
     seed: Annotated[int, typer.Option(help="Seed of arrivals and prompts.")] = 0,
     json: JsonFlag = False,

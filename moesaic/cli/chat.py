@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moesaic.cli.options import Device, Dtype, ModelDirectory, Threads
 from moesaic.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ ORDER = 71
 
 
 def command(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A model directory.", show_default=False)],
+    directory: ModelDirectory,
     system: Annotated[str, typer.Option(metavar="TEXT", help="The system prompt.")] = "",
     temperature: Annotated[
         float | None, typer.Option(help="Sampling temperature; 0: greedy. Default: what the model recommends, or 0.7.")
@@ -37,9 +37,9 @@ def command(
         int | None, typer.Option(help="Tokens of a response; default: as many as fit in the context.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of sampling; default: random.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="Dtype of the weights; default: what is fast here.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda if there is one.")] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads; default: all cores.")] = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    threads: Threads = None,
 ) -> None:
     """Chat with a model in the terminal; from a pipe, every line is a message.
 

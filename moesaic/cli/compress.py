@@ -15,12 +15,14 @@ import typer
 
 from moesaic.cli import destination
 from moesaic.cli.app import JsonFlag, print_json
+from moesaic.cli.options import Device, Force, ModelDirectory
+from moesaic.cli.progress import progress_bar
 
 ORDER = 60
 
 
 def command(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A model directory.", show_default=False)],
+    directory: ModelDirectory,
     options: Annotated[
         list[str] | None,
         typer.Argument(metavar="[option=value ...]", help="Options of the method.", show_default=False),
@@ -54,14 +56,11 @@ def command(
     check_tokens: Annotated[
         int, typer.Option(help="Tokens to measure perplexity on, before and after; 0: do not.")
     ] = 2048,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda if there is one.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is a model directory.")] = False,
+    device: Device = None,
+    force: Force = False,
     json: JsonFlag = False,
 ) -> None:
     """Compress a model (quantize, prune, distill) and measure what it costs."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from moesaic.cli.method_options import MethodOptions
     from moesaic.compress.compress import CompressionRequest, compress
     from moesaic.compress.methods import Compressor
@@ -77,13 +76,7 @@ def command(
     request = CompressionRequest(
         data, samples, length, ends_bits, min_expert_tokens, layout, check_tokens, force, device
     )
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=json) as bar:
-        task = bar.add_task("reading")
-
-        def progress(what: str, done: int, total: int) -> None:
-            bar.update(task, description=what, completed=done, total=total)
-
+    with progress_bar(disable=json) as progress:
         result = compress(directory, made, out, request, progress)
     if json:
         print_json({"directory": str(out), **result})

@@ -16,6 +16,7 @@ import typer
 
 from moesaic.cli import destination
 from moesaic.cli.app import JsonFlag, print_json
+from moesaic.cli.options import Force
 
 ORDER = 10
 
@@ -40,7 +41,7 @@ def command(
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None, typer.Option(help="Dtype of the stored weights.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is a model directory.")] = False,
+    force: Force = False,
     json: JsonFlag = False,
 ) -> None:
     """Convert a Hugging Face directory or a GGUF file to a model directory."""

@@ -18,6 +18,8 @@ import typer
 
 from moesaic.cli import destination
 from moesaic.cli.app import JsonFlag, print_json
+from moesaic.cli.options import Device, Dtype, KeyVariable, KVOptions, KVPolicyName, ServedName, Threads
+from moesaic.cli.progress import progress_bar
 
 ORDER = 70
 
@@ -45,31 +47,19 @@ def command(
             help="Keep responses and write evaluation.json and .html; the same command resumes.",
         ),
     ] = None,
-    kv_policy: Annotated[
-        str | None,
-        typer.Option(
-            "--kv-policy", metavar="NAME", help="KV cache eviction or compression; docs/kv-cache.md lists policies."
-        ),
-    ] = None,
-    kv: Annotated[
-        list[str] | None, typer.Option(metavar="key=value", help="Option of the KV policy; repeatable.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Model name on the server; default: its first.")
-    ] = None,
-    api_key_env: Annotated[
-        str | None, typer.Option(metavar="VARIABLE", help="Environment variable that holds the servers' API key.")
-    ] = None,
-    dtype: Annotated[str | None, typer.Option(help="Dtype of the weights; default: what is fast here.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda if there is one.")] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads; default: all cores.")] = None,
+    kv_policy: KVPolicyName = None,
+    kv: KVOptions = None,
+    model: ServedName = None,
+    api_key_env: KeyVariable = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    threads: Threads = None,
     json: JsonFlag = False,
 ) -> None:
     """Evaluate a model, or compare several."""
     import re
 
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from moesaic.cli.method_options import MethodOptions
     from moesaic.evaluate.evaluate import Evaluation, table
@@ -94,13 +84,7 @@ def command(
         weights=Weights(dtype, device, threads),
     )
     evaluation.check(models)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=json) as bar:
-        task = bar.add_task("reading")
-
-        def progress(what: str, done: int, total: int) -> None:
-            bar.update(task, description=what, completed=done, total=total)
-
+    with progress_bar(disable=json) as progress:
         found = evaluation.run(models, progress)
     if json:
         report: dict[str, Any] = {"models": found}

@@ -13,12 +13,16 @@ from __future__ import annotations
 import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from moesaic.cli import destination
 from moesaic.cli.app import JsonFlag, print_json
+
+if TYPE_CHECKING:
+    from moesaic.train.law.optimize import Optimized
+    from moesaic.train.law.predict import Predicted
 
 ORDER = 45
 command = typer.Typer(help="Fit the loss law to finished runs, predict the loss of other schedules, find the best one.")
@@ -99,19 +103,13 @@ def predict(
     from moesaic.train.law.predict import predict
 
     prediction = predict(law, schedule, options or [], steps, peak, warmup, run, window, skip)
-    report = prediction.report()
-    if out is not None:
-        prediction.save(out)
-        report["out"] = out
-    if png is not None:
-        prediction.draw(png)
-        report["png"] = png
+    written = _write(prediction, out, png)
     if json:
-        return print_json(report)
+        return print_json({**prediction.report(), **written})
     print(f"{prediction.title}: predicted final loss {prediction.final:.4f}")
     if prediction.score is not None:
         _print_score(asdict(prediction.score))
-    _print_ends(prediction.warnings, [out, png])
+    _print_ends(prediction.warnings, written)
 
 
 @command.command()
@@ -129,18 +127,13 @@ def optimize(
     from moesaic.train.law.predict import optimize
 
     best, warnings = optimize(law, steps, peak, warmup, floor)
-    best.save(out)
-    report: dict[str, Any] = {"out": out, "steps": steps, "warmup": best.warmup, "peak": best.peak, "final": best.final}
-    report |= {"baselines": best.baselines, "gains": best.gains, "warnings": warnings}
-    if png is not None:
-        best.draw(png)
-        report["png"] = png
+    written = _write(best, out, png)
     if json:
-        return print_json(report)
+        return print_json({**best.report(), "warnings": warnings, **written})
     print(f"predicted final loss {best.final:.4f}")
     for name, gain in best.gains.items():
         print(f"  {gain:+.4f} below {name:12} {best.baselines[name]:.4f}")
-    _print_ends(warnings, [out, png])
+    _print_ends(warnings, written)
     shape = f"train.steps={steps} train.warmup_steps={best.warmup}"
     print(f'next: moesaic train RECIPE --out DIR {shape} "schedule={{name: from_file, path: {out}}}"')
 
@@ -152,9 +145,17 @@ def _print_score(score: dict[str, Any]) -> None:
     )
 
 
-def _print_ends(warnings: tuple[str, ...], written: list[Path | None]) -> None:
+def _write(result: Predicted | Optimized, out: Path | None, png: Path | None) -> dict[str, Path]:
+    """Save the curve and its plot where they were asked for; where they are."""
+    if out is not None:
+        result.save(out)
+    if png is not None:
+        result.draw(png)
+    return {name: path for name, path in (("out", out), ("png", png)) if path is not None}
+
+
+def _print_ends(warnings: tuple[str, ...], written: dict[str, Path]) -> None:
     for warning in warnings:
         print(f"warning: {warning}")
-    for path in written:
-        if path is not None:
-            print(f"wrote {path}")
+    for path in written.values():
+        print(f"wrote {path}")

@@ -13,6 +13,7 @@ import typer
 
 from moesaic.cli import destination
 from moesaic.cli.app import JsonFlag, print_json, stopped
+from moesaic.cli.options import Overrides
 
 ORDER = 30
 
@@ -22,9 +23,7 @@ def command(
     out: Annotated[
         Path, typer.Option("--out", metavar="DIR", parser=destination.directory, help="Directory of the prepared data.")
     ],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[section.key=value ...]", help="Override keys of the recipe.")
-    ] = None,
+    overrides: Overrides = None,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first record that cannot be read.")] = False,
     json: JsonFlag = False,
 ) -> None:

@@ -14,6 +14,7 @@ import typer
 
 from moesaic.cli import destination
 from moesaic.cli.app import JsonFlag, print_json, stopped
+from moesaic.cli.options import Overrides
 
 ORDER = 35
 
@@ -26,9 +27,7 @@ def command(
             "--out", metavar="DIR", parser=destination.directory, help="Directory of the proxies and the result."
         ),
     ],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[section.key=value ...]", help="Override keys of the recipe.")
-    ] = None,
+    overrides: Overrides = None,
     quantiles: Annotated[
         int, typer.Option(help="Quantiles of equal token share that each source is cut into.", min=2)
     ] = 4,

@@ -10,15 +10,17 @@ moesaic serve out/smollm2 --replicas 2
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
+
+from moesaic.cli.options import Device, Dtype, KVOptions, KVPolicyName, ModelDirectory, Threads
 
 ORDER = 70
 
 
 def command(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A model directory.", show_default=False)],
+    directory: ModelDirectory,
     options: Annotated[
         list[str] | None,
         typer.Argument(metavar="[key=value ...]", help="Options of the policy, the drafter or the parser."),
@@ -58,15 +60,8 @@ def command(
         str | None,
         typer.Option(metavar="NAME", help="Speculative decoding: who drafts tokens; docs/serving.md lists drafters."),
     ] = None,
-    kv_policy: Annotated[
-        str | None,
-        typer.Option(
-            "--kv-policy", metavar="NAME", help="KV cache eviction or compression; docs/kv-cache.md lists policies."
-        ),
-    ] = None,
-    kv: Annotated[
-        list[str] | None, typer.Option(metavar="key=value", help="Option of the KV policy; repeatable.")
-    ] = None,
+    kv_policy: KVPolicyName = None,
+    kv: KVOptions = None,
     parser: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Parser of tool calls and reasoning; default: by the chat template."),
@@ -78,13 +73,13 @@ def command(
     metrics_names: Annotated[
         Literal["moesaic", "vllm"], typer.Option(help="Names of Prometheus metrics; vllm: under vLLM's names too.")
     ] = "moesaic",
-    dtype: Annotated[str | None, typer.Option(help="Dtype of the weights; default: what is fast here.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: cuda if there is one.")] = None,
+    dtype: Dtype = None,
+    device: Device = None,
     replicas: Annotated[
         int | None,
         typer.Option(min=1, help="Engine replicas, one process each, on Ray; default: one, in this process."),
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads; default: all cores.")] = None,
+    threads: Threads = None,
     seed: Annotated[int | None, typer.Option(help="Seed of sampling for requests without one.")] = None,
 ) -> None:
     """Serve a model over HTTP: OpenAI-compatible API, metrics, and a web page to chat with it."""
@@ -92,14 +87,11 @@ def command(
 
     from moesaic.cli.method_options import MethodOptions
     from moesaic.errors import UserError
-    from moesaic.model.directory import load
     from moesaic.serve.api.keys import Keys
     from moesaic.serve.api.server import Server, listen, serve
     from moesaic.serve.api.service import Service, Settings
-    from moesaic.serve.cluster.replicas import with_replicas
+    from moesaic.serve.cluster.launch import launch, parse_adapters
     from moesaic.serve.core.drafters import Drafter
-    from moesaic.serve.core.engine import Engine
-    from moesaic.serve.core.engine_loop import EngineLoop
     from moesaic.serve.core.kv_policies import KVPolicy
     from moesaic.serve.core.policies import Policy
     from moesaic.serve.parsers import Parser
@@ -115,7 +107,7 @@ def command(
     of_cache = MethodOptions(kv or [])
     made_kv_policy = of_cache.make(kv_policy, KVPolicy, "--kv-policy")
     of_cache.check()
-    if made_kv_policy is not None and made_drafter is not None:  # before the model is read
+    if made_kv_policy is not None and made_drafter is not None:  # before the model is loaded
         raise UserError("--kv-policy", "cannot go with --drafter", "Leave one of them out.")
     settings = Settings(
         name=name or directory.resolve().name,
@@ -129,27 +121,23 @@ def command(
         metrics_names=metrics_names,
         allow_adapters=allow_adapters,
     )
-    listener = listen(host, port)  # before the model is read, which takes a while, so that a taken port shows at once
-    cache_bytes = None if cache_gb is None else int(cache_gb * 2**30)
-    of_engine: dict[str, Any] = {"max_requests": max_requests, "policy": made_policy, "drafter": made_drafter}
-    of_engine |= {"kv_policy": made_kv_policy, "cache_dtype": cache_dtype}
-    make_loop: Any = EngineLoop
-    adapters: dict[str, str] = {}
-    for entry in adapter or ():
-        own, _, place = entry.partition("=")
-        if not own or not place:
-            raise UserError("--adapter", f'"{entry}" is not NAME=DIR')
-        if own in (settings.name, *adapters):
-            raise UserError("--adapter", f'"{own}" is the name of another adapter or of the model', "Choose another.")
-        adapters[own] = place
-    if replicas is None:
-        model = load(directory, dtype=dtype, device=device, threads=threads)
-        engine = Engine(model, cache_bytes=cache_bytes, seed=seed, **of_engine)
-        for own, path in adapters.items():
-            engine.load_adapter(own, path)
-    else:
-        weights = {"dtype": dtype, "device": device, "threads": threads}
-        engine, make_loop = with_replicas(directory, replicas, cache_bytes, seed, weights, of_engine, adapters)
+    adapters = parse_adapters(adapter or (), settings.name)
+    listener = listen(host, port)  # before the model is loaded, which takes a while, so that a taken port shows at once
+    engine, make_loop = launch(
+        directory,
+        replicas=replicas,
+        adapters=adapters,
+        cache_bytes=None if cache_gb is None else int(cache_gb * 2**30),
+        seed=seed,
+        weights={"dtype": dtype, "device": device, "threads": threads},
+        options={
+            "max_requests": max_requests,
+            "policy": made_policy,
+            "drafter": made_drafter,
+            "kv_policy": made_kv_policy,
+            "cache_dtype": cache_dtype,
+        },
+    )
 
     def ready(server: Server, service: Service) -> None:
         shown = f"[{host}]" if ":" in host else host

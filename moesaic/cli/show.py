@@ -6,18 +6,14 @@ moesaic show out/smollm2 --json
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
 from moesaic.cli.app import JsonFlag, print_json
+from moesaic.cli.options import ModelDirectory
 
 ORDER = 20
 
 
 def command(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A model directory.", show_default=False)],
+    directory: ModelDirectory,
     json: JsonFlag = False,
 ) -> None:
     """Show what a model is: parameters, layers, memory, and its life so far."""

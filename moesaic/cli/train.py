@@ -12,8 +12,8 @@ from typing import Annotated
 
 import typer
 
-from moesaic.cli import destination
 from moesaic.cli.app import JsonFlag, print_json
+from moesaic.cli.options import Overrides, RecipeFile, RunDirectory
 
 ORDER = 40
 
@@ -27,18 +27,9 @@ def _print_keys(asked: bool) -> None:
 
 
 def command(
-    recipe: Annotated[
-        Path, typer.Argument(metavar="RECIPE", help="A YAML file; recipes/tiny.yaml is one.", show_default=False)
-    ],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[section.key=value ...]", help="Override keys of the recipe.")
-    ] = None,
-    out: Annotated[
-        Path,
-        typer.Option(
-            "--out", metavar="DIR", parser=destination.directory, help="Directory of the run; resumed if it exists."
-        ),
-    ] = Path("out/run"),
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    out: RunDirectory = Path("out/run"),
     json: JsonFlag = False,
     keys: Annotated[
         bool,

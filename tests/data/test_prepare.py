@@ -190,14 +190,14 @@ class TestKilled:
             prepare(asked, out)
             assert tree(out) == expected
 
-    def test_ctrl_c_says_how_to_go_on(self, corpus: Path) -> None:
+    def test_ctrl_c_says_how_to_resume(self, corpus: Path) -> None:
         path = corpus / "mine.yaml"
         path.write_text(json.dumps(recipe(corpus).dump()))
         slow = (
             "import moesaic.data.preparation.prepare as p, time, sys\n"
             "p.CHUNK_DOCUMENTS, p.SAVE_SECONDS = 4, 0.0\n"
-            "tell = p._Preparation._tell\n"
-            "p._Preparation._tell = lambda *a: (tell(*a), print('at work', flush=True), time.sleep(0.2))\n"
+            "report = p._Preparation._report_status\n"
+            "p._Preparation._report_status = lambda *a: (report(*a), print('at work', flush=True), time.sleep(0.2))\n"
             "from moesaic.cli import main\n"
             f"sys.exit(main(['prepare', {str(path)!r}, '--out', {str(corpus / 'out')!r}]))"
         )
@@ -210,7 +210,7 @@ class TestKilled:
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=20)
         assert process.returncode == 130
-        assert "moesaic prepare: stopped. Run the same command to go on" in told and "Traceback" not in told
+        assert "moesaic prepare: stopped. Run the same command to resume" in told and "Traceback" not in told
         assert (corpus / "out/progress.json").exists() and not (corpus / "out/manifest.json").exists()
         with pytest.raises(UserError, match="not finished"):
             Shards(corpus / "out")
@@ -230,7 +230,7 @@ class TestKilled:
         for command in ("prepare", "quantiles"):
             assert main([command, str(path), "--out", str(corpus / command)]) == 130
             told = capsys.readouterr().err
-            assert f"{command}: stopped. Nothing was done yet that could be kept" in told and "go on" not in told
+            assert f"{command}: stopped. Nothing was saved yet" in told and "resume" not in told
 
 
 class TestAgain:

@@ -121,7 +121,7 @@ def test_stopped_and_gone_on_with_it_ends_the_same(recipe: Path, done: Path, tmp
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=120)
-    assert process.returncode == 130 and "Run the same command to go on" in told and "Traceback" not in told
+    assert process.returncode == 130 and "Run the same command to resume" in told and "Traceback" not in told
     assert not (out / "quantiles.json").exists()
     assert main(["quantiles", str(recipe), "--out", str(out), *OPTIONS]) == 0
     assert (out / "quantiles.json").read_text() == (done / "quantiles.json").read_text()

@@ -139,7 +139,7 @@ class _Preparation:
         def save(source: int, place: ReadPosition) -> None:
             progress.update(
                 shards=writer.state(),
-                index=index.state(),
+                seen=index.state(),
                 broken=broken.sync(),
                 counts=[asdict(entry) for entry in counts],
                 source=source,

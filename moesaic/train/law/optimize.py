@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
@@ -58,6 +59,11 @@ class Optimized:
     def gains(self) -> dict[str, float]:
         """How much lower the final loss is than each usual schedule's."""
         return {name: final - self.final for name, final in self.baselines.items()}
+
+    def report(self) -> dict[str, Any]:
+        """The result in a few values, without the curve itself."""
+        facts = {"steps": len(self.rates), "warmup": self.warmup, "peak": self.peak, "final": self.final}
+        return {**facts, "baselines": self.baselines, "gains": self.gains}
 
     def save(self, path: str | Path) -> None:
         """Write a schedule file, which the schedule from_file reads."""

@@ -1,0 +1,46 @@
+"""Arguments and options that several commands share, so that they read the same everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moesaic.cli import destination
+
+ModelDirectory = Annotated[Path, typer.Argument(metavar="DIR", help="A model directory.", show_default=False)]
+RecipeFile = Annotated[
+    Path, typer.Argument(metavar="RECIPE", help="A YAML file; recipes/tiny.yaml is one.", show_default=False)
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[section.key=value ...]", help="Override keys of the recipe.")
+]
+RunDirectory = Annotated[
+    Path,
+    typer.Option(
+        "--out", metavar="DIR", parser=destination.directory, help="Directory of the run; resumed if it exists."
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace OUT if it is a model directory.")]
+
+Dtype = Annotated[str | None, typer.Option("--dtype", help="Dtype of the weights; default: what is fast here.")]
+Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; default: cuda if there is one.")]
+Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads; default: all cores.")]
+
+KVPolicyName = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-policy", metavar="NAME", help="KV cache eviction or compression; docs/kv-cache.md lists policies."
+    ),
+]
+KVOptions = Annotated[
+    list[str] | None, typer.Option("--kv", metavar="key=value", help="Option of the KV policy; repeatable.")
+]
+ServedName = Annotated[
+    str | None, typer.Option("--model", metavar="NAME", help="Model name on the server; default: its first.")
+]
+KeyVariable = Annotated[
+    str | None,
+    typer.Option("--api-key-env", metavar="VARIABLE", help="Environment variable that holds the server's API key."),
+]

@@ -1,0 +1,26 @@
+"""The progress bar of a command, on standard error.
+
+with progress_bar(disable=json) as progress:
+    progress("quantizing", 3, 24)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def progress_bar(disable: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """What is called with what is being done, how much of it is done, and how much there is."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=disable) as bar:
+        task = bar.add_task("reading")
+
+        def progress(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total)
+
+        yield progress
