@@ -87,10 +87,10 @@ class ScriptedEngine:
         cut = len(said) == request.sampling.max_tokens
         tokens = said if cut else [*said, self.stop]
         request.tokens += tokens
-        request.answer = [TokenLogprob(token, -0.5) for token in tokens]
+        request.logprobs = [TokenLogprob(token, -0.5) for token in tokens]
         request.versions = [3] * len(tokens)
         request.finish_reason = "length" if cut else "stop"
-        return [Output(request, tokens, text, request.answer, request.finish_reason)]
+        return [Output(request, tokens, text, request.logprobs, request.finish_reason)]
 
 
 def call(name: str, **arguments) -> str:

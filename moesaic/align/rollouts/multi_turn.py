@@ -75,7 +75,7 @@ class MultiTurnRollout(Rollout):
     def next_turn(self) -> Request | None:
         request = self.request
         written = request.tokens[len(request.prompt) :]
-        self._add(written, [entry.logprob for entry in request.answer], request.versions, True)
+        self._add(written, [entry.logprob for entry in request.logprobs], request.versions, True)
         opened = self.tokenizer.decode(request.prompt[-32:], special=True)
         said = self.parser.parse(self.text, self.episode.tools, opened)
         self.said = said.content
