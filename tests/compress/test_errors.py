@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from moesaic.atomic import alone_in
+from moesaic.atomic import exclusive
 from moesaic.cli import main
 from moesaic.compress import compress as compressing
 from moesaic.compress.layer_store import beside
@@ -94,7 +94,7 @@ def test_weights_that_are_not_finite(
 
 def test_two_at_once(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["compress", str(model), "--method", "rtn", "--out", str(tmp_path / "out"), "--check-tokens", "0"]
-    with alone_in(beside(tmp_path / "out")):
+    with exclusive(beside(tmp_path / "out")):
         assert main(words) == 2
         assert "another moesaic is writing here" in capsys.readouterr().err
     (tmp_path / ".out.compressing").mkdir()
