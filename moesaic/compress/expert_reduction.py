@@ -1,4 +1,4 @@
-"""Fewer experts in every layer: what each contributes to the calibration text, and the layers run with those that stay."""
+"""Fewer experts per layer: what each contributes to the calibration text, and a forward with those that stay."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Saliency: how much an error at each token changes a layer's output, by which the moments for rounding are weighed.
 
-Nearly every token attends to the first of its sequence, so that an error in that one's value has hundreds of times the effect;
+Nearly every token attends to the first of its sequence, so that an error in that one's value has a hundredfold effect;
 counted as one token of many, it is what costs most. This is the saliency of GuidedQuant (Kim et al. 2025), but from the
 gradients of the layer's own output instead of the model's, so that one layer is in memory. The output is multiplied by
 random signs, and the squares of the gradients that come back to a matrix are, on average, the squares of its whole

@@ -1,4 +1,4 @@
-"""Sensitivity of the loss to every matrix: how far the distribution of the next token moves when its weights are changed.
+"""Sensitivity of the loss to every matrix: how far the next-token distribution moves when its weights are changed.
 
 Labels are drawn from the model itself, so that the mean square of the loss's gradients is the curvature of the
 divergence from it (Fisher). At a matrix y = W x, a change e of an output's weights moves y by e x and costs

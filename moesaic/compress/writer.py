@@ -1,4 +1,4 @@
-"""A compressed model as a directory: the layer store's matrices in our layout or compressed-tensors', the rest as it was."""
+"""A compressed model as a directory: quantized matrices in our layout or compressed-tensors', the rest as it was."""
 
 from __future__ import annotations
 

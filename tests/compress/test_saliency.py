@@ -1,4 +1,4 @@
-"""How much a layer's output feels each token, beside what really happens when one token's values are disturbed."""
+"""The saliency of each token for a layer's output, beside what really happens when one token's values are disturbed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the loss is said to feel, beside what happens: matrices are disturbed, and the divergence is measured."""
+"""The predicted sensitivity of the loss, beside what happens: matrices are disturbed, and the divergence is measured."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Mixed precision in a budget: bits where the loss is sensitive to them (Quantization in Layer's Input is Matter; LLC; HAGO).
+"""Mixed precision in a budget: bits where the loss is sensitive (Quantization in Layer's Input is Matter; LLC; HAGO).
 
     moesaic compress out/smollm2 --method mixed --out out/small bits=4
     moesaic compress out/smollm2 --method mixed --out out/small bits=4.5 target=transformers
 
 What rounding a matrix costs is predicted from one backward pass (`compress/sensitivity.py`): what its error does to
-what flows on, times how sensitive the loss is to that. A choice of bits for each matrix with the least predicted cost within
-the budget is a knapsack with groups, which HiGHS solves exactly. The budget is the bytes of `bits` for all matrices and
+what flows on, times how sensitive the loss is to that. A choice of bits for each matrix with the least predicted cost
+within the budget is a knapsack with groups, which HiGHS solves exactly. The budget is the bytes of `bits` for all matrices and
 `--ends-bits` for the embedding and the output matrix, which get their bits in the same way. Choices are what the target
 can run.
 """

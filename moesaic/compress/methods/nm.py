@@ -1,7 +1,7 @@
 """N:M sparsity: of every M neighbouring inputs of an output at most N stay (NxMTransformer, Holmes et al. 2021).
 
     moesaic compress out/smollm2 --method nm --out out/sparse n=2 m=4 score=wanda
-    moesaic compress out/smollm2 --method nm --out out/sparse score=admm bits=4          and quantized (NxMiFormer, 2022)
+    moesaic compress out/smollm2 --method nm --out out/sparse score=admm bits=4         and quantized (NxMiFormer, 2022)
 
 score says which stay: the largest (magnitude), the largest times the size of their input (wanda), or those that an
 alternating search leaves (admm): weights W follow the data and a copy Z keeps to N:M, until both agree; then what

@@ -1,9 +1,10 @@
-"""Mixture-of-Students (DeepSpeed-MoE, Rajbhandari et al. 2022): a mixture of fewer layers, distilled from the whole one.
+"""Mixture-of-Students (DeepSpeed-MoE, Rajbhandari et al. 2022): fewer layers, distilled from the whole mixture.
 
     moesaic compress out/mixture --method students --out out/student depth=0.75 steps=300
 
-The student keeps the experts and takes every layer it can from the teacher. Distillation is staged: the teacher is followed
-for the first part of the steps, and the text alone for the rest: a student of less depth cannot follow to the end.
+The student keeps the experts and takes every layer it can from the teacher. Distillation is staged: the teacher is
+followed for the first part of the steps, and the text alone for the rest: a student of less depth cannot follow to the
+end.
 """
 
 from __future__ import annotations
