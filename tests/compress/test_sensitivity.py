@@ -1,4 +1,4 @@
-"""The predicted sensitivity of the loss, beside what happens: matrices are disturbed, and the divergence is measured."""
+"""Predicted sensitivity of the loss, beside what happens: matrices are disturbed, and the divergence is measured."""
 
 from __future__ import annotations
 
