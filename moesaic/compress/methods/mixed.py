@@ -5,9 +5,9 @@
 
 What rounding a matrix costs is predicted from one backward pass (`compress/sensitivity.py`): what its error does to
 what flows on, times how sensitive the loss is to that. A choice of bits for each matrix with the least predicted cost
-within the budget is a knapsack with groups, which HiGHS solves exactly. The budget is the bytes of `bits` for all matrices
-and `--ends-bits` for the embedding and the output matrix, which get their bits in the same way. Choices are what the
-target can run.
+within the budget is a knapsack with groups, which HiGHS solves exactly. The budget is the bytes of `bits` for all
+matrices and `--ends-bits` for the embedding and the output matrix, which get their bits in the same way. Choices are
+what the target can run.
 """
 
 from __future__ import annotations
