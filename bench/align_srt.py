@@ -27,7 +27,7 @@ from bench.measure import record
 from bench.widened import widened
 from moesaic.align.align import align
 from moesaic.align.examples import FileExamples, TaskExamples
-from moesaic.align.rollouts.rollout import roll
+from moesaic.align.rollouts.rollout import generate
 from moesaic.kernels import hardware
 from moesaic.model.transformer import Model
 from moesaic.recipe import load_recipe
@@ -75,16 +75,16 @@ def rollouts(policies: list[Model], guesses: bool, options: argparse.Namespace) 
     model.tokenizer, model.mode = policies[0].tokenizer, "invariant"
     engine = moesaic.Engine(model, drafter=Suffix() if guesses else None, max_requests=options.group, seed=0)
     examples = FileExamples(OUT / "questions.jsonl", 0)
-    wishes = {"max_tokens": LONGEST, "temperature": options.temperature}
+    sampling = {"max_tokens": LONGEST, "temperature": options.temperature}
     rows: list[dict[str, Any]] = []
     for epoch, policy in enumerate(policies):
         model.load_state_dict(policy.state_dict())
         engine.weights_changed()
         passes, answers, start = 0, [], time.perf_counter()
         for number, example in enumerate(examples.examples[: options.questions]):
-            rolled = roll(engine, [example], options.group, wishes, [], [seed_of(epoch, number)])
-            passes += rolled.steps
-            answers += [sample.tokens for group in rolled.groups for sample in group]
+            rollouts = generate(engine, [example], options.group, sampling, [], [seed_of(epoch, number)])
+            passes += rollouts.steps
+            answers += [sample.tokens for group in rollouts.groups for sample in group]
         rows.append({"seconds": time.perf_counter() - start, "passes": passes, "answers": answers})
     return rows
 

@@ -23,11 +23,11 @@ import torch
 from bench.measure import RESULTS, machine
 from moesaic.compress.compress import CompressionRequest, compress
 from moesaic.compress.methods import Compressor
-from moesaic.evaluate.suites.perplexity import perplexity
 from moesaic.kernels import hardware
 from moesaic.methods import Method, build
 from moesaic.model import lineage
 from moesaic.model.directory import load
+from moesaic.model.perplexity import perplexity
 
 ENTRIES: dict[str, tuple[str, dict[str, Any]]] = {
     "rtn8": ("rtn", {"bits": 8, "group": 64}),

@@ -27,9 +27,9 @@ from moesaic.evaluate.questions import Questions
 from moesaic.evaluate.suites import Asked
 from moesaic.evaluate.suites.choice import Choice, read
 from moesaic.evaluate.suites.math import Math
-from moesaic.evaluate.suites.perplexity import perplexity
 from moesaic.evaluate.suites.tasks import Tasks
 from moesaic.kernels import hardware
+from moesaic.model.perplexity import perplexity
 from moesaic.serve.core.text import TextStream
 
 MODEL = Path("out/smollm2")

@@ -36,10 +36,10 @@ from bench.measure import RESULTS, record
 from moesaic.model.families import read_config
 from moesaic.model.transformer import Model
 from moesaic.serve.core.engine import Engine
-from moesaic.serve.core.policies import Policy
-from moesaic.serve.core.policies.chunked import Chunked
-from moesaic.serve.core.policies.flow import FlowPrefill
 from moesaic.serve.core.request import Request, Sampling
+from moesaic.serve.core.scheduling_policies import Policy
+from moesaic.serve.core.scheduling_policies.chunked import Chunked
+from moesaic.serve.core.scheduling_policies.flow import FlowPrefill
 
 SHAPE: dict[str, Any] = {
     "model_type": "qwen3_moe",

@@ -38,8 +38,8 @@ from moesaic.model.config import Dense, GroupedQuery, Layer, ModelConfig, Rope
 from moesaic.model.directory import load
 from moesaic.model.transformer import Model
 from moesaic.serve.core.engine import Engine
-from moesaic.serve.core.kv.compact import Compact
-from moesaic.serve.core.kv_policies import AttentionStatistics, Kept, KVPolicy
+from moesaic.serve.core.kv.compact import CompactRequest
+from moesaic.serve.core.kv_policies import AttentionStatistics, KVPolicy, Retained
 from moesaic.serve.core.request import Request, Sampling
 
 ENTRIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -70,30 +70,30 @@ class Reading(KVPolicy):
     how scores fade."""
 
     def __init__(self, prompt: int, policies: list[KVPolicy]) -> None:
-        kinds = {(policy.watch(policy.due(0, prompt), prompt), policy.decay) for policy in policies}
+        kinds = {(policy.score_from(policy.due(0, prompt), prompt), policy.decay) for policy in policies}
         self.kinds = [kind for kind in kinds if kind[0] < prompt]
         self.queries = max((policy.encoding.queries for policy in policies if policy.encoding is not None), default=0)
 
     def due(self, computed: int, prompt: int) -> int:
         return prompt if computed < prompt else sys.maxsize
 
-    def watch(self, due: int, prompt: int) -> int:
+    def score_from(self, due: int, prompt: int) -> int:
         return 0
 
-    def prune(self, seen: AttentionStatistics) -> Kept | None:
+    def prune(self, seen: AttentionStatistics) -> Retained | None:
         return None
 
 
-class Recording(Compact):
+class Recording(CompactRequest):
     """A compact sequence with as many scores as there are ways to watch."""
 
     scores: dict[tuple[int, float], list[Tensor]]
 
-    def hear(self, layer: int, q_THC: Tensor) -> None:
+    def record_queries(self, layer: int, q_THC: Tensor) -> None:
         if self.computed < self.prompt:
-            super().hear(layer, q_THC)
+            super().record_queries(layer, q_THC)
 
-    def watch(self, layer: int, weights_NTM: Tensor, first: int) -> None:
+    def add_scores(self, layer: int, weights_NTM: Tensor, first: int) -> None:
         assert isinstance(self.policy, Reading)
         if self.computed >= self.prompt:
             return
@@ -117,7 +117,7 @@ def read(model: Model, prompt: list[int], policies: list[KVPolicy]) -> tuple[Rec
     store = engine.page_pool.store
     assert store is not None
     recording = Recording(store, len(prompt))
-    recording.hears = reading.queries
+    recording.recorded_queries = reading.queries
     recording.scores = {kind: [] for kind in reading.kinds}
     request = engine.request(prompt, Sampling(max_tokens=MOST_TOKENS, temperature=0.0))
     request.compact = recording
@@ -146,11 +146,11 @@ def handed_over(model: Model, recording: Recording, source: Request, policy: KVP
             heard_THC = recording.queries[layer]
             if policy.encoding is not None and policy.encoding.queries and heard_THC is not None:
                 compact.queries[layer] = heard_THC[-policy.encoding.queries :]
-            kind = (compact.watch_from, policy.decay)
+            kind = (compact.scored_from, policy.decay)
             if kind in recording.scores:
                 compact.scores_LNM[layer] = recording.scores[kind][layer][:, : len(prompt)]
         request.computed = len(prompt)
-        engine.page_pool.settle(request)
+        engine.page_pool.after_forward(request)
     held = {
         "pages": engine.page_pool.in_use / whole,
         "bookkeeping": compact.bookkeeping_bytes / (whole * page_bytes(engine)),

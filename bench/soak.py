@@ -35,8 +35,8 @@ from moesaic.serve.bench.load import says_something, some_words
 from moesaic.serve.bench.server_process import serving
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.engine_loop import EngineLoop
-from moesaic.serve.core.policies.flow import FlowPrefill
 from moesaic.serve.core.request import Sampling
+from moesaic.serve.core.scheduling_policies.flow import FlowPrefill
 
 PARTS = 10
 LEAVING = 1 / 3

@@ -91,7 +91,7 @@ def write_link(path: Path, target: Path | str) -> None:
     os.replace(fresh, path)
 
 
-def spare(target: Path, source: Path | None = None) -> None:
+def refuse_to_overwrite(target: Path, source: Path | None = None) -> None:
     """A model is written over a directory whole: neither its `source` nor someone's home is to go that way."""
     if source is not None and target.resolve() == source.resolve():  # a run there would lose its checkpoints
         raise UserError(target, "is the model itself", "Name another directory.")
@@ -102,7 +102,7 @@ def spare(target: Path, source: Path | None = None) -> None:
 
 
 @contextmanager
-def alone_in(out: Path) -> Iterator[None]:
+def exclusive(out: Path) -> Iterator[None]:
     """Two processes that write one directory step by step would undo each other: the second is refused."""
     if out.exists() and not out.is_dir():
         raise UserError(out, "is a file", "Name a directory.")
@@ -127,7 +127,7 @@ def alone_in(out: Path) -> Iterator[None]:
                 out.rmdir()
 
 
-def settle(target: Path) -> None:
+def recover(target: Path) -> None:
     """Finish a replacement that was cut off between its two renames, on systems that cannot exchange directories."""
     with suppress(OSError, ValueError):  # whoever looks for the directory next says what is wrong
         target = Path(os.path.realpath(target))
@@ -157,7 +157,7 @@ def _start(target: Path) -> tuple[Path, int]:
 
 def _sweep(target: Path) -> None:
     """Remove what killed writers left, but nothing a living one is writing."""
-    settle(target)
+    recover(target)
     if target.exists():
         shutil.rmtree(_old(target), ignore_errors=True)
     for stale in glob.glob(f"{glob.escape(str(target.parent))}/.{glob.escape(target.name)}.writing-*"):
@@ -197,7 +197,7 @@ def _rename_twice(fresh: Path, target: Path) -> None:
                 target.rename(_old(target))
             fresh.rename(target)
         except OSError:
-            settle(target)
+            recover(target)
             if attempt == ATTEMPTS - 1 or not fresh.exists():
                 raise
             time.sleep(0.001 * attempt)  # another writer was between the two, or a reader put the old one back: again

@@ -57,6 +57,11 @@ def known(base: type) -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(package.__path__) if not module.name.startswith("_"))
 
 
+def classes(base: type[Base]) -> list[type[Base]]:
+    """The classes of all methods of a kind, by name."""
+    return [_class_in(importlib.import_module(f"{base.__module__}.{name}"), base) for name in known(base)]
+
+
 def renamed(method: Method, base: type, where: str) -> Method:
     """By the names that the method and its options have now."""
     kind = base.__module__.rpartition(".")[2]

@@ -9,8 +9,8 @@ from moesaic.align.examples import BUILTIN, TaskExamples
 from moesaic.align.rewards import Reward
 from moesaic.align.rewards.environment import Given
 from moesaic.align.rewards.task import TaskScore
-from moesaic.align.rollouts.multi_turn import play, players
-from moesaic.align.rollouts.rollout import roll
+from moesaic.align.rollouts.multi_turn import generate_multi_turn, multi_turn_rollouts
+from moesaic.align.rollouts.rollout import generate
 from moesaic.model.transformer import Model
 from moesaic.serve.core.engine import Engine
 from moesaic.worlds.environments import Environment
@@ -42,10 +42,11 @@ class Accuracy:
 
     def __call__(self, model: Model) -> dict[str, float]:
         engine = Engine(model, seed=0)
-        wishes = {"max_tokens": self.max_tokens, "temperature": 0.0}
+        sampling = {"max_tokens": self.max_tokens, "temperature": 0.0}
         seeds = [0] * len(self.examples)
         if self.environment is not None:
-            rolled = play(engine, self.examples, players(self.environment, 1, wishes), self.rewards, seeds)
+            start = multi_turn_rollouts(self.environment, 1, sampling)
+            rollouts = generate_multi_turn(engine, self.examples, start, self.rewards, seeds)
         else:
-            rolled = roll(engine, self.examples, 1, wishes, self.rewards, seeds)
-        return {"accuracy": sum(group[0].judged.total for group in rolled.groups) / len(self.examples)}
+            rollouts = generate(engine, self.examples, 1, sampling, self.rewards, seeds)
+        return {"accuracy": sum(group[0].judged.total for group in rollouts.groups) / len(self.examples)}

@@ -12,7 +12,7 @@ from typing import Any
 
 from moesaic.align.plot import draw_alignment
 from moesaic.align.stages import Stage
-from moesaic.atomic import alone_in
+from moesaic.atomic import exclusive
 from moesaic.errors import UserError
 from moesaic.kernels import hardware
 from moesaic.methods import Method
@@ -45,7 +45,7 @@ def align(recipe: Recipe, model: Path, out: Path, *, quiet: bool = False, comman
     config, _ = match(open_checkpoint(model))
     for stage in stages:
         check_learning(of_stage(recipe, stage, model), config)
-    with alone_in(out):
+    with exclusive(out):
         check_begun(recipe, stages, names, model, out)
         return {"directory": str(out), "stages": _run(recipe, stages, model, out, quiet=quiet, command=command)}
 

@@ -146,7 +146,7 @@ def open_examples(sources: Sequence[Mapping[str, Any]], split: Split, seed: int)
     return Mixture(opened, [float(source.get("weight", 1.0)) for source in sources])
 
 
-def open_questions(sources: Sequence[Mapping[str, Any]], seed: int) -> Mixture:
+def open_prompts(sources: Sequence[Mapping[str, Any]], seed: int) -> Mixture:
     """The same, to be asked: nothing may be answered already."""
     opened = open_examples(sources, "train", seed)
     for example in lines_of(opened):

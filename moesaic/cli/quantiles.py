@@ -50,14 +50,14 @@ def command(
     Prints a table of held-out losses and the section data.phases of a recipe. Killed or stopped at any moment, the
     same command resumes. A recipe that holds no text out (data.held_out) has 5 % held out here.
     """
-    from moesaic.atomic import alone_in
+    from moesaic.atomic import exclusive
     from moesaic.data.preparation.report import progress_bar
     from moesaic.recipe import load_recipe
     from moesaic.train.quantile_proxies import RESULT, has_progress, report, run_proxies
 
     asked = load_recipe(recipe, overrides or [])
     try:
-        with alone_in(out), progress_bar() as on_status:
+        with exclusive(out), progress_bar() as on_status:
             found = run_proxies(
                 asked,
                 out,

@@ -93,14 +93,14 @@ def command(
     from moesaic.serve.cluster.launch import launch, parse_adapters
     from moesaic.serve.core.drafters import Drafter
     from moesaic.serve.core.kv_policies import KVPolicy
-    from moesaic.serve.core.policies import Policy
+    from moesaic.serve.core.scheduling_policies import SchedulingPolicy
     from moesaic.serve.parsers import Parser
 
     for flag, number in (("--cache-gb", cache_gb), ("--max-body-mb", max_body_mb)):
         if number is not None and not 0 < number < 1e9:
             raise UserError(flag, f"must be above 0, not {number:g}")
     chosen = MethodOptions(options or [])
-    made_policy = chosen.make(policy, Policy, "--policy")
+    made_policy = chosen.make(policy, SchedulingPolicy, "--policy")
     made_drafter = chosen.make(drafter, Drafter, "--drafter")
     made_parser = chosen.make(parser, Parser, "--parser")
     chosen.check()

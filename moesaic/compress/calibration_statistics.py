@@ -1,7 +1,7 @@
-"""What flows into each matrix of a layer while a calibration text is read: the inputs that rounding must respect.
+"""Calibration statistics: the inputs of each matrix of a layer while the calibration text is read.
 
-Tokens choose their experts, so some experts see few of them. An expert that was sent fewer than `least` also gets the
-tokens that came nearest to being sent to it, for its statistics alone: what the layer computes is untouched.
+Tokens choose their experts, so some experts see few of them. An expert that was sent fewer than `min_tokens` also gets
+the tokens that came nearest to being sent to it, for its statistics alone: what the layer computes is untouched.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ TOKENS_AT_ONCE = 2048
 
 class InputStatistics:
     """The rows that flowed into a matrix (T, I), and what follows from them. `share` is their share of all tokens;
-    `felt` says how much an error at each row counts, for each part of the outputs: (outputs, T) pairs, one after the
+    `saliency` is how much an error at each row counts, for each part of the outputs: (outputs, T) pairs, one after the
     other, with means of one."""
 
-    def __init__(self, rows_TI: Tensor, share: float = 1.0, felt: Sequence[tuple[int, Tensor]] = ()) -> None:
-        self.rows_TI, self.share, self.felt = rows_TI, share, tuple(felt)
+    def __init__(self, rows_TI: Tensor, share: float = 1.0, saliency: Sequence[tuple[int, Tensor]] = ()) -> None:
+        self.rows_TI, self.share, self.saliency = rows_TI, share, tuple(saliency)
 
     @cached_property
     def moments_II(self) -> Tensor:
         """The mean outer product: an error e of a row of weights costs e @ moments @ e at the output."""
-        every = [counts_T for _, counts_T in self.felt]
+        every = [counts_T for _, counts_T in self.saliency]
         return self._moments(torch.stack(every).mean(0) if every else None)
 
     def parts(self, outputs: int) -> Iterator[tuple[slice, Tensor]]:
         """The moments for each part of the outputs."""
-        if len(self.felt) < 2:
+        if len(self.saliency) < 2:
             yield slice(0, outputs), self.moments_II
             return
         start = 0
-        for size, counts_T in self.felt:
+        for size, counts_T in self.saliency:
             yield slice(start, start + size), self._moments(counts_T)
             start += size
 
@@ -52,10 +52,10 @@ class InputStatistics:
         """Most of the tokens, and the rest, which come from other pieces of the text."""
         most = len(self.rows_TI) * 3 // 4
         first = InputStatistics(
-            self.rows_TI[:most], self.share, [(size, counts_T[:most]) for size, counts_T in self.felt]
+            self.rows_TI[:most], self.share, [(size, counts_T[:most]) for size, counts_T in self.saliency]
         )
         return first, InputStatistics(
-            self.rows_TI[most:], self.share, [(size, counts_T[most:]) for size, counts_T in self.felt]
+            self.rows_TI[most:], self.share, [(size, counts_T[most:]) for size, counts_T in self.saliency]
         )
 
     def _moments(self, counts_T: Tensor | None) -> Tensor:
@@ -83,12 +83,12 @@ class InputStatistics:
         return float((off_OI @ self.moments_II * off_OI).sum() / size.clamp(min=1e-20))
 
 
-def unseen(weight_OI: Tensor) -> InputStatistics:
+def uniform_statistics(weight_OI: Tensor) -> InputStatistics:
     """For matrices that no text is read through: every input as important as any other."""
     inputs = weight_OI.shape[1]
-    seen = InputStatistics(weight_OI.new_zeros(0, inputs))
-    seen.moments_II = torch.eye(inputs, device=weight_OI.device)
-    return seen
+    statistics = InputStatistics(weight_OI.new_zeros(0, inputs))
+    statistics.moments_II = torch.eye(inputs, device=weight_OI.device)
+    return statistics
 
 
 class RecordingKernels:
@@ -118,22 +118,22 @@ class RecordingKernels:
 Run = Callable[[Kernels], Iterator[tuple[slice, Callable[[Block], Tensor]]]]
 
 
-class Watched:
-    """What was seen in one layer, by the name of the parameter in it (`attention.qkv.weight`, `ffn.down_EDF.3`)."""
+class CalibratedLayer:
+    """A layer's statistics, by the name of the parameter in it (`attention.qkv.weight`, `ffn.down_EDF.3`)."""
 
-    def __init__(self, block: Block, kernels: RecordingKernels, least: int, run: Run, out_TD: Tensor) -> None:
-        self._block, self._kernels, self._least = block, kernels, least
+    def __init__(self, block: Block, kernels: RecordingKernels, min_tokens: int, run: Run, out_TD: Tensor) -> None:
+        self._block, self._kernels, self._min_tokens = block, kernels, min_tokens
         self.run, self.out_TD, self.plain = run, out_TD, kernels.plain
         # By the matrix's site: how much an error at each token counts, for each part of its outputs.
-        self.felt: dict[str, list[tuple[int, Tensor]]] = {}
+        self.saliency: dict[str, list[tuple[int, Tensor]]] = {}
 
-    def seen(self, name: str) -> InputStatistics | None:
+    def statistics(self, name: str) -> InputStatistics | None:
         path, _, leaf = name.rpartition(".")
         if leaf.isdigit():
             return self._expert(path, int(leaf))
         site = cast(Linear, self._block.get_submodule(path)).site
         rows = self._kernels.rows.get(site)
-        return InputStatistics(torch.cat(rows), 1.0, self.felt.get(site, ())) if rows else None
+        return InputStatistics(torch.cat(rows), 1.0, self.saliency.get(site, ())) if rows else None
 
     def calls(self) -> list[tuple[Tensor, Routes]]:
         """What flowed into the mixture, where it went, and with which weights."""
@@ -155,9 +155,9 @@ class Watched:
         chosen_T = torch.cat([(routes.experts_TK == expert).any(1) for _, routes in calls])
         share = float(chosen_T.float().mean())
         rows = chosen_T.nonzero().squeeze(1)
-        if len(rows) < min(self._least, len(x_TD)):
+        if len(rows) < min(self._min_tokens, len(x_TD)):
             scores_T = F.linear(x_TD, ffn.router.weight[expert][None]).squeeze(1).masked_fill(chosen_T, float("inf"))
-            rows = scores_T.topk(min(self._least, len(x_TD))).indices
+            rows = scores_T.topk(min(self._min_tokens, len(x_TD))).indices
         x_AD = x_TD[rows]
         if name.endswith("gate_up_EGD"):
             return InputStatistics(x_AD, share)

@@ -1,4 +1,4 @@
-"""What `moesaic compress` does: look whether it can be done, run the method, write the directory, measure, report."""
+"""What `moesaic compress` does: check that it can be done, run the method, write the directory, measure, report."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from moesaic import atomic
-from moesaic.atomic import alone_in, spare
+from moesaic.atomic import exclusive, refuse_to_overwrite
 from moesaic.compress import calibration, writer
-from moesaic.compress.job import Job, Told
-from moesaic.compress.layer_store import LayerStore, begun_with, beside
+from moesaic.compress.job import Job, Progress
+from moesaic.compress.layer_store import LayerStore, parts_folder, started_with
 from moesaic.compress.methods import Compressor
-from moesaic.compress.report import draw, layer_errors
+from moesaic.compress.report import layer_errors, plot_errors
+from moesaic.data.plain_text import read_text
 from moesaic.errors import UserError
-from moesaic.evaluate.suites.perplexity import perplexity
 from moesaic.model import lineage
 from moesaic.model.config import Experts
 from moesaic.model.directory import Parts, chosen_device, load
 from moesaic.model.facts import bits_per_weight, facts
 from moesaic.model.formats.checkpoint import Checkpoint
 from moesaic.model.formats.opening import is_compressed, open_checkpoint
+from moesaic.model.perplexity import perplexity
 from moesaic.model.tokenizer import Tokenizer
 
 
@@ -62,37 +63,37 @@ def compress(
     directory: Path,
     method: Compressor,
     out: Path,
-    wish: CompressionRequest,
-    progress: Told = lambda what, done, total: None,
+    request: CompressionRequest,
+    progress: Progress = lambda what, done, total: None,
 ) -> dict[str, Any]:
     """Returns what it came to, as it also stands in the new directory's life."""
-    wish.check()
-    if method.own_layout and wish.layout != "moesaic":
-        problem = f"what {type(method).__module__.rpartition('.')[2]} makes cannot be kept in {wish.layout}"
+    request.check()
+    if method.own_layout and request.layout != "moesaic":
+        problem = f"what {type(method).__module__.rpartition('.')[2]} makes cannot be kept in {request.layout}"
         raise UserError("--layout", problem, "Leave it out, or take rtn, gptq, awq or zeroquant.")
-    begun = time.perf_counter()
+    started = time.perf_counter()
     source = open_checkpoint(directory)
     if is_compressed(source):
         raise UserError(directory, "is compressed already", "Compress the original.")
-    spare(out, directory)
+    refuse_to_overwrite(out, directory)
     parts = Parts(source)
     mixture = any(isinstance(layer.ffn, Experts) for layer in parts.config.layers)
-    if wish.layout != "moesaic" and mixture and (why := method.not_joined):
-        problem = f"transformers cannot load a mixture of experts from {why} in {wish.layout}"
+    if request.layout != "moesaic" and mixture and (why := method.not_joined):
+        problem = f"transformers cannot load a mixture of experts from {why} in {request.layout}"
         remedy = "Leave out --layout, or make symmetric codes of one size (as rtn, awq and gptq symmetric=true do)."
         raise UserError("--layout", problem, remedy)
     named = {"name": type(method).__module__.rpartition(".")[2], **dataclasses.asdict(method)}  # type: ignore[call-overload]
     tokenizer = Tokenizer.from_files(source.files, source.place)
-    text = calibration.read_text(wish.data)
+    text = read_text(request.data)
     sequences: list[list[int]] = []
-    length = min(wish.length, parts.config.context)
+    length = min(request.length, parts.config.context)
     if method.reads_text:
         if tokenizer is None:
             raise UserError(directory, "has no tokenizer, and this method reads text", "Take rtn or hqq.")
-        sequences = calibration.sequences(text, tokenizer, wish.samples, length, wish.data or "builtin text")
-    ends_bits = method.ends_bits if wish.layout == "moesaic" else 0
-    ends_bits = ends_bits if wish.ends_bits is None else wish.ends_bits
-    request = {
+        sequences = calibration.sequences(text, tokenizer, request.samples, length, request.data or "builtin text")
+    ends_bits = method.ends_bits if request.layout == "moesaic" else 0
+    ends_bits = ends_bits if request.ends_bits is None else request.ends_bits
+    identity = {
         "source": str(directory.resolve()),
         "config": source.config,
         "life": lineage.read(directory),
@@ -100,50 +101,52 @@ def compress(
         "method": named,
         "text": hashlib.sha256(repr(sequences).encode()).hexdigest(),
         "ends_bits": ends_bits,
-        "least": wish.min_expert_tokens,
-        "layout": wish.layout,
+        "least": request.min_expert_tokens,
+        "layout": request.layout,
     }
     taken = out.exists() and (not out.is_dir() or any(out.iterdir()))
-    if taken and not wish.force and not begun_with(out, request):  # else it was killed while it was measured
+    if taken and not request.force and not started_with(out, identity):  # else it was killed while it was measured
         raise UserError(out, "exists already", "Name another directory, or add --force to replace it.")
-    with alone_in(beside(out)):
-        store = LayerStore(out, request)
-        whole_zeros, device = wish.layout != "moesaic", chosen_device(wish.device)
-        job = Job(parts, directory, store, sequences, ends_bits, wish.min_expert_tokens, whole_zeros, progress, device)
+    with exclusive(parts_folder(out)):
+        store = LayerStore(out, identity)
+        whole_zeros, device = request.layout != "moesaic", chosen_device(request.device)
+        job = Job(
+            parts, directory, store, sequences, ends_bits, request.min_expert_tokens, whole_zeros, progress, device
+        )
         config = method.run(job)
         errors = layer_errors(store)
         before, known = Checkpoint(directory).bytes, facts(config)
-        told: dict[str, Any] = {
+        result: dict[str, Any] = {
             "method": named,
             "source": directory.name,
-            "layout": wish.layout,
+            "layout": request.layout,
             "calibration_tokens": sum(map(len, sequences)),
             "bytes_before": before,
             "parameters": known.parameters,
         }
-        writer.write(job, config, out, [*lineage.read(directory), lineage.stage("compress", **told)], wish.layout)
-        told["bytes"] = Checkpoint(out).bytes
-        told["bits_per_weight"] = bits_per_weight(Checkpoint(out), config)
-        told["ratio"] = round(told["bytes"] / before, 4)
-        told["layer_errors"] = errors
-        if wish.check_tokens and tokenizer is not None:
+        writer.write(job, config, out, [*lineage.read(directory), lineage.stage("compress", **result)], request.layout)
+        result["bytes"] = Checkpoint(out).bytes
+        result["bits_per_weight"] = bits_per_weight(Checkpoint(out), config)
+        result["ratio"] = round(result["bytes"] / before, 4)
+        result["layer_errors"] = errors
+        if request.check_tokens and tokenizer is not None:
             progress("measuring", 0, 1)
-            told |= _cost(directory, out, tokenizer, text, wish, length)
-        told["seconds"] = round(time.perf_counter() - begun, 1)
-        _tell(out, told, directory)
+            result |= _cost(directory, out, tokenizer, text, request, length)
+        result["seconds"] = round(time.perf_counter() - started, 1)
+        _tell(out, result, directory)
         store.clear()
-    return told
+    return result
 
 
 def _cost(
-    directory: Path, out: Path, tokenizer: Tokenizer, text: str, wish: CompressionRequest, length: int
+    directory: Path, out: Path, tokenizer: Tokenizer, text: str, request: CompressionRequest, length: int
 ) -> dict[str, Any]:
     """Perplexity before and after on the end of the text, which is the last that calibration would take."""
-    tail = tokenizer.encode(text[-wish.check_tokens * 16 :])[-wish.check_tokens :]
+    tail = tokenizer.encode(text[-request.check_tokens * 16 :])[-request.check_tokens :]
     if len(tail) < 2:
         return {}
     before, after = (
-        perplexity(load(place, device=wish.device), tail, length, length).perplexity for place in (directory, out)
+        perplexity(load(place, device=request.device), tail, length, length).perplexity for place in (directory, out)
     )
     return {
         "check_tokens": len(tail),
@@ -153,9 +156,9 @@ def _cost(
     }
 
 
-def _tell(out: Path, told: dict[str, Any], source: Path) -> None:
-    """What was measured after writing goes to the life as well, and the picture beside it."""
-    life = [*lineage.read(source), lineage.stage("compress", **told)]
+def _tell(out: Path, result: dict[str, Any], source: Path) -> None:
+    """What was measured after writing goes to the life as well, and the plot beside it."""
+    life = [*lineage.read(source), lineage.stage("compress", **result)]
     atomic.write_json(out / lineage.FILE, lineage.content(life), indent=2)
-    if told["layer_errors"]:
-        draw(told, out / "compression.png")
+    if result["layer_errors"]:
+        plot_errors(result, out / "compression.png")

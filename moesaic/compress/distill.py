@@ -1,4 +1,4 @@
-"""Teach a smaller model with the larger one: next-token distributions, on the calibration text, resumable.
+"""Distil the large model into a smaller one: next-token distributions, on the calibration text, resumable.
 
 The student's weights may be rounded as they are learned; the rounding passes gradients through.
 """
@@ -18,13 +18,14 @@ from moesaic.model.config import ModelConfig
 from moesaic.model.directory import load
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
+from moesaic.train.objectives.distill import divergence
 
 SAVE_EVERY = 25
 Rounding = Callable[[str, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Lesson:
+class Distillation:
     steps: int
     rate: float
     teaching: float = 1.0  # share of the steps in which the teacher is followed; then the text alone (staged)
@@ -48,10 +49,10 @@ def reduced(job: Job, kept: list[int], config: ModelConfig) -> dict[str, Tensor]
     return found
 
 
-def distil(
-    job: Job, config: ModelConfig, weights: dict[str, Tensor], lesson: Lesson, rounding: Rounding = plain
+def train_student(
+    job: Job, config: ModelConfig, weights: dict[str, Tensor], distillation: Distillation, rounding: Rounding = plain
 ) -> dict[str, Tensor]:
-    """The weights after the lesson, before rounding."""
+    """The student's weights after training, before rounding."""
     with torch.device("meta"):
         student = Model(config, job.mode)
     learned = {name: tensor.clone() for name, tensor in weights.items()}
@@ -59,33 +60,33 @@ def distil(
     first = {name: torch.zeros_like(learned[name]) for name in trained}
     second = {name: torch.zeros_like(learned[name]) for name in trained}
     saved = job.store.state()
-    begin = 0
+    start = 0
     if saved is not None:
-        begin = saved[0]
+        start = saved[0]
         for kind, where in (("weight", learned), ("first", first), ("second", second)):
             where |= {
                 k.removeprefix(f"{kind}/"): t.to(job.device) for k, t in saved[1].items() if k.startswith(f"{kind}/")
             }
-    if begin >= lesson.steps:
+    if start >= distillation.steps:
         return learned
     student.load_state_dict(learned, assign=True)
     teacher = load(job.source, dtype=torch.float32, device=job.device, threads=torch.get_num_threads(), mode=job.mode)
     teacher.requires_grad_(False)
-    for step in range(begin, lesson.steps):
-        job.progress("distilling", step, lesson.steps)
+    for step in range(start, distillation.steps):
+        job.progress("distilling", step, distillation.steps)
         tokens_T = torch.tensor(job.sequences[step % len(job.sequences)], device=job.device)
-        weight = lesson.weight if step < lesson.teaching * lesson.steps else 0.0
+        weight = distillation.weight if step < distillation.teaching * distillation.steps else 0.0
         leaves = {name: learned[name].requires_grad_() for name in trained}
         with torch.enable_grad():
             loss = _loss(student, teacher, {n: rounding(n, t) for n, t in leaves.items()}, tokens_T, weight)
             gradients = torch.autograd.grad(loss, [leaves[name] for name in trained], allow_unused=True)
-        rate = lesson.rate * min(1.0, (step + 1) / 10) * (1 - step / lesson.steps)
+        rate = distillation.rate * min(1.0, (step + 1) / 10) * (1 - step / distillation.steps)
         with torch.no_grad():
             for name, gradient in zip(trained, gradients, strict=True):
                 learned[name].requires_grad_(False)
                 if gradient is not None:
                     _adam(learned[name], gradient, first[name], second[name], step + 1, rate)
-        if (step + 1) % SAVE_EVERY == 0 or step + 1 == lesson.steps:
+        if (step + 1) % SAVE_EVERY == 0 or step + 1 == distillation.steps:
             everything = {"weight": learned, "first": first, "second": second}
             state = {f"{kind}/{name}": tensor for kind, group in everything.items() for name, tensor in group.items()}
             job.store.put_state(step + 1, state)
@@ -99,9 +100,8 @@ def _loss(student: Model, teacher: Model, weights: dict[str, Tensor], tokens_T: 
     loss = (1 - weight) * F.cross_entropy(logits_TV, tokens_T[1:])
     if weight:
         with torch.no_grad():
-            taught_TV = teacher.logits_at(teacher(tokens_T, layout)[:-1]).log_softmax(-1)
-        soft_TV = logits_TV.log_softmax(-1)
-        loss = loss + weight * (taught_TV.exp() * (taught_TV - soft_TV)).sum(-1).mean()
+            teacher_TV = teacher.logits_at(teacher(tokens_T, layout)[:-1])
+        loss = loss + weight * divergence(logits_TV, teacher_TV).sum(-1).mean()
     return loss
 
 

@@ -16,7 +16,7 @@ from moesaic.model.config import ModelConfig
 from moesaic.model.directory import Parts
 
 CPU = torch.device("cpu")
-Told = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int], None]
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Job:
     ends_bits: int = 8  # of the embedding and the output matrix; 0: as they are
     min_expert_tokens: int = 64  # tokens that every expert sees
     whole_zeros: bool = False  # the layout has no fractions of a code
-    progress: Told = lambda what, done, total: None
+    progress: Progress = lambda what, done, total: None
     device: torch.device = CPU  # where layers are worked on, one at a time
 
     @property

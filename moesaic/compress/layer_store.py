@@ -1,4 +1,4 @@
-"""What is done so far, on disk beside the output: a killed run takes up where it was, and memory holds one layer."""
+"""Finished layers on disk beside the output: a killed run resumes where it was, and memory holds one layer."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ MARK = "request"
 
 @dataclass
 class Part:
-    """What a method made of some parameters: matrices of few bits, changed plain tensors, and facts to report."""
+    """What a method made of some parameters: quantized matrices, changed plain tensors, and facts to report."""
 
     matrices: dict[str, QuantizedMatrix] = field(default_factory=dict)
     plain: dict[str, Tensor] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def beside(out: Path) -> Path:
+def parts_folder(out: Path) -> Path:
     """Where the parts of what is to be `out` lie."""
     return out.parent / f".{out.name}.compressing"
 
 
-def begun_with(out: Path, request: dict[str, Any]) -> bool:
+def started_with(out: Path, identity: dict[str, Any]) -> bool:
     """Whether what lies there was made for this very request."""
-    mark = beside(out) / MARK
-    return mark.is_file() and mark.read_text() == _digest(request)
+    mark = parts_folder(out) / MARK
+    return mark.is_file() and mark.read_text() == _digest(identity)
 
 
-def _digest(request: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(request, sort_keys=True, default=str).encode()).hexdigest()
+def _digest(identity: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()
 
 
 class LayerStore:
-    """A folder of parts by name. `request` says what they belong to: parts of another request are thrown away."""
+    """A folder of parts by name. `identity` says what they belong to: parts of another request are deleted."""
 
-    def __init__(self, out: Path, request: dict[str, Any]) -> None:
-        self.folder, self._mark = beside(out), _digest(request)
+    def __init__(self, out: Path, identity: dict[str, Any]) -> None:
+        self.folder, self._mark = parts_folder(out), _digest(identity)
         try:
-            if self.folder.exists() and not begun_with(out, request):
+            if self.folder.exists() and not started_with(out, identity):
                 for file in self.folder.iterdir():
                     if file.name != LOCK:  # ours
                         file.unlink()
@@ -106,7 +106,7 @@ class LayerStore:
         return sorted(path.stem for path in self.folder.glob("*.json"))
 
     def put_state(self, number: int, tensors: dict[str, Tensor]) -> None:
-        """What the walk carries from one layer to the next; only the latest is kept."""
+        """What the run carries from one layer to the next; only the latest is kept."""
         self._write(f"state-{number:05}.safetensors", tensors)
         for file in self.folder.glob("state-*.safetensors"):
             if file.name < f"state-{number:05}.safetensors":

@@ -1,7 +1,4 @@
-"""The walk over a model's layers, one in memory at a time: read, watch, compress, put away, go on with what comes out.
-
-Each layer is calibrated on what the compressed layers before it let through, so that it can make up for their errors.
-"""
+"""A model's layers by themselves: load one, run it, collect its calibration statistics, put in what was made of it."""
 
 from __future__ import annotations
 
@@ -13,12 +10,8 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
-from moesaic.compress.calibration_statistics import TOKENS_AT_ONCE, InputStatistics, RecordingKernels, Watched, unseen
-from moesaic.compress.grid import Grid
-from moesaic.compress.layer_store import Part, rounded_scales
-from moesaic.compress.methods import ByMatrix, Maker
-from moesaic.compress.methods.gptq import gptq
-from moesaic.compress.saliency import measure_saliency
+from moesaic.compress.calibration_statistics import TOKENS_AT_ONCE, CalibratedLayer, RecordingKernels
+from moesaic.compress.layer_store import Part
 from moesaic.kernels.interface import Kernels
 from moesaic.kernels.quantized import QuantizedKernels, QuantizedMatrix
 from moesaic.model.block import Block, PredictionBlock
@@ -33,70 +26,8 @@ from moesaic.model.rope import rope_of
 if TYPE_CHECKING:
     from moesaic.compress.job import Job
 
-# Of the embedding and the output matrix, which is often the embedding too: what is damped more stays nearer to that.
-ENDS_GROUP, ENDS_DAMPING, ENDS_TURNS = 64, 0.1, 2
 # Small, or used otherwise than by multiplying: which expert, which token, and the latent that attention folds away.
 KEPT_PLAIN = ("router", "indexer", "kv_up", "residual")
-
-
-def walk(job: Job, method: ByMatrix) -> None:
-    make = method.maker(job)
-    config, store = job.config, job.store
-    count = len(config.layers)
-    start, hidden = 0, []
-    lengths = [len(tokens) for tokens in job.sequences]
-    if method.reads_text:
-        saved = store.state()
-        if saved is None:
-            hidden = [embedded(job)]
-        else:
-            start, hidden = saved[0], [saved[1]["hidden_TD"].to(job.device)]
-    for number, layer in enumerate(config.layers):
-        name = f"layer-{number:05}"
-        job.progress("layer", number, count)
-        if number < start if method.reads_text else store.has(name):
-            continue
-        block = load_block(job, f"layers.{number}", layer, number)
-        if not method.reads_text:
-            store.put(name, compressed(block, f"layers.{number}", method, make, None))
-            continue
-        plain_TD, watched = watch(job, block, hidden[0])
-        changed = method.prepare(block, watched)
-        if changed:  # what was seen belongs to the weights before
-            _, watched = watch(job, block, hidden[0])
-        if method.feels:
-            measure_saliency(block, watched)
-        part = compressed(block, f"layers.{number}", method, make, watched)
-        part.plain |= {f"layers.{number}.{key}": tensor for key, tensor in changed.items()}
-        del watched
-        fit_in(block, f"layers.{number}", part)
-        after_TD = run_block(block, config, lengths, hidden[0], quantized_kernels(job))
-        off = (after_TD - plain_TD).norm() / plain_TD.norm()
-        part.facts["layer_error"] = float(off)
-        store.put(name, part)
-        store.put_state(number + 1, {"hidden_TD": after_TD})
-        hidden = [after_TD]
-    job.progress("layer", count, count)
-    for number, layer in enumerate(config.mtp):
-        if not store.has(f"further-{number:05}"):
-            further = load_further(job, layer, number)
-            store.put(f"further-{number:05}", compressed(further, f"mtp.{number}", method, make, None))
-    if job.ends_bits and not store.has("ends"):
-        job.progress("ends", 0, 1)
-        last_TD = normed(job, hidden[0]) if method.reads_text else None
-        store.put("ends", Part({name: end_matrix(job, method, name, last_TD) for name in ends(config)}))
-
-
-def ends(config: ModelConfig) -> list[str]:
-    return ["embed"] if config.tied else ["embed", "head"]
-
-
-def end_matrix(job: Job, method: ByMatrix, name: str, last_TD: Tensor | None) -> QuantizedMatrix:
-    """The output matrix is rounded for what flows into it; an embedding that is only looked up, to what is nearest."""
-    grid, whole_VD = Grid(method.end_bits(job, name), ENDS_GROUP), job.tensor(name)
-    if last_TD is None or name != ends(job.config)[-1]:
-        return rounded_scales(grid.matrix(whole_VD))
-    return rounded_scales(gptq(whole_VD, InputStatistics(last_TD), grid, ENDS_DAMPING, ENDS_TURNS))
 
 
 def normed(job: Job, x_TD: Tensor) -> Tensor:
@@ -108,17 +39,17 @@ def normed(job: Job, x_TD: Tensor) -> Tensor:
     return out_TD
 
 
-def watch(job: Job, block: Block, x_TD: Tensor) -> tuple[Tensor, Watched]:
+def collect_statistics(job: Job, block: Block, x_TD: Tensor) -> tuple[Tensor, CalibratedLayer]:
     """What comes out of a layer, and what flowed into its matrices."""
-    watcher = RecordingKernels(job.kernels)
+    recorder = RecordingKernels(job.kernels)
     lengths = [len(tokens) for tokens in job.sequences]
-    out_TD = run_block(block, job.config, lengths, x_TD, cast(Kernels, watcher))
+    out_TD = run_block(block, job.config, lengths, x_TD, cast(Kernels, recorder))
 
     def pieces(ops: Kernels) -> Iterator[tuple[slice, Callable[[Block], Tensor]]]:
         for rows, some in chunks(lengths):
             yield rows, partial(_apply, x_TD=x_TD[rows], context=context_of(job.config, some, ops, job.device))
 
-    return out_TD, Watched(block, watcher, job.min_expert_tokens, pieces, out_TD)
+    return out_TD, CalibratedLayer(block, recorder, job.min_expert_tokens, pieces, out_TD)
 
 
 def _apply(block: Block, x_TD: Tensor, context: ForwardContext) -> Tensor:
@@ -185,23 +116,6 @@ def matrices_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, parameter in module.named_parameters():
         if parameter.dim() == 3:
             yield from ((f"{name}.{expert}", weight_OI) for expert, weight_OI in enumerate(parameter))
-
-
-@torch.no_grad()
-def compressed(module: nn.Module, path: str, method: ByMatrix, make: Maker, watched: Watched | None) -> Part:
-    part = Part()
-    errors, shares = {}, {}
-    for name, weight_OI in matrices_of(module):
-        seen = (watched.seen(name) if watched is not None else None) or unseen(weight_OI)
-        made = make(f"{path}.{name}", weight_OI.detach(), seen)
-        if isinstance(made, QuantizedMatrix):
-            part.matrices[f"{path}.{name}"] = rounded_scales(made)
-        else:
-            part.plain[f"{path}.{name}"] = made
-        errors[name] = seen.error(weight_OI, made.dense() if isinstance(made, QuantizedMatrix) else made)
-        shares[name] = seen.share
-    part.facts = {"errors": errors, "shares": shares}
-    return part
 
 
 def fit_in(module: nn.Module, path: str, part: Part) -> None:

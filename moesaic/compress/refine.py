@@ -14,7 +14,7 @@ from torch import Tensor
 
 from moesaic.compress.grid import Grid
 
-AT_ONCE = 64  # inputs whose changes are applied to the rest in one product
+AT_ONCE = 64  # inputs whose changes are applied to the rest in one matmul
 OUTPUTS = 256  # that are solved for together
 Steps = tuple[Tensor, Tensor | None]  # scales and zeros (O, G)
 

@@ -1,4 +1,4 @@
-"""What compression cost, layer by layer: numbers from the shelf, and a picture of them."""
+"""What compression cost, layer by layer: reconstruction errors from the layer store, and a plot of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from moesaic.train.report.plot import COLOURS, STYLE
 
 
 def layer_errors(store: LayerStore) -> list[dict[str, Any]]:
-    """For each layer the error of each kind of matrix (experts' together), as a share of its output."""
+    """For each layer the reconstruction error of each kind of matrix (experts' together), relative to its output."""
     found = []
     for name in store.names():
         if not name.startswith("layer-"):
@@ -32,13 +32,13 @@ def layer_errors(store: LayerStore) -> list[dict[str, Any]]:
     return found
 
 
-def draw(told: dict[str, Any], file: Path) -> None:
+def plot_errors(result: dict[str, Any], file: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    rows = told["layer_errors"]
+    rows = result["layer_errors"]
     kinds = sorted({kind for row in rows for kind in row["errors"]})
     with pyplot.rc_context(STYLE):
         figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
@@ -47,8 +47,8 @@ def draw(told: dict[str, Any], file: Path) -> None:
             axes.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=3, label=kind)
         axes.set_yscale("log")
         axes.set_xlabel("layer")
-        axes.set_ylabel("squared error, share of the output")
-        axes.set_title(f"{told['method']['name']}: {told['bits_per_weight']:.2f} bits a weight")
+        axes.set_ylabel("reconstruction error (squared, relative)")
+        axes.set_title(f"{result['method']['name']}: {result['bits_per_weight']:.2f} bits per weight")
         if kinds:
             axes.legend(ncols=2)
         figure.savefig(file, dpi=120)

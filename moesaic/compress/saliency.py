@@ -1,6 +1,6 @@
-"""How much a layer's output feels an error at each token: what the moments that rounding goes by are weighed with.
+"""Saliency: how much an error at each token changes a layer's output, by which the moments for rounding are weighed.
 
-Nearly every token attends to the first of its sequence, so that an error in that one's value is felt hundreds of times;
+Nearly every token attends to the first of its sequence, so that an error in that one's value has a hundredfold effect;
 counted as one token of many, it is what costs most. This is the saliency of GuidedQuant (Kim et al. 2025), but from the
 gradients of the layer's own output instead of the model's, so that one layer is in memory. The output is multiplied by
 random signs, and the squares of the gradients that come back to a matrix are, on average, the squares of its whole
@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from moesaic.compress.calibration_statistics import Watched
+from moesaic.compress.calibration_statistics import CalibratedLayer
 from moesaic.kernels.interface import Kernels
 from moesaic.model.attention import GroupedQueryAttention
 from moesaic.model.block import Block
@@ -57,12 +57,12 @@ def output_parts(block: Block) -> dict[str, list[int]]:
     return {attention.qkv.site: [count * attention.size for count in heads]}
 
 
-def measure_saliency(block: Block, watched: Watched) -> None:
-    """Tell `watched` how much errors at the matrices that every token passes are felt."""
+def measure_saliency(block: Block, calibrated: CalibratedLayer) -> None:
+    """Adds to `calibrated` the saliency of tokens at the matrices that every token passes."""
     parts = output_parts(block)
-    ops = SaliencyKernels(watched.plain, parts)
+    ops = SaliencyKernels(calibrated.plain, parts)
     generator = torch.Generator().manual_seed(0)
-    for _, run in watched.run(cast(Kernels, ops)):
+    for _, run in calibrated.run(cast(Kernels, ops)):
         with torch.enable_grad():
             out_TD = run(cast(Block, lambda x_TD, context: block(x_TD.clone().requires_grad_(), context)))
             signs_TD = (torch.randint(0, 2, out_TD.shape, generator=generator) * 2 - 1).to(out_TD.device)
@@ -72,4 +72,4 @@ def measure_saliency(block: Block, watched: Watched) -> None:
         squares_PT = torch.cat(pieces, dim=1)
         means_P1 = squares_PT.mean(1, keepdim=True)
         counts_PT = torch.where(means_P1 > 0, squares_PT / means_P1, 1.0) * (1 - EVEN) + EVEN
-        watched.felt[key] = list(zip(parts.get(key, [0]), counts_PT, strict=True))
+        calibrated.saliency[key] = list(zip(parts.get(key, [0]), counts_PT, strict=True))

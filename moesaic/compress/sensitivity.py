@@ -1,4 +1,4 @@
-"""What the loss feels at every matrix: how far the distribution of the next token moves when its weights are changed.
+"""Sensitivity of the loss to every matrix: how far the next-token distribution moves when its weights are changed.
 
 Labels are drawn from the model itself, so that the mean square of the loss's gradients is the curvature of the
 divergence from it (Fisher). At a matrix y = W x, a change e of an output's weights moves y by e x and costs
@@ -33,7 +33,7 @@ TOKENS = 2048  # read for the gradients
 
 
 @dataclass
-class Sensed:
+class OutputSensitivity:
     """For a part of a matrix's outputs: a change e_OI costs sum(share_O * e @ moments @ e), in nats a token."""
 
     rows: slice
@@ -91,12 +91,12 @@ class SensitivityKernels:
         if y_TO.requires_grad:  # an indexer chooses; nothing comes back to it
             y_TO.register_hook(back)
 
-    def sensed(self, key: str, tokens: int) -> list[Sensed]:
+    def sensitivity_of(self, key: str, tokens: int) -> list[OutputSensitivity]:
         """Nothing for a matrix that no token came to."""
         found, start = [], 0
         for moments_II, squares_O in zip(self.moments.get(key, ()), self.squares.get(key, ()), strict=True):
             share_O = 0.5 / tokens * squares_O / squares_O.sum().clamp(min=1e-30)
-            found.append(Sensed(slice(start, start + len(share_O)), moments_II, share_O))
+            found.append(OutputSensitivity(slice(start, start + len(share_O)), moments_II, share_O))
             start += len(share_O)
         return found
 
@@ -121,7 +121,7 @@ class Sensitivities:
         self.tokens = sum(map(len, pieces))
         generator = torch.Generator(job.device).manual_seed(0)
         for number, tokens in enumerate(pieces):
-            job.progress("sensing", number, len(pieces))
+            job.progress("measuring sensitivity", number, len(pieces))
             self._read(torch.tensor(tokens, device=job.device), generator, job.source)
 
     def _read(self, tokens_T: Tensor, generator: torch.Generator, place: Path) -> None:
@@ -137,15 +137,19 @@ class Sensitivities:
         assert x_TD.grad is not None
         self.embedded_VD.index_add_(0, tokens_T, x_TD.grad.square())
 
-    def matrices(self) -> Iterator[tuple[str, Tensor, list[Sensed]]]:
+    def matrices(self) -> Iterator[tuple[str, Tensor, list[OutputSensitivity]]]:
         for number, block in enumerate(self.model.layers):
             for name, weight_OI in matrices_of(block):
                 path = f"layers.{number}.{name}"
-                yield path, weight_OI, self.ops.sensed(path.removesuffix(".weight"), self.tokens)
+                yield path, weight_OI, self.ops.sensitivity_of(path.removesuffix(".weight"), self.tokens)
 
-    def end(self, name: str) -> list[Sensed]:
+    def end(self, name: str) -> list[OutputSensitivity]:
         """Of the embedding or the output matrix, as far as it is multiplied by."""
-        return self.ops.sensed(self.model.output_site, self.tokens) if name == "head" or self.model.head is None else []
+        return (
+            self.ops.sensitivity_of(self.model.output_site, self.tokens)
+            if name == "head" or self.model.head is None
+            else []
+        )
 
     def looked_up(self, change_VD: Tensor, of: slice = slice(None)) -> float:
         """What a change of the embedding costs where its rows are looked up."""

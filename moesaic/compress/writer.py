@@ -1,4 +1,4 @@
-"""A compressed model as a directory: the shelf's matrices in our layout or compressed-tensors', the rest as it was."""
+"""A compressed model as a directory: quantized matrices in our layout or compressed-tensors', the rest as it was."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def write(job: Job, config: ModelConfig, out: Path, life: list[dict[str, Any]], 
 
 
 def _homes(job: Job) -> tuple[dict[str, str], dict[str, str]]:
-    """Which part of the shelf holds a quantized matrix, and which a plain tensor."""
+    """Which part of the layer store holds a quantized matrix, and which a plain tensor."""
     matrices: dict[str, str] = {}
     plain: dict[str, str] = {}
     for part in job.store.names():

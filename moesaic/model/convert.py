@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from moesaic.atomic import spare
+from moesaic.atomic import refuse_to_overwrite
 from moesaic.errors import UserError
 from moesaic.model import directory, lineage
 from moesaic.model.config import ModelConfig
@@ -29,7 +29,7 @@ def convert_model(
     """Write `source`, which is what `directory.open_source` takes, to `out`; `force` replaces what is there."""
     settings = Upcycle.parse(upcycle) if upcycle is not None else None
     opened = directory.open_source(source)
-    spare(out, opened.place)
+    refuse_to_overwrite(out, opened.place)
     if out.is_dir() and any(out.iterdir()) and not force:
         raise UserError(out, "exists already", "Name another directory, or add --force to replace it.")
     kind: torch.dtype | None = getattr(torch, dtype) if dtype else None

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from moesaic.atomic import replacing, spare
+from moesaic.atomic import refuse_to_overwrite, replacing
 from moesaic.errors import UserError
 from moesaic.kernels import Mode, hardware
 from moesaic.kernels.quantized import QuantizedWeight
@@ -297,7 +297,7 @@ def write_entries(
             progress(done, total)
         return made
 
-    spare(Path(path))
+    refuse_to_overwrite(Path(path))
     headers = sum(len(entry.name) + 200 for entry in entries)
     room = total + headers + sum(map(len, texts.values())) + also_bytes + 2**20
     with replacing(Path(path), room) as fresh:

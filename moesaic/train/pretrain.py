@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from moesaic.atomic import alone_in
+from moesaic.atomic import exclusive
 from moesaic.data.preparation.prepare import prepare
 from moesaic.data.preparation.report import progress_bar
 from moesaic.data.shards import MANIFEST
@@ -22,7 +22,7 @@ def pretrain(recipe: Recipe, out: Path, *, quiet: bool = False, command: str = "
     data = Path(recipe.train.data) if recipe.train.data else out / "data"
     if not recipe.train.data and not (data / MANIFEST).exists():  # else a column may have been computed since
         check_columns(recipe)
-    with alone_in(out):
+    with exclusive(out):
         steps_done(recipe, out, "train")  # refuses what is not this run
         if not recipe.train.data:
             with progress_bar() as on_status:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import moesaic
 from moesaic.align.align import align
-from moesaic.atomic import alone_in
+from moesaic.atomic import exclusive
 from moesaic.errors import UserError
 from moesaic.kernels import hardware
 from moesaic.model import directory, lineage
@@ -252,7 +252,7 @@ def test_a_later_stage_is_looked_at_before_the_first_is_run(base, tmp_path, late
 
 
 def test_two_at_once(base, tmp_path):
-    with alone_in(tmp_path / "out"):
+    with exclusive(tmp_path / "out"):
         with pytest.raises(UserError, match="another moesaic is writing here"):
             align(recipe(tmp_path), base, tmp_path / "out", quiet=True)
     assert not (tmp_path / "out").exists()

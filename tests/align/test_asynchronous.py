@@ -17,7 +17,7 @@ import torch
 import moesaic
 from moesaic.align.align import align
 from moesaic.align.rewards.math import MathEqual
-from moesaic.align.rollouts.async_stream import AsynchronousStream
+from moesaic.align.rollouts.async_stream import AsyncRolloutStream
 from moesaic.align.rollouts.pool import Rollout, RolloutPool
 from moesaic.align.rollouts.rollout import Sample
 from moesaic.align.rollouts.worker_pool import WorkerPool
@@ -95,15 +95,15 @@ def test_staleness_0_is_the_synchronous_run(base, tmp_path, cluster):
 
 def test_run_ahead_changes_nothing_that_is_learned(base, tmp_path, cluster, monkeypatch):
     plain = run(base, tmp_path / "plain")
-    gather = AsynchronousStream.gather
+    collect_rollouts = AsyncRolloutStream.collect_rollouts
 
-    def slowly(stream: AsynchronousStream):
+    def slowly(stream: AsyncRolloutStream):
         """A trainer that takes its time, so that the worker has some."""
-        found = gather(stream)
+        found = collect_rollouts(stream)
         time.sleep(0.3)
         return found
 
-    monkeypatch.setattr(AsynchronousStream, "gather", slowly)
+    monkeypatch.setattr(AsyncRolloutStream, "collect_rollouts", slowly)
     ahead = run(base, tmp_path / "ahead", "{staleness: 0, run_ahead: true}")
     assert same_weights(tmp_path / "plain", tmp_path / "ahead")
     assert [line["reward"] for line in ahead] == [line["reward"] for line in plain]
@@ -121,12 +121,12 @@ def undisturbed(base, tmp_path_factory, cluster):
 def test_killed_and_hung_workers_cost_nothing_but_time(base, tmp_path, undisturbed, monkeypatch):
     plain, done = WorkerPool.publish, []
 
-    def publish(crew: WorkerPool, version, model):
+    def publish(workers: WorkerPool, version, weights):
         """The questions of the version before are being answered, or about to be."""
-        if crew.hands[0].process and len(done) < 2 and version in (3, 5):
-            os.kill(crew.hands[0].process, signal.SIGKILL if version == 3 else signal.SIGSTOP)
-            done.append(crew.hands[0].process)
-        plain(crew, version, model)
+        if workers.handles[0].process and len(done) < 2 and version in (3, 5):
+            os.kill(workers.handles[0].process, signal.SIGKILL if version == 3 else signal.SIGSTOP)
+            done.append(workers.handles[0].process)
+        plain(workers, version, weights)
 
     monkeypatch.setattr(WorkerPool, "publish", publish)
     found = run(base, tmp_path / "killed", "{staleness: 1, on_update: finish, patience: 6}")
@@ -188,14 +188,14 @@ def processes_of(mark: str) -> list[int]:
 def test_answers_go_on_under_new_weights(base, tmp_path, cluster, on_update, monkeypatch):
     """Groups of very different length, so that some are under way when weights come."""
     taken: list[Sample] = []
-    plain = AsynchronousStream.gather
+    plain = AsyncRolloutStream.collect_rollouts
 
-    def gather(stream: AsynchronousStream):
+    def collect_rollouts(stream: AsyncRolloutStream):
         groups, every = plain(stream)
         taken.extend(sample for group in groups for sample in group)
         return groups, every
 
-    monkeypatch.setattr(AsynchronousStream, "gather", gather)
+    monkeypatch.setattr(AsyncRolloutStream, "collect_rollouts", collect_rollouts)
     options = f"{{staleness: 2, on_update: {on_update}}}"
     found = run(base, tmp_path / "out", options, max_tokens=120, prompts=2, group=2, steps=8)
     assert len(found) == 8 and all(line["staleness_max"] <= 2 for line in found)
@@ -232,7 +232,7 @@ def test_a_reward_whose_process_is_killed_judges_again(base):
     while pool.groups:
         ended += pool.step()
         if not engine.working:
-            pool.news.wait(1)
+            pool.changed.wait(1)
     killed.set()
     thread.join()
     pool.close()

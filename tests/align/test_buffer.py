@@ -1,4 +1,4 @@
-"""What is asked and what is ready: nothing too old is learned from, nothing comes twice, and all of it can be kept."""
+"""The rollout buffer: nothing too old is trained on, nothing comes twice, and all of it can be kept in a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import pytest
 
 from moesaic.align.examples import Mixture
 from moesaic.align.rewards import Judged
-from moesaic.align.rollouts.async_stream import Asynchronous, AsynchronousStream
+from moesaic.align.rollouts.async_stream import AsyncOptions, AsyncRolloutStream
 from moesaic.align.rollouts.buffer import Buffer, Group, Task
 from moesaic.align.rollouts.rollout import Sample, as_batch
 from moesaic.align.rollouts.stream import RolloutSettings
+from moesaic.align.rollouts.weight_sync import CopiedWeights
 from moesaic.align.rollouts.worker import Finished
-from moesaic.align.rollouts.worker_pool import Counted
+from moesaic.align.rollouts.worker_pool import PoolCounts
 from moesaic.align.selection.uniform import InTurn
 from moesaic.data.packing import IGNORED
 from moesaic.errors import UserError
@@ -28,9 +29,9 @@ def sample(versions: list[int], reward: float = 0.0, learn: list[bool] | None = 
 
 def test_tokens_of_old_weights_are_left_out_of_the_loss():
     group = Group(Task(0, (0, 0), 0, 1), [sample([1, 2, 3]), sample([3, 3], learn=[True, False])])
-    assert group.forget_before(2) == 1
+    assert group.mask_before(2) == 1
     assert group.samples[0].learned == [False, True, True] and group.samples[1].learned == [True, False]
-    assert group.forget_before(2) == 0 and group.teachable
+    assert group.mask_before(2) == 0 and group.trainable
     batch = as_batch(group.samples, 3, "token", {}, {})
     assert batch.targets_T.tolist() == [IGNORED, IGNORED, 11, 12, IGNORED, IGNORED, 10, IGNORED, IGNORED]
     assert batch.count == 3 and batch.columns["weight"].tolist() == pytest.approx(
@@ -38,29 +39,29 @@ def test_tokens_of_old_weights_are_left_out_of_the_loss():
     )
     each = as_batch(group.samples, 3, "sequence", {}, {}).columns["weight"].tolist()
     assert each == pytest.approx([0, 0, 1 / 4, 1 / 4, 0, 0, 1 / 2, 0, 0])
-    assert group.forget_before(9) == 3 and not group.teachable
+    assert group.mask_before(9) == 3 and not group.trainable
 
 
 def test_a_buffer_comes_back_from_plain_data():
     buffer = Buffer()
     for n in range(3):
-        buffer.ask((0, n), 7 + n, 4, (2, 1))
+        buffer.submit((0, n), 7 + n, 4, (2, 1))
     assert buffer.arrived(1, [sample([4, 4], 0.5), sample([3], 1.0, [False])]) is not None
     assert buffer.arrived(1, []) is None and buffer.arrived(9, []) is None  # twice, and never asked
     buffer.drop(2)
     again = Buffer.from_plain(json.loads(json.dumps(buffer.plain())))
     assert again == buffer and again.of_round((2, 1)) == ([0], [1]) and again.of_round((2, 0)) == ([], [])
-    assert again.ask((0, 3), 1, 5, (3, 0)).number == 3
+    assert again.submit((0, 3), 1, 5, (3, 0)).number == 3
 
 
 @dataclass
-class ScriptedCrew:
-    """Answers as a script says: ticket number -> (polls until it comes, versions of its tokens, or None for failure).
+class ScriptedWorkers:
+    """Answers as a script says: task number -> (polls until it comes, versions of its tokens, or None for failure).
     What the script does not name comes at once, from the newest weights."""
 
     script: dict[int, tuple[int, list[int] | None]] = field(default_factory=dict)
-    asked: dict[int, Task] = field(default_factory=dict)
-    plural: Counted = field(default_factory=Counted)
+    in_flight: dict[int, Task] = field(default_factory=dict)
+    counts: PoolCounts = field(default_factory=PoolCounts)
     most: int = 0
     version: int = 0
     started: bool = False
@@ -68,19 +69,19 @@ class ScriptedCrew:
     def start(self, weights: int) -> None:
         self.started = True
 
-    def publish(self, version: int, model: object) -> None:
+    def publish(self, version: int, weights: object) -> None:
         self.version = version
 
-    def ask(self, asked) -> None:
-        self.asked |= {ticket.number: ticket for ticket, _ in asked}
+    def submit(self, tasks) -> None:
+        self.in_flight |= {task.number: task for task, _ in tasks}
 
     def poll(self, seconds: float) -> list[Finished]:
         finished = []
-        for number in list(self.asked):
+        for number in list(self.in_flight):
             wait, versions = self.script.get(number, (0, [self.version] * 2))
             self.script[number] = (wait - 1, versions)
             if wait <= 0:
-                del self.asked[number]
+                del self.in_flight[number]
                 group = [sample(list(versions), float(n % 2)) for n in range(2)] if versions is not None else None
                 finished.append(Finished(number, group, "" if group else "it broke"))
         return finished
@@ -91,22 +92,23 @@ class Model:
         return {}
 
 
-def stream(crew: ScriptedCrew, **options) -> AsynchronousStream:
+def stream(workers: ScriptedWorkers, **options) -> AsyncRolloutStream:
     examples = Mixture([[Example(({"role": "user", "content": str(n)},)) for n in range(1000)]], [1.0])
     settings = RolloutSettings(2, 2, 1, "group_centred", "token", options.pop("dynamic", 1), {}, 0)
-    return AsynchronousStream(
+    return AsyncRolloutStream(
         examples=examples,
         settings=settings,
         selector=InTurn(examples),
         model=Model(),  # type: ignore[arg-type]
-        options=Asynchronous(**options),
-        crew=crew,  # type: ignore[arg-type]
+        options=AsyncOptions(**options),
+        workers=workers,  # type: ignore[arg-type]
+        weights=CopiedWeights(workers),
     )
 
 
 def test_no_more_is_asked_than_may_be_learned_from():
-    crew = ScriptedCrew()
-    learning = stream(crew, staleness=2)
+    workers = ScriptedWorkers()
+    learning = stream(workers, staleness=2)
     for step in range(6):
         next(learning)
         assert learning.buffer.numbers == 2 * (3 + step)
@@ -115,33 +117,33 @@ def test_no_more_is_asked_than_may_be_learned_from():
 
 
 def test_a_straggler_is_overtaken_and_its_old_tokens_are_masked():
-    # Ticket 0 needs so long that four versions pass; it began with version 1 and went on under 5.
-    crew = ScriptedCrew({0: (5, [1, 4, 5])} | {n: (1, [max(1, n // 2)] * 2) for n in range(1, 40)})
-    learning = stream(crew, staleness=1)
+    # Task 0 needs so long that four versions pass; it began with version 1 and went on under 5.
+    workers = ScriptedWorkers({0: (5, [1, 4, 5])} | {n: (1, [max(1, n // 2)] * 2) for n in range(1, 40)})
+    learning = stream(workers, staleness=1)
     masked = 0.0
     for _ in range(8):
         batch = next(learning)
         assert learning.notes["staleness_max"] <= 1
         masked += learning.notes["masked_tokens"]
         assert batch.count == sum(batch.targets_T != IGNORED)
-    assert 0 not in learning.buffer.asked and 0 not in learning.buffer.ready
+    assert 0 not in learning.buffer.in_flight and 0 not in learning.buffer.ready
     assert masked == 2  # the first token of either answer
 
 
 def test_a_group_of_old_weights_alone_is_dropped():
-    crew = ScriptedCrew({0: (4, [1, 1])})
-    learning = stream(crew, staleness=1)
+    workers = ScriptedWorkers({0: (4, [1, 1])})
+    learning = stream(workers, staleness=1)
     dropped = 0.0
     for _ in range(8):
         next(learning)
         dropped += learning.notes["dropped"]
-    assert dropped == 1 and not any(t.number == 0 for t in learning.buffer.asked.values())
+    assert dropped == 1 and not any(t.number == 0 for t in learning.buffer.in_flight.values())
 
 
 @pytest.mark.parametrize("on_update", ["recompute", "finish"])
 def test_a_failed_question_costs_only_itself(on_update):
-    crew = ScriptedCrew({1: (0, None), 4: (1, None), 5: (1, None)})
-    learning = stream(crew, staleness=1, on_update=on_update)
+    workers = ScriptedWorkers({1: (0, None), 4: (1, None), 5: (1, None)})
+    learning = stream(workers, staleness=1, on_update=on_update)
     failed = sum(learning.notes["failed"] for _ in range(6) if next(learning))
     assert failed == 3 and learning.version >= 6
     # A set of which every question failed was asked again.
@@ -149,35 +151,35 @@ def test_a_failed_question_costs_only_itself(on_update):
 
 
 def test_if_every_question_fails_the_run_does():
-    crew = ScriptedCrew({n: (0, None) for n in range(100)})
+    workers = ScriptedWorkers({n: (0, None) for n in range(100)})
     for on_update in ("recompute", "finish"):
         with pytest.raises(UserError, match="it broke"):
-            next(stream(ScriptedCrew(dict(crew.script)), on_update=on_update))
+            next(stream(ScriptedWorkers(dict(workers.script)), on_update=on_update))
 
 
 @pytest.mark.parametrize("on_update", ["recompute", "finish"])
 def test_a_position_holds_what_is_ready_and_what_is_asked(on_update):
     slow = {n: (n % 3, [1 + n // 2] * 2) for n in range(60)} if on_update == "recompute" else {}
-    crew = ScriptedCrew(slow)
-    learning = stream(crew, staleness=1, on_update=on_update)
+    workers = ScriptedWorkers(slow)
+    learning = stream(workers, staleness=1, on_update=on_update)
     for _ in range(3):
         next(learning)
     position = json.loads(json.dumps(learning.position))
     if on_update == "finish":
         assert position["buffer"]["asked"] == [] and len(position["buffer"]["ready"]) == 2
-    again = ScriptedCrew()
+    again = ScriptedWorkers()
     resumed = stream(again, staleness=1, on_update=on_update).from_position(position)
     assert resumed.buffer == learning.buffer and resumed.selector.state() == learning.selector.state()
-    waiting = set(resumed.buffer.asked)
+    waiting = set(resumed.buffer.in_flight)
     next(resumed)
     assert resumed.version == position["version"] + 1 and resumed.iteration == position["iteration"] + 1
-    assert not waiting & set(again.asked)  # what was under way was asked again, and has come
+    assert not waiting & set(again.in_flight)  # what was in flight was submitted again, and has come
 
 
 def test_a_rewound_run_keeps_nothing_of_weights_that_are_no_more():
-    crew = ScriptedCrew()
-    crew.forget = crew.asked.clear  # type: ignore[attr-defined]
-    learning = stream(crew, staleness=1)
+    workers = ScriptedWorkers()
+    workers.abort_all = workers.in_flight.clear  # type: ignore[attr-defined]
+    learning = stream(workers, staleness=1)
     next(learning)
     good = learning.position
     next(learning)

@@ -198,7 +198,7 @@ def test_conversations_beside_are_not_forgotten(base, questions, tmp_path):
 @pytest.mark.parametrize("truncated", [False, True])
 def test_what_is_remembered_is_the_plain_loss_of_the_conversations(model, questions, truncated):
     from moesaic.align.examples import open_examples
-    from moesaic.align.rollouts.replay_sft import RememberStream
+    from moesaic.align.rollouts.replay_sft import ReplaySftStream
     from moesaic.align.sft import ConversationStream
     from moesaic.train.objectives.next_token import NextToken
 
@@ -219,7 +219,7 @@ def test_what_is_remembered_is_the_plain_loss_of_the_conversations(model, questi
     talks = ConversationStream(model.tokenizer, examples, 80, 400)
     plain = NextToken(mtp_weight=0.0)(model, next(talks.from_position(None)), Routing()).total
     alone = policy(model, next(Rollouts()), Routing())
-    both = policy(model, next(RememberStream(Rollouts(), talks, 0.3)), Routing())
+    both = policy(model, next(ReplaySftStream(Rollouts(), talks, 0.3)), Routing())
     torch.testing.assert_close(both.parts["remember"], 0.3 * plain.detach(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(both.total, alone.total + 0.3 * plain, rtol=1e-4, atol=1e-5)
     for name, value in alone.notes.items():

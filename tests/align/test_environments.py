@@ -18,7 +18,7 @@ from moesaic.align.rewards import reward_of
 from moesaic.align.rewards.environment import Given
 from moesaic.align.rewards.exact import Exact
 from moesaic.align.rewards.process import Process
-from moesaic.align.rollouts.multi_turn import play, players
+from moesaic.align.rollouts.multi_turn import generate_multi_turn, multi_turn_rollouts
 from moesaic.align.rollouts.rollout import Sample, as_batch
 from moesaic.align.stages import Stage
 from moesaic.errors import UserError
@@ -87,10 +87,10 @@ class ScriptedEngine:
         cut = len(said) == request.sampling.max_tokens
         tokens = said if cut else [*said, self.stop]
         request.tokens += tokens
-        request.answer = [TokenLogprob(token, -0.5) for token in tokens]
+        request.logprobs = [TokenLogprob(token, -0.5) for token in tokens]
         request.versions = [3] * len(tokens)
         request.finish_reason = "length" if cut else "stop"
-        return [Output(request, tokens, text, request.answer, request.finish_reason)]
+        return [Output(request, tokens, text, request.logprobs, request.finish_reason)]
 
 
 def call(name: str, **arguments) -> str:
@@ -100,9 +100,9 @@ def call(name: str, **arguments) -> str:
 def played(model, environment, say, *, room: int = 10_000, group: int = 1, answer: str = "42") -> list[Sample]:
     engine = ScriptedEngine(model.tokenizer, say, room)
     example = Example(({"role": "user", "content": "What is 6 * 7?"},), answer)
-    begin = players(environment, group, {"max_tokens": 200})
-    rolled = play(engine, [example], begin, REWARDS, [0])  # type: ignore[arg-type]
-    return rolled.groups[0]
+    begin = multi_turn_rollouts(environment, group, {"max_tokens": 200})
+    rollouts = generate_multi_turn(engine, [example], begin, REWARDS, [0])  # type: ignore[arg-type]
+    return rollouts.groups[0]
 
 
 def calculates(text: str) -> str:
@@ -193,10 +193,10 @@ def test_trainer_and_engine_agree_on_several_turns_to_the_bit(model):
     engine = Engine(model, cache_bytes=8 << 20)
     examples = [Example(({"role": "user", "content": f"{n} and {n}"},), "1") for n in range(3)]
     stops = frozenset(range(20, 400, 4))
-    begin = players(Endless(), 2, {"max_tokens": 12, "stop_tokens": stops, "record_routes": True})
-    rolled = play(engine, examples, begin, [("environment", 1.0, Given())], [1, 2, 3])
-    again = play(engine, examples, begin, [("environment", 1.0, Given())], [1, 2, 3])
-    samples = [sample for group in rolled.groups for sample in group]
+    begin = multi_turn_rollouts(Endless(), 2, {"max_tokens": 12, "stop_tokens": stops, "record_routes": True})
+    rollouts = generate_multi_turn(engine, examples, begin, [("environment", 1.0, Given())], [1, 2, 3])
+    again = generate_multi_turn(engine, examples, begin, [("environment", 1.0, Given())], [1, 2, 3])
+    samples = [sample for group in rollouts.groups for sample in group]
     assert [s.tokens for s in samples] == [s.tokens for group in again.groups for s in group]
     several = [sample for sample in samples if sample.learn is not None]
     assert len(several) >= 3 and any(sample.judged.total == 3 for sample in samples)
@@ -299,10 +299,11 @@ def test_rollouts_in_a_world_of_the_agents_suite_get_its_reward(model, name):
 
     for say, reward in ((solves, 1.0), (lambda text: "Let me think.", 0.0)):
         engine = ScriptedEngine(model.tokenizer, say)
-        begin = players(world, 1, {"max_tokens": 200})
-        rolled = play(engine, [examples[n] for n in range(3)], begin, [("environment", 1.0, Given())], [0] * 3)
-        samples = [sample for group in rolled.groups for sample in group]
-        assert [sample.judged.total for sample in samples] == [reward] * 3 and not rolled.problems
+        begin = multi_turn_rollouts(world, 1, {"max_tokens": 200})
+        asked = [examples[n] for n in range(3)]
+        rollouts = generate_multi_turn(engine, asked, begin, [("environment", 1.0, Given())], [0] * 3)
+        samples = [sample for group in rollouts.groups for sample in group]
+        assert [sample.judged.total for sample in samples] == [reward] * 3 and not rollouts.problems
         assert all(sample.learn is not None for sample in samples)  # what the world said is not learned
 
 

@@ -12,7 +12,7 @@ from moesaic.align.advantages import ADVANTAGES, generalised_advantages
 from moesaic.align.align import align
 from moesaic.align.examples import Mixture
 from moesaic.align.rewards import Judged
-from moesaic.align.rollouts.rollout import Rolled, Sample, as_batch
+from moesaic.align.rollouts.rollout import Rollouts, Sample, as_batch
 from moesaic.align.rollouts.stream import PolicyStream, RolloutSettings
 from moesaic.align.selection.uniform import InTurn
 from moesaic.model.context import Routing
@@ -42,30 +42,36 @@ def test_advantages_by_hand():
 def test_answers_worth_the_same_have_no_advantage(name):
     """Though the mean of seven equal numbers is, rounded to 32 bits, often another number."""
 
-    class Asked(PolicyStream):
-        def gather(self):
+    class Sampled(PolicyStream):
+        def sync_weights(self):
+            pass
+
+        def collect_rollouts(self):
             groups = [
                 [Sample([1], [2], [0.0], [0], "", "stop", Judged(worth, {})) for _ in range(7)]
                 for worth in (10.3, 0.7, -87.7)
             ]
-            return groups, [Rolled(groups, 1, 1, 0)]
+            return groups, [Rollouts(groups, 1, 1, 0)]
 
     examples = Mixture([[]], [1.0])
     settings = RolloutSettings(3, 7, 1, name, "token", 1, {}, 0)
-    batch = next(Asked(examples=examples, settings=settings, selector=InTurn(examples)))
+    batch = next(Sampled(model=None, weights=None, examples=examples, settings=settings, selector=InTurn(examples)))
     assert float(batch.columns["advantage"].abs().max()) < 1e-6
 
 
 def test_an_answer_that_several_gave_is_told_once():
-    class Asked(PolicyStream):
-        def gather(self):
+    class Sampled(PolicyStream):
+        def sync_weights(self):
+            pass
+
+        def collect_rollouts(self):
             texts = ["12", "12", " 12", "7", "9"]
             group = [Sample([1], [2], [0.0], [0], text, "stop", Judged(0.0, {}), question="5 + 7 =") for text in texts]
-            return [group], [Rolled([group], 1, 1, 0)]
+            return [group], [Rollouts([group], 1, 1, 0)]
 
     examples = Mixture([[]], [1.0])
     settings = RolloutSettings(1, 5, 1, "group_centred", "token", 1, {}, 0)
-    batch = next(Asked(examples=examples, settings=settings, selector=InTurn(examples)))
+    batch = next(Sampled(model=None, weights=None, examples=examples, settings=settings, selector=InTurn(examples)))
     assert batch.samples == ["5 + 7 = 12 (reward 0)", "5 + 7 = 7 (reward 0)"]
 
 

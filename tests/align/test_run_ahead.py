@@ -6,7 +6,7 @@ import pytest
 
 import moesaic
 from moesaic.align.examples import Mixture
-from moesaic.align.rollouts.rollout import roll
+from moesaic.align.rollouts.rollout import generate
 from moesaic.align.rollouts.run_ahead import RunAhead
 from moesaic.align.selection import Selection
 from moesaic.errors import UserError
@@ -18,7 +18,7 @@ from moesaic.worlds.completions import requests_for
 from moesaic.worlds.example import Example
 from tests.serve.made import talking_model
 
-WISHES = {"max_tokens": 40, "temperature": 1.0, "ignore_eos": True}
+SAMPLING = {"max_tokens": 40, "temperature": 1.0, "ignore_eos": True}
 EXAMPLES = [Example(({"role": "user", "content": f"{n} + {n}"},), f"{2 * n}") for n in range(3)]
 
 
@@ -34,40 +34,40 @@ def engine_of(model) -> Engine:
 def test_what_was_written_ahead_is_guessed(model):
     """A random model never repeats itself by chance; with the seed of the real answer it was foreseen."""
     steps, answers = [], []
-    for foretold in ([], list(zip(EXAMPLES, (7, 8, 9), strict=True))):
+    for announce in ([], list(zip(EXAMPLES, (7, 8, 9), strict=True))):
         engine = engine_of(model)
-        ahead = RunAhead(engine, 2, WISHES)
-        ahead.foretold(foretold)
+        ahead = RunAhead(engine, 2, SAMPLING)
+        ahead.announce(announce)
         ahead.run(until=lambda: False)
         assert not engine.working and not engine.scheduler.requests and not ahead.coming
-        assert ahead.counts.generated_tokens == engine.counts.generated_tokens == len(foretold) * 2 * 40
+        assert ahead.counts.generated_tokens == engine.counts.generated_tokens == len(announce) * 2 * 40
         assert ahead.counts.steps == engine.counts.steps
-        rolled = roll(engine, EXAMPLES, 2, WISHES, [], [7, 8, 9])
-        steps.append(rolled.steps)
-        answers.append([sample.tokens for group in rolled.groups for sample in group])
+        rollouts = generate(engine, EXAMPLES, 2, SAMPLING, [], [7, 8, 9])
+        steps.append(rollouts.steps)
+        answers.append([sample.tokens for group in rollouts.groups for sample in group])
     assert answers[0] == answers[1]  # and nothing is said otherwise for it
     assert steps[1] < 0.5 * steps[0]
 
 
 def test_it_gives_way_at_once(model):
     engine = engine_of(model)
-    ahead = RunAhead(engine, 2, WISHES)
-    ahead.foretold(list(zip(EXAMPLES, (7, 8, 9), strict=True)))
+    ahead = RunAhead(engine, 2, SAMPLING)
+    ahead.announce(list(zip(EXAMPLES, (7, 8, 9), strict=True)))
     ahead.run(until=lambda: engine.counts.steps >= 5)
     assert engine.counts.steps == 5 and not engine.scheduler.requests and not engine.page_pool.in_use
     assert len(ahead.coming) == 2
-    ahead.foretold([])
+    ahead.announce([])
     ahead.run(until=lambda: False)
     assert engine.counts.steps == 5
 
 
 def test_a_question_that_cannot_be_asked_is_passed_over(model):
     engine = engine_of(model)
-    ahead = RunAhead(engine, 1, WISHES)
+    ahead = RunAhead(engine, 1, SAMPLING)
     long = Example(({"role": "user", "content": "1 + " * 5000},), "1")
     with pytest.raises(UserError):
-        requests_for(engine, long, 1, WISHES, 0)
-    ahead.foretold([(long, 1), (EXAMPLES[0], 2)])
+        requests_for(engine, long, 1, SAMPLING, 0)
+    ahead.announce([(long, 1), (EXAMPLES[0], 2)])
     ahead.run(until=lambda: False)
     assert ahead.counts.generated_tokens == 40
 

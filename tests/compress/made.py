@@ -9,7 +9,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from moesaic.compress.calibration import builtin_text
+from moesaic.data.plain_text import builtin_text
 
 SIZES: dict[str, Any] = {
     "vocab_size": 320,

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from moesaic.atomic import alone_in
+from moesaic.atomic import exclusive
 from moesaic.cli import main
 from moesaic.compress import compress as compressing
-from moesaic.compress.layer_store import beside
+from moesaic.compress.layer_store import parts_folder
 from moesaic.model import lineage
 from tests.compress.made import make
 
@@ -94,7 +94,7 @@ def test_weights_that_are_not_finite(
 
 def test_two_at_once(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["compress", str(model), "--method", "rtn", "--out", str(tmp_path / "out"), "--check-tokens", "0"]
-    with alone_in(beside(tmp_path / "out")):
+    with exclusive(parts_folder(tmp_path / "out")):
         assert main(words) == 2
         assert "another moesaic is writing here" in capsys.readouterr().err
     (tmp_path / ".out.compressing").mkdir()
@@ -115,7 +115,7 @@ def test_what_would_be_lost_is_refused_at_once(model: Path, tmp_path: Path, caps
     (tmp_path / "home" / "thesis.tex").write_text("ten years of work")
     assert main([*words, "--out", str(tmp_path / "home")]) == 2
     assert "holds other things than a model" in capsys.readouterr().err
-    assert not beside(tmp_path / "home").exists()  # before any layer was made
+    assert not parts_folder(tmp_path / "home").exists()  # before any layer was made
 
 
 def test_killed_while_it_was_measured(

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from moesaic.compress.gptq_rounding import damped, gptq_codes
 from moesaic.compress.grid import Grid
-from moesaic.compress.methods.gptq import damped, gptq_codes
 
 Array = np.ndarray[Any, Any]
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import moesaic
-from moesaic.compress import layers
+from moesaic.compress import layers, layerwise
 from moesaic.compress.compress import CompressionRequest, compress
 from moesaic.compress.job import Job
-from moesaic.compress.methods import ByMatrix, Compressor
+from moesaic.compress.layerwise import LayerwiseCompressor
+from moesaic.compress.methods import Compressor
 from moesaic.methods import Method, build, known
 from moesaic.model.directory import load
 from tests.compress.made import make
@@ -96,7 +97,7 @@ def test_a_resumed_run_does_not_do_layers_again(model: Path, tmp_path: Path, mon
         done.append(path)
         return honest(job, path, *rest)
 
-    monkeypatch.setattr(layers, "load_block", plural)
+    monkeypatch.setattr(layerwise, "load_block", plural)
 
     def stop(what: str, number: int, total: int) -> None:
         if number == 1:
@@ -114,11 +115,11 @@ def test_gptq_loses_less_than_rounding(model: Path, tmp_path: Path) -> None:
     options = {"bits": 3, "group": 32, "symmetric": False}
     for name in ("rtn", "gptq"):
         method = build(Method(name, options), Compressor, "test")  # type: ignore[type-abstract]
-        assert isinstance(method, ByMatrix)
+        assert isinstance(method, LayerwiseCompressor)
         seen_by = build(Method("gptq", options), Compressor, "test")  # type: ignore[type-abstract]
 
         class Both(type(seen_by)):  # type: ignore[misc]
-            def maker(self, job: Job, method: Any = method) -> Any:
+            def matrix_compressor(self, job: Job, method: Any = method) -> Any:
                 return method.matrix
 
         told = compress(model, Both(**options), tmp_path / name, WISH)
@@ -131,7 +132,7 @@ def test_gptq_loses_less_than_rounding(model: Path, tmp_path: Path) -> None:
 def test_an_expert_that_nobody_chooses_sees_the_tokens_nearest_to_it(tmp_path: Path) -> None:
     """The last expert's router row is the first one's turned round, and the first always wins."""
     from moesaic import kernels
-    from moesaic.compress.calibration_statistics import RecordingKernels, Watched
+    from moesaic.compress.calibration_statistics import CalibratedLayer, RecordingKernels
 
     model = load(make(tmp_path / "model"))
     block = model.layers[0]
@@ -141,14 +142,14 @@ def test_an_expert_that_nobody_chooses_sees_the_tokens_nearest_to_it(tmp_path: P
         router.weight.zero_()  # type: ignore[union-attr]
         router.weight[3, 0] = -1.0  # type: ignore[union-attr, index]
         x_TD[:, 0] = torch.linspace(1, 2, 40)
-    watcher = RecordingKernels(kernels.choose("cpu"))
+    recorder = RecordingKernels(kernels.choose("cpu"))
     with torch.no_grad():
-        block.ffn(x_TD, layers.context_of(model.config, [40], watcher, model.device))  # type: ignore[operator, arg-type]
-    watched = Watched(block, watcher, 8, iter, x_TD)  # type: ignore[arg-type]
-    unloved = watched.seen("ffn.gate_up_EGD.3")
+        block.ffn(x_TD, layers.context_of(model.config, [40], recorder, model.device))  # type: ignore[operator, arg-type]
+    calibrated = CalibratedLayer(block, recorder, 8, iter, x_TD)  # type: ignore[arg-type]
+    unloved = calibrated.statistics("ffn.gate_up_EGD.3")
     assert unloved is not None and unloved.share == 0
     assert torch.equal(unloved.rows_TI.sort(0).values, x_TD[:8].sort(0).values)  # the least repelled
-    down = watched.seen("ffn.down_EDF.3")
+    down = calibrated.statistics("ffn.down_EDF.3")
     assert down is not None and down.rows_TI.shape == (8, 32)
-    loved = watched.seen("ffn.gate_up_EGD.0")
+    loved = calibrated.statistics("ffn.gate_up_EGD.0")
     assert loved is not None and len(loved.rows_TI) == 40 * loved.share > 8

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from moesaic.compress.calibration_statistics import InputStatistics
+from moesaic.compress.gptq_rounding import DAMPINGS, damped, gptq_codes, steady_dampings
 from moesaic.compress.grid import Grid
-from moesaic.compress.methods.gptq import DAMPINGS, damped, gptq_codes, steady_dampings
 from moesaic.compress.refine import fitted_steps, refined, rounded_among_others, squared_error
 
 INPUTS = 80  # the last group is not full
@@ -83,6 +83,6 @@ def test_few_tokens_are_damped_more_than_many() -> None:
     weight_OI = torch.randn(64, INPUTS, generator=generator)
     chosen = []
     for tokens in (64, 20_000):
-        seen = InputStatistics(torch.randn(tokens, INPUTS, generator=generator) @ mixing_II)
-        chosen.append(next(steady_dampings(weight_OI, seen, grid)))
+        statistics = InputStatistics(torch.randn(tokens, INPUTS, generator=generator) @ mixing_II)
+        chosen.append(next(steady_dampings(weight_OI, statistics, grid)))
     assert chosen[0] > chosen[1] and set(chosen) <= set(DAMPINGS)

@@ -1,4 +1,4 @@
-"""How much a layer's output feels each token, beside what really happens when one token's values are disturbed."""
+"""The saliency of each token for a layer's output, beside what really happens when one token's values are disturbed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moesaic import kernels
 from moesaic.compress import layers
-from moesaic.compress.calibration_statistics import RecordingKernels, Watched
+from moesaic.compress.calibration_statistics import CalibratedLayer, RecordingKernels
 from moesaic.compress.saliency import EVEN, measure_saliency
 from moesaic.model.block import Block
 from moesaic.model.directory import load
@@ -52,16 +52,16 @@ def test_counts_are_what_disturbances_do(tmp_path: Path) -> None:
         context = layers.context_of(model.config, [TOKENS], ops, model.device)
         yield slice(0, TOKENS), lambda of: of(x_TD, context)
 
-    watcher = RecordingKernels(kernels.choose("cpu"))
-    out_TD = run(watcher)
-    watched = Watched(block, watcher, 8, pieces, out_TD)
-    measure_saliency(block, watched)
-    seen = watched.seen("attention.qkv.weight")
-    assert seen is not None and [size for size, _ in seen.felt] == [64, 32, 32]
-    for _, counts_T in seen.felt:
+    recorder = RecordingKernels(kernels.choose("cpu"))
+    out_TD = run(recorder)
+    calibrated = CalibratedLayer(block, recorder, 8, pieces, out_TD)
+    measure_saliency(block, calibrated)
+    statistics = calibrated.statistics("attention.qkv.weight")
+    assert statistics is not None and [size for size, _ in statistics.saliency] == [64, 32, 32]
+    for _, counts_T in statistics.saliency:
         assert abs(float(counts_T.mean()) - 1) < 1e-4 and float(counts_T.min()) >= EVEN * 0.99
     start = 0
-    for size, counts_T in seen.felt:
+    for size, counts_T in statistics.saliency:
         happened = []
         for token in range(TOKENS):
             effect = 0.0
@@ -73,8 +73,8 @@ def test_counts_are_what_disturbances_do(tmp_path: Path) -> None:
         start += size
         wanted = np.array(happened) / np.mean(happened) * (1 - EVEN) + EVEN
         assert np.corrcoef(np.log(wanted), counts_T.log().numpy())[0, 1] > 0.8
-    parts = list(seen.parts(128))
+    parts = list(statistics.parts(128))
     assert [rows for rows, _ in parts] == [slice(0, 64), slice(64, 96), slice(96, 128)]
-    values_T = seen.felt[2][1]
-    wanted_II = (seen.rows_TI * values_T[:, None]).T @ seen.rows_TI / TOKENS
+    values_T = statistics.saliency[2][1]
+    wanted_II = (statistics.rows_TI * values_T[:, None]).T @ statistics.rows_TI / TOKENS
     assert torch.allclose(parts[2][1], wanted_II, atol=1e-5)

@@ -1,4 +1,4 @@
-"""What the loss is said to feel, beside what happens: matrices are disturbed, and the divergence is measured."""
+"""Predicted sensitivity of the loss, beside what happens: matrices are disturbed, and the divergence is measured."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from torch import Tensor
 from moesaic.compress import calibration
 from moesaic.compress.job import Job
 from moesaic.compress.layer_store import LayerStore
-from moesaic.compress.layers import end_matrix, ends
+from moesaic.compress.layerwise import end_matrix, ends
 from moesaic.compress.methods.gptq import GPTQ
 from moesaic.compress.methods.mixed import Mixed
 from moesaic.compress.sensitivity import Sensitivities
+from moesaic.data.plain_text import builtin_text
 from moesaic.model.directory import Parts, load
 from moesaic.model.formats.opening import open_checkpoint
 from moesaic.model.layout import Layout
@@ -35,7 +36,7 @@ def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     source = open_checkpoint(path)
     tokenizer = Tokenizer.from_files(source.files, source.place)
     assert tokenizer is not None
-    pieces = calibration.sequences(calibration.builtin_text(), tokenizer, 16, 128, "test")
+    pieces = calibration.sequences(builtin_text(), tokenizer, 16, 128, "test")
     return Job(Parts(source), path, LayerStore(path.parent / "out", {}), pieces)
 
 
@@ -105,10 +106,10 @@ def test_the_output_matrix_is_rounded_for_what_flows_into_it(job: Job) -> None:
     last_TD = torch.randn(2000, 64, generator=generator) @ mixing_DD
     *others, name = ends(job.config)
     wanted_TV = last_TD @ job.parts.tensor(name).float().T
-    near, fitted = (last_TD @ end_matrix(job, GPTQ(), name, seen).dense().T for seen in (None, last_TD))
+    near, fitted = (last_TD @ end_matrix(job, GPTQ(), name, statistics).dense().T for statistics in (None, last_TD))
     assert (fitted - wanted_TV).norm() < 0.7 * (near - wanted_TV).norm()
     for other in others:  # is only looked up
-        matrices = [end_matrix(job, GPTQ(), other, seen).dense() for seen in (None, last_TD)]
+        matrices = [end_matrix(job, GPTQ(), other, statistics).dense() for statistics in (None, last_TD)]
         assert torch.equal(matrices[0], matrices[1])
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moesaic.atomic import alone_in
+from moesaic.atomic import exclusive
 from moesaic.cli import main
 from moesaic.data.preparation import prepare as preparing
 from moesaic.data.preparation.prepare import Prepared, prepare
@@ -381,7 +381,7 @@ class TestMistakes:
                 prepare(recipe(corpus), corpus / "out")
 
     def test_two_at_once(self, corpus: Path) -> None:
-        with alone_in(corpus / "out"):
+        with exclusive(corpus / "out"):
             with pytest.raises(UserError, match="another moesaic is writing here"):
                 prepare(recipe(corpus), corpus / "out")
 

@@ -11,10 +11,11 @@ import torch
 import transformers
 
 from moesaic.cli import main
-from moesaic.compress.calibration import builtin_text
+from moesaic.data.plain_text import builtin_text
 from moesaic.evaluate.suites import Asked
-from moesaic.evaluate.suites.perplexity import Perplexity, perplexity
+from moesaic.evaluate.suites.perplexity import Perplexity
 from moesaic.model.directory import load
+from moesaic.model.perplexity import perplexity
 from tests.compress.made import make
 
 

@@ -16,8 +16,8 @@ from moesaic.kernels.logprobs import token_logprobs
 from moesaic.model.context import Routing
 from moesaic.model.layout import Layout
 from moesaic.serve.core.drafters.suffix import Suffix
-from moesaic.serve.core.policies.chunked import Chunked
 from moesaic.serve.core.request import Sampling
+from moesaic.serve.core.scheduling_policies.chunked import Chunked
 from tests.gpu.models import CONFIGS, saved, tokens_of
 
 DEVICE = "cuda"
@@ -69,7 +69,7 @@ def test_recorded_log_probabilities_are_the_trainers_to_the_bit(directories, nam
         start = 0
         for request in some:
             row = start + len(request.prompt) - 1
-            recorded = torch.tensor([entry.drawn for entry in request.answer], device=DEVICE)
+            recorded = torch.tensor([entry.drawn for entry in request.logprobs], device=DEVICE)
             apart.append((logprobs_T[row : row + request.written] - recorded).detach().abs())
             start += len(request.tokens)
     apart = torch.cat(apart)

@@ -15,9 +15,9 @@ import moesaic
 from moesaic.serve.core.drafters.router import DraftRouter
 from moesaic.serve.core.drafters.suffix import Suffix
 from moesaic.serve.core.engine import Engine
-from moesaic.serve.core.policies.chunked import Chunked
 from moesaic.serve.core.request import Sampling
 from moesaic.serve.core.runner import Runner
+from moesaic.serve.core.scheduling_policies.chunked import Chunked
 from moesaic.serve.gpu.overlap import OverlapLoop
 from tests.gpu.models import CONFIGS, saved, tokens_of
 
@@ -144,7 +144,7 @@ def test_requests_that_come_and_go(model):
         tokens, logprobs = wanted[number]
         if number != 3:
             assert request.tokens[len(request.prompt) :] == tokens and request.finish_reason == "length"
-            assert [entry.logprob for entry in request.answer] == logprobs
+            assert [entry.logprob for entry in request.logprobs] == logprobs
     assert engine.page_pool.in_use == 0
 
 

@@ -17,6 +17,8 @@ from moesaic.compress.grid import Grid
 from moesaic.compress.methods import Compressor
 from moesaic.kernels import reference
 from moesaic.kernels.cuda.fused_forward import takes
+from moesaic.kernels.interface import Routes
+from moesaic.kernels.layer_weights import ExpertWeights
 from moesaic.kernels.triton.experts.layer import experts
 from moesaic.kernels.triton.linear import linear
 from moesaic.kernels.triton.quantized.weight import GpuQuantizedWeight, gpu_weight

@@ -12,8 +12,8 @@ from moesaic.model.context import Routing
 from moesaic.model.layout import Layout
 from moesaic.serve.core.drafters.router import DraftRouter
 from moesaic.serve.core.drafters.suffix import Suffix
-from moesaic.serve.core.policies.chunked import Chunked
 from moesaic.serve.core.request import Sampling
+from moesaic.serve.core.scheduling_policies.chunked import Chunked
 from tests.model import oracle
 
 KINDS = [
@@ -62,7 +62,7 @@ def test_recorded_log_probabilities_are_the_trainers_to_the_bit(case, tmp_path):
     for request in requests:
         row = start + len(request.prompt) - 1
         learned = logprobs_T[row : row + request.written]
-        recorded = torch.tensor([entry.logprob for entry in request.answer])
+        recorded = torch.tensor([entry.logprob for entry in request.logprobs])
         assert torch.equal(learned, recorded), f"{(learned - recorded).detach().abs().max()} apart"
         start += len(request.tokens)
     assert start == len(tokens_T) and sum(request.written for request in requests) == 30 * 24

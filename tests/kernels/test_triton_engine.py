@@ -30,8 +30,8 @@ else:
     from moesaic.serve.core.drafters.router import DraftRouter
     from moesaic.serve.core.drafters.suffix import Suffix
     from moesaic.serve.core.engine import Engine
-    from moesaic.serve.core.policies.chunked import Chunked
     from moesaic.serve.core.request import Sampling
+    from moesaic.serve.core.scheduling_policies.chunked import Chunked
     from moesaic.serve.gpu.overlap import OverlapLoop, step_weights
     from tests.serve.tiny import VOCABULARY, page_bytes, tiny_latent_model, tiny_model
 

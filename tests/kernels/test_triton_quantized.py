@@ -24,9 +24,9 @@ else:
     import torch
     from torch import nn
 
+    from moesaic.compress import gptq_rounding as gptq
     from moesaic.compress import refine
     from moesaic.compress.grid import Grid
-    from moesaic.compress.methods import gptq
     from moesaic.kernels import reference
     from moesaic.kernels.interface import Routes
     from moesaic.kernels.layer_weights import ExpertWeights

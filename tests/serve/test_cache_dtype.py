@@ -12,7 +12,7 @@ from moesaic.serve.core.drafters.router import DraftRouter
 from moesaic.serve.core.drafters.suffix import Suffix
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.kv_policies.quantized import Quantized
-from moesaic.serve.core.policies.chunked import Chunked
+from moesaic.serve.core.scheduling_policies.chunked import Chunked
 from tests.serve.tiny import VOCABULARY, page_bytes, tiny_latent_model, tiny_model
 
 

@@ -57,7 +57,7 @@ def test_log_probabilities_are_the_models_own(pair):
 
 
 def test_prompt_log_probabilities_do_not_depend_on_chunks_or_cache(pair):
-    from moesaic.serve.core.policies.chunked import Chunked
+    from moesaic.serve.core.scheduling_policies.chunked import Chunked
 
     _, ours = pair
     (asked,) = prompts(ours.config.vocab, [30])
@@ -87,7 +87,7 @@ def test_recorded_routes_are_those_of_a_whole_forward(pair):
 
 
 def test_embedding_is_the_mean_hidden_state(pair):
-    from moesaic.serve.core.policies.chunked import Chunked
+    from moesaic.serve.core.scheduling_policies.chunked import Chunked
 
     _, ours = pair
     (asked,) = prompts(ours.config.vocab, [13])

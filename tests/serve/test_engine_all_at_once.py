@@ -15,9 +15,9 @@ from moesaic.model.transformer import Model
 from moesaic.serve.core.drafters.router import DraftRouter
 from moesaic.serve.core.drafters.suffix import Suffix
 from moesaic.serve.core.engine import Engine
-from moesaic.serve.core.policies.chunked import Chunked
-from moesaic.serve.core.policies.flow import FlowPrefill
 from moesaic.serve.core.request import Request, Sampling
+from moesaic.serve.core.scheduling_policies.chunked import Chunked
+from moesaic.serve.core.scheduling_policies.flow import FlowPrefill
 from tests.serve.tiny import VOCABULARY, page_bytes, tiny_model
 
 REQUESTS = 200

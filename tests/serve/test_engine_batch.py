@@ -20,9 +20,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from moesaic.model.layout import PagedCache
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.page_pool import Node, PagePool
-from moesaic.serve.core.policies.chunked import Chunked
-from moesaic.serve.core.policies.flow import FlowPrefill
 from moesaic.serve.core.request import Request, Sampling
+from moesaic.serve.core.scheduling_policies.chunked import Chunked
+from moesaic.serve.core.scheduling_policies.flow import FlowPrefill
 from tests.serve.tiny import VOCABULARY, page_bytes, tiny_model
 
 REQUESTS = 200
@@ -289,8 +289,8 @@ class BlocksMachine(RuleBasedStateMachine):
         request = Request(tokens)
         request.root = salt
         free = self.page_pool.available
-        found = self.page_pool.found(request)
-        self.page_pool.match(request, self.live)
+        found = self.page_pool.cached_prefix(request)
+        self.page_pool.match_prefix(request, self.live)
         assert found // SIZE * SIZE <= request.computed
         assert request.computed < len(tokens)
         assert len(request.pages) == -(-request.computed // SIZE)

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from moesaic.errors import UserError
 from moesaic.methods import Method, build, known
 from moesaic.serve.core.engine import Engine
-from moesaic.serve.core.policies import Policy
-from moesaic.serve.core.policies.chunked import Chunked
-from moesaic.serve.core.policies.flow import FlowPrefill, Job, sort_out
-from moesaic.serve.core.predictor import Predictor
 from moesaic.serve.core.request import Request, Sampling
+from moesaic.serve.core.scheduling_policies import SchedulingPolicy
+from moesaic.serve.core.scheduling_policies.chunked import Chunked
+from moesaic.serve.core.scheduling_policies.flow import FlowPrefill, Job, sort_out
+from moesaic.serve.core.ttft_predictor import TTFTPredictor
 from tests.serve.tiny import LayerClock, page_bytes, tiny_model
 
 LAYERS = 6
@@ -64,7 +64,7 @@ def arriving(engine: Engine, clock: LayerClock, when: float, length: int, **opti
 
 
 def test_the_predictor_finds_the_terms_of_passes_that_follow_the_law():
-    predictor = Predictor()
+    predictor = TTFTPredictor()
     rng = random.Random(0)
     for _ in range(40):
         new, cached = rng.randint(1, 2000), rng.randint(0, 4000)
@@ -77,7 +77,7 @@ def test_the_predictor_finds_the_terms_of_passes_that_follow_the_law():
 @given(st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 3000), st.floats(1e-4, 10.0)), min_size=1, max_size=30))
 @settings(max_examples=50)
 def test_the_fit_is_the_non_negative_least_squares_of_scipy(passes):
-    predictor = Predictor()
+    predictor = TTFTPredictor()
     rows, weight = [], 1.0
     for new, cached, seconds in reversed(passes):
         rows.append(weight * np.array([1, new, new * (cached + new / 2)]) / seconds)
@@ -94,7 +94,7 @@ def test_the_fit_is_the_non_negative_least_squares_of_scipy(passes):
 
 
 def test_the_predictor_follows_a_machine_that_becomes_slower():
-    predictor = Predictor()
+    predictor = TTFTPredictor()
     for speed in (1.0, 3.0):
         for i in range(200):
             length = 50 + 37 * i % 200
@@ -386,11 +386,11 @@ def test_stopped_passes_that_hold_every_page_go_on(model):
 
 
 def test_policies_are_found_by_name_and_their_options_checked():
-    assert {"chunked", "flow"} <= set(known(Policy))
-    policy = build(Method("flow", {"itl": 0.05}), Policy, "command line")
+    assert {"chunked", "flow"} <= set(known(SchedulingPolicy))
+    policy = build(Method("flow", {"itl": 0.05}), SchedulingPolicy, "command line")
     assert isinstance(policy, FlowPrefill) and policy.itl == 0.05
     with pytest.raises(UserError, match="itl"):
-        build(Method("flow", {"itl": -1.0}), Policy, "command line")
+        build(Method("flow", {"itl": -1.0}), SchedulingPolicy, "command line")
     with pytest.raises(UserError, match="no such option"):
-        build(Method("flow", {"prompts": None}), Policy, "command line")
+        build(Method("flow", {"prompts": None}), SchedulingPolicy, "command line")
     assert FlowPrefill().prompts is not FlowPrefill().prompts

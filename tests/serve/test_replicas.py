@@ -94,8 +94,8 @@ def test_answers_are_those_of_one_engine(directory, alone):
             pieces += [output.text for output in alone.step()]
         assert (request.tokens, text) == (wanted.tokens, "".join(pieces))
         assert request.finish_reason == wanted.finish_reason
-        assert [one.token for one in request.answer] == [one.token for one in wanted.answer]
-        for ours, theirs in zip(request.answer, wanted.answer, strict=True):
+        assert [one.token for one in request.logprobs] == [one.token for one in wanted.logprobs]
+        for ours, theirs in zip(request.logprobs, wanted.logprobs, strict=True):
             assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
         assert len(request.prompt_logprobs) == len(wanted.prompt_logprobs)
     assert embedded.hidden_D is not None and embedded.hidden_D.shape == (alone.model.config.hidden,)

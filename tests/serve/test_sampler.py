@@ -8,7 +8,7 @@ from scipy.stats import chisquare
 from transformers.generation import logits_process as theirs
 
 from moesaic.serve.core.request import Request, Sampling
-from moesaic.serve.core.sampler import Choices, draw, penalised, truncated
+from moesaic.serve.core.sampler import Sampler, draw, penalised, truncated
 
 VOCAB = 40
 
@@ -90,12 +90,12 @@ def test_draws_follow_the_distribution(sampling):
     tokens, probs = truncated(wanted, asked.sampling.top_k, asked.sampling.top_p, asked.sampling.min_p)
     expected = torch.zeros(VOCAB)
     expected[torch.arange(VOCAB) if tokens is None else tokens] = probs / probs.sum()
-    choices = Choices(row[None])
+    choices = Sampler(row[None])
     counts = torch.zeros(VOCAB)
     draws = 6000
     for seed in range(draws):
         asked.seed = seed
-        counts[choices.choose(0, asked, set()).token] += 1
+        counts[choices.sample(0, asked, set()).token] += 1
     assert counts[expected == 0].sum() == 0
     often = expected * draws >= 5  # what the test statistic needs
     rest = expected[~often].sum() * draws
@@ -107,7 +107,7 @@ def test_draws_follow_the_distribution(sampling):
 @pytest.mark.parametrize("temperature", [1e-5, 1e-20, 1e-38, 1e-320])
 def test_next_to_no_temperature_is_none(temperature):
     row = logits(2)
-    chosen = Choices(row[None]).choose(0, request(temperature=temperature, frequency_penalty=0.1), set())
+    chosen = Sampler(row[None]).sample(0, request(temperature=temperature, frequency_penalty=0.1), set())
     assert chosen.token == int(row.argmax())
 
 
@@ -138,10 +138,10 @@ def test_penalties_are_those_of_transformers_and_of_the_api():
 def test_greedy_takes_the_likeliest_after_bias_and_holds_off_the_end():
     row = logits(3)
     best, second = row.topk(2).indices.tolist()
-    choices = Choices(row[None])
-    assert choices.choose(0, request(temperature=0.0), set()).token == best
-    assert choices.choose(0, request(temperature=0.0, min_tokens=1), {best}).token == second
+    choices = Sampler(row[None])
+    assert choices.sample(0, request(temperature=0.0), set()).token == best
+    assert choices.sample(0, request(temperature=0.0, min_tokens=1), {best}).token == second
     held_off = request(temperature=0.0, min_tokens=1, stop_tokens=frozenset([best]))
-    assert choices.choose(0, held_off, set()).token == second
-    assert choices.choose(0, request(temperature=0.0, logit_bias={8: 100.0}), set()).token == 8
-    assert choices.choose(0, request(temperature=1e-4, seed=5), set()).token == best
+    assert choices.sample(0, held_off, set()).token == second
+    assert choices.sample(0, request(temperature=0.0, logit_bias={8: 100.0}), set()).token == 8
+    assert choices.sample(0, request(temperature=1e-4, seed=5), set()).token == best

@@ -20,7 +20,7 @@ import transformers
 from safetensors.torch import load_file
 
 import moesaic
-from moesaic.atomic import alone_in
+from moesaic.atomic import exclusive
 from moesaic.cli import main
 from moesaic.data.preparation.prepare import prepare
 from moesaic.data.shards import Shards
@@ -108,7 +108,7 @@ def test_a_life_has_the_loss_whether_or_not_spikes_are_looked_for(recipe_file, t
 
 
 def test_two_runs_at_once_in_one_directory(recipe_file, tmp_path):
-    with alone_in(tmp_path / "run"):
+    with exclusive(tmp_path / "run"):
         with pytest.raises(UserError, match="another moesaic is writing here"):
             run(recipe_file, tmp_path / "run")
     assert not (tmp_path / "run").exists()  # nothing came of it

@@ -1,4 +1,4 @@
-"""Answers of several turns, through the engine: what was said and what was shown, as one sequence of tokens.
+"""Multi-turn rollouts: what the model said and what an environment showed it, as one sequence of tokens.
 
 The tokens of a turn are kept as they were sampled; only what comes between turns is made from the chat template. So the
 sequence that is learned from is, token for token, what the engine computed.
@@ -12,7 +12,7 @@ from typing import Any
 
 from moesaic.align.rewards import Judged, Reward, reward_of
 from moesaic.align.rollouts.pool import Rollout, RolloutPool
-from moesaic.align.rollouts.rollout import Rolled, Sample, sample_of
+from moesaic.align.rollouts.rollout import Rollouts, Sample, sample_of
 from moesaic.errors import UserError
 from moesaic.methods import Method, build
 from moesaic.model.tokenizer import Tokenizer
@@ -24,22 +24,22 @@ from moesaic.worlds.environments import Environment
 from moesaic.worlds.example import Example
 from moesaic.worlds.judges import Answer
 
-MARK = "\u241e9c1f\u241e"  # stands for an answer in a conversation that is written only to see what follows it
+MARK = "\u241e9c1f\u241e"  # stands for a turn in a conversation that is rendered only to see what follows it
 
 
 def between(
     tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], tools: Sequence[Any], shown: Sequence[dict[str, Any]]
 ) -> str:
-    """The text from the end of an answer to the opening of the next, its end mark included."""
+    """The text from the end of one assistant turn to the opening of the next, its end mark included."""
     options = {"tools": list(tools)} if tools else {}
     text = tokenizer.chat([*messages, {"role": "assistant", "content": MARK}, *shown], reply=True, **options)
     _, mark, after = text.rpartition(MARK)
     if not mark:
-        raise UserError(tokenizer.place, "the chat template leaves an answer out once others follow", "Mend it.")
+        raise UserError(tokenizer.place, "the chat template leaves a turn out once others follow", "Mend it.")
     return after
 
 
-class Playing(Rollout):
+class MultiTurnRollout(Rollout):
     """One attempt: a request for each turn, each beginning with all that came before."""
 
     def __init__(
@@ -48,12 +48,12 @@ class Playing(Rollout):
         parser: Parser,
         environment: Environment,
         example: Example,
-        wishes: Mapping[str, Any],
+        sampling: Mapping[str, Any],
         seed: int,
     ) -> None:
         assert engine.tokenizer is not None
         self.engine, self.tokenizer, self.parser = engine, engine.tokenizer, parser
-        self.environment, self.wishes, self.seed = environment, wishes, seed
+        self.environment, self.sampling, self.seed = environment, sampling, seed
         self.episode = environment.begin(example)
         self.messages = list(self.episode.messages)
         self.prompt = prompt_tokens(self.tokenizer, self.messages, self.episode.tools or None)
@@ -69,13 +69,13 @@ class Playing(Rollout):
         self.turns = True
 
     def _request(self) -> Request:
-        sampling = Sampling(**self.wishes, seed=seed_of(self.seed, self.turn))
+        sampling = Sampling(**self.sampling, seed=seed_of(self.seed, self.turn))
         return self.engine.request([*self.prompt, *self.tokens], sampling)
 
     def next_turn(self) -> Request | None:
         request = self.request
         written = request.tokens[len(request.prompt) :]
-        self._add(written, [entry.logprob for entry in request.answer], request.versions, True)
+        self._add(written, [entry.logprob for entry in request.logprobs], request.versions, True)
         opened = self.tokenizer.decode(request.prompt[-32:], special=True)
         said = self.parser.parse(self.text, self.episode.tools, opened)
         self.said = said.content
@@ -99,7 +99,7 @@ class Playing(Rollout):
             last = self.versions[-1] if self.versions else 0
             self._add(shown, [0.0] * len(shown), [last] * len(shown), False)
             following = self._request()
-        except UserError:  # no room for another turn
+        except UserError:  # the context holds no further turn
             self._drop(len(shown))
             self.episode.close()
             return None
@@ -144,44 +144,47 @@ def open_environment(method: Method) -> Environment:
     return environment
 
 
-Begin = Callable[[Engine, Example, int], list[Rollout]]  # the answers of a group, from a seed
+StartGroup = Callable[[Engine, Example, int], list[Rollout]]  # the rollouts of a group, from a seed
 
 
-def players(environment: Environment, group: int, wishes: Mapping[str, Any]) -> Begin:
-    def begin(engine: Engine, example: Example, seed: int) -> list[Rollout]:
+def multi_turn_rollouts(environment: Environment, group: int, sampling: Mapping[str, Any]) -> StartGroup:
+    def start_group(engine: Engine, example: Example, seed: int) -> list[Rollout]:
         assert engine.tokenizer is not None
         parser = detect(engine.tokenizer.chat_template)
-        return [Playing(engine, parser, environment, example, wishes, seed_of(seed, number)) for number in range(group)]
+        return [
+            MultiTurnRollout(engine, parser, environment, example, sampling, seed_of(seed, number))
+            for number in range(group)
+        ]
 
-    return begin
+    return start_group
 
 
-def play(
+def generate_multi_turn(
     engine: Engine,
     examples: Sequence[Example],
-    begin: Begin,
+    start_group: StartGroup,
     rewards: Sequence[tuple[str, float, Reward]],
     seeds: Sequence[int],
-) -> Rolled:
-    """As `rollout.roll`, in an environment. What cannot be played fails the run: there is nobody else to go on."""
+) -> Rollouts:
+    """As `rollout.generate`, in an environment. What fails, fails the run: there is nobody else to go on."""
     counts = engine.counts
     before = (counts.steps, counts.generated_tokens, counts.accepted_tokens)
     pool = RolloutPool(engine, rewards)
     found: dict[int, list[Sample]] = {}
     try:
         for number, (example, seed) in enumerate(zip(examples, seeds, strict=True)):
-            pool.add(number, begin(engine, example, seed))
+            pool.add(number, start_group(engine, example, seed))
         while pool.groups:
             for number, result in pool.step():
                 if isinstance(result, Exception):
                     raise result
                 found[number] = result
             if not engine.working:
-                pool.news.wait(1.0)
+                pool.changed.wait(1.0)
     finally:
         pool.close()
     after = (counts.steps, counts.generated_tokens, counts.accepted_tokens)
     steps, generated, accepted = (a - b for a, b in zip(after, before))
     groups = [found[number] for number in range(len(examples))]
     problems = [problem for group in groups for sample in group for problem in sample.judged.problems]
-    return Rolled(groups, steps, generated, accepted, problems)
+    return Rollouts(groups, steps, generated, accepted, problems)

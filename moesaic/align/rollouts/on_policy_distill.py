@@ -1,6 +1,6 @@
-"""On-policy distillation: the student answers, and the teacher says of every token what it would have said instead.
+"""On-policy distillation (GKD): the student samples, and the teacher gives its distribution at every token of that.
 
-What is learned from is where the student really goes, mistakes included, and not only where a data set went (GKD).
+It is trained where the student really goes, mistakes included, and not only where a data set went.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Any
 
 from moesaic.align.conversation import Said
 from moesaic.align.examples import Mixture
-from moesaic.align.rollouts.rollout import roll
+from moesaic.align.rollouts.rollout import generate
+from moesaic.align.rollouts.weight_sync import SharedWeights
 from moesaic.align.sft import pack_said
 from moesaic.data.packing import Batch
 from moesaic.errors import UserError
@@ -21,36 +22,42 @@ from moesaic.serve.core.engine import Engine
 from moesaic.worlds.completions import seed_of
 
 
-class AnswerStream:
-    """Batches of answers of the engine that holds the student's own weights; every token of them is a target."""
+class OnPolicyStream:
+    """Batches of completions of the engine that holds the student's own weights; every token of them is a target."""
 
     def __init__(
-        self, engine: Engine, examples: Mixture, prompts: int, wishes: Mapping[str, Any], seed: int, iteration: int = 0
+        self,
+        engine: Engine,
+        examples: Mixture,
+        prompts: int,
+        sampling: Mapping[str, Any],
+        seed: int,
+        iteration: int = 0,
     ) -> None:
         self.engine, self.examples, self.prompts = engine, examples, prompts
-        self.wishes, self.seed, self.iteration = wishes, seed, iteration
+        self.sampling, self.seed, self.iteration = sampling, seed, iteration
 
     @property
     def position(self) -> dict[str, Any]:
         return {"taken": list(self.examples.taken), "iteration": self.iteration}
 
-    def from_position(self, position: Mapping[str, Any] | None) -> AnswerStream:
+    def from_position(self, position: Mapping[str, Any] | None) -> OnPolicyStream:
         position = position or {"taken": [0] * len(self.examples.sources), "iteration": 0}
         examples = self.examples.at(position["taken"])
-        return AnswerStream(self.engine, examples, self.prompts, self.wishes, self.seed, position["iteration"])
+        return OnPolicyStream(self.engine, examples, self.prompts, self.sampling, self.seed, position["iteration"])
 
-    def skip(self, past: int | Mapping[str, Any]) -> AnswerStream:
+    def skip(self, past: int | Mapping[str, Any]) -> OnPolicyStream:
         assert isinstance(past, Mapping)
         return self.from_position(past)
 
     def __next__(self) -> Batch:
-        self.engine.weights_changed()
+        SharedWeights(self.engine).push(self.engine.model, self.iteration + 1)
         examples = [next(self.examples) for _ in range(self.prompts)]
         seeds = [seed_of(self.seed, self.iteration, number) for number in range(self.prompts)]
-        rolled = roll(self.engine, examples, 1, self.wishes, [], seeds)
-        samples = [group[0] for group in rolled.groups]
+        rollouts = generate(self.engine, examples, 1, self.sampling, [], seeds)
+        samples = [group[0] for group in rollouts.groups]
         if not any(sample.tokens for sample in samples):
-            raise UserError("align.stages", "no answer has a token", "Raise max_tokens.")
+            raise UserError("align.stages", "no completion has a token", "Raise max_tokens.")
         self.iteration += 1
         said = [
             Said([*sample.prompt, *sample.tokens], [False] * len(sample.prompt) + [True] * len(sample.tokens))

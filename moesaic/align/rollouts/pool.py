@@ -53,14 +53,14 @@ Finished = tuple[int, list[Sample] | Exception]
 
 
 class RolloutPool:
-    """`step` runs the engine once and returns the groups that have finished. All but `news` belongs to one thread."""
+    """`step` runs the engine once and returns the groups that finished. All but `changed` belongs to one thread."""
 
     def __init__(
         self, engine: Engine, rewards: Sequence[tuple[str, float, Reward]], judged_again: bool = False
     ) -> None:
         self.engine, self.rewards, self.judged_again = engine, rewards, judged_again
         self.groups: dict[int, _Group] = {}
-        self.news = threading.Event()  # something outside the engine has happened
+        self.changed = threading.Event()  # something outside the engine has happened
         self._driver: EngineDriver[tuple[int, Rollout]] = EngineDriver(engine)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="rollout")
         self._done: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -77,7 +77,7 @@ class RolloutPool:
             self._driver.abort(request)
 
     def step(self) -> list[Finished]:
-        self.news.clear()
+        self.changed.clear()
         step = self._driver.step()
         if step.error is not None:
             error = step.error if isinstance(step.error, Exception) else RuntimeError(str(step.error))
@@ -143,7 +143,7 @@ class RolloutPool:
         def finished(future: Future[Any]) -> None:
             if not future.cancelled():
                 self._done.put(lambda: take(future))
-                self.news.set()
+                self.changed.set()
 
         def take(future: Future[Any]) -> None:
             if self.groups.get(number) is not group:

@@ -1,10 +1,11 @@
-"""ChatGLM-Math's samples: many answers to every question, judged; the good ones to learn, the best against the worst.
+"""Rejection sampling (ChatGLM-Math): many completions of every prompt, scored; the good ones are fine-tuned on, and the
+best against the worst are preference pairs.
 
 Files in the run's `rejection` folder, written once, each whole or not at all:
 
-    samples.jsonl   every answer with its score
-    kept.jsonl      questions with their best answers, as a supervised stage reads them
-    pairs.jsonl     questions with a good and a bad answer, as a preference stage reads them
+    samples.jsonl   every completion with its score
+    kept.jsonl      prompts with their best completions, as an SFT stage reads them
+    pairs.jsonl     prompts with a good and a bad completion, as a preference stage reads them
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ from typing import Any
 from moesaic import atomic
 from moesaic.align.examples import Mixture
 from moesaic.align.rewards import Reward
-from moesaic.align.rollouts.rollout import Sample, roll
+from moesaic.align.rollouts.rollout import Sample, generate
 from moesaic.errors import UserError
 from moesaic.json_files import read_json
 from moesaic.serve.core.engine import Engine
 from moesaic.worlds.completions import seed_of
 from moesaic.worlds.example import Example
 
-AT_ONCE = 16  # questions
+AT_ONCE = 16  # prompts
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Which answers are good, and which pairs are made of them."""
+    """Which completions are good, and which pairs are made of them."""
 
-    right: float  # a good answer's score is at least this
-    keep: int  # good answers of a question that are learned, the best first
+    right: float  # a good completion's score is at least this
+    keep: int  # good completions of a prompt that are trained on, the best first
     margin: float  # a pair's scores are at least so far apart
 
 
@@ -43,7 +44,7 @@ def collect(
     examples: Mixture,
     questions: int,
     group: int,
-    wishes: Mapping[str, Any],
+    sampling: Mapping[str, Any],
     rewards: Sequence[tuple[str, float, Reward]],
     rule: Rule,
     seed: int,
@@ -62,7 +63,8 @@ def collect(
     for start in range(0, questions, AT_ONCE):
         asked = [next(order) for _ in range(min(AT_ONCE, questions - start))]
         seeds = [seed_of(seed, start + number) for number in range(len(asked))]
-        for example, samples in zip(asked, roll(engine, asked, group, wishes, rewards, seeds).groups, strict=True):
+        rollouts = generate(engine, asked, group, sampling, rewards, seeds)
+        for example, samples in zip(asked, rollouts.groups, strict=True):
             kept, pair = chosen(samples, rule)
             scores += [sample.judged.total for sample in samples]
             answered += bool(kept)
@@ -76,8 +78,8 @@ def collect(
             if pair is not None:
                 lines["pairs"].append(base | {"chosen": pair[0].text, "rejected": pair[1].text})
     if not lines["kept"]:
-        problem = f"none of {len(scores)} answers scored {rule.right:g} and ended by itself"
-        raise UserError("align.stages: rejection", problem, "Ask for more answers, raise max_tokens, or lower right.")
+        problem = f"none of {len(scores)} completions scored {rule.right:g} and ended by itself"
+        raise UserError("align.stages: rejection", problem, "Raise group or max_tokens, or lower right.")
     for name, found in lines.items():
         write_lines(folder / f"{name}.jsonl", found)
     notes = {
@@ -92,8 +94,8 @@ def collect(
 
 
 def chosen(samples: Sequence[Sample], rule: Rule) -> tuple[list[Sample], tuple[Sample, Sample] | None]:
-    """The different good answers that are kept, and the pair. One that was cut off is not good, whatever it scores, and
-    one that could not be judged is not bad."""
+    """The different good completions that are kept, and the pair. One that was truncated is not good, whatever its
+    score, and one that could not be scored is not bad."""
     by_score = sorted(samples, key=lambda sample: -sample.judged.total)
     good: dict[str, Sample] = {}
     for sample in by_score:

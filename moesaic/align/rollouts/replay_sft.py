@@ -1,4 +1,4 @@
-"""ChatGLM-RLHF's guard against forgetting: conversations learned beside the rollouts, in the same steps.
+"""SFT replay (ChatGLM-RLHF's guard against forgetting): conversations trained on in the same steps as the rollouts.
 
 remember: {data: [{path: chats.jsonl}], weight: 0.1, batch_tokens: 1024}
 """
@@ -19,7 +19,7 @@ from moesaic.data.stream import ClosableStream, StatefulStream, Stream
 
 
 @dataclass(frozen=True)
-class RememberOptions:
+class ReplaySftOptions:
     data: Data = ()
     weight: float = 0.1  # of the conversations' loss per token
     batch_tokens: int = 1024
@@ -31,8 +31,8 @@ class RememberOptions:
             raise ValueError("remember: weight is above 0, batch_tokens and longest are at least 1")
 
 
-class RememberStream:
-    """Batches of a policy with conversations laid behind the answers; `remember` says how much each of their tokens
+class ReplaySftStream:
+    """Batches of a policy with conversations laid behind the rollouts; `remember` says how much each of their tokens
     counts, and their policy weight is none."""
 
     def __init__(self, behind: Stream, conversations: ConversationStream, weight: float) -> None:
@@ -42,15 +42,15 @@ class RememberStream:
     def position(self) -> dict[str, Any]:
         return {"behind": self.behind.position, "conversations": self.conversations.position}
 
-    def from_position(self, position: Mapping[str, Any] | None) -> RememberStream:
+    def from_position(self, position: Mapping[str, Any] | None) -> ReplaySftStream:
         here: Mapping[str, Any] = position or {}
         behind = self.behind.from_position(here.get("behind"))
-        return RememberStream(behind, self.conversations.from_position(here.get("conversations")), self.weight)
+        return ReplaySftStream(behind, self.conversations.from_position(here.get("conversations")), self.weight)
 
-    def skip(self, past: int | Mapping[str, Any]) -> RememberStream:
+    def skip(self, past: int | Mapping[str, Any]) -> ReplaySftStream:
         assert isinstance(past, Mapping)
         conversations = self.conversations.from_position(past["conversations"])
-        return RememberStream(self.behind.skip(past["behind"]), conversations, self.weight)
+        return ReplaySftStream(self.behind.skip(past["behind"]), conversations, self.weight)
 
     def __next__(self) -> Batch:
         batch, more = next(self.behind), next(self.conversations)

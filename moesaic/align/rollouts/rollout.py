@@ -1,7 +1,7 @@
-"""Answers to learn from: questions to the engine that holds the trainer's own weights, judged and weighed.
+"""Rollouts: completions of an engine that holds the policy's weights, with their rewards, as batches to learn from.
 
-A weight update is a version number, not a copy. Every token comes with the log-probability it was sampled with, the
-version of the weights, and, if wanted, the experts it was routed to.
+Every token comes with the log-probability it was sampled with, the version of the weights it was sampled from, and, if
+recorded, the experts it was routed to.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from moesaic.worlds.completions import requests_for
 from moesaic.worlds.example import Example
 from moesaic.worlds.judges import Answer
 
-SHOWN = 70  # characters at the end of a question, when it is told in a line
+SHOWN = 70  # characters at the end of a prompt, in a line of the log
 
 
 @dataclass
 class Sample:
-    """One answer, as the engine gave it."""
+    """One completion, as the engine gave it."""
 
     prompt: list[int]
     tokens: list[int]
@@ -39,7 +39,7 @@ class Sample:
     advantage: float = 0.0
     learn: list[bool] | None = None  # which of the tokens are learned from; None: all
     kept: list[tuple[int, ...]] | None = None  # among which tokens each was drawn, where sampling was truncated
-    question: str = ""
+    question: str = ""  # the end of the prompt, as text
     began: list[float] | None = None  # the trainer's own log-probabilities before the first update, where they matter
 
     def plain(self) -> dict[str, Any]:
@@ -80,8 +80,8 @@ class Sample:
             values.get("began"),
         )
 
-    def told(self) -> str:
-        """In a line, for people."""
+    def line(self) -> str:
+        """For the log."""
         question, text = " ".join(self.question.split()), " ".join(self.text.split())
         question = question if len(question) <= SHOWN else f"…{question[-SHOWN:]}"
         return f"{question} {text[:200]} (reward {self.judged.total:g})"
@@ -92,8 +92,8 @@ class Sample:
 
 
 @dataclass
-class Rolled:
-    """Groups of answers to questions, and what it took to get them."""
+class Rollouts:
+    """Groups of completions, one for each prompt, and what it took to get them."""
 
     groups: list[list[Sample]]
     steps: int
@@ -122,18 +122,18 @@ def sample_from(prompt: Sequence[int], done: Completion, judged: Judged, questio
     return sample
 
 
-def roll(
+def generate(
     engine: Engine,
     examples: Sequence[Example],
     group: int,
-    wishes: Mapping[str, Any],
+    sampling: Mapping[str, Any],
     rewards: Sequence[tuple[str, float, Reward]],
     seeds: Sequence[int],
-) -> Rolled:
-    """`group` answers to every question. The seeds are one per question."""
+) -> Rollouts:
+    """`group` completions of every prompt, with their rewards. The seeds are one per prompt."""
     asked: list[tuple[Example, Request]] = []
     for example, seed in zip(examples, seeds, strict=True):
-        asked += [(example, request) for request in requests_for(engine, example, group, wishes, seed)]
+        asked += [(example, request) for request in requests_for(engine, example, group, sampling, seed)]
     before = (engine.counts.steps, engine.counts.generated_tokens, engine.counts.accepted_tokens)
     completions = engine.complete([request for _, request in asked])
     judged = judge(rewards, [answer_of(*pair, done.text) for pair, done in zip(asked, completions, strict=True)])
@@ -145,15 +145,15 @@ def roll(
     steps, generated, accepted = (a - b for a, b in zip(after, before))
     problems = [problem for verdict in judged for problem in verdict.problems]
     groups = [samples[start : start + group] for start in range(0, len(samples), group)]
-    return Rolled(groups, steps, generated, accepted, problems)
+    return Rollouts(groups, steps, generated, accepted, problems)
 
 
 def as_batch(
     samples: Sequence[Sample], version: int, level: str, position: dict[str, Any], notes: dict[str, float]
 ) -> Batch:
-    """Samples laid end to end, with what the policy objective wants to know of every token.
+    """Samples laid end to end, with what the policy objective needs of every token.
 
-    `level` token: every token counts the same (DAPO); sequence: every answer counts the same (GRPO).
+    `level` token: every token counts the same (DAPO); sequence: every completion counts the same (GRPO).
     """
     count = sum(sum(sample.learned) for sample in samples)
     targets: list[int] = []
@@ -169,7 +169,7 @@ def as_batch(
         rows["reward"] += [0.0] * before + [sample.judged.total] * spoken + [0.0]
         rows["weight"] += [0.0] * before + [share * learn for learn in learned] + [0.0]
         rows["fresh"] += [0.0] * before + [float(v == version) for v in sample.versions] + [0.0]
-        # The engine never read the last token of an answer, so nobody routed it.
+        # The engine never read the last token of a completion, so nobody routed it.
         current = float(all(v == version for v in sample.versions))
         rows["routed"] += [current] * (before + spoken) + [0.0]
         if sample.began is not None:

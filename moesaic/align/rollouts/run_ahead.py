@@ -1,8 +1,9 @@
-"""SRT's run-ahead: in idle time, answer the questions that will probably be asked next, only so that the drafter has
-something to guess from. What is written here is never learned from, and never seen by anybody but the drafter.
+"""SRT's run-ahead: in idle time, complete the prompts that will probably be submitted next, only so that the drafter
+has something to draft from. What is generated here is never trained on, and seen by nobody but the drafter.
 
-A draw is a hash of its seed and place. So an answer ahead is given the seed that the real one will have: under weights
-that are a little newer, nearly all of its tokens come out the same, and where one does not, a guess was wrong.
+A draw is a hash of its seed and place. So a completion ahead is given the seed that the real one will have: under
+weights that are a little newer, nearly all of its tokens come out the same, and where one does not, a draft token is
+rejected.
 """
 
 from __future__ import annotations
@@ -20,27 +21,27 @@ from moesaic.worlds.example import Example
 class RunAhead:
     """Belongs to the engine's thread."""
 
-    def __init__(self, engine: Engine, group: int, wishes: Mapping[str, Any]) -> None:
-        self.engine, self.group, self.wishes = engine, group, wishes
+    def __init__(self, engine: Engine, group: int, sampling: Mapping[str, Any]) -> None:
+        self.engine, self.group, self.sampling = engine, group, sampling
         self.coming: deque[tuple[Example, int]] = deque()
         self.counts = Counts()  # what of the engine's work was done for this
 
-    def foretold(self, coming: Sequence[tuple[Example, int]]) -> None:
-        """Questions with their seeds, in the order in which they will be asked; older foretellings are forgotten."""
+    def announce(self, coming: Sequence[tuple[Example, int]]) -> None:
+        """Prompts with their seeds, in the order in which they will be submitted, in place of those before."""
         self.coming = deque(coming)
 
     def run(self, until: Callable[[], bool]) -> None:
-        """Answer what is foretold, one question at a time, until there is something better to do. What was written so
-        far stays in the drafter's trees."""
+        """Complete what was announced, one prompt at a time, until there is something better to do. What was generated
+        so far stays in the drafter's trees."""
         while self.coming and not until():
             example, seed = self.coming.popleft()
             try:
-                requests = requests_for(self.engine, example, self.group, self.wishes, seed)
-            except Exception:  # it will be told when the question is asked in earnest
+                requests = requests_for(self.engine, example, self.group, self.sampling, seed)
+            except Exception:  # it is reported when the prompt is submitted in earnest
                 continue
-            self._answer(requests, until)
+            self._complete(requests, until)
 
-    def _answer(self, requests: Sequence[Request], until: Callable[[], bool]) -> None:
+    def _complete(self, requests: Sequence[Request], until: Callable[[], bool]) -> None:
         for request in requests:
             self.engine.add(request)
         try:

@@ -1,12 +1,13 @@
-"""What a policy learns from: every batch is answers of the model it is given, sampled when it is asked for.
+"""RL as the algorithm: `PolicyStream.steps` is GRPO from one weight sync to the next, and each batch it yields is one
+training step of `train/loop.py`.
 
-One set of rollouts serves `updates` steps. DAPO's dynamic sampling asks on while all answers to a question are worth
-the same, because such a question teaches nothing.
+One set of rollouts is learned from in `updates` minibatches. DAPO's dynamic sampling goes on sampling while all
+completions of a prompt have the same reward, because such a group has no gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -16,8 +17,9 @@ from torch import Tensor
 from moesaic.align.advantages import ADVANTAGES
 from moesaic.align.examples import Mixture, Place
 from moesaic.align.rewards import Reward
-from moesaic.align.rollouts.multi_turn import Begin, play
-from moesaic.align.rollouts.rollout import Rolled, Sample, as_batch, roll
+from moesaic.align.rollouts.multi_turn import StartGroup, generate_multi_turn
+from moesaic.align.rollouts.rollout import Rollouts, Sample, as_batch, generate
+from moesaic.align.rollouts.weight_sync import WeightSync
 from moesaic.align.selection import Selector
 from moesaic.data.packing import Batch
 from moesaic.errors import UserError
@@ -35,8 +37,8 @@ class RolloutSettings:
     updates: int
     advantage: str
     level: str
-    dynamic: int  # most rounds of asking for one set of rollouts
-    wishes: Mapping[str, Any]  # max_tokens, temperature, ...
+    dynamic: int  # rounds of sampling for one set of rollouts, at most
+    sampling: Mapping[str, Any]  # max_tokens, temperature, ...
     seed: int
     began: bool = False  # whether the trainer's own log-probabilities before the first update are kept
     replay: bool = False  # and whether they are of the engine's routes
@@ -44,19 +46,141 @@ class RolloutSettings:
 
 @dataclass(kw_only=True)
 class PolicyStream:
-    """Groups of answers, however they are come by, to batches."""
+    """Batches of a policy's own rollouts, however they are sampled."""
 
+    model: Model  # the policy, with the trainer's own parameters
+    weights: WeightSync
     examples: Mixture
     settings: RolloutSettings
     selector: Selector
     reference: Model | None = None
-    iteration: int = 0
-    version: int = 0  # of the weights: how many times rollouts were asked of them
-    pending: list[list[Sample]] = field(default_factory=list)  # of the present rollouts, not yet learned from
+    iteration: int = 0  # sets of rollouts that were learned from
+    version: int = 0  # of the weights: how many times they were pushed
+    pending: list[list[Sample]] = field(default_factory=list)  # minibatches of the present rollouts, not yet trained on
     notes: dict[str, float] = field(default_factory=dict)
-    told: list[str] = field(default_factory=list)  # a few answers with their rewards, for whoever reads the log
+    shown: list[str] = field(default_factory=list)  # a few completions with their rewards, for the log
     warnings: list[str] = field(default_factory=list)  # of the present rollouts
-    explained: set[str] = field(default_factory=set)  # rewards whose failing was told
+    explained: set[str] = field(default_factory=set)  # rewards whose failures were logged
+    _steps: Iterator[Batch] | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __next__(self) -> Batch:
+        if self._steps is None:
+            self._steps = self.steps()
+        return next(self._steps)
+
+    def steps(self) -> Iterator[Batch]:
+        """The policy gradient, step by step. A `yield` hands a minibatch to the training loop, which comes back for the
+        next one when the optimizer has taken its step."""
+        while True:
+            on_policy = not self.pending  # else the run was resumed between two updates from the same rollouts
+            if on_policy:
+                self.sync_weights()  # the engine samples from what the trainer has learned so far
+                groups, rounds = self.collect_rollouts()  # prompts, a group of completions of each, their rewards
+                self.set_advantages(groups)  # how much better than the rest of its group each completion is
+                self.pending = self.minibatches(groups)
+                self.record(groups, rounds)
+            while self.pending:
+                batch = self.next_minibatch(on_policy)
+                yield batch  # train/loop.py: forward, loss of the policy objective, backward, optimizer step
+                on_policy = False
+
+    def sync_weights(self) -> None:
+        self.version += 1
+        self.weights.push(self.model, self.version)
+
+    def collect_rollouts(self) -> tuple[list[list[Sample]], list[Rollouts]]:
+        """The groups to learn from next, and all that was sampled for them."""
+        raise NotImplementedError
+
+    def next_prompts(self) -> list[Place]:
+        """Those of one round of sampling."""
+        count = self.settings.prompts
+        return self.selector.choose(self.selector.needed(count) if self.settings.dynamic > 1 else count)
+
+    def set_advantages(self, groups: Sequence[Sequence[Sample]]) -> None:
+        # In 64 bits: in 32 the mean of equal rewards is often another number, and the difference counts as spread.
+        rewards_QG = torch.tensor([[sample.judged.total for sample in group] for group in groups], dtype=torch.float64)
+        advantages_QG = ADVANTAGES[self.settings.advantage](rewards_QG)
+        for group, advantages in zip(groups, advantages_QG.tolist()):
+            for sample, advantage in zip(group, advantages):
+                sample.advantage = advantage
+
+    def minibatches(self, groups: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+        settings = self.settings
+        samples = [sample for group in groups for sample in group]
+        if not any(sample.tokens for sample in samples):
+            raise UserError("align.stages", "no completion has a token", "Raise max_tokens.")
+        size = -(-len(samples) // settings.updates)
+        order = torch.randperm(
+            len(samples), generator=torch.Generator().manual_seed(seed_of(settings.seed, self.iteration))
+        )
+        shuffled = [samples[n] for n in order.tolist()] if settings.updates > 1 else samples
+        found = [shuffled[start : start + size] for start in range(0, len(shuffled), size)]
+        for minibatch in found if settings.began else ():
+            self._keep_began(minibatch)
+        return found
+
+    def next_minibatch(self, on_policy: bool) -> Batch:
+        """`on_policy`: nothing was learned since these were sampled, so this is the first update from them."""
+        samples = self.pending.pop(0)
+        if not self.pending:
+            self.iteration += 1
+        notes = self.notes if on_policy else {}
+        batch = as_batch(samples, self.version if on_policy else -1, self.settings.level, {}, notes)
+        batch.samples, batch.warnings = (self.shown, self.warnings) if on_policy else ([], [])
+        if self.reference is not None:
+            batch.columns["reference"] = self._logprobs(self.reference, batch)
+        return batch
+
+    # -- log-probabilities of the trainer
+
+    def _keep_began(self, samples: Sequence[Sample]) -> None:
+        batch = as_batch(samples, self.version, self.settings.level, {}, {})
+        began_T = self._logprobs(self.model, batch, self.settings.replay)
+        for sample, own_T in zip(samples, began_T.split(batch.lengths), strict=True):
+            sample.began = own_T[len(sample.prompt) - 1 : -1].tolist()
+
+    def _logprobs(self, model: Model, batch: Batch, replay: bool = False) -> Tensor:
+        """Of the completions under some weights, by the distribution they were drawn from."""
+        (there,) = batch.parts(1, model.output.device)
+        routes = {int(name[7:]): column for name, column in there.columns.items() if name.startswith("routes/")}
+        routing = Routing(routes, replay=True) if replay else None
+        with torch.no_grad():
+            logprobs_T, _ = model.token_logprobs(
+                model(there.tokens_T, Layout(there.lengths, device=model.device), routing),
+                there.targets_T,
+                temperature=self.settings.sampling["temperature"],
+                kept_TK=there.columns.get("kept"),
+            )
+        return logprobs_T.cpu()
+
+    # -- what is recorded
+
+    def record(self, groups: Sequence[Sequence[Sample]], rounds: Sequence[Rollouts]) -> None:
+        self.notes = _notes(rounds, groups) | self.selector.notes() | self.extra_notes()
+        # Two that differ, if there are two: completions of one prompt are often the same, word for word.
+        self.shown = list(dict.fromkeys(sample.line() for sample in rounds[0].groups[0]))[:2]
+        self.warnings = self._explained([problem for rollouts in rounds for problem in rollouts.problems])
+
+    def extra_notes(self) -> dict[str, float]:
+        """More to record of a set of rollouts."""
+        return {}
+
+    def _explained(self, problems: Sequence[str]) -> list[str]:
+        """Why completions count as reward_problems: the first reason of each reward, once."""
+        found: dict[str, list[str]] = {}
+        for problem in problems:
+            name, _, why = problem.partition(": ")
+            found.setdefault(name, []).append(why)
+        fresh = {name: whys for name, whys in found.items() if name not in self.explained}
+        self.explained |= fresh.keys()
+        return [
+            f"the reward {name} failed on {len(whys):,} completions, which get nothing for it "
+            f"(reward_problems in metrics.jsonl counts them): {whys[0]}"
+            for name, whys in fresh.items()
+        ]
+
+    # -- resuming
 
     @property
     def position(self) -> dict[str, Any]:
@@ -75,157 +199,64 @@ class PolicyStream:
         return replace(self, iteration=position["iteration"], version=position["version"], pending=pending)
 
     def skip(self, past: int | Mapping[str, Any]) -> Self:
-        """A rewound run asks new questions."""
+        """A rewound run samples new prompts."""
         assert isinstance(past, Mapping)
         return self.from_position(dict(past) | {"pending": []})
-
-    def __next__(self) -> Batch:
-        fresh = not self.pending
-        if fresh:
-            self._collect()
-        samples, notes = self.pending.pop(0), self.notes if fresh else {}
-        if not self.pending:
-            self.iteration += 1
-        # Tokens are fresh if the weights have not changed since: in the first update only.
-        version = self.version if fresh else -1
-        batch = as_batch(samples, version, self.settings.level, {}, notes)
-        batch.samples, batch.warnings = (self.told, self.warnings) if fresh else ([], [])
-        if self.reference is not None:
-            batch.columns["reference"] = self._under(self.reference, batch)
-        return batch
-
-    @property
-    def trained(self) -> Model:
-        raise NotImplementedError
-
-    def _keep_began(self, samples: Sequence[Sample]) -> None:
-        batch = as_batch(samples, self.version, self.settings.level, {}, {})
-        began_T = self._under(self.trained, batch, self.settings.replay)
-        for sample, own_T in zip(samples, began_T.split(batch.lengths), strict=True):
-            sample.began = own_T[len(sample.prompt) - 1 : -1].tolist()
-
-    def _under(self, model: Model, batch: Batch, replay: bool = False) -> Tensor:
-        """Log-probabilities of the answers under some weights, drawn in the same way."""
-        (there,) = batch.parts(1, model.output.device)
-        routes = {int(name[7:]): column for name, column in there.columns.items() if name.startswith("routes/")}
-        routing = Routing(routes, replay=True) if replay else None
-        with torch.no_grad():
-            logprobs_T, _ = model.token_logprobs(
-                model(there.tokens_T, Layout(there.lengths, device=model.device), routing),
-                there.targets_T,
-                temperature=self.settings.wishes["temperature"],
-                kept_TK=there.columns.get("kept"),
-            )
-        return logprobs_T.cpu()
-
-    def gather(self) -> tuple[list[list[Sample]], list[Rolled]]:
-        """The groups of the next set of rollouts, and all that was asked for them; the weights are new."""
-        raise NotImplementedError
-
-    def questions(self) -> list[Place]:
-        """What to ask next, in one go."""
-        count = self.settings.prompts
-        return self.selector.choose(self.selector.needed(count) if self.settings.dynamic > 1 else count)
-
-    def extra_notes(self) -> dict[str, float]:
-        """More to record of a set of rollouts."""
-        return {}
-
-    def _collect(self) -> None:
-        settings = self.settings
-        groups, every = self.gather()
-        # In 64 bits: in 32 the mean of equal rewards is often another number, and the difference counts as spread.
-        rewards_QG = torch.tensor([[sample.judged.total for sample in group] for group in groups], dtype=torch.float64)
-        advantages_QG = ADVANTAGES[settings.advantage](rewards_QG)
-        for group, advantages in zip(groups, advantages_QG.tolist()):
-            for sample, advantage in zip(group, advantages):
-                sample.advantage = advantage
-        samples = [sample for group in groups for sample in group]
-        if not any(sample.tokens for sample in samples):
-            raise UserError("align.stages", "no answer has a token", "Raise max_tokens.")
-        size = -(-len(samples) // settings.updates)
-        order = torch.randperm(
-            len(samples), generator=torch.Generator().manual_seed(seed_of(settings.seed, self.iteration))
-        )
-        shuffled = [samples[n] for n in order.tolist()] if settings.updates > 1 else samples
-        self.pending = [shuffled[start : start + size] for start in range(0, len(shuffled), size)]
-        for chunk in self.pending if settings.began else ():
-            self._keep_began(chunk)
-        self.notes = _notes(every, groups) | self.selector.notes() | self.extra_notes()
-        # Two that differ, if there are two: answers to one question are often the same, word for word.
-        self.told = list(dict.fromkeys(one.told() for one in every[0].groups[0]))[:2]
-        self.warnings = self._explained([problem for rolled in every for problem in rolled.problems])
-
-    def _explained(self, problems: Sequence[str]) -> list[str]:
-        """Why answers count as reward_problems: the first reason of each reward, once."""
-        found: dict[str, list[str]] = {}
-        for problem in problems:
-            name, _, why = problem.partition(": ")
-            found.setdefault(name, []).append(why)
-        fresh = {name: whys for name, whys in found.items() if name not in self.explained}
-        self.explained |= fresh.keys()
-        return [
-            f"the reward {name} failed on {len(whys):,} answers, which get nothing for it "
-            f"(reward_problems in metrics.jsonl counts them): {whys[0]}"
-            for name, whys in fresh.items()
-        ]
 
 
 @dataclass(kw_only=True)
 class RolloutStream(PolicyStream):
-    """Asks the engine that holds the trainer's own weights, and waits for it."""
+    """Samples from the engine that holds the trainer's own weights, and waits for it."""
 
     engine: Engine
     rewards: Sequence[tuple[str, float, Reward]]
-    begin: Begin | None = None  # of answers in an environment; else plain ones are asked for
+    start_group: StartGroup | None = None  # of rollouts in an environment; else they are of a single turn
 
-    @property
-    def trained(self) -> Model:
-        return self.engine.model
-
-    def gather(self) -> tuple[list[list[Sample]], list[Rolled]]:
-        """Ask until there are enough questions that teach something, or patience is at its end."""
+    def collect_rollouts(self) -> tuple[list[list[Sample]], list[Rollouts]]:
+        """Sample until there are enough informative groups, or `dynamic` rounds were taken."""
         settings = self.settings
-        self.engine.version = self.version
-        self.engine.weights_changed()
-        self.version = self.engine.version
         groups: list[list[Sample]] = []
-        every: list[Rolled] = []
-        for attempt in range(settings.dynamic):
-            places = self.questions()
-            examples = [self.examples[place] for place in places]
-            seeds = [seed_of(settings.seed, self.iteration, attempt, n) for n in range(len(examples))]
-            if self.begin is not None:
-                rolled = play(self.engine, examples, self.begin, self.rewards, seeds)
-            else:
-                rolled = roll(self.engine, examples, settings.group, settings.wishes, self.rewards, seeds)
-            every.append(rolled)
-            for place, group in zip(places, rolled.groups, strict=True):
-                self.selector.learn(place, group)
-            groups += [group for group in rolled.groups if settings.dynamic == 1 or teaches(group)]
-            if len(groups) >= settings.prompts:
-                break
+        rounds: list[Rollouts] = []
+        while len(rounds) < settings.dynamic and len(groups) < settings.prompts:
+            prompts = self.next_prompts()
+            rollouts = self._generate(prompts, len(rounds))
+            for prompt, group in zip(prompts, rollouts.groups, strict=True):
+                self.selector.learn(prompt, group)
+            groups += [group for group in rollouts.groups if settings.dynamic == 1 or informative(group)]
+            rounds.append(rollouts)
         # Nothing to learn is better than a shape of nothing.
-        return groups[: settings.prompts] or every[-1].groups, every
+        return groups[: settings.prompts] or rounds[-1].groups, rounds
+
+    def _generate(self, prompts: Sequence[Place], attempt: int) -> Rollouts:
+        """A group of completions of each prompt, with their rewards."""
+        settings = self.settings
+        examples = [self.examples[prompt] for prompt in prompts]
+        seeds = [seed_of(settings.seed, self.iteration, attempt, n) for n in range(len(examples))]
+        if self.start_group is not None:
+            return generate_multi_turn(self.engine, examples, self.start_group, self.rewards, seeds)
+        return generate(self.engine, examples, settings.group, settings.sampling, self.rewards, seeds)
 
 
-def teaches(group: Sequence[Sample]) -> bool:
-    """Answers that are all worth the same say nothing about which is better."""
+def informative(group: Sequence[Sample]) -> bool:
+    """Completions that all have the same reward say nothing about which is better."""
     return len({sample.judged.total for sample in group}) > 1
 
 
-def _notes(every: Sequence[Rolled], groups: Sequence[Sequence[Sample]]) -> dict[str, float]:
+def _notes(rounds: Sequence[Rollouts], groups: Sequence[Sequence[Sample]]) -> dict[str, float]:
     """Over all that was sampled, not only what is learned from."""
-    samples = [sample for rolled in every for group in rolled.groups for sample in group]
-    steps = sum(rolled.steps for rolled in every)
+    samples = [sample for rollouts in rounds for group in rollouts.groups for sample in group]
+    steps = sum(rollouts.steps for rollouts in rounds)
+    rewards = [sample.judged.total for sample in samples]
+    mean = sum(rewards) / len(samples)
     return {
-        "reward": sum(sample.judged.total for sample in samples) / len(samples),
+        "reward": mean,
+        "reward_std": (sum((reward - mean) ** 2 for reward in rewards) / len(samples)) ** 0.5,
         "answer_tokens": sum(len(sample.tokens) for sample in samples) / len(samples),
         "cut_off": sum(sample.finish_reason == "length" for sample in samples) / len(samples),
         "groups": float(len(groups)),
-        "rounds": float(len(every)),
+        "rounds": float(len(rounds)),
         "staleness_max": 0.0,
-        "accepted_per_step": sum(rolled.accepted for rolled in every) / max(steps, 1),
-        "tokens_per_pass": sum(rolled.generated for rolled in every) / max(steps, 1),
-        "reward_problems": float(sum(len(rolled.problems) for rolled in every)),
+        "accepted_per_step": sum(rollouts.accepted for rollouts in rounds) / max(steps, 1),
+        "tokens_per_pass": sum(rollouts.generated for rollouts in rounds) / max(steps, 1),
+        "reward_problems": float(sum(len(rollouts.problems) for rollouts in rounds)),
     }

@@ -1,5 +1,5 @@
-"""Rollout workers as the trainer sees them: started, given weights and questions, listened to, and begun again when
-they die or fall silent. Ray is imported only here, when it is used."""
+"""Rollout workers as the trainer sees them: started, given weights and prompts, polled, and restarted when they die or
+fall silent. Ray is imported only here, when it is used."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from moesaic.align.rollouts.buffer import Task
-from moesaic.align.rollouts.weight_sync import packed
-from moesaic.align.rollouts.worker import Finished, News, Setup, Worker
+from moesaic.align.rollouts.worker import Events, Finished, Setup, Worker
 from moesaic.errors import UserError
-from moesaic.model.transformer import Model
 from moesaic.worlds.example import Example
 
 logger = logging.getLogger("moesaic.align")
 
-DEATHS = 5  # of workers in a row, with nothing finished between them: it is not bad luck
-STARTING = 300.0  # seconds a new worker may take before it is silent for too long
-STORE = 128 << 20  # bytes of Ray's object store beside those for weights
+MAX_DEATHS = 5  # of workers in a row, with nothing finished between them: it is not bad luck
+START_SECONDS = 300.0  # seconds a new worker may take before it is silent for too long
+STORE_BYTES = 128 << 20  # bytes of Ray's object store beside those for weights
 
 
 @dataclass
-class Counted:
-    """What befell the crew since somebody last looked."""
+class PoolCounts:
+    """What the workers did since the counts were last reset."""
 
     steps: int = 0
     generated: int = 0
@@ -42,21 +42,21 @@ class WorkerHandle:
 
     number: int
     actor: Any = None
-    listening: Any = None  # the reference of its next news
-    heard: float = 0.0  # when it last said something
-    begun: bool = False
+    events: Any = None  # the reference of its next events
+    last_events: float = 0.0  # when they last came
+    started: bool = False
     process: int = 0
-    asked: dict[int, tuple[Task, Example, float]] = field(default_factory=dict)  # and when
+    tasks: dict[int, tuple[Task, Example, float]] = field(default_factory=dict)  # in flight, and since when
 
 
 class WorkerPool:
-    """`patience`: seconds a ticket may take, and a worker may be silent; `retries`: how often a ticket is asked again
-    before it is given up."""
+    """`patience`: seconds a task may take, and a worker may be silent; `retries`: how often a task is submitted
+    again before it is given up."""
 
     def __init__(self, setup: Setup, workers: int, patience: float, retries: int, address: str | None = None) -> None:
         self.setup, self.patience, self.retries, self.address = setup, patience, retries, address
-        self.hands = [WorkerHandle(number) for number in range(workers)]
-        self.plural = Counted()
+        self.handles = [WorkerHandle(number) for number in range(workers)]
+        self.counts = PoolCounts()
         self._blocks: dict[int, Any] = {}  # version -> where its weights are
         self._deaths = 0
         self._ray: Any = None
@@ -76,141 +76,141 @@ class WorkerPool:
         if self._own:
             options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
             if self.address is None:
-                options |= {"num_cpus": 1, "object_store_memory": STORE + 4 * weights}
+                options |= {"num_cpus": 1, "object_store_memory": STORE_BYTES + 4 * weights}
                 options |= {"address": "local"}
             else:
                 options |= {"address": self.address}
             ray.init(**options)
-        for hand in self.hands:
-            self._begin(hand)
+        for handle in self.handles:
+            self._start(handle)
 
     def close(self) -> None:
         if not self.started:
             return
-        for hand in self.hands:
-            self._ray.kill(hand.actor)
-            hand.asked.clear()
+        for handle in self.handles:
+            self._ray.kill(handle.actor)
+            handle.tasks.clear()
         self._blocks.clear()
         if self._own:
             self._ray.shutdown()
         self._ray = None
 
-    def publish(self, version: int, model: Model) -> None:
-        """New weights for everybody. Older ones are kept while an unanswered ticket was asked of them."""
-        self._blocks[version] = self._ray.put(packed(model))
-        oldest = min((t.version for hand in self.hands for t, _, _ in hand.asked.values()), default=version)
+    def publish(self, version: int, weights: np.ndarray) -> None:
+        """New weights for all workers. Older ones are kept while a task in flight was submitted for them."""
+        self._blocks[version] = self._ray.put(weights)
+        oldest = min((t.version for handle in self.handles for t, _, _ in handle.tasks.values()), default=version)
         self._blocks = {v: block for v, block in self._blocks.items() if v >= oldest}
-        for hand in self.hands:
-            self._renew(hand, version)
+        for handle in self.handles:
+            self._send_weights(handle, version)
 
-    def ask(self, asked: Sequence[tuple[Task, Example]]) -> None:
+    def submit(self, tasks: Sequence[tuple[Task, Example]]) -> None:
         """Each to the worker that has least to do."""
         shares: dict[int, list[tuple[Task, Example]]] = {}
-        for ticket, example in asked:
-            hand = min(self.hands, key=lambda hand: len(hand.asked))
-            hand.asked[ticket.number] = (ticket, example, time.monotonic())
-            shares.setdefault(hand.number, []).append((ticket, example))
+        for task, example in tasks:
+            handle = min(self.handles, key=lambda handle: len(handle.tasks))
+            handle.tasks[task.number] = (task, example, time.monotonic())
+            shares.setdefault(handle.number, []).append((task, example))
         for number, share in shares.items():
-            self.hands[number].actor.ask.remote(share)
+            self.handles[number].actor.submit.remote(share)
 
-    def foretell(self, coming: Sequence[tuple[Example, int]]) -> None:
-        """Questions that will probably be asked next, with their seeds; to each worker those it will be asked, if all
-        have equally much to do."""
-        for hand in self.hands:
-            hand.actor.foretell.remote(list(coming[hand.number :: len(self.hands)]))
+    def announce(self, coming: Sequence[tuple[Example, int]]) -> None:
+        """Prompts that will probably be submitted next, with their seeds; to each worker those it will get, if all have
+        equally much to do."""
+        for handle in self.handles:
+            handle.actor.announce.remote(list(coming[handle.number :: len(self.handles)]))
 
-    def forget(self) -> None:
-        """Nobody waits any more for what is under way."""
-        for hand in self.hands:
-            for number in hand.asked:
-                hand.actor.give_up.remote(number)
-            hand.asked.clear()
+    def abort_all(self) -> None:
+        """Nobody waits any more for what is in flight."""
+        for handle in self.handles:
+            for number in handle.tasks:
+                handle.actor.abort.remote(number)
+            handle.tasks.clear()
 
     def poll(self, seconds: float) -> list[Finished]:
-        """What was finished meanwhile; waits up to `seconds` for the first of it."""
+        """What has finished meanwhile; waits up to `seconds` for the first of it."""
         ray = self._ray
-        ready, _ = ray.wait([hand.listening for hand in self.hands], num_returns=1, timeout=seconds)
-        if len(self.hands) > 1 and ready:
-            ready, _ = ray.wait([hand.listening for hand in self.hands], num_returns=len(self.hands), timeout=0)
+        ready, _ = ray.wait([handle.events for handle in self.handles], num_returns=1, timeout=seconds)
+        if len(self.handles) > 1 and ready:
+            ready, _ = ray.wait([handle.events for handle in self.handles], num_returns=len(self.handles), timeout=0)
         finished: list[Finished] = []
-        for hand in self.hands:
-            if hand.listening in ready:
+        for handle in self.handles:
+            if handle.events in ready:
                 try:
-                    finished += self._hear(hand, ray.get(hand.listening))
+                    finished += self._take(handle, ray.get(handle.events))
                 except ray.exceptions.RayError as error:
-                    finished += self._died(hand, str(error).strip().splitlines()[-1])
-        return finished + self._impatient()
+                    finished += self._died(handle, str(error).strip().splitlines()[-1])
+        return finished + self._late()
 
-    def _hear(self, hand: WorkerHandle, news: News) -> list[Finished]:
+    def _take(self, handle: WorkerHandle, events: Events) -> list[Finished]:
         now = time.monotonic()
-        if not hand.begun:  # its tickets' time begins now
-            hand.asked = {number: (ticket, example, now) for number, (ticket, example, _) in hand.asked.items()}
-        hand.heard, hand.begun, hand.process = now, True, news.process
-        hand.listening = hand.actor.collect.remote()
-        self.plural.steps += news.steps
-        self.plural.generated += news.generated
-        self.plural.accepted += news.accepted
-        self.plural.ahead += news.ahead
-        self.plural.idle += news.idle
-        # What was asked again elsewhere may come twice; the first counts.
-        finished = [one for one in news.finished if hand.asked.pop(one.number, None) is not None]
+        if not handle.started:  # the time of its tasks begins now
+            handle.tasks = {number: (task, example, now) for number, (task, example, _) in handle.tasks.items()}
+        handle.last_events, handle.started, handle.process = now, True, events.process
+        handle.events = handle.actor.events.remote()
+        self.counts.steps += events.steps
+        self.counts.generated += events.generated
+        self.counts.accepted += events.accepted
+        self.counts.ahead += events.ahead
+        self.counts.idle += events.idle
+        # What was submitted again elsewhere may come twice; the first counts.
+        finished = [one for one in events.finished if handle.tasks.pop(one.number, None) is not None]
         if finished:
             self._deaths = 0
         return finished
 
-    def _begin(self, hand: WorkerHandle) -> None:
+    def _start(self, handle: WorkerHandle) -> None:
         kind = self._ray.remote(Worker)
         resources = {"num_gpus": 1} if self.setup.device.startswith("cuda") else {"num_cpus": 0}
-        hand.actor = kind.options(max_concurrency=1000, **resources).remote(self.setup)
-        hand.actor.begin.remote()
-        hand.listening = hand.actor.collect.remote()
-        hand.heard, hand.begun = time.monotonic(), False
+        handle.actor = kind.options(max_concurrency=1000, **resources).remote(self.setup)
+        handle.actor.begin.remote()
+        handle.events = handle.actor.events.remote()
+        handle.last_events, handle.started = time.monotonic(), False
 
-    def _renew(self, hand: WorkerHandle, version: int) -> None:
-        after = [number for number, (ticket, _, _) in hand.asked.items() if ticket.version < version]
-        hand.actor.renew.remote(version, [self._blocks[version]], after)
+    def _send_weights(self, handle: WorkerHandle, version: int) -> None:
+        after = [number for number, (task, _, _) in handle.tasks.items() if task.version < version]
+        handle.actor.update_weights.remote(version, [self._blocks[version]], after)
 
-    def _died(self, hand: WorkerHandle, why: str) -> list[Finished]:
-        """Begin it again, with the weights its tickets were asked of and those after; ask them again."""
-        logger.error("rollout worker %d died and is begun again: %s", hand.number, why)
-        self.plural.deaths += 1
+    def _died(self, handle: WorkerHandle, why: str) -> list[Finished]:
+        """Restart it, with the weights its tasks were submitted for and those after; submit them again."""
+        logger.error("rollout worker %d died and is restarted: %s", handle.number, why)
+        self.counts.deaths += 1
         self._deaths += 1
-        if self._deaths >= DEATHS:
-            raise RuntimeError(f"{DEATHS} rollout workers died one after the other; the last: {why}")
-        asked, hand.asked = hand.asked, {}
-        self._ray.kill(hand.actor)
-        self._begin(hand)
+        if self._deaths >= MAX_DEATHS:
+            raise RuntimeError(f"{MAX_DEATHS} rollout workers died one after the other; the last: {why}")
+        tasks, handle.tasks = handle.tasks, {}
+        self._ray.kill(handle.actor)
+        self._start(handle)
         finished = []
-        for ticket, example, _ in asked.values():
-            ticket.tries += 1
-            if ticket.tries > self.retries + DEATHS:
-                finished.append(Finished(ticket.number, None, "the workers that were asked died"))
+        for task, example, _ in tasks.values():
+            task.tries += 1
+            if task.tries > self.retries + MAX_DEATHS:
+                finished.append(Finished(task.number, None, "the workers it was submitted to died"))
                 continue
-            self.plural.requeued += 1
-            hand.asked[ticket.number] = (ticket, example, time.monotonic())
-        oldest = min([ticket.version for ticket, _, _ in hand.asked.values()] + [max(self._blocks, default=0)])
+            self.counts.requeued += 1
+            handle.tasks[task.number] = (task, example, time.monotonic())
+        oldest = min([task.version for task, _, _ in handle.tasks.values()] + [max(self._blocks, default=0)])
         for version in sorted(version for version in self._blocks if version >= oldest):
-            self._renew(hand, version)
-        if hand.asked:
-            hand.actor.ask.remote([(ticket, example) for ticket, example, _ in hand.asked.values()])
+            self._send_weights(handle, version)
+        if handle.tasks:
+            handle.actor.submit.remote([(task, example) for task, example, _ in handle.tasks.values()])
         return finished
 
-    def _impatient(self) -> list[Finished]:
-        """Tickets that take too long are asked again, at last given up; so is a worker that is silent too long."""
+    def _late(self) -> list[Finished]:
+        """Tasks that take too long are submitted again, at last given up; so is a worker that is silent too long."""
         finished = []
         now = time.monotonic()
-        for hand in self.hands:
-            if now - hand.heard > (self.patience if hand.begun else max(self.patience, STARTING)):
-                finished += self._died(hand, f"silent for {now - hand.heard:.0f} s")
+        for handle in self.handles:
+            if now - handle.last_events > (self.patience if handle.started else max(self.patience, START_SECONDS)):
+                finished += self._died(handle, f"silent for {now - handle.last_events:.0f} s")
                 continue
-            late = [entry for entry in hand.asked.values() if hand.begun and now - entry[2] > self.patience]
-            for ticket, example, _ in late:
-                del hand.asked[ticket.number]
-                hand.actor.give_up.remote(ticket.number)
-                ticket.tries += 1
-                if ticket.tries > self.retries:
-                    finished.append(Finished(ticket.number, None, f"not answered after {self.patience:g} s"))
+            late = [entry for entry in handle.tasks.values() if handle.started and now - entry[2] > self.patience]
+            for task, example, _ in late:
+                del handle.tasks[task.number]
+                handle.actor.abort.remote(task.number)
+                task.tries += 1
+                if task.tries > self.retries:
+                    finished.append(Finished(task.number, None, f"not finished after {self.patience:g} s"))
                 else:
-                    self.plural.requeued += 1
-                    self.ask([(ticket, example)])
+                    self.counts.requeued += 1
+                    self.submit([(task, example)])
         return finished

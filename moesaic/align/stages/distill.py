@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from moesaic.align.accuracy import Accuracy
-from moesaic.align.examples import Mixture, open_conversations, open_questions
-from moesaic.align.rollouts.on_policy_distill import AnswerStream, check_teacher
+from moesaic.align.examples import Mixture, open_conversations, open_prompts
+from moesaic.align.rollouts.on_policy_distill import OnPolicyStream, check_teacher
 from moesaic.align.sft import ConversationStream
 from moesaic.align.stages import Data, Measure, Stage, sources, there
 from moesaic.data.stream import Stream
@@ -67,12 +67,12 @@ class Distill(Stage):
         if self.on == "data":
             longest = min(self.longest, model.config.context)
             return ConversationStream(model.tokenizer, examples, self.batch_tokens, longest)
-        wishes = {"max_tokens": self.max_tokens, "temperature": self.temperature}
+        sampling = {"max_tokens": self.max_tokens, "temperature": self.temperature}
         engine = Engine(model, max_requests=self.prompts, seed=self.seed)
-        return AnswerStream(engine, examples, self.prompts, wishes, self.seed)
+        return OnPolicyStream(engine, examples, self.prompts, sampling, self.seed)
 
     def _examples(self, data: Data) -> Mixture:
-        return open_conversations(data, self.seed) if self.on == "data" else open_questions(data, self.seed)
+        return open_conversations(data, self.seed) if self.on == "data" else open_prompts(data, self.seed)
 
     def measure(self, model: Model) -> Measure | None:
         return Accuracy.of(self.data, self.evaluate, self.max_tokens)

@@ -22,13 +22,14 @@ from moesaic.align.accuracy import Accuracy
 from moesaic.align.advantages import ADVANTAGES
 from moesaic.align.critics.critic import Critic, CriticOptions
 from moesaic.align.critics.stream import CriticStream
-from moesaic.align.examples import Mixture, open_conversations, open_questions
+from moesaic.align.examples import Mixture, open_conversations, open_prompts
 from moesaic.align.rewards import weighted_rewards
 from moesaic.align.rewards.task import TaskScore
-from moesaic.align.rollouts.async_stream import Asynchronous, AsynchronousStream
-from moesaic.align.rollouts.multi_turn import open_environment, players
-from moesaic.align.rollouts.replay_sft import RememberOptions, RememberStream
+from moesaic.align.rollouts.async_stream import AsyncOptions, AsyncRolloutStream
+from moesaic.align.rollouts.multi_turn import multi_turn_rollouts, open_environment
+from moesaic.align.rollouts.replay_sft import ReplaySftOptions, ReplaySftStream
 from moesaic.align.rollouts.stream import RolloutSettings, RolloutStream
+from moesaic.align.rollouts.weight_sync import CopiedWeights, SharedWeights
 from moesaic.align.rollouts.worker import Setup
 from moesaic.align.rollouts.worker_pool import WorkerPool
 from moesaic.align.selection import Selection
@@ -54,8 +55,8 @@ class Policy(Stage):
 
     data: Data = ()
     rewards: tuple[dict[str, Any], ...] = ({"name": "task"},)
-    prompts: int = 16  # questions of a step
-    group: int = 8  # answers to each
+    prompts: int = 16  # of a step
+    group: int = 8  # completions of each
     updates: int = 1  # optimizer steps taken from one set of rollouts
     max_tokens: int = 64
     temperature: float = 1.0
@@ -63,13 +64,13 @@ class Policy(Stage):
     top_k: int = 0  # 0: any token
     advantage: str = "group_relative"
     level: Literal["token", "sequence"] = "token"
-    dynamic: int = 1  # DAPO's dynamic sampling: rounds of questions, at most, until enough of them teach something
+    dynamic: int = 1  # DAPO's dynamic sampling: rounds, at most, until enough groups are informative
     objective: dict[str, Any] = field(default_factory=dict)  # options of the policy objective
-    selection: dict[str, Any] | str = "uniform"  # which questions are asked
-    environment: dict[str, Any] | str | None = None  # several turns, with tools; else a question and its answer
-    asynchronous: Asynchronous | None = None  # rollouts by workers on Ray, beside the trainer
-    critic: CriticOptions | None = None  # PPO: advantages of tokens, from a second model that expects the reward
-    remember: RememberOptions | None = None  # conversations learned beside, against forgetting
+    selection: dict[str, Any] | str = "uniform"  # which prompts are sampled
+    environment: dict[str, Any] | str | None = None  # several turns, with tools; else a prompt and its completion
+    asynchronous: AsyncOptions | None = None  # rollouts by workers on Ray, beside the trainer
+    critic: CriticOptions | None = None  # PPO: advantages of tokens, by a value model
+    remember: ReplaySftOptions | None = None  # SFT in the same steps, against forgetting
     drafter: str | None = None
     record_routes: bool = True
 
@@ -78,11 +79,11 @@ class Policy(Stage):
             sources(self.data)
         named((*self.rewards, self.selection))
         if not self.rewards:
-            raise ValueError("rewards names no reward, so that no answer is better than another")
+            raise ValueError("rewards names no reward, so that no completion is better than another")
         if not self.temperature > 0:
-            raise ValueError("temperature is above 0: answers that are all the same teach nothing")
+            raise ValueError("temperature is above 0: completions that are all the same have no gradient")
         if "temperature" in self.objective:
-            raise ValueError("temperature is the stage's own option, of its answers and what is learned from them")
+            raise ValueError("temperature is the stage's own option, of sampling and of the loss")
         if self.objective.get("replay") and not self.record_routes:
             raise ValueError("replay wants record_routes, whose routes it follows")
         if self.advantage not in ADVANTAGES:
@@ -120,10 +121,10 @@ class Policy(Stage):
             found = CriticStream(found, Critic(model, self.critic))
         if self.remember is not None:
             assert model.tokenizer is not None
-            told, longest = self.remember, min(self.remember.longest, model.config.context)
-            examples = open_conversations(told.data, self.seed)
-            conversations = ConversationStream(model.tokenizer, examples, told.batch_tokens, longest)
-            found = RememberStream(found, conversations, told.weight)
+            replay, longest = self.remember, min(self.remember.longest, model.config.context)
+            examples = open_conversations(replay.data, self.seed)
+            conversations = ConversationStream(model.tokenizer, examples, replay.batch_tokens, longest)
+            found = ReplaySftStream(found, conversations, replay.weight)
         return found
 
     def rollouts(self, model: Model) -> Stream:
@@ -137,7 +138,7 @@ class Policy(Stage):
             self.advantage,
             self.level,
             self.dynamic,
-            self.wishes(model),
+            self.sampling(model),
             self.seed,
             began=self.updates > 1 and self.objective.get("correction", "none") != "none",
             replay=bool(self.objective.get("replay")),
@@ -146,17 +147,21 @@ class Policy(Stage):
         kept_near = self.objective.get("kl") or (self.critic is not None and self.critic.kl)
         reference = copy.deepcopy(model) if kept_near else None
         given: dict[str, Any] = {
+            "model": model,
             "examples": examples,
             "settings": settings,
             "selector": selector,
             "reference": reference,
         }
         if self.asynchronous is not None:
-            return AsynchronousStream(model=model, options=self.asynchronous, crew=self.crew(model), **given)
+            workers = self.worker_pool(model)
+            options = self.asynchronous
+            return AsyncRolloutStream(options=options, workers=workers, weights=CopiedWeights(workers), **given)
         engine = Engine(model, drafter=self._drafter(), max_requests=self.prompts * self.group, seed=self.seed)
         world = self.world()
-        begin = players(world, self.group, self.wishes(model)) if world is not None else None
-        return RolloutStream(engine=engine, rewards=weighted_rewards(self.rewards), begin=begin, **given)
+        start = multi_turn_rollouts(world, self.group, self.sampling(model)) if world is not None else None
+        given |= {"rewards": weighted_rewards(self.rewards), "start_group": start}
+        return RolloutStream(engine=engine, weights=SharedWeights(engine), **given)
 
     def _examples(self, data: Data) -> Mixture:
         world = self.world()
@@ -164,7 +169,7 @@ class Policy(Stage):
             if not self.data:
                 remedy = "Name some, or an environment with tasks of its own."
                 raise UserError("align.stages: data", "data names no source", remedy)
-            return open_questions(data, self.seed)
+            return open_prompts(data, self.seed)
         if self.data:
             problem = "the environment has tasks of its own, and data names others"
             raise UserError("align.stages: environment", problem, "Leave data out.")
@@ -183,10 +188,10 @@ class Policy(Stage):
         (method,) = named((self.environment,))
         return open_environment(method)
 
-    def crew(self, model: Model) -> WorkerPool:
+    def worker_pool(self, model: Model) -> WorkerPool:
         options = self.asynchronous
         assert options is not None and model.tokenizer is not None
-        weighted_rewards(self.rewards)  # what is wrong with them is said here, not by a worker
+        weighted_rewards(self.rewards)  # what is wrong with them is reported here, not by a worker
         self.world()
         setup = Setup(
             config=model.config,
@@ -198,7 +203,7 @@ class Policy(Stage):
             drafter=self.drafter,
             max_requests=self.prompts * self.group,
             group=self.group,
-            wishes=self.wishes(model),
+            sampling=self.sampling(model),
             rewards=self.rewards,
             environment=named((self.environment,))[0] if self.environment is not None else None,
             on_update=options.on_update,
@@ -206,7 +211,7 @@ class Policy(Stage):
         )
         return WorkerPool(setup, options.workers, options.patience, options.retries, options.address)
 
-    def wishes(self, model: Model) -> dict[str, Any]:
+    def sampling(self, model: Model) -> dict[str, Any]:
         return {
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
@@ -226,5 +231,5 @@ def check_rewards(named: tuple[dict[str, Any], ...], data: Data) -> None:
     rewards = weighted_rewards(there(named))
     made_up = any(str(source["path"]).startswith(BUILTIN) for source in data)
     if not made_up and any(isinstance(reward, TaskScore) for _, _, reward in rewards):
-        problem = f"task judges answers to families of tasks ({BUILTIN}FAMILY), and no source is one"
+        problem = f"task scores completions of families of tasks ({BUILTIN}FAMILY), and no source is one"
         raise UserError("align.stages: rewards", problem, "Take exact, numeric, math, environment or another reward.")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from moesaic.align.accuracy import Accuracy
-from moesaic.align.examples import FileExamples, Mixture, open_questions
+from moesaic.align.examples import FileExamples, Mixture, open_prompts
 from moesaic.align.preference.reference import fingerprint
 from moesaic.align.rewards import weighted_rewards
 from moesaic.align.rollouts.rejection import Rule, collect, key_of
@@ -52,7 +52,7 @@ class Rejection(Stage):
             raise ValueError("questions, group, keep, max_tokens, batch_tokens and longest are at least 1")
 
     def check(self) -> None:
-        open_questions(there(self.data), self.seed)
+        open_prompts(there(self.data), self.seed)
         check_rewards(self.rewards, self.data)
         Sampling(self.max_tokens, self.temperature)
 
@@ -65,7 +65,7 @@ class Rejection(Stage):
         options = {name: value for name, value in asdict(self).items() if name not in ("steps", "lr", "save_every")}
         notes = collect(
             Engine(model, max_requests=64, seed=self.seed),
-            open_questions(self.data, self.seed),
+            open_prompts(self.data, self.seed),
             self.questions,
             self.group,
             {"max_tokens": self.max_tokens, "temperature": self.temperature},

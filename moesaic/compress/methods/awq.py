@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moesaic.compress.calibration_statistics import InputStatistics, Watched
+from moesaic.compress.calibration_statistics import CalibratedLayer, InputStatistics
 from moesaic.compress.grid import Grid
-from moesaic.compress.methods import ByMatrix
+from moesaic.compress.layerwise import LayerwiseCompressor
 from moesaic.kernels.quantized import QuantizedMatrix
 from moesaic.model.attention import GroupedQueryAttention
 from moesaic.model.block import Block
@@ -25,7 +25,7 @@ STEPS = 11
 
 
 @dataclass(frozen=True)
-class AWQ(ByMatrix):
+class AWQ(LayerwiseCompressor):
     bits: int = 4
     group: int = 64
     symmetric: bool = True
@@ -36,27 +36,27 @@ class AWQ(ByMatrix):
     def _grid(self) -> Grid:
         return Grid(self.bits, self.group, self.symmetric)
 
-    def matrix(self, name: str, weight_OI: Tensor, seen: InputStatistics) -> QuantizedMatrix:
-        return self._grid().matrix(weight_OI, importance_I=seen.importance_I)
+    def matrix(self, name: str, weight_OI: Tensor, statistics: InputStatistics) -> QuantizedMatrix:
+        return self._grid().matrix(weight_OI, importance_I=statistics.importance_I)
 
-    def prepare(self, block: Block, watched: Watched) -> dict[str, Tensor]:
+    def prepare(self, block: Block, calibrated: CalibratedLayer) -> dict[str, Tensor]:
         changed: dict[str, Tensor] = {}
         if isinstance(block.attention, GroupedQueryAttention):
-            seen = watched.seen("attention.qkv.weight")
-            if seen is not None:
-                self._spread(block.attention_norm.weight, [block.attention.qkv.weight], [], seen)
+            statistics = calibrated.statistics("attention.qkv.weight")
+            if statistics is not None:
+                self._spread(block.attention_norm.weight, [block.attention.qkv.weight], [], statistics)
                 changed["attention_norm.weight"] = block.attention_norm.weight
-        # Columns before rows: what flows into `down` was seen before gate and up are touched.
+        # Columns before rows: what flows into `down` was recorded before gate and up are touched.
         ffn = block.ffn
         readers: list[Tensor]
         others: list[Tensor] = []
         if isinstance(ffn, DenseFeedForward):
-            self._rows(ffn, watched.seen("ffn.down.weight"))
-            seen, readers = watched.seen("ffn.gate_up.weight"), [ffn.gate_up.weight]
+            self._rows(ffn, calibrated.statistics("ffn.down.weight"))
+            statistics, readers = calibrated.statistics("ffn.gate_up.weight"), [ffn.gate_up.weight]
         else:
-            seen, readers, others = self._experts(ffn, watched)
-        if seen is not None:
-            self._spread(block.ffn_norm.weight, readers, others, seen)
+            statistics, readers, others = self._experts(ffn, calibrated)
+        if statistics is not None:
+            self._spread(block.ffn_norm.weight, readers, others, statistics)
             changed["ffn_norm.weight"] = block.ffn_norm.weight
             if isinstance(ffn, MixtureFeedForward):
                 changed["ffn.router.weight"] = ffn.router.weight
@@ -65,49 +65,49 @@ class AWQ(ByMatrix):
         return {name: tensor.detach().clone() for name, tensor in changed.items()}
 
     def _experts(
-        self, ffn: MixtureFeedForward, watched: Watched
+        self, ffn: MixtureFeedForward, calibrated: CalibratedLayer
     ) -> tuple[InputStatistics | None, list[Tensor], list[Tensor]]:
         for expert in range(len(ffn.down_EDF)):
-            seen = watched.seen(f"ffn.down_EDF.{expert}")
-            if seen is not None:
-                self._both(ffn.gate_up_EGD[expert], ffn.down_EDF[expert], seen)
+            statistics = calibrated.statistics(f"ffn.down_EDF.{expert}")
+            if statistics is not None:
+                self._both(ffn.gate_up_EGD[expert], ffn.down_EDF[expert], statistics)
         others: list[Tensor] = [ffn.router.weight]
         readers: list[Tensor] = list(ffn.gate_up_EGD)
         if ffn.shared is not None:
-            self._rows(ffn.shared, watched.seen("ffn.shared.down.weight"))
+            self._rows(ffn.shared, calibrated.statistics("ffn.shared.down.weight"))
             readers.append(ffn.shared.gate_up.weight)
         if ffn.residual is not None:
             others.append(ffn.residual.weight)
-        return watched.all_inputs(), readers, others
+        return calibrated.all_inputs(), readers, others
 
-    def _rows(self, ffn: DenseFeedForward, seen: InputStatistics | None) -> None:
-        if seen is not None and ffn.gate_up.bias is None:
-            self._both(ffn.gate_up.weight, ffn.down.weight, seen)
+    def _rows(self, ffn: DenseFeedForward, statistics: InputStatistics | None) -> None:
+        if statistics is not None and ffn.gate_up.bias is None:
+            self._both(ffn.gate_up.weight, ffn.down.weight, statistics)
 
-    def _both(self, gate_up_GD: Tensor, down_DF: Tensor, seen: InputStatistics) -> None:
+    def _both(self, gate_up_GD: Tensor, down_DF: Tensor, statistics: InputStatistics) -> None:
         """Scale the inputs of `down`, and the rows of `up` that make them the other way."""
-        scale_F = self._best([down_DF], seen)
+        scale_F = self._best([down_DF], statistics)
         down_DF.mul_(scale_F)
         gate_up_GD[len(scale_F) :].div_(scale_F[:, None])
 
-    def _spread(self, norm_D: Tensor, readers: list[Tensor], others: list[Tensor], seen: InputStatistics) -> None:
-        scale_D = self._best(readers, seen)
+    def _spread(self, norm_D: Tensor, readers: list[Tensor], others: list[Tensor], statistics: InputStatistics) -> None:
+        scale_D = self._best(readers, statistics)
         norm_D.div_(scale_D)
         for weight_OD in readers + others:
             weight_OD.mul_(scale_D)
 
-    def _best(self, readers: list[Tensor], seen: InputStatistics) -> Tensor:
+    def _best(self, readers: list[Tensor], statistics: InputStatistics) -> Tensor:
         """The scale, a power of the inputs' mean size, with the least error at the output."""
-        grid, size_I = self._grid(), seen.size_I.clamp(min=1e-6)
+        grid, size_I = self._grid(), statistics.size_I.clamp(min=1e-6)
         best, best_I = float("inf"), torch.ones_like(size_I)
-        tried = readers[:: max(1, len(readers) // 4)]  # a few experts speak for all
+        tried = readers[:: max(1, len(readers) // 4)]  # a few experts stand for all
         for step in range(STEPS):
             scale_I = size_I.pow(step / STEPS)
             scale_I = (scale_I / (scale_I.max() * scale_I.min()).sqrt()).clamp(1e-4, 1e4)
             error = 0.0
             for weight_OI in tried:
                 rounded_OI = grid.rounded(weight_OI * scale_I) / scale_I
-                error += seen.error(weight_OI, rounded_OI)
+                error += statistics.error(weight_OI, rounded_OI)
             if error < best:
                 best, best_I = error, scale_I
         return best_I

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from moesaic.compress.calibration_statistics import InputStatistics
 from moesaic.compress.grid import Grid
-from moesaic.compress.methods import ByMatrix
+from moesaic.compress.layerwise import LayerwiseCompressor
 from moesaic.kernels.quantized import QuantizedMatrix
 
 EXPONENT, STIFFNESS, STIFFER = 0.7, 10.0, 1.01
 
 
 @dataclass(frozen=True)
-class HQQ(ByMatrix):
+class HQQ(LayerwiseCompressor):
     bits: int = 4
     group: int = 64
     rounds: int = 20
@@ -38,7 +38,7 @@ class HQQ(ByMatrix):
     def _grid(self) -> Grid:
         return Grid(self.bits, self.group, symmetric=False)
 
-    def matrix(self, name: str, weight_OI: Tensor, seen: InputStatistics) -> QuantizedMatrix:
+    def matrix(self, name: str, weight_OI: Tensor, statistics: InputStatistics) -> QuantizedMatrix:
         return half_quadratic(weight_OI, self._grid(), self.rounds)
 
 

@@ -8,33 +8,18 @@ Similar means the angle between all their weights, as for experts that began as 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moesaic.compress.expert_statistics import Use, most_useful, walk_experts
-from moesaic.compress.methods import Compressor
-from moesaic.model.config import ModelConfig
+from moesaic.compress.expert_reduction import ExpertReduction, Use, most_useful
 from moesaic.model.experts import MixtureFeedForward
-
-if TYPE_CHECKING:
-    from moesaic.compress.job import Job
 
 
 @dataclass(frozen=True)
-class MergeExperts(Compressor):
-    keep: int
-
-    @property
-    def ends_bits(self) -> int:
-        return 0
-
-    def run(self, job: Job) -> ModelConfig:
-        return walk_experts(job, self.keep, self._reduce)
-
-    def _reduce(self, ffn: MixtureFeedForward, use: Use) -> tuple[Tensor, Tensor, Tensor]:
+class MergeExperts(ExpertReduction):
+    def reduce(self, ffn: MixtureFeedForward, use: Use) -> tuple[Tensor, Tensor, Tensor]:
         stay = most_useful(use, self.keep, ffn.router.shape.groups)
         flat_EX = torch.cat([ffn.gate_up_EGD.flatten(1), ffn.down_EDF.flatten(1)], dim=1)
         flat_EX = F.normalize(flat_EX, dim=1)

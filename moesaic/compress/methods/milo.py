@@ -5,8 +5,8 @@
 
 W is taken apart into codes and U V in turns: the codes of W - U V, then U V from what the codes left over. Matrices
 that every token passes (attention, dense and shared networks) get `rank`; of the routed experts' equal budget each gets
-a share by the kurtosis of its weights (heavy tails round badly) and by how often it is chosen. U and V are kept in few
-bits too: twice the rank in four bits is worth more than half of it in eight. U is stored in blocks of 32, so that ranks
+a share by the kurtosis of its weights (heavy tails round badly) and by how often it is chosen. U and V are quantized
+too: twice the rank in four bits is worth more than half of it in eight. U is stored in blocks of 32, so that ranks
 which are multiples of it waste nothing.
 
 The paper reads no text: `calibrate=false` is that. With it, errors count by what flows into the matrix: the codes come
@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from moesaic.compress.calibration_statistics import InputStatistics
+from moesaic.compress.gptq_rounding import TURNS, Piece, damped, joined, pieces, rounded
 from moesaic.compress.grid import Grid
-from moesaic.compress.methods import ByMatrix, Maker
-from moesaic.compress.methods.gptq import TURNS, Piece, damped, joined, pieces, rounded
+from moesaic.compress.layerwise import LayerwiseCompressor, MatrixCompressor
 from moesaic.compress.methods.hqq import half_quadratic
 from moesaic.compress.refine import refined
 from moesaic.kernels.quantized import QuantizedMatrix
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from moesaic.compress.job import Job
 
 LEAST_GAIN = 1e-3  # of the error, for another turn
-DAMPING = 0.03  # of the moments that the correction goes by; see `compress/methods/gptq.py`
+DAMPING = 0.03  # of the moments that the correction goes by; see `compress/gptq_rounding.py`
 ANEW = 3  # turns in which GPTQ finds the codes anew
 
 
 @dataclass(frozen=True)
-class MiLo(ByMatrix):
+class MiLo(LayerwiseCompressor):
     bits: int = 3
     group: int = 64
     rank: int = 32
@@ -57,30 +57,30 @@ class MiLo(ByMatrix):
         if self.rank < 0 or self.expert_rank < 0 or self.turns < 1:
             raise ValueError("ranks must not be negative, and turns at least 1")
 
-    def maker(self, job: Job) -> Maker:
+    def matrix_compressor(self, job: Job) -> MatrixCompressor:
         kurtoses: dict[str, float] = {}
 
-        def make(name: str, weight_OI: Tensor, seen: InputStatistics) -> QuantizedMatrix:
+        def make(name: str, weight_OI: Tensor, statistics: InputStatistics) -> QuantizedMatrix:
             path, _, leaf = name.rpartition(".")
             if not leaf.isdigit():
-                return self._taken_apart(weight_OI, seen, self.rank)
+                return self._taken_apart(weight_OI, statistics, self.rank)
             if path not in kurtoses:  # the mean over the experts of a layer, whose ranks are given out around it
                 whole_EOI = job.tensor(path)
                 kurtoses[path] = sum(map(_kurtosis, whole_EOI)) / len(whole_EOI)
             usual = _per_token_share(job, path)
-            often = min(max(seen.share / usual, 0.25), 4.0) if self.calibrate and seen.share < 1 else 1.0
+            often = min(max(statistics.share / usual, 0.25), 4.0) if self.calibrate and statistics.share < 1 else 1.0
             rank = self.expert_rank * (_kurtosis(weight_OI) / kurtoses[path]) ** 0.5 * often**0.5
-            return self._taken_apart(weight_OI, seen, round(rank))
+            return self._taken_apart(weight_OI, statistics, round(rank))
 
         return make
 
-    def matrix(self, name: str, weight_OI: Tensor, seen: InputStatistics) -> QuantizedMatrix:
-        return self._taken_apart(weight_OI, seen, self.rank)
+    def matrix(self, name: str, weight_OI: Tensor, statistics: InputStatistics) -> QuantizedMatrix:
+        return self._taken_apart(weight_OI, statistics, self.rank)
 
-    def _taken_apart(self, weight_OI: Tensor, seen: InputStatistics, rank: int) -> QuantizedMatrix:
+    def _taken_apart(self, weight_OI: Tensor, statistics: InputStatistics, rank: int) -> QuantizedMatrix:
         rank = min(rank, *weight_OI.shape)
         if self.calibrate:
-            return self._by_what_flows(weight_OI, seen, rank)
+            return self._by_what_flows(weight_OI, statistics, rank)
         low_OI = torch.zeros_like(weight_OI)
         best: QuantizedMatrix | None = None
         least = float("inf")
@@ -98,12 +98,12 @@ class MiLo(ByMatrix):
         assert best is not None
         return best
 
-    def _by_what_flows(self, weight_OI: Tensor, seen: InputStatistics, rank: int) -> QuantizedMatrix:
+    def _by_what_flows(self, weight_OI: Tensor, statistics: InputStatistics, rank: int) -> QuantizedMatrix:
         grid = Grid(self.bits, self.group, self.symmetric)
-        made = pieces(weight_OI, seen, grid, turns=1 if rank else TURNS)
+        made = pieces(weight_OI, statistics, grid, turns=1 if rank else TURNS)
         if not rank:
             return joined(grid, made)
-        root_II, back_II = _root(damped(seen.moments_II, DAMPING))
+        root_II, back_II = _root(damped(statistics.moments_II, DAMPING))
         best: QuantizedMatrix | None = None
         least = float("inf")
         for turn in range(self.turns):

@@ -1,13 +1,13 @@
-"""Mixed precision in a budget: bits where the loss feels them (Quantization in Layer's Input is Matter; LLC; HAGO).
+"""Mixed precision in a budget: bits where the loss is sensitive (Quantization in Layer's Input is Matter; LLC; HAGO).
 
     moesaic compress out/smollm2 --method mixed --out out/small bits=4
     moesaic compress out/smollm2 --method mixed --out out/small bits=4.5 target=transformers
 
 What rounding a matrix costs is predicted from one backward pass (`compress/sensitivity.py`): what its error does to
-what flows on, times how much the loss feels that. A choice of bits for each matrix with the least predicted cost within
-the budget is a knapsack with groups, which HiGHS solves exactly. The budget is the bytes of `bits` for all matrices and
-`--ends-bits` for the embedding and the output matrix, which get their bits in the same way. Choices are what the target
-can run.
+what flows on, times how sensitive the loss is to that. A choice of bits for each matrix with the least predicted cost
+within the budget is a knapsack with groups, which HiGHS solves exactly. The budget is the bytes of `bits` for all
+matrices and `--ends-bits` for the embedding and the output matrix, which get their bits in the same way. Choices are
+what the target can run.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ import numpy as np
 from torch import Tensor
 
 from moesaic.compress.calibration_statistics import InputStatistics
+from moesaic.compress.gptq_rounding import damped, gptq
 from moesaic.compress.grid import Grid
 from moesaic.compress.layer_store import Part
-from moesaic.compress.layers import ENDS_GROUP, ends
-from moesaic.compress.methods import ByMatrix, Maker
-from moesaic.compress.methods.gptq import damped, gptq
+from moesaic.compress.layerwise import ENDS_GROUP, LayerwiseCompressor, MatrixCompressor, ends
 from moesaic.compress.refine import refined, weights_of
-from moesaic.compress.sensitivity import Sensed, Sensitivities
+from moesaic.compress.sensitivity import OutputSensitivity, Sensitivities
 from moesaic.errors import UserError
 from moesaic.kernels.quantized import QuantizedMatrix
 
@@ -39,7 +38,7 @@ DAMPING = 0.1
 
 
 @dataclass(frozen=True)
-class Mixed(ByMatrix):
+class Mixed(LayerwiseCompressor):
     bits: float = 4.0  # on average over the matrices, scales not counted
     group: int = 64
     symmetric: bool = False
@@ -54,7 +53,7 @@ class Mixed(ByMatrix):
 
     @property
     def not_joined(self) -> str:
-        return "codes of several sizes"  # which it does without a word, and then says nonsense
+        return "codes of several sizes"  # loaded without an error, with wrong outputs
 
     def _grid(self, bits: int, whole_zeros: bool = False) -> Grid:
         return Grid(bits, self.group, self.symmetric, whole_zeros=whole_zeros)
@@ -65,18 +64,18 @@ class Mixed(ByMatrix):
         plan: dict[str, int] = job.store.about("plan")["facts"]["bits"]
         return plan
 
-    def maker(self, job: Job) -> Maker:
+    def matrix_compressor(self, job: Job) -> MatrixCompressor:
         plan = self._plan(job)
 
-        def make(name: str, weight_OI: Tensor, seen: InputStatistics) -> QuantizedMatrix:
+        def make(name: str, weight_OI: Tensor, statistics: InputStatistics) -> QuantizedMatrix:
             grid = self._grid(plan.get(name, 8), job.whole_zeros)
             if self.rounding == "gptq":
-                return gptq(weight_OI, seen, grid)
-            return grid.matrix(weight_OI, importance_I=seen.importance_I)
+                return gptq(weight_OI, statistics, grid)
+            return grid.matrix(weight_OI, importance_I=statistics.importance_I)
 
         return make
 
-    def matrix(self, name: str, weight_OI: Tensor, seen: InputStatistics) -> QuantizedMatrix:
+    def matrix(self, name: str, weight_OI: Tensor, statistics: InputStatistics) -> QuantizedMatrix:
         raise AssertionError("bits are chosen for the whole model first")
 
     def end_bits(self, job: Job, name: str) -> int:
@@ -101,7 +100,7 @@ class Mixed(ByMatrix):
         chosen = knapsack(np.array(list(costs.values())), bits_of, budget)
         return {name: choices[choice] for name, choice in zip(costs, chosen, strict=True)}
 
-    def _cost(self, weight_OI: Tensor, parts: list[Sensed], bits: int) -> float:
+    def _cost(self, weight_OI: Tensor, parts: list[OutputSensitivity], bits: int) -> float:
         if not parts:  # an expert that no token came to: no fewer bits than the average
             return 0.0 if bits >= self.bits else 1.0
         return sum(
@@ -117,7 +116,9 @@ class Mixed(ByMatrix):
         change_VD, some = self._tried(whole_VD, part, grid, True, TRIED_ON_ENDS)
         return part.cost(change_VD, some) + (sensitivities.looked_up(change_VD, some) if name == "embed" else 0.0)
 
-    def _tried(self, weight_OI: Tensor, part: Sensed, grid: Grid, refine: bool, most: int) -> tuple[Tensor, slice]:
+    def _tried(
+        self, weight_OI: Tensor, part: OutputSensitivity, grid: Grid, refine: bool, most: int
+    ) -> tuple[Tensor, slice]:
         """Some outputs are rounded as all will be in the end, or nearly so: how they change, and which they are."""
         some = slice(0, len(weight_OI), max(1, len(weight_OI) // most))
         some_OI = weight_OI[some]

@@ -1,7 +1,7 @@
 """N:M sparsity: of every M neighbouring inputs of an output at most N stay (NxMTransformer, Holmes et al. 2021).
 
     moesaic compress out/smollm2 --method nm --out out/sparse n=2 m=4 score=wanda
-    moesaic compress out/smollm2 --method nm --out out/sparse score=admm bits=4          and few bits (NxMiFormer, 2022)
+    moesaic compress out/smollm2 --method nm --out out/sparse score=admm bits=4         and quantized (NxMiFormer, 2022)
 
 score says which stay: the largest (magnitude), the largest times the size of their input (wanda), or those that an
 alternating search leaves (admm): weights W follow the data and a copy Z keeps to N:M, until both agree; then what
@@ -18,14 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moesaic.compress.calibration_statistics import InputStatistics
+from moesaic.compress.gptq_rounding import damped, gptq_codes
 from moesaic.compress.grid import Grid
-from moesaic.compress.methods import ByMatrix
-from moesaic.compress.methods.gptq import damped, gptq_codes
+from moesaic.compress.layerwise import LayerwiseCompressor
 from moesaic.kernels.quantized import QuantizedMatrix
 
 
 @dataclass(frozen=True)
-class NM(ByMatrix):
+class NM(LayerwiseCompressor):
     n: int = 2
     m: int = 4
     score: Literal["magnitude", "wanda", "admm"] = "admm"
@@ -47,17 +47,17 @@ class NM(ByMatrix):
     def ends_bits(self) -> int:
         return 8 if self.bits else 0
 
-    def matrix(self, name: str, weight_OI: Tensor, seen: InputStatistics) -> QuantizedMatrix | Tensor:
+    def matrix(self, name: str, weight_OI: Tensor, statistics: InputStatistics) -> QuantizedMatrix | Tensor:
         if self.score == "admm":
-            weight_OI, kept_OI = self._admm(weight_OI, seen.moments_II)
+            weight_OI, kept_OI = self._admm(weight_OI, statistics.moments_II)
         else:
-            size_I = seen.importance_I.sqrt() if self.score == "wanda" else torch.ones_like(weight_OI[0])
+            size_I = statistics.importance_I.sqrt() if self.score == "wanda" else torch.ones_like(weight_OI[0])
             kept_OI = self._largest(weight_OI.abs() * size_I)
         if not self.bits:
             return weight_OI * kept_OI
         grid = Grid(self.bits, self.group)
-        steps = grid.fit(weight_OI * kept_OI, seen.importance_I)
-        made = grid.made(gptq_codes(weight_OI, damped(seen.moments_II, 0.01), grid, *steps, kept_OI), *steps)
+        steps = grid.fit(weight_OI * kept_OI, statistics.importance_I)
+        made = grid.made(gptq_codes(weight_OI, damped(statistics.moments_II, 0.01), grid, *steps, kept_OI), *steps)
         made.kept = (self.n, self.m)
         return made
 

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from moesaic.compress.calibration_statistics import InputStatistics
 from moesaic.compress.grid import Grid
-from moesaic.compress.methods import ByMatrix
+from moesaic.compress.layerwise import LayerwiseCompressor
 from moesaic.kernels.quantized import QuantizedMatrix
 
 
 @dataclass(frozen=True)
-class RoundToNearest(ByMatrix):
+class RoundToNearest(LayerwiseCompressor):
     bits: int = 4
     group: int = 64
     symmetric: bool = True
@@ -31,5 +31,5 @@ class RoundToNearest(ByMatrix):
     def _grid(self) -> Grid:
         return Grid(self.bits, self.group, self.symmetric)
 
-    def matrix(self, name: str, weight_OI: Tensor, seen: InputStatistics) -> QuantizedMatrix:
+    def matrix(self, name: str, weight_OI: Tensor, statistics: InputStatistics) -> QuantizedMatrix:
         return self._grid().matrix(weight_OI)

@@ -1,9 +1,10 @@
-"""Mixture-of-Students (DeepSpeed-MoE, Rajbhandari et al. 2022): a mixture of fewer layers, taught by the whole one.
+"""Mixture-of-Students (DeepSpeed-MoE, Rajbhandari et al. 2022): fewer layers, distilled from the whole mixture.
 
     moesaic compress out/mixture --method students --out out/student depth=0.75 steps=300
 
-The student keeps the experts and takes every layer it can from the teacher. Teaching is staged: the teacher is followed
-for the first part of the steps, and the text alone for the rest: a student of less depth cannot follow to the end.
+The student keeps the experts and takes every layer it can from the teacher. Distillation is staged: the teacher is
+followed for the first part of the steps, and the text alone for the rest: a student of less depth cannot follow to the
+end.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from moesaic.compress.distill import Lesson, distil, reduced
+from moesaic.compress.distill import Distillation, reduced, train_student
 from moesaic.compress.layer_store import Part
 from moesaic.compress.methods import Compressor
 from moesaic.errors import UserError
@@ -42,7 +43,9 @@ class Students(Compressor):
         if self.depth < 1 and len(kept) == layers:
             raise UserError("depth", f"{self.depth:g} of {layers} layers are all of them", "Take less.")
         config = replace(job.config, layers=tuple(job.config.layers[number] for number in kept), mtp=())
-        weights = distil(job, config, reduced(job, kept, config), Lesson(self.steps, self.rate, self.teaching))
+        weights = train_student(
+            job, config, reduced(job, kept, config), Distillation(self.steps, self.rate, self.teaching)
+        )
         job.store.put("student", Part(plain=weights, facts={"layers": kept}))
         return config
 

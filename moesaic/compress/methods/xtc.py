@@ -1,4 +1,4 @@
-"""XTC (Wu et al. 2022): every second layer, one or two bits a weight, and a long lesson from the float model.
+"""XTC (Wu et al. 2022): every second layer, one or two bits per weight, and long distillation from the float model.
 
     moesaic compress out/tiny --method xtc --out out/extreme bits=1 depth=0.5 steps=500
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from moesaic.compress.distill import Lesson, distil, reduced
+from moesaic.compress.distill import Distillation, reduced, train_student
 from moesaic.compress.grid import Grid
 from moesaic.compress.layer_store import Part, rounded_scales
 from moesaic.compress.layers import matrices_of
@@ -58,7 +58,7 @@ class XTC(Compressor):
         def as_kept(name: str, tensor: Tensor) -> Tensor:
             return rounding(tensor, grid) if name.removeprefix("layers.") in stems else tensor
 
-        learned = distil(job, config, reduced(job, kept, config), Lesson(self.steps, self.rate), as_kept)
+        learned = train_student(job, config, reduced(job, kept, config), Distillation(self.steps, self.rate), as_kept)
         part = Part(facts={"layers": kept})
         for name, tensor in learned.items():
             own = name.removeprefix("layers.")

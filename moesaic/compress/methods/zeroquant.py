@@ -1,4 +1,4 @@
-"""ZeroQuant (Yao et al. 2022): weights by group, activations by token, and each layer taught by its float self.
+"""ZeroQuant (Yao et al. 2022): weights by group, activations by token, and each layer distilled from its float self.
 
     moesaic compress out/smollm2 --method zeroquant --out out/w8a8 bits=8 group=0
     moesaic compress out/smollm2 --method zeroquant --out out/w4a8 bits=4 group=64 steps=50
@@ -17,17 +17,17 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from moesaic.compress.calibration_statistics import InputStatistics, Watched
+from moesaic.compress.calibration_statistics import CalibratedLayer, InputStatistics
 from moesaic.compress.grid import Grid
 from moesaic.compress.layers import matrices_of
-from moesaic.compress.methods import ByMatrix
+from moesaic.compress.layerwise import LayerwiseCompressor
 from moesaic.kernels.interface import Kernels
 from moesaic.kernels.quantized import QuantizedMatrix, rounded_to_8_bits
 from moesaic.model.block import Block
 
 
 @dataclass(frozen=True)
-class ZeroQuant(ByMatrix):
+class ZeroQuant(LayerwiseCompressor):
     bits: int = 8
     group: int = 0
     activation_bits: int = 8
@@ -46,19 +46,19 @@ class ZeroQuant(ByMatrix):
     def _grid(self) -> Grid:
         return Grid(self.bits, self.group, activation_bits=self.activation_bits)
 
-    def matrix(self, name: str, weight_OI: Tensor, seen: InputStatistics) -> QuantizedMatrix:
+    def matrix(self, name: str, weight_OI: Tensor, statistics: InputStatistics) -> QuantizedMatrix:
         return self._grid().matrix(weight_OI)
 
-    def prepare(self, block: Block, watched: Watched) -> dict[str, Tensor]:
+    def prepare(self, block: Block, calibrated: CalibratedLayer) -> dict[str, Tensor]:
         if self.steps:
             with torch.enable_grad():
-                self._distil(block, watched)
+                self._distil(block, calibrated)
         return {}
 
-    def _distil(self, block: Block, watched: Watched) -> None:
+    def _distil(self, block: Block, calibrated: CalibratedLayer) -> None:
         """Adam on the weights before rounding; the rounding itself passes gradients through."""
         grid = self._grid()
-        ops = cast(Kernels, _RoundingKernels(watched.plain, self.activation_bits))
+        ops = cast(Kernels, _RoundingKernels(calibrated.plain, self.activation_bits))
         stems = {name.rpartition(".")[0] if name[-1].isdigit() else name for name, _ in matrices_of(block)}
         parameters = {name: tensor for name, tensor in block.named_parameters() if name in stems}
         learned = {name: tensor.detach().clone().requires_grad_() for name, tensor in parameters.items()}
@@ -66,23 +66,25 @@ class ZeroQuant(ByMatrix):
             [{"params": [t], "lr": self.rate * float(t.detach().abs().mean())} for t in learned.values()],
             betas=(0.9, 0.95),
         )
-        pieces = list(watched.run(ops))
-        before = self._loss_of_all(block, parameters, grid, pieces, watched)
+        pieces = list(calibrated.run(ops))
+        before = self._loss_of_all(block, parameters, grid, pieces, calibrated)
         for step in range(self.steps):
             rows, run = pieces[step % len(pieces)]
             optimizer.zero_grad()
-            loss = self._loss(block, learned, grid, run, watched.out_TD[rows])
+            loss = self._loss(block, learned, grid, run, calibrated.out_TD[rows])
             loss.backward()
             optimizer.step()
             for group in optimizer.param_groups:
                 group["lr"] *= 1 - 1 / self.steps
-        if self._loss_of_all(block, learned, grid, pieces, watched) < before:
+        if self._loss_of_all(block, learned, grid, pieces, calibrated) < before:
             for name, tensor in parameters.items():
                 tensor.data.copy_(learned[name].detach())
 
-    def _loss_of_all(self, block: Block, weights: dict[str, Any], grid: Grid, pieces: Any, watched: Watched) -> float:
+    def _loss_of_all(
+        self, block: Block, weights: dict[str, Any], grid: Grid, pieces: Any, calibrated: CalibratedLayer
+    ) -> float:
         with torch.no_grad():
-            return sum(float(self._loss(block, weights, grid, run, watched.out_TD[rows])) for rows, run in pieces)
+            return sum(float(self._loss(block, weights, grid, run, calibrated.out_TD[rows])) for rows, run in pieces)
 
     def _loss(self, block: Block, weights: dict[str, Any], grid: Grid, run: Any, wanted_TD: Tensor) -> Tensor:
         tensors = {name: rounding(tensor, grid) for name, tensor in weights.items()}

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from moesaic import atomic
-from moesaic.atomic import alone_in
+from moesaic.atomic import exclusive
 from moesaic.data.dedupe import DocumentIndex
 from moesaic.data.preparation.request import check_same, preparation
 from moesaic.data.preparation.shard_writer import GrowingFile, ShardWriter
@@ -95,7 +95,7 @@ def prepare(
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError("data.sources", f'two sources have the name "{twice[0]}"', "Give each a name of its own.")
     try:
-        with alone_in(out):
+        with exclusive(out):
             if (out / MANIFEST).exists():
                 manifest = read_manifest(out)
                 check_same(manifest, recipe, out)

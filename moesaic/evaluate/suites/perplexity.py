@@ -11,48 +11,16 @@ once, and the first of each window is predicted by none.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from moesaic.data.plain_text import read_text
 from moesaic.errors import UserError
-from moesaic.evaluate.suites import Asked, Suite, Told
+from moesaic.evaluate.suites import Asked, Suite
+from moesaic.model.perplexity import perplexity
 from moesaic.model.transformer import Model
 
 LARGEST_WINDOW = 2048  # unless asked for; attention over more takes most of the time
-
-
-@dataclass(frozen=True)
-class Result:
-    nats: float  # in all
-    predicted: int
-
-    @property
-    def perplexity(self) -> float:
-        return math.exp(min(self.nats / self.predicted, 700.0))
-
-
-def perplexity(
-    model: Model,
-    tokens: Sequence[int],
-    window: int,
-    stride: int,
-    progress: Told = lambda done, total: None,
-) -> Result:
-    nats, predicted, known = 0.0, 0, 0
-    for start in range(0, len(tokens), stride):
-        piece = tokens[start : start + window]
-        if start + len(piece) <= max(known, start + 1):
-            break
-        (logprobs,) = model.logprobs([piece])
-        fresh = logprobs[max(known - start - 1, 0) :]
-        nats -= float(fresh.double().sum())
-        predicted += len(fresh)
-        known = start + len(piece)
-        progress(known, len(tokens))
-        if known >= len(tokens):
-            break
-    return Result(nats, predicted)
 
 
 @dataclass(frozen=True)
@@ -69,8 +37,6 @@ class Perplexity(Suite):
 
     def run(self, model: Model | None, asked: Asked) -> dict[str, Any]:
         assert model is not None
-        from moesaic.compress.calibration import read_text
-
         window = self.window or min(model.config.context, LARGEST_WINDOW)
         stride = self.stride or window
         if window > model.config.context:

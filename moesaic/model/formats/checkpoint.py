@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from moesaic.atomic import settle
+from moesaic.atomic import recover
 from moesaic.errors import UserError
 from moesaic.json_files import is_file, read_bytes, read_json
 from moesaic.model.formats.tensor_file import Part, TensorFile, printable
@@ -92,7 +92,7 @@ class Checkpoint:
         return self._home[name].tensors[name].dtype
 
     def _identity(self) -> tuple[int, ...] | None:
-        settle(self.place)
+        recover(self.place)
         try:
             # A run's directory stays, and its files are links to those of the latest checkpoint.
             seen = [os.stat(self.place), os.stat(self.place / "config.json")]

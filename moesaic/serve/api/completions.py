@@ -124,7 +124,7 @@ class ChoiceBuilder:
 
     @property
     def mean_logprob(self) -> float:
-        answer = self.request.answer
+        answer = self.request.logprobs
         return sum(one.logprob for one in answer) / max(1, len(answer))
 
     def push(self, output: Output) -> CompletionChoice:

@@ -64,7 +64,7 @@ def prepare(service: Service, body: EmbeddingRequest, salt: str) -> list[Request
 
 
 async def embed(service: Service, body: EmbeddingRequest, requests: list[Request]) -> EmbeddingResponse:
-    at_once = service.engine.scheduler.most
+    at_once = service.engine.scheduler.max_requests
     for start in range(0, len(requests), at_once):  # a long list takes turns with other clients
         outputs = service.submit(requests[start : start + at_once])
         try:

@@ -127,7 +127,7 @@ class Service:
 
     @property
     def max_open(self) -> int:
-        return self.engine.scheduler.most + self.settings.max_queue
+        return self.engine.scheduler.max_requests + self.settings.max_queue
 
     def check_count(self, count: int) -> None:
         """Whether so many completions could ever be requested at once."""

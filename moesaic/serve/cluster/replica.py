@@ -136,7 +136,7 @@ def read_output(request: Request, told: dict[str, Any], now: float) -> Output:
     """Bring the front's request to where the replica's is."""
     logprobs = [TokenLogprob(*one) for one in told["logprobs"]]
     request.tokens.extend(told["tokens"])
-    request.answer.extend(logprobs)
+    request.logprobs.extend(logprobs)
     request.versions.extend(told["versions"])
     request.cached, request.preemptions = told["cached"], told["preemptions"]
     request.prompt_logprobs += [one and TokenLogprob(*one) for one in told["prompt_logprobs"]]

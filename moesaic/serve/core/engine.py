@@ -29,17 +29,17 @@ from moesaic.serve.core.drafters import Drafter
 from moesaic.serve.core.drafters.router import DraftRouter
 from moesaic.serve.core.driver import EngineDriver
 from moesaic.serve.core.expert_counts import ExpertCounts
-from moesaic.serve.core.forward_pass import Choosing, Chunk, Forward, ForwardPass
+from moesaic.serve.core.forward_pass import Chunk, Forward, ForwardPass, TokenSampler
 from moesaic.serve.core.kv.store import store_for
 from moesaic.serve.core.kv_policies import KVPolicy
 from moesaic.serve.core.memory import dtype_of_cache, pages_that_fit
 from moesaic.serve.core.page_pool import PagePool
-from moesaic.serve.core.policies import Policy
-from moesaic.serve.core.policies.chunked import Chunked
 from moesaic.serve.core.request import Completion, Output, Request, Sampling, completion
 from moesaic.serve.core.runner import Runner
-from moesaic.serve.core.sampler import Choices
+from moesaic.serve.core.sampler import Sampler
 from moesaic.serve.core.scheduler import Scheduler
+from moesaic.serve.core.scheduling_policies import SchedulingPolicy
+from moesaic.serve.core.scheduling_policies.chunked import Chunked
 
 GPU_TOKENS = 8192  # in one step of a GPU, which is no faster with fewer
 PAUSED = 0.002  # seconds between two looks whether to go on
@@ -70,7 +70,7 @@ class Engine:
         cache_bytes: int | None = None,
         page_size: int = 16,
         max_requests: int = 64,
-        policy: Policy | None = None,
+        policy: SchedulingPolicy | None = None,
         drafter: Drafter | None = None,
         kv_policy: KVPolicy | None = None,
         cache_dtype: str | None = None,
@@ -168,7 +168,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         request.root = (request.salt, request.adapter, self.version)
-        request.expected = self.page_pool.found(request)
+        request.expected_cached = self.page_pool.cached_prefix(request)
         self.scheduler.requests[request.number] = request
 
     def abort(self, request: Request) -> None:
@@ -259,13 +259,13 @@ class Engine:
             request.end_forward(computed=chunk.tokens)
         outputs = []
         if rows:
-            choices = forward.choices(rows)
-            outputs = [self._verify(chunk, choices, first) for chunk, first in ready]
+            sampler = forward.sampler(rows)
+            outputs = [self._verify(chunk, sampler, first) for chunk, first in ready]
         for chunk in forward.chunks:
-            self.page_pool.settle(chunk.request)
+            self.page_pool.after_forward(chunk.request)
         return outputs
 
-    def _verify(self, chunk: Chunk, choices: Choosing, first: int) -> Output:
+    def _verify(self, chunk: Chunk, sampler: TokenSampler, first: int) -> Output:
         """What one request gains: the token sampled after its last one, and after each draft token that was sampled."""
         request, draft = chunk.request, chunk.draft
         output = Output(request, [], "", [])
@@ -273,7 +273,7 @@ class Engine:
             request.finish_reason = "stop"
         node: int | None = -1
         while node is not None and request.finish_reason is None:
-            chosen = choices.choose(first + 1 + node, request, self.stop_tokens)
+            chosen = sampler.sample(first + 1 + node, request, self.stop_tokens)
             output.tokens.append(chosen.token)
             output.logprobs.append(chosen)
             output.text += request.append(chosen.token, self.stop_tokens)
@@ -288,7 +288,7 @@ class Engine:
         request, now = output.request, self.clock()
         request.first_token = now if request.first_token is None else request.first_token
         request.last_token = now
-        request.answer.extend(output.logprobs)
+        request.logprobs.extend(output.logprobs)
         request.versions.extend([version] * len(output.tokens))
         self.counts.generated_tokens += len(output.tokens)
         output.finish_reason = request.finish_reason
@@ -315,12 +315,12 @@ class Engine:
             if request.embed:
                 total_D = hidden.float().sum(0)
                 request.hidden_D = total_D if request.hidden_D is None else request.hidden_D + total_D
-            if request.sampling.prompt_logprobs is not None and not request.prompt_noted:
+            if request.sampling.prompt_logprobs is not None and not request.prompt_recorded:
                 request.prompt_logprobs = request.prompt_logprobs or [None]
                 after = request.prompt[request.computed + 1 : request.computed + chunk.tokens + 1]
-                choices = Choices(self.model.logits_at(hidden[: len(after)]))
+                sampler = Sampler(self.model.logits_at(hidden[: len(after)]))
                 for row, token in enumerate(after):
-                    request.prompt_logprobs.append(choices.report(row, token, request.sampling.prompt_logprobs))
+                    request.prompt_logprobs.append(sampler.report(row, token, request.sampling.prompt_logprobs))
 
     def read_inbox(self) -> None:
         while self.inbox:
@@ -344,7 +344,7 @@ class Engine:
     def restart(self, request: Request) -> None:
         """Compute all its tokens again, with the weights of now."""
         self.page_pool.release(request)
-        request.start_over()
+        request.clear_records()
         request.root = (request.salt, request.adapter, self.version)
 
     def retire(self, request: Request) -> None:

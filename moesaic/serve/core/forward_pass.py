@@ -17,7 +17,7 @@ from moesaic.serve.core.adapters import AdaptedKernels, rows_by_adapter
 from moesaic.serve.core.drafters import Draft
 from moesaic.serve.core.kv.attention import CompactBatch
 from moesaic.serve.core.request import Request, TokenLogprob
-from moesaic.serve.core.sampler import Choices
+from moesaic.serve.core.sampler import Sampler
 
 
 @dataclass
@@ -95,7 +95,7 @@ class Forward:
     def advance(self) -> None:
         raise NotImplementedError
 
-    def choices(self, rows: list[int]) -> Choosing:
+    def sampler(self, rows: list[int]) -> TokenSampler:
         """What follows each of these rows: those from the last known token on of the shares that are `last`."""
         raise NotImplementedError
 
@@ -114,8 +114,8 @@ class Forward:
                     chunk.request.routes.setdefault(layer, []).append(kept)
 
 
-class Choosing(Protocol):
-    def choose(self, row: int, request: Request, stop_tokens: set[int]) -> TokenLogprob: ...
+class TokenSampler(Protocol):
+    def sample(self, row: int, request: Request, stop_tokens: set[int]) -> TokenLogprob: ...
 
 
 class ForwardPass(Forward):
@@ -156,5 +156,5 @@ class ForwardPass(Forward):
         if self.layer == len(self.model.layers):
             self.hidden_TD, self.done = self.model.finish(self.x_TD, self.context), True
 
-    def choices(self, rows: list[int]) -> Choices:
-        return Choices(self.model.logits_at(self.hidden_TD, torch.tensor(rows, device=self.model.device)))
+    def sampler(self, rows: list[int]) -> Sampler:
+        return Sampler(self.model.logits_at(self.hidden_TD, torch.tensor(rows, device=self.model.device)))

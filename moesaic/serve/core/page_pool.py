@@ -59,14 +59,14 @@ class PagePool:
     def in_use(self) -> int:
         return self.cache.pages - self.available
 
-    def match(self, request: Request, others: Iterable[Request] = ()) -> None:
+    def match_prefix(self, request: Request, others: Iterable[Request] = ()) -> None:
         """Give a request the computed pages it can share. Its last token is left to compute: it gives the logits.
 
         `others` are requests under way, whose unpublished last pages can be copied from.
         """
         assert not request.pages
         known = len(request.tokens) - 1
-        if not self.reuse or request.wants_every_row or request.root is None:
+        if not self.reuse or request.recomputes_prompt or request.root is None:
             return
         children = self.roots.get(request.root, {})
         place = 0
@@ -82,9 +82,9 @@ class PagePool:
         place += self._copy_start(request, children, others, known)
         request.computed = place
 
-    def found(self, request: Request) -> int:
+    def cached_prefix(self, request: Request) -> int:
         """How many of a request's tokens whole pages hold now."""
-        if not self.reuse or request.wants_every_row or request.root is None:
+        if not self.reuse or request.recomputes_prompt or request.root is None:
             return 0
         children, place = self.roots.get(request.root, {}), 0
         while node := children.get(tuple(request.tokens[place : place + self.size])):
@@ -102,7 +102,7 @@ class PagePool:
         request.pages.extend(self._new() for _ in range(wanted))
         return True
 
-    def before_pruning(self, request: Request, tokens: int) -> int:
+    def tokens_until_pruning(self, request: Request, tokens: int) -> int:
         """As many of the next tokens as are computed before a policy prunes what is cached."""
         if self.store is None:
             return tokens
@@ -110,7 +110,7 @@ class PagePool:
             request.compact = self.store.begin(request)
         return min(tokens, request.compact.due - request.computed)
 
-    def settle(self, request: Request) -> None:
+    def after_forward(self, request: Request) -> None:
         """After a pass: prune what is due, or else share the pages a request has filled."""
         if request.compact is not None:
             self.free.extend(request.compact.end(request.tokens, request.pages))

@@ -17,7 +17,7 @@ from moesaic.errors import UserError
 if TYPE_CHECKING:
     from moesaic.serve.core.adapters import Adapter
     from moesaic.serve.core.grammar import Grammar
-    from moesaic.serve.core.kv.compact import Compact
+    from moesaic.serve.core.kv.compact import CompactRequest
     from moesaic.serve.core.page_pool import Node
     from moesaic.serve.core.text import TextStream
 
@@ -148,15 +148,15 @@ class Request:
 
     tokens: list[int] = field(init=False)
     computed: int = 0
-    expected: int = 0  # tokens that were in the cache when the request came
+    expected_cached: int = 0  # tokens that were in the cache when the request came
     cached: int = 0  # tokens that were in the cache when the request was first given a place
     pages: list[int] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)  # the shared pages among them, from the first on
-    compact: Compact | None = None  # how its pages are used, where a policy prunes them
+    compact: CompactRequest | None = None  # how its pages are used, where a policy prunes them
     root: Hashable = None  # with whom it shares pages; None: with nobody
     text: TextStream | None = None
     limit: int = 0  # as many tokens as it may grow to
-    answer: list[TokenLogprob] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     routes: dict[int, list[Tensor]] = field(default_factory=dict)
@@ -205,10 +205,10 @@ class Request:
         self.computed += computed
         self._in_forward = False
 
-    def start_over(self) -> None:
+    def clear_records(self) -> None:
         """Its pages are gone: what was noted of every row will be noted again, but for what may have been told."""
         self.routes, self.hidden_D = {}, None
-        if not self.prompt_noted:
+        if not self.prompt_recorded:
             self.prompt_logprobs = []
 
     @property
@@ -225,12 +225,12 @@ class Request:
         return self.pending == 1 and self.written > 0
 
     @property
-    def prompt_noted(self) -> bool:
+    def prompt_recorded(self) -> bool:
         """Whether the log-probabilities of all its prompt are there: whoever is told the first token reads them."""
         return len(self.prompt_logprobs) == len(self.prompt)
 
     @property
-    def wants_every_row(self) -> bool:
+    def recomputes_prompt(self) -> bool:
         """Whether the prompt must be computed even where the cache has it."""
         sampling = self.sampling
         return self.embed or sampling.prompt_logprobs is not None or sampling.record_routes
@@ -247,7 +247,7 @@ def completion(request: Request, text: str) -> Completion:
     return Completion(
         text=text,
         tokens=request.tokens[len(request.prompt) :],
-        logprobs=request.answer,
+        logprobs=request.logprobs,
         finish_reason=request.finish_reason or "abort",
         prompt_tokens=len(request.prompt),
         cached_tokens=request.cached,

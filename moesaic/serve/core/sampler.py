@@ -27,7 +27,7 @@ def draw(seed: int, place: int) -> float:
     return float((int.from_bytes(digest, "little") >> 11) / 2**53)
 
 
-class Choices:
+class Sampler:
     """The logits of one pass, and what can be computed for all its rows at once."""
 
     def __init__(self, logits_RV: Tensor) -> None:
@@ -35,12 +35,12 @@ class Choices:
         self.log_RV = self.logits_RV.log_softmax(-1)
         self.best_R: list[int] = self.logits_RV.argmax(-1).tolist()
 
-    def choose(self, row: int, request: Request, stop_tokens: set[int]) -> TokenLogprob:
+    def sample(self, row: int, request: Request, stop_tokens: set[int]) -> TokenLogprob:
         """The next token of a request, given everything it knows so far."""
         if request.sampling.plain:
             token, kept_A = self.best_R[row], None
         else:
-            token, kept_A = self._choose(self.logits_RV[row], request, stop_tokens)
+            token, kept_A = self._sample(self.logits_RV[row], request, stop_tokens)
         chosen = self.report(row, token, request.sampling.logprobs)
         return self._draw(row, chosen, request.sampling, kept_A) if request.sampling.record_draws else chosen
 
@@ -66,7 +66,7 @@ class Choices:
         token_1 = torch.tensor([token], device=log_1V.device)
         return float(logprob_of(log_1V, token_1, self.given_RV[row : row + 1], temperature, kept_1A))
 
-    def _choose(self, logits_V: Tensor, request: Request, stop_tokens: set[int]) -> tuple[int, Tensor | None]:
+    def _sample(self, logits_V: Tensor, request: Request, stop_tokens: set[int]) -> tuple[int, Tensor | None]:
         sampling = request.sampling
         logits_V = penalised(logits_V.clone(), request)
         if request.written < sampling.min_tokens and (ends := stop_tokens | sampling.stop_tokens):

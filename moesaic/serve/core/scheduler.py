@@ -11,15 +11,15 @@ from collections.abc import Hashable
 
 from moesaic.serve.core.forward_pass import Chunk, ForwardPass
 from moesaic.serve.core.page_pool import PagePool
-from moesaic.serve.core.policies import Plan, Policy
 from moesaic.serve.core.request import Request
+from moesaic.serve.core.scheduling_policies import Plan, SchedulingPolicy
 
 
 class Scheduler:
-    def __init__(self, page_pool: PagePool, policy: Policy, most: int) -> None:
+    def __init__(self, page_pool: PagePool, policy: SchedulingPolicy, max_requests: int) -> None:
         self.page_pool = page_pool
         self.policy = policy
-        self.most = most  # requests that hold pages at the same time
+        self.max_requests = max_requests  # requests that hold pages at the same time
         self.requests: dict[int, Request] = {}
         self.stopped: list[ForwardPass] = []
         self.preemptions = 0
@@ -51,7 +51,7 @@ class Scheduler:
                 if self.shares_soon(request) or not self.admit(request):
                     continue
                 self.readers.setdefault(self.opening(request), []).append(request)
-            chunk = Chunk(request, self.page_pool.before_pruning(request, min(count, request.pending)))
+            chunk = Chunk(request, self.page_pool.tokens_until_pruning(request, min(count, request.pending)))
             while not self.page_pool.grow(request, request.computed + chunk.rows):
                 victim = self.victim(request, chunks)
                 if victim is None:
@@ -67,7 +67,7 @@ class Scheduler:
         under_way = [request for request in free if request.pages]
         waiting = sorted((request for request in free if not request.pages), key=lambda request: request.urgency)
         holding = [request for request in self.requests.values() if request.pages] if waiting else []
-        room = max(0, self.most - len(holding))
+        room = max(0, self.max_requests - len(holding))
         self.readers.clear()
         for request in holding:
             self.readers.setdefault(self.opening(request), []).append(request)
@@ -76,7 +76,7 @@ class Scheduler:
     def shares_soon(self, request: Request) -> bool:
         """Whether a more urgent request is computing a prefix of this one now: waiting for it is cheaper."""
         size = self.page_pool.size
-        if not self.page_pool.reuse or request.wants_every_row:
+        if not self.page_pool.reuse or request.recomputes_prompt:
             return False
         for other in self.readers.get(self.opening(request), ()):
             place = other.computed // size * size
@@ -93,7 +93,7 @@ class Scheduler:
     def admit(self, request: Request) -> bool:
         """Give a waiting request its first pages, if the whole of what it knows has room without taking any away."""
         others = [other for other in self.requests.values() if other.pages]
-        self.page_pool.match(request, others)
+        self.page_pool.match_prefix(request, others)
         if not request.preemptions and not request.written:
             request.cached = request.computed
         missing = -(-len(request.tokens) // self.page_pool.size) - len(request.pages)
@@ -118,7 +118,7 @@ class Scheduler:
 
     def preempt(self, request: Request) -> None:
         self.page_pool.release(request)
-        request.start_over()
+        request.clear_records()
         request.preemptions += 1
         self.preemptions += 1
 

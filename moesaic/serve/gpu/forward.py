@@ -16,7 +16,7 @@ from moesaic.kernels.cuda.step_inputs import ChunkRows
 from moesaic.model.layout import Span
 from moesaic.serve.core.forward_pass import Chunk, Forward
 from moesaic.serve.core.request import Request, TokenLogprob
-from moesaic.serve.core.sampler import Choices, draw
+from moesaic.serve.core.sampler import Sampler, draw
 from moesaic.serve.gpu.decode_batch import Slot, samples_on_device
 
 if TYPE_CHECKING:
@@ -50,17 +50,17 @@ class GraphedForward(Forward):
         self.sampled = list(zip(*launched.wait(), strict=True))
         self.done = True
 
-    def choices(self, rows: list[int]) -> GraphedForward:
+    def sampler(self, rows: list[int]) -> GraphedForward:
         return self
 
-    def choose(self, row: int, request: Request, stop_tokens: set[int]) -> TokenLogprob:
+    def sample(self, row: int, request: Request, stop_tokens: set[int]) -> TokenLogprob:
         if samples_on_device(request.sampling):
             return token_logprob(request, *self.sampled[row])
-        return self._on_host.choose(row, request, stop_tokens)
+        return self._on_host.sample(row, request, stop_tokens)
 
     @cached_property
-    def _on_host(self) -> Choices:
-        return Choices(self.launched.logits_RV)
+    def _on_host(self) -> Sampler:
+        return Sampler(self.launched.logits_RV)
 
     @property
     def routes(self) -> dict[int, Tensor]:

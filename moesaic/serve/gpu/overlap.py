@@ -32,10 +32,10 @@ from moesaic.model.layout import Span
 from moesaic.model.rope import position_angles
 from moesaic.model.transformer import Model
 from moesaic.serve.core.forward_pass import Chunk, Forward, ForwardPass
-from moesaic.serve.core.policies.chunked import Chunked
 from moesaic.serve.core.request import Output, Request, TokenLogprob
 from moesaic.serve.core.runner import Runner
-from moesaic.serve.core.sampler import Choices
+from moesaic.serve.core.sampler import Sampler
+from moesaic.serve.core.scheduling_policies.chunked import Chunked
 from moesaic.serve.gpu.decode_batch import DecodeBatch, Slot, Slots
 from moesaic.serve.gpu.forward import GraphedForward, rows_of, token_logprob
 
@@ -78,8 +78,8 @@ class OverlapLoop(Runner):
         rope = position_angles(model.config, engine.max_length, model.device)
         layer_counts = [counts[start:] for start in engine.experts.starts.values()]
         forward = FusedForward(step_weights(model), engine.cache.layers, rope, layer_counts)
-        self.steps = GraphedSteps(forward, engine.cache.page_size, engine.scheduler.most, counts)
-        self.slots = Slots(engine.scheduler.most)
+        self.steps = GraphedSteps(forward, engine.cache.page_size, engine.scheduler.max_requests, counts)
+        self.slots = Slots(engine.scheduler.max_requests)
         self.batch = DecodeBatch(engine.page_pool)
         self.in_flight: deque[InFlightStep] = deque()
         self.version = engine.version
@@ -175,7 +175,7 @@ class OverlapLoop(Runner):
             if pages := slot.new_pages():
                 self.steps.give_pages(pages)
             rows.append(rows_of(chunk, slot, sampled=chunk.rows - chunk.tokens + 1 if chunk.last else 0))
-        inputs = StepInputs.of(self.batch.rows(), rows, engine.scheduler.most, self.steps.tile)
+        inputs = StepInputs.of(self.batch.rows(), rows, engine.scheduler.max_requests, self.steps.tile)
         captured = inputs.shape in self.steps.graphs
         made = GraphedForward(chunks, engine, self.steps.launch(inputs))
         made.usual, made.seconds = captured, engine.clock() - start
@@ -202,7 +202,7 @@ class OverlapLoop(Runner):
         changed = [part.slot for part in parts] + [slot for slot in batch if slot.changed]
         if pages := {place: page for slot in changed for place, page in slot.new_pages().items()}:
             self.steps.give_pages(pages)
-        inputs = StepInputs.of(self.batch.rows(), rows, self.engine.scheduler.most, self.steps.tile)
+        inputs = StepInputs.of(self.batch.rows(), rows, self.engine.scheduler.max_requests, self.steps.tile)
         launched = self.steps.launch(inputs)
         kept = self._keep(launched, parts, chunks, batch)
         step = InFlightStep(launched, list(batch), parts, self.engine.version, *kept)
@@ -260,7 +260,7 @@ class OverlapLoop(Runner):
                 if request.computed % page_size == 0 and request.pages:
                     engine.page_pool.publish(request)
                     slot.changed = True
-        choices = Choices(step.logits_XV) if step.logits_XV is not None else None
+        sampler = Sampler(step.logits_XV) if step.logits_XV is not None else None
         for part in step.chunks:
             request = part.slot.request
             if not self._is_wanted(part.slot, step):
@@ -269,8 +269,8 @@ class OverlapLoop(Runner):
                 self._record_routes(request, step.routes_LTK[:, part.span.start : part.span.stop])
             if part.last:
                 chosen = None
-                if part.logits is not None and choices is not None:
-                    chosen = choices.choose(part.logits, request, engine.stop_tokens)
+                if part.logits is not None and sampler is not None:
+                    chosen = sampler.sample(part.logits, request, engine.stop_tokens)
                 elif part.row is not None:
                     chosen = token_logprob(request, *sampled_R[part.row])
                 outputs.append(self._accept(part.slot, chosen, step.version))

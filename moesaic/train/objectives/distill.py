@@ -23,13 +23,15 @@ from moesaic.model.formats.opening import open_checkpoint
 from moesaic.model.transformer import LayerRunner, Model, run_plainly
 from moesaic.train.objectives import Loss, Objective, layout_of
 
+Direction = Literal["forward", "reverse"]
+
 
 @dataclass(frozen=True)
 class Distill(Objective):
     teacher: str
     weight: float = 0.9
     temperature: float = 1.0
-    direction: Literal["forward", "reverse"] = "forward"  # reverse: KL(student || teacher)
+    direction: Direction = "forward"  # reverse: KL(student || teacher)
     _loaded: list[Model] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -70,8 +72,15 @@ class Distill(Objective):
 
     def _rows(self, model: Model, hidden_TD: Tensor, taught_TV: Tensor, targets_T: Tensor) -> tuple[Tensor, Tensor]:
         logits_TV = model.logits_at(hidden_TD).float()
-        soft_TV = (logits_TV / self.temperature).log_softmax(-1)
-        taught_TV = (taught_TV.float() / self.temperature).log_softmax(-1)
-        one_TV, other_TV = (taught_TV, soft_TV) if self.direction == "forward" else (soft_TV, taught_TV)
-        kl = (one_TV.exp() * (one_TV - other_TV)).sum() * self.temperature**2
+        kl = divergence(logits_TV, taught_TV, self.temperature, self.direction).sum() * self.temperature**2
         return kl, torch.nn.functional.cross_entropy(logits_TV, targets_T, reduction="sum")
+
+
+def divergence(
+    student_TV: Tensor, teacher_TV: Tensor, temperature: float = 1.0, direction: Direction = "forward"
+) -> Tensor:
+    """The terms of KL(teacher || student), or of the reverse, from the logits of both; a token's are its row's sum."""
+    student_TV = (student_TV / temperature).log_softmax(-1)
+    teacher_TV = (teacher_TV.float() / temperature).log_softmax(-1)
+    one_TV, other_TV = (teacher_TV, student_TV) if direction == "forward" else (student_TV, teacher_TV)
+    return one_TV.exp() * (one_TV - other_TV)

@@ -250,14 +250,14 @@ def test_our_own_mistakes_are_not_told_but_survived(new_engine: Any, monkeypatch
 def test_a_request_the_engine_cannot_take_is_answered(new_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """And those beside it go on."""
     engine: Engine = new_engine()
-    found, wanted = engine.page_pool.found, "no"
+    found, wanted = engine.page_pool.cached_prefix, "no"
 
     def fail(request: Any) -> Any:
         if wanted in engine.tokenizer.decode(request.prompt):  # type: ignore[union-attr]
             raise RuntimeError("a secret of ours")
         return found(request)
 
-    monkeypatch.setattr(engine.page_pool, "found", fail)
+    monkeypatch.setattr(engine.page_pool, "cached_prefix", fail)
     with running(engine, slow=0.01) as server, server.http() as client:
         with client.stream(
             "POST", "/v1/completions", json={"prompt": "yes", "max_tokens": 20, "stream": True}

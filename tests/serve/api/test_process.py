@@ -153,7 +153,7 @@ def test_methods_and_names_are_taken(directory: Path, monkeypatch: pytest.Monkey
     engine, settings, more = made
     assert engine.scheduler.policy.tokens == 77
     assert "Suffix(" in repr(engine.drafter)
-    assert engine.scheduler.most == 3
+    assert engine.scheduler.max_requests == 3
     assert (settings.name, settings.max_queue, settings.request_seconds) == ("mine", 5, None)
     assert settings.metrics_names == "vllm"
     assert type(settings.parser).__name__ == "Glm"

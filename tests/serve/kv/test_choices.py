@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from moesaic.serve.core.kv_policies import AttentionStatistics, KVPolicy, TokenKinds
+from moesaic.serve.core.kv_policies import AttentionStatistics, KVPolicy, Retained, TokenKinds
 from moesaic.serve.core.kv_policies.fastgen import FastGen
 from moesaic.serve.core.kv_policies.h2o import H2O
 from moesaic.serve.core.kv_policies.kvmerger import KVMerger
@@ -224,13 +224,13 @@ def test_scores_are_the_attention_transformers_computes() -> None:
         def due(self, computed: int, prompt: int) -> int:
             return prompt if computed < prompt else 10_000
 
-        def watch(self, due: int, prompt: int) -> int:
+        def score_from(self, due: int, prompt: int) -> int:
             return self.first
 
         def prune(self, seen: AttentionStatistics) -> None:
             watched.append(seen)
 
-    from moesaic.serve.core.policies.chunked import Chunked
+    from moesaic.serve.core.scheduling_policies.chunked import Chunked
 
     for first, decay, chunk in ((0, 1.0, 512), (0, 1.0, 10), (37, 1.0, 512), (37, 1.0, 3), (0, 0.9, 512), (0, 0.9, 7)):
         engine = Engine(model, kv_policy=Spy(first, decay), policy=Chunked(tokens=chunk), cache_bytes=1 << 22)
@@ -240,3 +240,56 @@ def test_scores_are_the_attention_transformers_computes() -> None:
             grouped = weights[0].unflatten(0, (2, 2)).sum(1)  # (kv heads, queries, rows)
             expected = (grouped * fading[:, None])[:, first:].sum(1)
             torch.testing.assert_close(watched[-1].scores_LNM[layer][:, :45], expected, rtol=1e-3, atol=1e-5)
+
+
+def test_minikv_keeps_equally_many_rows_in_all_heads_without_newest_ones(scores):
+    """Quantized blocks are shared by the heads of a layer, also where the one row that always stays is not chosen."""
+    policy = MiniKV(share=0.25, least=1, newest=0.0, first=0, pool=1)
+    given = seen(scores)
+    retained = policy.prune(given)
+    assert retained is not None
+    retained.check(policy, given.present_LNM, [0] * LAYERS)
+    counts = retained.rows_LNM.sum(-1)
+    assert (counts == counts[:, :1]).all() and retained.rows_LNM[..., -1].all()
+
+
+class TestWhatAPolicyMayNotReturn:
+    """Ragged rows are fine, except where they could not be packed."""
+
+    def rows(self) -> torch.Tensor:
+        return torch.ones(LAYERS, HEADS, ROWS, dtype=torch.bool)
+
+    def test_ragged_rows_are_allowed(self):
+        rows = self.rows()
+        rows[0, 1, :9] = False
+        Retained(rows).check(H2O(), self.rows(), [0] * LAYERS)
+
+    @pytest.mark.parametrize("wrong", [torch.ones(HEADS, ROWS, dtype=torch.bool), torch.ones(LAYERS, HEADS, ROWS)])
+    def test_other_shapes_and_types(self, wrong):
+        with pytest.raises(ValueError, match=r"H2O.prune: .* booleans of shape \(3, 2, 40\)"):
+            Retained(wrong).check(H2O(), self.rows(), [0] * LAYERS)
+
+    def test_ragged_heads_that_share_blocks(self):
+        rows = self.rows()
+        rows[0, 1, :9] = False
+        with pytest.raises(ValueError, match="equally many"):
+            Retained(rows).check(MiniKV(), self.rows(), [0] * LAYERS)
+
+    def test_pruning_quantized_rows(self):
+        rows = self.rows()
+        rows[0, :, :9] = False
+        Retained(rows).check(MiniKV(), self.rows(), [0, 16, 16])
+        with pytest.raises(ValueError, match="quantized already"):
+            Retained(rows).check(MiniKV(), self.rows(), [16, 0, 0])
+
+    def test_merging_into_what_is_pruned_or_missing(self):
+        rows, onto = self.rows(), torch.arange(ROWS).expand(LAYERS, HEADS, ROWS).clone()
+        onto[0, 0, 5], rows[0, 0, 5] = 6, False
+        Retained(rows, onto).check(KVMerger(), self.rows(), [0] * LAYERS)
+        present = self.rows()
+        present[1, 1, 0] = False
+        with pytest.raises(ValueError, match="misses"):
+            Retained(rows, onto).check(KVMerger(), present, [0] * LAYERS)
+        rows[0, 0, 6] = False
+        with pytest.raises(ValueError, match="that are retained"):
+            Retained(rows, onto).check(KVMerger(), self.rows(), [0] * LAYERS)

@@ -17,9 +17,9 @@ from moesaic.model.transformer import Model
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.kv import attention
 from moesaic.serve.core.kv_policies import KVPolicy
-from moesaic.serve.core.policies.chunked import Chunked
-from moesaic.serve.core.policies.flow import FlowPrefill
 from moesaic.serve.core.request import Sampling
+from moesaic.serve.core.scheduling_policies.chunked import Chunked
+from moesaic.serve.core.scheduling_policies.flow import FlowPrefill
 from tests.serve.tiny import VOCABULARY, LayerClock, page_bytes, tiny_model
 
 SIZE = 4

@@ -1,4 +1,4 @@
-"""How often a drafter's guesses hold: by what it says of them, by how far ahead they are, and for each request."""
+"""How often a drafter's tokens are accepted: by its confidence, by their depth in the draft, and for each request."""
 
 from __future__ import annotations
 
@@ -8,69 +8,73 @@ from dataclasses import dataclass
 from moesaic.serve.core.drafters import Draft
 from moesaic.serve.core.request import Request
 
-FADE = 0.995  # of what is known of all requests, with every new guess of its kind
-QUICK_FADE = 0.95  # of one request: a text turns from copying to inventing within a sentence
-PRIOR = 4.0  # guesses' worth of belief in what is known before any of a kind was tried
-STEPS = 10  # kinds of odds
-FAR = 4  # guesses further ahead count as one kind
-HOPE = 0.6  # that a guess of an untried drafter holds
-SURE = 0.98  # nothing is surer
+DECAY = 0.995  # of the counts over all requests, with every new draft token of a bin
+REQUEST_DECAY = 0.95  # of one request: a text turns from copying to inventing within a sentence
+PRIOR = 4.0  # draft tokens that the prior counts for
+BINS = 10  # of confidence
+MAX_DEPTH = 4  # deeper draft tokens share a bin
+UNTRIED = 0.6  # acceptance rate of a drafter that was not tried yet
+MAX_RATE = 0.98
 
 
 @dataclass
 class Tally:
-    held: float = 0.0
-    tried: float = 0.0
+    """Accepted and drafted tokens, the older ones counting less."""
 
-    def count(self, held: float, tried: float, fade: float) -> None:
-        self.held = self.held * fade + held
-        self.tried = self.tried * fade + tried
+    accepted: float = 0.0
+    drafted: float = 0.0
 
-    def chunk(self, prior: float) -> float:
-        return (self.held + PRIOR * prior) / (self.tried + PRIOR)
+    def count(self, accepted: float, drafted: float, decay: float) -> None:
+        self.accepted = self.accepted * decay + accepted
+        self.drafted = self.drafted * decay + drafted
+
+    def rate(self, prior: float) -> float:
+        return (self.accepted + PRIOR * prior) / (self.drafted + PRIOR)
 
 
 class Acceptance:
-    """Of one drafter."""
+    """The acceptance rates of one drafter."""
 
     def __init__(self) -> None:
-        self.said: defaultdict[tuple[int, int], Tally] = defaultdict(Tally)  # by depth and by the drafter's odds
+        self.bins: defaultdict[tuple[int, int], Tally] = defaultdict(Tally)  # by depth and confidence
         self.depth: defaultdict[int, Tally] = defaultdict(Tally)
-        self.request: defaultdict[int, Tally] = defaultdict(Tally)  # `tried` counts what should have held
+        self.request: defaultdict[int, Tally] = defaultdict(Tally)  # against what the bins predict
 
-    def chance(self, request: Request, depth: int, odds: float) -> float:
-        """That a guess holds if the one before it does, given the odds its drafter gave it."""
-        chunk = self.said[_kind(depth, odds)].chunk(odds)
-        return min(SURE, chunk * self.request[request.number].chunk(1.0))
+    def chance(self, request: Request, depth: int, confidence: float) -> float:
+        """The probability that a draft token is accepted if its parent is, given its drafter's confidence."""
+        rate = self.bins[_bin(depth, confidence)].rate(confidence)
+        return min(MAX_RATE, rate * self.request[request.number].rate(1.0))
 
-    def hope(self, request: Request, depth: int) -> float:
+    def expected(self, request: Request, depth: int) -> float:
         """The same before the drafter was asked."""
-        return min(SURE, self.depth[min(depth, FAR)].chunk(HOPE) * self.request[request.number].chunk(1.0))
+        rate = self.depth[min(depth, MAX_DEPTH)].rate(UNTRIED)
+        return min(MAX_RATE, rate * self.request[request.number].rate(1.0))
 
     def learn(self, request: Request, draft: Draft, accepted: list[int], finished: bool) -> None:
-        """Every child of a guess that held was tried, and at most one held. Where the request has ended, nobody knows
-        of the last children."""
+        """Every child of an accepted token was verified, and at most one of them accepted. Where the request has
+        finished, the children of the last one were not."""
         depths = draft.depths()
         own = self.request[request.number]
         path = [-1, *accepted]
         for parent in path[:-1] if finished else path:
             children = [node for node, before in enumerate(draft.parents) if before == parent]
             for node in children:
-                kind, held = _kind(depths[node], draft.odds[node]), float(node in accepted)
-                own.count(held, self.said[kind].chunk(draft.odds[node]), QUICK_FADE)
-                self.said[kind].count(held, 1.0, FADE)
+                tally = self.bins[_bin(depths[node], draft.confidence[node])]
+                one = float(node in accepted)
+                own.count(one, tally.rate(draft.confidence[node]), REQUEST_DECAY)
+                tally.count(one, 1.0, DECAY)
             if children:
-                held = float(any(node in accepted for node in children))
-                self.depth[min(depths[children[0]], FAR)].count(held, 1.0, FADE)
+                one = float(any(node in accepted for node in children))
+                self.depth[min(depths[children[0]], MAX_DEPTH)].count(one, 1.0, DECAY)
 
-    def fade(self) -> None:
-        """A pass went by without its guesses."""
+    def decay(self) -> None:
+        """A forward went by without its draft tokens."""
         for tally in self.depth.values():
-            tally.count(0.0, 0.0, FADE)
+            tally.count(0.0, 0.0, DECAY)
 
     def forget(self, request: Request) -> None:
         self.request.pop(request.number, None)
 
 
-def _kind(depth: int, odds: float) -> tuple[int, int]:
-    return min(depth, FAR), min(int(odds * STEPS), STEPS - 1)
+def _bin(depth: int, confidence: float) -> tuple[int, int]:
+    return min(depth, MAX_DEPTH), min(int(confidence * BINS), BINS - 1)

@@ -1,11 +1,11 @@
-"""Multi-token prediction (DeepSeek-V3, GLM-4.5) as a drafter: the model's own prediction layers guess what comes next.
+"""Multi-token prediction (DeepSeek-V3, GLM-4.5) as a drafter: the model's own MTP layers draft the next tokens.
 
     moesaic serve DIR --drafter mtp length=3
 
-A prediction layer reads the hidden state of a token and the token after it, and keeps rows of its own in the engine's
-pages, written right after the pass that computed the hidden states. So wherever a page goes (shared, copied, evicted,
-computed again), the rows of these layers go with it. The one thing a shared page cannot know is which token follows its
-last one: that row speaks of the first request's continuation. It sways guesses, nothing else.
+An MTP layer reads the hidden state of a token and the token after it, and keeps keys and values of its own in the
+engine's pages, written right after the forward that computed the hidden states. So wherever a page goes (shared,
+copied, evicted, computed again), the rows of these layers go with it. The one thing a shared page cannot know is which
+token follows its last one: that row is the first request's. It changes draft tokens, nothing else.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from torch import Tensor
 
 from moesaic.errors import UserError
 from moesaic.model.layout import Layout
-from moesaic.serve.core.drafters import Draft, Drafter, imagined
+from moesaic.serve.core.drafters import Draft, Drafter, shadow_of
 from moesaic.serve.core.request import Request
-from moesaic.serve.core.sampler import Choices
+from moesaic.serve.core.sampler import Sampler
 
 if TYPE_CHECKING:
+    from moesaic.model.transformer import Model
     from moesaic.serve.core.engine import Engine
     from moesaic.serve.core.forward_pass import Forward
 
@@ -34,7 +35,7 @@ class _Tail:
     """Where a request's rows end. Layer n reads the token n + 1 places on, so it is n rows behind the first."""
 
     computed: int
-    guess_1D: Tensor  # the first layer's last hidden state, which predicts the token after the last known one
+    hidden_1D: Tensor  # the first layer's last hidden state, which predicts the token after the last known one
     waiting: list[Tensor]  # for each layer, hidden states of the one before that it could not read yet
 
 
@@ -50,12 +51,16 @@ class _Rows:
 
 @dataclass(eq=False)
 class PredictionLayers(Drafter):
-    length: int = 8  # guesses at most; the last layer feeds itself for those beyond the number of layers
-    watches: ClassVar[bool] = True
+    length: int = 8  # max draft tokens; the last layer feeds itself for those beyond the number of layers
+    needs_every_forward: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.length < 1:
             raise ValueError("length must be at least 1")
+
+    @classmethod
+    def offered(cls, model: Model, draft_model: str | None) -> Drafter | None:
+        return cls() if len(model.mtp) else None
 
     def start(self, engine: Engine) -> None:
         if not len(engine.model.mtp):
@@ -77,7 +82,7 @@ class PredictionLayers(Drafter):
             # After prefix pages were reused or a request began anew, what waited belongs elsewhere.
             tails.append(tail if tail is not None and tail.computed == start else None)
         waiting: list[list[Tensor]] = [[] for _ in requests]
-        ends: list[Tensor] = []  # what the first layer says last
+        ends: list[Tensor] = []  # the last hidden states of the first layer
         for layer in range(self.layers):
             work = []
             for number, (request, tail, (start, hidden_RD)) in enumerate(zip(requests, tails, fresh)):
@@ -93,24 +98,24 @@ class PredictionLayers(Drafter):
             if request.pending == 1 and len(end_1D):
                 self.tails[request.number] = _Tail(request.computed, end_1D, rest)
 
-    def draft(self, requests: Sequence[Request], most: int) -> list[Draft]:
-        """One forward of one layer for each guess, for all requests together."""
-        most = min(most, self.length)
-        able = [request for request in requests if self._has_room(request, most)]
-        copies = {request.number: imagined(request) for request in able}
-        odds: dict[int, list[float]] = {request.number: [] for request in able}
-        ends = [self.tails[request.number].guess_1D for request in able]
-        # What the next layer reads: the rows that have waited for its token to be guessed, then those just made.
+    def draft(self, requests: Sequence[Request], limit: int) -> list[Draft]:
+        """One forward of one layer for each draft token, for all requests together."""
+        limit = min(limit, self.length)
+        able = [request for request in requests if self._grow(request, limit)]
+        copies = {request.number: shadow_of(request) for request in able}
+        confidence: dict[int, list[float]] = {request.number: [] for request in able}
+        ends = [self.tails[request.number].hidden_1D for request in able]
+        # What the next layer reads: the rows that have waited for its token to be drafted, then those just made.
         made = [(request.computed - 1, end_1D) for request, end_1D in zip(able, ends)]
-        for count in range(1, most + 1):
+        for count in range(1, limit + 1):
             if not able:
                 break
-            choices = Choices(self.model.logits_at(torch.cat(ends)))
+            sampler = Sampler(self.model.logits_at(torch.cat(ends)))
             for row, request in enumerate(able):
-                chosen = choices.choose(row, copies[request.number], self.engine.stop_tokens)
+                chosen = sampler.sample(row, copies[request.number], self.engine.stop_tokens)
                 copies[request.number].tokens.append(chosen.token)
-                odds[request.number].append(math.exp(chosen.logprob))
-            if count == most:
+                confidence[request.number].append(math.exp(chosen.logprob))
+            if count == limit:
                 break
             layer, work = min(count, self.layers - 1), []
             for request, (start, hidden_RD) in zip(able, made):
@@ -126,7 +131,7 @@ class PredictionLayers(Drafter):
             ends = [out_RD[-1:] for out_RD in outs]
             made = [(rows.start + len(rows.tokens) - 1, out_RD) for rows, out_RD in zip(work, outs)]
         return [
-            Draft.line(copies[request.number].tokens[len(request.tokens) :], odds[request.number])
+            Draft.line(copies[request.number].tokens[len(request.tokens) :], confidence[request.number])
             if request.number in copies
             else Draft()
             for request in requests
@@ -135,11 +140,11 @@ class PredictionLayers(Drafter):
     def finished(self, request: Request) -> None:
         self.tails.pop(request.number, None)
 
-    def _has_room(self, request: Request, guesses: int) -> bool:
-        """Whether the last rows are known, and guesses have pages to leave theirs in."""
+    def _grow(self, request: Request, draft_tokens: int) -> bool:
+        """Whether the last rows are there, and draft tokens have pages for theirs."""
         tail = self.tails.get(request.number)
         known = tail is not None and tail.computed == request.computed
-        return known and self.engine.page_pool.grow(request, request.computed + guesses)
+        return known and self.engine.page_pool.grow(request, request.computed + draft_tokens)
 
     def _run(self, layer: int, work: Sequence[_Rows]) -> list[Tensor]:
         """The hidden states one layer makes of these rows, which stay in the cache."""

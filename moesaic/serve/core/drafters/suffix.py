@@ -1,10 +1,10 @@
-"""SRT: guess from what was written before, by a cached suffix tree for each prompt and one of recent answers.
+"""SRT: draft from earlier completions, by a cached suffix tree for each prompt and one of recent completions.
 
     moesaic serve DIR --drafter suffix tokens=200000
 
-A prompt's tree holds the prompt and all answers to it, those being written included, and outlives its requests:
-rollouts of one prompt resemble each other. Where another answer, to whatever prompt, matches longer, its words are
-guessed. Tenants (salts) never see each other's.
+A prompt's tree holds the prompt and all its completions, those in flight included, and outlives its requests: rollouts
+of one prompt resemble each other. Where another completion, of whatever prompt, matches longer, its tokens are drafted.
+Tenants (salts) never share trees.
 """
 
 from __future__ import annotations
@@ -21,26 +21,31 @@ from moesaic.serve.core.drafters._suffix_tree import Place, SuffixTree, expand
 from moesaic.serve.core.request import Request
 
 if TYPE_CHECKING:
+    from moesaic.model.transformer import Model
     from moesaic.serve.core.engine import Engine
     from moesaic.serve.core.forward_pass import Forward
 
 
 @dataclass(eq=False)
 class Suffix(Drafter):
-    tokens: int = 200_000  # remembered over all prompts and answers; each takes some 400 bytes
+    tokens: int = 200_000  # kept over all prompts and completions; each takes some 400 bytes
     instant: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.tokens < 1:
             raise ValueError("tokens must be at least 1")
 
+    @classmethod
+    def offered(cls, model: Model, draft_model: str | None) -> Drafter | None:
+        return cls()
+
     def start(self, engine: Engine) -> None:
         self.trees: OrderedDict[Hashable, SuffixTree] = OrderedDict()  # least recently used first
         self.size = 0  # tokens in all of them
         self.known: dict[int, _Known] = {}
 
-    def draft(self, requests: Sequence[Request], most: int) -> list[Draft]:
-        return [expand(self._match(request), most) for request in requests]
+    def draft(self, requests: Sequence[Request], limit: int) -> list[Draft]:
+        return [expand(self._match(request), limit) for request in requests]
 
     def observe(self, done: Forward, hidden_TD: Tensor) -> None:
         for chunk in done.chunks:
@@ -67,7 +72,7 @@ class Suffix(Drafter):
         return best
 
     def _note(self, request: Request) -> None:
-        """Put what a request has written since the last time into its prompt's tree and that of recent answers."""
+        """Add a request's new tokens to its prompt's tree and that of recent completions."""
         prompt = len(request.prompt)
         if (known := self.known.get(request.number)) is None:
             own = ("prompt", request.salt, hash(tuple(request.prompt)))
@@ -78,7 +83,7 @@ class Suffix(Drafter):
             self._add(key, request, known.tokens, len(request.tokens))
         known.tokens = len(request.tokens)
         if self.trees["now", request.salt].size > self.tokens // 8:
-            # Two generations, so that the oldest answers can go without being looked for.
+            # Two generations, so that the oldest completions can go without being looked for.
             self.size -= self.trees.pop(("before", request.salt), SuffixTree()).size
             self.trees["before", request.salt] = self.trees.pop(("now", request.salt))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moesaic.kernels.interface import AttentionCall
 from moesaic.kernels.native import kernels
-from moesaic.serve.core.kv.compact import Compact
+from moesaic.serve.core.kv.compact import CompactRequest
 
 WEIGHTS = 1 << 24  # numbers of attention weights in memory at a time
 SMALL = 1 << 16  # weights that one thread turns into a softmax sooner than several
@@ -22,7 +22,7 @@ FEW_QUERIES = 8  # for which writing the softmax out is quicker than the fused k
 class CompactBatch:
     """The compact sequences of one pass, in the order of its spans."""
 
-    def __init__(self, sequences: Sequence[Compact]) -> None:
+    def __init__(self, sequences: Sequence[CompactRequest]) -> None:
         self.sequences = sequences
 
     def attend(self, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
@@ -33,11 +33,11 @@ class CompactBatch:
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
-def attend(compact: Compact, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, layer: int, scale: float) -> Tensor:
+def attend(compact: CompactRequest, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, layer: int, scale: float) -> Tensor:
     """Write the new tokens' keys and values, then let the new tokens look at all rows of their sequence."""
     new, heads, size = q_THC.shape
     compact.extend(layer, k_TNC, v_TNC)
-    compact.hear(layer, q_THC)
+    compact.record_queries(layer, q_THC)
     if (out_THC := _native(compact, q_THC, layer, scale)) is not None:
         return out_THC
     if compact.widths[layer] == new:
@@ -47,7 +47,7 @@ def attend(compact: Compact, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, layer:
     kv_heads, rows = k_NMC.shape[:2]
     q_NGTC = q_THC.view(new, kv_heads, -1, size).permute(1, 2, 0, 3)
     hidden = _hidden(compact.missing(layer), new, rows, q_THC.device)
-    watched = 0 if new <= FEW_QUERIES else compact.first_watched  # from here on the weights are written out
+    watched = 0 if new <= FEW_QUERIES else compact.first_scored  # from here on the weights are written out
     pieces = []
     if watched:
         pieces.append(_fused(q_NGTC[:, :, :watched], k_NMC, v_NMC, hidden, scale))
@@ -57,13 +57,13 @@ def attend(compact: Compact, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, layer:
         part = None if hidden is None else hidden[:, start:stop]
         out, weights_NGTM = _written_out(q_NGTC[:, :, start:stop], k_NMC, v_NMC, part, scale)
         pieces.append(out)
-        if stop > compact.first_watched:
-            compact.watch(layer, weights_NGTM.sum(1), start)
+        if stop > compact.first_scored:
+            compact.add_scores(layer, weights_NGTM.sum(1), start)
     out_NGTC = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
     return out_NGTC.permute(2, 0, 1, 3).reshape(new, heads, size)
 
 
-def _native(compact: Compact, q_THC: Tensor, layer: int, scale: float) -> Tensor | None:
+def _native(compact: CompactRequest, q_THC: Tensor, layer: int, scale: float) -> Tensor | None:
     """One token of an answer on a CPU, by native code where there is such: blocks of few bits are decoded as they are
     read (`kernels/native/kept.c`). None where it cannot be had."""
     (new, heads, size), store = q_THC.shape, compact.store
@@ -79,7 +79,7 @@ def _native(compact: Compact, q_THC: Tensor, layer: int, scale: float) -> Tensor
     rows_LNM = compact.rows_LNM
     rows_NM, stride = rows_LNM[layer, :, rows_LNM.shape[-1] - (width - old) :], rows_LNM.shape[-1]
     counts_N = compact.counts_LN[layer] - old
-    weights_NM = q_THC.new_zeros(store.heads, width) if not compact.first_watched else None
+    weights_NM = q_THC.new_zeros(store.heads, width) if not compact.first_scored else None
     q_HC, out_THC = q_THC[0].contiguous(), torch.empty_like(q_THC, memory_format=torch.contiguous_format)
     numbers = [0, 0, 1, 8, 0, 0]
     if coded is not None and encoding is not None:
@@ -92,7 +92,7 @@ def _native(compact: Compact, q_THC: Tensor, layer: int, scale: float) -> Tensor
         scale, torch.get_num_threads(),
     )  # fmt: skip
     if weights_NM is not None:
-        compact.watch(layer, weights_NM[:, None], 0)
+        compact.add_scores(layer, weights_NM[:, None], 0)
     return out_THC
 
 
@@ -107,9 +107,9 @@ def _hidden(missing_NM: Tensor | None, new: int, rows: int, device: torch.device
 
 def _fused(q_NGTC: Tensor, k_NMC: Tensor, v_NMC: Tensor, hidden: Tensor | None, scale: float) -> Tensor:
     group, new = q_NGTC.shape[1:3]
-    seen = None if hidden is None else ~hidden[:, None, :new]
+    statistics = None if hidden is None else ~hidden[:, None, :new]
     k_NGMC, v_NGMC = (x_NMC[:, None].expand(-1, group, -1, -1) for x_NMC in (k_NMC, v_NMC))
-    return F.scaled_dot_product_attention(q_NGTC, k_NGMC, v_NGMC, attn_mask=seen, scale=scale)
+    return F.scaled_dot_product_attention(q_NGTC, k_NGMC, v_NGMC, attn_mask=statistics, scale=scale)
 
 
 def _written_out(

@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from moesaic.serve.core.kv_policies import AttentionStatistics, Kept
+from moesaic.serve.core.kv_policies import AttentionStatistics, Retained
 
 if TYPE_CHECKING:
     from moesaic.serve.core.kv.store import Store
 
 
-class Compact:
+class CompactRequest:
     def __init__(self, store: Store, prompt: int) -> None:
         self.store, self.policy, self.prompt = store, store.policy, prompt
         layers, heads, device = store.layers, store.heads, store.device
         self.computed = 0
         self.due = self.policy.due(0, prompt)
-        self.watch_from = self.policy.watch(self.due, prompt)
+        self.scored_from = self.policy.score_from(self.due, prompt)
         # Counts are for the host, rows and what is known of them for the device.
         self.counts_LN = torch.zeros(layers, heads, dtype=torch.int64)  # rows, encoded ones included
         self.encoded = [0] * layers  # of them, in each head of a layer
@@ -38,7 +38,7 @@ class Compact:
         self.positions_LNM = torch.zeros(layers, heads, 0, dtype=torch.int32, device=device)
         self.scores_LNM = torch.zeros(layers, heads, 0, device=device)
         # The last tokens' queries (T, H, C), as many as keys are rounded for.
-        self.hears = self.policy.encoding.queries if self.policy.encoding is not None else 0
+        self.recorded_queries = self.policy.encoding.queries if self.policy.encoding is not None else 0
         self.queries: list[Tensor | None] = [None] * layers
         self._count()
 
@@ -81,14 +81,14 @@ class Compact:
         place_LNT = slots_LN[..., None] + torch.arange(tokens)
         self.new_LNT = self._rows(place_LNT, pages).to(self.store.device)
         self.new = tokens
-        self.first_watched = min(tokens, max(0, self.watch_from - self.computed))
+        self.first_scored = min(tokens, max(0, self.scored_from - self.computed))
         self.counts_LN = self.counts_LN + tokens
         self.rows_LNM = torch.cat([self.rows_LNM, self.new_LNT.int()], dim=-1)
         shape = (*self.counts_LN.shape, tokens)
         self.scores_LNM = torch.cat([self.scores_LNM, self.scores_LNM.new_zeros(shape)], dim=-1)
         positions = torch.arange(self.computed, self.computed + tokens, dtype=torch.int32, device=self.store.device)
         self.positions_LNM = torch.cat([self.positions_LNM, positions.expand(shape)], dim=-1)
-        if (counting := tokens - self.first_watched) and self.policy.decay != 1.0:
+        if (counting := tokens - self.first_scored) and self.policy.decay != 1.0:
             self.scores_LNM *= self.policy.decay**counting
         self._count()
 
@@ -133,12 +133,12 @@ class Compact:
         coded = self.coded_rows[layer]
         if coded is None or encoding is None:
             return k_NMC, v_NMC
-        page_pool = (store.heads, -1, store.block_rows * store.row_bytes)
+        blocks = (store.heads, -1, store.block_rows * store.row_bytes)
         old_k = encoding.decode(
-            store.keys_bytes.index_select(0, coded.flatten()).view(page_pool), encoding.keys, store.size
+            store.keys_bytes.index_select(0, coded.flatten()).view(blocks), encoding.keys, store.size
         )
         old_v = encoding.decode(
-            store.values_bytes.index_select(0, coded.flatten()).view(page_pool), encoding.values, store.size
+            store.values_bytes.index_select(0, coded.flatten()).view(blocks), encoding.values, store.size
         )
         return torch.cat([old_k.to(k_NMC), k_NMC], dim=1), torch.cat([old_v.to(v_NMC), v_NMC], dim=1)
 
@@ -149,23 +149,23 @@ class Compact:
         width = self.widths[layer]
         return torch.arange(width, device=self.store.device) < (width - self.counts_on_device[layer])[:, None]
 
-    def watch(self, layer: int, weights_NTM: Tensor, first: int) -> None:
+    def add_scores(self, layer: int, weights_NTM: Tensor, first: int) -> None:
         """Attention that rows got from new tokens, those from `first` on: as far as they are watched, and older ones
         for less where scores fade."""
-        skip, decay = max(0, self.first_watched - first), self.policy.decay
+        skip, decay = max(0, self.first_scored - first), self.policy.decay
         weights_NTM = weights_NTM[:, skip:]
         if decay != 1.0:
             after_T = self.new - 1 - first - skip - torch.arange(weights_NTM.shape[1], device=weights_NTM.device)
             weights_NTM = weights_NTM * (decay ** after_T.float())[:, None]
         self.scores_LNM[layer, :, self.scores_LNM.shape[-1] - weights_NTM.shape[-1] :] += weights_NTM.sum(1)
 
-    def hear(self, layer: int, q_THC: Tensor) -> None:
+    def record_queries(self, layer: int, q_THC: Tensor) -> None:
         """Remember the last queries."""
-        if not self.hears:
+        if not self.recorded_queries:
             return
         # A copy: what it is cut from is as long as the pass.
-        new_THC, before = q_THC[-self.hears :].to(torch.bfloat16, copy=True), self.queries[layer]
-        more = self.hears - len(new_THC)
+        new_THC, before = q_THC[-self.recorded_queries :].to(torch.bfloat16, copy=True), self.queries[layer]
+        more = self.recorded_queries - len(new_THC)
         if before is not None and more:
             new_THC = torch.cat([before[-more:], new_THC])
         self.queries[layer] = new_THC
@@ -177,7 +177,7 @@ class Compact:
         self.computed += self.new
         if self.computed < self.due:
             return []
-        seen = AttentionStatistics(
+        statistics = AttentionStatistics(
             self.computed,
             self.prompt,
             tokens[: self.computed],
@@ -186,16 +186,18 @@ class Compact:
             lambda layer: self.read(layer)[0],
             lambda: self.store.kinds,
         )
-        kept = self.policy.prune(seen)
+        retained = self.policy.prune(statistics)
         self.due = self.policy.due(self.computed, self.prompt)
-        self.watch_from = self.policy.watch(self.due, self.prompt)
-        return self._rewrite(kept, pages)
+        self.scored_from = self.policy.score_from(self.due, self.prompt)
+        return self._rewrite(retained, pages)
 
-    def _rewrite(self, kept: Kept | None, pages: list[int]) -> list[int]:
+    def _rewrite(self, retained: Retained | None, pages: list[int]) -> list[int]:
         """Keep some rows, encode the oldest of them where that is the policy, and pack all from unit 0 on."""
-        there_LNM = self.positions_LNM >= 0
-        rows_LNM = there_LNM if kept is None else kept.rows_LNM & there_LNM
-        rows_LNM[..., -1] = True  # the newest always stays: no head may be left with nothing to look at
+        present_LNM = self.positions_LNM >= 0
+        if retained is not None:
+            retained.check(self.policy, present_LNM, self.encoded)
+        rows_LNM = present_LNM if retained is None else retained.rows_LNM & present_LNM
+        rows_LNM[..., -1] = True  # the newest always stays: no head may be left with nothing to attend to
         counts_LN = rows_LNM.sum(-1).cpu()
         encoding = self.policy.encoding
         encoded = [encoding.encoded_tokens(min(own)) if encoding else 0 for own in counts_LN.tolist()]
@@ -209,7 +211,7 @@ class Compact:
         gap_LNM = torch.arange(most) < (most - counts_LN)[..., None]
         gap_on_device = gap_LNM.to(self.store.device)
         contents = [
-            self._contents(layer, rows_LNM, column_LNM, kept, counts_LN, encoded) for layer in range(len(encoded))
+            self._contents(layer, rows_LNM, column_LNM, retained, counts_LN, encoded) for layer in range(len(encoded))
         ]
         self.positions_LNM = self.positions_LNM.gather(-1, column_LNM).masked_fill_(gap_on_device, -1)
         self.scores_LNM = self.scores_LNM.gather(-1, column_LNM).masked_fill_(gap_on_device, 0.0)
@@ -237,23 +239,22 @@ class Compact:
         layer: int,
         rows_LNM: Tensor,
         column_LNM: Tensor,
-        kept: Kept | None,
+        retained: Retained | None,
         counts_LN: Tensor,
         encoded: list[int],
     ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
         """What one layer will hold: plain keys and values (N, M, C), right-aligned, and blocks of bytes."""
         store, encoding, before = self.store, self.policy.encoding, self.encoded[layer]
         dropped = not torch.equal(counts_LN[layer], self.counts_LN[layer])
-        assert not (dropped and before), "encoded tokens are not pruned"
         old = None
         if before and encoding is not None and (coded := self.coded_rows[layer]) is not None:
-            page_pool = (store.heads, before // encoding.group, -1)
+            blocks = (store.heads, before // encoding.group, -1)
             flat = coded.flatten()
-            old = store.keys_bytes[flat].view(page_pool), store.values_bytes[flat].view(page_pool)
+            old = store.keys_bytes[flat].view(blocks), store.values_bytes[flat].view(blocks)
         k_NMC, v_NMC = self.read(layer)
         width = int(counts_LN[layer].max())
-        if kept is not None and kept.onto_LNM is not None:
-            onto_NM = kept.onto_LNM[layer, :, kept.onto_LNM.shape[-1] - k_NMC.shape[1] :]
+        if retained is not None and retained.onto_LNM is not None:
+            onto_NM = retained.onto_LNM[layer, :, retained.onto_LNM.shape[-1] - k_NMC.shape[1] :]
             k_NMC, v_NMC = self.policy.merge(k_NMC, v_NMC, onto_NM)
         if dropped or (encoding is not None and encoding.first):
             start = rows_LNM.shape[-1] - self.widths[layer]  # columns of the layer begin here
@@ -265,13 +266,13 @@ class Compact:
             return k_NMC, v_NMC, None
         block_bytes = store.block_rows * store.row_bytes
         fresh = (
-            encoding.encode(k_NMC[:, before:after], encoding.keys, block_bytes, self._heard(layer)),
+            encoding.encode(k_NMC[:, before:after], encoding.keys, block_bytes, self._queries_of(layer)),
             encoding.encode(v_NMC[:, before:after], encoding.values, block_bytes),
         )
         joined = fresh if old is None else (torch.cat([old[0], fresh[0]], 1), torch.cat([old[1], fresh[1]], 1))
         return k_NMC[:, after:], v_NMC[:, after:], joined
 
-    def _heard(self, layer: int) -> Tensor | None:
+    def _queries_of(self, layer: int) -> Tensor | None:
         """The last queries of each key head (N, Q, C)."""
         q_THC = self.queries[layer]
         return None if q_THC is None else q_THC.unflatten(1, (self.store.heads, -1)).transpose(0, 1).flatten(1, 2)

@@ -72,18 +72,18 @@ class Encoding:
             codes = codes_for_queries(x_NMC.float(), scale_NMC, least_NMC, 2**self.bits - 1, queries_NQC)
             codes = codes.reshape(grouped.shape)
         codes = codes.to(torch.uint8)
-        heads, page_pool = codes.shape[:2]
-        packed = codes.reshape(heads, page_pool, -1, 8 // self.bits)
+        heads, blocks = codes.shape[:2]
+        packed = codes.reshape(heads, blocks, -1, 8 // self.bits)
         packed = (packed << self._shifts(x_NMC.device)).sum(-1, dtype=torch.uint8)
-        parts = [packed, *(part.reshape(heads, page_pool, -1).view(torch.uint8) for part in (scale, least))]
-        filled = torch.zeros(heads, page_pool, block_bytes, dtype=torch.uint8, device=x_NMC.device)
+        parts = [packed, *(part.reshape(heads, blocks, -1).view(torch.uint8) for part in (scale, least))]
+        filled = torch.zeros(heads, blocks, block_bytes, dtype=torch.uint8, device=x_NMC.device)
         joined = torch.cat(parts, dim=-1)
         filled[..., : joined.shape[-1]] = joined
         return filled
 
     def decode(self, bytes_NBX: Tensor, by: By, size: int) -> Tensor:
         """The way back: (N, tokens, C) float32."""
-        heads, page_pool = bytes_NBX.shape[:2]
+        heads, blocks = bytes_NBX.shape[:2]
         numbers = self.group * size
         packed = numbers * self.bits // 8
         scales = size if by == "channel" else numbers // self.width(size)
@@ -92,12 +92,12 @@ class Encoding:
             codes = (codes.unsqueeze(-1) >> self._shifts(codes.device)) & (2**self.bits - 1)
         ends = bytes_NBX[..., packed : packed + 4 * scales].contiguous().view(torch.float16).float()
         scale, least = ends.split(scales, dim=-1)
-        shape = (heads, page_pool, 1, size) if by == "channel" else (heads, page_pool, scales, 1)
+        shape = (heads, blocks, 1, size) if by == "channel" else (heads, blocks, scales, 1)
         inner = (self.group, size) if by == "channel" else (scales, -1)
         decoded = torch.addcmul(
-            least.view(shape), codes.reshape(heads, page_pool, *inner).to(torch.float32), scale.view(shape)
+            least.view(shape), codes.reshape(heads, blocks, *inner).to(torch.float32), scale.view(shape)
         )
-        return decoded.reshape(heads, page_pool * self.group, size)
+        return decoded.reshape(heads, blocks * self.group, size)
 
     def _grouped(self, x_NMC: Tensor, by: By) -> Tensor:
         heads, tokens, size = x_NMC.shape

@@ -12,7 +12,7 @@ from moesaic.errors import UserError
 from moesaic.model.config import GroupedQuery
 from moesaic.model.layout import PagedCache
 from moesaic.model.transformer import Model
-from moesaic.serve.core.kv.compact import Compact
+from moesaic.serve.core.kv.compact import CompactRequest
 from moesaic.serve.core.kv_policies import KVPolicy, TokenKinds
 from moesaic.serve.core.request import Request
 
@@ -57,8 +57,8 @@ class Store:
                 "Ask an engine without such a --kv-policy.",
             )
 
-    def begin(self, request: Request) -> Compact:
-        return Compact(self, len(request.prompt))
+    def begin(self, request: Request) -> CompactRequest:
+        return CompactRequest(self, len(request.prompt))
 
     @cached_property
     def kinds(self) -> TokenKinds:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moesaic.serve.core.kv_policies import AttentionStatistics, Budgeted, Kept, best, check_pool, pooled
+from moesaic.serve.core.kv_policies import AttentionStatistics, Budgeted, Retained, check_pool, pooled, top_rows
 
 
 @dataclass(frozen=True)
@@ -35,34 +35,34 @@ class FastGen(Budgeted):
         if not all(0 < part <= 1 for part in (self.recover, self.frequent, self.local)) or self.window < 1:
             raise ValueError("recover, frequent and local must be above 0 and at most 1, and window at least 1")
 
-    def watch(self, due: int, prompt: int) -> int:
+    def score_from(self, due: int, prompt: int) -> int:
         return max(0, due - self.window)
 
-    def prune(self, seen: AttentionStatistics) -> Kept | None:
-        if seen.computed <= self.least:
+    def prune(self, statistics: AttentionStatistics) -> Retained | None:
+        if statistics.computed <= self.least:
             return None
-        kept_RLNM = self.structures(seen)
+        kept_RLNM = self.structures(statistics)
         rows_RLN = kept_RLNM.sum(-1)
-        mass_RLN = (seen.scores_LNM * kept_RLNM).sum(-1) / seen.scores_LNM.sum(-1).clamp(min=1e-20)
+        mass_RLN = (statistics.scores_LNM * kept_RLNM).sum(-1) / statistics.scores_LNM.sum(-1).clamp(min=1e-20)
         mass_RLN = mass_RLN.clamp(max=1 - 1e-6)  # no rounding may take a part for the whole
         mass_RLN[-1] = 1.0
-        enough = self.enough(mass_RLN, rows_RLN, self.budget(seen.computed) * rows_RLN[0].numel())
+        enough = self.enough(mass_RLN, rows_RLN, self.budget(statistics.computed) * rows_RLN[0].numel())
         choice_LN = cheapest(mass_RLN, rows_RLN, enough)
-        return Kept(kept_RLNM.gather(0, choice_LN[None, ..., None].expand_as(kept_RLNM[:1]))[0])
+        return Retained(kept_RLNM.gather(0, choice_LN[None, ..., None].expand_as(kept_RLNM[:1]))[0])
 
-    def structures(self, seen: AttentionStatistics) -> Tensor:
+    def structures(self, statistics: AttentionStatistics) -> Tensor:
         """What a head would keep under each structure, each with all that those before it keep."""
-        kinds = seen.kinds()
-        token_M = torch.tensor(list(seen.tokens), device=seen.scores_LNM.device)
+        kinds = statistics.kinds()
+        token_M = torch.tensor(list(statistics.tokens), device=statistics.scores_LNM.device)
         special_M = kinds.special_V[token_M]
         special_M[0] = True  # what every head looks at when it has nothing to look for
         special_M[-1] = True  # the newest row stays in any case
-        special_LNM = special_M.expand_as(seen.scores_LNM)
+        special_LNM = special_M.expand_as(statistics.scores_LNM)
         punctuation_LNM = special_LNM | kinds.punctuation_V[token_M]
-        frequent_LNM = punctuation_LNM | best(
-            pooled(seen.scores_LNM, self.pool), max(1, round(self.frequent * seen.computed))
+        frequent_LNM = punctuation_LNM | top_rows(
+            pooled(statistics.scores_LNM, self.pool), max(1, round(self.frequent * statistics.computed))
         )
-        local_LNM = frequent_LNM | seen.newest(max(1, round(self.local * seen.computed)))
+        local_LNM = frequent_LNM | statistics.newest(max(1, round(self.local * statistics.computed)))
         return torch.stack([special_LNM, punctuation_LNM, frequent_LNM, local_LNM, torch.ones_like(local_LNM)])
 
     def enough(self, mass_RLN: Tensor, rows_RLN: Tensor, most_rows: int) -> float:

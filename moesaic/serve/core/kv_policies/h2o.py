@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moesaic.serve.core.kv_policies import AttentionStatistics, Budgeted, Kept, best, check_pool, pooled
+from moesaic.serve.core.kv_policies import AttentionStatistics, Budgeted, Retained, check_pool, pooled, top_rows
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class H2O(Budgeted):
         if not 0 <= self.recent <= 1:
             raise ValueError("recent must be between 0 and 1")
 
-    def watch(self, due: int, prompt: int) -> int:
+    def score_from(self, due: int, prompt: int) -> int:
         return 0
 
-    def prune(self, seen: AttentionStatistics) -> Kept | None:
-        budget = self.budget(seen.computed)
-        newest_M = seen.newest(round(budget * self.recent))
-        older_LNM = pooled(seen.scores_LNM, self.pool).masked_fill(newest_M | ~seen.there_LNM, -1.0)
-        return Kept(newest_M | best(older_LNM, budget - round(budget * self.recent)))
+    def prune(self, statistics: AttentionStatistics) -> Retained | None:
+        budget = self.budget(statistics.computed)
+        newest_M = statistics.newest(round(budget * self.recent))
+        older_LNM = pooled(statistics.scores_LNM, self.pool).masked_fill(newest_M | ~statistics.present_LNM, -1.0)
+        return Retained(newest_M | top_rows(older_LNM, budget - round(budget * self.recent)))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moesaic.serve.core.kv_policies import AttentionStatistics, Budgeted, Kept, best, check_pool, pooled
+from moesaic.serve.core.kv_policies import AttentionStatistics, Budgeted, Retained, check_pool, pooled, top_rows
 
 
 @dataclass(frozen=True)
@@ -36,22 +36,22 @@ class KVMerger(Budgeted):
         if self.window < 0:
             raise ValueError("window must not be negative")
 
-    def watch(self, due: int, prompt: int) -> int:
+    def score_from(self, due: int, prompt: int) -> int:
         return max(0, due - self.window) if self.window else 0
 
-    def prune(self, seen: AttentionStatistics) -> Kept | None:
-        budget = self.budget(seen.computed)
-        if budget == seen.computed:
+    def prune(self, statistics: AttentionStatistics) -> Retained | None:
+        budget = self.budget(statistics.computed)
+        if budget == statistics.computed:
             return None
-        newest_M = seen.newest(max(1, round(budget * self.recent)))
-        votes_LNM = pooled(seen.scores_LNM, self.pool).masked_fill(newest_M, -1.0)
-        whole_LNM = newest_M | best(votes_LNM, round(budget * self.heavy))
+        newest_M = statistics.newest(max(1, round(budget * self.recent)))
+        votes_LNM = pooled(statistics.scores_LNM, self.pool).masked_fill(newest_M, -1.0)
+        whole_LNM = newest_M | top_rows(votes_LNM, round(budget * self.heavy))
         onto = [
-            self.sets(seen.keys(layer), seen.scores_LNM[layer], whole_LNM[layer].int() + newest_M, budget)
+            self.sets(statistics.keys(layer), statistics.scores_LNM[layer], whole_LNM[layer].int() + newest_M, budget)
             for layer in range(len(whole_LNM))
         ]
         onto_LNM = torch.stack(onto)
-        return Kept(onto_LNM == torch.arange(seen.computed, device=onto_LNM.device), onto_LNM)
+        return Retained(onto_LNM == torch.arange(statistics.computed, device=onto_LNM.device), onto_LNM)
 
     def sets(self, keys_NMC: Tensor, scores_NM: Tensor, whole_NM: Tensor, budget: int) -> Tensor:
         """For every row the one that stands for its set; `budget` sets in each head. Rows that are whole (1, or 2 where
@@ -61,7 +61,7 @@ class KVMerger(Budgeted):
         alike_NM = (unit_NMC[:, 1:] * unit_NMC[:, :-1]).sum(-1)  # each row with the one before it, from the second on
         # Cut on both sides of what stays whole, and then where neighbours are least alike.
         must_NM = torch.maximum(whole_NM[:, 1:], whole_NM[:, :-1])
-        cuts_NM = best(torch.where(must_NM > 0, 1.0 + must_NM, -alike_NM), budget - 1)
+        cuts_NM = top_rows(torch.where(must_NM > 0, 1.0 + must_NM, -alike_NM), budget - 1)
         number_NM = torch.nn.functional.pad(cuts_NM.long(), (1, 0)).cumsum(-1)
         most = torch.full((heads, budget), -1.0, device=scores_NM.device)
         most.scatter_reduce_(1, number_NM, scores_NM, "amax")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moesaic.serve.core.kv_policies import AttentionStatistics, Budgeted, Kept, best, check_pool, pooled
+from moesaic.serve.core.kv_policies import AttentionStatistics, Budgeted, Retained, check_pool, pooled, top_rows
 
 
 @dataclass(frozen=True)
@@ -30,19 +30,22 @@ class Lethe(Budgeted):
             raise ValueError("decay must be above 0 and at most 1, recent and unequal between 0 and 1")
         check_pool(self.pool)
 
-    def watch(self, due: int, prompt: int) -> int:
+    def score_from(self, due: int, prompt: int) -> int:
         return 0
 
-    def prune(self, seen: AttentionStatistics) -> Kept | None:
+    def prune(self, statistics: AttentionStatistics) -> Retained | None:
         budget_L = layer_budgets(
-            looked_at(seen.scores_LNM) ** self.unequal, self.budget(seen.computed), self.least, seen.computed
+            looked_at(statistics.scores_LNM) ** self.unequal,
+            self.budget(statistics.computed),
+            self.least,
+            statistics.computed,
         )
         newest_L = (budget_L * self.recent).round().long()
-        rows = seen.scores_LNM.shape[-1]
-        place_M = torch.arange(rows, device=seen.scores_LNM.device)
+        rows = statistics.scores_LNM.shape[-1]
+        place_M = torch.arange(rows, device=statistics.scores_LNM.device)
         newest_L1M = (place_M >= rows - newest_L[:, None])[:, None]
-        older_LNM = pooled(seen.scores_LNM, self.pool).masked_fill(newest_L1M | ~seen.there_LNM, -1.0)
-        return Kept(newest_L1M | best(older_LNM, (budget_L - newest_L)[:, None]))
+        older_LNM = pooled(statistics.scores_LNM, self.pool).masked_fill(newest_L1M | ~statistics.present_LNM, -1.0)
+        return Retained(newest_L1M | top_rows(older_LNM, (budget_L - newest_L)[:, None]))
 
 
 def looked_at(scores_LNM: Tensor) -> Tensor:

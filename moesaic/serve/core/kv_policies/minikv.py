@@ -17,7 +17,15 @@ from dataclasses import dataclass, field
 import torch
 
 from moesaic.serve.core.kv.encoding import Encoding
-from moesaic.serve.core.kv_policies import AttentionStatistics, Budgeted, Kept, best, check_pool, pooled, rounds
+from moesaic.serve.core.kv_policies import (
+    AttentionStatistics,
+    Budgeted,
+    Retained,
+    check_pool,
+    next_round,
+    pooled,
+    top_rows,
+)
 
 
 @dataclass(frozen=True)
@@ -47,22 +55,22 @@ class MiniKV(Budgeted):
         object.__setattr__(self, "encoding", made)
 
     def due(self, computed: int, prompt: int) -> int:
-        return rounds(computed, prompt, self.group)
+        return next_round(computed, prompt, self.group)
 
-    def watch(self, due: int, prompt: int) -> int:
+    def score_from(self, due: int, prompt: int) -> int:
         if due > prompt:
             return due
         return max(0, due - self.window) if self.window else 0
 
-    def prune(self, seen: AttentionStatistics) -> Kept | None:
-        budget = self.budget(seen.computed)
-        if seen.computed > seen.prompt or budget == seen.computed:
+    def prune(self, statistics: AttentionStatistics) -> Retained | None:
+        budget = self.budget(statistics.computed)
+        if statistics.computed > statistics.prompt or budget == statistics.computed:
             return None
-        layers = len(seen.scores_LNM)
-        slope_L = 1 + self.falling * torch.linspace(1, -1, layers, device=seen.scores_LNM.device)
-        budget_L = (budget * slope_L).round().clamp(min(self.least, budget), seen.computed).long()
-        newest_L = (budget_L * self.newest).round().long()
-        place_M = torch.arange(seen.computed, device=seen.scores_LNM.device)
-        ends_L1M = ((place_M >= seen.computed - newest_L[:, None]) | (place_M < self.first))[:, None]
-        between_LNM = pooled(seen.scores_LNM, self.pool).masked_fill(ends_L1M, -1.0)
-        return Kept(ends_L1M | best(between_LNM, (budget_L[:, None] - ends_L1M.sum(-1)).clamp(min=0)))
+        layers = len(statistics.scores_LNM)
+        slope_L = 1 + self.falling * torch.linspace(1, -1, layers, device=statistics.scores_LNM.device)
+        budget_L = (budget * slope_L).round().clamp(min(self.least, budget), statistics.computed).long()
+        newest_L = (budget_L * self.newest).round().long().clamp(min=1)  # which stays in any case
+        place_M = torch.arange(statistics.computed, device=statistics.scores_LNM.device)
+        ends_L1M = ((place_M >= statistics.computed - newest_L[:, None]) | (place_M < self.first))[:, None]
+        between_LNM = pooled(statistics.scores_LNM, self.pool).masked_fill(ends_L1M, -1.0)
+        return Retained(ends_L1M | top_rows(between_LNM, (budget_L[:, None] - ends_L1M.sum(-1)).clamp(min=0)))

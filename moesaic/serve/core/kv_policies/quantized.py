@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from moesaic.serve.core.kv.encoding import Encoding
-from moesaic.serve.core.kv_policies import AttentionStatistics, Kept, KVPolicy, rounds
+from moesaic.serve.core.kv_policies import AttentionStatistics, KVPolicy, Retained, next_round
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Quantized(KVPolicy):
         object.__setattr__(self, "encoding", made)
 
     def due(self, computed: int, prompt: int) -> int:
-        return rounds(computed, prompt, self.group)
+        return next_round(computed, prompt, self.group)
 
-    def prune(self, seen: AttentionStatistics) -> Kept | None:
+    def prune(self, statistics: AttentionStatistics) -> Retained | None:
         return None

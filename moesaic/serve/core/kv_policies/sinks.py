@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moesaic.serve.core.kv_policies import AttentionStatistics, Budgeted, Kept
+from moesaic.serve.core.kv_policies import AttentionStatistics, Budgeted, Retained
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Sinks(Budgeted):
         full = self.sinks + self.window
         return full + (max(0, computed - full) // self.every + 1) * self.every
 
-    def prune(self, seen: AttentionStatistics) -> Kept | None:
-        newest = self.window or max(1, self.budget(seen.computed) - self.sinks)
-        first_LNM = (seen.positions_LNM < self.sinks) & seen.there_LNM
-        return Kept(first_LNM | (seen.newest(newest) & seen.there_LNM))
+    def prune(self, statistics: AttentionStatistics) -> Retained | None:
+        newest = self.window or max(1, self.budget(statistics.computed) - self.sinks)
+        first_LNM = (statistics.positions_LNM < self.sinks) & statistics.present_LNM
+        return Retained(first_LNM | (statistics.newest(newest) & statistics.present_LNM))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from moesaic.serve.core.kv_policies import AttentionStatistics, Budgeted, Kept, best, check_pool, pooled
+from moesaic.serve.core.kv_policies import AttentionStatistics, Budgeted, Retained, check_pool, pooled, top_rows
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class SnapKV(Budgeted):
         if self.window < 1:
             raise ValueError("window must be at least 1")
 
-    def watch(self, due: int, prompt: int) -> int:
+    def score_from(self, due: int, prompt: int) -> int:
         return max(0, due - self.window)
 
-    def prune(self, seen: AttentionStatistics) -> Kept | None:
-        budget = self.budget(seen.computed)
+    def prune(self, statistics: AttentionStatistics) -> Retained | None:
+        budget = self.budget(statistics.computed)
         window = min(self.window, budget)
-        before = seen.computed - window
-        if budget == seen.computed:
+        before = statistics.computed - window
+        if budget == statistics.computed:
             return None
-        chosen_LNM = best(pooled(seen.scores_LNM[..., :before], self.pool), budget - window)
-        return Kept(torch.cat([chosen_LNM, torch.ones_like(seen.there_LNM[..., before:])], dim=-1))
+        chosen_LNM = top_rows(pooled(statistics.scores_LNM[..., :before], self.pool), budget - window)
+        return Retained(torch.cat([chosen_LNM, torch.ones_like(statistics.present_LNM[..., before:])], dim=-1))

@@ -15,8 +15,8 @@ import moesaic
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
 from moesaic.serve.core.drafters import Draft, Drafter
-from moesaic.serve.core.drafters._cost import PassCost
-from moesaic.serve.core.drafters._suffix_tree import LEAST, REACH, SuffixTree, expand
+from moesaic.serve.core.drafters._cost import ForwardCost
+from moesaic.serve.core.drafters._suffix_tree import MAX_MATCH, MIN_PROBABILITY, SuffixTree, expand
 from moesaic.serve.core.drafters.mtp import PredictionLayers
 from moesaic.serve.core.drafters.router import CREDIT, DraftRouter
 from moesaic.serve.core.drafters.suffix import Suffix
@@ -43,7 +43,7 @@ def test_the_longest_match_is_found(before: list[int], text: list[int]):
     seen.add(before, 0, len(before))
     ends = {
         place: max(
-            n for n in range(min(place, len(text), REACH) + 1) if text[len(text) - n :] == before[place - n : place]
+            n for n in range(min(place, len(text), MAX_MATCH) + 1) if text[len(text) - n :] == before[place - n : place]
         )
         for place in range(1, len(before))
     }
@@ -63,14 +63,14 @@ def test_trees_of_guesses_were_all_seen(texts: list[list[int]], end: list[int], 
     chances: list[float] = []
     for node, parent in enumerate(draft.parents):
         assert parent < node and draft.child(parent, draft.tokens[node]) == node  # no guess twice
-        chances.append(draft.odds[node] * (chances[parent] if parent >= 0 else 1.0))
+        chances.append(draft.confidence[node] * (chances[parent] if parent >= 0 else 1.0))
         line, at = [draft.tokens[node]], parent
         while at >= 0:
             line, at = [draft.tokens[at], *line], draft.parents[at]
         wanted = [end[-1], *line]
         assert any(text[i : i + len(wanted)] == wanted for text in texts for i in range(len(text)))
     assert chances == sorted(chances, reverse=True)  # best first
-    assert all(chance >= LEAST for chance in chances)
+    assert all(chance >= MIN_PROBABILITY for chance in chances)
 
 
 def test_counts_decide():
@@ -80,8 +80,8 @@ def test_counts_decide():
     draft = expand(seen.match([9, 1, 2, 3]), 4)
     assert draft.tokens == [8, 5, 7, 6] and draft.parents == [-1, 0, -1, 0]
     assert draft.best_line().tokens == [8, 5]
-    assert draft.keep([0, 2]) == Draft([8, 7], [-1, -1], [draft.odds[0], draft.odds[2]])
-    assert draft.odds[0] == pytest.approx(3 * draft.odds[2])
+    assert draft.keep([0, 2]) == Draft([8, 7], [-1, -1], [draft.confidence[0], draft.confidence[2]])
+    assert draft.confidence[0] == pytest.approx(3 * draft.confidence[2])
 
 
 def test_what_was_seen_once_is_never_as_sure_as_what_was_seen_again():
@@ -93,7 +93,7 @@ def test_what_was_seen_once_is_never_as_sure_as_what_was_seen_again():
     seen.add(list(said), 0, len(said))
     exact_forward = expand(seen.match(said[:20]), 4)
     assert once.tokens == exact_forward.tokens == said[20:24]
-    assert max(once.odds) < 0.9 < min(exact_forward.odds)
+    assert max(once.confidence) < 0.9 < min(exact_forward.confidence)
 
 
 def test_answers_to_a_prompt_are_remembered_for_its_next_request(model):
@@ -175,8 +175,8 @@ def test_prediction_layers_guess_what_a_whole_forward_would(kind, layers, tmp_pa
         engine.generate(prompts, max_tokens=14, temperature=0.0, ignore_eos=True)
         drafter.log, log = [], drafter.log
         assert len(log) > 20
-        for tokens, guesses in log:
-            assert guesses == whole_guesses(model, tokens, len(guesses))
+        for tokens, draft_tokens in log:
+            assert draft_tokens == whole_guesses(model, tokens, len(draft_tokens))
     assert engine.page_pool.hits > 0  # the second time from shared pages
 
 
@@ -272,8 +272,8 @@ def test_a_cpu_is_given_lines(model):
         engine.drafter.cost.note(1, 0, 1.0)
         engine.drafter.cost.note(1, 0, 1.0)
         engine.drafter.draft([request], 8)
-        (bid,) = engine.drafter.bids.values()
-        assert bid.draft.is_line == (not always) and len(bid.draft)
+        (proposal,) = engine.drafter.proposals.values()
+        assert proposal.draft.is_line == (not always) and len(proposal.draft)
 
 
 def test_the_better_drafter_is_taken(model, answer):
@@ -282,8 +282,8 @@ def test_the_better_drafter_is_taken(model, answer):
     engine.add(engine.request([1, 2, 3], greedy(150)))
     while engine.working:
         engine.step()
-    bids = [drafting.acceptance.depth[0].tried for drafting in engine.drafter.draftings]
-    assert bids[1] > 5 * bids[0]
+    proposals = [candidate.acceptance.depth[0].drafted for candidate in engine.drafter.candidates]
+    assert proposals[1] > 5 * proposals[0]
     assert engine.counts.accepted_tokens > 0.6 * engine.counts.drafted_tokens
 
 
@@ -322,9 +322,9 @@ def test_one_that_must_see_everything_does_not_rest(model):
 
 
 def test_cost_of_sizes_between_and_beyond():
-    cost = PassCost()
-    for guesses, took in ((0, 1.0), (0, 9.0), (4, 3.0), (8, 4.0)):
-        cost.note(1, guesses, took)
+    cost = ForwardCost()
+    for draft_tokens, took in ((0, 1.0), (0, 9.0), (4, 3.0), (8, 4.0)):
+        cost.note(1, draft_tokens, took)
     assert cost.plain(1) == cost.seconds(1, 0) == 1.0 and cost.seconds(1, 2) == 2.0 and cost.seconds(1, 6) == 3.5
     assert cost.seconds(1, 9) > 4.0  # near what is known it is dearer
     assert cost.seconds(1, 14) < 4.0  # far from it, worth a try

@@ -1,18 +1,19 @@
-"""The walk over mixture layers for methods that leave fewer experts: what each one does for a text."""
+"""Fewer experts per layer: what each contributes to the calibration text, and a forward with those that stay."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moesaic.compress.calibration_statistics import Watched
+from moesaic.compress.calibration_statistics import CalibratedLayer
 from moesaic.compress.job import Job
 from moesaic.compress.layer_store import Part
-from moesaic.compress.layers import embedded, fit_in_experts, load_block, run_block, watch
+from moesaic.compress.layers import collect_statistics, embedded, fit_in_experts, load_block, run_block
+from moesaic.compress.methods import Compressor
 from moesaic.errors import UserError
 from moesaic.model.config import Experts, ModelConfig
 from moesaic.model.experts import MixtureFeedForward
@@ -26,12 +27,24 @@ class Use:
     chosen_E: Tensor
 
 
-# From a layer and its use: gate_up_EGD, down_EDF and the numbers of the experts whose router rows stay.
-Reduce = Callable[[MixtureFeedForward, Use], tuple[Tensor, Tensor, Tensor]]
+@dataclass(frozen=True)
+class ExpertReduction(Compressor):
+    keep: int
+
+    @property
+    def ends_bits(self) -> int:
+        return 0
+
+    @abstractmethod
+    def reduce(self, ffn: MixtureFeedForward, use: Use) -> tuple[Tensor, Tensor, Tensor]:
+        """From a layer and its use: gate_up_EGD, down_EDF and the numbers of the experts whose router rows stay."""
+
+    def run(self, job: Job) -> ModelConfig:
+        return reduce_experts(job, self)
 
 
-def walk_experts(job: Job, keep: int, reduce: Reduce) -> ModelConfig:
-    config, store = job.config, job.store
+def reduce_experts(job: Job, method: ExpertReduction) -> ModelConfig:
+    config, store, keep = job.config, job.store, method.keep
     for number, layer in enumerate(config.layers):
         ffn = layer.ffn
         if isinstance(ffn, Experts) and (keep >= ffn.count or keep < ffn.per_token or keep % ffn.groups):
@@ -48,10 +61,10 @@ def walk_experts(job: Job, keep: int, reduce: Reduce) -> ModelConfig:
         job.progress("layer", number, len(config.layers))
         path = f"layers.{number}"
         block = load_block(job, path, config.layers[number], number)
-        plain_TD, watched = watch(job, block, x_TD)
+        plain_TD, calibrated = collect_statistics(job, block, x_TD)
         part = Part()
         if isinstance(block.ffn, MixtureFeedForward):
-            gate_up_EGD, down_EDF, stay_E = reduce(block.ffn, use(block.ffn, watched))
+            gate_up_EGD, down_EDF, stay_E = method.reduce(block.ffn, use(block.ffn, calibrated))
             router = block.ffn.router
             made = {"gate_up_EGD": gate_up_EGD, "down_EDF": down_EDF, "router.weight": router.weight[stay_E]}
             if router.correction is not None:
@@ -70,16 +83,16 @@ def walk_experts(job: Job, keep: int, reduce: Reduce) -> ModelConfig:
     return replace(config, layers=layers, mtp=())
 
 
-def use(ffn: MixtureFeedForward, watched: Watched) -> Use:
+def use(ffn: MixtureFeedForward, calibrated: CalibratedLayer) -> Use:
     """An expert's gift to a token is the size of its output times its weight (as in REAP)."""
     count = len(ffn.down_EDF)
     given_E, chosen_E = ffn.down_EDF.new_zeros(2, count)
-    for x_TD, routes in watched.calls():
+    for x_TD, routes in calibrated.calls():
         for expert in range(count):
             rows, choices = (routes.experts_TK == expert).nonzero(as_tuple=True)
             if len(rows):
                 both_AG = F.linear(x_TD[rows], ffn.gate_up_EGD[expert])
-                y_AD = F.linear(watched.plain.gated(both_AG, ffn.activation), ffn.down_EDF[expert])
+                y_AD = F.linear(calibrated.plain.gated(both_AG, ffn.activation), ffn.down_EDF[expert])
                 given_E[expert] += (y_AD.norm(dim=1) * routes.weights_TK[rows, choices]).sum()
                 chosen_E[expert] += len(rows)
     return Use(given_E, chosen_E)

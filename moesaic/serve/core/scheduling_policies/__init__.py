@@ -10,7 +10,7 @@ from moesaic.serve.core.request import Request
 Plan = list[tuple[Request, int]]
 
 
-class Policy:
+class SchedulingPolicy:
     def choose(self, requests: Sequence[Request], stopped: Sequence[ForwardPass], now: float) -> Plan | ForwardPass:
         """Some tokens for some of the requests that have any to compute (most urgent first, if pages run short), or a
         pass that was stopped and shall go on. An empty plan waits for the next event."""

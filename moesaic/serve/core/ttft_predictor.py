@@ -20,7 +20,7 @@ FADING = 0.95  # what a pass still counts for after the next one
 CHOICES = [list(kept) for count in (3, 2, 1) for kept in itertools.combinations(range(3), count)]
 
 
-class Predictor:
+class TTFTPredictor:
     def __init__(self) -> None:
         self.squares = np.zeros((3, 3))  # the normal equations of least squares
         self.products = np.zeros(3)

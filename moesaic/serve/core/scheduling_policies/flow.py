@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from moesaic.serve.core.forward_pass import ForwardPass
-from moesaic.serve.core.policies import Plan, Policy
-from moesaic.serve.core.predictor import Predictor
 from moesaic.serve.core.request import Request
+from moesaic.serve.core.scheduling_policies import Plan, SchedulingPolicy
+from moesaic.serve.core.ttft_predictor import TTFTPredictor
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class Job:
 
 
 @dataclass(frozen=True)
-class FlowPrefill(Policy):
+class FlowPrefill(SchedulingPolicy):
     itl: float = 0.1  # seconds between two tokens of an answer while prompts wait
     stretch: float = 5.0  # a request without deadline should be answered in so many times what it takes alone
     patience: float = 60.0  # seconds after which nothing goes before a request
     batch: int = 256  # tokens up to which short prompts are read together
     tokens: int = 8192  # a longer prompt takes several passes, which bounds the memory of one
-    prompts: Predictor = field(init=False, default_factory=Predictor, compare=False)
-    answers: Predictor = field(init=False, default_factory=Predictor, compare=False)
+    prompts: TTFTPredictor = field(init=False, default_factory=TTFTPredictor, compare=False)
+    answers: TTFTPredictor = field(init=False, default_factory=TTFTPredictor, compare=False)
 
     def __post_init__(self) -> None:
         if self.itl < 0 or self.stretch < 1 or self.patience < 0 or self.batch < 0 or self.tokens < 1:
@@ -101,7 +101,7 @@ class FlowPrefill(Policy):
         return plan
 
     def _reading(self, request: Request) -> Job:
-        cached = request.computed if request.pages else request.expected
+        cached = request.computed if request.pages else request.expected_cached
         seconds = self.prompts.seconds([(len(request.tokens) - cached, cached)])
         if request.deadline is not None and request.first_token is None:
             due = latest = request.deadline

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moesaic.serve.core.forward_pass import ForwardPass
-from moesaic.serve.core.policies import Plan, Policy
 from moesaic.serve.core.request import Request
+from moesaic.serve.core.scheduling_policies import Plan, SchedulingPolicy
 
 
 @dataclass(frozen=True)
-class Chunked(Policy):
+class Chunked(SchedulingPolicy):
     tokens: int = 512  # in one step
 
     def __post_init__(self) -> None:
