@@ -12,8 +12,6 @@ batch size or number of ranks and still train on every token once.
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -27,7 +25,7 @@ from moesaic.data.shards import Shards
 from moesaic.errors import UserError
 from moesaic.recipe import LengthWarmupSection, Recipe
 
-__all__ = ["Batch", "ClosableStream", "StatefulStream", "Stream", "TokenStream", "prefetched"]
+__all__ = ["Batch", "ClosableStream", "StatefulStream", "Stream", "TokenStream"]
 
 Position = dict[str, Any]  # {"tokens": consumed so far, "step": batches so far, "data": ..., "order": ...}: plain JSON
 
@@ -186,38 +184,3 @@ def _sizes(step: int, batch_tokens: int, length: int, warmup: LengthWarmupSectio
     return sequence_length, batch_tokens if warmup.batch == "same" else max(
         sequence_length, batch_tokens * sequence_length // length
     )
-
-
-def prefetched(stream: TokenStream, depth: int = 2) -> Iterator[Batch]:
-    """The same batches, prefetched by another thread. A batch's position is its own, however far ahead that is."""
-    ready: queue.Queue[Batch | BaseException] = queue.Queue(depth)
-    stop = threading.Event()
-
-    def put(thing: Batch | BaseException) -> None:
-        while not stop.is_set():
-            try:
-                return ready.put(thing, timeout=0.1)
-            except queue.Full:
-                continue
-
-    def work() -> None:
-        try:
-            for batch in stream:
-                put(batch)
-                if stop.is_set():
-                    return
-            put(StopIteration())
-        except BaseException as error:
-            put(error)
-
-    threading.Thread(target=work, name="batches", daemon=True).start()
-    try:
-        while True:
-            thing = ready.get()
-            if isinstance(thing, StopIteration):
-                return
-            if isinstance(thing, BaseException):
-                raise thing
-            yield thing
-    finally:
-        stop.set()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 from moesaic.data.held_out import held_out_batches
 from moesaic.data.packing import divide
 from moesaic.data.shards import Shards, shard_files
-from moesaic.data.stream import Batch, TokenStream, prefetched
+from moesaic.data.stream import Batch, TokenStream
 from moesaic.errors import UserError
 from tests.data.made import make_recipe, make_shards, random_lengths
 
@@ -250,26 +249,6 @@ def by_domain(batch: Batch) -> dict[int, list[int]]:
     for piece, domain in zip(pieces(batch), batch.domains):
         found.setdefault(domain, []).extend(piece)
     return found
-
-
-class TestPrefetching:
-    def test_gives_the_same_batches(self, open_stream: Any) -> None:
-        plain = list(islice(open_stream(), 10))
-        ahead = list(islice(prefetched(open_stream()), 10))
-        assert [(pieces(batch), batch.position_after) for batch in ahead] == [
-            (pieces(batch), batch.position_after) for batch in plain
-        ]
-
-    def test_ends_and_fails_like_the_stream(self) -> None:
-        def failing() -> Iterator[Batch]:
-            yield Batch(torch.zeros(1).long(), torch.zeros(1).long(), [1], [0], 0)
-            raise UserError("shard", "vanished")
-
-        assert list(prefetched(iter([]))) == []  # type: ignore[arg-type]
-        batches = prefetched(failing())  # type: ignore[arg-type]
-        next(batches)
-        with pytest.raises(UserError, match="vanished"):
-            next(batches)
 
 
 class TestHeldOut:

@@ -72,7 +72,6 @@ class Report:
         state: Mapping[str, Any] | None = None,
         peak_flops: float | None = None,
         quiet: bool = False,
-        json: bool = False,
         command: str = "",
         every: float = 10.0,
         full_every: int = 100,
@@ -81,7 +80,7 @@ class Report:
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.directory, self.steps, self.quiet, self.json = Path(directory), steps, quiet, json
+        self.directory, self.steps, self.quiet = Path(directory), steps, quiet
         self.command = command  # that resumes this run
         self._peak_flops = peak_flops
         self._every, self._clock = every, clock
@@ -198,7 +197,7 @@ class Report:
             plot_file = self._plot()
             summary["picture"] = str(plot_file) if plot_file else None
         self._events.close()
-        if outcome != "failed" and not self.quiet and not self.json:
+        if outcome != "failed" and not self.quiet:
             print("\n".join(final_summary(summary, self.command, then)), flush=True)
         return summary
 
