@@ -5,17 +5,15 @@ Both take any tensor, so that nobody else asks which kind it is.
 
 from __future__ import annotations
 
-from typing import cast
-
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 
 def local(tensor: Tensor) -> Tensor:
     """What of it lies here: shares its memory."""
-    return cast(Tensor, tensor.to_local()) if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
     """All of it, gathered from the ranks that share it, each of which must ask; also where shares differ in size."""
-    return cast(Tensor, tensor.full_tensor()) if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
