@@ -126,7 +126,7 @@ class UrlBackend(Backend):
     async def _answer(self, conversations: Sequence[Conversation], max_tokens: int, heard: Heard) -> None:
         import httpx
 
-        from moesaic.serve.bench.load import trouble
+        from moesaic.serve.bench.load import describe_error
 
         gate = asyncio.Semaphore(self.together)
         async with self._client() as client:
@@ -151,7 +151,7 @@ class UrlBackend(Backend):
                             return
                         except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError) as error:
                             if not left or refused(error):
-                                problem = f"gave no answer ({trouble(error)})"
+                                problem = f"gave no answer ({describe_error(error)})"
                                 raise UserError(self.url, problem, "What was answered is kept with --out.") from None
                             await asyncio.sleep(0.5)
 

@@ -69,7 +69,10 @@ def test_a_pipe_is_one_message_a_line(directory: Path, engine: moesaic.Engine) -
     done = subprocess.run(command, input="The number 1\n\nThe number 2\n", capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "".join(f"{text}\n" for text in expected(engine, ["The number 1", "The number 2"], "Count."))
-    assert len(re.findall(r"\[12 tokens, [\d.]+ tokens/s, first after [\d.]+ s, cut short\]", done.stderr)) == 2
+    assert (
+        len(re.findall(r"\[12 tokens, [\d.]+ tokens/s, first token after [\d.]+ s, max-tokens reached\]", done.stderr))
+        == 2
+    )
 
 
 def test_a_mistake_in_a_pipe_ends_it(directory: Path) -> None:
@@ -187,7 +190,7 @@ def test_commands_change_what_is_asked(chat: TerminalChat, engine: moesaic.Engin
 def test_settings_are_shown_and_checked(chat: TerminalChat) -> None:
     for line in ("/temperature 0.5", "/top-p 0.9", "/seed 4", "/max-tokens", "/settings"):
         chat.take(line)
-    assert "temperature 0.5, top-p 0.9, max-tokens as fit, seed 4" in noted(chat)
+    assert "temperature 0.5, top-p 0.9, max-tokens context, seed 4" in noted(chat)
     for wrong in ("/temperature hot", "/temperature -1", "/top-p 2", "/seed 1.5", "/nonsense", "/temperature"):
         with pytest.raises(UserError):
             chat.take(wrong)
@@ -221,7 +224,7 @@ def test_reasoning_is_shown_and_not_remembered(chat: TerminalChat, monkeypatch: 
 
 def test_a_model_cannot_take_over_the_terminal() -> None:
     screen = Screen(io.StringIO(), io.StringIO(), styled=True)
-    screen.say("a\x1b]0;title\x07b\x9b2J\tc\n")
-    screen.say("faint", faint=True)
+    screen.write("a\x1b]0;title\x07b\x9b2J\tc\n")
+    screen.write("faint", faint=True)
     assert isinstance(screen.out, io.StringIO)
     assert screen.out.getvalue() == "a�]0;title�b�2J\tc\n\x1b[2mfaint\x1b[0m"

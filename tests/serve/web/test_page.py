@@ -34,7 +34,7 @@ def test_an_answer_streams_into_the_page(page: Page, server: ScriptedServer) -> 
     expect(page.locator("#send")).to_have_text("Stop")
     server.endless = False
     answered(page)
-    expect(page.locator(".facts")).to_contain_text(re.compile(r"\d+ tokens · [\d.]+ per second · first after"))
+    expect(page.locator(".facts")).to_contain_text(re.compile(r"\d+ tokens · [\d.]+ tokens/s · first token after"))
     asked = server.asked[0]
     assert asked["messages"] == [{"role": "user", "content": "Hi"}]
     assert asked["stream"] is True
@@ -197,9 +197,9 @@ def test_reasoning_is_folded_away_from_the_answer(page: Page, server: ScriptedSe
     ask(page, "Hi")
     answered(page)
     expect(answers(page)).to_have_text("Hello there.")
-    expect(page.locator(".thought")).to_be_hidden()
+    expect(page.locator(".reasoning-text")).to_be_hidden()
     page.click(".reasoning summary")
-    expect(page.locator(".thought")).to_have_text("Let me think.")
+    expect(page.locator(".reasoning-text")).to_have_text("Let me think.")
     ask(page, "Again")
     answered(page)
     assert server.asked[-1]["messages"][1] == {"role": "assistant", "content": "Hello there."}
@@ -207,7 +207,7 @@ def test_reasoning_is_folded_away_from_the_answer(page: Page, server: ScriptedSe
 
 def test_the_live_view_moves(page: Page, server: ScriptedServer) -> None:
     expect(page.locator("#engine-state")).to_have_text("idle")
-    expect(page.locator("#experts-note")).to_have_text("6 layers of 32 experts, at rest.")
+    expect(page.locator("#experts-note")).to_have_text("6 layers of 32 experts, idle.")
     shades = "document.getElementById('experts').toDataURL()"
     at_rest = page.evaluate(shades)
     server.endless = True
@@ -215,7 +215,7 @@ def test_the_live_view_moves(page: Page, server: ScriptedServer) -> None:
     expect(page.locator("#engine-state")).to_have_text("working")
     gauges = page.locator(".gauge dd")
     expect(gauges).to_have_text(["41.5", "120 ms", "1", "0", re.compile(r"^[1-9]\d* %$")])
-    expect(page.locator("#experts-note")).to_contain_text(re.compile(r"[\d,]+ visits .* × an even share"))
+    expect(page.locator("#experts-note")).to_contain_text(re.compile(r"[\d,]+ tokens routed .* × the mean"))
     assert page.evaluate(shades) != at_rest
     line = page.locator(".gauge .line").first
     before = line.get_attribute("d") or ""
@@ -226,7 +226,7 @@ def test_the_live_view_moves(page: Page, server: ScriptedServer) -> None:
     answered(page)
     expect(page.locator("#engine-state")).to_have_text("idle")
     page.mouse.move(5, 5)
-    expect(page.locator("#experts-note")).to_contain_text("at rest")  # once the last seconds are past
+    expect(page.locator("#experts-note")).to_contain_text("idle")  # once the last seconds are past
 
 
 def test_a_model_without_experts_says_so(page: Page, server: ScriptedServer) -> None:
