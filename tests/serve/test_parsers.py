@@ -15,9 +15,9 @@ from moesaic.methods import Method, build, known
 from moesaic.serve.parsers import (
     Call,
     CallArguments,
-    CallBegan,
     CallBroken,
     CallEnded,
+    CallStarted,
     Content,
     Event,
     Message,
@@ -148,7 +148,7 @@ class TestEveryStyle:
         ended = {event.call for event in events if isinstance(event, CallEnded)}
         broken = {event.call for event in events if isinstance(event, CallBroken)}
         arguments = {event.call: event.text for event in events if isinstance(event, CallArguments)}
-        assert {event.call for event in events if isinstance(event, CallBegan)} == ended | broken
+        assert {event.call for event in events if isinstance(event, CallStarted)} == ended | broken
         assert not ended & broken
         for call in ended:
             assert isinstance(json.loads(arguments[call]), dict)
@@ -164,7 +164,7 @@ class TestEveryStyle:
         text = spell(style, "weather", {"city": "Bern", "days": 1})
         reader = parser(style).reader(tools=TOOLS)
         events = reader.push(text[: text.index("days")])
-        assert CallBegan(0, "weather") in events
+        assert CallStarted(0, "weather") in events
         assert '"Bern"' in "".join(event.text for event in events if isinstance(event, CallArguments))
 
     def test_a_missing_closing_tag_is_forgiven_at_the_end(self, style: str) -> None:

@@ -28,7 +28,7 @@ logger = logging.getLogger("moesaic.serve")
 
 Result = TypeVar("Result")
 
-CHARS_PER_TOKEN = 16  # at least so many characters of a prompt are tokenized to see whether it is too long
+CHARS_PER_TOKEN = 16  # several times what most texts have; a prompt beyond is tokenized in part first
 
 
 @dataclass(frozen=True)

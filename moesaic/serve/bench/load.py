@@ -78,7 +78,7 @@ def poisson(count: int, rate: float, words: int, max_tokens: int, seed: int = 0)
 
 
 def read_trace(path: Path, speed: float = 1.0, seed: int = 0) -> list[LoadRequest]:
-    """The requests of a trace, `speed` times as fast as it says."""
+    """The requests of a trace, `speed` times as fast."""
     rng = random.Random(seed)
     requests = []
     try:
@@ -178,7 +178,7 @@ def error_message(response: httpx.Response) -> str:
 async def stream_chat(
     client: httpx.AsyncClient, url: str, model: str, request: LoadRequest, result: RequestResult, due: float
 ) -> None:
-    form: dict[str, Any] = {
+    body: dict[str, Any] = {
         "model": model,
         "messages": [{"role": "user", "content": request.prompt}],
         "max_tokens": request.max_tokens,
@@ -188,7 +188,7 @@ async def stream_chat(
     pieces = 0
     last = 0.0
     ended = False
-    async with client.stream("POST", f"{url}/chat/completions", json=form) as response:
+    async with client.stream("POST", f"{url}/chat/completions", json=body) as response:
         if response.status_code != 200:
             await response.aread()
             result.problem, result.message = f"HTTP {response.status_code}", error_message(response)

@@ -28,12 +28,12 @@ const LANGUAGES = {
   c: C, cpp: C, "c++": C, cs: C, csharp: C, java: C, go: C, rust: C, rs: C, swift: C, kotlin: C, cuda: C, css: C,
   bash: SHELL, sh: SHELL, shell: SHELL, zsh: SHELL, sql: SQL, json: DATA, yaml: DATA, yml: DATA, toml: DATA,
 };
-const LONGEST = 50_000; // beyond that, plain: colours are not worth a pause
+const MAX_LENGTH = 50_000; // beyond that, plain: colours are not worth a pause
 
 // Calls emit(from, to, kind) for all of the text, in order; kind is null where there is nothing to colour.
-export function highlight(text, language, say) {
+export function highlight(text, language, emit) {
   const rule = Object.hasOwn(LANGUAGES, language.toLowerCase()) ? LANGUAGES[language.toLowerCase()] : null;
-  if (!rule || text.length > LONGEST) {
+  if (!rule || text.length > MAX_LENGTH) {
     if (text) emit(0, text.length, null);
     return;
   }
