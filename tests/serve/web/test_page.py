@@ -131,7 +131,7 @@ def test_settings_reach_the_server_and_are_remembered(page: Page, server: Script
     }
     assert asked["messages"][0] == {"role": "system", "content": "Be brief."}
     assert "logprobs" not in asked
-    page.click("text=Back to the defaults")
+    page.click("text=Reset to defaults")
     ask(page, "Hi")
     answered(page)
     assert "seed" not in server.asked[1] and server.asked[1]["messages"][0]["role"] == "user"
@@ -148,7 +148,7 @@ def test_the_model_recommends_and_the_person_decides(page: Page, server: Scripte
     page.fill("[name=temperature]", "0.4")
     page.reload()
     expect(page.locator("[name=temperature]")).to_have_value("0.4")
-    page.click("text=Back to the defaults")
+    page.click("text=Reset to defaults")
     expect(page.locator("[name=temperature]")).to_have_value("0")
 
 
