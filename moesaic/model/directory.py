@@ -110,7 +110,7 @@ def fill(
     for place in places:
         if not place.copy:
             by_parameter[place.parameter].append(place)
-    quantized = getattr(source, "quantized", None)  # what is kept in few bits stays so
+    quantized = getattr(source, "quantized", None)  # what is quantized stays so
     for name, blank in list(model.state_dict().items()):
         parts = by_parameter[name]
         if quantized is not None and (matrix := quantized(name, parts, device)) is not None:

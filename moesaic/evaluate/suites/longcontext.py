@@ -76,7 +76,7 @@ class LongContext(Suite):
                 after.setdefault(output.request.number, len(output.request.pages))
             asked.progress(engine.counts.finished, len(requests))
         scores = [score(made, said[request.number]) for (_, made, _), request in zip(cases, requests, strict=True)]
-        page_bytes = sum(slab[0].nbytes for layer in engine.cache.layers for slab in layer.values())
+        page_bytes = sum(tensor[0].nbytes for layer in engine.cache.layers for tensor in layer.values())
         low, high = wilson(sum(scores), len(scores))
         tokens = sum(len(tokens) for _, _, tokens in cases)
         return {

@@ -75,7 +75,7 @@ def route(logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules, cho
 @torch.compiler.disable
 def attend(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
     layout = call.layout
-    if call.cache is not None or layout.branches or not len(q_THC):
+    if call.cache is not None or layout.has_trees or not len(q_THC):
         return fast.attend(q_THC, k_TNC, v_TNC, call)
 
     def exact(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def attend_latent(call: LatentCall) -> Tensor:
 @torch.compiler.disable
 def latent_apart(call: LatentCall) -> Tensor | None:
     layout = call.attention.layout
-    if call.attention.cache is not None or layout.branches or not fast.in_latent_space(call):
+    if call.attention.cache is not None or layout.has_trees or not fast.in_latent_space(call):
         return fast.latent_apart(call)
 
     def exact(q_THC: Tensor, kv_TX: Tensor, norm_K: Tensor, up: Tensor) -> Tensor:
