@@ -20,7 +20,8 @@ LEVELS: list[set[str]] = [
     {"__main__"},
     {"cli"},
     {"quickstart"},
-    {"align", "compress", "evaluate", "report", "plan", "know", "doctor"},
+    {"align", "compress", "evaluate", "plan", "know", "doctor"},
+    {"report"},
     {"worlds"},
     {"train", "serve"},
     {"data", "parallel"},
@@ -32,9 +33,7 @@ SUPPORT = {path.stem for path in ROOT.glob("*.py")} - set().union(*LEVELS) - {"_
 
 # What is still to be mended, as patterns; the list only ever gets shorter.
 KNOWN = {
-    "upward": [
-        "moesaic.evaluate.* -> moesaic.report.*",
-    ],
+    "upward": [],
     "cycle": [
         "moesaic.kernels *",
         "moesaic.serve.parsers *",
