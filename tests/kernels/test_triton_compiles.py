@@ -27,8 +27,10 @@ else:
     from triton.backends.compiler import GPUTarget
 
     from moesaic.compress.grid import Grid
-    from moesaic.kernels.triton import gemv, norm
-    from moesaic.kernels.triton.attention import latent, paged
+    from moesaic.kernels.interface import QKNorm, RopeAngles
+    from moesaic.kernels.layer_weights import NormWeights
+    from moesaic.kernels.triton import gemv
+    from moesaic.kernels.triton.attention import latent, paged, qk_norm_rope_cache
     from moesaic.kernels.triton.attention.paged_rows import Rows
     from moesaic.kernels.triton.experts import decode, streamed
     from moesaic.kernels.triton.experts.hopper import decode as hopper_decode
@@ -56,14 +58,14 @@ else:
     def compiled(monkeypatch, tmp_path):
         """What the launches of a test compiled to."""
         kernels = []
-        kernel = hopper.grouped_product
+        kernel = hopper.grouped_matmul
 
         class Compiler:
             def __getitem__(self, grid):
                 return lambda *inputs, **options: kernels.append(kernel.warmup(*inputs, grid=grid, **options))
 
         monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-        monkeypatch.setattr(hopper, "grouped_product", Compiler())
+        monkeypatch.setattr(hopper, "grouped_matmul", Compiler())
         monkeypatch.setattr(hopper, "processors", lambda device: 132)
         triton.runtime.driver.set_active(Pretended())
         return kernels
@@ -95,14 +97,14 @@ else:
         """What the launches of serving compiled to."""
         kernels = []
 
-        def launch(kernel, grid, *inputs, OVERLAP, **options):
+        def launch(kernel, grid, *inputs, PDL, **options):
             if "PACKED" in options:
                 options["PACKED"] = True  # as for tensors that are on a GPU
-            kernels.append(kernel.warmup(*inputs, grid=grid, OVERLAP=True, launch_pdl=True, **options))
+            kernels.append(kernel.warmup(*inputs, grid=grid, PDL=True, launch_pdl=True, **options))
 
         monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
         for module in (quantized_decode, quantized_matmul, decode, hopper_decode, latent, gemv, paged, streamed):
-            monkeypatch.setattr(module, "launch_overlapped", launch)
+            monkeypatch.setattr(module, "launch_pdl", launch)
         triton.runtime.driver.set_active(Pretended())
         return kernels
 
@@ -115,7 +117,7 @@ else:
             made = [grid.matrix(torch.randn(outputs, inputs)) for _ in range(count)]
             return GpuQuantizedWeight(made, torch.bfloat16, stacked=count > 1)
 
-        quantized_matmul.few(empty(1, D), ROUTES, WEIGHTS, few(E, 2 * F, D), few(E, D, F))
+        quantized_matmul.unsorted_experts(empty(1, D), ROUTES, WEIGHTS, few(E, 2 * F, D), few(E, D, F))
         for tokens in (1, 32, 128):
             quantized_matmul.linear(empty(tokens, D), few(1, D, D))
 
@@ -146,7 +148,7 @@ else:
 
     @pytest.mark.parametrize(("inputs", "outputs"), [(2048, 5120), (4096, 2048), (1536, 100)])
     def test_one_row_meets_weights_that_were_asked_for(launched, inputs, outputs):
-        gemv.one_row(empty(1, inputs), empty(outputs, inputs), empty(outputs), empty(1, outputs))
+        gemv.gemv(empty(1, inputs), empty(outputs, inputs), empty(outputs), empty(1, outputs))
         (kernel,) = launched
         ptx = kernel.asm["ptx"]
         assert "mma.sync" in ptx and "ld.local" not in ptx
@@ -195,45 +197,45 @@ else:
     @pytest.mark.parametrize("heads", [20, 128])
     def test_latent_attention(launched, monkeypatch, heads, cached):
         """At the sizes of published models: all six compile, and what they read fits into shared memory."""
-        walked = paged.many_kernel
+        walked = paged.prefill_kernel
 
         class Compiler:
             def __getitem__(self, grid):
                 return lambda *inputs, **options: launched.append(walked.warmup(*inputs, grid=grid, **options))
 
-        monkeypatch.setattr(paged, "many_kernel", Compiler())
-        tokens, rank, turning, plain = 4, 512, 64, 128
+        monkeypatch.setattr(paged, "prefill_kernel", Compiler())
+        tokens, rank, rope_size, plain = 4, 512, 64, 128
         one = torch.zeros(tokens, dtype=torch.int32)
         pairs, table = torch.zeros(tokens, 2, dtype=torch.int32), torch.zeros(tokens, 8, dtype=torch.int32)
         most = paged.latent_tile(heads, False)[1]
-        rows = Rows(one, one, table, 256, few_X2=pairs, many_X2=pairs, many_tokens=most)
-        latents, up = empty(32, 16, rank + turning).to(cached), empty(heads, 2 * plain, rank)
-        angles = (torch.empty(256, turning // 2), torch.empty(256, turning // 2), one)
-        q_THX = latent.queries(
-            empty(tokens, heads, plain + turning), empty(tokens, rank + turning), up[:, :plain], (empty(rank), 1e-6),
-            angles, True, rows, latents,
+        rows = Rows(one, one, table, 256, decode_X2=pairs, prefill_X2=pairs, prefill_tokens=most)
+        latents, up = empty(32, 16, rank + rope_size).to(cached), empty(heads, 2 * plain, rank)
+        rope = RopeAngles(torch.empty(256, rope_size // 2), torch.empty(256, rope_size // 2), interleaved=True)
+        q_THX = latent.queries_into_cache(
+            empty(tokens, heads, plain + rope_size), empty(tokens, rank + rope_size), up[:, :plain],
+            NormWeights(empty(rank), 1e-6), rope, one, rows, latents,
         )  # fmt: skip
-        out = paged.attend(q_THX, latents, latents, rows, 0.1, turning=turning)
-        latent.by_head(out, up[:, plain:], empty(tokens, heads, plain))
+        out = paged.attend(q_THX, latents, latents, rows, 0.1, rope_size=rope_size)
+        latent.matmul_by_head(out, up[:, plain:], empty(tokens, heads, plain))
         assert len(launched) == 6
         for kernel in launched:
             assert "ld.local" not in kernel.asm["ptx"] and kernel.metadata.shared <= 227 * 1024
 
     def test_attention_to_keys_of_eight_bits(launched, monkeypatch):
-        walked = paged.many_kernel
+        walked = paged.prefill_kernel
 
         class Compiler:
             def __getitem__(self, grid):
                 return lambda *inputs, **options: launched.append(walked.warmup(*inputs, grid=grid, **options))
 
-        monkeypatch.setattr(paged, "many_kernel", Compiler())
-        monkeypatch.setattr(norm, "launch_overlapped", paged.launch_overlapped)
+        monkeypatch.setattr(paged, "prefill_kernel", Compiler())
+        monkeypatch.setattr(qk_norm_rope_cache, "launch_pdl", paged.launch_pdl)
         one = torch.zeros(4, dtype=torch.int32)
         pairs, table = torch.zeros(4, 2, dtype=torch.int32), torch.zeros(4, 8, dtype=torch.int32)
-        rows = Rows(one, one, table, 256, few_X2=pairs, many_X2=pairs, many_tokens=8)
+        rows = Rows(one, one, table, 256, decode_X2=pairs, prefill_X2=pairs, prefill_tokens=8)
         slabs = {name: empty(32, 16, 4, 128).to(torch.float8_e4m3fn) for name in ("keys", "values")}
-        angles = (torch.empty(256, 64), torch.empty(256, 64), one)
-        q_THC = norm.heads(empty(4, 40 * 128), (empty(128), empty(128), 1e-6), angles, False, rows, slabs, 32, 4)
+        rope, norm = RopeAngles(torch.empty(256, 64), torch.empty(256, 64)), QKNorm(empty(128), empty(128), 1e-6)
+        q_THC = qk_norm_rope_cache.qk_norm_rope_into_cache(empty(4, 40 * 128), norm, rope, one, rows, slabs, 32, 4)
         paged.attend(q_THC, slabs["keys"], slabs["values"], rows, 0.1)
         assert len(launched) == 4
         assert "cvt.rn.satfinite.e4m3x2" in launched[0].asm["ptx"]

@@ -27,12 +27,14 @@ else:
 
     from moesaic.kernels import reference
     from moesaic.kernels.cuda import invariant as cuda_invariant
-    from moesaic.kernels.cuda.fast import make_rows, scores_apart
+    from moesaic.kernels.cuda.fast import eager_router_logits
+    from moesaic.kernels.cuda.layout_rows import make_rows
     from moesaic.kernels.interface import AttentionCall, LatentCall, QKNorm, RopeAngles
     from moesaic.kernels.triton import norm
     from moesaic.kernels.triton.attention import paged
-    from moesaic.kernels.triton.attention.paged_rows import tile_tokens
+    from moesaic.kernels.triton.attention.paged_rows import prefill_tile
     from moesaic.kernels.triton.attention.qk_norm_rope import qk_norm_rope
+    from moesaic.kernels.triton.attention.qk_norm_rope_cache import qk_norm_rope_into_cache
     from moesaic.kernels.triton.experts.router import Choice, route
     from moesaic.kernels.triton.linear import linear
     from moesaic.kernels.triton.sample import logprobs_of, sample
@@ -78,8 +80,8 @@ else:
         q, k, v = torch.randn(56, H, C), torch.randn(56, N, C), torch.randn(56, N, C)
         slabs = layout.cache.layers[0]
         wanted = reference.attend(q, k, v, AttentionCall(layout, slabs, 0.3, window))
-        rows = make_rows(layout, tile_tokens(H // N, wide=True))
-        assert rows.few_X2 is not None and rows.many_X2 is not None
+        rows = make_rows(layout, prefill_tile(H // N, wide=True))
+        assert rows.decode_X2 is not None and rows.prefill_X2 is not None
         close(paged.attend(q, slabs["keys"], slabs["values"], rows, 0.3, window), wanted)
 
     def test_a_tree_of_guesses():
@@ -89,18 +91,18 @@ else:
         q, k, v = torch.randn(5, 4, 16), torch.randn(5, 2, 16), torch.randn(5, 2, 16)
         slabs = layout.cache.layers[0]
         wanted = reference.attend(q, k, v, AttentionCall(layout, slabs, 0.25))
-        rows = make_rows(layout, tile_tokens(2, wide=True))
+        rows = make_rows(layout, prefill_tile(2, wide=True))
         close(paged.attend(q, slabs["keys"], slabs["values"], rows, 0.25), wanted)
 
     @pytest.mark.parametrize("interleaved", [False, True])
     @pytest.mark.parametrize("turning", [16, 8])
     @pytest.mark.parametrize("normed", [False, True])
-    def test_heads(interleaved, turning, normed):
+    def test_heads(interleaved, rope_size, normed):
         H, N, C, eps = 4, 2, 16, 1e-6
         layout = batch([2, 1], [3, 9], N, C)
         slabs = layout.cache.layers[0]
         qkv, q_norm, k_norm = torch.randn(3, (H + 2 * N) * C), torch.randn(C), torch.randn(C)
-        angle_PR = torch.randn(32, turning // 2)
+        angle_PR = torch.randn(32, rope_size // 2)
         q, k, v = qkv.view(3, -1, C).split([H, N, N], dim=1)
         if normed:
             q, k = reference.rms_norm(q, q_norm, eps), reference.rms_norm(k, k_norm, eps)
@@ -109,10 +111,9 @@ else:
         q, k = reference.rotate(q, rope), reference.rotate(k, rope)
         wanted = {name: slab.clone() for name, slab in slabs.items()}
         layout.write(wanted["keys"], k), layout.write(wanted["values"], v)
-        given = norm.heads(
-            qkv, (q_norm, k_norm, eps) if normed else None, (angle_PR.cos(), angle_PR.sin(), layout.positions_T),
-            interleaved, make_rows(layout, tile_tokens(H // N, wide=True)), slabs, H, N,
-        )  # fmt: skip
+        table, rows = RopeAngles(angle_PR.cos(), angle_PR.sin(), interleaved), make_rows(layout, prefill_tile(2, True))
+        qk_norm = QKNorm(q_norm, k_norm, eps) if normed else None
+        given = qk_norm_rope_into_cache(qkv, qk_norm, table, layout.positions_T, rows, slabs, H, N)
         close(given, q), close(slabs["keys"], wanted["keys"]), close(slabs["values"], wanted["values"])
 
     @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
@@ -239,17 +240,17 @@ else:
         torch.manual_seed(11)
         inputs = (torch.randn(21, 24), torch.randn(6, 24))
         for one, other in zip(
-            *(gradients(run, *inputs) for run in (scores_apart, reference.router_logits)), strict=True
+            *(gradients(run, *inputs) for run in (eager_router_logits, reference.router_logits)), strict=True
         ):
             close(one, other)
 
     @pytest.mark.parametrize("interleaved", [False, True])
     @pytest.mark.parametrize("turning", [16, 6])
     @pytest.mark.parametrize("normed", [False, True])
-    def test_heads_of_training(interleaved, turning, normed):
+    def test_heads_of_training(interleaved, rope_size, normed):
         torch.manual_seed(9)
         qkv, norms = torch.randn(35, 9, 16), [torch.randn(16), torch.randn(16)] if normed else []
-        angle = torch.randn(35, turning // 2)
+        angle = torch.randn(35, rope_size // 2)
         rope = RopeAngles(angle.cos(), angle.sin(), interleaved)
 
         def run(ops, qkv, *norms):

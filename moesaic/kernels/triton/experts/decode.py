@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from moesaic.kernels.triton.dependent_launch import is_hopper, launch_overlapped, overlaps
+from moesaic.kernels.triton.dependent_launch import is_hopper, launch_pdl, supports_pdl
 from moesaic.kernels.triton.experts.hopper import decode as hopper_decode
 
 LANES = 16  # columns of a product; also the most experts of a token
@@ -31,10 +31,10 @@ def hidden_kernel(
     LANES: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One block of one assignment's hidden row: gate, up, SwiGLU."""
-    if OVERLAP:
+    if PDL:
         # In this order: the kernel after this one reads the routes before it waits.
         gdc_wait()
         gdc_launch_dependents()
@@ -78,7 +78,7 @@ def output_kernel(
     LANES: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One block of one token's output, all of its experts at once: lane j of the product is choice j, and of its
     rows (choice, n) only those of the same choice are kept."""
@@ -93,7 +93,7 @@ def output_kernel(
     hidden_at = hidden_NF + (token * K + lane)[None, :] * F + k[:, None]
     down_at = down_EDF + (expert * D + n)[:, None] * F + k[None, :]
     total = tl.zeros([SLOTS * BN, LANES], tl.float32)
-    if OVERLAP:
+    if PDL:
         gdc_launch_dependents()
         gdc_wait()
     for base in tl.range(0, F, BK, num_stages=STAGES):
@@ -128,9 +128,9 @@ def decode(
     precision = "ieee" if x_TD.dtype == torch.float32 else "tf32"
     hidden_NF = torch.empty(T * K, F, dtype=x_TD.dtype, device=x_TD.device)
     out_TD = torch.empty_like(x_TD)
-    overlap = overlaps(x_TD.device)
+    overlap = supports_pdl(x_TD.device)
     BN, BK, stages, warps = up_tile
-    launch_overlapped(
+    launch_pdl(
         hidden_kernel,
         (T * K, triton.cdiv(F, BN)),
         x_TD,
@@ -145,14 +145,14 @@ def decode(
         LANES=LANES,
         PRECISION=precision,
         STAGES=stages,
-        OVERLAP=overlap,
+        PDL=overlap,
         num_warps=warps,
     )
     if is_hopper(x_TD.device) and hopper_decode.takes(D, F, K, x_TD.dtype):
         hopper_decode.output(hidden_NF, routes_TK, weights_TK, down_EDF, out_TD)
         return out_TD
     BN, BK, stages, warps = down_tile
-    launch_overlapped(
+    launch_pdl(
         output_kernel,
         (T, triton.cdiv(D, BN)),
         hidden_NF,
@@ -169,7 +169,7 @@ def decode(
         LANES=LANES,
         PRECISION=precision,
         STAGES=stages,
-        OVERLAP=overlap,
+        PDL=overlap,
         num_warps=warps,
     )
     return out_TD

@@ -31,7 +31,7 @@ def forward(
     if choice.path == "hopper":
         from moesaic.kernels.triton.experts.hopper import grouped as hopper
 
-        x = x_TD if choice.gather_x else rows.spread(x_TD, routing, K)
+        x = x_TD if choice.gather_x else rows.permute(x_TD, routing, K)
         gate_up_PG, hidden_PF = hopper.gate_up(
             x, gate_up_EGD, routing, save, K if choice.gather_x else 0, choice.group_forward
         )
@@ -43,7 +43,7 @@ def forward(
         hidden_PF = streamed.rows(x_TD, gate_up_EGD, routing, choice.up_tile, choices=K, pair=True)
         out_PD = streamed.rows(hidden_PF, down_EDF, routing, choice.down_tile)
     else:
-        gate_up_PG = grouped.rows(rows.spread(x_TD, routing, K), gate_up_EGD, routing, False, choice.block)
+        gate_up_PG = grouped.rows(rows.permute(x_TD, routing, K), gate_up_EGD, routing, False, choice.block)
         hidden_PF = rows.swiglu(gate_up_PG)
         out_PD = grouped.rows(hidden_PF, down_EDF, routing, False, choice.block)
     return rows.combine(out_PD, routing, weights_TK, T, K), gate_up_PG if save else None
@@ -64,7 +64,7 @@ def backward_portable(
     """Gradients of x, weights, gate_up and down; `wanted` says of x, gate_up and down which are."""
     grad_x_TD = grad_gate_up_EGD = grad_down_EDF = None
     T, K = weights_TK.shape
-    grad_PD = rows.spread(grad_TD, routing, K)
+    grad_PD = rows.permute(grad_TD, routing, K)
     hidden_PF = grouped.rows(grad_PD, down_EDF, routing, True, choice.block)
     grad_PG, grad_weights_TK = rows.swiglu_backward(hidden_PF, gate_up_PG, weights_TK, routing, in_place)
     if wanted[2]:
@@ -73,7 +73,7 @@ def backward_portable(
     if wanted[0]:
         grad_x_TD = rows.combine(grouped.rows(grad_PG, gate_up_EGD, routing, True, choice.block), routing, None, T, K)
     if wanted[1]:
-        grad_gate_up_EGD = grouped.columns(grad_PG, rows.spread(x_TD, routing, K), routing, choice.block)
+        grad_gate_up_EGD = grouped.columns(grad_PG, rows.permute(x_TD, routing, K), routing, choice.block)
     return grad_x_TD, grad_weights_TK, grad_gate_up_EGD, grad_down_EDF
 
 
@@ -94,7 +94,7 @@ def backward_hopper(
 
     grad_x_TD = grad_gate_up_EGD = grad_down_EDF = None
     T, K = weights_TK.shape
-    grad = grad_TD if choice.gather_grad else rows.spread(grad_TD, routing, K)
+    grad = grad_TD if choice.gather_grad else rows.permute(grad_TD, routing, K)
     if choice.chain:
         grad_PG, hidden_PF, parts_XP = hopper.grad_gate_up(
             grad, down_EDF, gate_up_PG, weights_TK, routing, in_place, choice.gather_grad, choice.group
@@ -109,7 +109,7 @@ def backward_hopper(
     if wanted[0]:
         grad_x_TD = rows.combine(hopper.rows(grad_PG, gate_up_EGD, routing, True, 0, choice.group), routing, None, T, K)
     if wanted[1]:
-        x = x_TD if choice.gather_x_again else rows.spread(x_TD, routing, K)
+        x = x_TD if choice.gather_x_again else rows.permute(x_TD, routing, K)
         grad_gate_up_EGD = hopper.columns(grad_PG, x, routing, False, choice.gather_x_again, K, choice.group)
     return grad_x_TD, grad_weights_TK, grad_gate_up_EGD, grad_down_EDF
 

@@ -9,12 +9,12 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from moesaic.kernels.triton.dependent_launch import launch_overlapped, overlaps
+from moesaic.kernels.triton.dependent_launch import launch_pdl, supports_pdl
 from moesaic.kernels.triton.experts.sort import RECORD, Routing
 
 
 @triton.jit
-def spread_rows(
+def permute_rows(
     x_TD,
     slots_N,
     segments_E,
@@ -45,12 +45,12 @@ def spread_rows(
             tl.store(out_PD + (start + row).to(tl.int64) * D + column, nothing, mask=inside)
 
 
-def spread(x_TD: torch.Tensor, routing: Routing, k: int) -> torch.Tensor:
+def permute(x_TD: torch.Tensor, routing: Routing, k: int) -> torch.Tensor:
     """x's rows in the order of the routing, (P, D), each expert's padded with zeros to a multiple of 64 rows."""
     T, D = x_TD.shape
     out_PD = torch.empty(routing.rows, D, dtype=x_TD.dtype, device=x_TD.device)
     block = min(2048, triton.next_power_of_2(D))
-    spread_rows[(T + routing.segments_E.shape[0], triton.cdiv(D, block))](
+    permute_rows[(T + routing.segments_E.shape[0], triton.cdiv(D, block))](
         x_TD,
         routing.slots_N,
         routing.segments_E,
@@ -76,9 +76,9 @@ def combine_rows(
     K: tl.constexpr,
     BLOCK_D: tl.constexpr,
     WEIGHTED: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    if OVERLAP:
+    if PDL:
         gdc_wait()
         gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
@@ -102,7 +102,7 @@ def combine(
     out_TD = torch.empty(tokens, D, dtype=rows_PD.dtype, device=rows_PD.device)
     block = min(2048, triton.next_power_of_2(D))
     weights = rows_PD if weights_TK is None else weights_TK
-    launch_overlapped(
+    launch_pdl(
         combine_rows,
         (tokens, triton.cdiv(D, block)),
         rows_PD,
@@ -113,7 +113,7 @@ def combine(
         K=k,
         BLOCK_D=block,
         WEIGHTED=weights_TK is not None,
-        OVERLAP=overlaps(rows_PD.device),
+        PDL=supports_pdl(rows_PD.device),
         num_warps=4,
     )
     return out_TD

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from moesaic.kernels.triton.dependent_launch import launch_overlapped, overlaps
+from moesaic.kernels.triton.dependent_launch import launch_pdl, supports_pdl
 from moesaic.kernels.triton.experts.sort import RECORD, Routing
 
 
@@ -33,11 +33,11 @@ def streamed_kernel(
     RECORD: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """OUTPUTS columns of a tile's rows, BN at a time. PAIR: gate and up, then SwiGLU; the matrix has 2 x OUTPUTS rows.
     CHOICES (experts of a token): x is in token order; 0: it is in the order of the routing."""
-    if OVERLAP:
+    if PDL:
         gdc_wait()
         gdc_launch_dependents()
     tile = tl.program_id(1)
@@ -96,7 +96,7 @@ def rows(
     outputs = weights_EOI.shape[1] // (2 if pair else 1)
     BN, BK, stages, warps = tile
     out_PO = torch.empty(routing.rows, outputs, dtype=x.dtype, device=x.device)
-    launch_overlapped(
+    launch_pdl(
         streamed_kernel,
         (triton.cdiv(outputs, BN), routing.tiles.shape[0]),
         x,
@@ -115,7 +115,7 @@ def rows(
         RECORD=RECORD,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         STAGES=stages,
-        OVERLAP=overlaps(x.device),
+        PDL=supports_pdl(x.device),
         num_warps=warps,
     )
     return out_PO

@@ -12,7 +12,7 @@ from moesaic.kernels.triton.experts.tiles import Tile, tiles_for
 
 Path = Literal["decode", "streamed", "hopper", "portable"]
 
-MOST_STREAMED = 24  # rows of an expert, on average, up to which reading its weights is what takes the time
+MAX_STREAMED_ROWS = 24  # rows of an expert, on average, up to which reading its weights is what takes the time
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def choose(x_TD: torch.Tensor, routes_TK: torch.Tensor, gate_up_EGD: torch.Tenso
             return Choice("decode", up_tile=(16, 64, 3, 4), down_tile=(8, 64, 3, 4))
         return Choice("decode", **tiles_for(x_TD.device, "decode", shape))
     hopper = hopper_takes(x_TD, gate_up_EGD)
-    if not training and not (hopper and T * K > MOST_STREAMED * E):
+    if not training and not (hopper and T * K > MAX_STREAMED_ROWS * E):
         return streamed(x_TD, shape)
     if hopper:
         # Gathering inside a product costs it about 4 %, and more with 256 x 128 tiles; a copy beforehand costs the

@@ -170,11 +170,11 @@ def rows_kernel(
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
     PACKED: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Tiles of rows times their matrix; without a table of tiles, all rows times the only one. Tiles of the same
     columns follow each other, so that their weights are read from memory once."""
-    if OVERLAP:
+    if PDL:
         gdc_launch_dependents()
         gdc_wait()
     tile = tl.program_id(0)

@@ -91,7 +91,7 @@ def apart(both, thin: gl.constexpr):
 
 
 @gluon.jit
-def turned(word):
+def transposed_word(word):
     """Which four of 64 inputs a word of codes belongs to, and the other way round."""
     return word % 4 * 4 + word // 4
 

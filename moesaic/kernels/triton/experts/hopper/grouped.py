@@ -16,7 +16,7 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from moesaic.kernels.triton.experts.hopper.kernel import grouped_product
+from moesaic.kernels.triton.experts.hopper.kernel import grouped_matmul
 from moesaic.kernels.triton.experts.sort import RECORD, Routing
 
 STEP = 64  # elements of K per stage: one 128-byte swizzled row of bf16
@@ -59,7 +59,7 @@ def launch(
 ) -> None:
     device = routing.slots_N.device
     g_map, weights, products = chain
-    grouped_product[(processors(device),)](
+    grouped_matmul[(processors(device),)](
         a,
         b,
         c_map,

@@ -107,7 +107,7 @@ def multiply(
 
 
 @gluon.jit
-def grouped_product(
+def grouped_matmul(
     a, b, c_map, h_map, g_map, weights, products, sources, table, totals, tiles_m, tiles_n, depth, stride, ROWS,
     GATHER_A: gl.constexpr, GATHER_B: gl.constexpr, CHOICES: gl.constexpr, COLUMNS: gl.constexpr, B_ROWS:
     gl.constexpr, PAIR: gl.constexpr, CHAIN: gl.constexpr, SAVE: gl.constexpr, GROUP: gl.constexpr, HALF:

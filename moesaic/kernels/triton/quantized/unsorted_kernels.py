@@ -46,10 +46,10 @@ def hidden_kernel(
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
     PACKED: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One block of one assignment's hidden row: gate, up, SwiGLU. Rows of the product are those of gate, then of up."""
-    if OVERLAP:
+    if PDL:
         # In this order: the kernel after this one reads the routes before it waits.
         gdc_wait()
         gdc_launch_dependents()
@@ -99,7 +99,7 @@ def output_kernel(
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
     PACKED: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One block of one token's output, all of its experts at once: lane j of the product is choice j, and of its rows
     (choice, n) only those of the same choice are kept."""
@@ -113,7 +113,7 @@ def output_kernel(
     zeros_at = zeros
     if zeros is not None:
         zeros_at = zeros + steps_at
-    if OVERLAP:
+    if PDL:
         gdc_launch_dependents()
         gdc_wait()
     total = summed(
