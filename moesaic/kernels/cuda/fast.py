@@ -193,26 +193,26 @@ class VarlenAttention(torch.autograd.Function):
         k_TNC: Tensor,
         v_TNC: Tensor,
         starts_S1: Tensor,
-        longest: int,
+        max_length: int,
         scale: float,
         window: int | None,
     ) -> Tensor:
         left = -1 if window is None else window - 1
         out_THC, sums, state, unused, _ = torch.ops.aten._flash_attention_forward(
-            q_THC, k_TNC, v_TNC, starts_S1, starts_S1, longest, longest, 0.0, True, False, scale=scale,
+            q_THC, k_TNC, v_TNC, starts_S1, starts_S1, max_length, max_length, 0.0, True, False, scale=scale,
             window_size_left=left, window_size_right=0,
         )  # fmt: skip
         ctx.save_for_backward(q_THC, k_TNC, v_TNC, out_THC, sums, starts_S1, state, unused)
-        ctx.facts = (longest, scale, left)
+        ctx.facts = (max_length, scale, left)
         return out_THC
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q_THC, k_TNC, v_TNC, out_THC, sums, starts_S1, state, unused = ctx.saved_tensors
-        longest, scale, left = ctx.facts
+        max_length, scale, left = ctx.facts
         d_q, d_k, d_v = torch.ops.aten._flash_attention_backward(
-            grads[0].contiguous(), q_THC, k_TNC, v_TNC, out_THC, sums, starts_S1, starts_S1, longest, longest, 0.0,
-            True, state, unused, scale=scale, window_size_left=left, window_size_right=0,
+            grads[0].contiguous(), q_THC, k_TNC, v_TNC, out_THC, sums, starts_S1, starts_S1, max_length, max_length,
+            0.0, True, state, unused, scale=scale, window_size_left=left, window_size_right=0,
         )  # fmt: skip
         return d_q, d_k, d_v, None, None, None, None
 

@@ -1,7 +1,7 @@
-"""One row times a matrix: the weights are on their way before the row is there.
+"""GEMV, one row times a matrix: the weights are on their way before the row is there.
 
 A program has a few columns, and all of their weights fit into shared memory: it asks for them, and only then waits for
-the launch before it. What is left after that is one chain of products along K, in the order of `linear`: the same bits.
+the launch before it. What is left after that is one chain of matmuls along K, in the order of `linear`: the same bits.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -17,7 +17,7 @@ from moesaic.kernels.triton.experts.hopper.copies import row_load
 
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # renamed after triton 3.6
 
-COLUMNS = 8  # of a warp; the shortest product of the tensor cores has the shortest chain
+COLUMNS = 8  # of a warp; the shortest matmul of the tensor cores has the shortest chain
 STEP = 256  # inputs
 MAX_INPUTS = 6144  # inputs: 192 KB of weights for two warps
 
@@ -37,8 +37,8 @@ def gemv_kernel(
     WARPS: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """The row is all rows of the first operand; of the product one is kept. Work begins when the first half of the
-    weights is there. `ROOM` is for the row: a power of two."""
+    """The row is all rows of the first operand; of the result one is kept. Work begins when the first half of the
+    weights is there. `PADDED` is the row: a power of two."""
     kind: gl.constexpr = weight_OI.dtype.element_ty
     copied: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BK, BK // 8], [WARPS, 1], [1, 0])
     column = gl.program_id(0) * BN + gl.arange(0, BN, gl.SliceLayout(1, copied))

@@ -1,4 +1,4 @@
-"""A matrix product for serving: the same bits for a row alone and in any batch, because K is walked in order.
+"""A matmul for serving: the same bits for a row alone and in any batch, because K is walked in order.
 
 Tensor cores add in the same order whatever the tile, so tiles may follow the number of rows. Most of the library's
 kernels add in that order too and are faster, so they are used where they do: it splits K where rows are few.
@@ -101,7 +101,7 @@ def linear(
 
 @cache
 def library_agrees(T: int, inputs: int, outputs: int, biased: bool, device: torch.device) -> bool:
-    """Whether the library, which is faster, gives this shape the bits of our own product: tried when first asked."""
+    """Whether the library, which is faster, gives this shape the bits of our own matmul: tried when first asked."""
     generator = torch.Generator(device).manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:

@@ -1,9 +1,10 @@
 """Attention over a paged cache, the same to the bit for a token alone, in any batch, and however its prompt was cut.
 
-Keys are split by their place in the sequence (`SPLIT` to a piece), each piece is walked in blocks of `BLOCK`, and the
-pieces are added in order. With few new tokens per sequence every piece is a program of its own and a second kernel adds
-them up; with many, one program walks all pieces and does the same sums. Row sums of the weights are taken by the tensor
-cores too, whose order does not depend on the tile. Query heads that share a key head are rows of one tile.
+Keys are split by their position in the sequence (split-KV: `SPLIT` to a split), each split is walked in blocks of
+`BLOCK`, and the splits are combined in order. In decode every split is a program of its own and a second kernel
+combines them (flash-decoding); in prefill one program walks all splits and does the same sums. Row sums of the weights
+are taken by the tensor cores too, whose order does not depend on the tile. Query heads that share a key head are rows
+of one tile.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -14,23 +15,23 @@ from moesaic.kernels.triton.attention.paged_kernels import combine_kernel, decod
 from moesaic.kernels.triton.attention.paged_rows import Rows
 from moesaic.kernels.triton.dependent_launch import launch_pdl, supports_pdl
 
-SPLIT = 128  # keys to a piece: 256 is 3 % faster with many sequences, and 3 % slower with one
+SPLIT = 128  # keys to a split: 256 is 3 % faster with many sequences, and 3 % slower with one
 BLOCK = 64  # keys to a step
 LATENT_BLOCK = 32  # the same where a key has half a thousand numbers
 PREFETCH = 16  # with so few tiles there is time to fetch keys before they are needed
-ONES = 16  # row sums are a product with this many columns of ones
+ONES = 16  # row sums are a matmul with this many columns of ones
 
 
 def latent_tile(heads: int, wide: bool) -> tuple[int, int]:
     """Of the heads that share a latent, how many are rows of one tile, and how many tokens' of a prompt: more rows of
     half a thousand sums, twice, than these do not fit into registers."""
-    most = 16 if wide else 32
-    together = max_divisor(heads, most)
-    return together, max(1, most // together)
+    max_rows = 16 if wide else 32
+    together = max_divisor(heads, max_rows)
+    return together, max(1, max_rows // together)
 
 
-def max_divisor(of: int, most: int) -> int:
-    return next(number for number in range(min(of, most), 0, -1) if of % number == 0)
+def max_divisor(of: int, max_rows: int) -> int:
+    return next(number for number in range(min(of, max_rows), 0, -1) if of % number == 0)
 
 
 def attend(
@@ -42,8 +43,8 @@ def attend(
     window: int | None = None,
     rope_size: int = 0,
 ) -> torch.Tensor:
-    """Every token attends to its sequence up to itself; keys and values are slabs (pages, page size, N, C). With
-    `turning`, both are the slab (pages, page size, C + turning) of latents, and queries have as many numbers."""
+    """Every token attends to its sequence up to itself; keys and values are (pages, page size, N, C). With
+    `rope_size`, both are the latents (pages, page size, C + rope_size), and queries have as many numbers."""
     T, H, C = q_THC.shape[0], q_THC.shape[1], q_THC.shape[2] - rope_size
     page_size, N = keys.shape[1], 1 if rope_size else keys.shape[2]
     wide = q_THC.dtype == torch.float32

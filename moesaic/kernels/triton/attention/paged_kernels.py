@@ -13,7 +13,7 @@ NOTHING = tl.constexpr(-1e30)  # the largest score of no keys; finite, so that d
 
 
 # Four numbers of 8 bits to bf16: each in the upper half of a word's half, its exponent moved to where bf16 has one, and
-# what the two forms take from exponents made up for by a product with 2^120. Smallest numbers come out right too.
+# what the two forms take from exponents made up for by a factor of 2^120. Smallest numbers come out right too.
 WIDEN = tl.constexpr("""
 {
 .reg .b32 a, b, c, d, m;
@@ -128,7 +128,7 @@ def queries(q_THC, at, known, c, C, q_part: tl.constexpr, ROPE_SIZE: tl.constexp
 
 @triton.jit
 def prefetch_split(begin, last, sequence_pages, keys, values, head, N, C, page_size, SPLIT: tl.constexpr):
-    """Nearly all keys and values are old: have a piece of them read into the L2 cache while the newest are made."""
+    """Nearly all keys and values are old: have a split of them read into the L2 cache while the newest are made."""
     key = tl.minimum(begin + tl.arange(0, SPLIT), tl.maximum(last, 0))
     page = tl.load(sequence_pages + key // page_size).to(tl.int64)
     half = tl.arange(0, 2) * (C // 2)
@@ -145,7 +145,7 @@ def prefetch_split(begin, last, sequence_pages, keys, values, head, N, C, page_s
 
 @triton.jit
 def combined(best, weight, out, new_best, new_weight, new_out):
-    """Two pieces as one. Products and sums are spelled out, so that no compiler joins them one way here and another way
+    """Two splits as one. Products and sums are spelled out, so that no compiler joins them one way here and another way
     there."""
     top = tl.maximum(best, new_best)
     old_share = tl.exp2(best - top)
@@ -194,7 +194,7 @@ def decode_kernel(
     PREFETCH: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One piece of one tile's keys, for the query heads that share one key head."""
+    """One split of one tile's keys, for the query heads that share one key head."""
     tile, head, number = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = tl.load(tiles_X2 + 2 * tile).to(tl.int64)
     count = tl.load(tiles_X2 + 2 * tile + 1)
@@ -253,7 +253,7 @@ def combine_kernel(
     BLOCK_C: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The pieces of some heads of one token, in order."""
+    """The splits of some heads of one token, in order."""
     tile, inner = tl.program_id(0) // TOKENS, tl.program_id(0) % TOKENS
     count = tl.load(tiles_X2 + 2 * tile + 1)
     token = tl.load(tiles_X2 + 2 * tile).to(tl.int64) + inner
@@ -311,7 +311,7 @@ def prefill_kernel(
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """All pieces of one tile's keys, for the query heads that share one key head."""
+    """All splits of one tile's keys, for the query heads that share one key head."""
     tile, head = tl.program_id(1), tl.program_id(0)
     first = tl.load(tiles_X2 + 2 * tile).to(tl.int64)
     count = tl.load(tiles_X2 + 2 * tile + 1)

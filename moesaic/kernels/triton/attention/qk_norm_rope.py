@@ -1,7 +1,7 @@
-"""Queries, keys and values ready to attend, for training: split, normed and turned in one pass, and one pass back.
+"""Queries, keys and values ready to attend, for training: QK norm and RoPE in one pass, and one pass back.
 
 A row is one head of one token, as they lie side by side after the projection. Results stand where `reference.heads`
-puts them: of a pair that turns together, the first in the first half of what turns and the second in the other half.
+puts them: of a pair that is rotated together, the first in the first half of what is and the second in the other half.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs

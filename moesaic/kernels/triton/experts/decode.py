@@ -2,7 +2,7 @@
 
 Every assignment reads its expert's weights itself (two tokens with the same expert find them in the L2 cache). The dot
 products run on the tensor cores, weights first, with one column of sixteen in use: they are free here, and they round
-exactly as the kernels for many tokens do, so that a token's bits are the same alone and in a crowd.
+exactly as the kernels for many tokens do, so that a token's bits are the same alone and in any batch.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -14,7 +14,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from moesaic.kernels.triton.dependent_launch import is_hopper, launch_pdl, supports_pdl
 from moesaic.kernels.triton.experts.hopper import decode as hopper_decode
 
-LANES = 16  # columns of a product; also the most experts of a token
+LANES = 16  # columns of a matmul; also the most experts of a token
 
 
 @triton.jit
@@ -80,7 +80,7 @@ def output_kernel(
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One block of one token's output, all of its experts at once: lane j of the product is choice j, and of its
+    """One block of one token's output, all of its experts at once: lane j of the matmul is choice j, and of its
     rows (choice, n) only those of the same choice are kept."""
     token = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, LANES)

@@ -89,7 +89,7 @@ def backward_hopper(
     in_place: bool,
     wanted: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, ...]:
-    """The same, with gathers and SwiGLU inside the products. The largest gradient is made last, when least is held."""
+    """The same, with gathers and SwiGLU inside the matmuls. The largest gradient is made last, when least is held."""
     from moesaic.kernels.triton.experts.hopper import grouped as hopper
 
     grad_x_TD = grad_gate_up_EGD = grad_down_EDF = None
@@ -147,7 +147,7 @@ def experts(
     choice: Choice | None = None,
 ) -> Tensor:
     """The weighted sum of each token's routed experts; differentiable in everything but the routes, and in nothing
-    where the experts are kept in few bits."""
+    where the experts are quantized."""
     if isinstance(gate_up_EGD, GpuQuantizedWeight) and isinstance(down_EDF, GpuQuantizedWeight):
         return quantized.experts(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF)
     gate_up_EGD, down_EDF = (

@@ -1,6 +1,6 @@
 """Router scores to experts: the K best of each token and their weights, one warp to a token, so that none waits.
 
-The router's logits are a matrix product like any other (`linear`), kept in float32; products of bf16 numbers are exact
+The router's logits are a matmul like any other (`linear`), kept in float32; products of two bf16 numbers are exact
 there.
 """
 
@@ -90,7 +90,7 @@ def topk_kernel(
     if positions_T is not None:
         position = tl.load(positions_T + token)
         tl.atomic_add(counts_E + routes, tl.full([SLOTS], 1, tl.int64), mask=slot < tl.where(position < 0, 0, K))
-        # Not the first row, whatever it is: products of no rows at all are not made.
+        # Not the first row, whatever it is: matmuls of no rows at all are not made.
         routes = tl.where(tl.where(token > 0, position, 0) < 0, -1, routes)
     tl.store(routes_TK + token * K + slot, routes, mask=slot < K)
     tl.store(weights_TK + token * K + slot, weights * factor, mask=slot < K)
@@ -100,7 +100,7 @@ def topk_kernel(
 class Choice:
     """How experts are chosen from scores, and where the choice goes.
 
-    Rows after the first whose place is negative are no tokens: their experts are -1, and they are not counted.
+    Rows after the first whose position is negative are no tokens: their experts are -1, and they are not counted.
     """
 
     per_token: int

@@ -1,4 +1,4 @@
-"""The memory-bound passes between the matrix products: gather rows, combine rows, SwiGLU and its gradient.
+"""The memory-bound passes between the matmuls: permute rows, combine rows, SwiGLU and its gradient.
 
 All are written so that a token's numbers depend on that token alone: a fixed order over k, no atomics.
 """
@@ -164,7 +164,7 @@ def swiglu_backward_rows(
         weight = tl.where(valid, tl.load(weights_N + source), 0.0)
         width = tl.where(valid, F, 0)
         wide = row.to(tl.int64)
-        product = tl.zeros([BLOCK_F], tl.float32)
+        dot = tl.zeros([BLOCK_F], tl.float32)
         for base in range(0, F, BLOCK_F):
             column = base + tl.arange(0, BLOCK_F)
             kept = column < width
@@ -174,7 +174,7 @@ def swiglu_backward_rows(
             sigmoid = 1.0 / (1.0 + tl.exp(-gate))
             silu = gate * sigmoid
             hidden = gate / (1.0 + tl.exp(-gate)) * up
-            product += grad * hidden
+            dot += grad * hidden
             grad = grad * weight
             grad_gate = grad * up * (sigmoid + silu * (1.0 - sigmoid))
             inside = column < F
@@ -183,7 +183,7 @@ def swiglu_backward_rows(
             tl.store(grad_gate_up_PG + wide * 2 * F + F + column, (grad * silu).to(kind), mask=inside)
             tl.store(grad_hidden_PF + wide * F + column, (weight * hidden).to(kind), mask=inside)
         if valid:
-            tl.store(grad_weights_N + source, tl.sum(product, 0))
+            tl.store(grad_weights_N + source, tl.sum(dot, 0))
 
 
 def swiglu_backward(

@@ -1,7 +1,7 @@
 """Up to a few hundred tokens at a time: rows sorted by expert, bound by how fast the experts' weights can be read.
 
 Many small programs, each with a block of one expert's weights and the few rows that are that expert's. The weights are
-the first operand of the tensor cores' products, because those take 64 rows at least and there are not as many tokens.
+the first operand of the tensor cores' matmuls, because those take 64 rows at least and there are not as many tokens.
 K is walked in order and never split, as everywhere.
 """
 

@@ -19,7 +19,7 @@ MAX_STREAMED_ROWS = 24  # rows of an expert, on average, up to which reading its
 class Choice:
     path: Path
     align: int = 128  # rows to which an expert's segment is padded
-    block: int = 64  # tile edge of the portable products
+    block: int = 64  # tile edge of the portable matmuls
     # Tiles are (columns, elements of K, stages, warps). Measured on an H200; all fit in the 99 KB that other GPUs have.
     up_tile: Tile = (16, 256, 4, 4)
     down_tile: Tile = (8, 128, 4, 4)
@@ -29,7 +29,7 @@ class Choice:
     gather_x: bool = True
     gather_grad: bool = True
     gather_x_again: bool = True
-    chain: bool = True  # SwiGLU's gradient inside the product before it
+    chain: bool = True  # SwiGLU's gradient inside the matmul before it
 
 
 def hopper_takes(x_TD: torch.Tensor, gate_up_EGD: torch.Tensor) -> bool:
@@ -62,7 +62,7 @@ def choose(x_TD: torch.Tensor, routes_TK: torch.Tensor, gate_up_EGD: torch.Tenso
     if not training and not (hopper and T * K > MAX_STREAMED_ROWS * E):
         return streamed(x_TD, shape)
     if hopper:
-        # Gathering inside a product costs it about 4 %, and more with 256 x 128 tiles; a copy beforehand costs the
+        # Gathering inside a matmul costs it about 4 %, and more with 256 x 128 tiles; a copy beforehand costs the
         # same bytes whatever F is, so wide experts are better off with the copy.
         narrow = F < 2048
         many = T * K >= 2048 * E

@@ -1,6 +1,6 @@
-"""Products of 4 or 8 bits with a few tokens: experts in two launches, as in `decode.py`, and plain ones in one.
+"""Decode with weights quantized to 4 or 8 bits, a few tokens at a time: experts in two launches, linear maps in one.
 
-How the kernels do it is told in `coded_direct_kernels.py`; here is which products they take.
+How the kernels do it is explained in `decode_kernels.py`; here is which matmuls they take.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -15,7 +15,7 @@ BLOCK = 128  # inputs: of 4 bits those in 64 bytes of a row, half of them in the
 PAIRS = 2 * BLOCK  # blocks are taken two at a time
 REGISTERS = 64  # of a thread, for codes that are asked for together
 MAX_TOP_K = 8
-TOKENS = 4  # of a plain product, by one program
+TOKENS = 4  # of a linear map, by one program
 AGAIN = 10240  # columns that may be unpacked more than once, for more tokens; measured on an H200
 
 

@@ -1,7 +1,7 @@
-"""The kernels of `coded_direct.py`: a warp asks for all codes of its rows at once, and unpacks what has come.
+"""The kernels of `decode.py`: a warp asks for all codes of its rows at once, and unpacks what has come.
 
-Sixteen inputs in a row make a product, four products follow each other (`coded_registers.py`), and what these 64 inputs
-make is scaled and added in order. So does `coded_kernels.py`, with as many tokens as there are: a token's bits are the
+Sixteen inputs in a row make a matmul, four matmuls follow each other (`registers.py`), and what these 64 inputs
+make is scaled and added in order. So does `matmul_kernels.py`, with as many tokens as there are: a token's bits are the
 same there.
 """
 
@@ -10,7 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from moesaic.kernels.triton.quantized.registers import codes_of, multiplied, sums_of, transposed_word
+from moesaic.kernels.triton.quantized.registers import codes_of, dots_of, sums_of, transposed_word
 
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # renamed after triton 3.6
 
@@ -59,14 +59,14 @@ def round_summed(
         if FIRST + block + 1 == LAST:
             at -= odd
         x_low, x_high = gl.load(at), gl.load(at + 16)
-        products = multiplied(codes, block, x_low, x_high, thin, BITS)
+        dots = dots_of(codes, block, x_low, x_high, thin, BITS)
         if zeros is not None:
             sums = sums_of(x_low, x_high, thin)
         for half in gl.static_range(2 if FIRST + block + 1 == LAST else 4):
-            product = products[half]
+            dot = dots[half]
             if zeros is not None:
-                product = gl.fma(-zeros[2 * block + half].to(gl.float32), sums[half], product)
-            total = gl.fma(product, scales[2 * block + half].to(gl.float32), total)
+                dot = gl.fma(-zeros[2 * block + half].to(gl.float32), sums[half], dot)
+            total = gl.fma(dot, scales[2 * block + half].to(gl.float32), total)
     return total
 
 
@@ -85,8 +85,8 @@ def summed(
     BITS: gl.constexpr,
     WAITS: gl.constexpr,
 ):
-    """The products of eight rows with x: rows g + 8 are the same rows with every other block, and so are odd columns of
-    x, which lie `odd` further on.
+    """The dot products of eight rows with x: rows g + 8 are the same rows with every other block, and so are odd
+    columns of x, which lie `odd` further on.
 
     With WAITS, x is there only after the launch before this one; the first codes are asked for before that."""
     total = gl.zeros([8, codes_at.shape[1] // 4], gl.float32, thin)
@@ -119,7 +119,7 @@ def rows_kernel(
     TOKENS: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """Eight columns of four rows' products, by one warp: even columns of x are the rows with every other block, odd
+    """Eight columns of four rows' results, by one warp: even columns of x are the rows with every other block, odd
     ones the same rows with the others, and what comes of them is in thread t for row t."""
     wide: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [1, 1], [1, 0])
     thin: gl.constexpr = gl.BlockedLayout([1, 1], [8, 4], [1, 1], [1, 0])
@@ -163,7 +163,7 @@ def hidden_round(
     at,
     scales,
     zeros,
-    products,
+    dots,
     factors,
     F,
     thin: gl.constexpr,
@@ -196,13 +196,13 @@ def hidden_round(
     barrier()  # else the compiler asks for codes when they are needed
     for step in gl.static_range(LAST - FIRST):
         x_low, x_high = x[2 * step], x[2 * step + 1]
-        first = by_lane(multiplied(codes, 4 * step, x_low, x_high, thin, BITS), t)
-        second = by_lane(multiplied(codes, 4 * step + 2, x_low, x_high, thin, BITS), t)
+        first = by_lane(dots_of(codes, 4 * step, x_low, x_high, thin, BITS), t)
+        second = by_lane(dots_of(codes, 4 * step + 2, x_low, x_high, thin, BITS), t)
         if zeros is not None:
             sums = by_lane(sums_of(x_low, x_high, thin), t)
             first = gl.fma(-own_zeros[2 * step].to(gl.float32), sums, first)
             second = gl.fma(-own_zeros[2 * step + 1].to(gl.float32), sums, second)
-        products.index(FIRST + step).store(rows_together(first, second, W))
+        dots.index(FIRST + step).store(rows_together(first, second, W))
         factors.index(FIRST + step).store(rows_together(own_scales[2 * step], own_scales[2 * step + 1], W))
 
 
@@ -251,18 +251,18 @@ def hidden_kernel(
     ROUNDS: gl.constexpr = (STEPS + IN_FLIGHT - 1) // IN_FLIGHT
     PER_ROUND: gl.constexpr = (STEPS + ROUNDS - 1) // ROUNDS
     held: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0, 1])
-    products = gl.allocate_shared_memory(gl.float32, [STEPS, 4 * SPLIT, 16 * W], held)
+    dots = gl.allocate_shared_memory(gl.float32, [STEPS, 4 * SPLIT, 16 * W], held)
     factors = gl.allocate_shared_memory(scales.dtype.element_ty, [STEPS, 4 * SPLIT, 16 * W], held)
     for number in gl.static_range(ROUNDS):
         hidden_round(
-            x_at, codes_at, at, scales, zeros, products, factors, F, thin, number * PER_ROUND,
+            x_at, codes_at, at, scales, zeros, dots, factors, F, thin, number * PER_ROUND,
             STEPS if number == ROUNDS - 1 else (number + 1) * PER_ROUND, D, GROUP, BITS, SPLIT,
         )  # fmt: skip
     barrier()
     flat: gl.constexpr = gl.BlockedLayout([4 * SPLIT, 1], [8 // W, 4 * W], [1, 4], [0, 1])
     total = None
     for step in gl.static_range(STEPS):
-        total = in_order(total, products.index(step).load(flat), factors.index(step).load(flat).to(gl.float32))
+        total = in_order(total, dots.index(step).load(flat), factors.index(step).load(flat).to(gl.float32))
 
     kind: gl.constexpr = hidden_NF.dtype.element_ty
     pairs: gl.constexpr = gl.BlockedLayout([1, 1, 2], [8, 4, 1], [1, 1, 4], [2, 1, 0])
@@ -281,14 +281,14 @@ def halves(rows):
 
 
 @gluon.jit
-def in_order(total, products, weights):
+def in_order(total, dots, weights):
     """Products (choices, columns), weighted and added one after the other; None is what nothing was added to yet."""
-    if products.shape[0] == 1:
+    if dots.shape[0] == 1:
         if total is None:
-            total = gl.zeros_like(products)
-        total = gl.fma(products, weights, total)
+            total = gl.zeros_like(dots)
+        total = gl.fma(dots, weights, total)
     else:
-        first, second = halves(products)
+        first, second = halves(dots)
         weight, next_weight = halves(weights)
         total = in_order(in_order(total, first, weight), second, next_weight)
     return total

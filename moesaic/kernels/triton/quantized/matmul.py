@@ -1,4 +1,4 @@
-"""Products with matrices of 4 or 8 bits: a few tokens at a time in two launches, as in `decode.py`, or many.
+"""Matmuls with weights quantized to 4 or 8 bits: linear maps, and experts with or without sorting tokens by expert.
 
 What `decode.py` takes is faster there.
 """
@@ -17,9 +17,9 @@ from moesaic.kernels.triton.quantized.unsorted_kernels import hidden_kernel, out
 
 MAX_TOP_K = 16  # experts of a token
 MIN_TILE, MAX_TILE = 16, 128  # rows of a tile
-# Rows of weights from which on tensor cores take inputs in their order. With fewer, the compiler lets each product have
-# every other pair of inputs, and where a sum is not exact its last bit may differ from that in a crowd: of 4 bits one
-# in 69,000.
+# Rows of weights from which on tensor cores take inputs in their order. With fewer, the compiler lets each matmul have
+# every other pair of inputs, and where a sum is not exact its last bit may differ from that in a larger batch: of 4
+# bits one in 69,000.
 MMA_ROWS = 64
 
 

@@ -1,7 +1,7 @@
 """The second launch of `decode` on Hopper: its weights are on their way before the rows they multiply are there.
 
 A program's weights go through a ring of stages in shared memory, which is filled before the program waits for the
-launch before it; so the memory is never idle between the two. Products and sums are those of `decode.output_kernel`,
+launch before it; so the memory is never idle between the two. Matmuls and sums are those of `decode.output_kernel`,
 to the bit.
 """
 
@@ -23,7 +23,7 @@ from moesaic.kernels.triton.experts.hopper.copies import row_load
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # renamed after triton 3.6
 
 ROWS = 64  # of weights at a time: what the tensor cores multiply at once
-LANES = 8  # columns of a product, one for each choice
+LANES = 8  # columns of a matmul, one for each choice
 MOST = 32  # steps, all of whose hidden numbers lie in shared memory
 
 
@@ -45,7 +45,7 @@ def output_kernel(
     LANES: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """Rows of the product are (choice, n), its lanes the choices; of each row the lane of its own choice is kept."""
+    """Rows of the matmul are (choice, n), its lanes the choices; of each row the lane of its own choice is kept."""
     token, block = gl.program_id(0).to(gl.int64), gl.program_id(1)
     copied: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BK, BK // 8], [4, 1], [1, 0])
     row = gl.arange(0, ROWS, gl.SliceLayout(1, copied))
