@@ -27,7 +27,7 @@ else:
     from triton.backends.compiler import GPUTarget
 
     from moesaic.compress.grid import Grid
-    from moesaic.kernels.interface import QKNorm, RopeAngles
+    from moesaic.kernels.interface import QKNorm, RopeAngles, Routes
     from moesaic.kernels.layer_weights import NormWeights
     from moesaic.kernels.triton import gemv
     from moesaic.kernels.triton.attention import latent, paged, qk_norm_rope_cache
@@ -117,7 +117,7 @@ else:
             made = [grid.matrix(torch.randn(outputs, inputs)) for _ in range(count)]
             return GpuQuantizedWeight(made, torch.bfloat16, stacked=count > 1)
 
-        quantized_matmul.unsorted_experts(empty(1, D), ROUTES, WEIGHTS, few(E, 2 * F, D), few(E, D, F))
+        quantized_matmul.unsorted_experts(empty(1, D), Routes(ROUTES, WEIGHTS), few(E, 2 * F, D), few(E, D, F))
         for tokens in (1, 32, 128):
             quantized_matmul.linear(empty(tokens, D), few(1, D, D))
 
@@ -179,8 +179,8 @@ else:
         """As many as fit are asked for together, and where the launch waits for its inputs, before that."""
         matrices = [Grid(bits, 64, symmetric).matrix(torch.randn(size)) for size in ((2 * width, 2048), (2048, width))]
         gate_up, down = (GpuQuantizedWeight([matrix], torch.bfloat16, stacked=True) for matrix in matrices)
-        routes = torch.zeros(1, choices, dtype=torch.int64)
-        quantized_decode.experts(empty(1, 2048), routes, torch.ones(1, choices), gate_up, down)
+        routes = Routes(torch.zeros(1, choices, dtype=torch.int64), torch.ones(1, choices))
+        quantized_decode.experts(empty(1, 2048), routes, gate_up, down)
         quantized_decode.linear(empty(3, 2048), gate_up, empty(2 * width), empty(3, 2 * width))
         for kernel in launched:
             ptx = kernel.asm["ptx"]

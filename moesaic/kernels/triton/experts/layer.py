@@ -5,11 +5,12 @@ rounded gate and up rows; hidden rows and gathered inputs are made again.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from moesaic.kernels.interface import Routes
 from moesaic.kernels.triton.experts import decode, grouped, rows, streamed
 from moesaic.kernels.triton.experts.sort import Routing, route
 from moesaic.kernels.triton.experts.tuning import Choice, choose
@@ -49,21 +50,24 @@ def forward(
     return rows.combine(out_PD, routing, weights_TK, T, K), gate_up_PG if save else None
 
 
-def backward_portable(
-    grad_TD: Tensor,
-    x_TD: Tensor,
-    weights_TK: Tensor,
-    gate_up_EGD: Tensor,
-    down_EDF: Tensor,
-    gate_up_PG: Tensor,
-    routing: Routing,
-    choice: Choice,
-    in_place: bool,
-    wanted: tuple[bool, bool, bool],
-) -> tuple[Tensor | None, ...]:
-    """Gradients of x, weights, gate_up and down; `wanted` says of x, gate_up and down which are."""
+Wanted = tuple[bool, bool, bool]  # whether the gradients of x, gate_up and down are
+Gradients = tuple[Tensor | None, ...]  # of x, routing weights, gate_up and down
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a forward keeps for its backward."""
+
+    tensors: tuple[Tensor, ...]  # x, routing weights, gate_up, down, gate and up rows
+    routing: Routing
+    choice: Choice
+
+
+def backward_portable(grad_TD: Tensor, saved: Saved, in_place: bool, wanted: Wanted) -> Gradients:
+    """In the plainest way."""
     grad_x_TD = grad_gate_up_EGD = grad_down_EDF = None
-    T, K = weights_TK.shape
+    x_TD, weights_TK, gate_up_EGD, down_EDF, gate_up_PG = saved.tensors
+    routing, choice, (T, K) = saved.routing, saved.choice, weights_TK.shape
     grad_PD = rows.permute(grad_TD, routing, K)
     hidden_PF = grouped.rows(grad_PD, down_EDF, routing, True, choice.block)
     grad_PG, grad_weights_TK = rows.swiglu_backward(hidden_PF, gate_up_PG, weights_TK, routing, in_place)
@@ -77,23 +81,13 @@ def backward_portable(
     return grad_x_TD, grad_weights_TK, grad_gate_up_EGD, grad_down_EDF
 
 
-def backward_hopper(
-    grad_TD: Tensor,
-    x_TD: Tensor,
-    weights_TK: Tensor,
-    gate_up_EGD: Tensor,
-    down_EDF: Tensor,
-    gate_up_PG: Tensor,
-    routing: Routing,
-    choice: Choice,
-    in_place: bool,
-    wanted: tuple[bool, bool, bool],
-) -> tuple[Tensor | None, ...]:
+def backward_hopper(grad_TD: Tensor, saved: Saved, in_place: bool, wanted: Wanted) -> Gradients:
     """The same, with gathers and SwiGLU inside the matmuls. The largest gradient is made last, when least is held."""
     from moesaic.kernels.triton.experts.hopper import grouped as hopper
 
     grad_x_TD = grad_gate_up_EGD = grad_down_EDF = None
-    T, K = weights_TK.shape
+    x_TD, weights_TK, gate_up_EGD, down_EDF, gate_up_PG = saved.tensors
+    routing, choice, (T, K) = saved.routing, saved.choice, weights_TK.shape
     grad = grad_TD if choice.gather_grad else rows.permute(grad_TD, routing, K)
     if choice.chain:
         grad_PG, hidden_PF, parts_XP = hopper.grad_gate_up(
@@ -114,10 +108,7 @@ def backward_hopper(
     return grad_x_TD, grad_weights_TK, grad_gate_up_EGD, grad_down_EDF
 
 
-BACKWARD: dict[str, Callable[..., tuple[Tensor | None, ...]]] = {
-    "hopper": backward_hopper,
-    "portable": backward_portable,
-}
+BACKWARD = {"hopper": backward_hopper, "portable": backward_portable}
 
 
 class Experts(torch.autograd.Function):
@@ -132,8 +123,9 @@ class Experts(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_TD):
         last_use = not torch._C._autograd._get_current_graph_task_keep_graph()  # the saved rows may be overwritten
-        saved, wanted = ctx.saved_tensors, (ctx.needs_input_grad[0], *ctx.needs_input_grad[3:5])
-        grads = BACKWARD[ctx.choice.path](grad_TD.contiguous(), *saved, ctx.routing, ctx.choice, last_use, wanted)
+        wanted = (ctx.needs_input_grad[0], *ctx.needs_input_grad[3:5])
+        saved = Saved(ctx.saved_tensors, ctx.routing, ctx.choice)
+        grads = BACKWARD[ctx.choice.path](grad_TD.contiguous(), saved, last_use, wanted)
         grad_x, grad_weights, grad_gate_up, grad_down = grads
         return grad_x, None, grad_weights, grad_gate_up, grad_down, None
 
@@ -149,7 +141,7 @@ def experts(
     """The weighted sum of each token's routed experts; differentiable in everything but the routes, and in nothing
     where the experts are quantized."""
     if isinstance(gate_up_EGD, GpuQuantizedWeight) and isinstance(down_EDF, GpuQuantizedWeight):
-        return quantized.experts(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF)
+        return quantized.experts(x_TD, Routes(routes_TK, weights_TK), gate_up_EGD, down_EDF)
     gate_up_EGD, down_EDF = (
         weight.dense().to(x_TD.dtype) if isinstance(weight, GpuQuantizedWeight) else weight
         for weight in (gate_up_EGD, down_EDF)

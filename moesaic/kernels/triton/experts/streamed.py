@@ -12,7 +12,9 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moesaic.kernels.triton.dependent_launch import launch_pdl, supports_pdl
+from moesaic.kernels.triton.experts.grouped import precision
 from moesaic.kernels.triton.experts.sort import RECORD, Routing
+from moesaic.kernels.triton.experts.tiles import Tile, launch_options
 
 
 @triton.jit
@@ -86,19 +88,18 @@ def rows(
     x: torch.Tensor,
     weights_EOI: torch.Tensor,
     routing: Routing,
-    tile: tuple[int, int, int, int],
+    tile: Tile,
     choices: int = 0,
     pair: bool = False,
 ) -> torch.Tensor:
-    """Each row times its expert's matrix, or SwiGLU of the two halves of that. Tiles are (columns, elements of K,
-    stages, warps); with `choices`, x is in token order."""
+    """Each row times its expert's matrix, or SwiGLU of the two halves of that; with `choices`, x is in token
+    order."""
     inputs = x.shape[1]
     outputs = weights_EOI.shape[1] // (2 if pair else 1)
-    BN, BK, stages, warps = tile
     out_PO = torch.empty(routing.rows, outputs, dtype=x.dtype, device=x.device)
     launch_pdl(
         streamed_kernel,
-        (triton.cdiv(outputs, BN), routing.tiles.shape[0]),
+        (triton.cdiv(outputs, tile[0]), routing.tiles.shape[0]),
         x,
         weights_EOI,
         out_PO,
@@ -110,12 +111,9 @@ def rows(
         CHOICES=choices,
         PAIR=pair,
         BM=routing.align,
-        BN=BN,
-        BK=BK,
         RECORD=RECORD,
-        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        STAGES=stages,
+        PRECISION=precision(x),
         PDL=supports_pdl(x.device),
-        num_warps=warps,
+        **launch_options(tile),
     )
     return out_PO

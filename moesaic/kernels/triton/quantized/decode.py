@@ -7,6 +7,7 @@ How the kernels do it is explained in `decode_kernels.py`; here is which matmuls
 import torch
 import triton
 
+from moesaic.kernels.interface import Routes
 from moesaic.kernels.triton.dependent_launch import launch_pdl, supports_pdl
 from moesaic.kernels.triton.quantized.decode_kernels import hidden_kernel, output_kernel, rows_kernel
 from moesaic.kernels.triton.quantized.packed_weight import PackedWeight
@@ -71,14 +72,8 @@ def warps_to_share(inputs: int, in_flight: int) -> int:
     )
 
 
-def experts(
-    x_TD: torch.Tensor,
-    routes_TK: torch.Tensor,
-    weights_TK: torch.Tensor,
-    gate_up: PackedWeight,
-    down: PackedWeight,
-) -> torch.Tensor:
-    (T, D), K, F = x_TD.shape, routes_TK.shape[1], down.inputs
+def experts(x_TD: torch.Tensor, routes: Routes, gate_up: PackedWeight, down: PackedWeight) -> torch.Tensor:
+    (T, D), K, F = x_TD.shape, routes.experts_TK.shape[1], down.inputs
     hidden_NF = torch.empty(T * K, F, dtype=x_TD.dtype, device=x_TD.device)
     out_TD = torch.empty_like(x_TD)
     facts = common(gate_up, 2, x_TD.device)
@@ -87,7 +82,7 @@ def experts(
         hidden_kernel,
         (T * K, F // (32 // share)),
         x_TD.view(torch.int64),
-        routes_TK,
+        routes.experts_TK,
         gate_up.codes_EOB.view(torch.int32),
         gate_up.scales_EGO,
         gate_up.zeros_EGO,
@@ -105,8 +100,7 @@ def experts(
         output_kernel,
         (T, D // 8),
         hidden_NF.view(torch.int64),
-        routes_TK,
-        weights_TK,
+        *routes,
         down.codes_EOB.view(torch.int32),
         down.scales_EGO,
         down.zeros_EGO,

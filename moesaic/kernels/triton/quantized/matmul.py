@@ -4,9 +4,12 @@ What `decode.py` takes is faster there.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
+from typing import Any
+
 import torch
 import triton
 
+from moesaic.kernels.interface import Routes
 from moesaic.kernels.triton.dependent_launch import launch_pdl, supports_pdl
 from moesaic.kernels.triton.experts import rows
 from moesaic.kernels.triton.experts.sort import RECORD, Routing, route
@@ -83,58 +86,41 @@ def linear(x_TI: torch.Tensor, weight: PackedWeight, bias_O: torch.Tensor | None
     return matmul(x_TI.contiguous(), weight, bias_O)
 
 
-def experts(
-    x_TD: torch.Tensor,
-    routes_TK: torch.Tensor,
-    weights_TK: torch.Tensor,
-    gate_up: PackedWeight,
-    down: PackedWeight,
-) -> torch.Tensor:
+def experts(x_TD: torch.Tensor, routes: Routes, gate_up: PackedWeight, down: PackedWeight) -> torch.Tensor:
     """The weighted sum of each token's routed experts."""
-    x_TD, routes_TK, weights_TK = x_TD.contiguous(), routes_TK.contiguous(), weights_TK.contiguous()
-    T, K = routes_TK.shape
+    x_TD, routes = x_TD.contiguous(), Routes(*(part_TK.contiguous() for part_TK in routes))
+    T, K = routes.experts_TK.shape
     if not T:
         return x_TD * 1.0
     most = decode.max_assignments(x_TD.shape[1])
     if T * K <= min(most, gate_up.shape[0]) and decode.takes_experts(x_TD, K, gate_up, down):
-        return decode.experts(x_TD, routes_TK, weights_TK, gate_up, down)
+        return decode.experts(x_TD, routes, gate_up, down)
     if K <= MAX_TOP_K and (T == 1 or T * K <= min(64, gate_up.shape[0] // 2)):
-        return unsorted_experts(x_TD, routes_TK, weights_TK, gate_up, down)
-    return sorted_experts(x_TD, routes_TK, weights_TK, gate_up, down)
+        return unsorted_experts(x_TD, routes, gate_up, down)
+    return sorted_experts(x_TD, routes, gate_up, down)
 
 
-def sorted_experts(
-    x_TD: torch.Tensor,
-    routes_TK: torch.Tensor,
-    weights_TK: torch.Tensor,
-    gate_up: PackedWeight,
-    down: PackedWeight,
-) -> torch.Tensor:
-    (T, K), E = routes_TK.shape, gate_up.shape[0]
+def sorted_experts(x_TD: torch.Tensor, routes: Routes, gate_up: PackedWeight, down: PackedWeight) -> torch.Tensor:
+    (T, K), E = routes.experts_TK.shape, gate_up.shape[0]
     # So that most experts have one tile: what is in it is unpacked once.
     align = min(MAX_TILE, max(MIN_TILE, triton.next_power_of_2(3 * T * K // (2 * E))))
-    routing = route(routes_TK, E, align)
+    routing = route(routes.experts_TK, E, align)
     hidden_PF = rows.swiglu(matmul(rows.permute(x_TD, routing, K), gate_up, None, routing))
-    return rows.combine(matmul(hidden_PF, down, None, routing), routing, weights_TK, T, K)
+    return rows.combine(matmul(hidden_PF, down, None, routing), routing, routes.weights_TK, T, K)
 
 
-def unsorted_experts(
-    x_TD: torch.Tensor,
-    routes_TK: torch.Tensor,
-    weights_TK: torch.Tensor,
-    gate_up: PackedWeight,
-    down: PackedWeight,
-) -> torch.Tensor:
-    (T, D), K, F = x_TD.shape, routes_TK.shape[1], down.inputs
+def unsorted_experts(x_TD: torch.Tensor, routes: Routes, gate_up: PackedWeight, down: PackedWeight) -> torch.Tensor:
+    (T, D), K, F = x_TD.shape, routes.experts_TK.shape[1], down.inputs
     slots = triton.next_power_of_2(K)
     hidden_NF = torch.empty(T * K, F, dtype=x_TD.dtype, device=x_TD.device)
     out_TD = torch.empty_like(x_TD)
+    decoding: dict[str, Any] = {"K": K, "LANES": MAX_TOP_K, "STAGES": 3, "num_warps": 4}
     BN = MMA_ROWS // 2
     launch_pdl(
         hidden_kernel,
         (T * K, triton.cdiv(F, BN)),
         x_TD,
-        routes_TK,
+        routes.experts_TK,
         gate_up.codes_EOB,
         gate_up.scales_EGO,
         gate_up.zeros_EGO,
@@ -142,10 +128,7 @@ def unsorted_experts(
         D,
         F,
         BN=BN,
-        K=K,
-        LANES=MAX_TOP_K,
-        STAGES=3,
-        num_warps=4,
+        **decoding,
         **common(gate_up, x_TD.dtype, x_TD.device),
     )
     BN = MMA_ROWS // slots
@@ -153,8 +136,7 @@ def unsorted_experts(
         output_kernel,
         (T, triton.cdiv(D, BN)),
         hidden_NF,
-        routes_TK,
-        weights_TK,
+        *routes,
         down.codes_EOB,
         down.scales_EGO,
         down.zeros_EGO,
@@ -163,10 +145,7 @@ def unsorted_experts(
         F,
         SLOTS=slots,
         BN=BN,
-        K=K,
-        LANES=MAX_TOP_K,
-        STAGES=3,
-        num_warps=4,
+        **decoding,
         **common(down, x_TD.dtype, x_TD.device),
     )
     return out_TD
