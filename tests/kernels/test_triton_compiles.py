@@ -79,7 +79,7 @@ else:
     def empty(*shape):
         return torch.empty(shape, dtype=torch.bfloat16)
 
-    def test_products(compiled):
+    def test_grouped_matmuls(compiled):
         hopper.gate_up(empty(T, D), empty(E, 2 * F, D), routing(), save=True, choices=K)
         hopper.grad_gate_up(
             empty(T, D), empty(E, D, F), empty(P, 2 * F), torch.zeros(T, K), routing(), True, gathered=True
@@ -110,16 +110,18 @@ else:
 
     ROUTES, WEIGHTS = torch.zeros(1, K, dtype=torch.int64), torch.ones(1, K)
 
-    def in_few_bits(grid):
-        """Experts of one token, and plain products of one and of many."""
+    def quantized_matmuls(grid):
+        """Experts of one token, and linear maps of one token and of many."""
 
-        def few(count, outputs, inputs):
+        def quantized(count, outputs, inputs):
             made = [grid.matrix(torch.randn(outputs, inputs)) for _ in range(count)]
             return GpuQuantizedWeight(made, torch.bfloat16, stacked=count > 1)
 
-        quantized_matmul.unsorted_experts(empty(1, D), Routes(ROUTES, WEIGHTS), few(E, 2 * F, D), few(E, D, F))
+        quantized_matmul.unsorted_experts(
+            empty(1, D), Routes(ROUTES, WEIGHTS), quantized(E, 2 * F, D), quantized(E, D, F)
+        )
         for tokens in (1, 32, 128):
-            quantized_matmul.linear(empty(tokens, D), few(1, D, D))
+            quantized_matmul.linear(empty(tokens, D), quantized(1, D, D))
 
     def test_experts_of_few_tokens(launched):
         """The weights are the first operand: of 64 rows the tensor cores read them where they were copied to."""
@@ -156,7 +158,7 @@ else:
         assert kernel.metadata.shared <= 227 * 1024
 
     def test_codes_of_eight_bits_meet_inputs_in_their_order(launched):
-        in_few_bits(Grid(8, 0, True))
+        quantized_matmuls(Grid(8, 0, True))
         assert len(launched) == 5
         for kernel in launched:
             ptx = kernel.asm["ptx"]
@@ -165,7 +167,7 @@ else:
 
     @pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "with-zeros"])
     def test_codes_of_four_bits_meet_inputs_in_their_order(launched, symmetric):
-        in_few_bits(Grid(4, 128, symmetric))
+        quantized_matmuls(Grid(4, 128, symmetric))
         assert len(launched) == 5
         for kernel in launched:
             ptx = kernel.asm["ptx"]
@@ -233,10 +235,10 @@ else:
         one = torch.zeros(4, dtype=torch.int32)
         pairs, table = torch.zeros(4, 2, dtype=torch.int32), torch.zeros(4, 8, dtype=torch.int32)
         rows = Rows(one, one, table, 256, decode_X2=pairs, prefill_X2=pairs, prefill_tokens=8)
-        slabs = {name: empty(32, 16, 4, 128).to(torch.float8_e4m3fn) for name in ("keys", "values")}
+        cache = {name: empty(32, 16, 4, 128).to(torch.float8_e4m3fn) for name in ("keys", "values")}
         rope, norm = RopeAngles(torch.empty(256, 64), torch.empty(256, 64)), QKNorm(empty(128), empty(128), 1e-6)
-        q_THC = qk_norm_rope_cache.qk_norm_rope_into_cache(empty(4, 40 * 128), norm, rope, one, rows, slabs, 32, 4)
-        paged.attend(q_THC, slabs["keys"], slabs["values"], rows, 0.1)
+        q_THC = qk_norm_rope_cache.qk_norm_rope_into_cache(empty(4, 40 * 128), norm, rope, one, rows, cache, 32, 4)
+        paged.attend(q_THC, cache["keys"], cache["values"], rows, 0.1)
         assert len(launched) == 4
         assert "cvt.rn.satfinite.e4m3x2" in launched[0].asm["ptx"]
         for kernel in launched:

@@ -84,7 +84,7 @@ else:
         assert rows.decode_X2 is not None and rows.prefill_X2 is not None
         close(paged.attend(q, slabs["keys"], slabs["values"], rows, 0.3, window), wanted)
 
-    def test_a_tree_of_guesses():
+    def test_a_tree_of_draft_tokens():
         tree_TT = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]], dtype=torch.bool)
         positions = torch.tensor([20, 21, 21, 22, 5])
         layout = batch([4, 1], [20, 5], 2, 16, trees=[tree_TT, None], positions=positions)
@@ -95,7 +95,7 @@ else:
         close(paged.attend(q, slabs["keys"], slabs["values"], rows, 0.25), wanted)
 
     @pytest.mark.parametrize("interleaved", [False, True])
-    @pytest.mark.parametrize("turning", [16, 8])
+    @pytest.mark.parametrize("rope_size", [16, 8])
     @pytest.mark.parametrize("normed", [False, True])
     def test_heads(interleaved, rope_size, normed):
         H, N, C, eps = 4, 2, 16, 1e-6
@@ -170,8 +170,8 @@ else:
         warm = (logits / torch.where(hot > 0, hot, 1.0)[:, None]).log_softmax(-1)
         close(drawn.view(torch.float32), warm.gather(1, chosen.long()[:, None]).squeeze(1))
         for row, heat in ((2, 0.7), (4, 1.0)):  # asked about a token, the same bits as when it was chosen
-            told = logprobs_of(logits[row : row + 1], chosen[row : row + 1].long(), heat)
-            assert torch.equal(told, drawn.view(torch.float32)[row : row + 1])
+            reported = logprobs_of(logits[row : row + 1], chosen[row : row + 1].long(), heat)
+            assert torch.equal(reported, drawn.view(torch.float32)[row : row + 1])
         assert known.tolist() == [chosen[2], chosen[4], chosen[0], -7, chosen[3]]
         for row in (2, 4):  # the token in which the drawn share of the distribution falls, as numpy finds it
             below = (logits[row] / hot[row]).double().softmax(-1).numpy().cumsum()
@@ -236,7 +236,7 @@ else:
         for one, other in zip(gradients(ours, *inputs), gradients(plain, *inputs), strict=True):
             close(one, other)
 
-    def test_products_of_the_router_have_gradients():
+    def test_router_logits_have_gradients():
         torch.manual_seed(11)
         inputs = (torch.randn(21, 24), torch.randn(6, 24))
         for one, other in zip(
@@ -245,7 +245,7 @@ else:
             close(one, other)
 
     @pytest.mark.parametrize("interleaved", [False, True])
-    @pytest.mark.parametrize("turning", [16, 6])
+    @pytest.mark.parametrize("rope_size", [16, 6])
     @pytest.mark.parametrize("normed", [False, True])
     def test_heads_of_training(interleaved, rope_size, normed):
         torch.manual_seed(9)
