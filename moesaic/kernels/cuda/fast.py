@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from moesaic.kernels import reference
-from moesaic.kernels.cuda.layout_rows import has_trees, rows_of
+from moesaic.kernels.cuda.layout_rows import rows_of
 from moesaic.kernels.exact_forward import exact_matmul, needs_grad
 from moesaic.kernels.interface import AttentionCall, LatentCall, QKNorm, RopeAngles, Routes
 from moesaic.kernels.latent_attention import attend_latent as attend_latent_by
@@ -145,9 +145,9 @@ def attention(
 def attend(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
     layout, cache = call.layout, call.cache
     if cache is None:
-        if q_THC.dtype in HALF and q_THC.shape[2] % 8 == 0 and q_THC.shape[2] <= 256 and not has_trees(layout):
+        if q_THC.dtype in HALF and q_THC.shape[2] % 8 == 0 and q_THC.shape[2] <= 256 and not layout.has_trees:
             return varlen_attention(q_THC, k_TNC, v_TNC, layout, call.scale, call.window)
-    elif not needs_grad(q_THC, k_TNC, v_TNC) and not (has_trees(layout) and call.window is not None):
+    elif not needs_grad(q_THC, k_TNC, v_TNC) and not (layout.has_trees and call.window is not None):
         layout.write(cache["keys"], k_TNC)
         layout.write(cache["values"], v_TNC)
         rows = rows_of(layout, prefill_tile(q_THC.shape[1] // k_TNC.shape[1], q_THC.dtype == torch.float32))
@@ -232,7 +232,7 @@ def in_latent_space(call: LatentCall) -> bool:
 @torch.compiler.disable
 def eager_attend_latent(call: LatentCall) -> Tensor | None:
     layout, cache = call.attention.layout, call.attention.cache
-    if not in_latent_space(call) or cache is None or has_trees(layout):
+    if not in_latent_space(call) or cache is None or layout.has_trees:
         return None
     if needs_grad(call.q_THC, call.kv_TX, call.norm_K, call.up):
         return None

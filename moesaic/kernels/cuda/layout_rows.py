@@ -11,12 +11,6 @@ from torch import Tensor
 from moesaic.kernels.triton.attention.paged_rows import MAX_DECODE_TOKENS, Rows, Tiles
 
 
-def has_trees(layout: Any) -> bool:
-    """Whether the new tokens of some sequence are a tree of draft tokens."""
-    trees = getattr(layout, "trees", None)
-    return trees is not None and any(tree is not None for tree in trees)
-
-
 def rows_of(layout: Any, size: int, max_decode_tokens: int = MAX_DECODE_TOKENS) -> Rows:
     """Those of a layout over a paged cache."""
     known: Rows | None = vars(layout).get("cuda_rows")
@@ -35,7 +29,7 @@ def make_rows(layout: Any, size: int, max_decode_tokens: int = MAX_DECODE_TOKENS
 
     tiles = Tiles.of(spans, size, max_decode_tokens)
     trees_TM = cached_S = None
-    if has_trees(layout):
+    if layout.has_trees:
         tiles = tiles.in_decode()
         widest = max(span.new for span in spans)
         trees_TM = torch.ones(layout.tokens, widest, dtype=torch.int8, device=layout.device)
