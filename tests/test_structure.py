@@ -35,7 +35,6 @@ SUPPORT = {path.stem for path in ROOT.glob("*.py")} - set().union(*LEVELS) - {"_
 KNOWN = {
     "upward": [],
     "cycle": [
-        "moesaic.kernels *",
         "moesaic.serve.parsers *",
     ],
     "private": [

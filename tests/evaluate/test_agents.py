@@ -22,6 +22,7 @@ from moesaic.worlds.environments.shell import Terminal
 from moesaic.worlds.environments.sql import Session
 from moesaic.worlds.sandbox import run_python
 from moesaic.worlds.text_actions import Finished, Invalid, Malformed, World, action_in, known_worlds, same
+from tests.matrix import WORLDS
 from tests.serve.api.running import running
 from tests.serve.made import talking_model
 from tests.worlds.solvers import SOLVERS, next_action
@@ -60,12 +61,10 @@ class Silent(Backend):
 
 
 def test_every_environment_has_a_solver() -> None:
-    assert sorted(SOLVERS) == known_worlds()
+    assert sorted(SOLVERS) == sorted(WORLDS) == known_worlds()
 
 
-@pytest.mark.parametrize(
-    ("name", "examples"), [("shell", 14), ("sql", 40), ("graph", 40), ("cards", 40), ("house", 40)]
-)
+@pytest.mark.parametrize(("name", "examples"), WORLDS.items())
 def test_every_world_can_be_solved(name: str, examples: int) -> None:
     found = Agents(name, examples=examples).run(None, SuiteContext(backend=Solving()))
     assert found["score"] == found[name] == 1.0, found["samples"]

@@ -6,20 +6,17 @@ In a process of its own, because it replaces Triton's driver.
 
 import os
 import re
-import subprocess
-import sys
 
 import pytest
+
+from tests.kernels import interpreter
 
 pytest.importorskip("triton")
 
 if os.environ.get("PRETEND_HOPPER") != "1":
 
     def test_for_hopper():
-        environment = {**os.environ, "PRETEND_HOPPER": "1", "TRITON_INTERPRET": "0"}
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stdout[-4000:]
+        interpreter.run_tests(__file__, PRETEND_HOPPER="1", TRITON_INTERPRET="0")
 
 else:
     import torch

@@ -1,24 +1,18 @@
 """Quantized matrices in Triton's interpreter, in float32, against the plain matrices they stand for.
 
-In a process of its own, because the interpreter is chosen when kernels are defined.
-    pytest tests/kernels/test_triton_coded.py
+pytest tests/kernels/test_triton_quantized.py
 """
-
-import os
-import subprocess
-import sys
 
 import pytest
 
+from tests.kernels import interpreter
+
 pytest.importorskip("triton")
 
-if os.environ.get("TRITON_INTERPRET") != "1":
+if not interpreter.CHOSEN:
 
     def test_in_the_interpreter():
-        environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stdout[-4000:]
+        interpreter.run_tests(__file__, TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
 
 else:
     import torch

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesaic.errors import UserError
-from moesaic.methods import Method, build, known
+from moesaic.methods import Method, build
 from moesaic.serve.parsers import (
     Call,
     CallArguments,
@@ -26,6 +26,7 @@ from moesaic.serve.parsers import (
     collect,
     detect,
 )
+from tests.matrix import PARSERS
 
 TOOLS = [
     {
@@ -45,8 +46,7 @@ TOOLS = [
     },
     {"type": "function", "function": {"name": "now"}},
 ]
-NAMES = known(Parser)
-STYLES = [name for name in NAMES if name != "plain"]
+STYLES = [name for name in PARSERS if name != "plain"]
 
 # Pieces of which tests put texts together: every tag of every style whole and cut, JSON, and plain text.
 TAGS = (
@@ -181,7 +181,7 @@ class TestEveryStyle:
         assert parser(style).parse(text, TOOLS) == Message(content=text)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PARSERS)
 class TestReasoning:
     def test_is_apart_from_the_answer(self, name: str) -> None:
         assert read(name, list("\n<think>\n a <b> \n</think>\n\nc\n")) == [Reasoning("a <b>"), Content("c\n")]

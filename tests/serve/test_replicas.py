@@ -19,6 +19,7 @@ from moesaic.serve.core.grammar import Grammar
 from moesaic.serve.core.request import Request, Sampling
 from tests.serve.api.test_adapters import write_adapter
 from tests.serve.made import talking_model
+from tests.waiting import PATIENCE
 
 ray = pytest.importorskip("ray")
 CACHE = 4 << 20
@@ -183,7 +184,7 @@ def test_a_request_that_is_given_up_leaves_nothing_behind(directory):
 def test_the_command_serves_with_replicas(directory):
     with (
         serving(directory, ["--replicas", "2", "--threads", "1"]) as url,
-        httpx.Client(base_url=url, timeout=60) as client,
+        httpx.Client(base_url=url, timeout=PATIENCE) as client,
     ):
         form = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5, "temperature": 0, "n": 3}
         first, again = [client.post("/v1/chat/completions", json=form).json() for _ in range(2)]

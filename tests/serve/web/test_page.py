@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.serve.web.conftest import Watched
 from tests.serve.web.scripted_server import SAMPLE, ScriptedServer
+from tests.waiting import PATIENCE
 
 
 def ask(page: Page, text: str) -> None:
@@ -48,7 +49,7 @@ def test_stopping_keeps_what_was_said_and_hangs_up(page: Page, server: ScriptedS
     expect(answers(page)).to_contain_text("more more")
     page.click("#send") if how == "button" else page.keyboard.press("Escape")
     answered(page)
-    assert server.abandoned.wait(10), "the server was not told"
+    assert server.abandoned.wait(PATIENCE), "the server was not told"
     expect(page.locator(".facts")).to_contain_text("stopped")
     expect(page.locator(".error")).to_have_count(0)
     expect(answers(page)).to_contain_text("Hello there. more")
