@@ -29,7 +29,7 @@ run: $(READY)
 test: lint
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
 
-# What is slow is listed in tests/conftest.py.
+# What is slow is listed in tests/slow.py.
 check: lint
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" $(TESTS)
 

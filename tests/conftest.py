@@ -30,15 +30,25 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
+from tests.slow import SLOW
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 settings.register_profile("moesaic", deadline=None, derandomize="CI" in os.environ, print_blob=True)
 settings.load_profile("moesaic")
 
+TESTS = Path(__file__).parent
 
+
+@pytest.hookimpl(tryfirst=True)  # before those that go by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    on_gpu = [item for item in items if Path(__file__).parent / "gpu" in item.path.parents]
+    order = {TESTS / name: place for place, name in enumerate(SLOW)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
+    for item in items:
+        if item.path in order:
+            item.add_marker(pytest.mark.slow)
+    on_gpu = [item for item in items if TESTS / "gpu" in item.path.parents]
     if not on_gpu:
         return
     import torch

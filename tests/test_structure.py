@@ -9,6 +9,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import moesaic
+from tests.slow import SLOW
 
 ROOT = Path(moesaic.__file__).parent
 MAX_LINES = 400
@@ -184,3 +185,7 @@ def test_files_stay_short() -> None:
     }
     too_long = [name for name, lines in lengths.items() if lines > MAX_LINES and name not in STANDS_ALONE]
     assert unknown("long", too_long) == []
+
+
+def test_files_that_are_called_slow_are_there() -> None:
+    assert len(set(SLOW)) == len(SLOW) and [name for name in SLOW if not (Path(__file__).parent / name).is_file()] == []
