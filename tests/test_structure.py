@@ -36,7 +36,6 @@ SUPPORT = {path.stem for path in ROOT.glob("*.py")} - set().union(*LEVELS) - {"_
 KNOWN = {
     "upward": [],
     "cycle": [
-        "moesaic.serve.parsers *",
     ],
     "private": [
         "moesaic.serve.api.* -> moesaic.serve.parsers._*",
