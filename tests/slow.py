@@ -23,7 +23,7 @@ SLOW = [
     "compress/test_fused_layers.py",
     "serve/kv/test_engine_kv.py",
     "serve/test_adapters.py",
-    "serve/test_drafters_guess.py",
+    "serve/test_draft_tokens.py",
     "align/test_distill.py",
     "serve/test_engine.py",
     "align/test_sandbox.py",
