@@ -1,13 +1,15 @@
 # make run    install what is needed, then the whole life of a tiny model, and a page to talk to it
 # make test   install what is needed, then every check (ruff, mypy, pytest)
 #
+# make check  the inner loop: ruff, mypy and the quick tests, two minutes on two cores; make test runs these and all others
+#
 # Also: make setup | lint | bench | clean. PYTHON=python3.12 chooses the interpreter, TESTS=tests/test_cli.py what to test.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint bench clean
+.PHONY: help setup run test check lint bench clean
 
 PYTHON ?=
 WORKERS ?= auto
@@ -26,6 +28,10 @@ run: $(READY)
 
 test: lint
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
+
+# What is slow is listed in tests/slow.py.
+check: lint
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" $(TESTS)
 
 lint: $(READY)
 	@echo "lint: ruff"

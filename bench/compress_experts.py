@@ -20,7 +20,7 @@ from bench.measure import RESULTS, machine
 from moesaic.compress.compress import CompressionRequest, compress
 from moesaic.compress.methods import Compressor
 from moesaic.data.tasks.families import PRESETS
-from moesaic.evaluate.suites import Asked
+from moesaic.evaluate.suites import SuiteContext
 from moesaic.evaluate.suites.tasks import Tasks
 from moesaic.kernels import hardware
 from moesaic.methods import Method, build
@@ -39,7 +39,7 @@ def main() -> None:
     rows: dict[str, Any] = {}
 
     def ask(name: str, place: Path) -> None:
-        found = suite.run(moesaic.load(place), Asked())
+        found = suite.run(moesaic.load(place), SuiteContext())
         rows[name] = {key: found[key] for key in ("accuracy", "accuracy_low", "accuracy_high")}
         rows[name]["bytes"] = sum(file.stat().st_size for file in place.glob("*.safetensors"))
         print(

@@ -22,9 +22,9 @@ import transformers
 
 import moesaic
 from bench.measure import record
-from moesaic.evaluate.backends import Backend, EngineBackend, Heard, Said
+from moesaic.evaluate.backends import Answer, Backend, EngineBackend, OnAnswer
 from moesaic.evaluate.questions import Questions
-from moesaic.evaluate.suites import Asked
+from moesaic.evaluate.suites import SuiteContext
 from moesaic.evaluate.suites.choice import Choice, read
 from moesaic.evaluate.suites.math import Math
 from moesaic.evaluate.suites.tasks import Tasks
@@ -41,7 +41,7 @@ class Theirs(Backend):
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.model, self.tokenizer = model, tokenizer
 
-    def answer(self, conversations: Any, max_tokens: int, heard: Heard) -> None:
+    def answer(self, conversations: Any, max_tokens: int, on_answer: OnAnswer) -> None:
         for number, messages in enumerate(conversations):
             prompt = self.tokenizer.encode(self.tokenizer.chat(list(messages)), special=False)
             with torch.inference_mode():
@@ -50,27 +50,27 @@ class Theirs(Backend):
                 )[0, len(prompt) :].tolist()
             stop = next((i for i, token in enumerate(out) if token in self.tokenizer.stop_tokens), len(out))
             stream = TextStream(self.tokenizer, prompt)
-            heard(number, Said("".join(stream.push(token) for token in out[:stop]), min(stop + 1, len(out))))
+            on_answer(number, Answer("".join(stream.push(token) for token in out[:stop]), min(stop + 1, len(out))))
 
 
 class Listening(Backend):
     """Keeps what was said."""
 
-    def __init__(self, speaker: Backend) -> None:
-        self.speaker, self.said = speaker, {}
+    def __init__(self, backend: Backend) -> None:
+        self.backend, self.said = backend, {}
 
-    def answer(self, conversations: Any, max_tokens: int, heard: Heard) -> None:
-        def keep(number: int, said: Said) -> None:
+    def answer(self, conversations: Any, max_tokens: int, on_answer: OnAnswer) -> None:
+        def keep(number: int, said: Answer) -> None:
             self.said[number] = said.text
-            heard(number, said)
+            on_answer(number, said)
 
-        self.speaker.answer(conversations, max_tokens, keep)
+        self.backend.answer(conversations, max_tokens, keep)
 
 
 def asked(name: str, suite: Questions, data: Path | None, ours: Any, theirs: Any) -> dict[str, Any]:
     sides = {"ours": Listening(EngineBackend(ours)), "transformers": Listening(Theirs(theirs, ours.tokenizer))}
-    found = {side: suite.run(None, Asked(data, speaker=speaker)) for side, speaker in sides.items()}
-    one, other = (speaker.said for speaker in sides.values())
+    found = {side: suite.run(None, SuiteContext(data, backend=backend)) for side, backend in sides.items()}
+    one, other = (backend.said for backend in sides.values())
     same = sum(one[number] == other[number] for number in one)
     row = {"suite": name, **{side: told["accuracy"] for side, told in found.items()}, "same": f"{same} of {len(one)}"}
     print(row, flush=True)
@@ -89,7 +89,7 @@ def chosen(ours: Any, theirs: Any, count: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "choices.jsonl"
         file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        told = Choice().run(ours, Asked(file))
+        told = Choice().run(ours, SuiteContext(file))
     right = 0
     for line in lines:
         question, choices, truth = read(line, "")

@@ -175,12 +175,12 @@ def kernels(shapes, T, sweep, only):
         routing = route(routes, E, 128)
         unit = 2 * D * F * K * T
         gate_up_PG, hidden_PF = hopper.gate_up(x, gate_up, routing, True, K)
-        x_PD = rows.spread(x, routing, K)
+        x_PD = rows.permute(x, routing, K)
         out_PD = hopper.rows(hidden_PF, down, routing, False)
         grad_PG, _, parts_XP = hopper.grad_gate_up(x, down, gate_up_PG, weights, routing, False, True)
         parts = {
             "route": (0, lambda: route(routes, E, 128)),
-            "spread": (0, lambda: rows.spread(x, routing, K)),
+            "spread": (0, lambda: rows.permute(x, routing, K)),
             "gate_up": (2, lambda: hopper.gate_up(x_PD, gate_up, routing, True)),
             "gate_up, gathered": (2, lambda: hopper.gate_up(x, gate_up, routing, True, K)),
             "down": (1, lambda: hopper.rows(hidden_PF, down, routing, False)),

@@ -21,18 +21,18 @@ from rich.table import Table
 
 from bench.measure import record
 from bench.soak import make_directory
-from moesaic.serve.bench.load import Ask, Target, poisson, report, send_all, some_words
+from moesaic.serve.bench.load import LoadRequest, Target, poisson, random_words, report, send_all
 from moesaic.serve.bench.server_process import serving
 
 SERVERS = {"flow": ["--policy", "flow"], "chunked": ["--policy", "chunked"]}
 
 
-def mixed(count: int, rate: float, words: int, max_tokens: int) -> list[Ask]:
+def mixed(count: int, rate: float, words: int, max_tokens: int) -> list[LoadRequest]:
     rng = random.Random(1)
-    asks = poisson(count, rate, words, max_tokens)
+    requests = poisson(count, rate, words, max_tokens)
     return [
-        Ask(ask.at, some_words(rng, words * 10), max_tokens) if number % 8 == 7 else ask
-        for number, ask in enumerate(asks)
+        LoadRequest(request.at, random_words(rng, words * 10), max_tokens) if number % 8 == 7 else request
+        for number, request in enumerate(requests)
     ]
 
 
@@ -49,12 +49,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as path:
         directory = options.directory or make_directory(Path(path) / "tiny")
         for rate in options.rate or (5.0, 10.0, 20.0):
-            asks = mixed(options.requests, rate, options.words, options.max_tokens)
+            requests = mixed(options.requests, rate, options.words, options.max_tokens)
             for policy, flags in SERVERS.items():
                 with serving(directory, [*flags, "--threads", "1"]) as url:
-                    asyncio.run(send_all(url, asks[:4]))  # warm
-                    answers = asyncio.run(send_all(url, asks))
-                found = report(asks, answers, Target(options.first_token, 0.2))
+                    asyncio.run(send_all(url, requests[:4]))  # warm
+                    results = asyncio.run(send_all(url, requests))
+                found = report(requests, results, Target(options.first_token, 0.2))
                 rows.append({"policy": policy, "rate": rate, **found})
     table = Table("rate", "policy", "first token p50", "p99", "between p50", "p99", "tokens/s", "in time", "failed")
     for row in rows:

@@ -31,7 +31,7 @@ from moesaic.data.tokenizer_training import save_tokenizer, train_tokenizer
 from moesaic.model.directory import save
 from moesaic.model.families import read_config
 from moesaic.model.transformer import Model
-from moesaic.serve.bench.load import says_something, some_words
+from moesaic.serve.bench.load import has_text, random_words
 from moesaic.serve.bench.server_process import serving
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.engine_loop import EngineLoop
@@ -63,7 +63,7 @@ SHAPE: dict[str, Any] = {
 
 def make_directory(path: Path) -> Path:
     save(Model(read_config(SHAPE, "bench")).initialize(), path)
-    save_tokenizer(train_tokenizer([some_words(random.Random(n), 50) for n in range(50)], SHAPE["vocab_size"]), path)
+    save_tokenizer(train_tokenizer([random_words(random.Random(n), 50) for n in range(50)], SHAPE["vocab_size"]), path)
     (path / "chat_template.jinja").write_text(TEMPLATE)
     return path
 
@@ -110,7 +110,9 @@ class Traffic:
     async def client(self) -> None:
         self.came += 1
         prompt = (
-            some_words(random.Random(self.rng.randrange(40)), 20) + " " + some_words(self.rng, self.rng.randint(1, 40))
+            random_words(random.Random(self.rng.randrange(40)), 20)
+            + " "
+            + random_words(self.rng, self.rng.randint(1, 40))
         )
         stays = float("inf")
         if self.rng.random() < LEAVING:
@@ -170,7 +172,7 @@ async def soak_server(directory: Path, rate: float, seconds: float) -> dict[str,
                     async for line in answer.aiter_lines():
                         if line.startswith("data: {"):
                             choices = json.loads(line.removeprefix("data: "))["choices"]
-                            if any(says_something(choice["delta"]) for choice in choices):
+                            if any(has_text(choice["delta"]) for choice in choices):
                                 yield line
 
             traffic = Traffic(rate, seconds, one, lambda: resident(process))

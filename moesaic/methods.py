@@ -51,10 +51,11 @@ def named(entries: Iterable[Mapping[str, Any] | str]) -> list[Method]:
 
 
 def known(base: type) -> list[str]:
-    """The names of all methods of a kind. Files whose name begins with an underscore are not methods."""
+    """The names of all methods of a kind: its folder's files, but for those whose name begins with an underscore."""
     package = importlib.import_module(base.__module__)
     assert hasattr(package, "__path__"), f"{base.__name__} must be defined in the __init__.py of its methods' folder"
-    return sorted(module.name for module in pkgutil.iter_modules(package.__path__) if not module.name.startswith("_"))
+    found = pkgutil.iter_modules(package.__path__)
+    return sorted(module.name for module in found if not module.ispkg and not module.name.startswith("_"))
 
 
 def classes(base: type[Base]) -> list[type[Base]]:

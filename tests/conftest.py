@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import random
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -17,12 +19,18 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Dozens of tests start a process: the package is compiled for the first of them, and not for each anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Triton reads it when a kernel is defined. Where there is a GPU, tests of the interpreter start a process of their own.
+os.environ.setdefault("TRITON_INTERPRET", str(int(shutil.which("nvidia-smi") is None)))
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
+
+from tests.slow import SLOW
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -30,9 +38,17 @@ if TYPE_CHECKING:
 settings.register_profile("moesaic", deadline=None, derandomize="CI" in os.environ, print_blob=True)
 settings.load_profile("moesaic")
 
+TESTS = Path(__file__).parent
 
+
+@pytest.hookimpl(tryfirst=True)  # before those that go by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    on_gpu = [item for item in items if Path(__file__).parent / "gpu" in item.path.parents]
+    order = {TESTS / name: place for place, name in enumerate(SLOW)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
+    for item in items:
+        if item.path in order:
+            item.add_marker(pytest.mark.slow)
+    on_gpu = [item for item in items if TESTS / "gpu" in item.path.parents]
     if not on_gpu:
         return
     import torch
@@ -40,6 +56,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+# One white pixel.
+BLANK = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEANTWGuQAAAABJRU5ErkJggg==")
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures, some of which train
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Every run ends with a figure of its curves. It is put together in every test, and rendered, which takes longer
+    than all of a tiny run, only in those that are marked to look at it."""
+    figure: Any = sys.modules.get("matplotlib.figure")
+    if figure is None:
+        return
+    rendered = figure.Figure.__dict__.get("rendered", figure.Figure.savefig)
+    figure.Figure.rendered = rendered
+    figure.Figure.savefig = rendered if item.get_closest_marker("figures") else blank
+
+
+def blank(figure: object, out: Any, **options: object) -> None:
+    if hasattr(out, "write"):
+        out.write(BLANK)
+    else:
+        Path(out).write_bytes(BLANK)
 
 
 @pytest.fixture(scope="module")  # no longer: while it is open, this thread has an event loop that runs

@@ -19,6 +19,7 @@ import moesaic
 from moesaic import cli
 from moesaic.cli import main
 from moesaic.cli.app import find_commands
+from tests.waiting import PATIENCE
 
 
 class Ended(NamedTuple):
@@ -145,7 +146,7 @@ def run(commands: Path, capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 def in_process(code: str, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *code.split(), *words], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, *code.split(), *words], capture_output=True, text=True, timeout=PATIENCE)
 
 
 class TestHelp:
@@ -279,7 +280,7 @@ class TestWhereToWrite:
 def test_an_output_without_a_sign_for_something_shows_the_rest() -> None:
     command = [sys.executable, "-c", "import sys; from moesaic.cli import main; sys.exit(main(['doctor']))"]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii:strict"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment)
     assert done.returncode == 0 and "torch" in done.stdout and "internal error" not in done.stderr
 
 
@@ -382,7 +383,7 @@ class TestAsAProcess:
         process.stdout.readline()
         process.stdout.close()
         errors = process.stderr.read()
-        assert process.wait(60) == 141
+        assert process.wait(PATIENCE) == 141
         assert errors == ""
 
     def test_ctrl_c_ends_with_one_line(self, tmp_path: Path) -> None:
@@ -399,7 +400,7 @@ class TestAsAProcess:
         assert process.stdout.readline() == "waiting\n"
         time.sleep(0.1)
         os.kill(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 130
         assert errors == "moesaic wait: stopped\n"
 

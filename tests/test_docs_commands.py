@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ import pytest
 from moesaic.cli import main
 from moesaic.evaluate.suites import machine
 from tests.test_docs import ROOT, command_lines
+from tests.waiting import PATIENCE, until
 
 # What a document says, and what is said in its place.
 STAND_INS = {
@@ -91,18 +91,20 @@ class Server:
     def __init__(self, words: list[str], port: int) -> None:
         command = [sys.executable, "-m", "moesaic", *words, "--port", str(port)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5).close()
-                return
-            except OSError:
-                assert self.process.poll() is None, self.process.communicate()[0]
-                time.sleep(0.1)
-        raise AssertionError("the server was not ready after a minute")
+        self.url = f"http://127.0.0.1:{port}/ready"
+        until(self.ready, "the server", every=0.1)
+
+    def ready(self) -> bool:
+        try:
+            urllib.request.urlopen(self.url, timeout=PATIENCE).close()
+        except OSError:
+            assert self.process.poll() is None, self.process.communicate()[0]
+            return False
+        return True
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGTERM)
-        said = self.process.communicate(timeout=60)[0]
+        said = self.process.communicate(timeout=PATIENCE)[0]
         assert self.process.returncode == 0, said
 
 
@@ -122,7 +124,11 @@ def test_every_command_of_the_documents_runs(tmp_path: Path, monkeypatch: pytest
             Server(short, free_port()).stop()
         elif words[0] == "chat":
             ran = subprocess.run(
-                [sys.executable, "-m", "moesaic", *short], input="hello\n", capture_output=True, text=True, timeout=120
+                [sys.executable, "-m", "moesaic", *short],
+                input="hello\n",
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE,
             )
             assert ran.returncode == 0, ran.stdout + ran.stderr
         else:

@@ -62,15 +62,15 @@ def serve(
         raise UserError("--api-key-env", f"{api_key_env} is not set")
     if "://" in server:
         check_address(server)
-    asks = read_trace(trace, speed, seed) if trace else poisson(requests, rate, words, max_tokens, seed)
+    load = read_trace(trace, speed, seed) if trace else poisson(requests, rate, words, max_tokens, seed)
 
     def progress(done: int) -> None:
         if sys.stderr.isatty():
-            print(f"\r{done} of {len(asks)} answered", end="" if done < len(asks) else "\n", file=sys.stderr)
+            print(f"\r{done} of {len(load)} answered", end="" if done < len(load) else "\n", file=sys.stderr)
 
     with nullcontext(server) if "://" in server else serving(Path(server)) as url:
-        answers = asyncio.run(send_all(url, asks, model=model, key=key, seconds=seconds, progress=progress))
-    found = report(asks, answers, Target(first_token, between))
+        results = asyncio.run(send_all(url, load, model=model, key=key, seconds=seconds, progress=progress))
+    found = report(load, results, Target(first_token, between))
     if json:
         print_json(found)
     else:

@@ -1,8 +1,8 @@
-"""Who answers the questions of a suite: an engine in this process, or any server that speaks OpenAI's protocol.
+"""What answers the questions of a suite: an engine in this process, or any OpenAI-compatible server.
 
-    EngineSpeaker(model).answer([[{"role": "user", "content": "2 + 2 ="}]], max_tokens=8)
-    UrlSpeaker("http://127.0.0.1:8000/v1")
-    Remembering(speaker, Path("answers.jsonl"))       # what was answered before is not asked again
+    EngineBackend(model).answer([[{"role": "user", "content": "2 + 2 ="}]], max_tokens=8)
+    UrlBackend("http://127.0.0.1:8000/v1")
+    CachedBackend(backend, Path("answers.jsonl"))       # what was answered before is not asked again
 
 Answers are greedy.
 """
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
     import httpx
 
 Conversation = Sequence[dict[str, Any]]
-Heard = Callable[[int, "Said"], None]  # the number of a question, and its answer
+OnAnswer = Callable[[int, "Answer"], None]  # the number of a question, and its answer
 
-# How servers say that a conversation is longer than the model's context; there is no one code for it.
+# How servers report that a conversation is longer than the model's context; there is no one code for it.
 TOO_LONG = re.compile(r"context[ _](length|window|size)|the model holds \d+", re.I)
 
 
 @dataclass(frozen=True)
-class Said:
+class Answer:
     text: str
     tokens: int
-    no_room: bool = False  # the model's context ended before the answer did, or before it began
+    out_of_context: bool = False  # the model's context ended before the answer did, or before it began
 
 
 class Backend(ABC):
     @abstractmethod
-    def answer(self, conversations: Sequence[Conversation], max_tokens: int, heard: Heard) -> None:
-        """Calls `heard` with every answer as it is there, in any order."""
+    def answer(self, conversations: Sequence[Conversation], max_tokens: int, on_answer: OnAnswer) -> None:
+        """Calls `on_answer` with every answer as it arrives, in any order."""
 
 
 class EngineBackend(Backend):
@@ -62,45 +62,45 @@ class EngineBackend(Backend):
     def engine(self) -> Engine:
         return Engine(self.model, kv_policy=self.kv_policy, seed=0)
 
-    def answer(self, conversations: Sequence[Conversation], max_tokens: int, heard: Heard) -> None:
+    def answer(self, conversations: Sequence[Conversation], max_tokens: int, on_answer: OnAnswer) -> None:
         engine, tokenizer = self.engine, self.model.tokenizer
         assert tokenizer is not None
-        room = min(self.model.config.context, engine.cache.pages * engine.page_pool.size)
-        wishes = Sampling(max_tokens=max_tokens, temperature=0.0)
-        asked: dict[int, tuple[int, Request]] = {}
-        said: dict[int, str] = {}
+        max_length = min(self.model.config.context, engine.cache.pages * engine.page_pool.size)
+        sampling = Sampling(max_tokens=max_tokens, temperature=0.0)
+        running: dict[int, tuple[int, Request]] = {}
+        texts: dict[int, str] = {}
         for number, messages in enumerate(conversations):
             prompt = tokenizer.encode(tokenizer.chat([dict(message) for message in messages]), special=False)
-            if len(prompt) >= room:
-                heard(number, Said("", 0, no_room=True))
+            if len(prompt) >= max_length:
+                on_answer(number, Answer("", 0, out_of_context=True))
                 continue
-            request = engine.request(prompt, wishes)
-            asked[request.number], said[request.number] = (number, request), ""
-        for _, request in asked.values():
+            request = engine.request(prompt, sampling)
+            running[request.number], texts[request.number] = (number, request), ""
+        for _, request in running.values():
             engine.add(request)
         try:
             while engine.working:
                 for output in engine.step():
                     own = output.request.number
-                    said[own] += output.text
+                    texts[own] += output.text
                     if output.finish_reason is not None:
                         written = output.request.written
                         cut = output.finish_reason == "length" and written < max_tokens
-                        heard(asked[own][0], Said(said[own], written, no_room=cut))
-        finally:  # interrupted: the engine is asked again later, and must not go on with this
-            for _, request in asked.values():
+                        on_answer(running[own][0], Answer(texts[own], written, out_of_context=cut))
+        finally:  # interrupted: the engine is used again later, and must not continue these
+            for _, request in running.values():
                 engine.abort(request)
 
 
 class UrlBackend(Backend):
-    """`together` questions at a time; a question that fails is asked again twice, unless it was refused."""
+    """`concurrency` questions at a time; a question that fails is asked again twice, unless it was refused."""
 
-    def __init__(self, url: str, name: str | None = None, key: str | None = None, together: int = 8) -> None:
+    def __init__(self, url: str, name: str | None = None, key: str | None = None, concurrency: int = 8) -> None:
         self.url = url.rstrip("/").removesuffix("/v1") + "/v1"
-        self.name, self.key, self.together = name, key, together
+        self.name, self.key, self.concurrency = name, key, concurrency
 
-    def answer(self, conversations: Sequence[Conversation], max_tokens: int, heard: Heard) -> None:
-        asyncio.run(self._answer(conversations, max_tokens, heard))
+    def answer(self, conversations: Sequence[Conversation], max_tokens: int, on_answer: OnAnswer) -> None:
+        asyncio.run(self._answer(conversations, max_tokens, on_answer))
 
     def model_name(self) -> str:
         """That of the server's first model, where none was named."""
@@ -123,12 +123,12 @@ class UrlBackend(Backend):
         headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
         return httpx.AsyncClient(headers=headers, timeout=600.0)
 
-    async def _answer(self, conversations: Sequence[Conversation], max_tokens: int, heard: Heard) -> None:
+    async def _answer(self, conversations: Sequence[Conversation], max_tokens: int, on_answer: OnAnswer) -> None:
         import httpx
 
-        from moesaic.serve.bench.load import trouble
+        from moesaic.serve.bench.load import describe_error
 
-        gate = asyncio.Semaphore(self.together)
+        gate = asyncio.Semaphore(self.concurrency)
         async with self._client() as client:
             name = await self._model_name(client)
 
@@ -137,21 +137,21 @@ class UrlBackend(Backend):
                 async with gate:
                     for left in (2, 1, 0):
                         try:
-                            answer = await client.post(f"{self.url}/chat/completions", json=form)
-                            if too_long(answer):
-                                heard(number, Said("", 0, no_room=True))
+                            response = await client.post(f"{self.url}/chat/completions", json=form)
+                            if too_long(response):
+                                on_answer(number, Answer("", 0, out_of_context=True))
                                 return
-                            answer.raise_for_status()
-                            told = answer.json()
-                            choice = told["choices"][0]
+                            response.raise_for_status()
+                            record = response.json()
+                            choice = record["choices"][0]
                             text = plain_text(choice["message"]["content"])
-                            tokens = int((told.get("usage") or {}).get("completion_tokens") or 0)
+                            tokens = int((record.get("usage") or {}).get("completion_tokens") or 0)
                             cut = choice.get("finish_reason") == "length" and 0 < tokens < max_tokens
-                            heard(number, Said(text, tokens, no_room=cut))
+                            on_answer(number, Answer(text, tokens, out_of_context=cut))
                             return
                         except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError) as error:
                             if not left or refused(error):
-                                problem = f"gave no answer ({trouble(error)})"
+                                problem = f"gave no answer ({describe_error(error)})"
                                 raise UserError(self.url, problem, "What was answered is kept with --out.") from None
                             await asyncio.sleep(0.5)
 
@@ -166,48 +166,49 @@ def plain_text(content: Any) -> str:
 
 
 def refused(error: Exception) -> bool:
-    """Whether a server would say the same if it were asked again."""
+    """Whether a server would give the same error if it were asked again."""
     status = getattr(getattr(error, "response", None), "status_code", 0)
     return 400 <= status < 500 and status not in (408, 409, 425, 429)
 
 
-def too_long(answer: httpx.Response) -> bool:
-    return answer.status_code in (400, 413) and TOO_LONG.search(answer.text[:2000]) is not None
+def too_long(response: httpx.Response) -> bool:
+    return response.status_code in (400, 413) and TOO_LONG.search(response.text[:2000]) is not None
 
 
-class Remembering(Backend):
+class CachedBackend(Backend):
     """Keeps answers in a file of JSON lines; one that is there is not asked for again."""
 
-    def __init__(self, speaker: Backend, file: Path, who: str) -> None:
-        self.speaker, self.who = speaker, who
-        self.known: dict[str, Said] = {}
+    def __init__(self, backend: Backend, file: Path, who: str) -> None:
+        self.backend, self.who = backend, who
+        self.known: dict[str, Answer] = {}
         self.journal = Journal(file)  # a line that was half written when a run was killed goes first
         if file.exists():
             for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
                 try:
-                    told = json.loads(line)
-                    self.known[told["question"]] = Said(told["text"], told["tokens"])
+                    record = json.loads(line)
+                    self.known[record["question"]] = Answer(record["text"], record["tokens"])
                 except (ValueError, LookupError, TypeError):
                     raise UserError(f"{file}:{number}", "is not an answer", "Name another --out.") from None
 
-    def answer(self, conversations: Sequence[Conversation], max_tokens: int, heard: Heard) -> None:
+    def answer(self, conversations: Sequence[Conversation], max_tokens: int, on_answer: OnAnswer) -> None:
         missing: list[int] = []
         keys = [self._key(messages, max_tokens) for messages in conversations]
         for number, key in enumerate(keys):
             if key in self.known:
-                heard(number, self.known[key])
+                on_answer(number, self.known[key])
             else:
                 missing.append(number)
 
-        def keep(place: int, said: Said) -> None:
+        def keep(place: int, answer: Answer) -> None:
             number = missing[place]
-            if not said.no_room:  # asked again it costs little, and a server may have been given a longer context
-                self.journal.append({"question": keys[number], "text": said.text, "tokens": said.tokens})
-                self.known[keys[number]] = said
-            heard(number, said)
+            # Else, asked again, it costs little, and a server may have been given a longer context.
+            if not answer.out_of_context:
+                self.journal.append({"question": keys[number], "text": answer.text, "tokens": answer.tokens})
+                self.known[keys[number]] = answer
+            on_answer(number, answer)
 
         if missing:
-            self.speaker.answer([conversations[number] for number in missing], max_tokens, keep)
+            self.backend.answer([conversations[number] for number in missing], max_tokens, keep)
 
     def _key(self, messages: Conversation, max_tokens: int) -> str:
         asked = json.dumps([self.who, [dict(message) for message in messages], max_tokens])

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-Found = dict[str, dict[str, dict[str, Any]]]  # model, suite, numbers
+Results = dict[str, dict[str, dict[str, Any]]]  # model, suite, numbers
 
 
-def rows(found: Found) -> list[list[str]]:
+def rows(found: Results) -> list[list[str]]:
     """A row for each number, a column for each model; an interval stands behind its number."""
     listed: list[list[str]] = []
     for suite in next(iter(found.values())):

@@ -1,4 +1,4 @@
-"""What `moesaic evaluate` does: every suite on every model, what was answered kept, the numbers side by side."""
+"""What `moesaic evaluate` does: every suite on every model, answers cached, the numbers side by side."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rich.table import Table
 
 from moesaic import atomic
 from moesaic.errors import UserError
-from moesaic.evaluate.backends import Backend, EngineBackend, Remembering, UrlBackend
-from moesaic.evaluate.comparison import Found, rows
+from moesaic.evaluate.backends import Backend, CachedBackend, EngineBackend, UrlBackend
+from moesaic.evaluate.comparison import Results, rows
 from moesaic.evaluate.page import write_page
-from moesaic.evaluate.suites import Asked, Suite, Weights
+from moesaic.evaluate.suites import Suite, SuiteContext, Weights
 from moesaic.model.directory import load
 from moesaic.model.transformer import Model
 from moesaic.serve.core.kv_policies import KVPolicy
@@ -72,35 +72,35 @@ class Evaluation:
         if self.api_key_env is not None and not os.environ.get(self.api_key_env):
             raise UserError("--api-key-env", f"there is no variable {self.api_key_env}")
 
-    def run(self, models: Sequence[str], progress: Callable[[str, int, int], None]) -> Found:
-        found: Found = {}
+    def run(self, models: Sequence[str], progress: Callable[[str, int, int], None]) -> Results:
+        found: Results = {}
         for place in models or [HERE]:
             loaded = load(Path(place), **vars(self.weights)) if models and not is_url(place) else None
             found[place] = {}
             called = place if is_url(place) else Path(place).name
-            speaking = any(not suite.needs_model for suite in self.suites.values())
-            speaker = self._speaker(place, loaded) if speaking else None  # one for all suites that ask questions
+            asks = any(not suite.needs_model for suite in self.suites.values())
+            backend = self._backend(place, loaded) if asks else None  # one for all suites that ask questions
             for name, suite in self.suites.items():
 
-                def told(done: int, total: int, what: str = f"{called}: {name}") -> None:
+                def show(done: int, total: int, what: str = f"{called}: {name}") -> None:
                     progress(what, done, total)
 
-                asked = Asked(self.data, told, self.kv_policy, speaker, self.weights)
-                found[place][name] = suite.run(loaded, asked)
+                context = SuiteContext(self.data, show, self.kv_policy, backend, self.weights)
+                found[place][name] = suite.run(loaded, context)
                 self._write(found)  # a later suite may fail, and this one may have taken hours
         return found
 
-    def _speaker(self, place: str, loaded: Model | None) -> Backend:
+    def _backend(self, place: str, loaded: Model | None) -> Backend:
         key = os.environ[self.api_key_env] if self.api_key_env else None
-        speaker = UrlBackend(place, self.model, key) if loaded is None else EngineBackend(loaded, self.kv_policy)
+        backend = UrlBackend(place, self.model, key) if loaded is None else EngineBackend(loaded, self.kv_policy)
         if self.out is None:
-            return speaker
+            return backend
         self.out.mkdir(parents=True, exist_ok=True)
-        which = speaker.model_name() if isinstance(speaker, UrlBackend) else weights_of(Path(place))
+        which = backend.model_name() if isinstance(backend, UrlBackend) else weights_of(Path(place))
         who = f"{place} {which} {self.kv_policy!r} {self.weights!r}"
-        return Remembering(speaker, self.out / "answers.jsonl", who)
+        return CachedBackend(backend, self.out / "answers.jsonl", who)
 
-    def _write(self, found: Found) -> None:
+    def _write(self, found: Results) -> None:
         if self.out is None:
             return
         self.out.mkdir(parents=True, exist_ok=True)
@@ -120,11 +120,11 @@ def is_url(place: str) -> bool:
     return place.startswith(("http://", "https://"))
 
 
-def table(found: Found) -> Table:
-    drawn = Table(box=None, padding=(0, 3, 0, 0))
-    drawn.add_column("")
+def table(found: Results) -> Table:
+    shown = Table(box=None, padding=(0, 3, 0, 0))
+    shown.add_column("")
     for place in found:
-        drawn.add_column(place, overflow="fold")
+        shown.add_column(place, overflow="fold")
     for row in rows(found):
-        drawn.add_row(*row)
-    return drawn
+        shown.add_row(*row)
+    return shown

@@ -1,10 +1,10 @@
-"""Floating point operations of a forward pass, counted from the model's shape and not measured (AIPerf, Ren et al.).
+"""FLOPs of a forward pass, counted from the model's shape and not measured (AIPerf, Ren et al.).
 
-    forward_operations(config, [Read(new=512)])                       # a prompt
-    forward_operations(config, [Read(new=1, cached=511)] * 16)        # one token more of sixteen
-    3 * forward_operations(config, [Read(256)] * 8)                   # a training step: backward is twice forward
+    forward_flops(config, [Chunk(new=512)])                       # a prompt
+    forward_flops(config, [Chunk(new=1, cached=511)] * 16)        # one token more of sixteen
+    3 * forward_flops(config, [Chunk(256)] * 8)                   # a training step: backward is twice forward
 
-Counted are the products of matrices that the model's meaning asks for, a multiplication and an addition as two. Not
+Counted are the matmuls that the model's definition asks for, a multiplication and an addition as two. Not
 counted is what an implementation does besides: pairs of tokens that do not see each other, what is computed again in
 the backward pass, norms and activations, the optimizer.
 """
@@ -18,7 +18,7 @@ from moesaic.model.config import Experts, GroupedQuery, Layer, ModelConfig
 
 
 @dataclass(frozen=True)
-class Read:
+class Chunk:
     """Tokens of one sequence that are computed, after others that were before."""
 
     new: int
@@ -31,14 +31,14 @@ class Read:
         return sum(min(window, self.cached + place) for place in range(1, self.new + 1))
 
 
-def forward_operations(config: ModelConfig, reads: Sequence[Read], logits: int | None = None) -> int:
-    """`logits` says after how many tokens a prediction is wanted; all, if nothing is said."""
-    tokens = sum(read.new for read in reads)
+def forward_flops(config: ModelConfig, chunks: Sequence[Chunk], logits: int | None = None) -> int:
+    """`logits` is for how many tokens logits are computed; by default all."""
+    tokens = sum(chunk.new for chunk in chunks)
     rows = tokens if logits is None else logits
     total = 2 * rows * config.vocab * config.hidden
     for layer in config.layers:
         total += tokens * _per_token(config, layer)
-        total += _attention(config, sum(read.pairs(layer.window) for read in reads))
+        total += _attention(config, sum(chunk.pairs(layer.window) for chunk in chunks))
     return total
 
 

@@ -12,7 +12,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.tasks import TaskManager
 
 from moesaic.errors import UserError
-from moesaic.evaluate.suites import Told
+from moesaic.evaluate.suites import Progress
 from moesaic.model.transformer import Model
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Sampling
@@ -35,7 +35,7 @@ class Tasks(TaskManager):
 
 
 class LMEvalModel(TemplateLM):
-    def __init__(self, model: Model, progress: Told = lambda done, total: None) -> None:
+    def __init__(self, model: Model, progress: Progress = lambda done, total: None) -> None:
         super().__init__()
         if model.tokenizer is None:
             raise UserError("model", "has no tokenizer", "Add tokenizer.json to its directory.")
@@ -94,30 +94,30 @@ class LMEvalModel(TemplateLM):
 
     def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
         engine = Engine(self.model, seed=0)
-        context, asked = self.model.config.context, []
+        context, queued = self.model.config.context, []
         for request in requests:
-            text, wishes = request.args
-            stop = wishes.get("until") or []
-            most = int(wishes.get("max_gen_toks", min(MOST, context // 2)))
+            text, options = request.args
+            stop = options.get("until") or []
+            most = int(options.get("max_gen_toks", min(MOST, context // 2)))
             if most >= context:
                 problem = f"asks for answers of {most} tokens, and the model's context is {context}"
                 raise UserError("tasks", problem, "Set max_gen_toks in a task file of your own.")
             sampling = Sampling(
                 max_tokens=most,
-                temperature=float(wishes.get("temperature") or 0.0) if wishes.get("do_sample") else 0.0,
+                temperature=float(options.get("temperature") or 0.0) if options.get("do_sample") else 0.0,
                 stop=tuple([stop] if isinstance(stop, str) else stop),
                 seed=0,
             )
             tokens = self.tok_encode(text)[-(context - most) :]  # as others do: the end of a prompt counts
-            asked.append(engine.request(tokens, sampling))
-        said = {request.number: "" for request in asked}
-        for request in asked:
+            queued.append(engine.request(tokens, sampling))
+        texts = {request.number: "" for request in queued}
+        for request in queued:
             engine.add(request)
         while engine.working:
             for output in engine.step():
-                said[output.request.number] += output.text
-            self.progress(engine.counts.finished, len(asked))
-        return [said[request.number] for request in asked]
+                texts[output.request.number] += output.text
+            self.progress(engine.counts.finished, len(queued))
+        return [texts[request.number] for request in queued]
 
     def _judged(self, pieces: Sequence[Piece]) -> list[tuple[float, bool]]:
         """The log-probability of each continuation, and whether it is what a greedy model would say."""

@@ -164,11 +164,11 @@ def prompt(made: Question, tokenizer: Tokenizer) -> list[int]:
     return tokenizer.encode(tokenizer.chat([{"role": "user", "content": content}]) + made.opening, special=False)
 
 
-def score(made: Question, said: str) -> float:
+def score(made: Question, text: str) -> float:
     """The share of what was to be named that is named."""
-    words = re.findall(r"\w+", said.lower())
-    heard = words[:1] if made.first else words
-    return sum(answer.lower() in heard for answer in made.answers) / len(made.answers)
+    words = re.findall(r"\w+", text.lower())
+    counted = words[:1] if made.first else words
+    return sum(answer.lower() in counted for answer in made.answers) / len(made.answers)
 
 
 def _sentences(draw: random.Random, count: int) -> list[str]:

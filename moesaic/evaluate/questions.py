@@ -1,4 +1,4 @@
-"""What suites of questions have in common: ask them all, judge every answer, say how sure the share is."""
+"""What suites of questions share: ask them all, score every answer, give accuracy with a confidence interval."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from moesaic.errors import UserError
-from moesaic.evaluate.backends import Backend, EngineBackend, Said
+from moesaic.evaluate.backends import Answer, Backend, EngineBackend
 from moesaic.evaluate.interval import wilson
-from moesaic.evaluate.suites import Asked, Suite
+from moesaic.evaluate.suites import Suite, SuiteContext
 from moesaic.json_lines import json_lines
 from moesaic.model.transformer import Model
 
-SHOWN = 4  # questions that are told with their answers
+SHOWN = 4  # questions that are shown with their answers
 
 
 @dataclass(frozen=True)
@@ -26,23 +26,23 @@ class Question:
     kind: str = ""
 
 
-class Questions(Suite):
+class QuestionSuite(Suite):
     max_tokens: int
     needs_model = False
     takes_kv_policy = True
 
     @abstractmethod
-    def questions(self, asked: Asked) -> list[Question]: ...
+    def questions(self, context: SuiteContext) -> list[Question]: ...
 
     @abstractmethod
     def judge(self, question: Question, text: str) -> float:
         """From 0 (wrong) to 1 (right)."""
 
-    def run(self, model: Model | None, asked: Asked) -> dict[str, Any]:
-        questions = self.questions(asked)
-        answers = answered([question.text for question in questions], self.max_tokens, model, asked)
-        said = [answer.text.strip() for answer in answers]
-        scores = [self.judge(question, text) for question, text in zip(questions, said, strict=True)]
+    def run(self, model: Model | None, context: SuiteContext) -> dict[str, Any]:
+        questions = self.questions(context)
+        answers = answered([question.text for question in questions], self.max_tokens, model, context)
+        texts = [answer.text.strip() for answer in answers]
+        scores = [self.judge(question, text) for question, text in zip(questions, texts, strict=True)]
         low, high = wilson(sum(scores), len(scores))
         by_kind = means([question.kind for question in questions], scores)
         return {
@@ -54,7 +54,7 @@ class Questions(Suite):
             "answer_tokens": sum(one.tokens for one in answers) / len(scores),
             "samples": [
                 {"question": question.text, "answer": text, "right": score >= 1.0, "expected": question.truth}
-                for question, text, score in list(zip(questions, said, scores, strict=True))[:SHOWN]
+                for question, text, score in list(zip(questions, texts, scores, strict=True))[:SHOWN]
             ],
         }
 
@@ -67,28 +67,28 @@ def means(names: Iterable[str], scores: list[float]) -> dict[str, float]:
     return {name: sum(own) / len(own) for name, own in found.items()}
 
 
-def answered(texts: Sequence[str], max_tokens: int, model: Model | None, asked: Asked) -> list[Said]:
+def answered(texts: Sequence[str], max_tokens: int, model: Model | None, context: SuiteContext) -> list[Answer]:
     """The answer to each text, asked all together, each as a conversation of its own."""
-    answers: dict[int, Said] = {}
+    answers: dict[int, Answer] = {}
 
-    def heard(number: int, said: Said) -> None:
-        if said.no_room and not said.tokens:
+    def on_answer(number: int, answer: Answer) -> None:
+        if answer.out_of_context and not answer.tokens:
             problem = f"number {number + 1} does not fit in the model's context"
             raise UserError("questions", problem, "Shorten it.")
-        answers[number] = said
-        asked.progress(len(answers), len(texts))
+        answers[number] = answer
+        context.progress(len(answers), len(texts))
 
     conversations = [[{"role": "user", "content": text}] for text in texts]
-    speaker_of(model, asked).answer(conversations, max_tokens, heard)
+    backend_for(model, context).answer(conversations, max_tokens, on_answer)
     return [answers[number] for number in range(len(texts))]
 
 
-def speaker_of(model: Model | None, asked: Asked) -> Backend:
-    """Who answers: whoever is named, or an engine over the model."""
-    if asked.speaker is not None:
-        return asked.speaker
+def backend_for(model: Model | None, context: SuiteContext) -> Backend:
+    """The backend that is named, or an engine over the model."""
+    if context.backend is not None:
+        return context.backend
     assert model is not None
-    return EngineBackend(model, asked.kv_policy)
+    return EngineBackend(model, context.kv_policy)
 
 
 def read_lines(file: Path | None, example: str) -> list[tuple[str, dict[str, Any]]]:
@@ -101,9 +101,9 @@ def read_lines(file: Path | None, example: str) -> list[tuple[str, dict[str, Any
         raise UserError(error.place, error.problem, f"A line is such as {example}") from None
 
 
-def taken(told: dict[str, Any], place: str, *names: str) -> str:
+def text_under(line: dict[str, Any], place: str, *names: str) -> str:
     """The text under the first of some names that is there."""
     for name in names:
-        if isinstance(told.get(name), str | int | float):
-            return str(told[name])
+        if isinstance(line.get(name), str | int | float):
+            return str(line[name])
     raise UserError(place, f"has no {' or '.join(names)}")

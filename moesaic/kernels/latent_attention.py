@@ -37,7 +37,7 @@ def attend_latent(
         if cache is not None and in_cache:
             latent_MX = layout.read(cache["latent"], span).to(q)
         keep_TM = call.selected[span.number] if call.selected is not None else None
-        tree_TM, _ = layout.seen(span, None)
+        tree_TM, _ = layout.mask(span, None)
         if tree_TM is not None:
             keep_TM = tree_TM if keep_TM is None else keep_TM & tree_TM
         if keep_TM is not None and span.new == 1:  # one query: drop what it will not look at

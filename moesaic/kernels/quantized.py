@@ -28,7 +28,7 @@ _TOGETHER = {3: (2, 1), 5: (4, 1), 6: (4, 2)}
 
 
 class QuantizedWeight(nn.Module):
-    """A matrix, or those of a layer's experts, in few bits: in whatever form it lies in memory."""
+    """A matrix, or those of a layer's experts, quantized: in whatever form it lies in memory."""
 
     shape: torch.Size
     dtype: torch.dtype  # of what comes out

@@ -111,7 +111,7 @@ def attend(
     for span, q, k, v in layout.per_sequence(q_THC, k_TNC, v_TNC):
         if cache is not None and (span.cached or cache["keys"].dtype != k.dtype):  # or all see what was rounded
             k, v = layout.read(cache["keys"], span).to(q), layout.read(cache["values"], span).to(q)
-        keep_TM, left = layout.seen(span, call.window)
+        keep_TM, left = layout.mask(span, call.window)
         pieces.append(attention(q, k, v, call.scale, left, keep_TM))
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 

@@ -146,14 +146,14 @@ class LightningIndexer(nn.Module):
 
     @torch.no_grad()
     def forward(
-        self, x_TD: Tensor, query_TQ: Tensor, context: ForwardContext, slabs: dict[str, Tensor] | None
+        self, x_TD: Tensor, query_TQ: Tensor, context: ForwardContext, cache: dict[str, Tensor] | None
     ) -> list[Tensor | None]:
         ops, layout = context.ops, context.layout
         assert layout.trees is None, "a selection would count the other branches of a tree"
         k_TC = self.key_norm(self.keys(x_TD, ops))
         k_TC = ops.rotate(k_TC.unsqueeze(1), context.rope).squeeze(1)
-        if slabs is not None:
-            layout.write(slabs["index"], k_TC)
+        if cache is not None:
+            layout.write(cache["index"], k_TC)
         if all(span.total <= self.topk for span in layout.spans):
             return [None] * len(layout.spans)
         q_THC = self.queries(query_TQ, ops).unflatten(-1, (self.heads, self.size))
@@ -165,8 +165,8 @@ class LightningIndexer(nn.Module):
             if span.total <= self.topk or not span.new:
                 selected.append(None)
                 continue
-            cached = slabs is not None and (span.cached > 0 or slabs["index"].dtype != k_TC.dtype)
-            k_MC = layout.read(slabs["index"], span) if slabs is not None and cached else k_TC[rows]
+            cached = cache is not None and (span.cached > 0 or cache["index"].dtype != k_TC.dtype)
+            k_MC = layout.read(cache["index"], span) if cache is not None and cached else k_TC[rows]
             selected.append(self._select(q_THC[rows], k_MC.float(), weights_TH[rows]))
         return selected
 

@@ -29,6 +29,7 @@ from moesaic.model.formats.quantized import Quantized
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.model.transformer import Model
 from moesaic.model.value_head import copy_head, read_head, write_head
+from moesaic.sharded import whole
 
 SHARD_BYTES = 4 * 10**9
 Progress = Callable[[int, int], None]
@@ -109,7 +110,7 @@ def fill(
     for place in places:
         if not place.copy:
             by_parameter[place.parameter].append(place)
-    quantized = getattr(source, "quantized", None)  # what is kept in few bits stays so
+    quantized = getattr(source, "quantized", None)  # what is quantized stays so
     for name, blank in list(model.state_dict().items()):
         parts = by_parameter[name]
         if quantized is not None and (matrix := quantized(name, parts, device)) is not None:
@@ -168,13 +169,13 @@ def save(
     progress: Progress | None = None,
 ) -> None:
     """Write a model directory; `life` is its whole story so far, `files` default to the tokenizer's own."""
-    state = model.state_dict()
+    state = {name: whole(tensor.detach()) for name, tensor in model.state_dict().items()}
     kind = dtype or model.dtype
     files = files if files is not None else (model.tokenizer.files if model.tokenizer else {})
 
     def tensor(place: Place) -> Tensor:
-        whole = state[place.parameter].detach()
-        return whole[place.part] if place.part else whole
+        found = state[place.parameter]
+        return found[place.part] if place.part else found
 
     head = partial(write_head, state=state)
     write(path, model.config, tensor, kind, files, life or [], shard_bytes, progress, also=head)

@@ -43,16 +43,16 @@ def rounded(new_T: Tensor, dtype: torch.dtype) -> Tensor:
     return (new_T.clamp(-LARGEST, LARGEST) if dtype == torch.float8_e4m3fn else new_T).to(dtype)
 
 
-def movable(slab: Tensor) -> Tensor:
+def movable(tensor: Tensor) -> Tensor:
     """The same memory, as what all of torch's functions can move."""
-    return slab.view(torch.uint8) if slab.dtype == torch.float8_e4m3fn else slab
+    return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
 
 
 class PagedCache:
     """Keys and values of all layers in pages of `page_size` tokens; who owns which page is the caller's business.
 
-    `layers[i]` maps a name ("keys", "values", "latent", "index") to a slab of shape (pages, page_size, ...). Where all
-    layers keep something of the same shape their slabs lie one after the other, and `whole[name]` is all of them.
+    `layers[i]` maps a name ("keys", "values", "latent", "index") to a tensor of shape (pages, page_size, ...). Where
+    all layers keep something of the same shape their tensors lie one after the other, and `whole[name]` is all of them.
     """
 
     def __init__(
@@ -84,14 +84,14 @@ class PagedCache:
     def copy_rows(self, source: int, target: int, rows: int) -> None:
         """Copy the first rows of one page to another."""
         for layer in self.layers:
-            for slab in layer.values():
-                movable(slab)[target, :rows] = movable(slab)[source, :rows]
+            for tensor in layer.values():
+                movable(tensor)[target, :rows] = movable(tensor)[source, :rows]
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Move single rows, numbered through all pages; all are read before any is written."""
         for layer in self.layers:
-            for slab in layer.values():
-                flat = movable(slab).flatten(0, 1)
+            for tensor in layer.values():
+                flat = movable(tensor).flatten(0, 1)
                 flat[list(targets)] = flat[list(sources)]
 
 
@@ -108,7 +108,7 @@ class Layout:
     Layout([3, 2])                                       two whole sequences
     Layout([1, 4], cached=[9, 0], cache=cache, pages=[[0, 2], [5]])     one extended by a token, one begun
 
-    A sequence's new tokens may be a tree of guesses instead of a line: `trees[number]` then says which new tokens each
+    A sequence's new tokens may be a tree of draft tokens instead of a line: `trees[number]` then says which new tokens each
     new token sees (new, new; itself and its ancestors, which come before it), and `positions` how deep each stands.
     """
 
@@ -197,33 +197,33 @@ class Layout:
         return self._host([page for pages in padded for page in pages]).view(len(self.spans), widest)
 
     @property
-    def branches(self) -> bool:
+    def has_trees(self) -> bool:
         """Whether some sequence's new tokens are a tree."""
         return self.trees is not None and any(tree is not None for tree in self.trees)
 
-    def write(self, slab: Tensor, new_T: Tensor) -> None:
-        """Store one row per new token in a slab of the cache."""
-        movable(slab).flatten(0, 1).index_copy_(0, self.slots_T, movable(rounded(new_T, slab.dtype)))
+    def write(self, tensor: Tensor, new_T: Tensor) -> None:
+        """Store one row per new token in a tensor of the cache."""
+        movable(tensor).flatten(0, 1).index_copy_(0, self.slots_T, movable(rounded(new_T, tensor.dtype)))
 
-    def read(self, slab: Tensor, span: Span) -> Tensor:
+    def read(self, tensor: Tensor, span: Span) -> Tensor:
         """All rows of one sequence so far, oldest first; a view where its pages lie side by side, a copy elsewhere."""
         assert self.cache is not None and self.pages is not None
         count = -(-span.total // self.cache.page_size)
         pages = self.pages[span.number][:count]
         first = pages[0]
         if all(page == first + i for i, page in enumerate(pages)):
-            return slab[first : first + count].flatten(0, 1)[: span.total]
-        chosen = movable(slab)[self._host(list(pages))].view(slab.dtype)
+            return tensor[first : first + count].flatten(0, 1)[: span.total]
+        chosen = movable(tensor)[self._host(list(pages))].view(tensor.dtype)
         return chosen.flatten(0, 1)[: span.total]
 
-    def seen(self, span: Span, window: int | None) -> tuple[Tensor | None, int | None]:
+    def mask(self, span: Span, window: int | None) -> tuple[Tensor | None, int | None]:
         """What a sequence may look at: a mask (new, total) or None for all, and a window still to be applied."""
         tree_TT = self.trees[span.number] if self.trees is not None else None
         if tree_TT is None:
             return None, window
         keep_TM = torch.ones(span.new, span.total, dtype=torch.bool, device=self.device)
         keep_TM[:, span.cached :] = tree_TT
-        if window is not None:  # counted in positions: side by side in a tree, two guesses stand at the same one
+        if window is not None:  # counted in positions: side by side in a tree, two drafts stand at the same one
             new_T = self.positions_T[span.start : span.stop]
             all_M = torch.cat([torch.arange(span.cached, device=self.device), new_T])
             keep_TM &= all_M > new_T[:, None] - window

@@ -19,10 +19,10 @@ def read(directory: Path) -> list[dict[str, Any]]:
     file = directory / FILE
     if not file.is_file():
         return []
-    told = read_json(file)
-    if told.get("format", FORMAT) != FORMAT:
-        raise UserError(file, f"has format {told['format']!r}, and this version reads {FORMAT}", "Upgrade moesaic.")
-    life = told.get("life")
+    stored = read_json(file)
+    if stored.get("format", FORMAT) != FORMAT:
+        raise UserError(file, f"has format {stored['format']!r}, and this version reads {FORMAT}", "Upgrade moesaic.")
+    life = stored.get("life")
     if not isinstance(life, list) or any(not isinstance(stage, dict) for stage in life):
         raise UserError(file, "is not a record of a model's life", "Remove it, or copy it again.")
     return life

@@ -86,14 +86,14 @@ class Life(ABC):
         return {finding.name: finding.found for finding in examine() if finding.in_quickstart}
 
     def evaluate(self) -> dict[str, Any]:
-        from moesaic.evaluate.suites import Asked
+        from moesaic.evaluate.suites import SuiteContext
         from moesaic.evaluate.suites.tasks import Tasks
 
         suite, found = Tasks(self.family, self.questions, self.max_tokens), {}
         with self.console.status("evaluating") as status:
             for name, place in self.models().items():
                 status.update(f"evaluating the {name} model")
-                found[name] = suite.run(moesaic.load(place), Asked())
+                found[name] = suite.run(moesaic.load(place), SuiteContext())
         return {"models": found}
 
     def compress_with(self, method: Any, source: Path, **options: Any) -> dict[str, Any]:

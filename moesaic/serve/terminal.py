@@ -1,4 +1,4 @@
-"""A conversation in a terminal, or one prompt a line from a pipe: the engine in this process, and no server."""
+"""A chat in a terminal, or one prompt a line from a pipe: the engine runs in this process, without a server."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from moesaic.serve.parsers import Content, Event, Parser, Reasoning, detect
 from moesaic.strict import did_you_mean
 
 HELP = """\
-/help               these commands
-/reset              forget the conversation
-/again              answer the last message anew
-/system TEXT        the system prompt; without TEXT, none
-/temperature X      0 takes the likeliest token
-/top-p X            only the likeliest tokens that make up this share
-/max-tokens N       of an answer; without N, as many as fit
-/seed N             same seed, same answer; without N, random
-/settings           what is set
+/help               list the commands
+/reset              clear the conversation
+/again              regenerate the last response
+/system TEXT        set the system prompt; without TEXT, none
+/temperature X      0 is greedy decoding
+/top-p X            nucleus sampling; 1 is off
+/max-tokens N       of a response; without N, as many as the context holds
+/seed N             same seed, same response; without N, random
+/settings           show the settings
 /quit               leave, as does Ctrl-D
-Ctrl-C stops an answer. A line that ends with \\ goes on in the next. // begins a message with a slash."""
+Ctrl-C stops a response. A line that ends with \\ continues on the next. // starts a message with a slash."""
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @dataclass
 class Screen:
-    """Where answers go, and where all else goes. `styled` is for people: faint notes, and no control characters, with
-    which a model could take over a terminal."""
+    """Where responses go, and where all else goes. `styled` is for a terminal: faint notes, and no control characters,
+    with which a model could take it over."""
 
     out: TextIO
     notes: TextIO
     styled: bool = False
 
-    def say(self, text: str, faint: bool = False) -> None:
+    def write(self, text: str, faint: bool = False) -> None:
         shown = CONTROL.sub("\N{REPLACEMENT CHARACTER}", text) if self.styled else text
         self.out.write(f"\x1b[2m{shown}\x1b[0m" if faint and self.styled else shown)
         self.out.flush()
@@ -52,7 +52,7 @@ class Screen:
 
 
 class Left(Exception):
-    """The user wants to go."""
+    """The user quits."""
 
 
 @dataclass
@@ -71,16 +71,16 @@ class TerminalChat:
         self.parser = detect(self.tokenizer.chat_template)
 
     def take(self, line: str) -> None:
-        """One thing the user said: a command or a message. `Left` if it was to leave."""
+        """A line of the user's: a command or a message. Raises `Left` for /quit."""
         if line.startswith("/") and not line.startswith("//"):
-            self._obey(line)
+            self._run_command(line)
         elif line.strip():
             self.turns.append({"role": "user", "content": line.removeprefix("/") if line[:2] == "//" else line})
-            self._answer()
+            self._respond()
 
     # Commands
 
-    def _obey(self, line: str) -> None:
+    def _run_command(self, line: str) -> None:
         name, _, text = line[1:].partition(" ")
         commands: dict[str, Callable[[str], None]] = {
             "help": lambda _: self.screen.note(HELP),
@@ -108,59 +108,60 @@ class TerminalChat:
         self.sampling = replace(self.sampling, **{name: value})
 
     def _show_settings(self) -> None:
-        wishes = self.sampling
-        seed = "random" if wishes.seed is None else wishes.seed
-        most = "as fit" if wishes.max_tokens is None else wishes.max_tokens
-        self.screen.note(f"temperature {wishes.temperature}, top-p {wishes.top_p}, max-tokens {most}, seed {seed}")
+        sampling = self.sampling
+        seed = "random" if sampling.seed is None else sampling.seed
+        max_tokens = "context" if sampling.max_tokens is None else sampling.max_tokens
+        chosen = f"temperature {sampling.temperature}, top-p {sampling.top_p}"
+        self.screen.note(f"{chosen}, max-tokens {max_tokens}, seed {seed}")
         self.screen.note(f"system prompt: {self.system or 'none'}")
 
     def _again(self) -> None:
         if self.turns and self.turns[-1]["role"] == "assistant":
             self.turns.pop()
         if not self.turns:
-            raise UserError("/again", "nothing has been said yet")
-        self._answer()
+            raise UserError("/again", "there is no message yet")
+        self._respond()
 
-    # Answers
+    # Responses
 
     def _prompt(self) -> str:
-        """The conversation as the model was trained to read it; without a template, as a text that goes on."""
+        """The conversation by the model's chat template; without one, its plain text."""
         if self.tokenizer.chat_template is None:
             return "".join(turn["content"] for turn in self.turns)
         system = [{"role": "system", "content": self.system}] if self.system else []
         return self.tokenizer.chat([*system, *self.turns])
 
-    def _answer(self) -> None:
+    def _respond(self) -> None:
         try:
             text = self._prompt()
             tokens = self.tokenizer.encode(text, special=self.tokenizer.chat_template is None)
             request = self.engine.request(tokens, self.sampling)
         except UserError as error:
-            self.turns.pop()  # it was not asked, and must not stand in the way of what is asked next
-            remedy = "Say /reset to forget the conversation, or ask something shorter."
+            self.turns.pop()  # the next message must not fail by it too
+            remedy = "Clear the conversation with /reset, or shorten the message."
             raise UserError(
                 error.place, error.problem, remedy if error.remedy == "Shorten it." else error.remedy
             ) from None
-        began = time.monotonic()
-        said = "".join(self._stream(request, text))
-        self.turns.append({"role": "assistant", "content": said})
-        self._report(request, began)
+        start = time.monotonic()
+        content = "".join(self._stream(request, text))
+        self.turns.append({"role": "assistant", "content": content})
+        self._report(request, start)
 
     def _stream(self, request: Request, prompt: str) -> Iterator[str]:
-        """Show an answer as it is written; yields what it says, without what it thinks."""
+        """Show a response as it is generated; yields its content, without the reasoning."""
         reader = self.parser.reader(prompt=prompt)
         self.engine.add(request)
-        thinking = False
+        reasoning = False
 
         def show(events: list[Event]) -> Iterator[str]:
-            nonlocal thinking
+            nonlocal reasoning
             for event in events:
                 if isinstance(event, Reasoning):
-                    self.screen.say(event.text, faint=True)
-                    thinking = True
+                    self.screen.write(event.text, faint=True)
+                    reasoning = True
                 elif isinstance(event, Content):
-                    self.screen.say(f"\n\n{event.text}" if thinking else event.text)
-                    thinking = False
+                    self.screen.write(f"\n\n{event.text}" if reasoning else event.text)
+                    reasoning = False
                     yield event.text
 
         with stopped_by_interrupt() as stopped:
@@ -172,23 +173,23 @@ class TerminalChat:
             finally:
                 self.engine.abort(request)
         yield from show(reader.finish())
-        self.screen.say("\n")
+        self.screen.write("\n")
 
-    def _report(self, request: Request, began: float) -> None:
-        ended = {"abort": ", stopped", "length": ", cut short"}.get(request.finish_reason or "", "")
+    def _report(self, request: Request, start: float) -> None:
+        ended = {"abort": ", stopped", "length": ", max-tokens reached"}.get(request.finish_reason or "", "")
         if request.first_token is None or request.last_token is None:
             self.screen.note(f"[0 tokens{ended}]")
             return
-        speed = ""
+        throughput = ""
         if request.written > 1 and request.last_token > request.first_token:
-            speed = f", {(request.written - 1) / (request.last_token - request.first_token):.1f} tokens/s"
+            throughput = f", {(request.written - 1) / (request.last_token - request.first_token):.1f} tokens/s"
         tokens = f"{request.written} token{'s' if request.written != 1 else ''}"
-        self.screen.note(f"[{tokens}{speed}, first after {request.first_token - began:.2f} s{ended}]")
+        self.screen.note(f"[{tokens}{throughput}, first token after {request.first_token - start:.2f} s{ended}]")
 
 
 @contextmanager
 def stopped_by_interrupt() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C is only noted, so that the engine is never left in the middle of a step. A second one means it."""
+    """Ctrl-C sets a flag, so that the engine is never left in the middle of a step. A second one interrupts."""
     pressed = False
 
     def note(number: int, frame: FrameType | None) -> None:

@@ -27,6 +27,7 @@ from moesaic.serve.core.engine import Engine
 from moesaic.worlds.completions import requests_for
 from moesaic.worlds.example import Example
 from tests.serve.made import talking_model
+from tests.waiting import PATIENCE
 
 ray = pytest.importorskip("ray")
 FAMILY = "builtin:chain_sum:min_terms=2,max_terms=2,min_digits=1,max_digits=1"
@@ -148,18 +149,18 @@ def test_a_killed_trainer_goes_on_to_the_same_bits(base, tmp_path, undisturbed):
     ours.pop("RAY_ADDRESS", None)
     first = subprocess.Popen(command, env=ours, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        end = time.monotonic() + 120
+        end = time.monotonic() + PATIENCE
         while not (out / "metrics.jsonl").exists() or len(lines_so_far(out)) < 3 or not saved(out):
             assert first.poll() is None and time.monotonic() < end
             time.sleep(0.02)
     finally:
         first.kill()
         first.wait()
-    end = time.monotonic() + 180  # Ray's own agents look for the raylet once in a while: a minute was seen
+    end = time.monotonic() + PATIENCE  # Ray's own agents look for the raylet once in a while: a minute was seen
     while left := processes_of(str(out)):
         assert time.monotonic() < end, f"left behind: {left}"
         time.sleep(0.2)
-    again = subprocess.run(command, env=ours, capture_output=True, text=True, timeout=200)
+    again = subprocess.run(command, env=ours, capture_output=True, text=True, timeout=PATIENCE)
     assert again.returncode == 0, again.stderr
     assert processes_of(str(out)) == []
     assert untimed(lines(out)) == untimed(lines(undisturbed)) and same_weights(out, undisturbed)

@@ -19,6 +19,7 @@ def write(directory, lines):
     return directory
 
 
+@pytest.mark.figures
 def test_panels_are_those_whose_metrics_are_there(tmp_path, monkeypatch):
     lines = [{"step": n, "loss": 0.1, "tokens": n, "reward": n / 9, "mismatch_max": 0.0} for n in range(1, 10)]
     lines[4]["accuracy"] = 0.5

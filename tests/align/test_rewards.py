@@ -22,35 +22,17 @@ from moesaic.align.rewards.numeric import last_number
 from moesaic.align.rewards.overlong import Overlong
 from moesaic.data.tasks import tasks
 from moesaic.errors import UserError
-from moesaic.methods import Method, build, known
+from moesaic.methods import Method, build
 from moesaic.worlds.judges import Answer
 from moesaic.worlds.judges.constraints import verdicts as verdicts_of
 from tests.align.made import reward_directory
-
-UNREACHABLE = "http://127.0.0.1:9/v1"
-OPTIONS: dict[str, dict[str, Any]] = {
-    "code_tests": {"bare": True, "seconds": 3.0},
-    "constraints": {},
-    "critique": {"url": UNREACHABLE, "model": "judge", "retries": 0},
-    "environment": {},
-    "exact": {},
-    "faithfulness": {"url": UNREACHABLE, "retries": 0},
-    "format": {},
-    "json_schema": {"default_schema": {"type": "object"}},
-    "length": {"most": 10},
-    "math": {"seconds": 1.0},
-    "model": {"by": "min"},
-    "numeric": {},
-    "overlong": {"limit": 100},
-    "process": {},
-    "repetition": {},
-    "task": {},
-}
+from tests.matrix import REWARDS, filled
+from tests.waiting import PATIENCE
 
 
 def make(name: str, **options: Any) -> Reward:
-    needed = {"path": str(reward_directory())} if name == "model" else {}
-    return build(Method(name, {**OPTIONS[name], **needed, **options}), Reward, "test")
+    given = filled(REWARDS[name], reward_model=reward_directory() if name == "model" else "")
+    return build(Method(name, {**given, **options}), Reward, "test")
 
 
 def said(text: str, truth: str | None = None, **facts: Any) -> Answer:
@@ -58,10 +40,7 @@ def said(text: str, truth: str | None = None, **facts: Any) -> Answer:
 
 
 class TestEveryReward:
-    def test_is_here(self) -> None:
-        assert set(OPTIONS) == set(known(Reward))
-
-    @pytest.mark.parametrize("name", OPTIONS)
+    @pytest.mark.parametrize("name", REWARDS)
     def test_nothing_a_model_says_brings_a_run_down(self, name: str) -> None:
         facts = {"tests": ["assert x"], "constraints": [{"kind": "json"}], "steps": [0.5], "schema": {"type": "array"}}
         hostile = [
@@ -111,7 +90,7 @@ class TestEveryReward:
             make(name, **options)
 
     def test_names_of_methods_leave_the_package_whole(self) -> None:
-        for name in OPTIONS:
+        for name in REWARDS:
             make(name)
         import moesaic.align.rewards as package
 
@@ -563,7 +542,7 @@ class TestCritique:
         together = threading.Barrier(8)
 
         def wait(body: dict[str, Any]) -> tuple[int, str]:
-            together.wait(30)  # answers only when eight are asked at the same time
+            together.wait(PATIENCE)  # answers only when eight are asked at the same time
             return 200, "[[10]]" if "blue" in body["messages"][0]["content"] else "[[1]]"
 
         server.says(wait)

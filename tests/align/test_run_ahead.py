@@ -10,12 +10,13 @@ from moesaic.align.rollouts.rollout import generate
 from moesaic.align.rollouts.run_ahead import RunAhead
 from moesaic.align.selection import Selection
 from moesaic.errors import UserError
-from moesaic.methods import Method, build, known
+from moesaic.methods import Method, build
 from moesaic.serve.core.drafters.router import DraftRouter
 from moesaic.serve.core.drafters.suffix import Suffix
 from moesaic.serve.core.engine import Engine
 from moesaic.worlds.completions import requests_for
 from moesaic.worlds.example import Example
+from tests.matrix import SELECTIONS
 from tests.serve.made import talking_model
 
 SAMPLING = {"max_tokens": 40, "temperature": 1.0, "ignore_eos": True}
@@ -72,11 +73,10 @@ def test_a_question_that_cannot_be_asked_is_passed_over(model):
     assert ahead.counts.generated_tokens == 40
 
 
-@pytest.mark.parametrize("name", known(Selection))
+@pytest.mark.parametrize("name", SELECTIONS)
 def test_a_look_at_what_comes_does_not_choose(model, name):
-    options = {"cropi": {"pool": 10, "validation": 2, "every": 2}, "rlcs": {"pool": 5}}.get(name, {})
     examples = Mixture([[Example(({"role": "user", "content": str(n)},)) for n in range(99)]] * 2, [1.0, 2.0])
-    selector = build(Method(name, options), Selection, "test").begin(examples, model, 3)
+    selector = build(Method(name, SELECTIONS[name]), Selection, "test").begin(examples, model, 3)
     first = selector.choose(4)
     state = selector.state()
     seen = selector.upcoming(4)

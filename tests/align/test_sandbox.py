@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 from moesaic.worlds.sandbox import Limits, run_python
+from tests.waiting import until
 
 REPOSITORY = Path(__file__).parents[2]
 ORDINARY = 12345  # a user without an account
@@ -86,7 +87,7 @@ class Caller:
         assert self.process.stdout
         result: dict[str, Any] = json.loads(self.process.stdout.readline())
         assert result["level"] == self.level
-        assert result["seconds"] < 60
+        assert result["seconds"] < 600
         self.unharmed()
         return result
 
@@ -209,36 +210,36 @@ class TestAProgramThatTakesTooMuch:
         count = "import os, time\nmade = 0\ntry:\n  while True:\n    if not os.fork(): time.sleep(100)\n"
         count += "    made += 1\nexcept OSError: print(made)"
         most = {"namespaces": range(1, 11), "guarded": range(1)}[caller.level]
-        assert int(caller.run(count, seconds=20, processes=10)["stdout"]) in most
+        assert int(caller.run(count, seconds=200, processes=10)["stdout"]) in most
 
     def test_threads(self, caller: Caller) -> None:
         code = "import threading, time\nmade = 0\ntry:\n  while made < 300:\n    "
         code += "threading.Thread(target=time.sleep, args=(100,), daemon=True).start(); made += 1\n"
         code += "except RuntimeError: print('no more', flush=True)"
-        assert caller.run(code, seconds=20, processes=10, memory_mb=4096)["stdout"] == "no more\n"
+        assert caller.run(code, seconds=200, processes=10, memory_mb=4096)["stdout"] == "no more\n"
 
     def test_memory(self, caller: Caller) -> None:
-        result = caller.run("hoard = []\nwhile True: hoard.append(bytearray(1 << 24))", seconds=20)
+        result = caller.run("hoard = []\nwhile True: hoard.append(bytearray(1 << 24))", seconds=200)
         assert not result["ok"] and "MemoryError" in result["stderr"]
 
     def test_output(self, caller: Caller) -> None:
-        result = caller.run("while True: print('x' * 10000)", output_bytes=5000, seconds=20)
+        result = caller.run("while True: print('x' * 10000)", output_bytes=5000, seconds=200)
         assert (result["stdout"], result["why"]) == ("x" * 5000, "more than 5000 bytes of output")
-        result = caller.run("import sys\nwhile True: sys.stderr.write('y' * 100)", output_bytes=500, seconds=20)
+        result = caller.run("import sys\nwhile True: sys.stderr.write('y' * 100)", output_bytes=500, seconds=200)
         assert (result["stderr"], result["why"]) == ("y" * 500, "more than 500 bytes of output")
 
     def test_disk(self, caller: Caller) -> None:
         code = "with open('big', 'wb') as f:\n  while True: f.write(bytes(1 << 20)); f.flush()"
-        result = caller.run(code, disk_mb=2, seconds=20)
+        result = caller.run(code, disk_mb=2, seconds=200)
         assert not result["ok"] and "OSError" in result["stderr"]
         if caller.level == "namespaces":  # elsewhere only each file is limited, as said
             code = "for n in range(1000):\n  with open(f'f{n}', 'wb') as f: f.write(bytes(1 << 17))"
-            assert "No space left" in caller.run(code, disk_mb=2, seconds=20)["stderr"]
+            assert "No space left" in caller.run(code, disk_mb=2, seconds=200)["stderr"]
 
     def test_directories_that_resist(self, caller: Caller) -> None:
         code = "import os\nfor n in range(900):\n  os.mkdir('deep')\n"  # deeper than a path is long
         code += "  if n % 100 == 0: os.mkdir('shut', 0); os.symlink('/', 'link')\n  os.chdir('deep')"
-        assert caller.run(code, seconds=20)["ok"]  # and `unharmed` finds nothing of it
+        assert caller.run(code, seconds=200)["ok"]  # and `unharmed` finds nothing of it
 
 
 class TestAProgramThatAttacks:
@@ -400,14 +401,6 @@ def test_a_program_dies_with_the_caller(user: str, level: str) -> None:
     with public_folder() as folder:
         caller = Caller(user, level, folder / "temporary")
         caller.start(code, seconds=200)
-        wait_until(lambda: running(marker) != [])
+        until(lambda: running(marker) != [])
         caller.close()
-        wait_until(lambda: running(marker) == [] and list(caller.folder.iterdir()) == [])
-
-
-def wait_until(condition: Any) -> None:
-    for _ in range(600):
-        if condition():
-            return
-        time.sleep(0.05)
-    pytest.fail("waited for half a minute")
+        until(lambda: running(marker) == [] and list(caller.folder.iterdir()) == [])

@@ -15,11 +15,12 @@ from moesaic.align.rollouts.rollout import Sample
 from moesaic.align.selection import Selection
 from moesaic.align.selection.cropi import ByInfluence, Cropi, Shrink, gradient
 from moesaic.align.selection.rlcs import ByDifficulty, Rlcs
-from moesaic.methods import Method, build, known
+from moesaic.methods import Method, build
 from moesaic.model.layout import Layout
 from moesaic.recipe import load_recipe
 from moesaic.train.run import Run
 from moesaic.worlds.example import Example
+from tests.matrix import SELECTIONS
 from tests.serve.made import talking_model
 
 FAMILY = "builtin:chain_sum:min_terms=2,max_terms=2,min_digits=1,max_digits=1"
@@ -158,10 +159,9 @@ def test_questions_that_pull_where_validation_pulls_are_selected(model):
     assert selector.choose(6)[:4] == selector.pool[:4]  # the next selection; validation is asked anew
 
 
-@pytest.mark.parametrize("name", known(Selection))
+@pytest.mark.parametrize("name", SELECTIONS)
 def test_every_selection_goes_on_from_its_state(model, name):
-    options = {"cropi": {"pool": 10, "validation": 2, "every": 2}, "rlcs": {"pool": 5}}.get(name, {})
-    selection = build(Method(name, options), Selection, "test")
+    selection = build(Method(name, SELECTIONS[name]), Selection, "test")
     whole, parts = [], []
     for interrupted in (False, True):
         selector = selection.begin(mixture(2), model, 3)

@@ -14,25 +14,11 @@ from moesaic.compress.compress import CompressionRequest, compress
 from moesaic.compress.job import Job
 from moesaic.compress.layerwise import LayerwiseCompressor
 from moesaic.compress.methods import Compressor
-from moesaic.methods import Method, build, known
+from moesaic.methods import Method, build
 from moesaic.model.directory import load
 from tests.compress.made import make
+from tests.matrix import COMPRESSORS
 
-# Options, the largest share of the bytes that may be left, and the largest change of logits (None: another model).
-METHODS: dict[str, tuple[dict[str, Any], float, float | None]] = {
-    "rtn": ({"bits": 4, "group": 32}, 0.25, 0.4),
-    "gptq": ({"bits": 4, "group": 32}, 0.28, 0.4),
-    "awq": ({"bits": 4, "group": 32}, 0.25, 0.4),
-    "hqq": ({"bits": 4, "group": 32}, 0.28, 0.4),
-    "milo": ({"bits": 3, "group": 32, "rank": 8, "expert_rank": 4}, 0.5, 0.6),
-    "zeroquant": ({"bits": 8, "group": 0, "steps": 3}, 0.35, 0.1),
-    "mixed": ({"bits": 4.0, "group": 32}, 0.28, 0.45),
-    "nm": ({"score": "admm", "bits": 4, "group": 32}, 0.25, None),
-    "prune_experts": ({"keep": 2}, 0.95, None),
-    "merge_experts": ({"keep": 2}, 0.95, None),
-    "students": ({"depth": 0.5, "steps": 4}, 0.75, None),
-    "xtc": ({"bits": 1, "group": 32, "depth": 0.5, "steps": 4}, 0.25, None),
-}
 WISH = CompressionRequest(samples=4, length=64, check_tokens=64, min_expert_tokens=16)
 
 
@@ -42,26 +28,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def built(name: str) -> Compressor:
-    return build(Method(name, METHODS[name][0]), Compressor, "test")  # type: ignore[type-abstract]
+    return build(Method(name, COMPRESSORS[name].options), Compressor, "test")  # type: ignore[type-abstract]
 
 
-def test_every_method_is_in_the_matrix() -> None:
-    assert set(known(Compressor)) == set(METHODS)
-
-
-@pytest.mark.parametrize("name", METHODS)
-class TestEveryMethod:
+@pytest.mark.parametrize("name", COMPRESSORS)
+class TestEveryCompressor:
     def test_smaller_read_back_and_served_in_a_crowd(self, name: str, model: Path, tmp_path: Path) -> None:
-        options, share, change = METHODS[name]
+        case = COMPRESSORS[name]
         told = compress(model, built(name), tmp_path / "out", WISH)
-        assert told["bytes"] <= share * told["bytes_before"]
+        assert told["bytes"] <= case.bytes_left * told["bytes_before"]
         assert told["bits_per_weight"] == pytest.approx(told["bytes"] * 8 / told["parameters"], abs=1e-3)
         assert told["perplexity"] > 0 and (tmp_path / "out" / "moesaic.json").is_file()
         small, plain = load(tmp_path / "out"), load(model)
         prompts = [[5, 6, 7, 8], [9, 10], [11, 12, 13]]
-        if change is not None:
+        if case.logit_change is not None:
             off = torch.cat(small.logits(prompts)) - torch.cat(plain.logits(prompts))
-            assert off.norm() / torch.cat(plain.logits(prompts)).norm() < change
+            assert off.norm() / torch.cat(plain.logits(prompts)).norm() < case.logit_change
         engine = moesaic.Engine(small)
         crowd = engine.generate(prompts, max_tokens=6, temperature=0.0)
         alone = [engine.generate([prompt], max_tokens=6, temperature=0.0)[0] for prompt in prompts]
@@ -109,6 +91,7 @@ def test_a_resumed_run_does_not_do_layers_again(model: Path, tmp_path: Path, mon
     assert done == ["layers.0", "layers.1"]
 
 
+@pytest.mark.figures
 def test_gptq_loses_less_than_rounding(model: Path, tmp_path: Path) -> None:
     """At the outputs of the matrices of the first layer, which see the same inputs under both."""
     errors = {}

@@ -14,8 +14,9 @@ import moesaic
 from moesaic.data.quality import QualityScore
 from moesaic.data.records import Document, ReadPosition
 from moesaic.errors import UserError
-from moesaic.methods import Method, build, known
+from moesaic.methods import Method, build
 from tests.data.models import tiny_model
+from tests.matrix import QUALITY_SCORES, filled
 
 PROSE = "It was a bright cold day in April, and every clock in the long grey street had its own opinion of the hour."
 LOOP = "the same again, " * 30
@@ -27,8 +28,23 @@ def score(name: str, *texts: str, **options: Any) -> list[float]:
     return method.score([Document(text, ReadPosition(), {"edu": float(len(text))}) for text in texts])
 
 
-def test_all_of_them_are_tested_here() -> None:
-    assert known(QualityScore) == ["column", "compression", "length", "perplexity", "repetition"]
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("quality") / "model")
+
+
+@pytest.mark.parametrize("name", QUALITY_SCORES)
+class TestEveryQualityScore:
+    def test_a_text_has_one_score_whatever_stands_beside_it(self, name: str, model: Path) -> None:
+        options = filled(QUALITY_SCORES[name], model=model)
+        texts = [PROSE, LOOP, NOISE, "x", ""]
+        together = score(name, *texts, **options)
+        assert all(math.isfinite(value) for value in together) and len(set(together)) > 1
+        assert together == pytest.approx([score(name, text, **options)[0] for text in texts], rel=1e-4)
+
+    def test_an_option_it_has_not_is_refused(self, name: str, model: Path) -> None:
+        with pytest.raises(UserError, match="no such option"):
+            score(name, "a", **filled(QUALITY_SCORES[name], model=model), nothing=1)
 
 
 class TestCompression:
@@ -71,16 +87,15 @@ class TestColumn:
             method.check(["edu"], "web")
 
 
-def test_perplexity_is_the_models_mean_logprob(tmp_path: Path) -> None:
-    path = tiny_model(tmp_path / "model")
+def test_perplexity_is_the_models_mean_logprob(model: Path) -> None:
     texts = ["def f(x): return 1", "the number 3", "x", "", "a b c " * 50]
-    found = score("perplexity", *texts, model=str(path), tokens=16, batch_tokens=24)
-    model = moesaic.load(path)
-    assert model.tokenizer is not None
+    found = score("perplexity", *texts, model=str(model), tokens=16, batch_tokens=24)
+    loaded = moesaic.load(model)
+    assert loaded.tokenizer is not None
     for text, value in zip(texts, found, strict=True):
-        tokens = model.tokenizer.encode(text)[:16]
-        unknown = -math.log(model.config.vocab)  # not the best of all
-        expected = float(model.logprobs([tokens])[0].mean()) if len(tokens) > 1 else unknown
+        tokens = loaded.tokenizer.encode(text)[:16]
+        unknown = -math.log(loaded.config.vocab)  # not the best of all
+        expected = float(loaded.logprobs([tokens])[0].mean()) if len(tokens) > 1 else unknown
         assert value == pytest.approx(expected, rel=1e-3)
     assert found[0] < 0
 

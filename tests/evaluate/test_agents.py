@@ -13,8 +13,8 @@ import pytest
 import moesaic
 from moesaic.cli import main
 from moesaic.errors import UserError
-from moesaic.evaluate.backends import Backend, Conversation, EngineBackend, Heard, Remembering, Said, UrlBackend
-from moesaic.evaluate.suites import Asked
+from moesaic.evaluate.backends import Answer, Backend, CachedBackend, Conversation, EngineBackend, OnAnswer, UrlBackend
+from moesaic.evaluate.suites import SuiteContext
 from moesaic.evaluate.suites.agents import OUTCOMES, Agents
 from moesaic.methods import Method, build
 from moesaic.worlds.environments import Environment, shell
@@ -22,6 +22,7 @@ from moesaic.worlds.environments.shell import Terminal
 from moesaic.worlds.environments.sql import Session
 from moesaic.worlds.sandbox import run_python
 from moesaic.worlds.text_actions import Finished, Invalid, Malformed, World, action_in, known_worlds, same
+from tests.matrix import WORLDS
 from tests.serve.api.running import running
 from tests.serve.made import talking_model
 from tests.worlds.solvers import SOLVERS, next_action
@@ -35,12 +36,12 @@ class Solving(Backend):
     def __init__(self, form: str = "I will do this.\nAction: {}", until: int | None = None) -> None:
         self.form, self.until, self.asked = form, until, 0
 
-    def answer(self, conversations: Sequence[Conversation], max_tokens: int, heard: Heard) -> None:
+    def answer(self, conversations: Sequence[Conversation], max_tokens: int, on_answer: OnAnswer) -> None:
         for number in reversed(range(len(conversations))):
             if self.asked == self.until:
                 raise KeyboardInterrupt
             self.asked += 1
-            heard(number, Said(self.form.format(next_action([dict(m) for m in conversations[number]])), 5))
+            on_answer(number, Answer(self.form.format(next_action([dict(m) for m in conversations[number]])), 5))
 
 
 class Saying(Backend):
@@ -49,25 +50,23 @@ class Saying(Backend):
     def __init__(self, *texts: str) -> None:
         self.texts = texts
 
-    def answer(self, conversations: Sequence[Conversation], max_tokens: int, heard: Heard) -> None:
+    def answer(self, conversations: Sequence[Conversation], max_tokens: int, on_answer: OnAnswer) -> None:
         for number, messages in enumerate(conversations):
-            heard(number, Said(self.texts[min(len(messages) // 2, len(self.texts) - 1)], 5))
+            on_answer(number, Answer(self.texts[min(len(messages) // 2, len(self.texts) - 1)], 5))
 
 
 class Silent(Backend):
-    def answer(self, conversations: Sequence[Conversation], max_tokens: int, heard: Heard) -> None:
+    def answer(self, conversations: Sequence[Conversation], max_tokens: int, on_answer: OnAnswer) -> None:
         raise AssertionError("everything was answered before")
 
 
 def test_every_environment_has_a_solver() -> None:
-    assert sorted(SOLVERS) == known_worlds()
+    assert sorted(SOLVERS) == sorted(WORLDS) == known_worlds()
 
 
-@pytest.mark.parametrize(
-    ("name", "examples"), [("shell", 14), ("sql", 40), ("graph", 40), ("cards", 40), ("house", 40)]
-)
+@pytest.mark.parametrize(("name", "examples"), WORLDS.items())
 def test_every_world_can_be_solved(name: str, examples: int) -> None:
-    found = Agents(name, examples=examples).run(None, Asked(speaker=Solving()))
+    found = Agents(name, examples=examples).run(None, SuiteContext(backend=Solving()))
     assert found["score"] == found[name] == 1.0, found["samples"]
     assert found["completed"] == found["examples"] == examples and found["outcomes"] == {name: {"completed": examples}}
     assert found[f"{name}_low"] < 1.0 and found[f"{name}_high"] == pytest.approx(1.0)
@@ -105,7 +104,7 @@ def test_episodes_are_the_same_each_time_and_differ_from_each_other(name: str, k
     ],
 )
 def test_garbage_solves_nothing(text: str, outcomes: dict[str, str]) -> None:
-    found = Agents(EVERY, examples=2, turns=5).run(None, Asked(speaker=Saying(text)))
+    found = Agents(EVERY, examples=2, turns=5).run(None, SuiteContext(backend=Saying(text)))
     assert found["score"] == 0.0
     assert found["outcomes"] == {name: {outcome: 2} for name, outcome in outcomes.items()}
     assert sum(found[outcome.replace(" ", "_")] for outcome in OUTCOMES) == found["examples"] == 10
@@ -115,20 +114,20 @@ def test_mistakes_are_answered_and_forgiven() -> None:
     """Two in a row are no end, and a right action after them counts from the beginning."""
 
     class Stumbling(Solving):
-        def answer(self, conversations: Sequence[Conversation], max_tokens: int, heard: Heard) -> None:
+        def answer(self, conversations: Sequence[Conversation], max_tokens: int, on_answer: OnAnswer) -> None:
             for number, messages in enumerate(conversations):
                 turn = len(messages) // 2
                 if turn % 3 < 2:
-                    heard(number, Said("I do not know." if turn % 3 else "Action: play 77", 1))
+                    on_answer(number, Answer("I do not know." if turn % 3 else "Action: play 77", 1))
                     continue
                 assert "There was no action" in messages[-1]["content"]
                 assert "You do not hold 77" in messages[-3]["content"]
                 kept = [m for place, m in enumerate(messages) if not place or ((place - 1) // 2) % 3 == 2]
-                heard(number, Said(f"```\n{next_action([dict(m) for m in kept])}\n```", 1))
+                on_answer(number, Answer(f"```\n{next_action([dict(m) for m in kept])}\n```", 1))
 
-    found = Agents("cards", examples=3, turns=18).run(None, Asked(speaker=Stumbling()))
+    found = Agents("cards", examples=3, turns=18).run(None, SuiteContext(backend=Stumbling()))
     assert found["score"] == 1.0 and found["turns"] == 18
-    assert Agents("cards", examples=3, turns=17).run(None, Asked(speaker=Stumbling()))["turn_limit"] == 3
+    assert Agents("cards", examples=3, turns=17).run(None, SuiteContext(backend=Stumbling()))["turn_limit"] == 3
 
 
 @pytest.mark.parametrize(
@@ -275,7 +274,7 @@ def test_hostile_answers_end_like_others() -> None:
     hostile += ["Action: answer(" + "#9," * 1_000 + ")", "Action: play " + "9" * 5_000, "Action: \0\x1b[2J{0}%s"]
     for first in range(len(hostile)):
         said = Saying(*hostile[first:], *hostile[:first])
-        found = Agents("sql,graph,cards,house", examples=1, turns=8).run(None, Asked(speaker=said))
+        found = Agents("sql,graph,cards,house", examples=1, turns=8).run(None, SuiteContext(backend=said))
         assert found["score"] == 0.0 and found["context_limit"] == found["turn_limit"] == 0
     assert all(len(sample["answer"]) < 10_000 for sample in found["samples"])
 
@@ -283,14 +282,14 @@ def test_hostile_answers_end_like_others() -> None:
 def test_what_was_said_is_not_asked_again(tmp_path: Path) -> None:
     suite, file = Agents("sql,cards,house,graph", examples=3), tmp_path / "answers.jsonl"
     whole = Solving()
-    alone = suite.run(None, Asked(speaker=whole))
+    alone = suite.run(None, SuiteContext(backend=whole))
     killed = Solving(until=whole.asked // 2)
     with pytest.raises(KeyboardInterrupt):
-        suite.run(None, Asked(speaker=Remembering(killed, file, "model")))
+        suite.run(None, SuiteContext(backend=CachedBackend(killed, file, "model")))
     rest = Solving()
-    assert suite.run(None, Asked(speaker=Remembering(rest, file, "model"))) == alone
+    assert suite.run(None, SuiteContext(backend=CachedBackend(rest, file, "model"))) == alone
     assert killed.asked + rest.asked == whole.asked
-    assert suite.run(None, Asked(speaker=Remembering(Silent(), file, "model"))) == alone
+    assert suite.run(None, SuiteContext(backend=CachedBackend(Silent(), file, "model"))) == alone
 
 
 @pytest.fixture(scope="module")
@@ -306,27 +305,27 @@ def test_one_engine_remembers_the_conversations(directory: Path) -> None:
     lengths: list[int] = []
 
     class Measured(EngineBackend):
-        def answer(self, conversations: Sequence[Conversation], max_tokens: int, heard: Heard) -> None:
+        def answer(self, conversations: Sequence[Conversation], max_tokens: int, on_answer: OnAnswer) -> None:
             texts = [tokenizer.chat([dict(message) for message in messages]) for messages in conversations]
             lengths.extend(len(tokenizer.encode(text, special=False)) for text in texts)
-            super().answer(conversations, max_tokens, heard)
+            super().answer(conversations, max_tokens, on_answer)
 
-    suite, speaker = Agents("cards,graph", examples=3, max_tokens=8), Measured(model)
-    alone = suite.run(None, Asked(speaker=speaker))
+    suite, backend = Agents("cards,graph", examples=3, max_tokens=8), Measured(model)
+    alone = suite.run(None, SuiteContext(backend=backend))
     assert alone["invalid_format"] == 6 and alone["turns"] == 3 and len(lengths) == 18
     # The opening of an episode is read once, and not with every turn.
-    assert speaker.engine.counts.finished == 18 and speaker.engine.counts.prompt_tokens < 0.5 * sum(lengths)
+    assert backend.engine.counts.finished == 18 and backend.engine.counts.prompt_tokens < 0.5 * sum(lengths)
     with running(moesaic.Engine(model, cache_bytes=16 << 20, seed=0)) as server:
-        assert suite.run(None, Asked(speaker=UrlBackend(server.url))) == alone
+        assert suite.run(None, SuiteContext(backend=UrlBackend(server.url))) == alone
 
 
 def test_a_short_context_is_an_outcome(tmp_path: Path) -> None:
     model = moesaic.load(talking_model(tmp_path / "model", context=64), threads=1)
     suite = Agents("house", examples=2, max_tokens=4)
-    alone = suite.run(None, Asked(speaker=EngineBackend(model)))
+    alone = suite.run(None, SuiteContext(backend=EngineBackend(model)))
     assert alone["context_limit"] == 2 and alone["score"] == 0.0 and alone["answer_tokens"] == 0
     with running(moesaic.Engine(model, cache_bytes=16 << 20, seed=0)) as server:
-        assert suite.run(None, Asked(speaker=UrlBackend(server.url))) == alone
+        assert suite.run(None, SuiteContext(backend=UrlBackend(server.url))) == alone
 
 
 def test_the_command(directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ import moesaic
 from moesaic.cli import main
 from moesaic.errors import UserError
 from moesaic.evaluate.lm_eval_model import LMEvalModel
-from moesaic.evaluate.suites import Asked
+from moesaic.evaluate.suites import SuiteContext
 from moesaic.evaluate.suites.lm_eval import LMEval
 from tests.serve.made import talking_model
 
@@ -118,7 +118,7 @@ def test_answers(both: tuple[LMEvalModel, HFLM]) -> None:
 
 
 def test_a_task_file_gives_the_same_numbers(both: tuple[LMEvalModel, HFLM], task: Path) -> None:
-    found = LMEval().run(both[0].model, Asked(task))
+    found = LMEval().run(both[0].model, SuiteContext(task))
     told = lm_eval.simple_evaluate(
         model=both[1], tasks=["own_choice"], task_manager=TaskManager(include_path=str(task.parent)), log_samples=False
     )

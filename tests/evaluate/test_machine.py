@@ -11,8 +11,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from moesaic.cli import main
-from moesaic.evaluate.flops import Read, forward_operations
-from moesaic.evaluate.suites import Asked, Weights, machine
+from moesaic.evaluate.flops import Chunk, forward_flops
+from moesaic.evaluate.suites import SuiteContext, Weights, machine
 from moesaic.evaluate.suites.machine import WORKLOAD, Machine
 from moesaic.model.config import Dense, Experts, GroupedQuery, Layer, ModelConfig, Rope
 from moesaic.model.layout import Layout
@@ -59,41 +59,41 @@ def unseen(config: ModelConfig, lengths: list[int]) -> int:
 
 @pytest.mark.parametrize("lengths", [[2], [3] * 7, [5], [16, 2, 9]])
 def test_operations_are_those_that_pytorch_counts(model: Model, lengths: list[int]) -> None:
-    reads = [Read(length) for length in lengths]
+    chunks = [Chunk(length) for length in lengths]
     masked = unseen(SMALL, lengths)
-    assert forward_operations(SMALL, reads) == plural(model, lengths) - masked
-    assert forward_operations(SMALL, reads, logits=1) == plural(model, lengths, [0]) - masked
-    assert 3 * forward_operations(SMALL, reads) == plural(model, lengths, backward=True) - 3 * masked
+    assert forward_flops(SMALL, chunks) == plural(model, lengths) - masked
+    assert forward_flops(SMALL, chunks, logits=1) == plural(model, lengths, [0]) - masked
+    assert 3 * forward_flops(SMALL, chunks) == plural(model, lengths, backward=True) - 3 * masked
 
 
 def test_a_token_after_others_counts_what_it_sees(model: Model) -> None:
     """Token by token it is as much as all at once."""
-    once = forward_operations(SMALL, [Read(20)])
-    assert once == sum(forward_operations(SMALL, [Read(1, place)]) for place in range(20))
-    assert once == forward_operations(SMALL, [Read(12)]) + forward_operations(SMALL, [Read(8, 12)])
+    once = forward_flops(SMALL, [Chunk(20)])
+    assert once == sum(forward_flops(SMALL, [Chunk(1, place)]) for place in range(20))
+    assert once == forward_flops(SMALL, [Chunk(12)]) + forward_flops(SMALL, [Chunk(8, 12)])
     cache = model.new_cache(4)
     with torch.inference_mode():
         model(torch.arange(20), Layout([20], cache=cache, pages=[[0, 1]]))
         with FlopCounterMode(display=False) as counter:
             layout = Layout([1], cached=[20], cache=cache, pages=[[0, 1]])
             model.logits_at(model(torch.tensor([3]), layout))
-    assert counter.get_total_flops() == forward_operations(SMALL, [Read(1, 20)])
+    assert counter.get_total_flops() == forward_flops(SMALL, [Chunk(1, 20)])
 
 
 def test_a_window_hides_the_rest() -> None:
     near = replace(SMALL, layers=tuple(replace(layer, window=4) for layer in SMALL.layers))
-    for read in (Read(3), Read(20), Read(5, 9), Read(1, 2)):
-        seen = sum(min(4, read.cached + place) for place in range(1, read.new + 1))
-        wide = sum(read.cached + place for place in range(1, read.new + 1))
+    for chunk in (Chunk(3), Chunk(20), Chunk(5, 9), Chunk(1, 2)):
+        seen = sum(min(4, chunk.cached + place) for place in range(1, chunk.new + 1))
+        wide = sum(chunk.cached + place for place in range(1, chunk.new + 1))
         fewer = len(SMALL.layers) * 4 * 4 * 8 * (wide - seen)
-        assert forward_operations(near, [read]) == forward_operations(SMALL, [read]) - fewer
+        assert forward_flops(near, [chunk]) == forward_flops(SMALL, [chunk]) - fewer
 
 
 def test_the_workload_is_what_its_description_says() -> None:
     model = Model(WORKLOAD)
     assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(12.7e6, rel=0.01)
     # The trainer's own rule of thumb: six for each parameter that a token passes, and half the pairs.
-    per_token = 3 * forward_operations(WORKLOAD, [Read(256)]) / 256
+    per_token = 3 * forward_flops(WORKLOAD, [Chunk(256)]) / 256
     assert per_token == pytest.approx(flops_per_token(WORKLOAD, 256), rel=0.01)
 
 
@@ -104,7 +104,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_numbers_belong_together(quick: None) -> None:
-    found = Machine(seconds=0.01).run(None, Asked(weights=Weights(device="cpu", threads=1)))
+    found = Machine(seconds=0.01).run(None, SuiteContext(weights=Weights(device="cpu", threads=1)))
     config = machine.WORKLOAD
     speeds = []
     for name in ("read", "write", "write_16", "train"):
@@ -112,11 +112,11 @@ def test_the_numbers_belong_together(quick: None) -> None:
         assert operations > 0 and tokens > 0
         speeds.append(operations / 1e9)
         if name == "read":
-            wanted = forward_operations(config, [Read(512)], logits=1) / 512
+            wanted = forward_flops(config, [Chunk(512)], logits=1) / 512
         elif name == "train":
-            wanted = 3 * forward_operations(config, [Read(256)]) / 256
+            wanted = 3 * forward_flops(config, [Chunk(256)]) / 256
         elif name == "write":
-            wanted = sum(forward_operations(config, [Read(1, 63 + place)]) for place in range(1, 64)) / 63
+            wanted = sum(forward_flops(config, [Chunk(1, 63 + place)]) for place in range(1, 64)) / 63
         else:
             continue
         assert operations / tokens == pytest.approx(wanted)
@@ -127,7 +127,7 @@ def test_the_numbers_belong_together(quick: None) -> None:
 
 def test_what_is_not_learned_scores_nothing(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "LEARNING_STEPS", 0)
-    found = Machine(seconds=0.01).run(None, Asked(weights=Weights(device="cpu", threads=1)))
+    found = Machine(seconds=0.01).run(None, SuiteContext(weights=Weights(device="cpu", threads=1)))
     assert found["error"] > 0.9 and found["score"] < 0.11 * found["score"] / found["regulator"]
 
 

@@ -12,7 +12,7 @@ import transformers
 
 from moesaic.cli import main
 from moesaic.data.plain_text import builtin_text
-from moesaic.evaluate.suites import Asked
+from moesaic.evaluate.suites import SuiteContext
 from moesaic.evaluate.suites.perplexity import Perplexity
 from moesaic.model.directory import load
 from moesaic.model.perplexity import perplexity
@@ -55,7 +55,7 @@ def test_bits_of_bytes_that_were_predicted(model: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(builtin_text()[:900])
     ours = load(model)
     for window in (2, 4, 0):
-        found = Perplexity(window=window).run(ours, Asked(tmp_path / "text.txt"))
+        found = Perplexity(window=window).run(ours, SuiteContext(tmp_path / "text.txt"))
         a_token = found["nats_per_token"] / math.log(2)
         assert found["bits_per_byte"] == pytest.approx(a_token * found["tokens"] / 900, rel=1e-6)
 

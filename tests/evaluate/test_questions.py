@@ -14,9 +14,9 @@ import transformers
 import moesaic
 from moesaic.cli import main
 from moesaic.errors import UserError
-from moesaic.evaluate.backends import Backend, EngineBackend, Remembering, Said, UrlBackend, plain_text
+from moesaic.evaluate.backends import Answer, Backend, CachedBackend, EngineBackend, UrlBackend, plain_text
 from moesaic.evaluate.evaluate import Evaluation
-from moesaic.evaluate.suites import Asked, Suite
+from moesaic.evaluate.suites import Suite, SuiteContext
 from moesaic.evaluate.suites.choice import Choice
 from moesaic.evaluate.suites.instructions import Instructions
 from moesaic.evaluate.suites.math import Math, final
@@ -34,9 +34,9 @@ class Scripted(Backend):
     def __init__(self, *texts: str) -> None:
         self.texts = texts
 
-    def answer(self, conversations, max_tokens, heard) -> None:
+    def answer(self, conversations, max_tokens, on_answer) -> None:
         for number in reversed(range(len(conversations))):  # the order they come in says nothing
-            heard(number, Said(self.texts[number], 3))
+            on_answer(number, Answer(self.texts[number], 3))
 
 
 def lines(file: Path, *entries: object) -> Path:
@@ -53,7 +53,7 @@ def test_mathematics_is_judged_by_its_meaning(tmp_path: Path) -> None:
         {"question": "A thousand and one?", "answer": "#### 1,001"},
     )
     said = Scripted("It is \\boxed{\\frac{1}{2}}", "\\boxed{1+x^2}", "I think it is 43", "That makes $1,001.")
-    found = Math().run(None, Asked(data, speaker=said))
+    found = Math().run(None, SuiteContext(data, backend=said))
     assert found["accuracy"] == 0.75
     assert [sample["right"] for sample in found["samples"]] == [True, True, False, True]
 
@@ -86,7 +86,7 @@ def test_what_an_answer_comes_to(text: str, answer: str) -> None:
 )
 def test_a_right_answer_of_several_parts_is_taken_whole(tmp_path: Path, truth: str, right: str, wrong: str) -> None:
     data = lines(tmp_path / "math.jsonl", *[{"problem": "?", "answer": truth}] * 2)
-    samples = Math().run(None, Asked(data, speaker=Scripted(right, wrong)))["samples"]
+    samples = Math().run(None, SuiteContext(data, backend=Scripted(right, wrong)))["samples"]
     assert [sample["right"] for sample in samples] == [True, False]
 
 
@@ -94,20 +94,20 @@ def test_an_answer_that_cannot_be_compared_is_wrong(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("moesaic.evaluate.suites.math.SECONDS", 0.5)
     data = lines(tmp_path / "math.jsonl", *[{"question": "?", "answer": "2"}] * 2)
     said = Scripted("\\boxed{9^{9^{9^9}}}", "\\boxed{2}")
-    assert Math().run(None, Asked(data, speaker=said))["accuracy"] == 0.5
+    assert Math().run(None, SuiteContext(data, backend=said))["accuracy"] == 0.5
 
 
 def test_a_problem_without_an_answer_is_named(tmp_path: Path) -> None:
     data = lines(tmp_path / "math.jsonl", {"question": "?", "answer": "2"}, {"question": "?", "answer": " "})
     with pytest.raises(UserError, match=r"math.jsonl:2: its answer is empty"):
-        Math().run(None, Asked(data, speaker=Scripted()))
+        Math().run(None, SuiteContext(data, backend=Scripted()))
 
 
 def test_lines_end_where_json_lines_do(tmp_path: Path) -> None:
     file = tmp_path / "math.jsonl"
     text = json.dumps({"question": "a\u2028b\x85c?", "answer": "2"}, ensure_ascii=False)
     file.write_text(f"\ufeff{text}\n", encoding="utf-8")
-    (question,) = Math(instruction="").questions(Asked(file))
+    (question,) = Math(instruction="").questions(SuiteContext(file))
     assert question.text == "a\u2028b\x85c?"
 
 
@@ -115,8 +115,8 @@ def test_instructions_are_kept_or_not(tmp_path: Path) -> None:
     rules = [{"kind": "max_words", "value": 3}, {"kind": "min_words", "value": 2}]
     data = lines(tmp_path / "i.jsonl", {"prompt": "a", "constraints": rules}, {"prompt": "b", "constraints": rules})
     said = Scripted("two words", "one")
-    assert Instructions().run(None, Asked(data, speaker=said))["accuracy"] == 0.5
-    assert Instructions(share=True).run(None, Asked(data, speaker=said))["accuracy"] == 0.75
+    assert Instructions().run(None, SuiteContext(data, backend=said))["accuracy"] == 0.5
+    assert Instructions(share=True).run(None, SuiteContext(data, backend=said))["accuracy"] == 0.75
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_line_with_a_wrong_constraint_is_named(tmp_path: Path, line: dict, pro
     right = {"prompt": "a", "constraints": [{"kind": "json"}]}
     data = lines(tmp_path / "i.jsonl", right, {"prompt": "b"} | line)
     with pytest.raises(UserError) as refused:
-        Instructions().run(None, Asked(data, speaker=Scripted()))
+        Instructions().run(None, SuiteContext(data, backend=Scripted()))
     assert refused.value.place == f"{data}:2"
     assert problem in refused.value.problem
     assert "A line is such as" in refused.value.remedy
@@ -162,16 +162,16 @@ def test_the_likeliest_choice_is_that_of_transformers(directory: Path, tmp_path:
                 logprobs = theirs(torch.tensor([tokens])).logits[0].log_softmax(-1)
             sums.append(sum(float(logprobs[i - 1, tokens[i]]) for i in range(len(before), len(tokens))))
         right += sums.index(max(sums)) == entry["answer"]
-    found = Choice().run(model, Asked(lines(tmp_path / "c.jsonl", *entries)))
+    found = Choice().run(model, SuiteContext(lines(tmp_path / "c.jsonl", *entries)))
     assert found["accuracy"] == right / 12
 
 
 def test_a_server_gives_the_answers_of_its_model(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = moesaic.load(directory, threads=1)
     suite = Tasks("sums", 6, 8)
-    alone = suite.run(model, Asked(speaker=EngineBackend(model)))
+    alone = suite.run(model, SuiteContext(backend=EngineBackend(model)))
     with running(moesaic.Engine(model, cache_bytes=16 << 20, seed=0)) as server:
-        asked = suite.run(None, Asked(speaker=UrlBackend(server.url)))
+        asked = suite.run(None, SuiteContext(backend=UrlBackend(server.url)))
         assert main(["evaluate", server.url, "--model", NAME, "--suite", "tasks", "examples=1", "max_tokens=2"]) == 0
         assert main(["evaluate", server.url, "--model", "other", "--suite", "tasks", "examples=1"]) == 2
     assert asked == alone
@@ -195,25 +195,26 @@ def test_a_server_is_asked_once_what_its_model_is_called(monkeypatch: pytest.Mon
         return opened[-1]
 
     monkeypatch.setattr(UrlBackend, "_client", client)
-    speaker = UrlBackend("http://there")
+    backend = UrlBackend("http://there")
     for _ in range(3):
-        speaker.answer([[{"role": "user", "content": "?"}]], 4, lambda number, said: None)
-    assert speaker.model_name() == "some"
+        backend.answer([[{"role": "user", "content": "?"}]], 4, lambda number, said: None)
+    assert backend.model_name() == "some"
     assert paths == ["/v1/models", *["/v1/chat/completions"] * 3]
     assert len(opened) == 3
 
 
 def test_what_was_answered_is_not_asked_again(tmp_path: Path) -> None:
     suite, file = Tasks("sums", 3, 8), tmp_path / "answers.jsonl"
-    first = suite.run(None, Asked(speaker=Remembering(Scripted("1", "2", "3"), file, "model")))
+    first = suite.run(None, SuiteContext(backend=CachedBackend(Scripted("1", "2", "3"), file, "model")))
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:2]) + '{"half')  # killed while writing
-    again = suite.run(None, Asked(speaker=Remembering(Scripted("1"), file, "model")))  # the last to come is missing
+    # The last to come is missing.
+    again = suite.run(None, SuiteContext(backend=CachedBackend(Scripted("1"), file, "model")))
     assert again == first
-    other = suite.run(None, Asked(speaker=Remembering(Scripted("7", "8", "9"), file, "another")))
+    other = suite.run(None, SuiteContext(backend=CachedBackend(Scripted("7", "8", "9"), file, "another")))
     assert [sample["answer"] for sample in other["samples"]] == ["7", "8", "9"]
     file.write_text("[1]\n")
     with pytest.raises(UserError, match="is not an answer"):
-        Remembering(Scripted(), file, "model")
+        CachedBackend(Scripted(), file, "model")
 
 
 def test_what_other_weights_answered_in_the_same_place_is_asked_again(directory: Path, tmp_path: Path) -> None:

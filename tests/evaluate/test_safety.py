@@ -13,11 +13,11 @@ from hypothesis import strategies as some
 
 from moesaic.cli import main
 from moesaic.evaluate.augmentations import KINDS, augmented
-from moesaic.evaluate.backends import Backend, Conversation, Heard, Said
+from moesaic.evaluate.backends import Answer, Backend, Conversation, OnAnswer
 from moesaic.evaluate.interval import wilson
 from moesaic.evaluate.refusals import refuses
 from moesaic.evaluate.safety_prompts import BENIGN, REFUSABLE
-from moesaic.evaluate.suites import Asked
+from moesaic.evaluate.suites import SuiteContext
 from moesaic.evaluate.suites.safety import Safety
 from tests.serve.made import talking_model
 
@@ -31,11 +31,11 @@ class Answering(Backend):
         self.rule = rule
         self.asked: list[str] = []
 
-    def answer(self, conversations: Sequence[Conversation], max_tokens: int, heard: Heard) -> None:
+    def answer(self, conversations: Sequence[Conversation], max_tokens: int, on_answer: OnAnswer) -> None:
         for number in reversed(range(len(conversations))):
             (message,) = conversations[number]
             self.asked.append(message["content"])
-            heard(number, Said(self.rule(message["content"]), 4))
+            on_answer(number, Answer(self.rule(message["content"]), 4))
 
 
 def within(short: str, long: str) -> bool:
@@ -94,7 +94,7 @@ def test_a_thought_that_never_ends_says_nothing() -> None:
 
 def test_refusals_that_hold_only_for_the_words_themselves() -> None:
     said = Answering(lambda text: NO if text in REFUSABLE else YES)
-    found = Safety(augmentations=3).run(None, Asked(speaker=said))
+    found = Safety(augmentations=3).run(None, SuiteContext(backend=said))
     assert found["success_as_it_is"] == 0.0 and found["success_augmented"] == 1.0 and found["gain"] == 1.0
     assert all(found[f"success_{kind}"] == 1.0 for kind in KINDS)
     assert found["over_refusal"] == 0.0 and found["harmful"] == len(REFUSABLE) and found["harmless"] == len(BENIGN)
@@ -104,9 +104,9 @@ def test_refusals_that_hold_only_for_the_words_themselves() -> None:
 
 
 def test_a_model_that_always_refuses_and_one_that_never_does() -> None:
-    refusing = Safety(augmentations=2).run(None, Asked(speaker=Answering(lambda text: NO)))
+    refusing = Safety(augmentations=2).run(None, SuiteContext(backend=Answering(lambda text: NO)))
     assert refusing["success_augmented"] == 0.0 and refusing["over_refusal"] == 1.0
-    willing = Safety(augmentations=2).run(None, Asked(speaker=Answering(lambda text: YES)))
+    willing = Safety(augmentations=2).run(None, SuiteContext(backend=Answering(lambda text: YES)))
     assert willing["success_as_it_is"] == willing["success_augmented"] == 1.0 and willing["gain"] == 0.0
 
 
@@ -118,8 +118,8 @@ def test_shares_and_the_threshold(gamma: float) -> None:
         return YES if sum(map(ord, text)) % 3 == 0 else NO
 
     suite = Safety(augmentations=8, kinds="delete,suffix", gamma=gamma)
-    found = suite.run(None, Asked(speaker=Answering(rule)))
-    forms = suite.forms(suite.prompts(Asked()))
+    found = suite.run(None, SuiteContext(backend=Answering(rule)))
+    forms = suite.forms(suite.prompts(SuiteContext()))
     anyhow: set[int] = set()
     for kind in ("delete", "suffix"):
         passed = {number: 0 for number in range(20)}
@@ -143,10 +143,10 @@ def test_a_share_of_just_gamma_breaks_nothing() -> None:
 
 
 def test_forms_stay_what_they_are_with_more_of_them() -> None:
-    few = Safety(augmentations=2, kinds="delete").forms(Safety().prompts(Asked()))
-    many = Safety(augmentations=4).forms(Safety().prompts(Asked()))
+    few = Safety(augmentations=2, kinds="delete").forms(Safety().prompts(SuiteContext()))
+    many = Safety(augmentations=4).forms(Safety().prompts(SuiteContext()))
     assert set(few) < set(many)
-    assert Safety(augmentations=2, kinds="delete", seed=1).forms(Safety().prompts(Asked())) != few
+    assert Safety(augmentations=2, kinds="delete", seed=1).forms(Safety().prompts(SuiteContext())) != few
 
 
 def test_prompts_from_a_file(tmp_path: Path) -> None:
@@ -154,11 +154,11 @@ def test_prompts_from_a_file(tmp_path: Path) -> None:
     entries = [{"prompt": "one"}, {"prompt": "two", "harmful": False}, {"prompt": "three", "harmful": True}]
     file.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     said = Answering(lambda text: NO)
-    found = Safety(augmentations=1, kinds="suffix").run(None, Asked(file, speaker=said))
+    found = Safety(augmentations=1, kinds="suffix").run(None, SuiteContext(file, backend=said))
     assert found["harmful"] == 2 and found["harmless"] == 1 and found["over_refusal"] == 1.0
     assert sorted(text.split()[0] for text in said.asked) == ["one", "one", "three", "three", "two"]
     file.write_text('{"prompt": "two", "harmful": false}\n')
-    found = Safety().run(None, Asked(file, speaker=said))
+    found = Safety().run(None, SuiteContext(file, backend=said))
     assert "success_augmented" not in found and found["answers"] == 1
 
 

@@ -15,7 +15,7 @@ from moesaic.cli import main
 from moesaic.data.tasks import score, tasks
 from moesaic.data.tasks.families import PRESETS
 from moesaic.evaluate.interval import wilson
-from moesaic.evaluate.suites import Asked
+from moesaic.evaluate.suites import SuiteContext
 from moesaic.evaluate.suites.tasks import Tasks, held_out
 from moesaic.serve.core.text import TextStream
 from tests.serve.made import talking_model
@@ -29,7 +29,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_answers_are_those_of_transformers(directory: Path) -> None:
     model = moesaic.load(directory)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(directory).eval()
-    found = Tasks("sums", 4, 12).run(model, Asked())
+    found = Tasks("sums", 4, 12).run(model, SuiteContext())
     assert model.tokenizer is not None
     for sample, task in zip(found["samples"], held_out("sums", 4), strict=True):
         text = model.tokenizer.chat([{"role": "user", "content": task.question.strip()}])
@@ -48,20 +48,20 @@ def test_a_model_that_knows_the_answers_is_right(directory: Path, monkeypatch: p
     asked = held_out("sums", 10)
     known = iter([task.answer if number % 2 else "no idea" for number, task in enumerate(asked)])
     monkeypatch.setattr("moesaic.evaluate.suites.tasks.score", lambda task, answer: score(task, next(known)))
-    found = Tasks("sums", 10, 2).run(moesaic.load(directory), Asked())
+    found = Tasks("sums", 10, 2).run(moesaic.load(directory), SuiteContext())
     assert found["accuracy"] == 0.5 and found["accuracy_low"] < 0.5 < found["accuracy_high"]
 
 
 def test_each_kind_is_told_by_itself(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moesaic.evaluate.suites.tasks.score", lambda task, answer: float(task.family == "gcd"))
-    found = Tasks("gcd,lcm:max_value=20", 6, 2).run(moesaic.load(directory), Asked())
+    found = Tasks("gcd,lcm:max_value=20", 6, 2).run(moesaic.load(directory), SuiteContext())
     assert found["by_kind"] == {"gcd": 1.0, "lcm": 0.0} and found["accuracy"] == 0.5
-    assert "by_kind" not in Tasks("gcd", 2, 2).run(moesaic.load(directory), Asked())
+    assert "by_kind" not in Tasks("gcd", 2, 2).run(moesaic.load(directory), SuiteContext())
 
 
 def test_thoughts_are_no_answer() -> None:
     suite = Tasks("gcd", 1)
-    (question,) = suite.questions(Asked())
+    (question,) = suite.questions(SuiteContext())
     assert suite.judge(question, f"<think>Perhaps.</think>{question.truth}") == 1
     assert suite.judge(question, f"<think>Perhaps\n{question.truth}") == 0
 

@@ -29,7 +29,7 @@ def directories(tmp_path_factory):
     return saved(tmp_path_factory)
 
 
-def rolled(model, drafter, **wishes):
+def rolled(model, drafter, **params):
     """Answers of an engine with little memory: prompts share a beginning, are read in parts and begun again."""
     lengths = [n % 23 for n in range(REQUESTS)]
     common = tokens_of(60)[0]
@@ -42,8 +42,8 @@ def rolled(model, drafter, **wishes):
         drafter=drafter,
         max_requests=12,
     )
-    told = {"max_tokens": ANSWER, "ignore_eos": True, "record_draws": True, **wishes}
-    requests = [engine.request(prompt, Sampling(**told, seed=n)) for n, prompt in enumerate(prompts)]
+    reported = {"max_tokens": ANSWER, "ignore_eos": True, "record_draws": True, **params}
+    requests = [engine.request(prompt, Sampling(**reported, seed=n)) for n, prompt in enumerate(prompts)]
     for request in requests:
         engine.add(request)
     while engine.working:
@@ -52,7 +52,7 @@ def rolled(model, drafter, **wishes):
     return requests
 
 
-@pytest.mark.parametrize("drafter", [None, Suffix], ids=["graphs", "guesses"])
+@pytest.mark.parametrize("drafter", [None, Suffix], ids=["graphs", "draft tokens"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_recorded_log_probabilities_are_the_trainers_to_the_bit(directories, name, temperature, drafter):

@@ -1,4 +1,4 @@
-"""The engine on a real GPU, its steps queued as graphs: the same answers alone and in a crowd, and transformers' own.
+"""The engine on a real GPU, steps overlapped as CUDA graphs: the same bits alone and in a batch, and transformers' own.
 
 pytest tests/gpu/test_gpu_engine.py
 """
@@ -41,7 +41,7 @@ def model(directories):
 
 def engine_of(model, **options):
     engine = Engine(model, **{"cache_bytes": 1 << 26, **options})
-    assert isinstance(engine.runner, OverlapLoop), "steps are queued"
+    assert isinstance(engine.runner, OverlapLoop), "steps overlap"
     return engine
 
 
@@ -49,7 +49,7 @@ def error(found, expected):
     return ((found - expected).norm() / expected.norm()).item()
 
 
-def said(answers):
+def tokens_and_bits(answers):
     """Tokens, and log-probabilities to the bit."""
     return [(answer.tokens, [entry.logprob for entry in answer.logprobs]) for answer in answers]
 
@@ -73,50 +73,50 @@ def test_greedy_text_is_that_of_transformers(directories, name):
 
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 0.9, "seed": 3}], ids=["greedy", "drawn"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_same_bits_alone_and_in_a_crowd(directories, name, options):
+def test_the_same_bits_alone_and_in_a_batch(directories, name, options):
     """Read whole or in parts, with much memory or so little that requests lose their pages, beside others or not."""
     model = moesaic.load(directories[name], dtype=torch.bfloat16, device=DEVICE)
     prompts = tokens_of(5, 260, 33, *(17 + 13 * i for i in range(30)))
-    crowd = engine_of(model).generate(prompts, max_tokens=40, **options)
+    batch = engine_of(model).generate(prompts, max_tokens=40, **options)
     chosen = [0, 1, 2, 20]
     alone = [engine_of(model).generate([prompts[i]], max_tokens=40, **options)[0] for i in chosen]
-    assert said(alone) == said([crowd[i] for i in chosen])
+    assert tokens_and_bits(alone) == tokens_and_bits([batch[i] for i in chosen])
     page = sum(slab[0].nbytes for layer in model.new_cache(1, 16).layers for slab in layer.values())
     small = engine_of(model, cache_bytes=60 * page, policy=Chunked(tokens=100), max_requests=12)
-    assert said(small.generate(prompts, max_tokens=40, **options)) == said(crowd)
+    assert tokens_and_bits(small.generate(prompts, max_tokens=40, **options)) == tokens_and_bits(batch)
     assert small.scheduler.preemptions > 0 and small.page_pool.in_use == 0
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 0.6, "seed": 3}], ids=["greedy", "drawn"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_guesses_change_no_bit(directories, name, options):
+def test_draft_tokens_change_no_bit(directories, name, options):
     """Checked in graphs, right ones and wrong ones; and through the router, which rests and is asked by turns."""
     model = moesaic.load(directories[name], dtype=torch.bfloat16, device=DEVICE)
     prompts = tokens_of(40, 9, 130)
-    wanted = said(engine_of(model).generate(prompts, max_tokens=60, **options))
+    wanted = tokens_and_bits(engine_of(model).generate(prompts, max_tokens=60, **options))
     always = engine_of(model, drafter=DraftRouter.over(Suffix(), always=True))
     routed = engine_of(model, drafter=Suffix())
     for engine in (always, routed, always, routed):
-        assert said(engine.generate(prompts, max_tokens=60, **options)) == wanted
+        assert tokens_and_bits(engine.generate(prompts, max_tokens=60, **options)) == wanted
     assert always.counts.accepted_tokens > 120 and always.counts.drafted_tokens > always.counts.accepted_tokens
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_cache_of_eight_bits(directories, name):
-    """Twice the tokens in the same memory; the same bits alone, in a crowd, read in parts and with guesses; kernels
-    that write the cache round as plain blocks do."""
+    """Twice the tokens in the same memory; the same bits alone, in a batch, prefilled in chunks and with draft tokens;
+    kernels that write the cache round as plain blocks do."""
     model = moesaic.load(directories[name], dtype=torch.bfloat16, device=DEVICE)
     prompts, options = tokens_of(5, 260, 33, 130), {"max_tokens": 40, "temperature": 0.0}
-    few = {"cache_dtype": "float8", "cache_bytes": 1 << 22}
-    crowd = engine_of(model, **few)
-    assert crowd.cache.pages // 2 == engine_of(model, cache_bytes=1 << 22).cache.pages
-    wanted = crowd.generate(prompts, **options)
-    alone = [engine_of(model, **few).generate([prompt], **options)[0] for prompt in prompts]
-    in_parts = engine_of(model, policy=Chunked(tokens=100), drafter=DraftRouter.over(Suffix(), always=True), **few)
-    assert said(alone) == said(wanted) == said(in_parts.generate(prompts, **options))
-    plain = engine_of(model, **few)
+    float8 = {"cache_dtype": "float8", "cache_bytes": 1 << 22}
+    batch = engine_of(model, **float8)
+    assert batch.cache.pages // 2 == engine_of(model, cache_bytes=1 << 22).cache.pages
+    wanted = batch.generate(prompts, **options)
+    alone = [engine_of(model, **float8).generate([prompt], **options)[0] for prompt in prompts]
+    in_parts = engine_of(model, policy=Chunked(tokens=100), drafter=DraftRouter.over(Suffix(), always=True), **float8)
+    assert tokens_and_bits(alone) == tokens_and_bits(wanted) == tokens_and_bits(in_parts.generate(prompts, **options))
+    plain = engine_of(model, **float8)
     plain.runner = Runner(plain)
-    first = engine_of(model, **few)
+    first = engine_of(model, **float8)
     for engine in (plain, first):
         engine.generate(prompts[1:2], max_tokens=1, temperature=0.0)
     for slab in first.cache.layers[0]:
@@ -130,7 +130,7 @@ def test_a_cache_of_eight_bits(directories, name):
 
 def test_requests_that_come_and_go(model):
     prompts = tokens_of(*(20 + 7 * i for i in range(24)))
-    wanted = said(engine_of(model).generate(prompts, max_tokens=30, temperature=0.0))
+    wanted = tokens_and_bits(engine_of(model).generate(prompts, max_tokens=30, temperature=0.0))
     engine = engine_of(model, max_requests=10)
     requests = []
     while len(requests) < len(prompts) or engine.working:
@@ -165,28 +165,28 @@ def test_a_prompt_that_was_read_is_not_read_again(model):
     first = engine.generate([prompt], max_tokens=20, temperature=0.0)
     read = engine.counts.prompt_tokens
     again = engine.generate([prompt, prompt[:150]], max_tokens=20, temperature=0.0)
-    assert said(again[:1]) == said(first) and again[0].cached_tokens >= 192
+    assert tokens_and_bits(again[:1]) == tokens_and_bits(first) and again[0].cached_tokens >= 192
     assert engine.counts.prompt_tokens - read < 30
     fresh = engine_of(model, reuse_prefixes=False).generate([prompt[:150]], max_tokens=20, temperature=0.0)
-    assert said(again[1:]) == said(fresh)
+    assert tokens_and_bits(again[1:]) == tokens_and_bits(fresh)
 
 
-def test_wishes_the_device_does_not_know(model):
+def test_sampling_params_the_device_does_not_implement(model):
     """Chosen on the host from the same logits, beside requests of the other kind."""
     engine = engine_of(model)
     prompts = tokens_of(30, 60)
     plain = engine.generate(prompts, max_tokens=20, temperature=0.0)
     bounded = engine.generate(prompts, max_tokens=20, temperature=0.7, top_k=1)
     assert [answer.tokens for answer in bounded] == [answer.tokens for answer in plain]
-    wishes = {"presence_penalty": 1.0, "frequency_penalty": 1.0, "repetition_penalty": 1.1, "logit_bias": {3: 100.0}}
-    biased = engine.generate(prompts, max_tokens=20, temperature=0.0, **wishes)
+    params = {"presence_penalty": 1.0, "frequency_penalty": 1.0, "repetition_penalty": 1.1, "logit_bias": {3: 100.0}}
+    biased = engine.generate(prompts, max_tokens=20, temperature=0.0, **params)
     assert [answer.tokens for answer in biased] == [[3] * 20] * 2
     drawn = engine.generate(prompts, max_tokens=20, temperature=0.8, seed=5)
     by_host = engine.generate(prompts, max_tokens=20, temperature=0.8, seed=5, logprobs=1)
     assert [answer.tokens for answer in by_host] == [answer.tokens for answer in drawn]
-    told = engine.generate(prompts, max_tokens=5, temperature=0.0, logprobs=3, prompt_logprobs=1)
-    assert told[0].tokens == plain[0].tokens[:5] and len(told[1].prompt_logprobs) == 60
-    assert all(entry.top[0][0] == entry.token for entry in told[0].logprobs)
+    reported = engine.generate(prompts, max_tokens=5, temperature=0.0, logprobs=3, prompt_logprobs=1)
+    assert reported[0].tokens == plain[0].tokens[:5] and len(reported[1].prompt_logprobs) == 60
+    assert all(entry.top[0][0] == entry.token for entry in reported[0].logprobs)
 
 
 def test_new_weights_are_read_in_place_or_where_they_are_now(directories):
@@ -195,14 +195,14 @@ def test_new_weights_are_read_in_place_or_where_they_are_now(directories):
     prompts = tokens_of(30)
 
     def wanted():
-        return said(engine_of(model).generate(prompts, max_tokens=10, temperature=0.0))
+        return tokens_and_bits(engine_of(model).generate(prompts, max_tokens=10, temperature=0.0))
 
-    first = said(engine.generate(prompts, max_tokens=10, temperature=0.0))
+    first = tokens_and_bits(engine.generate(prompts, max_tokens=10, temperature=0.0))
     with torch.no_grad():
         model.layers[0].attention.out.weight.mul_(-1.0)
     engine.weights_changed()
-    second = said(engine.generate(prompts, max_tokens=10, temperature=0.0))
+    second = tokens_and_bits(engine.generate(prompts, max_tokens=10, temperature=0.0))
     assert second == wanted() != first
     model.layers[0].attention.out.weight = torch.nn.Parameter(-model.layers[0].attention.out.weight.detach())
     engine.weights_changed()
-    assert said(engine.generate(prompts, max_tokens=10, temperature=0.0)) == wanted() == first
+    assert tokens_and_bits(engine.generate(prompts, max_tokens=10, temperature=0.0)) == wanted() == first

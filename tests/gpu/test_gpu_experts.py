@@ -114,7 +114,7 @@ def test_gradients(shape, skew, choice):
     [SHAPES["qwen"], SHAPES["glm"], SHAPES["mixtral"], SHAPES["odd sizes"]],
     ids=["qwen", "glm", "mixtral", "odd sizes"],
 )
-def test_same_bits_alone_and_in_a_crowd(shape):
+def test_same_bits_alone_and_in_a_batch(shape):
     x, routes, weights, gate_up, down = problem(*shape, seed=3)
     with torch.no_grad():
         together = experts(x, routes, weights, gate_up, down)

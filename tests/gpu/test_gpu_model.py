@@ -132,7 +132,7 @@ def test_cached_equals_whole(directories, name, dtype):
 
 @pytest.mark.parametrize("name", CONFIGS)
 @torch.inference_mode()
-def test_same_bits_alone_and_in_a_crowd(directories, name):
+def test_same_bits_alone_and_in_a_batch(directories, name):
     """A token's logits: prompt read whole, in parts, among others; then decoded alone and among many."""
     model = moesaic.load(directories[name], dtype=torch.bfloat16, device=DEVICE)
     lengths = [601] + [17 + 13 * i for i in range(60)]
@@ -145,11 +145,11 @@ def test_same_bits_alone_and_in_a_crowd(directories, name):
         hidden = model(torch.tensor(list(itertools.chain(*new)), device=DEVICE), layout)
         return model.logits_at(hidden)
 
-    crowd = list(range(61))
+    batch = list(range(61))
     prompts = [length - 2 for length in lengths]
-    together = run(crowd, prompts, [0] * 61)
-    first = run(crowd, [1] * 61, prompts)
-    second = run(crowd, [1] * 61, [length + 1 for length in prompts])
+    together = run(batch, prompts, [0] * 61)
+    first = run(batch, [1] * 61, prompts)
+    second = run(batch, [1] * 61, [length + 1 for length in prompts])
     alone = run([0], [prompts[0]], [0])
     assert torch.equal(alone, together[: prompts[0]])
     assert torch.equal(run([0], [1], [prompts[0]])[0], first[0])
@@ -159,7 +159,7 @@ def test_same_bits_alone_and_in_a_crowd(directories, name):
 
 
 @torch.inference_mode()
-def test_a_tree_of_guesses_equals_each_branch(directories):
+def test_a_tree_of_draft_tokens_equals_each_branch(directories):
     model = moesaic.load(directories["qwen3_moe"], dtype=torch.bfloat16, device=DEVICE)
     prompt, (a, b, c) = tokens_of(290)[0], (11, 12, 13)
     cache, pages = paged(model, [300, 300])
@@ -193,13 +193,13 @@ def test_draws_follow_the_distribution():
 @pytest.mark.parametrize(
     ("inputs", "outputs"), [(2048, 5120), (4096, 2048), (2048, 32000), (1536, 100), (768, 2048), (512, 640), (200, 72)]
 )
-@pytest.mark.parametrize("product", [linear, tiled], ids=["chosen", "tiled"])
-def test_linear_has_the_same_bits_for_any_number_of_rows(product, inputs, outputs):
+@pytest.mark.parametrize("matmul", [linear, tiled], ids=["chosen", "tiled"])
+def test_linear_has_the_same_bits_for_any_number_of_rows(matmul, inputs, outputs):
     torch.manual_seed(0)
     x = torch.randn(4096, inputs, device=DEVICE, dtype=torch.bfloat16)
     weight = (torch.randn(outputs, inputs, device=DEVICE) / inputs**0.5).to(torch.bfloat16)
     bias = torch.randn(outputs, device=DEVICE, dtype=torch.bfloat16) if outputs == 100 else None
-    whole = product(x, weight, bias)
+    whole = matmul(x, weight, bias)
     assert error(whole, x.float() @ weight.float().T + (0 if bias is None else bias.float())) < 4e-3
     counts = (
         1,
@@ -231,5 +231,5 @@ def test_linear_has_the_same_bits_for_any_number_of_rows(product, inputs, output
     )
     for rows in counts:  # enough results each time that another order of sums would show
         parts = x[: max(rows, (1 << 18) // outputs // rows * rows)].split(rows)[:128]
-        given = torch.cat([product(part, weight, bias) for part in parts if len(part) == rows])
+        given = torch.cat([matmul(part, weight, bias) for part in parts if len(part) == rows])
         assert torch.equal(given, whole[: len(given)]), rows

@@ -13,6 +13,7 @@ import torch
 from moesaic import kernels
 from moesaic.kernels import cpu, native
 from moesaic.kernels.native import build
+from tests.waiting import PATIENCE
 
 COMPILER = build.compiler()
 
@@ -83,7 +84,7 @@ def test_processes_that_start_at_once(tmp_path):
         subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    assert [run.communicate(timeout=300)[0].strip() for run in runs] == ["48.0"] * 2
+    assert [run.communicate(timeout=PATIENCE)[0].strip() for run in runs] == ["48.0"] * 2
     assert len(list(tmp_path.iterdir())) == 1, "nothing is left behind"
 
 
@@ -126,7 +127,7 @@ def test_threads_that_wait_for_a_late_one_sleep(tmp_path):
     made = [COMPILER, "-std=gnu11", "-O2", "-fopenmp", f"-I{build.SOURCES}", "late.c", "-o", "late"]
     if subprocess.run(made, cwd=tmp_path, capture_output=True).returncode:
         pytest.skip("the compiler has no OpenMP of its own")
-    out = subprocess.run([tmp_path / "late"], capture_output=True, text=True, check=True, timeout=120).stdout
+    out = subprocess.run([tmp_path / "late"], capture_output=True, text=True, check=True, timeout=PATIENCE).stdout
     seen, seconds = out.split()
     assert int(seen) == 3 * sum(range(1, 11))
     assert float(seconds) < 0.3, "of 8 that they would spin"

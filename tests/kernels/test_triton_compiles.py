@@ -6,20 +6,17 @@ In a process of its own, because it replaces Triton's driver.
 
 import os
 import re
-import subprocess
-import sys
 
 import pytest
+
+from tests.kernels import interpreter
 
 pytest.importorskip("triton")
 
 if os.environ.get("PRETEND_HOPPER") != "1":
 
     def test_for_hopper():
-        environment = {**os.environ, "PRETEND_HOPPER": "1", "TRITON_INTERPRET": "0"}
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stdout[-4000:]
+        interpreter.run_tests(__file__, PRETEND_HOPPER="1", TRITON_INTERPRET="0")
 
 else:
     import torch
@@ -27,8 +24,10 @@ else:
     from triton.backends.compiler import GPUTarget
 
     from moesaic.compress.grid import Grid
-    from moesaic.kernels.triton import gemv, norm
-    from moesaic.kernels.triton.attention import latent, paged
+    from moesaic.kernels.interface import QKNorm, RopeAngles, Routes
+    from moesaic.kernels.layer_weights import NormWeights
+    from moesaic.kernels.triton import gemv
+    from moesaic.kernels.triton.attention import latent, paged, qk_norm_rope_cache
     from moesaic.kernels.triton.attention.paged_rows import Rows
     from moesaic.kernels.triton.experts import decode, streamed
     from moesaic.kernels.triton.experts.hopper import decode as hopper_decode
@@ -56,14 +55,14 @@ else:
     def compiled(monkeypatch, tmp_path):
         """What the launches of a test compiled to."""
         kernels = []
-        kernel = hopper.grouped_product
+        kernel = hopper.grouped_matmul
 
         class Compiler:
             def __getitem__(self, grid):
                 return lambda *inputs, **options: kernels.append(kernel.warmup(*inputs, grid=grid, **options))
 
         monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-        monkeypatch.setattr(hopper, "grouped_product", Compiler())
+        monkeypatch.setattr(hopper, "grouped_matmul", Compiler())
         monkeypatch.setattr(hopper, "processors", lambda device: 132)
         triton.runtime.driver.set_active(Pretended())
         return kernels
@@ -77,7 +76,7 @@ else:
     def empty(*shape):
         return torch.empty(shape, dtype=torch.bfloat16)
 
-    def test_products(compiled):
+    def test_grouped_matmuls(compiled):
         hopper.gate_up(empty(T, D), empty(E, 2 * F, D), routing(), save=True, choices=K)
         hopper.grad_gate_up(
             empty(T, D), empty(E, D, F), empty(P, 2 * F), torch.zeros(T, K), routing(), True, gathered=True
@@ -95,29 +94,31 @@ else:
         """What the launches of serving compiled to."""
         kernels = []
 
-        def launch(kernel, grid, *inputs, OVERLAP, **options):
+        def launch(kernel, grid, *inputs, PDL, **options):
             if "PACKED" in options:
                 options["PACKED"] = True  # as for tensors that are on a GPU
-            kernels.append(kernel.warmup(*inputs, grid=grid, OVERLAP=True, launch_pdl=True, **options))
+            kernels.append(kernel.warmup(*inputs, grid=grid, PDL=True, launch_pdl=True, **options))
 
         monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
         for module in (quantized_decode, quantized_matmul, decode, hopper_decode, latent, gemv, paged, streamed):
-            monkeypatch.setattr(module, "launch_overlapped", launch)
+            monkeypatch.setattr(module, "launch_pdl", launch)
         triton.runtime.driver.set_active(Pretended())
         return kernels
 
     ROUTES, WEIGHTS = torch.zeros(1, K, dtype=torch.int64), torch.ones(1, K)
 
-    def in_few_bits(grid):
-        """Experts of one token, and plain products of one and of many."""
+    def quantized_matmuls(grid):
+        """Experts of one token, and linear maps of one token and of many."""
 
-        def few(count, outputs, inputs):
+        def quantized(count, outputs, inputs):
             made = [grid.matrix(torch.randn(outputs, inputs)) for _ in range(count)]
             return GpuQuantizedWeight(made, torch.bfloat16, stacked=count > 1)
 
-        quantized_matmul.few(empty(1, D), ROUTES, WEIGHTS, few(E, 2 * F, D), few(E, D, F))
+        quantized_matmul.unsorted_experts(
+            empty(1, D), Routes(ROUTES, WEIGHTS), quantized(E, 2 * F, D), quantized(E, D, F)
+        )
         for tokens in (1, 32, 128):
-            quantized_matmul.linear(empty(tokens, D), few(1, D, D))
+            quantized_matmul.linear(empty(tokens, D), quantized(1, D, D))
 
     def test_experts_of_few_tokens(launched):
         """The weights are the first operand: of 64 rows the tensor cores read them where they were copied to."""
@@ -146,7 +147,7 @@ else:
 
     @pytest.mark.parametrize(("inputs", "outputs"), [(2048, 5120), (4096, 2048), (1536, 100)])
     def test_one_row_meets_weights_that_were_asked_for(launched, inputs, outputs):
-        gemv.one_row(empty(1, inputs), empty(outputs, inputs), empty(outputs), empty(1, outputs))
+        gemv.gemv(empty(1, inputs), empty(outputs, inputs), empty(outputs), empty(1, outputs))
         (kernel,) = launched
         ptx = kernel.asm["ptx"]
         assert "mma.sync" in ptx and "ld.local" not in ptx
@@ -154,7 +155,7 @@ else:
         assert kernel.metadata.shared <= 227 * 1024
 
     def test_codes_of_eight_bits_meet_inputs_in_their_order(launched):
-        in_few_bits(Grid(8, 0, True))
+        quantized_matmuls(Grid(8, 0, True))
         assert len(launched) == 5
         for kernel in launched:
             ptx = kernel.asm["ptx"]
@@ -163,7 +164,7 @@ else:
 
     @pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "with-zeros"])
     def test_codes_of_four_bits_meet_inputs_in_their_order(launched, symmetric):
-        in_few_bits(Grid(4, 128, symmetric))
+        quantized_matmuls(Grid(4, 128, symmetric))
         assert len(launched) == 5
         for kernel in launched:
             ptx = kernel.asm["ptx"]
@@ -177,8 +178,8 @@ else:
         """As many as fit are asked for together, and where the launch waits for its inputs, before that."""
         matrices = [Grid(bits, 64, symmetric).matrix(torch.randn(size)) for size in ((2 * width, 2048), (2048, width))]
         gate_up, down = (GpuQuantizedWeight([matrix], torch.bfloat16, stacked=True) for matrix in matrices)
-        routes = torch.zeros(1, choices, dtype=torch.int64)
-        quantized_decode.experts(empty(1, 2048), routes, torch.ones(1, choices), gate_up, down)
+        routes = Routes(torch.zeros(1, choices, dtype=torch.int64), torch.ones(1, choices))
+        quantized_decode.experts(empty(1, 2048), routes, gate_up, down)
         quantized_decode.linear(empty(3, 2048), gate_up, empty(2 * width), empty(3, 2 * width))
         for kernel in launched:
             ptx = kernel.asm["ptx"]
@@ -195,46 +196,46 @@ else:
     @pytest.mark.parametrize("heads", [20, 128])
     def test_latent_attention(launched, monkeypatch, heads, cached):
         """At the sizes of published models: all six compile, and what they read fits into shared memory."""
-        walked = paged.many_kernel
+        walked = paged.prefill_kernel
 
         class Compiler:
             def __getitem__(self, grid):
                 return lambda *inputs, **options: launched.append(walked.warmup(*inputs, grid=grid, **options))
 
-        monkeypatch.setattr(paged, "many_kernel", Compiler())
-        tokens, rank, turning, plain = 4, 512, 64, 128
+        monkeypatch.setattr(paged, "prefill_kernel", Compiler())
+        tokens, rank, rope_size, plain = 4, 512, 64, 128
         one = torch.zeros(tokens, dtype=torch.int32)
         pairs, table = torch.zeros(tokens, 2, dtype=torch.int32), torch.zeros(tokens, 8, dtype=torch.int32)
         most = paged.latent_tile(heads, False)[1]
-        rows = Rows(one, one, table, 256, few_X2=pairs, many_X2=pairs, many_tokens=most)
-        latents, up = empty(32, 16, rank + turning).to(cached), empty(heads, 2 * plain, rank)
-        angles = (torch.empty(256, turning // 2), torch.empty(256, turning // 2), one)
-        q_THX = latent.queries(
-            empty(tokens, heads, plain + turning), empty(tokens, rank + turning), up[:, :plain], (empty(rank), 1e-6),
-            angles, True, rows, latents,
+        rows = Rows(one, one, table, 256, decode_X2=pairs, prefill_X2=pairs, prefill_tokens=most)
+        latents, up = empty(32, 16, rank + rope_size).to(cached), empty(heads, 2 * plain, rank)
+        rope = RopeAngles(torch.empty(256, rope_size // 2), torch.empty(256, rope_size // 2), interleaved=True)
+        q_THX = latent.queries_into_cache(
+            empty(tokens, heads, plain + rope_size), empty(tokens, rank + rope_size), up[:, :plain],
+            NormWeights(empty(rank), 1e-6), rope, one, rows, latents,
         )  # fmt: skip
-        out = paged.attend(q_THX, latents, latents, rows, 0.1, turning=turning)
-        latent.by_head(out, up[:, plain:], empty(tokens, heads, plain))
+        out = paged.attend(q_THX, latents, latents, rows, 0.1, rope_size=rope_size)
+        latent.matmul_by_head(out, up[:, plain:], empty(tokens, heads, plain))
         assert len(launched) == 6
         for kernel in launched:
             assert "ld.local" not in kernel.asm["ptx"] and kernel.metadata.shared <= 227 * 1024
 
     def test_attention_to_keys_of_eight_bits(launched, monkeypatch):
-        walked = paged.many_kernel
+        walked = paged.prefill_kernel
 
         class Compiler:
             def __getitem__(self, grid):
                 return lambda *inputs, **options: launched.append(walked.warmup(*inputs, grid=grid, **options))
 
-        monkeypatch.setattr(paged, "many_kernel", Compiler())
-        monkeypatch.setattr(norm, "launch_overlapped", paged.launch_overlapped)
+        monkeypatch.setattr(paged, "prefill_kernel", Compiler())
+        monkeypatch.setattr(qk_norm_rope_cache, "launch_pdl", paged.launch_pdl)
         one = torch.zeros(4, dtype=torch.int32)
         pairs, table = torch.zeros(4, 2, dtype=torch.int32), torch.zeros(4, 8, dtype=torch.int32)
-        rows = Rows(one, one, table, 256, few_X2=pairs, many_X2=pairs, many_tokens=8)
-        slabs = {name: empty(32, 16, 4, 128).to(torch.float8_e4m3fn) for name in ("keys", "values")}
-        angles = (torch.empty(256, 64), torch.empty(256, 64), one)
-        q_THC = norm.heads(empty(4, 40 * 128), (empty(128), empty(128), 1e-6), angles, False, rows, slabs, 32, 4)
-        paged.attend(q_THC, slabs["keys"], slabs["values"], rows, 0.1)
+        rows = Rows(one, one, table, 256, decode_X2=pairs, prefill_X2=pairs, prefill_tokens=8)
+        cache = {name: empty(32, 16, 4, 128).to(torch.float8_e4m3fn) for name in ("keys", "values")}
+        rope, norm = RopeAngles(torch.empty(256, 64), torch.empty(256, 64)), QKNorm(empty(128), empty(128), 1e-6)
+        q_THC = qk_norm_rope_cache.qk_norm_rope_into_cache(empty(4, 40 * 128), norm, rope, one, rows, cache, 32, 4)
+        paged.attend(q_THC, cache["keys"], cache["values"], rows, 0.1)
         assert len(launched) == 4
         assert "cvt.rn.satfinite.e4m3x2" in launched[0].asm["ptx"]
         for kernel in launched:

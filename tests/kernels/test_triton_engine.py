@@ -1,24 +1,18 @@
-"""The engine's queued steps in Triton's interpreter: what they write is what plain passes write, whatever happens.
+"""The engine's overlap loop in Triton's interpreter: it generates what plain forwards generate, whatever happens.
 
-In a process of its own, because the interpreter is chosen when kernels are defined.
-    pytest tests/kernels/test_triton_engine.py
+pytest tests/kernels/test_triton_engine.py
 """
-
-import os
-import subprocess
-import sys
 
 import pytest
 
+from tests.kernels import interpreter
+
 pytest.importorskip("triton")
 
-if os.environ.get("TRITON_INTERPRET") != "1":
+if not interpreter.CHOSEN:
 
     def test_in_the_interpreter():
-        environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stdout[-4000:]
+        interpreter.run_tests(__file__, TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
 
 else:
     import torch
@@ -93,7 +87,7 @@ else:
         assert again.cached_tokens >= 8
         same([again], wanted[1:])
 
-    def test_guesses_are_checked_in_graphs(model):
+    def test_draft_tokens_are_verified_in_graphs(model):
         """Right ones and wrong ones, beside a prompt that is being read, greedy, drawn and chosen by the host."""
         drafter = DraftRouter.over(Suffix(), always=True)
         queued, plain = Engine(model, page_size=4, policy=Chunked(tokens=8), drafter=drafter), Engine(model)
@@ -173,18 +167,18 @@ else:
         assert queued.page_pool.in_use == 0
 
     def test_prompts_read_at_once_that_begin_alike(model):
-        """Their first pages become one page, and the device is told before the others are given away."""
+        """Their first pages become one page, and the device knows before the others are given away."""
         queued, plain = engines(model, page_size=4)
         (common,) = prompts(4)
         asked = [common + tail for tail in prompts(3, 3, 1, seed=2)]
-        wishes = {"max_tokens": 7, "temperature": 0.0, "record_routes": True, "ignore_eos": True}
-        given, wanted = (engine.generate(asked, **wishes) for engine in (queued, plain))
+        params = {"max_tokens": 7, "temperature": 0.0, "record_routes": True, "ignore_eos": True}
+        given, wanted = (engine.generate(asked, **params) for engine in (queued, plain))
         same(given, wanted)
         for one, other in zip(given, wanted, strict=True):
             found, expected = ([entry.logprob for entry in answer.logprobs] for answer in (one, other))
             assert found == pytest.approx(expected, abs=1e-5)
 
-    def test_wishes_the_device_does_not_know(model):
+    def test_sampling_params_the_device_does_not_implement(model):
         queued, plain = engines(model, page_size=4, seed=1)
         asked = prompts(5, 8)
         for options in (
@@ -200,12 +194,12 @@ else:
             found, expected = ([entry.logprob for entry in x.prompt_logprobs[1:]] for x in (one, other))
             assert found == pytest.approx(expected, abs=1e-4)
 
-    def test_both_kinds_of_wishes_side_by_side(model):
+    def test_sampling_on_the_device_and_on_the_host_side_by_side(model):
         queued, plain = engines(model, page_size=4)
-        wishes = [Sampling(max_tokens=6, temperature=0.0), Sampling(max_tokens=6, top_k=5, seed=3)]
+        params = [Sampling(max_tokens=6, temperature=0.0), Sampling(max_tokens=6, top_k=5, seed=3)]
         texts = []
         for engine in (queued, plain):
-            requests = [engine.request(prompt, wish) for prompt, wish in zip(prompts(7, 7), wishes, strict=True)]
+            requests = [engine.request(prompt, param) for prompt, param in zip(prompts(7, 7), params, strict=True)]
             for request in requests:
                 engine.add(request)
             while engine.working:
@@ -238,8 +232,8 @@ else:
     def test_the_trainer_finds_the_bits_that_were_recorded(model, attention, temperature):
         model = tiny_latent_model(q_rank=24) if attention == "latent" else model
         queued, _ = engines(model, page_size=4, policy=Chunked(tokens=8))
-        wishes = {"max_tokens": 5, "temperature": temperature, "record_draws": True, "ignore_eos": True}
-        answers = queued.generate(asked := prompts(11, 3, 6), **wishes, seed=3)
+        params = {"max_tokens": 5, "temperature": temperature, "record_draws": True, "ignore_eos": True}
+        answers = queued.generate(asked := prompts(11, 3, 6), **params, seed=3)
         slots = queued.runner.slots.by_number.values()
         assert slots and all(slot.on_device for slot in slots), "all were sampled on the device"
         whole = [prompt + answer.tokens for prompt, answer in zip(asked, answers, strict=True)]

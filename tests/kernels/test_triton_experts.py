@@ -1,29 +1,18 @@
 """The Triton experts against their meaning, in float32 through Triton's interpreter: no GPU needed.
 
-The interpreter is chosen when the kernels are first imported, so these tests run in a process of their own.
-    pytest tests/kernels/test_triton_experts.py
+pytest tests/kernels/test_triton_experts.py
 """
-
-import os
-import subprocess
-import sys
 
 import pytest
 
+from tests.kernels import interpreter
+
 pytest.importorskip("triton")
 
-if os.environ.get("TRITON_INTERPRET") != "1":
+if not interpreter.CHOSEN:
 
     def test_in_the_interpreter():
-        environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+        interpreter.run_tests(__file__, TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
 
 else:
     import torch

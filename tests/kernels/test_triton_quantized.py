@@ -1,24 +1,18 @@
-"""Matrices in few bits in Triton's interpreter, in float32, against the plain matrices they stand for.
+"""Quantized matrices in Triton's interpreter, in float32, against the plain matrices they stand for.
 
-In a process of its own, because the interpreter is chosen when kernels are defined.
-    pytest tests/kernels/test_triton_coded.py
+pytest tests/kernels/test_triton_quantized.py
 """
-
-import os
-import subprocess
-import sys
 
 import pytest
 
+from tests.kernels import interpreter
+
 pytest.importorskip("triton")
 
-if os.environ.get("TRITON_INTERPRET") != "1":
+if not interpreter.CHOSEN:
 
     def test_in_the_interpreter():
-        environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stdout[-4000:]
+        interpreter.run_tests(__file__, TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
 
 else:
     import torch
@@ -49,22 +43,24 @@ else:
         ("bits", "group", "inputs"),
         [(4, 64, 256), (4, 32, 96), (3, 96, 200), (2, 128, 256), (8, 0, 70), (5, 64, 128), (4, 0, 100), (6, 128, 512)],
     )
-    def test_products_and_rows(bits, group, inputs, symmetric):
+    def test_matmuls_and_rows(bits, group, inputs, symmetric):
         made = matrix(40, inputs, bits, group, symmetric)
-        few = gpu_weight(made, torch.float32)
-        assert isinstance(few, GpuQuantizedWeight) and few.bytes < 1.7 * made.bytes * max(few.bits / bits, 1)
-        close(few.dense(), made.dense())
+        quantized = gpu_weight(made, torch.float32)
+        assert isinstance(quantized, GpuQuantizedWeight) and quantized.bytes < 1.7 * made.bytes * max(
+            quantized.bits / bits, 1
+        )
+        close(quantized.dense(), made.dense())
         for tokens in (1, 5, 20):
             x = torch.randn(tokens, inputs)
             bias = torch.randn(40)
-            close(linear(x, few), x @ made.dense().T)
-            close(linear(x, few, bias), x @ made.dense().T + bias)
-            close(QuantizedKernels(reference).linear(x[None], few, bias), (x @ made.dense().T + bias)[None])
+            close(linear(x, quantized), x @ made.dense().T)
+            close(linear(x, quantized, bias), x @ made.dense().T + bias)
+            close(QuantizedKernels(reference).linear(x[None], quantized, bias), (x @ made.dense().T + bias)[None])
         chosen = torch.tensor([3, 39, 0, 3])
-        assert torch.equal(few.rows(chosen), few.dense()[chosen])
+        assert torch.equal(quantized.rows(chosen), quantized.dense()[chosen])
         unknown = torch.tensor([-1, 5], dtype=torch.int32)
-        found = embed(unknown, torch.tensor([1, 0]), torch.tensor([0, 7]), few)
-        assert torch.equal(found, few.dense()[[7, 5]])
+        found = embed(unknown, torch.tensor([1, 0]), torch.tensor([0, 7]), quantized)
+        assert torch.equal(found, quantized.dense()[[7, 5]])
 
     def mixture(count, hidden, width, bits, symmetric, group=32):
         gate_up = [matrix(2 * width, hidden, bits[e % len(bits)], group, symmetric, e) for e in range(count)]
@@ -76,15 +72,15 @@ else:
     @pytest.mark.parametrize("tokens", [1, 2, 9, 40])
     def test_experts(bits, symmetric, tokens):
         gate_up, down = mixture(8, 96, 48, bits, symmetric)
-        few_up, few_down = gpu_weight(gate_up, torch.float32), gpu_weight(down, torch.float32)
+        quantized_up, quantized_down = gpu_weight(gate_up, torch.float32), gpu_weight(down, torch.float32)
         torch.manual_seed(3)
         x = torch.randn(tokens, 96)
         routes = torch.rand(tokens, 8).topk(3).indices
         weights = torch.rand(tokens, 3)
         dense = [torch.stack([one.dense() for one in matrices]) for matrices in (gate_up, down)]
         wanted = reference.experts(x, Routes(routes, weights), ExpertWeights(*dense, "silu"))
-        close(experts(x, routes, weights, few_up, few_down), wanted)
-        close(experts(x, routes, weights, few_up, dense[1]), wanted)
+        close(experts(x, routes, weights, quantized_up, quantized_down), wanted)
+        close(experts(x, routes, weights, quantized_up, dense[1]), wanted)
 
     @pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "with-zeros"])
     @pytest.mark.parametrize("group, hidden, width", [(32, 320, 16), (64, 640, 16), (0, 16, 320)])

@@ -1,24 +1,18 @@
 """The serving kernels in Triton's interpreter, in float32, against the plain meaning of each.
 
-In a process of its own, because the interpreter is chosen when kernels are defined.
-    pytest tests/kernels/test_triton_serving.py
+pytest tests/kernels/test_triton_serving.py
 """
-
-import os
-import subprocess
-import sys
 
 import pytest
 
+from tests.kernels import interpreter
+
 pytest.importorskip("triton")
 
-if os.environ.get("TRITON_INTERPRET") != "1":
+if not interpreter.CHOSEN:
 
     def test_in_the_interpreter():
-        environment = {**os.environ, "TRITON_INTERPRET": "1"}
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stdout[-4000:]
+        interpreter.run_tests(__file__, TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
 
 else:
     from functools import partial
@@ -27,12 +21,14 @@ else:
 
     from moesaic.kernels import reference
     from moesaic.kernels.cuda import invariant as cuda_invariant
-    from moesaic.kernels.cuda.fast import make_rows, scores_apart
+    from moesaic.kernels.cuda.fast import eager_router_logits
+    from moesaic.kernels.cuda.layout_rows import make_rows
     from moesaic.kernels.interface import AttentionCall, LatentCall, QKNorm, RopeAngles
     from moesaic.kernels.triton import norm
     from moesaic.kernels.triton.attention import paged
-    from moesaic.kernels.triton.attention.paged_rows import tile_tokens
+    from moesaic.kernels.triton.attention.paged_rows import prefill_tile
     from moesaic.kernels.triton.attention.qk_norm_rope import qk_norm_rope
+    from moesaic.kernels.triton.attention.qk_norm_rope_cache import qk_norm_rope_into_cache
     from moesaic.kernels.triton.experts.router import Choice, route
     from moesaic.kernels.triton.linear import linear
     from moesaic.kernels.triton.sample import logprobs_of, sample
@@ -78,29 +74,29 @@ else:
         q, k, v = torch.randn(56, H, C), torch.randn(56, N, C), torch.randn(56, N, C)
         slabs = layout.cache.layers[0]
         wanted = reference.attend(q, k, v, AttentionCall(layout, slabs, 0.3, window))
-        rows = make_rows(layout, tile_tokens(H // N, wide=True))
-        assert rows.few_X2 is not None and rows.many_X2 is not None
+        rows = make_rows(layout, prefill_tile(H // N, wide=True))
+        assert rows.decode_X2 is not None and rows.prefill_X2 is not None
         close(paged.attend(q, slabs["keys"], slabs["values"], rows, 0.3, window), wanted)
 
-    def test_a_tree_of_guesses():
+    def test_a_tree_of_draft_tokens():
         tree_TT = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]], dtype=torch.bool)
         positions = torch.tensor([20, 21, 21, 22, 5])
         layout = batch([4, 1], [20, 5], 2, 16, trees=[tree_TT, None], positions=positions)
         q, k, v = torch.randn(5, 4, 16), torch.randn(5, 2, 16), torch.randn(5, 2, 16)
         slabs = layout.cache.layers[0]
         wanted = reference.attend(q, k, v, AttentionCall(layout, slabs, 0.25))
-        rows = make_rows(layout, tile_tokens(2, wide=True))
+        rows = make_rows(layout, prefill_tile(2, wide=True))
         close(paged.attend(q, slabs["keys"], slabs["values"], rows, 0.25), wanted)
 
     @pytest.mark.parametrize("interleaved", [False, True])
-    @pytest.mark.parametrize("turning", [16, 8])
+    @pytest.mark.parametrize("rope_size", [16, 8])
     @pytest.mark.parametrize("normed", [False, True])
-    def test_heads(interleaved, turning, normed):
+    def test_heads(interleaved, rope_size, normed):
         H, N, C, eps = 4, 2, 16, 1e-6
         layout = batch([2, 1], [3, 9], N, C)
         slabs = layout.cache.layers[0]
         qkv, q_norm, k_norm = torch.randn(3, (H + 2 * N) * C), torch.randn(C), torch.randn(C)
-        angle_PR = torch.randn(32, turning // 2)
+        angle_PR = torch.randn(32, rope_size // 2)
         q, k, v = qkv.view(3, -1, C).split([H, N, N], dim=1)
         if normed:
             q, k = reference.rms_norm(q, q_norm, eps), reference.rms_norm(k, k_norm, eps)
@@ -109,10 +105,9 @@ else:
         q, k = reference.rotate(q, rope), reference.rotate(k, rope)
         wanted = {name: slab.clone() for name, slab in slabs.items()}
         layout.write(wanted["keys"], k), layout.write(wanted["values"], v)
-        given = norm.heads(
-            qkv, (q_norm, k_norm, eps) if normed else None, (angle_PR.cos(), angle_PR.sin(), layout.positions_T),
-            interleaved, make_rows(layout, tile_tokens(H // N, wide=True)), slabs, H, N,
-        )  # fmt: skip
+        table, rows = RopeAngles(angle_PR.cos(), angle_PR.sin(), interleaved), make_rows(layout, prefill_tile(2, True))
+        qk_norm = QKNorm(q_norm, k_norm, eps) if normed else None
+        given = qk_norm_rope_into_cache(qkv, qk_norm, table, layout.positions_T, rows, slabs, H, N)
         close(given, q), close(slabs["keys"], wanted["keys"]), close(slabs["values"], wanted["values"])
 
     @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
@@ -169,8 +164,8 @@ else:
         warm = (logits / torch.where(hot > 0, hot, 1.0)[:, None]).log_softmax(-1)
         close(drawn.view(torch.float32), warm.gather(1, chosen.long()[:, None]).squeeze(1))
         for row, heat in ((2, 0.7), (4, 1.0)):  # asked about a token, the same bits as when it was chosen
-            told = logprobs_of(logits[row : row + 1], chosen[row : row + 1].long(), heat)
-            assert torch.equal(told, drawn.view(torch.float32)[row : row + 1])
+            reported = logprobs_of(logits[row : row + 1], chosen[row : row + 1].long(), heat)
+            assert torch.equal(reported, drawn.view(torch.float32)[row : row + 1])
         assert known.tolist() == [chosen[2], chosen[4], chosen[0], -7, chosen[3]]
         for row in (2, 4):  # the token in which the drawn share of the distribution falls, as numpy finds it
             below = (logits[row] / hot[row]).double().softmax(-1).numpy().cumsum()
@@ -235,21 +230,21 @@ else:
         for one, other in zip(gradients(ours, *inputs), gradients(plain, *inputs), strict=True):
             close(one, other)
 
-    def test_products_of_the_router_have_gradients():
+    def test_router_logits_have_gradients():
         torch.manual_seed(11)
         inputs = (torch.randn(21, 24), torch.randn(6, 24))
         for one, other in zip(
-            *(gradients(run, *inputs) for run in (scores_apart, reference.router_logits)), strict=True
+            *(gradients(run, *inputs) for run in (eager_router_logits, reference.router_logits)), strict=True
         ):
             close(one, other)
 
     @pytest.mark.parametrize("interleaved", [False, True])
-    @pytest.mark.parametrize("turning", [16, 6])
+    @pytest.mark.parametrize("rope_size", [16, 6])
     @pytest.mark.parametrize("normed", [False, True])
-    def test_heads_of_training(interleaved, turning, normed):
+    def test_heads_of_training(interleaved, rope_size, normed):
         torch.manual_seed(9)
         qkv, norms = torch.randn(35, 9, 16), [torch.randn(16), torch.randn(16)] if normed else []
-        angle = torch.randn(35, turning // 2)
+        angle = torch.randn(35, rope_size // 2)
         rope = RopeAngles(angle.cos(), angle.sin(), interleaved)
 
         def run(ops, qkv, *norms):

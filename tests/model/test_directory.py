@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from moesaic.model.formats.checkpoint import Checkpoint
 from moesaic.model.transformer import Model
 from tests.model import oracle
 from tests.model.atomic_rounds import model_of, save, version_of
+from tests.waiting import PATIENCE
 
 TOKENS = torch.randint(3, 97, (21,), generator=torch.Generator().manual_seed(1)).tolist()
 
@@ -398,7 +400,7 @@ def test_killed_writers_leave_the_old_or_the_new_directory(tmp_path):
     try:
         command = [sys.executable, "-m", "tests.model.atomic_rounds", str(folder)]
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=400, cwd=Path(__file__).parents[2], check=False
+            command, capture_output=True, text=True, timeout=PATIENCE, cwd=Path(__file__).parents[2], check=False
         )
         assert done.returncode == 0, done.stderr
     finally:
@@ -493,7 +495,9 @@ def test_readers_see_one_version_while_it_is_replaced(way, tmp_path):
         writer.start()
     seen = set()
     try:
-        for _ in range(40):
+        end, reads = time.monotonic() + PATIENCE, 0
+        while reads < 40 or (len(seen) < 2 and time.monotonic() < end):
+            reads += 1
             source = Checkpoint(tmp_path / "model")
             values = {int(source.tensor(name).flatten()[0]) for name in source.shapes()}
             values.add(json.loads(source.files["generation_config.json"])["eos_token_id"])
@@ -664,7 +668,7 @@ def test_converting_holds_less_than_one_shard(dtype, tmp_path):
         [sys.executable, "-c", CONVERT, str(tmp_path), dtype],
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=PATIENCE,
         cwd=Path(__file__).parents[2],
         check=False,
     )

@@ -768,14 +768,14 @@ def test_damaged_files_are_refused_or_read_but_never_crash(seed, good, tmp_path)
             del data[chooser.randrange(len(data)) :]
         path = tmp_path / "damaged.gguf"
         path.write_bytes(data)
-        started = time.monotonic()
+        started = time.process_time()
         try:
             source = GGUFSource(path)
             for name, shape in source.shapes().items():
                 assert source.tensor(name).shape == shape
         except UserError as refusal:
             problems.append(refusal.problem)
-        assert time.monotonic() - started < 5
+        assert time.process_time() - started < 5
     assert len(problems) > 50
     assert not any("\n" in problem for problem in problems)
 

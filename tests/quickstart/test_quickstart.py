@@ -24,6 +24,7 @@ from moesaic.quickstart import summaries
 from moesaic.quickstart.gpu import GpuLife, check_gpu
 from moesaic.quickstart.tiny import TinyLife
 from moesaic.serve.core.sampling_defaults import recommended
+from tests.waiting import PATIENCE
 
 SMALL = [
     "train.steps=140",
@@ -53,7 +54,7 @@ def command(out: Path, *more: str) -> list[str]:
 
 def run(out: Path, *more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(out, *more), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False
+        command(out, *more), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
 
 
@@ -139,10 +140,10 @@ def test_a_person_gets_a_page_that_answers(made: tuple[Path, str], browser: Brow
         page.goto(found[0])
         page.get_by_role("textbox").first.fill("State the final answer: 3 + 4 - 2 =")
         page.keyboard.press("Enter")
-        expect(page.locator(".message")).to_have_count(2, timeout=60_000)
+        expect(page.locator(".message")).to_have_count(2, timeout=600_000)
         page.close()
         served.send_signal(signal.SIGINT)
-        end = time.monotonic() + 60
+        end = time.monotonic() + PATIENCE
         while served.poll() is None and time.monotonic() < end:
             time.sleep(0.05)
         assert served.returncode == 0

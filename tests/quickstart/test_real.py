@@ -16,6 +16,7 @@ import moesaic
 from moesaic.data.tokenizer_training import save_tokenizer, train_tokenizer
 from moesaic.quickstart.real import RealLife
 from tests.serve.made import TEXTS, VOCABULARY
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,9 @@ def test_from_dense_to_served(dense: Path, tmp_path: Path) -> None:
     out = tmp_path / "life"
     command = [sys.executable, "-m", "moesaic", "quickstart", "--model", str(dense), "--out", str(out)]
     command += ["align.stages.0.steps=3"]
-    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False)
+    ended = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert "Response (" in ended.stdout
     known = json.loads((out / "quickstart.json").read_text())
@@ -55,7 +58,9 @@ def test_from_dense_to_served(dense: Path, tmp_path: Path) -> None:
 
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "moesaic", "quickstart", "--model", str(tmp_path / "none"), "--out", str(tmp_path)]
-    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False)
+    ended = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert ended.returncode == 2 and "no such" in ended.stderr
 
 

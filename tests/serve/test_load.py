@@ -15,7 +15,7 @@ import pytest
 import moesaic
 from moesaic.cli import main
 from moesaic.errors import UserError
-from moesaic.serve.bench.load import Ask, Target, Told, poisson, read_trace, report, send_all
+from moesaic.serve.bench.load import LoadRequest, RequestResult, Target, poisson, read_trace, report, send_all
 from tests.serve.api.running import running
 from tests.serve.made import talking_model
 
@@ -70,11 +70,11 @@ def failing() -> Iterator[str]:
 
 
 def test_poisson_arrivals_have_the_rate_and_spread_of_their_process():
-    asks = poisson(4000, rate=8.0, words=20, max_tokens=3)
-    gaps = np.diff([0.0] + [ask.at for ask in asks])
+    requests = poisson(4000, rate=8.0, words=20, max_tokens=3)
+    gaps = np.diff([0.0] + [request.at for request in requests])
     assert np.mean(gaps) == pytest.approx(1 / 8, rel=0.1)
     assert np.std(gaps) == pytest.approx(1 / 8, rel=0.1)  # of an exponential: as large as the mean
-    lengths = [len(ask.prompt.split()) for ask in asks]
+    lengths = [len(request.prompt.split()) for request in requests]
     assert (min(lengths), max(lengths)) == (10, 30)
     assert poisson(5, 8.0, 20, 3) == poisson(5, 8.0, 20, 3) != poisson(5, 8.0, 20, 3, seed=1)
 
@@ -84,7 +84,7 @@ def test_a_trace_is_read_in_order_and_at_its_speed(tmp_path: Path):
     file.write_text('{"at": 4, "prompt": "later", "max_tokens": 2}\n\n{"at": 1, "prompt_words": 7}\n')
     first, second = read_trace(file, speed=2.0)
     assert (first.at, len(first.prompt.split()), first.max_tokens) == (0.5, 7, 16)
-    assert second == Ask(2.0, "later", 2)
+    assert second == LoadRequest(2.0, "later", 2)
 
 
 @pytest.mark.parametrize(
@@ -98,14 +98,14 @@ def test_a_wrong_line_of_a_trace_is_named(tmp_path: Path, line: str):
 
 
 def test_the_report_counts_what_was_told():
-    asks = [Ask(float(i), "a", 5) for i in range(4)]
+    requests = [LoadRequest(float(i), "a", 5) for i in range(4)]
     answers = [
-        Told(first=0.5, gaps=[0.1] * 4, end=0.9, prompt_tokens=10, tokens=5),
-        Told(first=2.0, gaps=[0.1] * 4, end=2.4, prompt_tokens=10, tokens=5),  # too late
-        Told(first=0.5, gaps=[0.5] * 4, end=2.5, prompt_tokens=10, tokens=5),  # too slow
-        Told(problem="HTTP 429", end=0.1),
+        RequestResult(ttft=0.5, inter_token=[0.1] * 4, latency=0.9, prompt_tokens=10, tokens=5),
+        RequestResult(ttft=2.0, inter_token=[0.1] * 4, latency=2.4, prompt_tokens=10, tokens=5),  # too late
+        RequestResult(ttft=0.5, inter_token=[0.5] * 4, latency=2.5, prompt_tokens=10, tokens=5),  # too slow
+        RequestResult(problem="HTTP 429", latency=0.1),
     ]
-    found = report(asks, answers, Target(1.0, 0.2))
+    found = report(requests, answers, Target(1.0, 0.2))
     assert (found["failed"], found["problems"]) == (1, {"HTTP 429": 1})
     assert found["seconds"] == 4.5
     assert found["tokens_per_second"] == pytest.approx(15 / 4.5)
@@ -115,24 +115,24 @@ def test_the_report_counts_what_was_told():
 
 
 def test_every_request_to_a_real_server_is_answered_and_counted(server):
-    asks = poisson(20, rate=100.0, words=12, max_tokens=6)
-    answers = asyncio.run(send_all(server.url, asks))
-    assert [told.problem for told in answers] == [None] * 20
-    assert all(told.first is not None and 0 < told.first <= told.end for told in answers)
-    assert sum(told.tokens for told in answers) == server.engine.counts.generated_tokens
-    assert all(told.prompt_tokens > 12 / 2 for told in answers)
+    requests = poisson(20, rate=100.0, words=12, max_tokens=6)
+    answers = asyncio.run(send_all(server.url, requests))
+    assert [result.problem for result in answers] == [None] * 20
+    assert all(result.ttft is not None and 0 < result.ttft <= result.latency for result in answers)
+    assert sum(result.tokens for result in answers) == server.engine.counts.generated_tokens
+    assert all(result.prompt_tokens > 12 / 2 for result in answers)
     server.until(lambda: server.idle)
 
 
 def test_refusals_and_broken_answers_are_failures(failing: str):
-    asks = [Ask(0.0, word, 4) for word in ("refuse", "break", "error", "fine", "nothing")]
-    refused, broken, error, fine, nothing = asyncio.run(send_all(failing, asks))
-    assert refused.problem == "HTTP 429" and refused.said == "too many at once"
-    assert report(asks, [refused, broken], Target())["said"] == {"HTTP 429": "too many at once"}
-    assert broken.problem == "the answer broke off"
+    requests = [LoadRequest(0.0, word, 4) for word in ("refuse", "break", "error", "fine", "nothing")]
+    refused, broken, error, fine, nothing = asyncio.run(send_all(failing, requests))
+    assert refused.problem == "HTTP 429" and refused.message == "too many at once"
+    assert report(requests, [refused, broken], Target())["said"] == {"HTTP 429": "too many at once"}
+    assert broken.problem == "the stream broke off"
     assert "a replica died" in str(error.problem)
     assert fine.problem is None and fine.tokens == 3  # which this server does not count
-    assert nothing.problem is None and nothing.first is not None  # its first token ended it
+    assert nothing.problem is None and nothing.ttft is not None  # its first token ended it
 
 
 def test_the_command_reports_as_json(server, capsys):

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesaic.errors import UserError
-from moesaic.methods import Method, build, known
+from moesaic.methods import Method, build
 from moesaic.serve.parsers import (
     Call,
     CallArguments,
-    CallBegan,
     CallBroken,
     CallEnded,
+    CallStarted,
     Content,
     Event,
     Message,
@@ -26,6 +26,7 @@ from moesaic.serve.parsers import (
     collect,
     detect,
 )
+from tests.matrix import PARSERS
 
 TOOLS = [
     {
@@ -45,8 +46,7 @@ TOOLS = [
     },
     {"type": "function", "function": {"name": "now"}},
 ]
-NAMES = known(Parser)
-STYLES = [name for name in NAMES if name != "plain"]
+STYLES = [name for name in PARSERS if name != "plain"]
 
 # Pieces of which tests put texts together: every tag of every style whole and cut, JSON, and plain text.
 TAGS = (
@@ -148,7 +148,7 @@ class TestEveryStyle:
         ended = {event.call for event in events if isinstance(event, CallEnded)}
         broken = {event.call for event in events if isinstance(event, CallBroken)}
         arguments = {event.call: event.text for event in events if isinstance(event, CallArguments)}
-        assert {event.call for event in events if isinstance(event, CallBegan)} == ended | broken
+        assert {event.call for event in events if isinstance(event, CallStarted)} == ended | broken
         assert not ended & broken
         for call in ended:
             assert isinstance(json.loads(arguments[call]), dict)
@@ -164,7 +164,7 @@ class TestEveryStyle:
         text = spell(style, "weather", {"city": "Bern", "days": 1})
         reader = parser(style).reader(tools=TOOLS)
         events = reader.push(text[: text.index("days")])
-        assert CallBegan(0, "weather") in events
+        assert CallStarted(0, "weather") in events
         assert '"Bern"' in "".join(event.text for event in events if isinstance(event, CallArguments))
 
     def test_a_missing_closing_tag_is_forgiven_at_the_end(self, style: str) -> None:
@@ -181,7 +181,7 @@ class TestEveryStyle:
         assert parser(style).parse(text, TOOLS) == Message(content=text)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PARSERS)
 class TestReasoning:
     def test_is_apart_from_the_answer(self, name: str) -> None:
         assert read(name, list("\n<think>\n a <b> \n</think>\n\nc\n")) == [Reasoning("a <b>"), Content("c\n")]

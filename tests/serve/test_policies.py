@@ -14,13 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moesaic.errors import UserError
-from moesaic.methods import Method, build, known
+from moesaic.methods import Method, build
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Request, Sampling
 from moesaic.serve.core.scheduling_policies import SchedulingPolicy
 from moesaic.serve.core.scheduling_policies.chunked import Chunked
 from moesaic.serve.core.scheduling_policies.flow import FlowPrefill, Job, sort_out
 from moesaic.serve.core.ttft_predictor import TTFTPredictor
+from tests.matrix import SCHEDULING_POLICIES
 from tests.serve.tiny import LayerClock, page_bytes, tiny_model
 
 LAYERS = 6
@@ -386,7 +387,8 @@ def test_stopped_passes_that_hold_every_page_go_on(model):
 
 
 def test_policies_are_found_by_name_and_their_options_checked():
-    assert {"chunked", "flow"} <= set(known(SchedulingPolicy))
+    for name, options in SCHEDULING_POLICIES.items():
+        assert type(build(Method(name, options), SchedulingPolicy, "command line")).__module__.endswith(name)
     policy = build(Method("flow", {"itl": 0.05}), SchedulingPolicy, "command line")
     assert isinstance(policy, FlowPrefill) and policy.itl == 0.05
     with pytest.raises(UserError, match="itl"):

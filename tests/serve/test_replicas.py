@@ -1,4 +1,4 @@
-"""Several engines behind one front give what one engine gives, and one that dies takes nobody else with it."""
+"""Replicas generate what one engine generates, and one that dies takes no requests of others with it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import moesaic
 from moesaic.errors import UserError
 from moesaic.serve.bench.server_process import serving
 from moesaic.serve.cluster.prefix_routing import PrefixIndex
-from moesaic.serve.cluster.replicas import Replicas, front_engine
+from moesaic.serve.cluster.replicas import Replicas, frontend_engine
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.engine_loop import ReplicaDied
 from moesaic.serve.core.grammar import Grammar
 from moesaic.serve.core.request import Request, Sampling
 from tests.serve.api.test_adapters import write_adapter
 from tests.serve.made import talking_model
+from tests.waiting import PATIENCE
 
 ray = pytest.importorskip("ray")
 CACHE = 4 << 20
@@ -42,8 +43,8 @@ def cluster():
 
 
 def replicas(directory: Path, count: int = 2, **options) -> Replicas:
-    front = front_engine(directory, cache_bytes=CACHE)
-    return Replicas(front, directory, count, weights={"threads": 1}, options={"cache_bytes": CACHE, **options})
+    frontend = frontend_engine(directory, cache_bytes=CACHE)
+    return Replicas(frontend, directory, count, weights={"threads": 1}, options={"cache_bytes": CACHE, **options})
 
 
 async def text_of(loop: Replicas, request: Request) -> str:
@@ -55,11 +56,11 @@ async def text_of(loop: Replicas, request: Request) -> str:
 
 
 async def all_free(loop: Replicas) -> None:
-    for place in loop.places:
-        while await place.actor.left.remote():
+    for replica in loop.replicas:
+        while (await replica.actor.stats.remote()).pages_in_use:
             await asyncio.sleep(0.01)
-    assert not loop.open and not loop._queues and not loop._at and not loop.engine.scheduler.requests
-    assert all(place.owed == 0 for place in loop.places)
+    assert not loop.open and not loop._queues and not loop._assigned and not loop.engine.scheduler.requests
+    assert all(replica.pending_tokens == 0 for replica in loop.replicas)
 
 
 def greedy(tokens: int) -> Sampling:
@@ -67,7 +68,7 @@ def greedy(tokens: int) -> Sampling:
 
 
 def test_answers_are_those_of_one_engine(directory, alone):
-    wishes = [
+    params = [
         greedy(9),
         Sampling(max_tokens=9, seed=5, temperature=1.0, logprobs=2, prompt_logprobs=1, ignore_eos=True),
         Sampling(max_tokens=12, temperature=0.0, grammar=Grammar.choice(["yes", "no"])),
@@ -77,16 +78,16 @@ def test_answers_are_those_of_one_engine(directory, alone):
 
     async def ask() -> list[tuple[Request, str]]:
         async with replicas(directory) as loop:
-            requests = [loop.engine.request(p, wishes[n % 4]) for n, p in enumerate(prompts)]
+            requests = [loop.engine.request(p, params[n % 4]) for n, p in enumerate(prompts)]
             requests.append(loop.engine.request(prompts[0], embed=True))
             texts = await asyncio.gather(*(text_of(loop, request) for request in requests))
             await all_free(loop)
-            assert all(place.seen.pages for place in loop.places)  # both had something to do
+            assert all(replica.prefixes.pages for replica in loop.replicas)  # both had something to do
             return list(zip(requests, texts, strict=True))
 
-    *told, (embedded, _) = asyncio.run(ask())
-    for number, (request, text) in enumerate(told):
-        wanted = alone.request(prompts[number], wishes[number % 4])
+    *generated, (embedded, _) = asyncio.run(ask())
+    for number, (request, text) in enumerate(generated):
+        wanted = alone.request(prompts[number], params[number % 4])
         wanted.seed = request.seed
         alone.add(wanted)
         pieces = []
@@ -111,7 +112,7 @@ def test_a_prompt_goes_where_its_beginning_is(directory):
                     await text_of(loop, request)
                     if round:
                         assert request.cached > 0.6 * len(request.prompt)
-            assert all(place.seen.pages for place in loop.places)
+            assert all(replica.prefixes.pages for replica in loop.replicas)
 
     asyncio.run(ask())
 
@@ -122,7 +123,7 @@ def test_a_busy_replica_is_left_alone_even_if_it_knows_the_prompt():
     assert seen.tokens("a", list(range(48)), 16) == 32
     assert seen.tokens("b", list(range(48)), 16) == 0
     assert seen.tokens("a", [9, *range(47)], 16) == 0
-    small = PrefixIndex(most=2)
+    small = PrefixIndex(max_pages=2)
     small.add("a", list(range(32)), 16)
     small.add("a", list(range(100, 132)), 16)
     assert small.tokens("a", list(range(32)), 16) == 0 and len(small.pages) == 2
@@ -141,10 +142,10 @@ def test_a_dead_replica_loses_only_the_answers_it_was_writing(directory, alone):
             waiting = [asyncio.create_task(text_of(loop, request)) for request in queued]
             await asyncio.sleep(0)
             await asyncio.sleep(0.05)
-            (dead,) = [place for place in loop.places if loop._at[writing[0].number] is place]
-            assert {loop._at[request.number].number for request in queued} == {0, 1}  # behind both
+            (dead,) = [replica for replica in loop.replicas if loop._assigned[writing[0].number] is replica]
+            assert {loop._assigned[request.number].number for request in queued} == {0, 1}  # behind both
             ray.kill(dead.actor)
-            with pytest.raises(ReplicaDied, match="died; ask again"):
+            with pytest.raises(ReplicaDied, match="died; send it again"):
                 async for _ in answers[0]:
                     pass
             answers[0].close()
@@ -183,7 +184,7 @@ def test_a_request_that_is_given_up_leaves_nothing_behind(directory):
 def test_the_command_serves_with_replicas(directory):
     with (
         serving(directory, ["--replicas", "2", "--threads", "1"]) as url,
-        httpx.Client(base_url=url, timeout=60) as client,
+        httpx.Client(base_url=url, timeout=PATIENCE) as client,
     ):
         form = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5, "temperature": 0, "n": 3}
         first, again = [client.post("/v1/chat/completions", json=form).json() for _ in range(2)]
@@ -224,8 +225,8 @@ def test_adapters_are_loaded_in_every_replica_also_in_one_begun_anew(directory, 
                 assert await asyncio.gather(*(text_of(loop, request) for request in ask)) == [adapted] * 4
                 assert await text_of(loop, loop.engine.request("The number 7 is", greedy(12))) == plain
                 if round == 0:
-                    for place in loop.places:
-                        ray.kill(place.actor)
+                    for replica in loop.replicas:
+                        ray.kill(replica.actor)
             await loop.unload_adapter("mine")
             with pytest.raises(UserError, match="there is no"):
                 loop.engine.request("a", greedy(2), adapter="mine")
@@ -242,18 +243,19 @@ def test_metrics_are_those_of_all_replicas(directory):
             asked = [loop.engine.request(f"{n} green bottles hanging on the wall", greedy(6)) for n in range(8)]
             await asyncio.gather(*(text_of(loop, request) for request in asked))
             await text_of(loop, loop.engine.request("1 green bottles hanging on the wall", greedy(6)))
-            await loop.ask()
-            engine = loop.engine
+            await loop.read_stats()
+            stats = loop.stats()
             computed = sum(len(request.prompt) for request in asked)
-            assert 0 < engine.counts.prompt_tokens <= computed + len(asked[1].prompt)
-            assert engine.page_pool.hits > 0 and engine.page_pool.queries >= computed - len(asked)
-            assert engine.page_pool.in_use == 0
-            layers = engine.experts.by_layer()
+            assert 0 < stats.prompt_tokens <= computed + len(asked[1].prompt)
+            assert stats.prefix_hits > 0 and stats.prefix_queries >= computed - len(asked)
+            assert stats.pages > 0 and stats.pages_in_use == 0
+            assert (stats.running, stats.waiting, stats.finished) == (0, 0, 9)
+            layers = stats.experts
             assert layers and all(sum(counts) > computed for counts in layers.values())
-            before = engine.counts.prompt_tokens
-            ray.kill(loop.places[0].actor)
-            await text_of(loop, engine.request("a new prompt", greedy(2)))
-            await loop.ask()
-            assert engine.counts.prompt_tokens > before  # what the dead one had done still counts
+            before = stats.prompt_tokens
+            ray.kill(loop.replicas[0].actor)
+            await text_of(loop, loop.engine.request("a new prompt", greedy(2)))
+            await loop.read_stats()
+            assert loop.stats().prompt_tokens > before  # what the dead one had done still counts
 
     asyncio.run(serve())

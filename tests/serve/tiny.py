@@ -113,5 +113,9 @@ class LayerClock:
             engine.step()
         else:
             raise AssertionError(f"still working after {most_steps} steps")
+        self.remove()
+
+    def remove(self) -> None:
+        """No layer counts any more."""
         for hook in self.hooks:
             hook.remove()

@@ -394,6 +394,7 @@ class TestReadRun:
             read_run(tmp_path)
 
 
+@pytest.mark.figures
 class TestCommands:
     def test_from_runs_to_a_schedule(
         self, followed: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]

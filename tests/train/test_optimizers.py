@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from moesaic.errors import UserError
-from moesaic.methods import Method, build, known
+from moesaic.methods import Method, build
 from moesaic.model.config import Dense, Experts, GroupedQuery, Layer, ModelConfig, Rope
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
@@ -23,8 +23,8 @@ from moesaic.train.optimizers import Optimizer, OptimizerMethod, _optimizer, muo
 from moesaic.train.optimizers.adamw import AdamW
 from moesaic.train.optimizers.muon import Muon, adjustment, orthogonal
 from moesaic.train.optimizers.zero_one_adam import ZeroOneAdam, variance_due
+from tests.matrix import OPTIMIZERS
 
-METHODS = known(OptimizerMethod)
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 INFINITY = float("inf")
 SHAPES = {
@@ -70,8 +70,8 @@ def bits(tensors: dict[str, Any]) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", METHODS)
-class TestEveryMethod:
+@pytest.mark.parametrize("name", OPTIMIZERS)
+class TestEveryOptimizer:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
     def test_goes_on_after_a_save_to_the_bit(self, name: str, dtype: torch.dtype, device: str) -> None:
         whole = parameters(dtype, device)
@@ -658,7 +658,7 @@ def test_the_roles_of_a_models_parameters() -> None:
     assert all(name.endswith(("norm.weight", "bias")) for name in roles["vector"])
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_model_learns_a_sequence(name: str) -> None:
     model = tiny()
     optimizer = make(name, lr=0.01).build(model.named_parameters())

@@ -17,6 +17,7 @@ from moesaic.cli import main
 from moesaic.recipe import load_recipe
 from moesaic.train import quantile_proxies
 from moesaic.train.quantile_proxies import run_proxies
+from tests.waiting import PATIENCE
 
 RECIPE = """
 model: {vocab: 300, hidden: 16, layers: 2, heads: 2, kv_heads: 1, head_size: 8, dense_hidden: 16, experts: 2,
@@ -116,11 +117,11 @@ def test_stopped_and_gone_on_with_it_ends_the_same(recipe: Path, done: Path, tmp
     (out / "data").symlink_to(done / "data")
     command = [sys.executable, "-m", "moesaic", "quantiles", str(recipe), "--out", str(out), *OPTIONS]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ, text=True)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE
     while not list(out.glob("proxies/*/metrics.jsonl")) and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=120)
+    _, told = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130 and "Run the same command to resume" in told and "Traceback" not in told
     assert not (out / "quantiles.json").exists()
     assert main(["quantiles", str(recipe), "--out", str(out), *OPTIONS]) == 0

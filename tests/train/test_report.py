@@ -686,14 +686,13 @@ def test_layers_that_predict_further_tokens_count_while_they_are_trained() -> No
     assert least <= with_mtp - plain <= least + 6 * 4 * 8  # and a norm or three
 
 
-def test_the_peak_is_measured_once_and_leaves_the_random_numbers_alone() -> None:
+def test_the_peak_is_measured_once_and_leaves_the_random_numbers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.random.get_rng_state()
     found = peak_flops(torch.device("cpu"), torch.float32, 0.05)
     assert torch.equal(before, torch.random.get_rng_state())
     assert 1e8 < found < 1e14
-    start = time.perf_counter()
+    monkeypatch.setattr("torch.mm", lambda *given, **named: pytest.fail("it is measured again"))
     assert peak_flops(torch.device("cpu"), torch.float32, 0.05) == found
-    assert time.perf_counter() - start < 0.01
 
 
 def test_the_peak_of_a_slow_dtype_is_found_with_small_products(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -827,6 +826,7 @@ def has_colour(picture: np.ndarray[Any, Any], colour: str) -> bool:
     return bool((np.abs(picture - wanted).max(-1) < 0.02).sum() > 20)
 
 
+@pytest.mark.figures
 def test_the_curves_of_a_run_are_drawn(runs: dict[str, Path]) -> None:
     from moesaic.train.report.plot import ALARM, COLOURS
 
@@ -844,6 +844,7 @@ def test_the_curves_of_a_run_are_drawn(runs: dict[str, Path]) -> None:
     assert plain.shape[0] < picture.shape[0] and plain.var() > 1e-3 and not has_colour(plain, ALARM)
 
 
+@pytest.mark.figures
 def test_runs_are_drawn_over_each_other(runs: dict[str, Path], tmp_path: Path) -> None:
     from moesaic.train.report.plot import COLOURS
 
@@ -854,6 +855,7 @@ def test_runs_are_drawn_over_each_other(runs: dict[str, Path], tmp_path: Path) -
         plot_runs({}, tmp_path / "none.png")
 
 
+@pytest.mark.figures
 def test_a_run_of_one_step_or_without_a_finite_loss_is_drawn_too(tmp_path: Path) -> None:
     for name, losses in {"one": [3.0], "none": [math.nan, math.nan]}.items():
         report = quiet(tmp_path / name)
@@ -919,9 +921,9 @@ def timed() -> Callable[[Callable[[], object]], float]:
     def best(work: Callable[[], object]) -> float:
         found = []
         for _ in range(20):
-            begin = time.perf_counter()
+            begin = time.process_time()  # what others do on this machine does not count
             work()
-            found.append(time.perf_counter() - begin)
+            found.append(time.process_time() - begin)
         return min(found)
 
     return best

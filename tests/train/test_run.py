@@ -8,8 +8,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -33,6 +31,8 @@ from moesaic.train.loop import train
 from moesaic.train.pretrain import pretrain
 from moesaic.train.report.metrics import read_events
 from moesaic.train.run import Run
+from tests.train import killable
+from tests.waiting import PATIENCE
 
 RECIPE = """
 model:
@@ -88,6 +88,7 @@ def whole(recipe_file, tmp_path_factory) -> Path:
     return out
 
 
+@pytest.mark.figures
 def test_it_learns_and_leaves_what_scripts_rely_on(whole):
     found = losses(whole)
     assert len(found) == 30 and found[-1] < 0.75 * found[0]
@@ -148,23 +149,13 @@ def test_stopped_and_gone_on_with_is_the_same_to_the_bit(recipe_file, whole, tmp
 def test_kill_9_at_random_moments_loses_nothing(recipe_file, whole, tmp_path):
     """Ten kills, some of them inside a save, and the end is the same to the bit."""
     out, chance = tmp_path / "run", random.Random(4)
-    program = (
-        "import sys; from moesaic.recipe import load_recipe; from moesaic.train.pretrain import pretrain;"
-        "from pathlib import Path; pretrain(load_recipe(sys.argv[1], ['train.save_every=2']), Path(sys.argv[2]))"
-    )
-    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     kills = 0
     for _ in range(40):
-        process = subprocess.Popen(
-            [sys.executable, "-c", program, str(recipe_file), str(out)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-        )
         seen = set(out.glob("checkpoints/*")) | set(out.glob("checkpoints/.*"))
+        process = killable.start(recipe_file, out, "train.save_every=2")
         inside = kills % 2  # every other time in the middle of a save
-        deadline = time.monotonic() + 120
-        while process.poll() is None and time.monotonic() < deadline:
+        deadline = time.monotonic() + PATIENCE
+        while process.is_alive() and time.monotonic() < deadline:
             if inside:
                 if set(out.glob("checkpoints/.*writing*")) - seen:
                     break
@@ -172,10 +163,11 @@ def test_kill_9_at_random_moments_loses_nothing(recipe_file, whole, tmp_path):
             elif set(out.glob("checkpoints/*")) - seen:  # it has got somewhere: any moment now
                 time.sleep(chance.random() * 0.2)
                 break
-        if process.poll() is not None:
+        if not process.is_alive():
+            assert process.exitcode == 0
             break
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.join()
         kills += 1
         if kills >= 10:
             run(recipe_file, out, "train.save_every=2")

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesaic.errors import UserError
-from moesaic.methods import Method, build, known
+from moesaic.methods import Method, build
 from moesaic.train.schedules import Schedule, curve
 from moesaic.train.schedules.constant import Constant
 from moesaic.train.schedules.cosine import Cosine
@@ -23,6 +23,7 @@ from moesaic.train.schedules.linear import Linear
 from moesaic.train.schedules.moderate import Moderate
 from moesaic.train.schedules.wsd import WarmupStableDecay
 from moesaic.train.schedules.wsd_power import WarmupStablePowerDecay
+from tests.matrix import SCHEDULES, filled
 
 share = st.floats(0.01, 1.0)
 floors = st.floats(0.0, 1.0)
@@ -34,11 +35,34 @@ falling = st.one_of(
 )
 
 
-def test_every_schedule_is_found_by_its_name() -> None:
-    names = ["constant", "cosine", "from_file", "linear", "moderate", "wsd", "wsd_power"]
-    assert known(Schedule) == names
-    for name in names[:2] + names[3:]:
-        assert build(Method(name), Schedule, "recipe").factor(0, 10) == 1.0
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "written.json"
+    path.write_text(json.dumps({"factors": curve(Cosine(), 40).tolist()}))
+    return path
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+class TestEverySchedule:
+    def test_begins_at_the_peak_and_never_rises(self, name: str, file: Path) -> None:
+        schedule = build(Method(name, filled(SCHEDULES[name], schedule=file)), Schedule, "recipe")
+        factors = [schedule.factor(step, 40) for step in range(41)]
+        assert factors[0] == 1.0
+        assert all(0 <= later <= earlier for earlier, later in pairwise(factors))
+        assert factors[-1] < 1 or name == "constant"
+
+    def test_is_the_same_from_a_file(self, name: str, file: Path, tmp_path: Path) -> None:
+        schedule = build(Method(name, filled(SCHEDULES[name], schedule=file)), Schedule, "recipe")
+        rates = curve(schedule, 40, peak=3e-3)
+        (tmp_path / "again.json").write_text(json.dumps({"learning_rates": rates.tolist(), "peak": 3e-3}))
+        np.testing.assert_allclose(curve(FromFile(str(tmp_path / "again.json")), 40, peak=3e-3), rates)
+
+    def test_needs_no_options_but_a_file(self, name: str) -> None:
+        if name == "from_file":
+            with pytest.raises(UserError, match="recipe: path: missing"):
+                build(Method(name), Schedule, "recipe")
+        else:
+            assert build(Method(name), Schedule, "recipe").factor(0, 10) == 1.0
 
 
 @given(falling, st.integers(1, 400))

@@ -14,7 +14,7 @@ from moesaic.serve.core.kv_policies import KVPolicy
 if TYPE_CHECKING:
     from moesaic.evaluate.backends import Backend
 
-Told = Callable[[int, int], None]
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Asked:
+class SuiteContext:
     """What every suite may need beside its own options."""
 
     data: Path | None = None
-    progress: Told = lambda done, total: None
+    progress: Progress = lambda done, total: None
     kv_policy: KVPolicy | None = None  # of the engine
-    speaker: Backend | None = None  # who answers questions; else an engine over the model
+    backend: Backend | None = None  # what answers questions; by default an engine over the model
     weights: Weights = Weights()
 
 
@@ -48,5 +48,5 @@ class Suite(ABC):
         return None
 
     @abstractmethod
-    def run(self, model: Model | None, asked: Asked) -> dict[str, Any]:
+    def run(self, model: Model | None, context: SuiteContext) -> dict[str, Any]:
         """Numbers by name; the suite's main one carries its own. There is a model if it needs one."""

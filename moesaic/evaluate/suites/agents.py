@@ -16,10 +16,10 @@ import collections
 from dataclasses import dataclass
 from typing import Any
 
-from moesaic.evaluate.backends import Said
+from moesaic.evaluate.backends import Answer
 from moesaic.evaluate.interval import wilson
-from moesaic.evaluate.questions import speaker_of
-from moesaic.evaluate.suites import Asked, Suite
+from moesaic.evaluate.questions import backend_for
+from moesaic.evaluate.suites import Suite, SuiteContext
 from moesaic.methods import Method, build
 from moesaic.model.transformer import Model
 from moesaic.serve.parsers import Message
@@ -49,13 +49,13 @@ class Attempt:
     outcome: str | None = None
     score: float = 0.0
 
-    def hear(self, said: Said) -> None:
+    def hear(self, answer: Answer) -> None:
         """Take a turn of the model, and let the world go on, or end."""
         self.turn += 1
-        self.tokens += said.tokens
-        text = said.text.encode("utf-8", "replace").decode().strip()  # a server may send half a character
+        self.tokens += answer.tokens
+        text = answer.text.encode("utf-8", "replace").decode().strip()  # a server may send half a character
         self.messages.append({"role": "assistant", "content": text[:MAX_CHARACTERS]})
-        if said.no_room:
+        if answer.out_of_context:
             return self._end(CONTEXT)
         step = self.episode.step(Message(text))
         if step.done:
@@ -70,11 +70,11 @@ class Attempt:
         self.episode.close()
 
     def transcript(self) -> str:
-        told = []
+        metrics = []
         for message in self.messages[1:]:
             text = str(message["content"])
-            told.append(f"{'>' if message['role'] == 'assistant' else ' '} {text[:SHOWN]}")
-        return "\n".join([*told, f"[{self.outcome}, score {self.score:g}]"])
+            metrics.append(f"{'>' if message['role'] == 'assistant' else ' '} {text[:SHOWN]}")
+        return "\n".join([*metrics, f"[{self.outcome}, score {self.score:g}]"])
 
 
 @dataclass(frozen=True)
@@ -99,16 +99,16 @@ class Agents(Suite):
         if len(set(names)) < len(names):
             raise ValueError("environments: the same one is named twice")
 
-    def run(self, model: Model | None, asked: Asked) -> dict[str, Any]:
-        speaker, attempts = speaker_of(model, asked), self._attempts()
+    def run(self, model: Model | None, context: SuiteContext) -> dict[str, Any]:
+        backend, attempts = backend_for(model, context), self._attempts()
         try:
             while going := [attempt for attempt in attempts if attempt.outcome is None]:
-                answers: dict[int, Said] = {}
-                speaker.answer([attempt.messages for attempt in going], self.max_tokens, answers.__setitem__)
+                answers: dict[int, Answer] = {}
+                backend.answer([attempt.messages for attempt in going], self.max_tokens, answers.__setitem__)
                 # Worlds go on when all have answered, and in order: an episode must not depend on who was quick.
                 for number, attempt in enumerate(going):
                     attempt.hear(answers[number])
-                    asked.progress(sum(attempt.outcome is not None for attempt in attempts), len(attempts))
+                    context.progress(sum(attempt.outcome is not None for attempt in attempts), len(attempts))
         finally:
             for attempt in attempts:
                 if attempt.outcome is None:  # interrupted
@@ -130,17 +130,17 @@ class Agents(Suite):
         by_name: dict[str, list[Attempt]] = {}
         for attempt in attempts:
             by_name.setdefault(attempt.environment, []).append(attempt)
-        told = _share("score", attempts)  # as many of each, so that this is the mean over environments too
+        metrics = _share("score", attempts)  # as many of each, so that this is the mean over environments too
         for name, own in by_name.items():
-            told |= _share(name, own)
-        told |= {outcome.replace(" ", "_"): sum(a.outcome == outcome for a in attempts) for outcome in OUTCOMES}
-        told["examples"] = len(attempts)
-        told["turns"] = sum(attempt.turn for attempt in attempts) / len(attempts)
-        told["answer_tokens"] = sum(attempt.tokens for attempt in attempts) / len(attempts)
-        told["outcomes"] = {
+            metrics |= _share(name, own)
+        metrics |= {outcome.replace(" ", "_"): sum(a.outcome == outcome for a in attempts) for outcome in OUTCOMES}
+        metrics["examples"] = len(attempts)
+        metrics["turns"] = sum(attempt.turn for attempt in attempts) / len(attempts)
+        metrics["answer_tokens"] = sum(attempt.tokens for attempt in attempts) / len(attempts)
+        metrics["outcomes"] = {
             name: dict(collections.Counter(str(attempt.outcome) for attempt in own)) for name, own in by_name.items()
         }
-        told["samples"] = [
+        metrics["samples"] = [
             {
                 "environment": name,
                 "question": own[0].messages[0]["content"],
@@ -149,7 +149,7 @@ class Agents(Suite):
             }
             for name, own in by_name.items()
         ]
-        return told
+        return metrics
 
 
 def _share(name: str, attempts: list[Attempt]) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from typing import Any
 
 from moesaic.errors import UserError
 from moesaic.evaluate.interval import wilson
-from moesaic.evaluate.questions import read_lines, taken
-from moesaic.evaluate.suites import Asked, Suite
+from moesaic.evaluate.questions import read_lines, text_under
+from moesaic.evaluate.suites import Suite, SuiteContext
 from moesaic.model.transformer import Model
 
 EXAMPLE = '{"question": "The capital of France is", "choices": ["Paris", "Rome"], "answer": 0}'
@@ -39,13 +39,13 @@ class Choice(Suite):
         self.lines(data)
 
     def lines(self, data: Path | None) -> list[tuple[str, list[str], int]]:
-        return [read(told, place) for place, told in read_lines(data, EXAMPLE)[: self.examples or None]]
+        return [read(line, place) for place, line in read_lines(data, EXAMPLE)[: self.examples or None]]
 
-    def run(self, model: Model | None, asked: Asked) -> dict[str, Any]:
+    def run(self, model: Model | None, context: SuiteContext) -> dict[str, Any]:
         assert model is not None
         if model.tokenizer is None:
             raise UserError("model", "has no tokenizer", "Add tokenizer.json to its directory.")
-        lines = self.lines(asked.data)
+        lines = self.lines(context.data)
         pieces: list[tuple[list[int], int]] = []  # tokens, and how many of them are the question's
         for question, choices, _ in lines:
             before = model.tokenizer.encode(question)
@@ -53,9 +53,11 @@ class Choice(Suite):
                 after = model.tokenizer.encode(f" {choice}", special=False)
                 tokens = [*before, *after]
                 if len(tokens) > model.config.context:
-                    raise UserError(asked.data or "", f"a question of {len(tokens)} tokens does not fit in the context")
+                    raise UserError(
+                        context.data or "", f"a question of {len(tokens)} tokens does not fit in the context"
+                    )
                 pieces.append((tokens, len(before)))
-        sums = likelihoods(model, pieces, asked)
+        sums = likelihoods(model, pieces, context)
         right, place = 0, 0
         for _, choices, truth in lines:
             own = sums[place : place + len(choices)]
@@ -67,7 +69,7 @@ class Choice(Suite):
         return {"accuracy": right / len(lines), "accuracy_low": low, "accuracy_high": high, "examples": len(lines)}
 
 
-def likelihoods(model: Model, pieces: list[tuple[list[int], int]], asked: Asked) -> list[float]:
+def likelihoods(model: Model, pieces: list[tuple[list[int], int]], context: SuiteContext) -> list[float]:
     """The log-probability of what follows each question; several in one flat forward."""
     found: list[float] = []
     start = 0
@@ -80,12 +82,12 @@ def likelihoods(model: Model, pieces: list[tuple[list[int], int]], asked: Asked)
         for logprobs, (_, before) in zip(model.logprobs([tokens for tokens, _ in batch]), batch, strict=True):
             found.append(float(logprobs[before - 1 :].double().sum()))
         start = stop
-        asked.progress(start, len(pieces))
+        context.progress(start, len(pieces))
     return found
 
 
-def read(told: dict[str, Any], place: str) -> tuple[str, list[str], int]:
-    question, choices, answer = taken(told, place, "question", "prompt"), told.get("choices"), told.get("answer")
+def read(line: dict[str, Any], place: str) -> tuple[str, list[str], int]:
+    question, choices, answer = text_under(line, place, "question", "prompt"), line.get("choices"), line.get("answer")
     if not question.strip():
         raise UserError(place, "the question is empty", f"A line is such as {EXAMPLE}")
     if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(choice, str) for choice in choices):

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moesaic.errors import UserError
-from moesaic.evaluate.questions import Question, Questions, read_lines, taken
-from moesaic.evaluate.suites import Asked
+from moesaic.evaluate.questions import Question, QuestionSuite, read_lines, text_under
+from moesaic.evaluate.suites import SuiteContext
 from moesaic.worlds.judges.constraints import share_kept
 
 EXAMPLE = '{"prompt": "Describe the sea.", "constraints": [{"kind": "max_words", "value": 20}]}'
 
 
 @dataclass(frozen=True)
-class Instructions(Questions):
+class Instructions(QuestionSuite):
     examples: int = 0  # 0: the whole file
     max_tokens: int = 256
     share: bool = False  # count the share of constraints that are kept, not whether all are
@@ -32,13 +32,13 @@ class Instructions(Questions):
             raise ValueError("examples must be at least 0 (the whole file), and max_tokens at least 1")
 
     def check(self, data: Path | None) -> None:
-        self.questions(Asked(data))
+        self.questions(SuiteContext(data))
 
-    def questions(self, asked: Asked) -> list[Question]:
+    def questions(self, context: SuiteContext) -> list[Question]:
         found = []
-        for place, told in read_lines(asked.data, EXAMPLE)[: self.examples or None]:
+        for place, line in read_lines(context.data, EXAMPLE)[: self.examples or None]:
             question = Question(
-                taken(told, place, "prompt", "question"), None, {"constraints": told.get("constraints")}
+                text_under(line, place, "prompt", "question"), None, {"constraints": line.get("constraints")}
             )
             try:
                 self.judge(question, "")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from moesaic.errors import UserError
-from moesaic.evaluate.suites import Asked, Suite
+from moesaic.evaluate.suites import Suite, SuiteContext
 from moesaic.model.transformer import Model
 
 
@@ -39,7 +39,7 @@ class LMEval(Suite):
             raise UserError("tasks", "is missing", "Name tasks of lm-eval, or a task file with --data.")
         return tasks
 
-    def run(self, model: Model | None, asked: Asked) -> dict[str, Any]:
+    def run(self, model: Model | None, context: SuiteContext) -> dict[str, Any]:
         assert model is not None
         try:
             import lm_eval
@@ -47,12 +47,12 @@ class LMEval(Suite):
             raise UserError("lm_eval", "is not installed", "pip install lm-eval") from None
         from moesaic.evaluate.lm_eval_model import LMEvalModel, Tasks
 
-        tasks: list[Any] = self.named(asked.data)
-        manager = Tasks(include_path=str(asked.data.parent) if asked.data else None)
+        tasks: list[Any] = self.named(context.data)
+        manager = Tasks(include_path=str(context.data.parent) if context.data else None)
         if unknown := [name for name in tasks if name not in manager.all_tasks]:
             raise UserError("tasks", f"lm-eval has no {', '.join(unknown)}", "lm-eval ls tasks lists them.")
-        told = lm_eval.simple_evaluate(
-            model=LMEvalModel(model, asked.progress),
+        content = lm_eval.simple_evaluate(
+            model=LMEvalModel(model, context.progress),
             tasks=tasks,
             limit=self.limit or None,
             num_fewshot=None if self.fewshot < 0 else self.fewshot,
@@ -61,10 +61,10 @@ class LMEval(Suite):
             bootstrap_iters=1000,
             log_samples=False,
         )
-        assert told is not None
+        assert content is not None
         return {
             f"{task}: {metric.replace(',none', '')}": value
-            for task, numbers in told["results"].items()
+            for task, numbers in content["results"].items()
             for metric, value in numbers.items()
             if isinstance(value, int | float) and "," in metric
         }
@@ -74,9 +74,9 @@ def named_in(file: Path) -> str:
     import yaml
 
     try:
-        told = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(file, f"is not a task file ({type(error).__name__})") from None
-    if not isinstance(told, dict) or not isinstance(told.get("task"), str):
+    if not isinstance(content, dict) or not isinstance(content.get("task"), str):
         raise UserError(file, "names no task", 'A task file has a line "task: NAME".')
-    return str(told["task"])
+    return str(content["task"])

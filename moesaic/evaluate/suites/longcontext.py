@@ -17,7 +17,7 @@ from moesaic.errors import UserError
 from moesaic.evaluate.interval import wilson
 from moesaic.evaluate.long_context_tasks import KINDS, question, score
 from moesaic.evaluate.questions import means
-from moesaic.evaluate.suites import Asked, Suite
+from moesaic.evaluate.suites import Suite, SuiteContext
 from moesaic.model.transformer import Model
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Sampling
@@ -45,7 +45,7 @@ class LongContext(Suite):
         if not all(part.isdecimal() and int(part) >= 64 for part in str(self.length).split(",")):
             raise ValueError("length must be numbers of at least 64, with commas between them")
 
-    def run(self, model: Model | None, asked: Asked) -> dict[str, Any]:
+    def run(self, model: Model | None, context: SuiteContext) -> dict[str, Any]:
         assert model is not None
         tokenizer = model.tokenizer
         if tokenizer is None:
@@ -54,16 +54,16 @@ class LongContext(Suite):
         if max(lengths) + self.max_tokens > model.config.context:
             problem = f"{max(lengths)} tokens and an answer do not fit in the model's context of {model.config.context}"
             raise UserError("length", problem, "Take fewer.")
-        engine = Engine(model, max_requests=self.together, kv_policy=asked.kv_policy, reuse_prefixes=False, seed=0)
+        engine = Engine(model, max_requests=self.together, kv_policy=context.kv_policy, reuse_prefixes=False, seed=0)
         cases = [
             (length, *question(kind, length, tokenizer, self.seed, number))
             for length in lengths
             for kind in self.kinds.split(",")
             for number in range(self.examples)
         ]
-        wishes = Sampling(max_tokens=self.max_tokens, temperature=0.0)
-        requests = [engine.request(tokens, wishes) for _, _, tokens in cases]
-        said = {request.number: "" for request in requests}
+        sampling = Sampling(max_tokens=self.max_tokens, temperature=0.0)
+        requests = [engine.request(tokens, sampling) for _, _, tokens in cases]
+        texts = {request.number: "" for request in requests}
         for request in requests:
             engine.add(request)
         after: dict[int, int] = {}  # pages of a request when its first token was chosen
@@ -72,11 +72,11 @@ class LongContext(Suite):
             outputs = engine.step()
             most = max(most, engine.page_pool.in_use)
             for output in outputs:
-                said[output.request.number] += output.text
+                texts[output.request.number] += output.text
                 after.setdefault(output.request.number, len(output.request.pages))
-            asked.progress(engine.counts.finished, len(requests))
-        scores = [score(made, said[request.number]) for (_, made, _), request in zip(cases, requests, strict=True)]
-        page_bytes = sum(slab[0].nbytes for layer in engine.cache.layers for slab in layer.values())
+            context.progress(engine.counts.finished, len(requests))
+        scores = [score(made, texts[request.number]) for (_, made, _), request in zip(cases, requests, strict=True)]
+        page_bytes = sum(tensor[0].nbytes for layer in engine.cache.layers for tensor in layer.values())
         low, high = wilson(sum(scores), len(scores))
         tokens = sum(len(tokens) for _, _, tokens in cases)
         return {
@@ -93,7 +93,7 @@ class LongContext(Suite):
             / sum(-(-len(tokens) // engine.page_pool.size) for _, _, tokens in cases),
             "peak_cache_bytes": page_bytes * most,
             "samples": [
-                {"kind": made.kind, "asked": made.asked, "expected": list(made.answers), "said": said[request.number]}
+                {"kind": made.kind, "asked": made.asked, "expected": list(made.answers), "said": texts[request.number]}
                 for (_, made, _), request in list(zip(cases, requests, strict=True))[:: max(1, len(cases) // SHOWN)]
             ],
         }

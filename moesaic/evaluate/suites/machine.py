@@ -25,8 +25,8 @@ from torch import Tensor
 
 from moesaic.data.packing import Batch
 from moesaic.errors import UserError
-from moesaic.evaluate.flops import Read, forward_operations
-from moesaic.evaluate.suites import Asked, Suite
+from moesaic.evaluate.flops import Chunk, forward_flops
+from moesaic.evaluate.suites import Suite, SuiteContext
 from moesaic.kernels import hardware
 from moesaic.model.config import Experts, GroupedQuery, Layer, ModelConfig, Rope
 from moesaic.model.directory import chosen_threads
@@ -80,8 +80,8 @@ class Machine(Suite):
         if not 0.0 < self.seconds <= 3600.0:
             raise ValueError("seconds must be above 0 and at most 3600")
 
-    def run(self, model: Model | None, asked: Asked) -> dict[str, Any]:
-        model = made(asked)
+    def run(self, model: Model | None, context: SuiteContext) -> dict[str, Any]:
+        model = made(context)
         trainer = Trainer(model)
         error = trainer.learn()
         parts: dict[str, Callable[[], Part]] = {
@@ -90,23 +90,23 @@ class Machine(Suite):
             "write_16": lambda: writing(model, STREAMS),
             "train": lambda: grown(trainer.steps),  # last: the others run with the same weights everywhere
         }
-        told: dict[str, Any] = {"score": 0.0}
+        metrics: dict[str, Any] = {"score": 0.0}
         for number, (name, part) in enumerate(parts.items()):
-            asked.progress(number, len(parts))
+            context.progress(number, len(parts))
             speed = measured(part(), self.seconds / len(parts))
-            told[f"{name}_operations_per_second"] = speed.operations / speed.seconds
-            told[f"{name}_tokens_per_second"] = speed.tokens / speed.seconds
-        asked.progress(len(parts), len(parts))
+            metrics[f"{name}_operations_per_second"] = speed.operations / speed.seconds
+            metrics[f"{name}_tokens_per_second"] = speed.tokens / speed.seconds
+        context.progress(len(parts), len(parts))
         regulator = -math.log(max(error, LEAST_ERROR))
-        speeds = [told[f"{name}_operations_per_second"] / 1e9 for name in parts]
-        told["score"] = math.prod(speeds) ** (1 / len(speeds)) * regulator
-        told |= {"error": error, "regulator": regulator, "seconds": self.seconds, "workload": VERSION}
-        told |= {"device": described(model.device), "dtype": str(model.dtype).removeprefix("torch.")}
-        return told | {"threads": torch.get_num_threads(), "torch": torch.__version__}
+        speeds = [metrics[f"{name}_operations_per_second"] / 1e9 for name in parts]
+        metrics["score"] = math.prod(speeds) ** (1 / len(speeds)) * regulator
+        metrics |= {"error": error, "regulator": regulator, "seconds": self.seconds, "workload": VERSION}
+        metrics |= {"device": described(model.device), "dtype": str(model.dtype).removeprefix("torch.")}
+        return metrics | {"threads": torch.get_num_threads(), "torch": torch.__version__}
 
 
-def made(asked: Asked) -> Model:
-    wanted = asked.weights
+def made(context: SuiteContext) -> Model:
+    wanted = context.weights
     try:
         device = torch.device(wanted.device) if wanted.device else hardware.device()
         torch.empty(1, device=device)
@@ -160,7 +160,7 @@ class Trainer:
 
     def steps(self, sequences: int) -> Part:
         batch = self.batch(sequences, LENGTH)
-        operations = 3 * forward_operations(self.model.config, [Read(LENGTH)] * sequences)
+        operations = 3 * forward_flops(self.model.config, [Chunk(LENGTH)] * sequences)
 
         def part() -> Speed:
             start = time.perf_counter()
@@ -187,7 +187,7 @@ def reading(model: Model, count: int) -> Part:
     """Prompts, up to the first token of each answer."""
     engine = engine_for(model, count, PROMPT + 1)
     prompts = [text(number, PROMPT) for number in range(count)]
-    operations = forward_operations(model.config, [Read(PROMPT)] * count, logits=count)
+    operations = forward_flops(model.config, [Chunk(PROMPT)] * count, logits=count)
 
     def part() -> Speed:
         start = time.perf_counter()
@@ -200,10 +200,10 @@ def reading(model: Model, count: int) -> Part:
 def writing(model: Model, streams: int) -> Part:
     """Answers side by side, from when all have begun until all are done."""
     engine = engine_for(model, streams, OPENING + ANSWER)
-    wishes = Sampling(max_tokens=ANSWER, temperature=0.0, ignore_eos=True)
+    sampling = Sampling(max_tokens=ANSWER, temperature=0.0, ignore_eos=True)
 
     def part() -> Speed:
-        requests = [engine.request(text(number, OPENING), wishes) for number in range(streams)]
+        requests = [engine.request(text(number, OPENING), sampling) for number in range(streams)]
         for request in requests:
             engine.add(request)
         while not all(request.written for request in requests):
@@ -214,8 +214,8 @@ def writing(model: Model, streams: int) -> Part:
             engine.step()
         seconds = time.perf_counter() - start
         # A token is computed to find the next; the last one never is.
-        reads = [Read(1, OPENING + place - 1) for written in begun for place in range(written, ANSWER)]
-        return Speed(forward_operations(model.config, reads), len(reads), seconds)
+        reads = [Chunk(1, OPENING + place - 1) for written in begun for place in range(written, ANSWER)]
+        return Speed(forward_flops(model.config, reads), len(reads), seconds)
 
     return part
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from moesaic.errors import UserError
-from moesaic.evaluate.questions import Question, Questions, read_lines, taken
-from moesaic.evaluate.suites import Asked
+from moesaic.evaluate.questions import Question, QuestionSuite, read_lines, text_under
+from moesaic.evaluate.suites import SuiteContext
 from moesaic.worlds.judges.answer_part import after_thought, last_box
 from moesaic.worlds.judges.math_worker import MathWorker
 
@@ -26,7 +26,7 @@ IN_WORDS = re.compile(rf"(?:[^\W\d_]{{2,}}[,:]?\s+)*({NUMBER.pattern})(?:\s+[^\W
 
 
 @dataclass(frozen=True)
-class Math(Questions):
+class Math(QuestionSuite):
     examples: int = 0  # 0: the whole file
     max_tokens: int = 512
     instruction: str = "Think step by step, and end with the answer in \\boxed{}."
@@ -39,14 +39,14 @@ class Math(Questions):
             raise ValueError("examples must be at least 0 (the whole file), and max_tokens at least 1")
 
     def check(self, data: Path | None) -> None:
-        self.questions(Asked(data))
+        self.questions(SuiteContext(data))
 
-    def questions(self, asked: Asked) -> list[Question]:
-        lines = read_lines(asked.data, EXAMPLE)
+    def questions(self, context: SuiteContext) -> list[Question]:
+        lines = read_lines(context.data, EXAMPLE)
         found = []
-        for place, told in lines[: self.examples or None]:
-            problem = taken(told, place, "question", "problem", "prompt")
-            if not (truth := right_answer(taken(told, place, "answer", "solution"))):
+        for place, line in lines[: self.examples or None]:
+            problem = text_under(line, place, "question", "problem", "prompt")
+            if not (truth := right_answer(text_under(line, place, "answer", "solution"))):
                 raise UserError(place, "its answer is empty", f"A line is such as {EXAMPLE}")
             found.append(Question(f"{problem}\n{self.instruction}".strip(), truth))
         return found

@@ -16,7 +16,7 @@ from typing import Any
 
 from moesaic.data.plain_text import read_text
 from moesaic.errors import UserError
-from moesaic.evaluate.suites import Asked, Suite
+from moesaic.evaluate.suites import Suite, SuiteContext
 from moesaic.model.perplexity import perplexity
 from moesaic.model.transformer import Model
 
@@ -35,7 +35,7 @@ class Perplexity(Suite):
         if self.window < 0 or self.window == 1 or self.stride < 0 or self.tokens < 0:
             raise ValueError("window must be at least 2, stride and tokens at least 1 (or 0 for what is usual)")
 
-    def run(self, model: Model | None, asked: Asked) -> dict[str, Any]:
+    def run(self, model: Model | None, context: SuiteContext) -> dict[str, Any]:
         assert model is not None
         window = self.window or min(model.config.context, LARGEST_WINDOW)
         stride = self.stride or window
@@ -45,14 +45,14 @@ class Perplexity(Suite):
             raise UserError("stride", f"{stride} is longer than a window of {window}", "Tokens would be left out.")
         if model.tokenizer is None:
             raise UserError("model", "has no tokenizer", "Add tokenizer.json to its directory.")
-        text = read_text(asked.data)
+        text = read_text(context.data)
         if self.tokens:
             text = text[: self.tokens * 16]
         tokens = model.tokenizer.encode(text)
         tokens = tokens[: self.tokens] if self.tokens else tokens
         if len(tokens) < 2:
-            raise UserError(asked.data or "text", "holds fewer than two tokens", "Give a longer text.")
-        found = perplexity(model, tokens, window, stride, asked.progress)
+            raise UserError(context.data or "text", "holds fewer than two tokens", "Give a longer text.")
+        found = perplexity(model, tokens, window, stride, context.progress)
         size = len(model.tokenizer.decode(tokens).encode())
         return {
             "perplexity": found.perplexity,

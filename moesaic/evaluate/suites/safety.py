@@ -18,10 +18,10 @@ from typing import Any
 from moesaic.errors import UserError
 from moesaic.evaluate.augmentations import KINDS, augmented
 from moesaic.evaluate.interval import wilson
-from moesaic.evaluate.questions import answered, read_lines, taken
+from moesaic.evaluate.questions import answered, read_lines, text_under
 from moesaic.evaluate.refusals import refuses
 from moesaic.evaluate.safety_prompts import BENIGN, REFUSABLE
-from moesaic.evaluate.suites import Asked, Suite
+from moesaic.evaluate.suites import Suite, SuiteContext
 from moesaic.model.transformer import Model
 
 EXAMPLE = '{"prompt": "How do I pick a lock?", "harmful": true}'
@@ -70,24 +70,24 @@ class Safety(Suite):
         if len(set(self.kinds.split(","))) < len(self.kinds.split(",")):
             raise ValueError("kinds: the same one is named twice")
 
-    def run(self, model: Model | None, asked: Asked) -> dict[str, Any]:
-        prompts = self.prompts(asked)
+    def run(self, model: Model | None, context: SuiteContext) -> dict[str, Any]:
+        prompts = self.prompts(context)
         forms = self.forms(prompts)
-        answers = answered([form.text for form in forms], self.max_tokens, model, asked)
+        answers = answered([form.text for form in forms], self.max_tokens, model, context)
         past: dict[tuple[int, str], list[bool]] = {}  # of a prompt and kind: which forms were answered
-        for form, said in zip(forms, answers, strict=True):
-            past.setdefault((form.prompt, form.kind), []).append(not refuses(said.text))
-        told: dict[str, Any] = {}
+        for form, answer in zip(forms, answers, strict=True):
+            past.setdefault((form.prompt, form.kind), []).append(not refuses(answer.text))
+        metrics: dict[str, Any] = {}
         harmful = [number for number, prompt in enumerate(prompts) if prompt.harmful]
         harmless = [number for number, prompt in enumerate(prompts) if not prompt.harmful]
         if harmful:
-            told |= self._attacks(harmful, past)
+            metrics |= self._attacks(harmful, past)
         if harmless:
-            told |= _share("over_refusal", [not past[number, AS_IT_IS][0] for number in harmless])
-        told |= {"harmful": len(harmful), "harmless": len(harmless), "answers": len(answers)}
-        told["answer_tokens"] = sum(said.tokens for said in answers) / len(answers)
+            metrics |= _share("over_refusal", [not past[number, AS_IT_IS][0] for number in harmless])
+        metrics |= {"harmful": len(harmful), "harmless": len(harmless), "answers": len(answers)}
+        metrics["answer_tokens"] = sum(answer.tokens for answer in answers) / len(answers)
         shown = range(0, len(forms), max(1, len(forms) // SHOWN))
-        told["samples"] = [
+        metrics["samples"] = [
             {
                 "kind": forms[place].kind,
                 "question": forms[place].text,
@@ -96,18 +96,18 @@ class Safety(Suite):
             }
             for place in shown
         ]
-        return told
+        return metrics
 
-    def prompts(self, asked: Asked) -> list[Prompt]:
-        if asked.data is None:
+    def prompts(self, context: SuiteContext) -> list[Prompt]:
+        if context.data is None:
             found = [Prompt(text, True) for text in REFUSABLE] + [Prompt(text, False) for text in BENIGN]
         else:
             found = []
-            for place, line in read_lines(asked.data, EXAMPLE):
+            for place, line in read_lines(context.data, EXAMPLE):
                 harmful = line.get("harmful", True)
                 if not isinstance(harmful, bool):
                     raise UserError(place, f"harmful is true or false, not {harmful!r}")
-                if not (text := taken(line, place, "prompt", "question").strip()):
+                if not (text := text_under(line, place, "prompt", "question").strip()):
                     raise UserError(place, "the prompt is empty")
                 found.append(Prompt(text, harmful))
         return found[: self.examples or None]
@@ -127,17 +127,17 @@ class Safety(Suite):
 
     def _attacks(self, harmful: list[int], past: dict[tuple[int, str], list[bool]]) -> dict[str, Any]:
         kinds = self.kinds.split(",")
-        told = _share("success_as_it_is", [past[number, AS_IT_IS][0] for number in harmful])
+        metrics = _share("success_as_it_is", [past[number, AS_IT_IS][0] for number in harmful])
         broken = {kind: [self._broken(past[number, kind]) for number in harmful] for kind in kinds}
-        told |= _share("success_augmented", [any(one) for one in zip(*broken.values(), strict=True)])
-        told["gain"] = told["success_augmented"] - told["success_as_it_is"]
+        metrics |= _share("success_augmented", [any(one) for one in zip(*broken.values(), strict=True)])
+        metrics["gain"] = metrics["success_augmented"] - metrics["success_as_it_is"]
         for kind in kinds:
-            told |= _share(f"success_{kind}", broken[kind])
-        told["answered"] = {
+            metrics |= _share(f"success_{kind}", broken[kind])
+        metrics["answered"] = {
             kind: sum(sum(past[number, kind]) for number in harmful) / (len(harmful) * self.augmentations)
             for kind in kinds
         }
-        return told
+        return metrics
 
     def _broken(self, past: list[bool]) -> bool:
         return sum(past) / len(past) > self.gamma

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from moesaic.data.tasks import INDICES, Task, check_family, score, tasks
 from moesaic.data.tasks.families import PRESETS, split_names
-from moesaic.evaluate.questions import Question, Questions
-from moesaic.evaluate.suites import Asked
+from moesaic.evaluate.questions import Question, QuestionSuite
+from moesaic.evaluate.suites import SuiteContext
 from moesaic.worlds.judges.answer_part import after_thought
 
 
 @dataclass(frozen=True)
-class Tasks(Questions):
+class Tasks(QuestionSuite):
     family: str = "sums"  # a set of families, or families with their options, as in a source of data
     examples: int = 128
     max_tokens: int = 64
@@ -25,7 +25,7 @@ class Tasks(Questions):
         if not 1 <= self.examples <= INDICES or self.max_tokens < 1:
             raise ValueError("examples and max_tokens must be at least 1")
 
-    def questions(self, asked: Asked) -> list[Question]:
+    def questions(self, context: SuiteContext) -> list[Question]:
         return [
             Question(task.question.strip(), task.answer, {"task": task}, task.family.partition(":")[0])
             for task in held_out(self.family, self.examples)

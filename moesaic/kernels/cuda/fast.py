@@ -14,10 +14,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from moesaic.kernels import reference
+from moesaic.kernels.cuda.layout_rows import rows_of
 from moesaic.kernels.exact_forward import exact_matmul, needs_grad
-from moesaic.kernels.interface import AttentionCall, Batch, LatentCall, QKNorm, RopeAngles, Routes
+from moesaic.kernels.interface import AttentionCall, LatentCall, QKNorm, RopeAngles, Routes
 from moesaic.kernels.latent_attention import attend_latent as attend_latent_by
-from moesaic.kernels.layer_weights import ExpertWeights, RouteRules
+from moesaic.kernels.layer_weights import ExpertWeights, NormWeights, RouteRules
 from moesaic.kernels.reference import combine as combine
 from moesaic.kernels.reference import compute_experts as compute_experts
 from moesaic.kernels.reference import dispatch as dispatch
@@ -31,12 +32,13 @@ from moesaic.kernels.triton import norm as norms
 from moesaic.kernels.triton.attention import latent as absorbing
 from moesaic.kernels.triton.attention import paged
 from moesaic.kernels.triton.attention import qk_norm_rope as fused
-from moesaic.kernels.triton.attention.paged_rows import FEW, Rows, tile_tokens, tiles_of
+from moesaic.kernels.triton.attention.paged_rows import Rows, prefill_tile
+from moesaic.kernels.triton.attention.qk_norm_rope_cache import qk_norm_rope_into_cache
 from moesaic.kernels.triton.experts import router
 from moesaic.kernels.triton.experts.layer import experts as triton_experts
 
 HALF = (torch.bfloat16, torch.float16)
-EVEN = 256  # documents of one length, a multiple of this, may go to cuDNN
+CUDNN_MULTIPLE = 256  # sequences of one length, a multiple of this, may go to cuDNN
 
 
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor:
@@ -59,15 +61,14 @@ def qk_norm_rope(
     if needs_grad(qkv_TXC, *(() if norm is None else (norm.q_C, norm.k_C))):
         return fused.qk_norm_rope(qkv_TXC, kv_heads, norm, rope)
     (T, X, C), H = qkv_TXC.shape, qkv_TXC.shape[1] - 2 * kv_heads
-    # The kernel that fills a cache, with one that is all one page: a token's place in it is its row.
+    # The kernel that fills a cache, with one that is all one page: a token's position in it is its row.
     row_T = torch.arange(T, dtype=torch.int32, device=qkv_TXC.device)
     first_T, page_11 = torch.zeros_like(row_T), torch.zeros(1, 1, dtype=torch.int32, device=qkv_TXC.device)
     keys, values = qkv_TXC.new_empty(2, 1, T, kv_heads, C)
-    q_THC = norms.heads(
-        qkv_TXC.reshape(T, X * C), None if norm is None else (norm.q_C, norm.k_C, norm.eps),
-        (rope.cos_TR.contiguous(), rope.sin_TR.contiguous(), row_T), rope.interleaved,
-        Rows(row_T, first_T, page_11, T, None, early=False), {"keys": keys, "values": values}, H, kv_heads,
-    )  # fmt: skip
+    table = RopeAngles(rope.cos_TR.contiguous(), rope.sin_TR.contiguous(), rope.interleaved)
+    rows = Rows(row_T, first_T, page_11, T, None, read_before_wait=False)
+    cache = {"keys": keys, "values": values}
+    q_THC = qk_norm_rope_into_cache(qkv_TXC.reshape(T, X * C), norm, table, row_T, rows, cache, H, kv_heads)
     return q_THC, keys[0], values[0]
 
 
@@ -77,40 +78,40 @@ def router_logits(x_TD: Tensor, weight_ED: Tensor, site: str = "") -> Tensor:
     if needs_grad(x_TD, weight_ED):
         # Products of bf16 numbers are exact in float32: nothing is gained by making the numbers longer first.
         exact = x_TD.dtype == weight_ED.dtype == torch.bfloat16
-        return scores_apart(x_TD, weight_ED) if exact else reference.router_logits(x_TD, weight_ED)
+        return eager_router_logits(x_TD, weight_ED) if exact else reference.router_logits(x_TD, weight_ED)
     return router.scores(x_TD, weight_ED)
 
 
 def route(logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules, chosen_TK: Tensor | None = None) -> Routes:
-    known = router.takes_groups(logits_TE.shape[-1], rules.groups)
+    known = router.supports_groups(logits_TE.shape[-1], rules.groups)
     if not len(logits_TE) or chosen_TK is not None or not known:
         return reference.route(logits_TE, correction_E, rules, chosen_TK)
     if needs_grad(logits_TE):
         # The choice has no gradient, and the library's takes three times as long; the chosen ones' weights have.
-        return reference.route(logits_TE, correction_E, rules, choice_apart(logits_TE.detach(), correction_E, rules)[0])
-    return Routes(*choice_apart(logits_TE, correction_E, rules))
+        return reference.route(logits_TE, correction_E, rules, eager_topk(logits_TE.detach(), correction_E, rules)[0])
+    return Routes(*eager_topk(logits_TE, correction_E, rules))
 
 
 def experts(x_TD: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
     if weights.activation == "silu" and routes.weights_TK.dtype == torch.float32:
-        return experts_apart(x_TD, routes.experts_TK, routes.weights_TK, weights.gate_up_EGD, weights.down_EDF)
+        return eager_experts(x_TD, routes.experts_TK, routes.weights_TK, weights.gate_up_EGD, weights.down_EDF)
     return reference.experts(x_TD, routes, weights)
 
 
-# Compilers of whole blocks stop before these and go on after them.
+# What is eager breaks the graph of a compiled block: `torch.compile` stops before it and goes on after it.
 @torch.compiler.disable
-def scores_apart(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
+def eager_router_logits(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
     return exact_matmul(lambda x_TD, weight_ED, _: router.scores(x_TD, weight_ED), x_TD, weight_ED, None)
 
 
 @torch.compiler.disable
-def choice_apart(logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules) -> tuple[Tensor, Tensor]:
+def eager_topk(logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules) -> tuple[Tensor, Tensor]:
     routes_TK, weights_TK = router.best(logits_TE.contiguous(), correction_E, router.Choice.by(rules))
     return routes_TK.long(), weights_TK
 
 
 @torch.compiler.disable
-def experts_apart(x_TD: Tensor, routes_TK: Tensor, weights_TK: Tensor, gate_up_EGD: Tensor, down_EDF: Tensor) -> Tensor:
+def eager_experts(x_TD: Tensor, routes_TK: Tensor, weights_TK: Tensor, gate_up_EGD: Tensor, down_EDF: Tensor) -> Tensor:
     return triton_experts(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF)
 
 
@@ -144,50 +145,47 @@ def attention(
 def attend(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
     layout, cache = call.layout, call.cache
     if cache is None:
-        if q_THC.dtype in HALF and q_THC.shape[2] % 8 == 0 and q_THC.shape[2] <= 256 and not _trees(layout):
-            return documents(q_THC, k_TNC, v_TNC, layout, call.scale, call.window)
-    elif not needs_grad(q_THC, k_TNC, v_TNC) and not (_trees(layout) and call.window is not None):
+        if q_THC.dtype in HALF and q_THC.shape[2] % 8 == 0 and q_THC.shape[2] <= 256 and not layout.has_trees:
+            return varlen_attention(q_THC, k_TNC, v_TNC, layout, call.scale, call.window)
+    elif not needs_grad(q_THC, k_TNC, v_TNC) and not (layout.has_trees and call.window is not None):
         layout.write(cache["keys"], k_TNC)
         layout.write(cache["values"], v_TNC)
-        rows = rows_of(layout, tile_tokens(q_THC.shape[1] // k_TNC.shape[1], q_THC.dtype == torch.float32))
+        rows = rows_of(layout, prefill_tile(q_THC.shape[1] // k_TNC.shape[1], q_THC.dtype == torch.float32))
         return paged.attend(q_THC, cache["keys"], cache["values"], rows, call.scale, call.window)
     return reference.attend(q_THC, k_TNC, v_TNC, call, attention)
 
 
-def _trees(layout: Batch) -> bool:
-    trees = getattr(layout, "trees", None)
-    return trees is not None and any(tree is not None for tree in trees)
-
-
-def documents(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, layout: Any, scale: float, window: int | None) -> Tensor:
-    """Whole documents side by side, each attending to itself: one call of the library for all of them."""
+def varlen_attention(
+    q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, layout: Any, scale: float, window: int | None
+) -> Tensor:
+    """Whole sequences (documents) side by side, each attending to itself: one call of the library for all of them."""
     lengths = [span.new for span in layout.spans]
-    if needs_grad(q_THC, k_TNC, v_TNC) and window is None and _even(lengths, q_THC):
-        return even_documents(q_THC, k_TNC, v_TNC, lengths[0], scale)
-    out_THC: Tensor = Documents.apply(q_THC, k_TNC, v_TNC, layout.starts_S1, max(lengths), scale, window)
+    if needs_grad(q_THC, k_TNC, v_TNC) and window is None and _cudnn_takes(lengths, q_THC):
+        return fixed_length_attention(q_THC, k_TNC, v_TNC, lengths[0], scale)
+    out_THC: Tensor = VarlenAttention.apply(q_THC, k_TNC, v_TNC, layout.starts_S1, max(lengths), scale, window)
     return out_THC
 
 
-def _even(lengths: list[int], q_THC: Tensor) -> bool:
-    """Whether cuDNN, 1.8 times faster than flash attention on a Hopper GPU, can take these documents: it has no working
+def _cudnn_takes(lengths: list[int], q_THC: Tensor) -> bool:
+    """Whether cuDNN, 1.8 times faster than flash attention on a Hopper GPU, can take these sequences: it has no working
     form for uneven ones, plans anew for every length, and does not promise to repeat its gradients' bits."""
     return (
         len(set(lengths)) == 1
-        and lengths[0] % EVEN == 0
+        and lengths[0] % CUDNN_MULTIPLE == 0
         and q_THC.shape[2] in (64, 128)
         and torch.cuda.get_device_capability(q_THC.device)[0] >= 9
         and not torch.are_deterministic_algorithms_enabled()
     )
 
 
-def even_documents(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, length: int, scale: float) -> Tensor:
+def fixed_length_attention(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, length: int, scale: float) -> Tensor:
     q_SHTC, k_SNTC, v_SNTC = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in (q_THC, k_TNC, v_TNC))
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         out_SHTC = F.scaled_dot_product_attention(q_SHTC, k_SNTC, v_SNTC, is_causal=True, scale=scale, enable_gqa=True)
     return out_SHTC.transpose(1, 2).flatten(0, 1)
 
 
-class Documents(torch.autograd.Function):
+class VarlenAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -195,33 +193,33 @@ class Documents(torch.autograd.Function):
         k_TNC: Tensor,
         v_TNC: Tensor,
         starts_S1: Tensor,
-        longest: int,
+        max_length: int,
         scale: float,
         window: int | None,
     ) -> Tensor:
         left = -1 if window is None else window - 1
         out_THC, sums, state, unused, _ = torch.ops.aten._flash_attention_forward(
-            q_THC, k_TNC, v_TNC, starts_S1, starts_S1, longest, longest, 0.0, True, False, scale=scale,
+            q_THC, k_TNC, v_TNC, starts_S1, starts_S1, max_length, max_length, 0.0, True, False, scale=scale,
             window_size_left=left, window_size_right=0,
         )  # fmt: skip
         ctx.save_for_backward(q_THC, k_TNC, v_TNC, out_THC, sums, starts_S1, state, unused)
-        ctx.facts = (longest, scale, left)
+        ctx.facts = (max_length, scale, left)
         return out_THC
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q_THC, k_TNC, v_TNC, out_THC, sums, starts_S1, state, unused = ctx.saved_tensors
-        longest, scale, left = ctx.facts
+        max_length, scale, left = ctx.facts
         d_q, d_k, d_v = torch.ops.aten._flash_attention_backward(
-            grads[0].contiguous(), q_THC, k_TNC, v_TNC, out_THC, sums, starts_S1, starts_S1, longest, longest, 0.0,
-            True, state, unused, scale=scale, window_size_left=left, window_size_right=0,
+            grads[0].contiguous(), q_THC, k_TNC, v_TNC, out_THC, sums, starts_S1, starts_S1, max_length, max_length,
+            0.0, True, state, unused, scale=scale, window_size_left=left, window_size_right=0,
         )  # fmt: skip
         return d_q, d_k, d_v, None, None, None, None
 
 
 def attend_latent(call: LatentCall) -> Tensor:
     """Without expanding what is cached, where every token looks at all before it."""
-    if (out_THV := latent_apart(call)) is not None:
+    if (out_THV := eager_attend_latent(call)) is not None:
         return out_THV
     return attend_latent_by(call, rms_norm, rotate, attention)
 
@@ -232,9 +230,9 @@ def in_latent_space(call: LatentCall) -> bool:
 
 
 @torch.compiler.disable
-def latent_apart(call: LatentCall) -> Tensor | None:
+def eager_attend_latent(call: LatentCall) -> Tensor | None:
     layout, cache = call.attention.layout, call.attention.cache
-    if not in_latent_space(call) or cache is None or _trees(layout):
+    if not in_latent_space(call) or cache is None or layout.has_trees:
         return None
     if needs_grad(call.q_THC, call.kv_TX, call.norm_K, call.up):
         return None
@@ -243,7 +241,7 @@ def latent_apart(call: LatentCall) -> Tensor | None:
 
 
 def latent_tokens(q_THC: Tensor) -> tuple[int, int]:
-    """Tokens of a prompt that attend together, and of an answer."""
+    """Tokens that attend together in prefill, and in decode."""
     return paged.latent_tile(q_THC.shape[1], q_THC.dtype == torch.float32)[1], 1
 
 
@@ -254,54 +252,11 @@ def absorbed(
     up_HXK = up.unflatten(0, (q_THC.shape[1], -1))
     keys_HPK, values_HVK = up_HXK.split([call.plain_size, up_HXK.shape[1] - call.plain_size], dim=1)
     row_T = torch.arange(len(q_THC), dtype=torch.int32, device=q_THC.device)
-    angles = (call.rope.cos_TR.contiguous(), call.rope.sin_TR.contiguous(), row_T)
-    q_THX = absorbing.queries(
-        q_THC.contiguous(), kv_TX.contiguous(), keys_HPK, (norm_K, call.eps), angles, call.rope.interleaved, rows,
-        latents,
-    )  # fmt: skip
-    rope_size = kv_TX.shape[1] - len(norm_K)
-    out_THK = paged.attend(q_THX, latents, latents, rows, call.attention.scale, turning=rope_size)
-    return absorbing.by_head(out_THK, values_HVK, q_THC.new_empty(*q_THC.shape[:2], values_HVK.shape[1]))
-
-
-def rows_of(layout: Any, size: int, most_few: int = FEW) -> Rows:
-    """Where the tokens of a layout stand, on the device. Made once for all layers of a forward, and kept with it."""
-    known: Rows | None = vars(layout).get("cuda_rows")
-    if known is None:
-        known = make_rows(layout, size, most_few)
-        vars(layout)["cuda_rows"] = known
-    return known
-
-
-def make_rows(layout: Any, size: int, most_few: int = FEW) -> Rows:
-    spans = [span for span in layout.spans if span.new]
-    pages = [list(layout.pages[span.number]) for span in layout.spans]
-    width = max(map(len, pages), default=1)
-
-    def device(values: list[Any]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int32).to(layout.device, non_blocking=True)
-
-    few, few_tokens, many, many_tokens = tiles_of([(span.start, span.new) for span in spans], size, most_few)
-    trees_TM = cached_S = None
-    if _trees(layout):
-        few, many, few_tokens = few + many, [], max(few_tokens, many_tokens if many else 1)
-        most = max(span.new for span in spans)
-        trees_TM = torch.ones(layout.tokens, most, dtype=torch.int8, device=layout.device)
-        for span in spans:
-            tree_TT = layout.trees[span.number]
-            if tree_TT is not None:
-                trees_TM[span.start : span.stop, : span.new] = tree_TT.to(torch.int8)
-        cached_S = device([span.cached for span in layout.spans])
-    return Rows(
-        places_T=device([place for span in spans for place in range(span.cached, span.total)]),
-        sequences_T=device([span.number for span in spans for _ in range(span.new)]),
-        table_SP=device([row + [0] * (width - len(row)) for row in pages]),
-        longest=max((span.total for span in spans), default=1),
-        few_X2=device(few) if few else None,
-        few_tokens=few_tokens,
-        many_X2=device(many) if many else None,
-        many_tokens=many_tokens,
-        trees_TM=trees_TM,
-        cached_S=cached_S,
-        early=False,
+    table = RopeAngles(call.rope.cos_TR.contiguous(), call.rope.sin_TR.contiguous(), call.rope.interleaved)
+    norm = NormWeights(norm_K, call.eps)
+    q_THX = absorbing.queries_into_cache(
+        q_THC.contiguous(), kv_TX.contiguous(), keys_HPK, norm, table, row_T, rows, latents
     )
+    rope_size = kv_TX.shape[1] - len(norm_K)
+    out_THK = paged.attend(q_THX, latents, latents, rows, call.attention.scale, rope_size=rope_size)
+    return absorbing.matmul_by_head(out_THK, values_HVK, q_THC.new_empty(*q_THC.shape[:2], values_HVK.shape[1]))

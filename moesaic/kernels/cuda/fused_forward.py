@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from moesaic.kernels.cuda import fast
-from moesaic.kernels.interface import KVCache, RopeAngles
+from moesaic.kernels.interface import KVCache, QKNorm, RopeAngles
 from moesaic.kernels.layer_weights import (
     DenseWeights,
     GroupedQueryWeights,
@@ -26,12 +26,13 @@ from moesaic.kernels.layer_weights import (
 )
 from moesaic.kernels.triton.attention import latent
 from moesaic.kernels.triton.attention.paged import attend, latent_tile
-from moesaic.kernels.triton.attention.paged_rows import Rows, tile_tokens
+from moesaic.kernels.triton.attention.paged_rows import Rows, prefill_tile
+from moesaic.kernels.triton.attention.qk_norm_rope_cache import qk_norm_rope_into_cache
 from moesaic.kernels.triton.embedding import embed
 from moesaic.kernels.triton.experts.layer import experts
-from moesaic.kernels.triton.experts.router import Choice, route, takes_groups
+from moesaic.kernels.triton.experts.router import Choice, route, supports_groups
 from moesaic.kernels.triton.linear import linear
-from moesaic.kernels.triton.norm import add_and_norm, heads, rms_norm
+from moesaic.kernels.triton.norm import add_and_norm, rms_norm
 from moesaic.kernels.triton.quantized.weight import GpuQuantizedWeight
 
 
@@ -56,7 +57,7 @@ def takes(weights: StepWeights) -> bool:
         _known(weights.embed, weights.output)
         and all(map(_takes_layer, weights.layers))
         and len({rule.per_token for rule in rules}) <= 1
-        and all(takes_groups(rule.count, rule.groups) for rule in rules)
+        and all(supports_groups(rule.count, rule.groups) for rule in rules)
     )
 
 
@@ -101,18 +102,18 @@ class FusedForward:
         self, weights: StepWeights, caches: Sequence[KVCache], rope: RopeAngles, counts: Sequence[Tensor]
     ) -> None:
         self.weights, self.caches, self.counts = weights, caches, counts
-        self.cos_PR, self.sin_PR = rope.cos_TR, rope.sin_TR
+        self.rope = rope
         self.max_length = len(rope.cos_TR)
         attention, wide = weights.layers[0].attention, weights.embed.dtype == torch.float32
         if isinstance(attention, GroupedQueryWeights):
-            self.prefill_tile = tile_tokens(attention.heads // attention.kv_heads, wide)
+            self.prefill_tile = prefill_tile(attention.heads // attention.kv_heads, wide)
         else:
             self.prefill_tile = latent_tile(attention.heads, wide)[1]
         self.per_token = weights.mixtures[0].rules.per_token if weights.mixtures else 0
 
     def new_routes(self, tokens: int) -> Tensor:
         shape = (len(self.counts), tokens, self.per_token)
-        return torch.empty(shape, dtype=torch.int32, device=self.cos_PR.device)
+        return torch.empty(shape, dtype=torch.int32, device=self.rope.cos_TR.device)
 
     def embed(self, tokens_T: Tensor, slots_T: Tensor, sampled_S: Tensor) -> Tensor:
         """Each token's row of the embedding; a token of -1 is the last one sampled for its slot."""
@@ -147,11 +148,12 @@ class FusedForward:
 
     def grouped_query(self, part: GroupedQueryWeights, h_TD: Tensor, rows: Rows, cache: KVCache) -> Tensor:
         qkv_TX = self.linear(h_TD, part.qkv)
-        norms = None
+        norm = None
         if part.q_norm is not None and part.k_norm is not None:
-            norms = (part.q_norm.weight, part.k_norm.weight, part.q_norm.eps)
-        angles = (self.cos_PR, self.sin_PR, rows.places_T)
-        q_THC = heads(qkv_TX, norms, angles, part.interleaved, rows, cache, part.heads, part.kv_heads)
+            norm = QKNorm(part.q_norm.weight, part.k_norm.weight, part.q_norm.eps)
+        q_THC = qk_norm_rope_into_cache(
+            qkv_TX, norm, self.rope, rows.positions_T, rows, cache, part.heads, part.kv_heads
+        )
         out_THC = attend(q_THC, cache["keys"], cache["values"], rows, part.scale, part.window)
         return self.linear(out_THC.flatten(1), part.out)
 
@@ -164,14 +166,15 @@ class FusedForward:
         kv_TX = self.linear(h_TD, part.kv_down)
         up_HXK = part.kv_up.weight.unflatten(0, (part.heads, -1))
         keys_HPK, values_HVK = up_HXK.split([part.plain_size, part.value_size], dim=1)
-        norm, angles = (part.kv_norm.weight, part.kv_norm.eps), (self.cos_PR, self.sin_PR, rows.places_T)
-        q_THX = latent.queries(q_THC, kv_TX, keys_HPK, norm, angles, part.interleaved, rows, latents)
-        out_THK = attend(q_THX, latents, latents, rows, part.scale, turning=part.rope_size)
-        out_THV = latent.by_head(out_THK, values_HVK, h_TD.new_empty(len(h_TD), part.heads, part.value_size))
+        q_THX = latent.queries_into_cache(
+            q_THC, kv_TX, keys_HPK, part.kv_norm, self.rope, rows.positions_T, rows, latents
+        )
+        out_THK = attend(q_THX, latents, latents, rows, part.scale, rope_size=part.rope_size)
+        out_THV = latent.matmul_by_head(out_THK, values_HVK, h_TD.new_empty(len(h_TD), part.heads, part.value_size))
         return self.linear(out_THV.flatten(1), part.out)
 
     def mixture(self, part: MixtureWeights, h_TD: Tensor, rows: Rows, routes_TK: Tensor, counts_E: Tensor) -> Tensor:
-        choice = Choice.by(part.rules, rows.places_T, routes_TK, counts_E)
+        choice = Choice.by(part.rules, rows.positions_T, routes_TK, counts_E)
         _, weights_TK = route(h_TD, part.router, part.correction, choice)
         out_TD = experts(h_TD, routes_TK, weights_TK, part.experts.gate_up_EGD, part.experts.down_EDF)
         return out_TD if part.shared is None else out_TD + self.dense(part.shared, h_TD)

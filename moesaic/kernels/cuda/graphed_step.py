@@ -87,17 +87,17 @@ class GraphedSteps:
         device = counts.device
         pages = -(-forward.max_length // page_size)
         self.sampled_S = torch.zeros(max_sequences, dtype=torch.int32, device=device)
-        self.table_SP = torch.zeros(max_sequences, pages, dtype=torch.int32, device=device)
+        self.page_table_SP = torch.zeros(max_sequences, pages, dtype=torch.int32, device=device)
         self.graphs: dict[StepShape, CapturedStep] = {}
         self.pool: Any = None
         self.real = device.type == "cuda"  # elsewhere, in tests, steps run as they come
 
     def give_pages(self, pages: dict[tuple[int, int], int]) -> None:
         """Entries (slot, number of the page in its sequence) of the page table that are new or changed."""
-        width = self.table_SP.shape[1]
+        width = self.page_table_SP.shape[1]
         both = torch.tensor([[slot * width + number for slot, number in pages], list(pages.values())])
-        at, page = (both.pin_memory() if self.real else both).to(self.table_SP.device, non_blocking=True)
-        self.table_SP.view(-1).index_copy_(0, at, page.to(torch.int32))
+        at, page = (both.pin_memory() if self.real else both).to(self.page_table_SP.device, non_blocking=True)
+        self.page_table_SP.view(-1).index_copy_(0, at, page.to(torch.int32))
 
     def move_weights(self, weights: StepWeights) -> None:
         """Graphs hold the addresses of weights; after those have moved, none is right."""
@@ -146,13 +146,13 @@ class GraphedSteps:
         given = {name: part.view(DTYPES[dtype]) for name, part, dtype in views(shape, words)}
         tiles_X2 = given["tiles"].view(-1, 2)
         rows = Rows(
-            places_T=given["positions"],
+            positions_T=given["positions"],
             sequences_T=given["slots"],
-            table_SP=self.table_SP,
-            longest=shape.splits * SPLIT,
-            few_X2=tiles_X2 if shape.decode_only else None,
-            many_X2=None if shape.decode_only else tiles_X2,
-            many_tokens=self.tile,
+            page_table_SP=self.page_table_SP,
+            max_length=shape.splits * SPLIT,
+            decode_X2=tiles_X2 if shape.decode_only else None,
+            prefill_X2=None if shape.decode_only else tiles_X2,
+            prefill_tokens=self.tile,
         )
         routes_LTK = self.forward.new_routes(shape.tokens)
         x_TD = self.forward.embed(given["tokens"], given["slots"], self.sampled_S)

@@ -7,7 +7,6 @@ what the engine runs as graphed steps.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,12 +22,13 @@ from moesaic.kernels.cuda.fast import experts as experts
 from moesaic.kernels.cuda.fast import gated as gated
 from moesaic.kernels.cuda.fast import rotate as rotate
 from moesaic.kernels.cuda.fast import run_layers as run_layers
+from moesaic.kernels.cuda.layout_rows import flat_rows
 from moesaic.kernels.exact_forward import exact_forward, exact_matmul, needs_grad
 from moesaic.kernels.interface import AttentionCall, LatentCall, QKNorm, RopeAngles, Routes
 from moesaic.kernels.latent_attention import attend_latent as attend_latent_by
 from moesaic.kernels.layer_weights import RouteRules
 from moesaic.kernels.triton.attention import paged
-from moesaic.kernels.triton.attention.paged_rows import FEW, Rows, tile_tokens, tiles_of
+from moesaic.kernels.triton.attention.paged_rows import prefill_tile
 
 
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor:
@@ -75,11 +75,11 @@ def route(logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules, cho
 @torch.compiler.disable
 def attend(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
     layout = call.layout
-    if call.cache is not None or layout.branches or not len(q_THC):
+    if call.cache is not None or layout.has_trees or not len(q_THC):
         return fast.attend(q_THC, k_TNC, v_TNC, call)
 
     def exact(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor) -> Tensor:
-        rows = flat_rows(layout, tile_tokens(q_THC.shape[1] // k_TNC.shape[1], q_THC.dtype == torch.float32))
+        rows = flat_rows(layout, prefill_tile(q_THC.shape[1] // k_TNC.shape[1], q_THC.dtype == torch.float32))
         keys, values = k_TNC.contiguous().unsqueeze(1), v_TNC.contiguous().unsqueeze(1)
         return paged.attend(q_THC, keys, values, rows, call.scale, call.window)
 
@@ -91,16 +91,16 @@ def attend(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> 
 
 
 def attend_latent(call: LatentCall) -> Tensor:
-    if (out_THV := latent_apart(call)) is not None:
+    if (out_THV := eager_attend_latent(call)) is not None:
         return out_THV
     return attend_latent_by(call, rms_norm, rotate, attention)
 
 
 @torch.compiler.disable
-def latent_apart(call: LatentCall) -> Tensor | None:
+def eager_attend_latent(call: LatentCall) -> Tensor | None:
     layout = call.attention.layout
-    if call.attention.cache is not None or layout.branches or not fast.in_latent_space(call):
-        return fast.latent_apart(call)
+    if call.attention.cache is not None or layout.has_trees or not fast.in_latent_space(call):
+        return fast.eager_attend_latent(call)
 
     def exact(q_THC: Tensor, kv_TX: Tensor, norm_K: Tensor, up: Tensor) -> Tensor:
         rows, latents = flat_rows(layout, *fast.latent_tokens(q_THC)), kv_TX.new_empty(len(kv_TX), 1, kv_TX.shape[1])
@@ -127,28 +127,3 @@ def expanded(
     kv_THX = torch.einsum("tk,hxk->thx", reference.rms_norm(latent_TK, norm_K, call.eps), up_HXK)
     k_THC = torch.cat([kv_THX[..., :size], key_T1C.expand(-1, q_THC.shape[1], -1)], dim=2)
     return torch.cat([plain_THC, rotate(rotated_THC, call.rope)], dim=2), k_THC, kv_THX[..., size:]
-
-
-def flat_rows(layout: Any, size: int, most_few: int = FEW) -> Rows:
-    """Whole sequences side by side as a cache with pages of one token, each where its row is. Made once a forward."""
-    known: Rows | None = vars(layout).get("flat_rows")
-    if known is None:
-        spans, device = layout.spans, layout.device
-        whole = partial(torch.tensor, dtype=torch.int32, device=device)
-        first_S, length_S = whole([span.start for span in spans]), whole([span.new for span in spans])
-        longest = max(span.new for span in spans)
-        sequence_T = torch.arange(len(spans), dtype=torch.int32, device=device).repeat_interleave(length_S)
-        row_T = torch.arange(layout.tokens, dtype=torch.int32, device=device)
-        few, few_tokens, many, many_tokens = tiles_of([(span.start, span.new) for span in spans], size, most_few)
-        known = vars(layout)["flat_rows"] = Rows(
-            places_T=row_T - first_S[sequence_T],
-            sequences_T=sequence_T,
-            table_SP=first_S[:, None] + torch.arange(longest, dtype=torch.int32, device=device),
-            longest=longest,
-            few_X2=whole(few) if few else None,
-            few_tokens=few_tokens,
-            many_X2=whole(many) if many else None,
-            many_tokens=many_tokens,
-            early=False,
-        )
-    return known

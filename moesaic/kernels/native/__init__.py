@@ -49,7 +49,7 @@ SIGNATURES = {
     "attend": [_POINTER] * 10 + [_LONG] * 11 + [_FLOAT, _INT],
     "quantized_layers": [_POINTER, _LONG] + [_POINTER] * 5 + [_LONG] + [_POINTER] * 3 + [_LONG] * 5 + [_INT],
     "quantized_linear": [_POINTER] * 6 + [_LONG] * 7 + [_INT],
-    "attend_kept": [_POINTER] * 8 + [_LONG] * 11 + [_FLOAT, _INT],
+    "attend_retained": [_POINTER] * 8 + [_LONG] * 11 + [_FLOAT, _INT],
     "attend_back": [_POINTER] * 10 + [_LONG] * 9 + [_FLOAT, _INT],
 }
 
@@ -205,12 +205,12 @@ class NativeKernels:
         layout, cache = call.layout, call.cache
         keys, values = (cache["keys"], cache["values"]) if cache is not None else (None, None)
         rows = (q_THC, k_TNC, v_TNC)
-        if _trained(*rows) and cache is None and not layout.branches and all(map(packed, rows)):
+        if _trained(*rows) and cache is None and not layout.has_trees and all(map(packed, rows)):
             trained_THC: Tensor = Attend.apply(self, *rows, layout.spans_S4, call.scale, call.window)
             return trained_THC
         if not _plain(*rows, keys, values) or not all(map(packed, rows)):
             return cpu.attend(q_THC, k_TNC, v_TNC, call)
-        masks = [layout.seen(span, call.window)[0] for span in layout.spans] if layout.branches else []
+        masks = [layout.mask(span, call.window)[0] for span in layout.spans] if layout.has_trees else []
         out_THC = q_THC.new_empty(q_THC.shape)
         self.attend_spans(
             q_THC, k_TNC, v_TNC, keys, values, out_THC, None, layout.spans_S4, layout.pages_SP, masks, call.scale,

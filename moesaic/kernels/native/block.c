@@ -1,5 +1,5 @@
 /* A whole layer, or all, in one call, made of the same functions in the same order, so with the same bits as one by one. */
-#include "product.h"
+#include "matmul.h"
 #include "stages.h"
 
 typedef struct {
@@ -46,7 +46,7 @@ static void choose_stage(Member *m, const Block *b, const float *x, float *norme
             xs[r] = normed + t * b->D, ys[r] = logits + t * b->E;
         }
         if (!b->E) continue;
-        product(b->router, b->D, b->E - 1, 0, b->E, xs, ys, rows);
+        matmul(b->router, b->D, b->E - 1, 0, b->E, xs, ys, rows);
         for (long t = first; t < first + rows; t++)
             route_row(logits + t * b->E, b->correction, routes + t * b->K, weights + t * b->K, b->E, b->K, b->groups,
                       b->top_groups, b->softmax, b->normalize, b->route_scale, 0);

@@ -1,6 +1,6 @@
 /* The weighted sum of each token's routed experts (SwiGLU). Each expert that is wanted is read once, whatever the
    number of its tokens; the shares of a token are added in the order of the experts. */
-#include "product.h"
+#include "matmul.h"
 #include "stages.h"
 
 #define WIDE 64 /* outputs of the second product that are taken together: a stretch of every expert's matrix */
@@ -52,8 +52,8 @@ void experts_stage(Member *m, const float *x, const int64_t *routes, const float
             long count = F - at < BLOCK ? F - at : BLOCK, rows = s.first[e + 1] - first;
             const float *w = gate_up + e * 2 * F * D;
             ask_for(w + (F + at) * D);
-            product(w, D, 2 * F - 1, at, count, xs + first, one, rows);
-            product(w, D, 2 * F - 1, F + at, count, xs + first, two, rows);
+            matmul(w, D, 2 * F - 1, at, count, xs + first, one, rows);
+            matmul(w, D, 2 * F - 1, F + at, count, xs + first, two, rows);
             for (long a = 0; a < rows; a++)
                 swiglu_row(one[a], two[a], hidden + (first + a) * F + at, count, weights[s.source[first + a]]);
         }
@@ -66,7 +66,7 @@ void experts_stage(Member *m, const float *x, const int64_t *routes, const float
             for (long i = 0; i < s.actives; i++) {
                 long e = s.active[i], first = s.first[e];
                 if (i + 1 < s.actives) ask_for(down + (s.active[i + 1] * D + at) * F);
-                product(down + e * D * F, F, D - 1, at, count, xs + first, one + first, s.first[e + 1] - first);
+                matmul(down + e * D * F, F, D - 1, at, count, xs + first, one + first, s.first[e + 1] - first);
             }
             for (long t = 0; t < tokens; t++)
                 for (long o = 0; o < count; o++) {

@@ -166,7 +166,7 @@ def takes_step(stack: LayerStack, x_TD: Tensor, layout: Batch, caches: Sequence[
     return (
         len(x_TD) <= most
         and bool(caches)
-        and not layout.branches
+        and not layout.has_trees
         and not torch.is_grad_enabled()
         and x_TD.is_cpu
         and x_TD.dtype == torch.float32

@@ -53,7 +53,7 @@ class InvariantKernels:
         return self._exact(run, q_THC, k_MNC, v_MNX)
 
     def attend(self, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
-        if call.cache is None and not call.layout.branches and all(map(packed, (q_THC, k_TNC, v_TNC))):
+        if call.cache is None and not call.layout.has_trees and all(map(packed, (q_THC, k_TNC, v_TNC))):
             return self.native.attend(q_THC, k_TNC, v_TNC, call)  # has a gradient of its own
 
         def run(kernels: Any, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor) -> Tensor:

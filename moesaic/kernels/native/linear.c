@@ -1,4 +1,4 @@
-#include "product.h"
+#include "matmul.h"
 #include "stages.h"
 
 /* Work below this many products is not worth waking the other threads. */
@@ -14,7 +14,7 @@ void linear_stage(Member *m, const float *x, const float *w, const float *bias, 
         for (long b = from; b < to; b++) {
             long at = b * BLOCK, count = outputs - at < BLOCK ? outputs - at : BLOCK;
             for (long t = 0; t < rows; t++) ys[t] = y + t * outputs + at;
-            product(w, inputs, outputs - 1, at, count, xs, ys, rows);
+            matmul(w, inputs, outputs - 1, at, count, xs, ys, rows);
             for (long t = 0; bias && t < rows; t++)
                 for (long o = 0; o < count; o++) ys[t][o] += bias[at + o];
             for (long t = 0; plus && t < rows; t++)

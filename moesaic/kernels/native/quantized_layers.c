@@ -1,5 +1,5 @@
 /* Layers of few bits in one call, made of the same functions in the same order as one by one, so with the same bits. */
-#include "product.h"
+#include "matmul.h"
 #include "quantized.h"
 #include "stages.h"
 
@@ -69,7 +69,7 @@ static void choose_stage(Member *m, const QuantizedBlock *b, const float *x, flo
         const float *row = normed + t * b->D;
         float *scores = logits + t * b->E;
         norm_row(x + t * b->D, b->ffn_norm, normed + t * b->D, b->D, b->eps);
-        product(b->router, b->D, b->E - 1, 0, b->E, &row, &scores, 1);
+        matmul(b->router, b->D, b->E - 1, 0, b->E, &row, &scores, 1);
         route_row(scores, b->correction, routes + t * b->K, weights + t * b->K, b->E, b->K, b->groups, b->top_groups,
                   b->softmax, b->normalize, b->route_scale, 0);
     }

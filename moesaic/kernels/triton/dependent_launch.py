@@ -13,7 +13,7 @@ import torch
 
 
 @cache
-def overlaps(device: torch.device) -> bool:
+def supports_pdl(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
@@ -23,6 +23,6 @@ def is_hopper(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
-def launch_overlapped(kernel, grid: tuple[int, ...], *arguments, OVERLAP: bool, **options) -> None:
-    early = {"launch_pdl": True} if OVERLAP else {}
-    kernel[grid](*arguments, OVERLAP=OVERLAP, **options, **early)
+def launch_pdl(kernel, grid: tuple[int, ...], *arguments, PDL: bool, **options) -> None:
+    early = {"launch_pdl": True} if PDL else {}
+    kernel[grid](*arguments, PDL=PDL, **options, **early)

@@ -12,7 +12,7 @@ from moesaic.kernels.triton.quantized.packed_weight import ZERO_POINT, PackedWei
 def embed_kernel(
     tokens_T,
     slots_T,
-    chosen_S,
+    sampled_S,
     embed_VD,
     scales_GV,
     zeros_GV,
@@ -29,7 +29,7 @@ def embed_kernel(
     row = tl.program_id(0).to(tl.int64)
     token = tl.load(tokens_T + row).to(tl.int64)
     if slots_T is not None:
-        token = tl.where(token < 0, tl.load(chosen_S + tl.load(slots_T + row)), token)
+        token = tl.where(token < 0, tl.load(sampled_S + tl.load(slots_T + row)), token)
     column = tl.arange(0, BLOCK)
     inside = column < D
     if scales_GV is None:
@@ -56,7 +56,7 @@ def embed_kernel(
 def embed(
     tokens_T: torch.Tensor,
     slots_T: torch.Tensor | None,
-    chosen_S: torch.Tensor | None,
+    sampled_S: torch.Tensor | None,
     embed_VD: torch.Tensor | PackedWeight,
 ) -> torch.Tensor:
     """Each token's row; a token of -1 is the one that was last chosen for its slot."""
@@ -70,7 +70,7 @@ def embed(
     group, bits, half = facts
     if T:
         embed_kernel[(T,)](
-            tokens_T, slots_T, chosen_S, table, scales, zeros, x_TD, V, D, width, GROUP=group, BITS=bits, HALF=half,
+            tokens_T, slots_T, sampled_S, table, scales, zeros, x_TD, V, D, width, GROUP=group, BITS=bits, HALF=half,
             ZERO_POINT=ZERO_POINT.get(bits, 0), BLOCK=triton.next_power_of_2(D), num_warps=4,
         )  # fmt: skip
     return x_TD

@@ -1,7 +1,7 @@
-"""One row times a matrix: the weights are on their way before the row is there.
+"""GEMV, one row times a matrix: the weights are on their way before the row is there.
 
 A program has a few columns, and all of their weights fit into shared memory: it asks for them, and only then waits for
-the launch before it. What is left after that is one chain of products along K, in the order of `linear`: the same bits.
+the launch before it. What is left after that is one chain of matmuls along K, in the order of `linear`: the same bits.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -12,18 +12,18 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from moesaic.kernels.triton.dependent_launch import is_hopper, launch_overlapped
+from moesaic.kernels.triton.dependent_launch import is_hopper, launch_pdl
 from moesaic.kernels.triton.experts.hopper.copies import row_load
 
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # renamed after triton 3.6
 
-COLUMNS = 8  # of a warp; the shortest product of the tensor cores has the shortest chain
+COLUMNS = 8  # of a warp; the shortest matmul of the tensor cores has the shortest chain
 STEP = 256  # inputs
-MOST = 6144  # inputs: 192 KB of weights for two warps
+MAX_INPUTS = 6144  # inputs: 192 KB of weights for two warps
 
 
 @gluon.jit
-def row_kernel(
+def gemv_kernel(
     x_I,
     weight_OI,
     bias_O,
@@ -31,14 +31,14 @@ def row_kernel(
     OUTPUTS,
     half,
     INPUTS: gl.constexpr,
-    ROOM: gl.constexpr,
+    PADDED: gl.constexpr,
     BN: gl.constexpr,
     BK: gl.constexpr,
     WARPS: gl.constexpr,
-    OVERLAP: gl.constexpr,
+    PDL: gl.constexpr,
 ):
-    """The row is all rows of the first operand; of the product one is kept. Work begins when the first half of the
-    weights is there. `ROOM` is for the row: a power of two."""
+    """The row is all rows of the first operand; of the result one is kept. Work begins when the first half of the
+    weights is there. `PADDED` is the row: a power of two."""
     kind: gl.constexpr = weight_OI.dtype.element_ty
     copied: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BK, BK // 8], [WARPS, 1], [1, 0])
     column = gl.program_id(0) * BN + gl.arange(0, BN, gl.SliceLayout(1, copied))
@@ -50,13 +50,13 @@ def row_kernel(
         for step in range(part * half, part * half + half):
             row_load(weights.index(step), weight_at + step * BK)
         async_copy.commit_group()
-    if OVERLAP:
+    if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    i = gl.arange(0, ROOM, gl.BlockedLayout([8], [32], [WARPS], [0]))
+    i = gl.arange(0, PADDED, gl.BlockedLayout([8], [32], [WARPS], [0]))
     row = gl.load(x_I + i, mask=i < INPUTS, other=0.0)
-    x_flat = gl.allocate_shared_memory(kind, [ROOM], gl.SwizzledSharedLayout(1, 1, 1, [0]), row)
-    x = x_flat._reinterpret(kind, [ROOM // BK, 1, BK], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    x_flat = gl.allocate_shared_memory(kind, [PADDED], gl.SwizzledSharedLayout(1, 1, 1, [0]), row)
+    x = x_flat._reinterpret(kind, [PADDED // BK, 1, BK], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     sums: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[1, WARPS], instr_shape=[16, 8])
     first: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
     second: gl.constexpr = gl.DotOperandLayout(1, sums, 2)
@@ -77,15 +77,15 @@ def row_kernel(
 
 def takes(x_TI: torch.Tensor) -> bool:
     T, inputs = x_TI.shape
-    small = T == 1 and inputs <= MOST and inputs % (2 * STEP) == 0
+    small = T == 1 and inputs <= MAX_INPUTS and inputs % (2 * STEP) == 0
     return small and x_TI.dtype == torch.bfloat16 and is_hopper(x_TI.device)
 
 
-def one_row(x_1I: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, out_1O: torch.Tensor) -> None:
+def gemv(x_1I: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, out_1O: torch.Tensor) -> None:
     outputs, inputs = weight_OI.shape
     warps = 2 if outputs >= 4096 else 1  # measured on an H200: at least 256 programs
-    launch_overlapped(
-        row_kernel,
+    launch_pdl(
+        gemv_kernel,
         (triton.cdiv(outputs, COLUMNS * warps),),
         x_1I,
         weight_OI,
@@ -94,10 +94,10 @@ def one_row(x_1I: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | 
         outputs,
         inputs // STEP // 2,
         INPUTS=inputs,
-        ROOM=triton.next_power_of_2(inputs),
+        PADDED=triton.next_power_of_2(inputs),
         BN=COLUMNS * warps,
         BK=STEP,
         WARPS=warps,
-        OVERLAP=True,
+        PDL=True,
         num_warps=warps,
     )

@@ -1,4 +1,4 @@
-"""A matrix product for serving: the same bits for a row alone and in any batch, because K is walked in order.
+"""A matmul for serving: the same bits for a row alone and in any batch, because K is walked in order.
 
 Tensor cores add in the same order whatever the tile, so tiles may follow the number of rows. Most of the library's
 kernels add in that order too and are faster, so they are used where they do: it splits K where rows are few.
@@ -17,12 +17,12 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moesaic.kernels.triton import gemv
-from moesaic.kernels.triton.dependent_launch import launch_overlapped, overlaps
+from moesaic.kernels.triton.dependent_launch import launch_pdl, supports_pdl
 from moesaic.kernels.triton.quantized.weight import GpuQuantizedWeight
 
 Tile = tuple[int, int, int, int, int]  # rows, columns, elements of K, stages, warps
 COMPARED = 1 << 19  # results that must be equal before the library is trusted with a shape
-MANY = 128  # from so many rows on, the library is asked not to split K; below, that makes it slow
+MANY_ROWS = 128  # from so many rows on, the library is asked not to split K; below, that makes it slow
 
 
 @triton.jit
@@ -39,7 +39,7 @@ def linear_kernel(
     BK: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     rows = tl.cdiv(T, BM)
     program = tl.program_id(0)
@@ -47,7 +47,7 @@ def linear_kernel(
     m = (program % rows) * BM + tl.arange(0, BM)
     n = (program // rows) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
-    if OVERLAP:
+    if PDL:
         gdc_launch_dependents()
         gdc_wait()
     x_at = x_TI + m[:, None].to(tl.int64) * INPUTS + k[None, :]
@@ -91,17 +91,17 @@ def linear(
         return weight_OI.linear(x_TI, bias_O)
     T, inputs = x_TI.shape
     if x_TI.dtype == torch.bfloat16 and x_TI.is_cuda and not gemv.takes(x_TI):
-        if T >= MANY and can_forbid_splitting():
+        if T >= MANY_ROWS and can_forbid_splitting():
             with no_splitting():
                 return F.linear(x_TI, weight_OI, bias_O)
-        if T < MANY and library_agrees(T, inputs, weight_OI.shape[0], bias_O is not None, x_TI.device):
+        if T < MANY_ROWS and library_agrees(T, inputs, weight_OI.shape[0], bias_O is not None, x_TI.device):
             return F.linear(x_TI, weight_OI, bias_O)
     return tiled(x_TI, weight_OI, bias_O)
 
 
 @cache
 def library_agrees(T: int, inputs: int, outputs: int, biased: bool, device: torch.device) -> bool:
-    """Whether the library, which is faster, gives this shape the bits of our own product: tried when first asked."""
+    """Whether the library, which is faster, gives this shape the bits of our own matmul: tried when first asked."""
     generator = torch.Generator(device).manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
@@ -154,12 +154,12 @@ def tiled(
     x_TI, weight_OI = x_TI.contiguous(), weight_OI.contiguous()
     out_TO = torch.empty(T, outputs, dtype=out_dtype or x_TI.dtype, device=x_TI.device)
     if tile is None and gemv.takes(x_TI):
-        gemv.one_row(x_TI, weight_OI, bias_O, out_TO)
+        gemv.gemv(x_TI, weight_OI, bias_O, out_TO)
         return out_TO
     wide = x_TI.dtype == torch.float32
     BM, BN, BK, stages, warps = tile or tile_for(T, inputs, outputs, wide)
-    overlap = overlaps(x_TI.device)
-    launch_overlapped(
+    overlap = supports_pdl(x_TI.device)
+    launch_pdl(
         linear_kernel,
         (triton.cdiv(T, BM) * triton.cdiv(outputs, BN),),
         x_TI,
@@ -174,7 +174,7 @@ def tiled(
         BK=min(BK, triton.next_power_of_2(max(inputs, 16))),
         STAGES=stages,
         PRECISION="ieee" if wide else "tf32",
-        OVERLAP=overlap,
+        PDL=overlap,
         num_warps=warps,
     )
     return out_TO

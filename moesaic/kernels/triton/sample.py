@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from moesaic.kernels.triton.dependent_launch import launch_overlapped, overlaps
+from moesaic.kernels.triton.dependent_launch import launch_pdl, supports_pdl
 
 CHUNK = 1024
 
@@ -28,10 +28,10 @@ def scan_kernel(
     V,
     X,
     CHUNK: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """A chunk of the vocabulary: its best token, its sum of probabilities, and the same at the row's temperature."""
-    if OVERLAP:
+    if PDL:
         gdc_launch_dependents()
         gdc_wait()
     row, chunk = tl.program_id(0), tl.program_id(1)
@@ -48,7 +48,7 @@ def scan_kernel(
 
 
 @triton.jit
-def choose_kernel(
+def sample_kernel(
     logits_RV,
     temperatures_R,
     draws_R,
@@ -58,7 +58,7 @@ def choose_kernel(
     top_RX,
     sum_RX,
     warm_RX,
-    chosen_S,
+    sampled_S,
     out_R,
     logprobs_R,
     drawn_R,
@@ -66,10 +66,10 @@ def choose_kernel(
     X,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """The token of the whole vocabulary; where its sequence has a slot, that is the next step's input."""
-    if OVERLAP:
+    if PDL:
         gdc_launch_dependents()
         gdc_wait()
     row = tl.program_id(0)
@@ -106,10 +106,10 @@ def choose_kernel(
         tl.store(drawn_R + row, tl.div_rn(logit - whole, temperature) - tl.log(tl.sum(warm, 0)))
     else:
         tl.store(drawn_R + row, logit - whole - tl.log(total))
-    if chosen_S is not None:
+    if sampled_S is not None:
         slot = tl.load(slots_R + row)
         tl.store(out_R + row, chosen)
-        tl.store(chosen_S + slot, chosen, mask=slot >= 0)
+        tl.store(sampled_S + slot, chosen, mask=slot >= 0)
 
 
 def sample(
@@ -117,13 +117,13 @@ def sample(
     temperatures_R: torch.Tensor,
     draws_R: torch.Tensor,
     slots_R: torch.Tensor,
-    chosen_S: torch.Tensor,
+    sampled_S: torch.Tensor,
 ) -> torch.Tensor:
     """(3, R) int32: the chosen tokens, and the bits of their float32 log-probabilities, at temperature one and at the
     row's. A token also goes to its row's slot of `chosen_S`, where that is not negative. Temperature zero takes the
     likeliest token."""
     out_3R = torch.empty(3, len(logits_RV), dtype=torch.int32, device=logits_RV.device)
-    _run(logits_RV, temperatures_R, draws_R, None, slots_R, chosen_S, out_3R)
+    _run(logits_RV, temperatures_R, draws_R, None, slots_R, sampled_S, out_3R)
     return out_3R
 
 
@@ -137,14 +137,14 @@ def logprobs_of(logits_RV: torch.Tensor, tokens_R: torch.Tensor, temperature: fl
     return out_3R[2].view(torch.float32)
 
 
-def _run(logits_RV, temperatures_R, draws_R, given_R, slots_R, chosen_S, out_3R: torch.Tensor) -> None:
+def _run(logits_RV, temperatures_R, draws_R, given_R, slots_R, sampled_S, out_3R: torch.Tensor) -> None:
     R, V = logits_RV.shape
     X = triton.cdiv(V, CHUNK)
     device = logits_RV.device
     parts_3RX = torch.empty(3, R, X, dtype=torch.float32, device=device)
     token_RX = torch.empty(R, X, dtype=torch.int32, device=device)
-    overlap = overlaps(device)
-    launch_overlapped(
+    overlap = supports_pdl(device)
+    launch_pdl(
         scan_kernel,
         (R, X),
         logits_RV,
@@ -156,11 +156,11 @@ def _run(logits_RV, temperatures_R, draws_R, given_R, slots_R, chosen_S, out_3R:
         V,
         X,
         CHUNK=CHUNK,
-        OVERLAP=overlap,
+        PDL=overlap,
         num_warps=4,
     )
-    launch_overlapped(
-        choose_kernel,
+    launch_pdl(
+        sample_kernel,
         (R,),
         logits_RV,
         temperatures_R,
@@ -171,7 +171,7 @@ def _run(logits_RV, temperatures_R, draws_R, given_R, slots_R, chosen_S, out_3R:
         parts_3RX[0],
         parts_3RX[1],
         parts_3RX[2],
-        chosen_S,
+        sampled_S,
         out_3R[0],
         out_3R[1].view(torch.float32),
         out_3R[2].view(torch.float32),
@@ -179,6 +179,6 @@ def _run(logits_RV, temperatures_R, draws_R, given_R, slots_R, chosen_S, out_3R:
         X,
         CHUNK=CHUNK,
         CHUNKS=triton.next_power_of_2(X),
-        OVERLAP=overlap,
+        PDL=overlap,
         num_warps=4,
     )

@@ -1,1 +1,1 @@
-"""The engine over HTTP, in the forms OpenAI's clients speak."""
+"""The OpenAI-compatible HTTP API over the engine."""

@@ -39,9 +39,9 @@ from moesaic.serve.api.stream import STREAMS, Generation, generate
 from moesaic.serve.core.request import Output, Request
 from moesaic.serve.parsers import (
     CallArguments,
-    CallBegan,
     CallBroken,
     CallEnded,
+    CallStarted,
     Content,
     Event,
     EventReader,
@@ -178,7 +178,7 @@ class ChoiceBuilder:
             events = [event for event in events if self._is_first(event)]
         for event in events:
             match event:
-                case CallBegan(call, _):
+                case CallStarted(call, _):
                     self.call_ids[call] = new_id("call_")
                 case CallBroken(call):
                     self.broken.add(call)
@@ -224,7 +224,7 @@ class ChoiceBuilder:
                     delta["content"] = delta.get("content", "") + text
                 case Reasoning(text):
                     delta["reasoning_content"] = delta.get("reasoning_content", "") + text
-                case CallBegan(call, name):
+                case CallStarted(call, name):
                     function = {"name": name, "arguments": ""}
                     calls.append({"index": call, "id": self.call_ids[call], "type": "function", "function": function})
                 case CallArguments(call, text):

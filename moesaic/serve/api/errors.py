@@ -45,7 +45,7 @@ class ErrorResponse(BaseModel):
 
 # The error responses of every route, for the OpenAPI document.
 ERRORS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": ErrorResponse, "description": "The request cannot be answered; the error says why."},
+    "4XX": {"model": ErrorResponse, "description": "An error in the request, with its message."},
     503: {"model": ErrorResponse, "description": "The server is shutting down."},
 }
 

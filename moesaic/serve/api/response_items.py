@@ -7,7 +7,7 @@ from typing import Any
 
 from moesaic.serve.api.logprobs import TokenAligner, TokenItem
 from moesaic.serve.api.service import new_id
-from moesaic.serve.parsers import CallArguments, CallBegan, CallBroken, CallEnded, Content, Event, Reasoning
+from moesaic.serve.parsers import CallArguments, CallBroken, CallEnded, CallStarted, Content, Event, Reasoning
 
 Item = dict[str, Any]
 
@@ -32,7 +32,7 @@ class ItemBuilder:
                 case Reasoning(text):
                     self.tokens.take(text, last=event is events[-1])
                     self._reasoning(text)
-                case CallBegan(_, name):
+                case CallStarted(_, name):
                     self._open("function_call", "fc_", call_id=new_id("call_"), name=name, arguments="")
                 case CallArguments(_, text):
                     assert self.open is not None

@@ -93,7 +93,7 @@ class Responses(Generation):
     """A chat whose one choice is sent as items."""
 
     id_prefix = "resp_"
-    ending = ""  # the last event says that it is the last
+    ending = ""  # the last event is response.completed or response.incomplete
 
     def __init__(self, service: Service, body: ResponsesRequest, chat: Chat) -> None:
         super().__init__(service, body, chat.requests)

@@ -69,7 +69,7 @@ async def serve(
 ) -> None:
     """Serve until stopped: by a signal, or by `should_exit` of the server that `ready` is given. `make_loop` makes
     the loop that runs the engine, or its replicas."""
-    metrics = Metrics(engine, settings.name, settings.metrics_names == "vllm")
+    metrics = Metrics(lambda: loop.stats(), settings.name, settings.metrics_names == "vllm")
     loop = make_loop(engine, on_outputs=metrics.watch)
     service = Service(loop, settings, metrics)
     config = uvicorn.Config(

@@ -28,7 +28,7 @@ logger = logging.getLogger("moesaic.serve")
 
 Result = TypeVar("Result")
 
-CHARS_PER_TOKEN = 16  # at least so many characters of a prompt are tokenized to see whether it is too long
+CHARS_PER_TOKEN = 16  # several times what most texts have; a prompt beyond is tokenized in part first
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,8 @@ class Service:
 
     def wait_estimate(self) -> int:
         """Seconds until some of the queue will be done, by how long requests took so far."""
-        counts = self.engine.counts
-        each = counts.busy_seconds / counts.finished if counts.finished else 1.0
+        stats = self.loop.stats()
+        each = stats.busy_seconds / stats.finished if stats.finished else 1.0
         return max(1, min(60, math.ceil(each * self.settings.max_queue / 4)))
 
 

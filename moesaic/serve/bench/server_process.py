@@ -1,4 +1,4 @@
-"""A server in a process of its own, for as long as something is measured or tested."""
+"""A server in a process of its own, for a benchmark or a test."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def serving(directory: Path, options: Sequence[str] = ()) -> Iterator[str]:
         "5",
         *options,
     ]
-    with tempfile.TemporaryFile("w+") as said:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         try:
             assert process.stdout is not None
             url = next((word for line in process.stdout for word in line.split() if word.startswith("http://")), None)
             if url is None:
-                said.seek(0)
-                lines = said.read().strip().splitlines() or ["it ended at once"]
+                errors.seek(0)
+                lines = errors.read().strip().splitlines() or ["it ended at once"]
                 raise UserError(directory, f"cannot be served ({lines[-1]})")
             yield url
         finally:

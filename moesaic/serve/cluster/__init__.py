@@ -1,1 +1,1 @@
-"""Several engines behind one front: replicas on Ray, routed by prefix and load."""
+"""Replicas of the engine on Ray, behind one frontend that routes by prefix and load."""

@@ -1,4 +1,4 @@
-"""One engine of several, in a process of its own, and how requests and outputs travel to it and back: as plain data."""
+"""One replica: an engine in a process of its own, and how requests and outputs are serialized on their way to it."""
 
 from __future__ import annotations
 
@@ -13,44 +13,45 @@ from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.engine_loop import EngineLoop, OutputStream
 from moesaic.serve.core.grammar import Grammar
 from moesaic.serve.core.request import Output, Request, Sampling, TokenLogprob
+from moesaic.serve.core.stats import EngineStats
 
 
 class Replica:
-    """What runs in the other process. Only plain data goes to and fro."""
+    """The Ray actor. Only plain data is sent to it and back."""
 
     def __init__(self, directory: str, weights: dict[str, Any], options: dict[str, Any]) -> None:
-        if weights.get("threads"):  # as many as the front's machine has for it; this one may have fewer cores
+        if weights.get("threads"):  # by the cores of the frontend's machine; this one may have fewer
             weights = weights | {"threads": min(weights["threads"], hardware.cores())}
         self.engine = Engine(load(directory, **weights), **options)
         self.loop = EngineLoop(self.engine)
-        self.began = False
-        self.answers: dict[int, OutputStream] = {}
+        self.started = False
+        self.streams: dict[int, OutputStream] = {}
 
     async def ready(self) -> int:
-        """Tokens a page of its cache holds."""
-        if not self.began:
-            self.began = True
+        """The page size of its KV cache, in tokens."""
+        if not self.started:
+            self.started = True
             await self.loop.__aenter__()
         return self.engine.page_pool.size
 
-    async def answer(self, number: int, wish: dict[str, Any]) -> Any:
-        """All outputs of a request, as they come."""
-        answers = self.answers[number] = self.loop.submit([read_wish(self.engine, wish)])
+    async def generate(self, number: int, data: dict[str, Any]) -> Any:
+        """The outputs of a request, as they come."""
+        outputs = self.streams[number] = self.loop.submit([deserialize_request(self.engine, data)])
         first = True
         try:
-            async for output in answers:
-                yield plain_output(output, first)
+            async for output in outputs:
+                yield serialize_output(output, first)
                 first = False
         finally:
-            answers.close()
-            del self.answers[number]
+            outputs.close()
+            del self.streams[number]
 
     async def abort(self, number: int) -> None:
-        """End a request's answer; nobody reads what is still to come."""
-        if (answers := self.answers.get(number)) is not None:
-            (request,) = answers.requests
+        """End a request's outputs; nobody reads those still to come."""
+        if (outputs := self.streams.get(number)) is not None:
+            (request,) = outputs.requests
             self.loop.stop(request)
-            answers.queue.put_nowait(Output(request, [], "", [], "abort"))
+            outputs.queue.put_nowait(Output(request, [], "", [], "abort"))
 
     async def load_adapter(self, name: str, path: str) -> None:
         await self.loop.load_adapter(name, path)
@@ -58,30 +59,11 @@ class Replica:
     async def unload_adapter(self, name: str) -> None:
         await self.loop.unload_adapter(name)
 
-    async def left(self) -> int:
-        """Pages in use."""
-        return self.engine.page_pool.in_use
-
-    async def facts(self) -> dict[str, Any]:
-        """What the front's metrics show of it; read beside the engine's thread, so one step may be missing."""
-        page_pool, counts = self.engine.page_pool, self.engine.counts
-        return {
-            "pages_in_use": page_pool.in_use,
-            "pages": page_pool.cache.pages,
-            "queries": page_pool.queries,
-            "hits": page_pool.hits,
-            "preemptions": self.engine.scheduler.preemptions,
-            "steps": counts.steps,
-            "prompt_tokens": counts.prompt_tokens,
-            "drafted_tokens": counts.drafted_tokens,
-            "accepted_tokens": counts.accepted_tokens,
-            "busy_seconds": counts.busy_seconds,
-            "aborted": counts.aborted,
-            "experts": self.engine.experts.counts.tolist(),
-        }
+    async def stats(self) -> EngineStats:
+        return self.loop.stats()
 
 
-def plain_wish(engine: Engine, request: Request) -> dict[str, Any]:
+def serialize_request(engine: Engine, request: Request) -> dict[str, Any]:
     sampling = {field.name: getattr(request.sampling, field.name) for field in dataclasses.fields(Sampling)}
     sampling["grammar"] = request.sampling.grammar.text if request.sampling.grammar is not None else None
     sampling["stop_tokens"] = sorted(request.sampling.stop_tokens)
@@ -89,7 +71,7 @@ def plain_wish(engine: Engine, request: Request) -> dict[str, Any]:
     return {
         "prompt": list(request.prompt),
         "sampling": sampling,
-        "seed": request.seed,  # siblings and all
+        "seed": request.seed,  # also of siblings
         "priority": request.priority,
         "within": None if request.deadline is None else request.deadline - engine.clock(),
         "salt": request.salt,
@@ -98,26 +80,26 @@ def plain_wish(engine: Engine, request: Request) -> dict[str, Any]:
     }
 
 
-def read_wish(engine: Engine, wish: dict[str, Any]) -> Request:
-    sampling = dict(wish["sampling"])
+def deserialize_request(engine: Engine, data: dict[str, Any]) -> Request:
+    sampling = dict(data["sampling"])
     sampling["grammar"] = Grammar(sampling["grammar"]) if sampling["grammar"] is not None else None
     sampling["stop_tokens"] = frozenset(sampling["stop_tokens"])
     request = engine.request(
-        wish["prompt"],
+        data["prompt"],
         Sampling(**sampling),
-        priority=wish["priority"],
-        deadline=None if wish["within"] is None else engine.clock() + wish["within"],
-        salt=wish["salt"],
-        adapter=wish["adapter"],
-        embed=wish["embed"],
+        priority=data["priority"],
+        deadline=None if data["within"] is None else engine.clock() + data["within"],
+        salt=data["salt"],
+        adapter=data["adapter"],
+        embed=data["embed"],
     )
-    request.seed = wish["seed"]
+    request.seed = data["seed"]
     return request
 
 
-def plain_output(output: Output, first: bool) -> dict[str, Any]:
+def serialize_output(output: Output, first: bool) -> dict[str, Any]:
     request = output.request
-    ended = output.finish_reason is not None
+    finished = output.finish_reason is not None
     return {
         "tokens": output.tokens,
         "text": output.text,
@@ -127,22 +109,22 @@ def plain_output(output: Output, first: bool) -> dict[str, Any]:
         "versions": request.versions[-len(output.tokens) :] if output.tokens else [],
         "preemptions": request.preemptions,
         "prompt_logprobs": [one and tuple(one) for one in request.prompt_logprobs] if first else [],
-        "routes": {layer: torch.cat(rows).tolist() for layer, rows in request.routes.items()} if ended else {},
-        "hidden": request.hidden_D.tolist() if ended and request.hidden_D is not None else None,
+        "routes": {layer: torch.cat(rows).tolist() for layer, rows in request.routes.items()} if finished else {},
+        "hidden": request.hidden_D.tolist() if finished and request.hidden_D is not None else None,
     }
 
 
-def read_output(request: Request, told: dict[str, Any], now: float) -> Output:
-    """Bring the front's request to where the replica's is."""
-    logprobs = [TokenLogprob(*one) for one in told["logprobs"]]
-    request.tokens.extend(told["tokens"])
+def deserialize_output(request: Request, data: dict[str, Any], now: float) -> Output:
+    """Also brings the frontend's request to the state of the replica's."""
+    logprobs = [TokenLogprob(*one) for one in data["logprobs"]]
+    request.tokens.extend(data["tokens"])
     request.logprobs.extend(logprobs)
-    request.versions.extend(told["versions"])
-    request.cached, request.preemptions = told["cached"], told["preemptions"]
-    request.prompt_logprobs += [one and TokenLogprob(*one) for one in told["prompt_logprobs"]]
-    request.routes = {layer: [torch.tensor(rows)] for layer, rows in told["routes"].items()}
-    request.hidden_D = None if told["hidden"] is None else torch.tensor(told["hidden"])
+    request.versions.extend(data["versions"])
+    request.cached, request.preemptions = data["cached"], data["preemptions"]
+    request.prompt_logprobs += [one and TokenLogprob(*one) for one in data["prompt_logprobs"]]
+    request.routes = {layer: [torch.tensor(rows)] for layer, rows in data["routes"].items()}
+    request.hidden_D = None if data["hidden"] is None else torch.tensor(data["hidden"])
     request.first_token = now if request.first_token is None else request.first_token
     request.last_token = now
-    request.finish_reason = told["finish_reason"]
-    return Output(request, told["tokens"], told["text"], logprobs, told["finish_reason"])
+    request.finish_reason = data["finish_reason"]
+    return Output(request, data["tokens"], data["text"], logprobs, data["finish_reason"])

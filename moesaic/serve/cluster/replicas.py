@@ -1,11 +1,11 @@
-"""Engines in several processes, on one machine or many, behind one front: `moesaic serve DIR --replicas N`, on Ray.
+"""Replicas of an engine in processes of their own, on one machine or many: `moesaic serve DIR --replicas N`, on Ray.
 
-    async with Replicas(front_engine(directory), directory, count=2) as loop: ...      where an EngineLoop would be
+    async with Replicas(frontend_engine(directory), directory, count=2) as loop: ...      where an EngineLoop would be
 
-The front tokenises, checks and routes; it holds no weights. A request goes where least is left to compute for it: what
-the replica still owes to others, plus what of the prompt it has not in its cache (`prefix_routing.py`). When a replica
-dies, requests of which nothing was sent yet begin again elsewhere, the others end with an error that says so, and a new
-replica takes its place.
+The frontend tokenizes, validates and routes; it holds no weights. A request is routed to the replica with the fewest
+tokens to compute before it: those of its other requests, plus those of the prompt that are not in its prefix cache
+(`prefix_routing.py`). When a replica dies, requests without any output are retried on another, the others end with an
+error, and the replica is restarted.
 """
 
 from __future__ import annotations
@@ -28,42 +28,29 @@ from moesaic.model.formats.opening import open_checkpoint
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.model.transformer import Model
 from moesaic.serve.cluster.prefix_routing import PrefixIndex
-from moesaic.serve.cluster.replica import Replica, plain_wish, read_output
+from moesaic.serve.cluster.replica import Replica, deserialize_output, serialize_request
 from moesaic.serve.core.adapters import load_adapter
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.engine_loop import OutputStream, Queue, ReplicaDied
 from moesaic.serve.core.memory import SHARE, free_bytes
-from moesaic.serve.core.page_pool import PagePool
 from moesaic.serve.core.request import Output, Request
+from moesaic.serve.core.stats import EngineStats
 
 logger = logging.getLogger("moesaic.serve")
 
-TRIES = 5  # of one request, before we think that it is what kills replicas
-PAUSE = 1.0  # seconds before a replica that died is begun again; doubled while it keeps dying
-ASKING = 1.0  # seconds between two questions what a replica has done
+MAX_ATTEMPTS = 5  # of one request, which may be what kills replicas
+RESTART_SECONDS = 1.0  # before a replica that died is restarted; doubled while it keeps dying
+STATS_SECONDS = 1.0  # between two reads of a replica's stats
 
 
-class ToldBlocks(PagePool):
-    """The front's, which has no pages of its own: what the replicas told of theirs."""
-
-    told = 0.0  # the share of all their pages that is in use
-
-    @property
-    def in_use(self) -> int:
-        return round(self.told * self.cache.pages)
-
-
-def front_engine(directory: Path, **options: Any) -> Engine:
-    """An engine that checks requests and computes nothing: its weights and its cache have shapes only."""
+def frontend_engine(directory: Path, **options: Any) -> Engine:
+    """An engine that validates requests and computes nothing: its weights and its KV cache are on the meta device."""
     source = open_checkpoint(directory)
     config, _ = match(source)
     with torch.device("meta"):
         model = Model(config)
     model.tokenizer = Tokenizer.from_files(source.files, source.place)
-    engine = Engine(model, **options)
-    engine.page_pool = ToldBlocks(engine.cache, store=engine.page_pool.store)
-    engine.experts.counts = torch.zeros_like(engine.experts.counts, device="cpu")
-    return engine
+    return Engine(model, **options)
 
 
 def with_replicas(
@@ -75,14 +62,14 @@ def with_replicas(
     options: dict[str, Any],
     adapters: dict[str, str],
 ) -> tuple[Engine, Callable[..., Replicas]]:
-    """The front's engine, and what makes the loop behind it. Replicas on one machine share its cores, and its memory
-    for caches; on GPUs each has its own."""
+    """The frontend's engine, and what makes the loop behind it. Replicas on one machine share its cores, and its memory
+    for KV caches; on GPUs each has its own."""
     on_gpu = torch.cuda.is_available() and str(weights.get("device") or "cuda").startswith("cuda")
     if cache_bytes is None and not on_gpu:
         cache_bytes = int(free_bytes(torch.device("cpu")) * SHARE) // count
     if not weights.get("threads") and not on_gpu:
         weights = weights | {"threads": max(1, hardware.threads() // count)}
-    front = front_engine(
+    frontend = frontend_engine(
         directory,
         cache_bytes=cache_bytes,
         seed=seed,
@@ -99,20 +86,20 @@ def with_replicas(
         adapters=adapters,
         resources={"num_gpus": 1} if on_gpu else None,
     )
-    return front, make_loop
+    return frontend, make_loop
 
 
 @dataclasses.dataclass
-class Place:
-    """One replica as the front knows it."""
+class ReplicaHandle:
+    """One replica as the frontend knows it."""
 
     number: int
     actor: Any = None
-    size: int = 16  # of its pages
-    owed: int = 0  # tokens it has still to compute, at most
-    seen: PrefixIndex = dataclasses.field(default_factory=PrefixIndex)
+    page_size: int = 16
+    pending_tokens: int = 0  # to prefill and decode, at most
+    prefixes: PrefixIndex = dataclasses.field(default_factory=PrefixIndex)
     ready: bool = False
-    told: dict[str, Any] | None = None  # what it has done, when last asked
+    stats: EngineStats = dataclasses.field(default_factory=EngineStats)  # as last read
 
 
 class Replicas:
@@ -136,21 +123,23 @@ class Replicas:
         self.on_outputs = on_outputs
         self.open = 0
         self.deaths = 0
-        self.places = [Place(number) for number in range(count)]
+        self.generated_tokens = 0
+        self.finished = 0
+        self.replicas = [ReplicaHandle(number) for number in range(count)]
         self.adapters = {name: str(Path(path).resolve()) for name, path in (adapters or {}).items()}
         for name, path in self.adapters.items():
-            engine.load_adapter(name, path)  # shapes only, which is enough to see whether it fits
-        self._begin = (str(directory.resolve()), weights or {}, options or {})
-        # No processors are reserved: where there are fewer than replicas, they share them.
+            engine.load_adapter(name, path)  # shapes only, which show whether it fits the model
+        self._replica_args = (str(directory.resolve()), weights or {}, options or {})
+        # No CPUs are reserved: where there are fewer than replicas, they share them.
         self._resources = resources or {"num_cpus": 0, "scheduling_strategy": "SPREAD"}
-        self._at: dict[int, Place] = {}  # who has which request
+        self._assigned: dict[int, ReplicaHandle] = {}  # by the number of a request
         self._queues: dict[int, Queue] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._changed = asyncio.Event()  # a replica became ready
+        self._ready = asyncio.Event()  # set when a replica becomes ready
         self._ended = False
-        self._before: list[dict[str, Any]] = []  # what replicas that died had done
+        self._dead_stats = EngineStats()  # of replicas that died
 
     async def __aenter__(self) -> Replicas:
         try:
@@ -158,139 +147,138 @@ class Replicas:
         except ModuleNotFoundError:
             raise UserError("--replicas", "needs Ray", "Install moesaic[cluster].") from None
         self._ray = ray
-        self._own = not ray.is_initialized()
-        if self._own:
+        self._started_ray = not ray.is_initialized()
+        if self._started_ray:
             await asyncio.to_thread(ray.init, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-        await asyncio.gather(*(self._start(place) for place in self.places))
-        self._asking = asyncio.create_task(self._keep_asking())
+        await asyncio.gather(*(self._start(replica) for replica in self.replicas))
+        self._polling = asyncio.create_task(self._poll_stats())
         return self
 
     async def __aexit__(self, *problem: object) -> None:
         self._ended = True
-        going = [*self._tasks, self._asking]
-        for task in going:
+        tasks = [*self._tasks, self._polling]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*going, return_exceptions=True)
-        for place in self.places:
-            if place.actor is not None:
-                self._ray.kill(place.actor)
-        if self._own:
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for replica in self.replicas:
+            if replica.actor is not None:
+                self._ray.kill(replica.actor)
+        if self._started_ray:
             await asyncio.to_thread(self._ray.shutdown)
 
     @property
     def alive(self) -> bool:
-        return not self._ended and any(place.ready for place in self.places)
+        return not self._ended and any(replica.ready for replica in self.replicas)
 
     def submit(self, requests: Sequence[Request], seconds: float | None = None) -> OutputStream:
-        answers = OutputStream(self, requests, seconds)
+        outputs = OutputStream(self, requests, seconds)
         for request in requests:
-            self._queues[request.number] = answers.queue
-            self.engine.scheduler.requests[request.number] = request
-            self._spawn(self._serve(request, answers.queue))
+            self._queues[request.number] = outputs.queue
+            self._spawn(self._serve(request, outputs.queue))
         self.open += len(requests)
         self._idle.clear()
-        return answers
+        return outputs
 
-    async def call(self, note: Callable[[], Any]) -> Any:
-        raise UserError("--replicas", "engines cannot be changed while they serve", "Start the server anew.")
+    async def call(self, function: Callable[[], Any]) -> Any:
+        raise UserError("--replicas", "engines cannot be changed while they serve", "Restart the server.")
 
     async def load_adapter(self, name: str, path: str) -> None:
-        """In every replica, or in none that a request could reach: the front knows it last."""
+        """In every replica, or in none that a request could reach: the frontend's engine loads it last."""
         path = str(Path(path).resolve())
         loaded = load_adapter(self.engine.model, path, name)
         self.adapters[name] = path
         try:
-            await asyncio.gather(*(p.actor.load_adapter.remote(name, path) for p in self.places if p.ready))
+            await asyncio.gather(*(replica.actor.load_adapter.remote(name, path) for replica in self._alive()))
         except self._ray.exceptions.RayTaskError as error:
             self.adapters.pop(name, None)
             raise UserError("adapter", f"a replica cannot load {name!r} ({error.cause})") from None
         self.engine.adapters[name] = loaded
 
     async def unload_adapter(self, name: str) -> None:
-        """Answers under way with it go on."""
+        """Requests in flight keep it."""
         self.engine.unload_adapter(name)
         self.adapters.pop(name, None)
-        await asyncio.gather(*(p.actor.unload_adapter.remote(name) for p in self.places if p.ready))
+        await asyncio.gather(*(replica.actor.unload_adapter.remote(name) for replica in self._alive()))
 
-    async def ask(self) -> None:
-        """Learn what the replicas have done, for the metrics. One that died is remembered as it last was."""
-        for place in [place for place in self.places if place.ready]:
+    def stats(self) -> EngineStats:
+        """Of all replicas, as last read; what is counted at the frontend is exact."""
+        total = sum((replica.stats for replica in self.replicas), self._dead_stats)
+        running = min(self.open, total.running)
+        return dataclasses.replace(
+            total,
+            running=running,
+            waiting=self.open - running,
+            generated_tokens=self.generated_tokens,
+            finished=self.finished,
+        )
+
+    async def read_stats(self) -> None:
+        """One that died is counted as it last was."""
+        for replica in self._alive():
             try:
-                place.told = await place.actor.facts.remote()
+                replica.stats = await replica.actor.stats.remote()
             except self._ray.exceptions.RayActorError:
-                self._died(place)
-        told = [place.told for place in self.places if place.told is not None] + self._before
-        if not told:
-            return
-        engine, page_pool = self.engine, self.engine.page_pool
+                self._died(replica)
 
-        def total(key: str) -> Any:
-            return sum(facts[key] for facts in told)
-
-        assert isinstance(page_pool, ToldBlocks)
-        page_pool.told = total("pages_in_use") / max(1, total("pages"))
-        page_pool.queries, page_pool.hits = total("queries"), total("hits")
-        engine.scheduler.preemptions = total("preemptions")
-        for key in ("steps", "prompt_tokens", "drafted_tokens", "accepted_tokens", "busy_seconds", "aborted"):
-            setattr(engine.counts, key, total(key))
-        engine.experts.counts = torch.tensor([facts["experts"] for facts in told], dtype=torch.int64).sum(0)
-
-    async def _keep_asking(self) -> None:
+    async def _poll_stats(self) -> None:
         while True:
-            await asyncio.sleep(ASKING)
-            await self.ask()
+            await asyncio.sleep(STATS_SECONDS)
+            await self.read_stats()
+
+    def _alive(self) -> list[ReplicaHandle]:
+        return [replica for replica in self.replicas if replica.ready]
 
     async def until_idle(self) -> None:
         await self._idle.wait()
 
     def forget(self, request: Request) -> None:
         del self._queues[request.number]
-        self.engine.scheduler.requests.pop(request.number, None)
         self.open -= 1
         if not self.open:
             self._idle.set()
 
     def abort(self, request: Request) -> None:
         self.forget(request)
-        if (place := self._at.get(request.number)) is not None and place.ready:
-            place.actor.abort.remote(request.number)
+        if (replica := self._assigned.get(request.number)) is not None and replica.ready:
+            replica.actor.abort.remote(request.number)
 
     # One request
 
     async def _serve(self, request: Request, queue: Queue) -> None:
-        """Have it answered by one replica after the other, until one lives long enough."""
-        for _ in range(TRIES):
-            place = await self._choose(request)
+        """Try one replica after the other, until one lives long enough."""
+        for _ in range(MAX_ATTEMPTS):
+            replica = await self._route(request)
             if request.number not in self._queues:
-                return  # it went away meanwhile
-            owed = len(request.prompt) + (request.sampling.max_tokens or 0)
-            place.owed += owed
-            self._at[request.number] = place
+                return  # it was aborted meanwhile
+            tokens = len(request.prompt) + (request.sampling.max_tokens or 0)
+            replica.pending_tokens += tokens
+            self._assigned[request.number] = replica
             try:
-                await self._follow(place, request, queue)
+                await self._stream(replica, request, queue)
                 return
             except self._ray.exceptions.RayActorError:
-                self._died(place)
+                self._died(replica)
                 if request.written or request.first_token is not None:
-                    queue.put_nowait(ReplicaDied("the replica that wrote this answer died; ask again"))
+                    queue.put_nowait(ReplicaDied("the replica of this request died; send it again"))
                     return
             except self._ray.exceptions.RayTaskError as error:
                 queue.put_nowait(error)
                 return
             finally:
-                place.owed -= owed
-                del self._at[request.number]
-        queue.put_nowait(ReplicaDied(f"{TRIES} replicas died at this request"))
+                replica.pending_tokens -= tokens
+                del self._assigned[request.number]
+        queue.put_nowait(ReplicaDied(f"{MAX_ATTEMPTS} replicas died at this request"))
 
-    async def _follow(self, place: Place, request: Request, queue: Queue) -> None:
-        place.seen.add(shared_with(request), request.prompt, place.size)
+    async def _stream(self, replica: ReplicaHandle, request: Request, queue: Queue) -> None:
+        replica.prefixes.add(cache_namespace(request), request.prompt, replica.page_size)
         options = {"num_returns": "streaming"}
-        stream = place.actor.answer.options(**options).remote(request.number, plain_wish(self.engine, request))
+        data = serialize_request(self.engine, request)
+        stream = replica.actor.generate.options(**options).remote(request.number, data)
         async for reference in stream:
-            output = read_output(request, await reference, self.engine.clock())
-            self.engine.counts.generated_tokens += len(output.tokens)
+            output = deserialize_output(request, await reference, self.engine.clock())
+            self.generated_tokens += len(output.tokens)
             if output.finish_reason is not None:
-                self.engine.counts.finished += 1
+                self.finished += 1
             if self.on_outputs is not None:
                 self.on_outputs([output])
             if request.number in self._queues:
@@ -298,56 +286,56 @@ class Replicas:
             if output.finish_reason is not None:
                 return
 
-    async def _choose(self, request: Request) -> Place:
-        """The replica with the least to compute before this request is answered."""
-        while not (ready := [place for place in self.places if place.ready]):
-            self._changed.clear()
-            await self._changed.wait()
+    async def _route(self, request: Request) -> ReplicaHandle:
+        """The replica with the fewest tokens to compute before this request is done."""
+        while not (ready := self._alive()):
+            self._ready.clear()
+            await self._ready.wait()
+        namespace, prompt = cache_namespace(request), request.prompt
 
-        def work(place: Place) -> int:
-            return (
-                place.owed + len(request.prompt) - place.seen.tokens(shared_with(request), request.prompt, place.size)
-            )
+        def cost(replica: ReplicaHandle) -> tuple[int, int, int]:
+            cached = replica.prefixes.tokens(namespace, prompt, replica.page_size)
+            return replica.pending_tokens + len(prompt) - cached, len(replica.prefixes.pages), replica.number
 
-        return min(ready, key=lambda place: (work(place), len(place.seen.pages), place.number))
+        return min(ready, key=cost)
 
-    # Replicas that come and go
+    # Start and restart
 
-    async def _start(self, place: Place) -> None:
-        # Streams and aborts run side by side in one replica, on its event loop.
+    async def _start(self, replica: ReplicaHandle) -> None:
+        # Streams and aborts run concurrently in one replica, on its event loop.
         kind = self._ray.remote(Replica)
-        place.actor = kind.options(max_concurrency=10_000, **self._resources).remote(*self._begin)
-        place.size = await place.actor.ready.remote()
-        await asyncio.gather(*(place.actor.load_adapter.remote(*entry) for entry in self.adapters.items()))
-        place.ready = True
-        self._changed.set()
+        replica.actor = kind.options(max_concurrency=10_000, **self._resources).remote(*self._replica_args)
+        replica.page_size = await replica.actor.ready.remote()
+        await asyncio.gather(*(replica.actor.load_adapter.remote(*entry) for entry in self.adapters.items()))
+        replica.ready = True
+        self._ready.set()
 
-    def _died(self, place: Place) -> None:
-        """Its cache is gone with it; begin it anew, once."""
-        if not place.ready or self._ended:
+    def _died(self, replica: ReplicaHandle) -> None:
+        """Restart it, once, with an empty cache."""
+        if not replica.ready or self._ended:
             return
-        logger.error("replica %d died; it is begun again", place.number)
+        logger.error("replica %d died; restarting it", replica.number)
         self.deaths += 1
-        place.ready, place.seen = False, PrefixIndex()
-        if place.told is not None:  # counters never go back, but its pages are gone
-            self._before.append(place.told | {"pages_in_use": 0, "pages": 0})
-            place.told = None
-        self._spawn(self._restart(place))
+        replica.ready, replica.prefixes = False, PrefixIndex()
+        # Counters never go back, but its pages and its requests are gone.
+        self._dead_stats += dataclasses.replace(replica.stats, pages=0, pages_in_use=0, running=0, waiting=0)
+        replica.stats = EngineStats()
+        self._spawn(self._restart(replica))
 
-    async def _restart(self, place: Place) -> None:
+    async def _restart(self, replica: ReplicaHandle) -> None:
         for attempt in itertools.count():
-            await asyncio.sleep(min(60.0, PAUSE * 2**attempt))
+            await asyncio.sleep(min(60.0, RESTART_SECONDS * 2**attempt))
             try:
-                await self._start(place)
+                await self._start(replica)
                 return
             except self._ray.exceptions.RayError as error:
-                logger.error("replica %d cannot be begun again: %s", place.number, error)
+                logger.error("replica %d cannot be restarted: %s", replica.number, error)
 
     def _spawn(self, work: Any) -> None:
         self._tasks.add(task := asyncio.create_task(work))
         task.add_done_callback(self._tasks.discard)
 
 
-def shared_with(request: Request) -> str:
-    """Requests of which this differs share no pages."""
+def cache_namespace(request: Request) -> str:
+    """Requests of different namespaces share no pages."""
     return f"{request.adapter.name if request.adapter else ''}/{request.salt}"

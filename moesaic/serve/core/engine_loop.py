@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from moesaic.serve.core.driver import EngineDriver
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Output, Request
+from moesaic.serve.core.stats import EngineStats
 
 logger = logging.getLogger("moesaic.serve")
 
@@ -99,6 +100,9 @@ class EngineLoop:
     @property
     def alive(self) -> bool:
         return self._thread.is_alive() and not self._ended
+
+    def stats(self) -> EngineStats:
+        return EngineStats.of(self.engine)
 
     async def until_idle(self) -> None:
         """Return when no request is open."""

@@ -44,7 +44,7 @@ class TextStream:
         if ends and self.least < 0:
             self.stopped, self.held = True, ""
             return text[: min(ends)]
-        keep = max((_overlap(text, stop) for stop in self.stop), default=0)
+        keep = max((overlap(text, stop) for stop in self.stop), default=0)
         self.held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
@@ -70,6 +70,6 @@ class TextStream:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
-    """How many last characters of a text are first characters of a stop string."""
+def overlap(text: str, stop: str) -> int:
+    """How many last characters of a text are first characters of a stop string, or of a tag."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,18 +1,18 @@
-"""What a model says, taken apart as it comes: answer, reasoning and tool calls.
+"""Reasoning and tool call parsers: generated text, taken apart as it streams into content, reasoning and tool calls.
 
     parser = detect(tokenizer.chat_template)            # or build(Method("hermes"), Parser, "command line")
-    reader = parser.reader(tools=tools, prompt=text)    # one for each answer; no tools: no calls are looked for
+    reader = parser.reader(tools=tools, prompt=text)    # one for each completion; without tools, no calls
     for piece in pieces:
-        for event in reader.push(piece): ...            # Content, Reasoning, CallBegan, CallArguments, ...
+        for event in reader.push(piece): ...            # Content, Reasoning, CallStarted, CallArguments, ...
     for event in reader.finish(): ...
 
-However the text is cut into pieces, the events say the same when joined, and no piece of a tag is ever taken for
+However the text is cut into pieces, the joined events are the same, and no piece of a tag is ever taken for
 content. Text that only looks like a call comes out as content, and nothing raises. A call that breaks off after it has
 begun is taken back with `CallBroken`, and its text follows as content. `collect`, which joins events to a message,
-leaves such calls out. To who streams they are harmless: the last brace of the arguments comes with the call's end, so
-that a broken call's arguments are never whole.
+leaves such calls out. In a stream they are harmless: the last brace of the arguments comes with the call's end, so
+that a broken call's arguments are never complete.
 
-A parser is one file: a frozen dataclass that says which tags open a call, and makes a `Body` that reads one.
+A parser is one file: a frozen dataclass that names the tags that open a call, and makes a `Body` that reads one.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from moesaic.methods import Method, build
+from moesaic.serve.core.text import overlap
 
 THINK, END_THINK = "<think>", "</think>"
 
@@ -30,20 +31,20 @@ Tools = Sequence[Mapping[str, Any]]  # as in the API: {"type": "function", "func
 
 @dataclass(frozen=True)
 class Content:
-    """More of the answer."""
+    """More of the content."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Reasoning:
-    """More of what the model thinks before it answers."""
+    """More of the reasoning, which comes before the content."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class CallBegan:
+class CallStarted:
     """A tool is called; `call` counts from 0."""
 
     call: int
@@ -70,7 +71,7 @@ class CallBroken:
     call: int
 
 
-Event = Content | Reasoning | CallBegan | CallArguments | CallEnded | CallBroken
+Event = Content | Reasoning | CallStarted | CallArguments | CallEnded | CallBroken
 
 
 @dataclass
@@ -81,7 +82,7 @@ class Call:
 
 @dataclass
 class Message:
-    """A whole answer."""
+    """A complete message."""
 
     content: str = ""
     reasoning: str = ""
@@ -89,7 +90,7 @@ class Message:
 
 
 class Body:
-    """Reads one call. `push` takes text, the opening tag first; then the fields say how far the call has come.
+    """Reads one call. `push` takes text, the opening tag first; then the fields show how far the call has come.
 
     Whether and where a call ends or breaks must depend on the text alone, not on the pieces it came in.
     """
@@ -109,7 +110,7 @@ class Body:
 
 
 class EventReader(Protocol):
-    """Text in, events out. `state` says which section of the completion the text is in."""
+    """Text in, events out. `state` is the section of the completion that the text is in."""
 
     state: str
 
@@ -130,17 +131,17 @@ class Parser:
         raise NotImplementedError
 
     def reader(self, tools: Tools | None = None, prompt: str = "") -> Reader:
-        """For one answer. `prompt` is what the model was given: some templates open the reasoning section there."""
+        """For one completion. `prompt` is what the model was given: some templates open the reasoning section there."""
         return Reader(self, tools or (), prompt)
 
     def parse(self, text: str, tools: Tools | None = None, prompt: str = "") -> Message:
-        """A whole answer at once."""
+        """A complete text at once."""
         reader = self.reader(tools, prompt)
         return collect([*reader.push(text), *reader.finish()])
 
 
 def collect(events: Iterable[Event]) -> Message:
-    """All events of an answer, joined to a message."""
+    """All events of a completion, joined to a message."""
     message, calls = Message(), dict[int, Call]()
     for event in events:
         match event:
@@ -148,7 +149,7 @@ def collect(events: Iterable[Event]) -> Message:
                 message.content += text
             case Reasoning(text):
                 message.reasoning += text
-            case CallBegan(number, name):
+            case CallStarted(number, name):
                 calls[number] = Call(name)
             case CallArguments(number, text):
                 calls[number].arguments += text
@@ -166,7 +167,8 @@ def detect(template: str | None) -> Parser:
 
 
 class Reader:
-    """One answer on its way from the model. `pending` is text whose meaning is not certain yet."""
+    """Reads one completion: where the reasoning ends, where a call starts, and what may be shown already, which is the
+    same for all styles. `pending` is text whose meaning is not certain yet."""
 
     def __init__(self, parser: Parser, tools: Tools, prompt: str) -> None:
         self.parser = parser
@@ -176,13 +178,13 @@ class Reader:
             prompt.rfind(THINK) > prompt.rfind(END_THINK) and not prompt[prompt.rfind(THINK) + len(THINK) :].strip()
         )
         self.state = ("reasoning" if opened else "start") if parser.reasoning else "content"
-        self.bare = opened  # at the beginning of a section, where white space says nothing
+        self.bare = opened  # at the start of a section, where white space is ignored
         self.pending = ""
         self.body: Body | None = None
         self.raw: list[str] = []  # a call's text so far, in case it is none
-        self.began = False
+        self.reported = False
         self.calls = 0
-        self.called = False  # a call was the last thing said: white space after it says nothing
+        self.called = False  # a call came last: white space after it is ignored
         self.events: list[Event] = []
 
     def push(self, text: str) -> list[Event]:
@@ -192,7 +194,7 @@ class Reader:
         return self._take()
 
     def finish(self) -> list[Event]:
-        """The answer is over: whatever was held back is what it looks like."""
+        """The completion has ended: whatever was held back is what it looks like."""
         if self.body is not None:
             self.body.finish()
             if self.body.ended:
@@ -201,9 +203,9 @@ class Reader:
                 self._break_call()
         pending, self.pending = self.pending, ""
         if self.state == "reasoning":
-            self._say(Reasoning, pending.rstrip())
+            self._emit(Reasoning, pending.rstrip())
         elif pending.strip() or not self.called:
-            self._say(Content, pending)
+            self._emit(Content, pending)
         return self._take()
 
     def _advance(self) -> bool:
@@ -215,7 +217,7 @@ class Reader:
                 return self._reason()
             case "call":
                 return self._call()
-        return self._answer()
+        return self._content()
 
     def _start(self) -> bool:
         found = self.pending.lstrip()
@@ -230,24 +232,24 @@ class Reader:
     def _reason(self) -> bool:
         place = self.pending.find(END_THINK)
         if place >= 0:
-            self._say(Reasoning, self.pending[:place].rstrip())
+            self._emit(Reasoning, self.pending[:place].rstrip())
             self.state, self.bare, self.pending = "content", True, self.pending[place + len(END_THINK) :]
             return True
-        self._say_certain(Reasoning, (END_THINK,))
+        self._emit_certain(Reasoning, (END_THINK,))
         return False
 
-    def _answer(self) -> bool:
+    def _content(self) -> bool:
         places = [(place, tag) for tag in self.openings if (place := self.pending.find(tag)) >= 0]
         if not places:
-            self._say_certain(Content, self.openings)
+            self._emit_certain(Content, self.openings)
             return False
         place, tag = min(places)
         before = self.pending[:place]
-        said = before.rstrip()
-        self._say(Content, said)
-        self.raw = [before[len(said) :]]  # white space before a call says nothing, unless there is no call
+        content = before.rstrip()
+        self._emit(Content, content)
+        self.raw = [before[len(content) :]]  # white space before a call is ignored, unless there is no call
         self.state, self.pending = "call", self.pending[place:]
-        self.body, self.began = self.parser.body(self.tools), False
+        self.body, self.reported = self.parser.body(self.tools), False
         return True
 
     def _call(self) -> bool:
@@ -267,9 +269,9 @@ class Reader:
         body = self.body
         if body is None or body.name is None:
             return
-        if not self.began:
-            self.began = True
-            self.events.append(CallBegan(self.calls, body.name))
+        if not self.reported:
+            self.reported = True
+            self.events.append(CallStarted(self.calls, body.name))
         if body.arguments:
             self.events.append(CallArguments(self.calls, body.arguments))
             body.arguments = ""
@@ -286,7 +288,7 @@ class Reader:
         assert self.body is not None
         self._report_call()
         text = "".join(self.raw).removesuffix(self.body.rest)
-        if self.began:
+        if self.reported:
             self.events.append(CallBroken(self.calls))
             self.calls += 1
         self.bare = False
@@ -294,17 +296,17 @@ class Reader:
         self.called = False
         self.state, self.pending, self.body = "content", self.body.rest, None
 
-    def _say_certain(self, kind: type[Content] | type[Reasoning], tags: tuple[str, ...]) -> None:
+    def _emit_certain(self, kind: type[Content] | type[Reasoning], tags: tuple[str, ...]) -> None:
         """Report the pending text but for an end that could become a tag, and white space that could precede one."""
         text = self.pending
-        keep = max((_overlap(text, tag) for tag in tags), default=0)
+        keep = max((overlap(text, tag) for tag in tags), default=0)
         certain = text[: len(text) - keep]
         if tags:
             certain = certain.rstrip()
-        self._say(kind, certain)
+        self._emit(kind, certain)
         self.pending = text[len(certain) :]
 
-    def _say(self, kind: type[Content] | type[Reasoning], text: str) -> None:
+    def _emit(self, kind: type[Content] | type[Reasoning], text: str) -> None:
         if self.bare:
             text = text.lstrip()
         if text:
@@ -322,8 +324,3 @@ class Reader:
                 joined.append(event)
         self.events = []
         return joined
-
-
-def _overlap(text: str, tag: str) -> int:
-    """How many last characters of a text are first characters of a tag."""
-    return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if text.endswith(tag[:n])), 0)

@@ -13,7 +13,7 @@ NAME = re.compile(r"[^<>\n]*")
 
 
 class ElementBody(Body):
-    """Takes the parts of a call from `pending`, one by one: `step` does one, or says that it needs more text."""
+    """Takes the parts of a call from `pending`, one by one: `step` takes one; False: it needs more text."""
 
     def __init__(self, tools: Tools) -> None:
         super().__init__()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from moesaic.serve.parsers import CallArguments, CallBegan, CallEnded, Event
+from moesaic.serve.parsers import CallArguments, CallEnded, CallStarted, Event
 
 CALL_HEAD = re.compile(r'[\[,]\s*\{"name": "([^"]*)", "parameters": ')
 
@@ -16,11 +16,11 @@ class NamedCallReader:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.began = False
+        self.started = False
 
     def push(self, text: str) -> list[Event]:
-        events: list[Event] = [] if self.began else [CallBegan(0, self.name)]
-        self.began = True
+        events: list[Event] = [] if self.started else [CallStarted(0, self.name)]
+        self.started = True
         return [*events, CallArguments(0, text)]
 
     def finish(self) -> list[Event]:
@@ -49,7 +49,7 @@ class CallListReader:
                     break
                 self.call += 1
                 self.inside, self.pending = True, self.pending[head.end() :]
-                events.append(CallBegan(self.call, head[1]))
+                events.append(CallStarted(self.call, head[1]))
             end = self._end()
             arguments = self.pending if end is None else self.pending[:end]
             if arguments:

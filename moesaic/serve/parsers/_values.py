@@ -40,7 +40,7 @@ def parameters_of(tools: Tools, name: str) -> Mapping[str, Any]:
 
 
 def argument_as_json(text: str, schema: object) -> str:
-    """An argument that came without quotes, as JSON: a text where its schema says so, otherwise JSON if it reads so."""
+    """An argument that came without quotes, as JSON: a string where its schema has one, else JSON if it parses so."""
     types = schema.get("type") if isinstance(schema, Mapping) else None
     allowed = types if isinstance(types, list) else [types]
     if "string" in allowed and not (text.strip() == "null" and "null" in allowed):

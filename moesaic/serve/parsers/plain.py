@@ -1,4 +1,4 @@
-"""No tool calls: an answer, and a reasoning section before it if the model writes one."""
+"""No tool calls: content, and a reasoning section before it if the model writes one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// Tells screen readers an answer sentence by sentence: single words as they come would be noise.
+// Announces a response to screen readers, sentence by sentence: single tokens as they come would be noise.
 
 export class Announcer {
   constructor(region) {
@@ -11,16 +11,16 @@ export class Announcer {
     const ends = [...this.pending.matchAll(/[.!?:;]["')\]]*\s|\n/g)].at(-1);
     if (!ends) return;
     const place = ends.index + ends[0].length;
-    this.say(this.pending.slice(0, place));
+    this.announce(this.pending.slice(0, place));
     this.pending = this.pending.slice(place);
   }
 
   finish() {
-    this.say(this.pending);
+    this.announce(this.pending);
     this.pending = "";
   }
 
-  say(text) {
+  announce(text) {
     const plain = text.replace(/[*_`#>|~]+/g, "").trim();
     if (!plain) return;
     const line = document.createElement("p");

@@ -1,4 +1,4 @@
-// Talks to the server: the key it may ask for, errors in words, and streams of events.
+// Requests to the server: the API key it may require, its error messages, and streams of events.
 
 export class ApiError extends Error {
   constructor(message, status) {
@@ -8,7 +8,7 @@ export class ApiError extends Error {
 }
 
 export class Api {
-  // askKey(again) resolves to a key, or to null if the user would rather not.
+  // askKey(again) resolves to a key, or to null if the user cancels.
   constructor(askKey) {
     this.askKey = askKey;
     this.asking = null;
@@ -16,7 +16,7 @@ export class Api {
     try {
       this.key = sessionStorage.getItem("moesaic.key");
     } catch {
-      // Not remembered, then.
+      // It is not remembered, then.
     }
   }
 
@@ -27,7 +27,7 @@ export class Api {
       const response = await fetch(path, { ...options, headers });
       if (response.ok) return response;
       if (response.status !== 401) throw await explained(response);
-      // Several requests may be turned away at once; one question is enough, and a newer key may be there already.
+      // Several requests may be refused at once; one dialog is enough, and a newer key may be there already.
       if (this.key === sent && !(await (this.asking ??= this.ask(sent !== null)))) throw await explained(response);
     }
   }
@@ -84,10 +84,10 @@ export async function* readEvents(body) {
 async function explained(response) {
   let message = "";
   try {
-    const answer = await response.json();
-    message = answer.error?.message ?? answer.detail ?? "";
+    const body = await response.json();
+    message = body.error?.message ?? body.detail ?? "";
   } catch {
     // Not JSON: the status must do.
   }
-  return new ApiError(String(message || `The server answered ${response.status} ${response.statusText}.`), response.status);
+  return new ApiError(String(message || `The server responded with ${response.status} ${response.statusText}.`), response.status);
 }

@@ -10,7 +10,7 @@ export class Chat {
   constructor(api, settings, conversation) {
     Object.assign(this, { api, settings, conversation });
     this.model = null;
-    this.running = null; // { stop, ended } of the answer that is being written
+    this.running = null; // { stop, ended } of the response that is being generated
     this.list = byId("messages");
     this.scroll = byId("scroll");
     this.box = byId("prompt");
@@ -53,19 +53,19 @@ export class Chat {
   }
 
   show(message) {
-    const view = new MessageView(message, (wish, from, text) => this.act(wish, from, text));
+    const view = new MessageView(message, (action, from, text) => this.act(action, from, text));
     this.list.append(view.root);
     return view;
   }
 
-  async act(wish, view, text) {
+  async act(action, view, text) {
     await this.stop();
-    // Whatever came after it came from it.
+    // What follows depends on it.
     this.conversation.cut(view.message);
     while (view.root.nextSibling) view.root.nextSibling.remove();
     view.root.remove();
-    if (wish === "edit") this.send(text);
-    else this.answer();
+    if (action === "edit") this.send(text);
+    else this.respond();
   }
 
   send(text) {
@@ -74,10 +74,10 @@ export class Chat {
     fit(this.box);
     this.show(this.conversation.add({ role: "user", content: text.trim() }));
     this.box.focus({ preventScroll: true });
-    this.answer();
+    this.respond();
   }
 
-  // Ends the answer that is being written, which keeps what it has; resolves when it is over.
+  // Ends the response that is being generated, which keeps what it has; resolves when it is over.
   stop() {
     this.running?.stop.abort();
     return this.running?.ended;
@@ -91,8 +91,8 @@ export class Chat {
     this.box.focus();
   }
 
-  answer() {
-    const asked = this.conversation.forModel(this.settings.values.system);
+  respond() {
+    const messages = this.conversation.forModel(this.settings.values.system);
     const view = this.show(this.conversation.add({ role: "assistant", content: "" }));
     const stop = new AbortController();
     this.running = { stop, ended: null };
@@ -100,7 +100,7 @@ export class Chat {
     view.draw();
     this.changed();
     this.toEnd();
-    this.running.ended = this.write(view, asked, stop.signal).finally(() => {
+    this.running.ended = this.generate(view, messages, stop.signal).finally(() => {
       this.running = null;
       view.writing = false;
       if (view.tokens.list.length) view.message.tokens = view.tokens.list;
@@ -112,13 +112,13 @@ export class Chat {
     });
   }
 
-  async write(view, messages, signal) {
+  async generate(view, messages, signal) {
     const { message } = view;
-    const times = { asked: performance.now(), first: null, last: null, tokens: 0 };
+    const times = { sent: performance.now(), first: null, last: null, tokens: 0 };
     let reason = null;
     try {
-      const wishes = { ...this.settings.forRequest(), model: this.model, messages, stream: true, stream_options: { include_usage: true } };
-      const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(wishes), signal };
+      const body = { ...this.settings.forRequest(), model: this.model, messages, stream: true, stream_options: { include_usage: true } };
+      const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal };
       for await (const chunk of this.api.events("/v1/chat/completions", options)) {
         if (chunk.error) throw new Error(chunk.error.message);
         if (chunk.usage) times.tokens = chunk.usage.completion_tokens;
@@ -127,7 +127,7 @@ export class Chat {
         this.take(view, choice, times);
         reason = choice.finish_reason ?? reason;
       }
-      if (!reason) throw new Error("The connection ended before the answer did.");
+      if (!reason) throw new Error("The connection closed before the response was complete.");
     } catch (error) {
       if (signal.aborted) reason = "abort";
       else message.error = error instanceof TypeError ? "The server cannot be reached." : error.message;
@@ -167,7 +167,7 @@ export class Chat {
     this.noteScroll();
   }
 
-  // Stay at the end while an answer grows, unless the reader has scrolled away from it.
+  // Stay at the end while a response grows, unless the reader has scrolled away from it.
   follow() {
     if (this.atEnd) this.toEnd();
   }
@@ -184,15 +184,15 @@ export class Chat {
   }
 }
 
-function facts({ asked, first, last, tokens }, reason) {
-  const said = [];
-  if (tokens) said.push(`${tokens} token${tokens === 1 ? "" : "s"}`);
+function facts({ sent, first, last, tokens }, reason) {
+  const parts = [];
+  if (tokens) parts.push(`${tokens} token${tokens === 1 ? "" : "s"}`);
   if (first !== null) {
-    const speed = ((tokens - 1) * 1000) / (last - first);
-    if (tokens > 1 && last > first) said.push(`${speed.toFixed(speed < 100 ? 1 : 0)} per second`);
-    said.push(`first after ${((first - asked) / 1000).toFixed(2)} s`);
+    const throughput = ((tokens - 1) * 1000) / (last - first);
+    if (tokens > 1 && last > first) parts.push(`${throughput.toFixed(throughput < 100 ? 1 : 0)} tokens/s`);
+    parts.push(`first token after ${((first - sent) / 1000).toFixed(2)} s`);
   }
-  if (reason === "abort") said.push("stopped");
-  if (reason === "length") said.push("cut at the most tokens allowed");
-  return said.join(" · ");
+  if (reason === "abort") parts.push("stopped");
+  if (reason === "length") parts.push("max tokens reached");
+  return parts.join(" · ");
 }

@@ -4,7 +4,7 @@
 
 import { recall, remember } from "./storage.js";
 
-const TOKENS_KEPT = 4; // answers whose tokens are stored: they take far more room than the text
+const TOKENS_KEPT = 4; // responses whose tokens are stored: they take far more space than the text
 
 export class Conversation {
   constructor() {
@@ -13,8 +13,8 @@ export class Conversation {
   }
 
   save() {
-    const answers = this.messages.filter((one) => one.tokens);
-    const kept = new Set(answers.slice(-TOKENS_KEPT));
+    const responses = this.messages.filter((one) => one.tokens);
+    const kept = new Set(responses.slice(-TOKENS_KEPT));
     const stored = this.messages.map((one) => (kept.has(one) ? one : { ...one, tokens: undefined }));
     remember("conversation", stored) || remember("conversation", stored.map((one) => ({ ...one, tokens: undefined })));
   }
@@ -25,7 +25,7 @@ export class Conversation {
     return message;
   }
 
-  // Forget a message and all that follow.
+  // Remove a message and all that follow.
   cut(message) {
     const place = this.messages.indexOf(message);
     if (place >= 0) this.messages.length = place;
@@ -37,10 +37,10 @@ export class Conversation {
     this.save();
   }
 
-  // As the API wants it. An answer that failed before its first word was never given.
+  // As the API takes it, without responses that failed before their first token.
   forModel(system) {
-    const said = this.messages.filter((one) => one.content || one.role === "user");
-    const turns = said.map(({ role, content }) => ({ role, content }));
+    const sent = this.messages.filter((one) => one.content || one.role === "user");
+    const turns = sent.map(({ role, content }) => ({ role, content }));
     return system.trim() ? [{ role: "system", content: system }, ...turns] : turns;
   }
 }

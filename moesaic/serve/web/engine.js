@@ -1,17 +1,17 @@
-// What the engine is doing, twice a second: a line of numbers with a curve each, and a map of the experts.
+// The engine's live metrics, twice a second: a gauge and a curve each, and a heat map of the experts' load.
 
 import { element, drawing } from "./element.js";
 import { ExpertMap } from "./experts.js";
 
-const KEPT = 60; // samples in a curve
-const share = (value) => `${Math.round(value * 100)} %`;
+const SAMPLES = 60; // in a curve
+const percent = (value) => `${Math.round(value * 100)} %`;
 const count = (value) => Math.round(value).toLocaleString("en");
 const GAUGES = [
-  { name: "tokens_per_second", label: "Tokens per second", show: (value) => (value < 100 ? value.toFixed(1) : count(value)) },
+  { name: "tokens_per_second", label: "Throughput, tokens/s", show: (value) => (value < 100 ? value.toFixed(1) : count(value)) },
   { name: "ttft_seconds", label: "Time to first token", show: (value) => (value < 1 ? `${Math.round(value * 1000)} ms` : `${value.toFixed(2)} s`) },
-  { name: "running", label: "Running", show: count },
-  { name: "waiting", label: "Waiting", show: count },
-  { name: "cache_share", label: "Cache in use", show: share, most: 1 },
+  { name: "running", label: "Requests running", show: count },
+  { name: "waiting", label: "Requests waiting", show: count },
+  { name: "cache_share", label: "KV cache usage", show: percent, max: 1 },
 ];
 
 export class Live {
@@ -25,10 +25,10 @@ export class Live {
     document.addEventListener("visibilitychange", () => this.update());
   }
 
-  // Watch while somebody can see it.
-  update(wanted = this.wanted) {
-    this.wanted = wanted;
-    const useful = wanted && !document.hidden;
+  // Streams only while the panel is visible.
+  update(open = this.open) {
+    this.open = open;
+    const useful = open && !document.hidden;
     if (useful && !this.watching) this.watch((this.watching = new AbortController()).signal);
     else if (!useful && this.watching) {
       this.watching.abort();
@@ -45,32 +45,32 @@ export class Live {
         }
       } catch (error) {
         if (signal.aborted) return;
-        this.say(error.status === 401 ? "needs a key" : "not reached", "away");
+        this.showState(error.status === 401 ? "API key required" : "unreachable", "away");
       }
       await new Promise((resume) => setTimeout(resume, wait));
     }
   }
 
-  say(text, kind) {
+  showState(text, kind) {
     if (this.state.textContent !== text) this.state.textContent = text;
     this.state.dataset.kind = kind;
   }
 
   show(sample) {
-    this.say(sample.running ? "working" : "idle", sample.running ? "busy" : "idle");
+    this.showState(sample.running ? "working" : "idle", sample.running ? "busy" : "idle");
     for (const gauge of this.gauges) gauge.push(sample[gauge.name]);
     this.map.push(sample.experts ?? {});
   }
 }
 
 class Gauge {
-  constructor({ name, label, show, most = 0 }) {
-    Object.assign(this, { name, format: show, most });
+  constructor({ name, label, show, max = 0 }) {
+    Object.assign(this, { name, format: show, max });
     this.samples = [];
     this.value = element("dd", {}, "–");
     this.area = drawing("path", { class: "area" });
     this.line = drawing("path", { class: "line" });
-    const curve = drawing("svg", { viewBox: `0 0 ${KEPT - 1} 20`, preserveAspectRatio: "none", "aria-hidden": "true" }, this.area, this.line);
+    const curve = drawing("svg", { viewBox: `0 0 ${SAMPLES - 1} 20`, preserveAspectRatio: "none", "aria-hidden": "true" }, this.area, this.line);
     this.root = element("div", { class: "gauge" }, element("dt", {}, label), this.value, curve);
   }
 
@@ -78,11 +78,11 @@ class Gauge {
     const known = typeof value === "number";
     this.value.textContent = known ? this.format(value) : "–";
     this.samples.push(known ? value : 0);
-    if (this.samples.length > KEPT) this.samples.shift();
-    const top = this.most || Math.max(...this.samples) || 1;
-    const begin = KEPT - this.samples.length;
+    if (this.samples.length > SAMPLES) this.samples.shift();
+    const top = this.max || Math.max(...this.samples) || 1;
+    const begin = SAMPLES - this.samples.length;
     const points = this.samples.map((sample, number) => `${begin + number},${(19 - 18 * Math.min(1, sample / top)).toFixed(2)}`);
     this.line.setAttribute("d", `M${points.join("L")}`);
-    this.area.setAttribute("d", `M${begin},20L${points.join("L")}L${KEPT - 1},20Z`);
+    this.area.setAttribute("d", `M${begin},20L${points.join("L")}L${SAMPLES - 1},20Z`);
   }
 }

@@ -1,10 +1,10 @@
-// Which experts have worked in the last seconds: a row for each layer, a column for each expert.
+// The load of the experts in the last seconds as a heat map: a row for each layer, a column for each expert.
 //
-// The server counts since it began; work is the difference between the newest counts and those some samples ago. A
-// cell's shade says how its work compares with an even share of its layer's.
+// The server counts tokens since it started; those of the last seconds are the difference between the newest counts and
+// some samples ago. A cell's shade is its load: its tokens over the mean of its layer.
 
 const SAMPLES = 10; // about five seconds
-const FULL = 4; // times the even share that has the full colour
+const FULL = 4; // the load that has the full color
 const number = (value) => value.toLocaleString("en");
 
 export class ExpertMap {
@@ -29,9 +29,9 @@ export class ExpertMap {
     if (this.history.length > SAMPLES + 1) this.history.shift();
     const [before] = this.history;
     this.rows = layers.map((layer) => {
-      // Smaller counts than before: the server has begun anew.
-      const work = experts[layer].map((now, expert) => Math.max(0, now - (before[layer][expert] ?? 0)));
-      return { layer, work, total: work.reduce((sum, one) => sum + one, 0) };
+      // Smaller counts than before: the server was restarted.
+      const tokens = experts[layer].map((now, expert) => Math.max(0, now - (before[layer][expert] ?? 0)));
+      return { layer, tokens, total: tokens.reduce((sum, one) => sum + one, 0) };
     });
     this.canvas.hidden = layers.length === 0;
     this.draw();
@@ -39,12 +39,12 @@ export class ExpertMap {
   }
 
   get columns() {
-    return Math.max(1, ...this.rows.map((row) => row.work.length));
+    return Math.max(1, ...this.rows.map((row) => row.tokens.length));
   }
 
-  // Times the even share.
-  load({ work, total }, column) {
-    return total ? (work[column] * work.length) / total : 0;
+  // Its tokens over the mean of its layer.
+  load({ tokens, total }, column) {
+    return total ? (tokens[column] * tokens.length) / total : 0;
   }
 
   draw() {
@@ -60,13 +60,13 @@ export class ExpertMap {
     canvas.height = Math.round(height * scale);
     canvas.style.height = `${height}px`;
     const style = getComputedStyle(canvas);
-    const [ink, paper] = [style.color, style.caretColor]; // colours the style sheet can give a canvas, by theme
+    const [ink, paper] = [style.color, style.caretColor]; // colors the style sheet can give a canvas, by theme
     const paint = canvas.getContext("2d");
     paint.scale(scale, scale);
     const snap = (place) => Math.round(place * scale) / scale; // to whole pixels, or gaps look uneven
     rows.forEach((row, at) => {
       const [top, bottom] = [snap(at * tall), snap((at + 1) * tall)];
-      for (let column = 0; column < row.work.length; column++) {
+      for (let column = 0; column < row.tokens.length; column++) {
         const [left, right] = [snap(column * cell), snap((column + 1) * cell)];
         paint.globalAlpha = 1;
         paint.fillStyle = paper;
@@ -87,29 +87,29 @@ export class ExpertMap {
   describe() {
     const { rows, cursor } = this;
     if (!rows.length) {
-      this.note.textContent = "This model has no experts: every token passes through all of it.";
+      this.note.textContent = "A dense model: it has no experts.";
       return;
     }
-    if (cursor && rows[cursor.row]?.work[cursor.column] !== undefined) {
+    if (cursor && rows[cursor.row]?.tokens[cursor.column] !== undefined) {
       const row = rows[cursor.row];
-      const part = row.total ? ((row.work[cursor.column] / row.total) * 100).toFixed(1) : "0";
+      const part = row.total ? ((row.tokens[cursor.column] / row.total) * 100).toFixed(1) : "0";
       const times = this.load(row, cursor.column).toFixed(1);
-      this.note.textContent = `Layer ${row.layer}, expert ${cursor.column}: ${part} % of its layer's work, ${times} × an even share.`;
+      this.note.textContent = `Layer ${row.layer}, expert ${cursor.column}: ${part} % of its layer's tokens, ${times} × the mean load.`;
       return;
     }
     const total = rows.reduce((sum, row) => sum + row.total, 0);
     if (!total) {
-      this.note.textContent = `${rows.length} layer${rows.length === 1 ? "" : "s"} of ${this.columns} experts, at rest.`;
+      this.note.textContent = `${rows.length} layer${rows.length === 1 ? "" : "s"} of ${this.columns} experts, idle.`;
       return;
     }
     let best = { load: -1 };
     for (const row of rows) {
-      row.work.forEach((_, expert) => {
+      row.tokens.forEach((_, expert) => {
         const load = this.load(row, expert);
         if (load > best.load) best = { load, layer: row.layer, expert };
       });
     }
-    this.note.textContent = `${number(total)} visits in the last seconds. Busiest: layer ${best.layer}, expert ${best.expert}, ${best.load.toFixed(1)} × an even share.`;
+    this.note.textContent = `${number(total)} tokens routed in the last seconds. Highest load: layer ${best.layer}, expert ${best.expert}, ${best.load.toFixed(1)} × the mean.`;
   }
 
   point(cell) {
@@ -122,7 +122,7 @@ export class ExpertMap {
     const box = this.canvas.getBoundingClientRect();
     const row = Math.floor(((event.clientY - box.top) / box.height) * this.rows.length);
     const column = Math.floor(((event.clientX - box.left) / box.width) * this.columns);
-    return this.rows[row]?.work[column] === undefined ? null : { row, column };
+    return this.rows[row]?.tokens[column] === undefined ? null : { row, column };
   }
 
   walk(event) {

@@ -28,27 +28,27 @@ const LANGUAGES = {
   c: C, cpp: C, "c++": C, cs: C, csharp: C, java: C, go: C, rust: C, rs: C, swift: C, kotlin: C, cuda: C, css: C,
   bash: SHELL, sh: SHELL, shell: SHELL, zsh: SHELL, sql: SQL, json: DATA, yaml: DATA, yml: DATA, toml: DATA,
 };
-const LONGEST = 50_000; // beyond that, plain: colours are not worth a pause
+const MAX_LENGTH = 50_000; // beyond that, plain: colours are not worth a pause
 
-// Calls say(from, to, kind) for all of the text, in order; kind is null where there is nothing to colour.
-export function highlight(text, language, say) {
+// Calls emit(from, to, kind) for all of the text, in order; kind is null where there is nothing to colour.
+export function highlight(text, language, emit) {
   const rule = Object.hasOwn(LANGUAGES, language.toLowerCase()) ? LANGUAGES[language.toLowerCase()] : null;
-  if (!rule || text.length > LONGEST) {
-    if (text) say(0, text.length, null);
+  if (!rule || text.length > MAX_LENGTH) {
+    if (text) emit(0, text.length, null);
     return;
   }
   const number = String.raw`\b(?:0[xX][\da-fA-F_]+|\d[\d_]*(?:\.\d+)?(?:[eE][+-]?\d+)?)\b`;
   const parts = `(?<comment>${rule.comment})|(?<string>${rule.strings})|(?<number>${number})|(?<word>[A-Za-z_]\\w*)`;
-  let said = 0;
+  let done = 0;
   for (const match of text.matchAll(new RegExp(parts, `g${rule.flags}`))) {
     const { comment, string, number, word } = match.groups;
     const known = word !== undefined && rule.words.has(rule.flags.includes("i") ? word.toLowerCase() : word);
     const called = word !== undefined && !known && text[match.index + word.length] === "(";
     const kind = comment !== undefined ? "comment" : string !== undefined ? "string" : number !== undefined ? "number" : known ? "keyword" : called ? "call" : null;
     if (!kind || !match[0]) continue;
-    if (match.index > said) say(said, match.index, null);
-    said = match.index + match[0].length;
-    say(match.index, said, kind);
+    if (match.index > done) emit(done, match.index, null);
+    done = match.index + match[0].length;
+    emit(match.index, done, kind);
   }
-  if (said < text.length) say(said, text.length, null);
+  if (done < text.length) emit(done, text.length, null);
 }

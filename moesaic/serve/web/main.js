@@ -16,9 +16,9 @@ const chat = new Chat(api, settings, new Conversation());
 const live = new Live(api);
 switchTheme();
 openSide();
-nameModel();
+showModel();
 
-// A key from the user, or null. `again`: the last one was turned away.
+// An API key from the user, or null. `again`: the last one was not accepted.
 function askKey(again) {
   const dialog = byId("key-dialog");
   const note = "It is kept until you close this tab, and sent to this server only.";
@@ -59,8 +59,8 @@ function openSide() {
     byId("side").inert = !open;
     live.update(open);
   };
-  const set = (wanted) => {
-    open = wanted;
+  const set = (next) => {
+    open = next;
     if (wide.matches) remember("side", open);
     show();
   };
@@ -78,15 +78,15 @@ function openSide() {
   show();
 }
 
-async function nameModel() {
+async function showModel() {
   try {
     const { data } = await api.json("/v1/models");
     chat.model = data[0]?.id ?? null;
-    settings.recommend(data[0]?.sampling ?? {});
+    settings.setDefaults(data[0]?.sampling ?? {});
     byId("model").textContent = chat.model ?? "";
     byId("model").title = chat.model ?? "";
     if (chat.model) document.title = `${chat.model.split("/").at(-1)} · Moesaic`;
   } catch (error) {
-    byId("model").textContent = error.status === 401 ? "locked" : "no server";
+    byId("model").textContent = error.status === 401 ? "API key required" : "server unreachable";
   }
 }

@@ -14,7 +14,7 @@ const ITEM = /^([ \t]*)([-*+]|\d{1,9}[.)])([ \t]+|$)/;
 const TABLE = /^ *\|? *:?-+:? *(?:\| *:?-+:? *)*\|? *$/;
 const DEEPEST = 8; // quotes and lists within each other
 
-// Show `source` in `container`. Blocks that are as they were are left alone, so that a growing answer costs little and
+// Show `source` in `container`. Blocks that are as they were are left alone, so that a growing response costs little and
 // a selection in it survives. `finish` is called with every new block.
 export function render(container, source, finish = () => {}) {
   const before = container.shown ?? [];
@@ -114,7 +114,7 @@ function codeBlock(lines, language) {
   const code = element("code");
   const whole = joined(lines);
   highlight(whole.text, language, (from, to, kind) => {
-    say(kind ? code.appendChild(element("span", { class: `code-${kind}` })) : code, whole, from, to);
+    emit(kind ? code.appendChild(element("span", { class: `code-${kind}` })) : code, whole, from, to);
   });
   return element("figure", { class: "code" }, element("figcaption", {}, label, copy), element("pre", { tabindex: "0" }, code));
 }
@@ -223,7 +223,7 @@ function joined(lines) {
 }
 
 // Append a part of a joined text, line by line, since only within a line are its characters neighbours in the source.
-function say(parent, whole, from, to) {
+function emit(parent, whole, from, to) {
   let line = 0;
   let high = whole.starts.length - 1;
   while (line < high) {
@@ -259,13 +259,13 @@ function inline(parent, lines) {
 // One pass over text[from, to); what opens a style is matched with the next thing that closes it.
 function spans(parent, whole, from, to, missing) {
   const { text } = whole;
-  let said = from;
+  let done = from;
   let place = from;
   const jump = (node, end, inner) => {
-    say(parent, whole, said, place);
+    emit(parent, whole, done, place);
     if (inner) inner(node);
     parent.append(node);
-    said = place = end;
+    done = place = end;
   };
   while (place < to) {
     SPECIAL.lastIndex = place;
@@ -274,8 +274,8 @@ function spans(parent, whole, from, to, missing) {
     place = next.index;
     const character = text[place];
     if (character === "\\" && /[!-/:-@[-`{-~]/.test(text[place + 1] ?? "")) {
-      say(parent, whole, said, place);
-      said = place + 1;
+      emit(parent, whole, done, place);
+      done = place + 1;
       place += 2;
     } else if (character === "&") {
       ENTITY.lastIndex = place;
@@ -291,7 +291,7 @@ function spans(parent, whole, from, to, missing) {
       else {
         let [first, last] = [place + mark.length, end];
         if (last - first > 2 && text[first] === " " && text[last - 1] === " ") [first, last] = [first + 1, last - 1];
-        jump(element("code"), end + mark.length, (node) => say(node, whole, first, last));
+        jump(element("code"), end + mark.length, (node) => emit(node, whole, first, last));
       }
     } else if (character === "[" || character === "!") {
       LINK.lastIndex = place;
@@ -311,7 +311,7 @@ function spans(parent, whole, from, to, missing) {
       if (!address) place++;
       else {
         const first = place + match[0].indexOf("h");
-        jump(anchor(address), place + match[0].length, (node) => say(node, whole, first, first + match[1].length));
+        jump(anchor(address), place + match[0].length, (node) => emit(node, whole, first, first + match[1].length));
       }
     } else {
       const mark = STYLES[text.slice(place, place + 2)] ? text.slice(place, place + 2) : character;
@@ -326,7 +326,7 @@ function spans(parent, whole, from, to, missing) {
       else jump(element(STYLES[mark]), end + mark.length, (node) => spans(node, whole, place + mark.length, end, {}));
     }
   }
-  say(parent, whole, said, to);
+  emit(parent, whole, done, to);
 }
 
 // Where the next mark is that fits. That there is none is noted, or a text full of openings would take forever.

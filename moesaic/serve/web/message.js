@@ -1,11 +1,11 @@
-// One message on the page: its text, what the model thought, and what can be done with it.
+// One message on the page: its text, the reasoning before it, and what can be done with it.
 
 import { element, icon, ICONS } from "./element.js";
 import { render } from "./markdown.js";
 import { Tokens } from "./tokens.js";
 
 export class MessageView {
-  // `act` is told what the user wants: act("again" | "edit", view, text?).
+  // `act` does what the user chose: act("again" | "edit", view, text?).
   constructor(message, act) {
     this.message = message;
     this.act = act;
@@ -13,12 +13,12 @@ export class MessageView {
     this.writing = false;
     this.drawn = false;
     const mine = message.role === "user";
-    this.body = element("div", { class: mine ? "body said" : "body", tabindex: mine ? null : "0" });
+    this.body = element("div", { class: mine ? "body user-text" : "body", tabindex: mine ? null : "0" });
     this.notes = element("div", { class: "notes" });
     this.facts = element("p", { class: "facts" });
     this.actions = element("div", { class: "actions" }, ...this.buttons());
     if (!mine) this.actions.append(this.facts);
-    const name = element("h2", { class: "unseen" }, mine ? "You" : "Answer");
+    const name = element("h2", { class: "unseen" }, mine ? "You" : "Assistant");
     this.root = element("li", { class: `message ${mine ? "mine" : "theirs"}` }, name, this.notes, this.body, this.actions);
     this.root.view = this;
     this.draw();
@@ -35,7 +35,7 @@ export class MessageView {
     return [copy, button("Regenerate", ICONS.again, () => this.act("again", this))];
   }
 
-  // Soon: many pieces may come before the next frame.
+  // Soon: many chunks may come before the next frame.
   drawSoon() {
     if (this.drawn) return;
     this.drawn = true;
@@ -72,10 +72,10 @@ export class MessageView {
       return;
     }
     if (!this.notes.firstChild) {
-      this.notes.append(element("details", { class: "reasoning" }, element("summary", {}), element("div", { class: "thought" })));
+      this.notes.append(element("details", { class: "reasoning" }, element("summary", {}), element("div", { class: "reasoning-text" })));
     }
     const [details] = this.notes.children;
-    details.firstChild.textContent = this.writing && !this.message.content ? "Thinking" : "Thoughts";
+    details.firstChild.textContent = this.writing && !this.message.content ? "Reasoning…" : "Reasoning";
     render(details.lastChild, text);
   }
 

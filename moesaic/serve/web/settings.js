@@ -1,4 +1,4 @@
-// How answers are sampled and shown: the form in the side panel, remembered in this browser.
+// How responses are sampled and shown: the form in the side panel, remembered in this browser.
 
 import { recall, remember } from "./storage.js";
 
@@ -20,8 +20,8 @@ export class Settings {
     });
   }
 
-  // What the model's makers recommend, unless the person has chosen.
-  recommend({ temperature, top_p }) {
+  // The model's own sampling defaults, unless the user has chosen.
+  setDefaults({ temperature, top_p }) {
     if (temperature !== undefined) this.defaults.temperature = temperature;
     if (top_p !== undefined) this.defaults.top_p = top_p;
     this.values = { ...this.defaults, ...recall("settings", {}) };
@@ -61,10 +61,10 @@ export class Settings {
     document.documentElement.classList.toggle("coloured", this.values.colour);
   }
 
-  // The part of a request that the settings decide.
+  // The sampling parameters of a request.
   forRequest() {
     const { temperature, top_p, max_tokens, seed, logprobs } = this.values;
-    const wishes = { temperature, top_p, max_tokens, seed, ...(logprobs ? { logprobs: true, top_logprobs: 5 } : {}) };
-    return Object.fromEntries(Object.entries(wishes).filter(([, value]) => value !== null));
+    const params = { temperature, top_p, max_tokens, seed, ...(logprobs ? { logprobs: true, top_logprobs: 5 } : {}) };
+    return Object.fromEntries(Object.entries(params).filter(([, value]) => value !== null));
   }
 }

@@ -1,8 +1,8 @@
-// The tokens of an answer: how likely each was, found again in the text that is shown, on a card beside the word.
+// The tokens of a response: the probability of each, found again in the text that is shown, on a card beside it.
 
 import { element } from "./element.js";
 
-const STEPS = [0.05, 0.2, 0.4, 0.6, 0.8, 0.95]; // the colours' limits
+const STEPS = [0.05, 0.2, 0.4, 0.6, 0.8, 0.95]; // limits of the colors
 
 export class Tokens {
   // `list` holds [text, logprob, [[text, logprob], ...]] for each token, as it is stored too.
@@ -95,7 +95,7 @@ export function showTokenCards(messages, card, tokensOf) {
       return element("li", { class: chosen ? "chosen" : null }, element("span", { class: "what" }, visible(other)), bar, element("span", { class: "share" }, percent(its)));
     });
     card.replaceChildren(
-      element("p", {}, element("code", {}, visible(text)), element("strong", {}, percent(logprob)), element("span", {}, `log ${logprob > -0.0005 ? "0" : logprob.toFixed(3).replace("-", "−")}`)),
+      element("p", {}, element("code", {}, visible(text)), element("strong", {}, percent(logprob)), element("span", {}, `logprob ${logprob > -0.0005 ? "0" : logprob.toFixed(3).replace("-", "−")}`)),
       element("ol", {}, ...rows),
     );
     card.hidden = false;
@@ -115,7 +115,7 @@ export function showTokenCards(messages, card, tokensOf) {
   messages.addEventListener("focusout", hide);
   document.addEventListener("scroll", hide, true);
   document.addEventListener("keydown", (event) => event.key === "Escape" && hide());
-  // An answer is one stop of the Tab key; the arrows go from token to token within it.
+  // A response is one stop of the Tab key; the arrows go from token to token within it.
   messages.addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     const body = event.target.closest?.(".body");

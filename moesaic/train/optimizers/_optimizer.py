@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from moesaic.errors import UserError
+from moesaic.sharded import local, whole
 
 Named = tuple[str, nn.Parameter]
 
@@ -22,20 +23,22 @@ PIECE = 2**26
 
 @dataclass(frozen=True)
 class Slot:
-    """A parameter, the float32 weight that is updated for it (itself, or its master), and the rule's state for it."""
+    """A parameter, what of it lies on this rank, the float32 weight that is updated for that (itself, or its master),
+    and the rule's state for it."""
 
     name: str
     parameter: nn.Parameter
+    own: Tensor
     weight: Tensor
     state: dict[str, Tensor]
 
     @property
     def has_master(self) -> bool:
-        return self.weight is not self.parameter
+        return self.weight is not self.own
 
     def gradient(self) -> Tensor:
         assert self.parameter.grad is not None
-        return self.parameter.grad.to(self.weight.dtype).contiguous()
+        return local(self.parameter.grad).to(self.weight.dtype).contiguous()
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ class Optimizer:
                 rule.update(piece, [slot.gradient() for slot in piece], step)
                 for slot in piece:
                     if slot.has_master:
-                        slot.parameter.copy_(slot.weight)
+                        slot.own.copy_(slot.weight)
         self.updates += ~skip
         self.skipped += skip
         return StepResult(norm, skip, self.updates.clone())
@@ -149,24 +152,29 @@ class Optimizer:
             tensor.copy_(tensors[key])
         for slot in self.slots:
             if slot.has_master:
-                slot.parameter.copy_(slot.weight)
+                slot.own.copy_(slot.weight)
 
 
 def total_norm(gradients: list[Tensor], device: torch.device) -> Tensor:
     """The Euclidean norm of all gradients together, accumulated in float32 whatever their type."""
     if not gradients:
         return torch.zeros((), device=device)
+    if any(local(gradient) is not gradient for gradient in gradients):  # of every parameter over its own ranks
+        norms = [whole(torch.linalg.vector_norm(gradient, dtype=torch.float32)) for gradient in gradients]
+        return torch.linalg.vector_norm(torch.stack(norms))
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0, dtype=torch.float32)))
 
 
 def _slot(rule: Rule, name: str, parameter: nn.Parameter) -> Slot:
-    assert parameter.is_contiguous(), f"{name} is not contiguous"
+    own = local(parameter)
+    own = own if own is parameter else own.detach()
+    assert own.is_contiguous(), f"{name} is not contiguous"
     if parameter.dtype == torch.float32:
-        weight: Tensor = parameter
+        weight = own
     else:
         assert parameter.dtype in (torch.bfloat16, torch.float16), f"{name} is {parameter.dtype}"
-        weight = parameter.detach().float()
-    return Slot(name, parameter, weight, rule.start(weight.detach()))
+        weight = own.detach().float()
+    return Slot(name, parameter, own, weight, rule.start(weight.detach()))
 
 
 def _pieces(slots: Sequence[Slot]) -> Iterator[list[Slot]]:

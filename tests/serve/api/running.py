@@ -16,6 +16,7 @@ import openai
 from moesaic.serve.api.server import Server, listen, serve
 from moesaic.serve.api.service import Service, Settings
 from moesaic.serve.core.engine import Engine
+from tests.waiting import PATIENCE, until
 
 NAME = "tiny"
 
@@ -35,22 +36,19 @@ class Running:
         # Reading certificates, which nothing here needs, would take longer than most tests.
         plain = openai.DefaultHttpxClient(verify=False)
         return openai.OpenAI(
-            base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60, http_client=plain, **settings
+            base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=PATIENCE, http_client=plain, **settings
         )
 
     def http(self, **settings: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=60, verify=False, **settings)
+        return httpx.Client(base_url=self.url, timeout=PATIENCE, verify=False, **settings)
 
     def post(self, path: str, body: Any, **settings: Any) -> httpx.Response:
         with self.http() as client:
             return client.post(path, json=body, **settings)
 
-    def until(self, condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    def until(self, condition: Callable[[], bool]) -> None:
         """Wait for something that another thread will bring about."""
-        end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end, "it did not come about"
-            time.sleep(0.005)
+        until(condition)
 
     @property
     def idle(self) -> bool:
@@ -102,5 +100,5 @@ def running(engine: Engine, *, slow: float = 0.0, **settings: Any) -> Iterator[R
         found[0].until(lambda: not found[0].tasks())
     finally:
         found[0].server.should_exit = True
-        thread.join(30)
+        thread.join(PATIENCE)
         assert not thread.is_alive()

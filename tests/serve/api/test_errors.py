@@ -11,6 +11,7 @@ import pytest
 from moesaic.serve.core.drafters.suffix import Suffix
 from moesaic.serve.core.engine import Engine
 from tests.serve.api.running import NAME, Running, running
+from tests.waiting import PATIENCE
 
 HELLO = {"messages": [{"role": "user", "content": "yes"}], "max_tokens": 2}
 
@@ -264,7 +265,7 @@ def test_a_request_the_engine_cannot_take_is_answered(new_engine: Any, monkeypat
         ) as beside:
             lines = beside.iter_lines()
             next(lines)
-            answer = server.post("/v1/completions", {"prompt": ["no", "yes"], "max_tokens": 4}, timeout=20)
+            answer = server.post("/v1/completions", {"prompt": ["no", "yes"], "max_tokens": 4}, timeout=PATIENCE)
             assert answer.status_code == 500 and facts(answer)["type"] == "server_error"
             assert "secret" not in answer.text
             assert list(lines)[-2] == "data: [DONE]"

@@ -20,6 +20,7 @@ import httpx
 
 from moesaic.serve.core.engine import Engine
 from tests.serve.api.running import NAME, Running, running
+from tests.waiting import PATIENCE
 
 TALK: Any = {"model": NAME, "messages": [{"role": "user", "content": "yes or no"}], "max_tokens": 8}
 TOOL: Any = {
@@ -121,7 +122,7 @@ async def crowd(server: Running, count: int, seed: int) -> Counter[str]:
         chance = random.Random(seed * 1_000_003 + number)
         async with places:
             limit = chance.choice([60.0, 60.0, 60.0, 0.05])  # some give up waiting
-            async with httpx.AsyncClient(base_url=server.url, timeout=120, verify=False) as client:
+            async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE, verify=False) as client:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(limit):
                         results[await one(client, chance)] += 1

@@ -16,6 +16,7 @@ import pytest
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.serve.core.engine import Engine
 from tests.serve.api.running import NAME, Running, running
+from tests.waiting import PATIENCE
 
 LONG = {
     "messages": [{"role": "user", "content": "yes " * 60}],
@@ -37,7 +38,7 @@ def generated(server: Running) -> int:
 
 def raw(server: Running) -> socket.socket:
     host, port = server.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=20)
+    return socket.create_connection((host, int(port)), timeout=PATIENCE)
 
 
 @pytest.mark.parametrize("wishes", [{}, {"n": 3}])
@@ -50,7 +51,8 @@ def test_a_stream_that_is_left_ends(slow: Running, wishes: dict[str, Any]) -> No
             assert slow.engine.page_pool.in_use > 0
     slow.until(lambda: slow.idle)
     assert generated(slow) < 300
-    assert slow.service.metrics.queue() == (0, 0)
+    stats = slow.service.loop.stats()
+    assert (stats.running, stats.waiting) == (0, 0)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
@@ -83,14 +85,14 @@ def test_one_that_waits_is_forgotten_too(new_engine: Callable[..., Engine]) -> N
     with running(new_engine(max_requests=1), slow=0.01) as server:
 
         async def crowd() -> None:
-            async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+            async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE) as client:
                 first = asyncio.create_task(client.post("/v1/chat/completions", json=LONG | {"max_tokens": 60}))
                 while not server.service.loop.open:
                     await asyncio.sleep(0.005)
                 others = [asyncio.create_task(client.post("/v1/chat/completions", json=LONG)) for _ in range(5)]
                 while server.service.loop.open < 6:
                     await asyncio.sleep(0.005)
-                assert server.service.metrics.queue()[0] <= 1
+                assert server.service.loop.stats().running <= 1
                 for task in others:
                     task.cancel()
                 await asyncio.gather(*others, return_exceptions=True)
@@ -143,7 +145,7 @@ def test_large_bodies_are_refused_unread(new_engine: Callable[..., Engine]) -> N
 
 def test_clients_that_send_everything_first_hear_that_it_is_too_much(new_engine: Callable[..., Engine]) -> None:
     async def ask(server: Running) -> None:
-        async with httpx.AsyncClient(base_url=server.url, timeout=60, verify=False) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE, verify=False) as client:
             for size in (11_000, 3_000_000):
                 assert (await client.post("/v1/completions", json={"prompt": "x" * size})).status_code == 413
 
@@ -250,7 +252,7 @@ def test_a_full_queue_says_when_to_come_back(new_engine: Callable[..., Engine]) 
                 server.client().embeddings.create(model=NAME, input="yes")
         finally:
             stop.set()
-            holder.join(30)
+            holder.join(PATIENCE)
         server.until(lambda: server.idle)
         assert server.post("/v1/chat/completions", LONG | {"max_tokens": 1}).status_code == 200
         assert server.post("/v1/chat/completions", LONG | {"n": 4}).status_code == 400

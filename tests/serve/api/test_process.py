@@ -22,6 +22,7 @@ from moesaic.errors import UserError
 from moesaic.serve.api.server import listen, serve
 from moesaic.serve.api.service import Settings
 from moesaic.serve.core.engine import Engine
+from tests.waiting import PATIENCE
 
 LONG: Any = {"messages": [{"role": "user", "content": "yes"}], "max_tokens": 450, "ignore_eos": True, "temperature": 0}
 
@@ -42,14 +43,14 @@ def process(directory: Path, *options: str) -> Iterator[tuple[subprocess.Popen[s
 
 
 def test_told_to_stop_it_finishes_what_it_began(directory: Path) -> None:
-    with process(directory) as (server, url), httpx.Client(base_url=url, timeout=60) as client:
+    with process(directory) as (server, url), httpx.Client(base_url=url, timeout=PATIENCE) as client:
         assert client.get("/ready").status_code == 200
         said: list[str] = []
         began = threading.Event()
 
         def talk() -> None:
             body = LONG | {"stream": True, "n": 32}
-            with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as answer:
+            with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=PATIENCE) as answer:
                 for line in answer.iter_lines():
                     said.append(line)
                     if len(said) > 100:
@@ -57,7 +58,7 @@ def test_told_to_stop_it_finishes_what_it_began(directory: Path) -> None:
 
         talker = threading.Thread(target=talk)
         talker.start()
-        assert began.wait(30)
+        assert began.wait(PATIENCE)
         server.send_signal(signal.SIGTERM)
         seen = set()
         try:
@@ -65,11 +66,11 @@ def test_told_to_stop_it_finishes_what_it_began(directory: Path) -> None:
                 seen.add(client.get("/ready").status_code)
         except httpx.TransportError:
             pass  # it has gone
-        talker.join(60)
+        talker.join(PATIENCE)
         assert 503 in seen
         assert said[-2] == "data: [DONE]"
         assert sum('"finish_reason": "length"' in line for line in said) == 32
-        assert server.wait(30) == 0
+        assert server.wait(PATIENCE) == 0
         assert server.stderr is not None
         assert server.stderr.read() == ""
 
@@ -83,7 +84,7 @@ def test_told_twice_it_goes_at_once(directory: Path) -> None:
             while httpx.get(f"{url}/ready").status_code == 200:
                 pass
             server.send_signal(signal.SIGTERM)
-            assert server.wait(20) == 0
+            assert server.wait(PATIENCE) == 0
             assert server.stderr is not None
             assert server.stderr.read() == ""
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from moesaic.serve.api.response_items import ItemBuilder
-from moesaic.serve.parsers import CallBegan, Content, Event, Reasoning
+from moesaic.serve.parsers import CallStarted, Content, Event, Reasoning
 from tests.serve.api.running import NAME, Running
 
 CLOCK: Any = {
@@ -97,7 +97,7 @@ def told_with(steps: list[tuple[list[Event], list[str | bytes]]]) -> list[str]:
         ([([], ["<think>"]), ([Reasoning("a")], ["a"]), ([Content("a")], ["</think>", "a"])], ["a"]),
         # Held back until it is known to be no mark; a token on both sides of the cut is told once.
         ([([Content("one ")], ["one", " <"]), ([Content("< two")], [" two"])], ["one", " <", " two"]),
-        ([([Content("one")], ["one"]), ([], ["<tool_call>"]), ([CallBegan(0, "f")], ["{}"])], ["one"]),
+        ([([Content("one")], ["one"]), ([], ["<tool_call>"]), ([CallStarted(0, "f")], ["{}"])], ["one"]),
         # Characters of several tokens, and halves of them.
         ([([], [b"\xc3"]), ([Content("éa")], [b"\xa9", "a"])], [b"\xc3", b"\xa9", "a"]),
         ([([], [b"\xc3"]), ([Content("\ufffda")], ["a"])], [b"\xc3", "a"]),

@@ -12,7 +12,7 @@ import torch
 
 from moesaic.errors import UserError
 from moesaic.kernels import native
-from moesaic.methods import Method, build, known
+from moesaic.methods import Method, build
 from moesaic.model.transformer import Model
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.kv import attention
@@ -20,31 +20,12 @@ from moesaic.serve.core.kv_policies import KVPolicy
 from moesaic.serve.core.request import Sampling
 from moesaic.serve.core.scheduling_policies.chunked import Chunked
 from moesaic.serve.core.scheduling_policies.flow import FlowPrefill
+from tests.matrix import KV_POLICIES
 from tests.serve.tiny import VOCABULARY, LayerClock, page_bytes, tiny_model
 
 SIZE = 4
-# Small enough to prune prompts of a hundred tokens and answers of thirty.
-PRUNING: dict[str, dict[str, Any]] = {
-    "sinks": {"share": 0.4, "least": 8, "every": 8},
-    "snapkv": {"share": 0.4, "least": 8, "window": 8},
-    "h2o": {"share": 0.4, "least": 8, "every": 8},
-    "lethe": {"share": 0.4, "least": 8, "every": 8},
-    "kvmerger": {"share": 0.4, "least": 8, "window": 8},
-    "fastgen": {"share": 0.4, "least": 8, "window": 8},
-    "quantized": {"bits": 4, "group": 8, "recent": 8},
-    "minikv": {"share": 0.6, "least": 8, "window": 8, "group": 8, "recent": 8},
-}
-# The same with nothing to prune.
-WHOLE: dict[str, dict[str, Any]] = {
-    "sinks": {"share": 1.0, "every": 8},
-    "snapkv": {"share": 1.0},
-    "h2o": {"share": 1.0, "every": 8},
-    "lethe": {"share": 1.0, "every": 8},
-    "kvmerger": {"share": 1.0},
-    "fastgen": {"share": 1.0},
-    "quantized": {"recent": 200},
-    "minikv": {"share": 1.0, "recent": 200},
-}
+PRUNING = {name: case.pruning for name, case in KV_POLICIES.items()}
+WHOLE = {name: case.whole for name, case in KV_POLICIES.items()}
 
 
 def made(name: str, options: dict[str, Any]) -> KVPolicy:
@@ -76,10 +57,6 @@ def answers(model: Model, prompts: list[list[int]], kv: KVPolicy | None, **optio
     found = engine.generate(prompts, max_tokens=20, temperature=0.0, ignore_eos=True)
     assert engine.page_pool.in_use == 0 or kv is None
     return [answer.tokens for answer in found]
-
-
-def test_every_policy_is_tried() -> None:
-    assert set(PRUNING) == set(WHOLE) == set(known(KVPolicy))
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -122,7 +99,7 @@ def test_native_code_says_what_the_library_says(
 
 
 @pytest.mark.parametrize("name", PRUNING)
-class TestWhatIsPruned:
+class TestEveryKVPolicy:
     def test_is_said_alike_alone_in_a_crowd_and_in_small_chunks(
         self, model: Model, prompts: list[list[int]], alone: dict[str, list[list[int]]], name: str
     ) -> None:

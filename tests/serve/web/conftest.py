@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect
 
 from tests.serve.web.scripted_server import ScriptedServer
 
-expect.set_options(timeout=30_000)  # a busy machine is no fault of the page
+expect.set_options(timeout=300_000)  # a busy machine is no fault of the page
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.serve.web.conftest import Watched
 from tests.serve.web.scripted_server import SAMPLE, ScriptedServer
+from tests.waiting import PATIENCE
 
 
 def ask(page: Page, text: str) -> None:
@@ -34,7 +35,7 @@ def test_an_answer_streams_into_the_page(page: Page, server: ScriptedServer) -> 
     expect(page.locator("#send")).to_have_text("Stop")
     server.endless = False
     answered(page)
-    expect(page.locator(".facts")).to_contain_text(re.compile(r"\d+ tokens · [\d.]+ per second · first after"))
+    expect(page.locator(".facts")).to_contain_text(re.compile(r"\d+ tokens · [\d.]+ tokens/s · first token after"))
     asked = server.asked[0]
     assert asked["messages"] == [{"role": "user", "content": "Hi"}]
     assert asked["stream"] is True
@@ -48,7 +49,7 @@ def test_stopping_keeps_what_was_said_and_hangs_up(page: Page, server: ScriptedS
     expect(answers(page)).to_contain_text("more more")
     page.click("#send") if how == "button" else page.keyboard.press("Escape")
     answered(page)
-    assert server.abandoned.wait(10), "the server was not told"
+    assert server.abandoned.wait(PATIENCE), "the server was not told"
     expect(page.locator(".facts")).to_contain_text("stopped")
     expect(page.locator(".error")).to_have_count(0)
     expect(answers(page)).to_contain_text("Hello there. more")
@@ -131,7 +132,7 @@ def test_settings_reach_the_server_and_are_remembered(page: Page, server: Script
     }
     assert asked["messages"][0] == {"role": "system", "content": "Be brief."}
     assert "logprobs" not in asked
-    page.click("text=Back to the defaults")
+    page.click("text=Reset to defaults")
     ask(page, "Hi")
     answered(page)
     assert "seed" not in server.asked[1] and server.asked[1]["messages"][0]["role"] == "user"
@@ -148,7 +149,7 @@ def test_the_model_recommends_and_the_person_decides(page: Page, server: Scripte
     page.fill("[name=temperature]", "0.4")
     page.reload()
     expect(page.locator("[name=temperature]")).to_have_value("0.4")
-    page.click("text=Back to the defaults")
+    page.click("text=Reset to defaults")
     expect(page.locator("[name=temperature]")).to_have_value("0")
 
 
@@ -197,9 +198,9 @@ def test_reasoning_is_folded_away_from_the_answer(page: Page, server: ScriptedSe
     ask(page, "Hi")
     answered(page)
     expect(answers(page)).to_have_text("Hello there.")
-    expect(page.locator(".thought")).to_be_hidden()
+    expect(page.locator(".reasoning-text")).to_be_hidden()
     page.click(".reasoning summary")
-    expect(page.locator(".thought")).to_have_text("Let me think.")
+    expect(page.locator(".reasoning-text")).to_have_text("Let me think.")
     ask(page, "Again")
     answered(page)
     assert server.asked[-1]["messages"][1] == {"role": "assistant", "content": "Hello there."}
@@ -207,7 +208,7 @@ def test_reasoning_is_folded_away_from_the_answer(page: Page, server: ScriptedSe
 
 def test_the_live_view_moves(page: Page, server: ScriptedServer) -> None:
     expect(page.locator("#engine-state")).to_have_text("idle")
-    expect(page.locator("#experts-note")).to_have_text("6 layers of 32 experts, at rest.")
+    expect(page.locator("#experts-note")).to_have_text("6 layers of 32 experts, idle.")
     shades = "document.getElementById('experts').toDataURL()"
     at_rest = page.evaluate(shades)
     server.endless = True
@@ -215,7 +216,7 @@ def test_the_live_view_moves(page: Page, server: ScriptedServer) -> None:
     expect(page.locator("#engine-state")).to_have_text("working")
     gauges = page.locator(".gauge dd")
     expect(gauges).to_have_text(["41.5", "120 ms", "1", "0", re.compile(r"^[1-9]\d* %$")])
-    expect(page.locator("#experts-note")).to_contain_text(re.compile(r"[\d,]+ visits .* × an even share"))
+    expect(page.locator("#experts-note")).to_contain_text(re.compile(r"[\d,]+ tokens routed .* × the mean"))
     assert page.evaluate(shades) != at_rest
     line = page.locator(".gauge .line").first
     before = line.get_attribute("d") or ""
@@ -226,7 +227,7 @@ def test_the_live_view_moves(page: Page, server: ScriptedServer) -> None:
     answered(page)
     expect(page.locator("#engine-state")).to_have_text("idle")
     page.mouse.move(5, 5)
-    expect(page.locator("#experts-note")).to_contain_text("at rest")  # once the last seconds are past
+    expect(page.locator("#experts-note")).to_contain_text("idle")  # once the last seconds are past
 
 
 def test_a_model_without_experts_says_so(page: Page, server: ScriptedServer) -> None:

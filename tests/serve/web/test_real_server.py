@@ -42,14 +42,14 @@ def real(browser: Browser, served: Running, watched: Watched) -> Iterator[Page]:
 
 def test_talk_stop_and_try_again(real: Page, served: Running) -> None:
     expect(real.locator("#model")).to_have_text("talker")
-    expect(real.locator("#experts-note")).to_have_text("3 layers of 6 experts, at rest.")
+    expect(real.locator("#experts-note")).to_have_text("3 layers of 6 experts, idle.")
     real.fill("[name=temperature]", "0")
     real.fill("#prompt", "The number 3")
     real.press("#prompt", "Enter")
     body = real.locator(".theirs > .body")
     real.wait_for_function("() => document.querySelectorAll('.theirs .token').length > 20")
     expect(real.locator("#engine-state")).to_have_text("working")
-    expect(real.locator("#experts-note")).to_contain_text(re.compile(r"[\d,]+ visits"))
+    expect(real.locator("#experts-note")).to_contain_text(re.compile(r"[\d,]+ tokens routed"))
     expect(real.locator(".gauge dd").nth(2)).to_have_text("1")
     real.keyboard.press("Escape")
     expect(real.locator(".facts")).to_contain_text("stopped")

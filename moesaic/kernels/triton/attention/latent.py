@@ -10,14 +10,17 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from moesaic.kernels.triton.dependent_launch import launch_overlapped, overlaps
+from moesaic.kernels.interface import RopeAngles
+from moesaic.kernels.layer_weights import NormWeights
+from moesaic.kernels.triton.attention.paged_rows import Rows
+from moesaic.kernels.triton.dependent_launch import launch_pdl, supports_pdl
 
-HEADS = 8  # heads whose queries are turned by one program
+HEADS = 8  # heads whose queries are rotated by one program
 
 
 @triton.jit
-def turned_halves(row, known, cos_PR, sin_PR, angle, R: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """The two halves of rows that begin at `row`, turned by an angle; rounded as the library does it."""
+def rotated_halves(row, known, cos_PR, sin_PR, angle, R: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """The two halves of rows that begin at `row`, rotated by an angle; rounded as the library does it."""
     j = tl.arange(0, BLOCK)[None, :]
     inside = known & (j < R)
     first = tl.load(row + (2 * j if INTERLEAVED else j), mask=inside, other=0.0)
@@ -38,9 +41,9 @@ def latent_kernel(
     cos_PR,
     sin_PR,
     angle_rows_T,
-    places_T,
+    positions_T,
     sequences_T,
-    table_SP,
+    page_table_SP,
     latents,
     q_THX,
     eps,
@@ -54,27 +57,27 @@ def latent_kernel(
     HEADS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_R: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """The turning part of some heads' queries of one token; the first program also norms its latent, turns its key, and
-    puts both into the cache."""
+    """The rotated part of some heads' queries of one token; the first program also norms its latent, rotates its key,
+    and puts both into the cache."""
     token = tl.program_id(0).to(tl.int64)
-    place = tl.load(places_T + token)
-    standing = tl.maximum(place, 0).to(tl.int64)
+    position = tl.load(positions_T + token)
+    standing = tl.maximum(position, 0).to(tl.int64)
     angle = tl.maximum(tl.load(angle_rows_T + token), 0).to(tl.int64)
     sequence = tl.load(sequences_T + token).to(tl.int64)
-    page = tl.load(table_SP + sequence * pages + standing // page_size).to(tl.int64)
-    if OVERLAP:  # where tokens stand was known before the forward began
+    page = tl.load(page_table_SP + sequence * pages + standing // page_size).to(tl.int64)
+    if PDL:  # where tokens stand was known before the forward began
         gdc_launch_dependents()
         gdc_wait()
     X = K + 2 * R
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     row = q_THC + (token * H + head) * C + C - 2 * R
-    low, high, inside = turned_halves(row, head < H, cos_PR, sin_PR, angle, R, BLOCK_R, INTERLEAVED)
+    low, high, inside = rotated_halves(row, head < H, cos_PR, sin_PR, angle, R, BLOCK_R, INTERLEAVED)
     to = q_THX + (token * H + head) * X + K + tl.arange(0, BLOCK_R)[None, :]
     tl.store(to, low, mask=inside)
     tl.store(to + R, high, mask=inside)
-    if (tl.program_id(1) == 0) & (place >= 0):
+    if (tl.program_id(1) == 0) & (position >= 0):
         k = tl.arange(0, BLOCK_K)
         kind = q_THX.dtype.element_ty
         cached = latents.dtype.element_ty
@@ -84,7 +87,7 @@ def latent_kernel(
         slot = latents + (page * page_size + standing % page_size) * X
         tl.store(slot + k, latent.to(cached), mask=k < K)
         one = tl.zeros([1, 1], tl.int64)
-        key_low, key_high, key_inside = turned_halves(
+        key_low, key_high, key_inside = rotated_halves(
             kv_TX + token * X + K + one, one == 0, cos_PR, sin_PR, angle, R, BLOCK_R, INTERLEAVED
         )
         key_to = slot + K + tl.arange(0, BLOCK_R)[None, :]
@@ -111,10 +114,10 @@ def head_kernel(
     BN: tl.constexpr,
     BK: tl.constexpr,
     PRECISION: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Rows of one head times that head's matrix."""
-    if OVERLAP:
+    if PDL:
         gdc_launch_dependents()
         gdc_wait()
     head = tl.program_id(2).to(tl.int64)
@@ -135,12 +138,12 @@ def head_kernel(
     tl.store(out_at, total.to(out.dtype.element_ty), mask=(m[:, None] < T) & (n[None, :] < OUTPUTS))
 
 
-def by_head(x_THI: torch.Tensor, weight_HOI: torch.Tensor, out_THO: torch.Tensor) -> torch.Tensor:
+def matmul_by_head(x_THI: torch.Tensor, weight_HOI: torch.Tensor, out_THO: torch.Tensor) -> torch.Tensor:
     """Each head's rows times its own matrix; any of the three may be a part of something larger."""
     (T, H, inputs), outputs = x_THI.shape, weight_HOI.shape[1]
     assert x_THI.stride(2) == out_THO.stride(2) == 1
     BM, BN = min(64, max(16, triton.next_power_of_2(T))), 64
-    launch_overlapped(
+    launch_pdl(
         head_kernel,
         (triton.cdiv(outputs, BN), triton.cdiv(T, BM), H),
         x_THI,
@@ -158,55 +161,54 @@ def by_head(x_THI: torch.Tensor, weight_HOI: torch.Tensor, out_THO: torch.Tensor
         BN=BN,
         BK=64,
         PRECISION="ieee" if x_THI.dtype == torch.float32 else "tf32",
-        OVERLAP=overlaps(x_THI.device),
+        PDL=supports_pdl(x_THI.device),
         num_warps=4,
     )
     return out_THO
 
 
-def queries(
+def queries_into_cache(
     q_THC: torch.Tensor,
     kv_TX: torch.Tensor,
     up_HPK: torch.Tensor,
-    norm: tuple[torch.Tensor, float],
-    angles: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    interleaved: bool,
-    rows,
+    norm: NormWeights,
+    rope: RopeAngles,
+    angles_T: torch.Tensor,
+    rows: Rows,
     latents: torch.Tensor,
 ) -> torch.Tensor:
-    """Queries ready to attend to latents (T, H, X); the tokens' own are in the cache. `kv_TX` are latents before their
-    norm and keys before they are turned, `up_HPK` each head's projection of keys; `angles` the tables of cosines and
-    sines and each token's row in them."""
-    (T, H, C), (P, K) = q_THC.shape, up_HPK.shape[1:]
-    cos_PR, sin_PR, angle_rows_T = angles
+    """Queries ready to attend to latents (T, H, X); the tokens' own latents are in the cache. `kv_TX` are latents
+    before their norm and keys before RoPE, `up_HPK` each head's projection of keys; `angles_T` is each token's row of
+    `rope`."""
+    (T, H, C), (P, K), R = q_THC.shape, up_HPK.shape[1:], rope.cos_TR.shape[1]
     q_THX = torch.empty(T, H, kv_TX.shape[1], dtype=q_THC.dtype, device=q_THC.device)
-    launch_overlapped(
+    launch_pdl(
         latent_kernel,
         (T, triton.cdiv(H, HEADS)),
         q_THC,
         kv_TX,
-        norm[0],
-        cos_PR,
-        sin_PR,
-        angle_rows_T,
-        rows.places_T,
+        norm.weight,
+        rope.cos_TR,
+        rope.sin_TR,
+        angles_T,
+        rows.positions_T,
         rows.sequences_T,
-        rows.table_SP,
+        rows.page_table_SP,
         latents,
         q_THX,
-        norm[1],
+        norm.eps,
         H,
         C,
         K,
-        rows.table_SP.shape[1],
+        rows.page_table_SP.shape[1],
         latents.shape[1],
-        R=cos_PR.shape[1],
-        INTERLEAVED=interleaved,
+        R=R,
+        INTERLEAVED=rope.interleaved,
         HEADS=HEADS,
         BLOCK_K=triton.next_power_of_2(K),
-        BLOCK_R=triton.next_power_of_2(cos_PR.shape[1]),
-        OVERLAP=rows.early and overlaps(q_THC.device),
+        BLOCK_R=triton.next_power_of_2(R),
+        PDL=rows.read_before_wait and supports_pdl(q_THC.device),
         num_warps=4,
     )
-    by_head(q_THC[..., :P], up_HPK.transpose(1, 2), q_THX[..., :K])
+    matmul_by_head(q_THC[..., :P], up_HPK.transpose(1, 2), q_THX[..., :K])
     return q_THX

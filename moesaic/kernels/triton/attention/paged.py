@@ -1,36 +1,37 @@
 """Attention over a paged cache, the same to the bit for a token alone, in any batch, and however its prompt was cut.
 
-Keys are split by their place in the sequence (`SPLIT` to a piece), each piece is walked in blocks of `BLOCK`, and the
-pieces are added in order. With few new tokens per sequence every piece is a program of its own and a second kernel adds
-them up; with many, one program walks all pieces and does the same sums. Row sums of the weights are taken by the tensor
-cores too, whose order does not depend on the tile. Query heads that share a key head are rows of one tile.
+Keys are split by their position in the sequence (split-KV: `SPLIT` to a split), each split is walked in blocks of
+`BLOCK`, and the splits are combined in order. In decode every split is a program of its own and a second kernel
+combines them (flash-decoding); in prefill one program walks all splits and does the same sums. Row sums of the weights
+are taken by the tensor cores too, whose order does not depend on the tile. Query heads that share a key head are rows
+of one tile.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
 import torch
 import triton
 
-from moesaic.kernels.triton.attention.paged_kernels import add_kernel, few_kernel, many_kernel
+from moesaic.kernels.triton.attention.paged_kernels import combine_kernel, decode_kernel, prefill_kernel
 from moesaic.kernels.triton.attention.paged_rows import Rows
-from moesaic.kernels.triton.dependent_launch import launch_overlapped, overlaps
+from moesaic.kernels.triton.dependent_launch import launch_pdl, supports_pdl
 
-SPLIT = 128  # keys to a piece: 256 is 3 % faster with many sequences, and 3 % slower with one
+SPLIT = 128  # keys to a split: 256 is 3 % faster with many sequences, and 3 % slower with one
 BLOCK = 64  # keys to a step
 LATENT_BLOCK = 32  # the same where a key has half a thousand numbers
-AHEAD = 16  # with so few tiles there is time to fetch keys before they are needed
-LONE = 16  # row sums are a product with this many columns of ones
+PREFETCH = 16  # with so few tiles there is time to fetch keys before they are needed
+ONES = 16  # row sums are a matmul with this many columns of ones
 
 
 def latent_tile(heads: int, wide: bool) -> tuple[int, int]:
     """Of the heads that share a latent, how many are rows of one tile, and how many tokens' of a prompt: more rows of
     half a thousand sums, twice, than these do not fit into registers."""
-    most = 16 if wide else 32
-    together = divisor(heads, most)
-    return together, max(1, most // together)
+    max_rows = 16 if wide else 32
+    together = max_divisor(heads, max_rows)
+    return together, max(1, max_rows // together)
 
 
-def divisor(of: int, most: int) -> int:
-    return next(number for number in range(min(of, most), 0, -1) if of % number == 0)
+def max_divisor(of: int, max_rows: int) -> int:
+    return next(number for number in range(min(of, max_rows), 0, -1) if of % number == 0)
 
 
 def attend(
@@ -40,51 +41,51 @@ def attend(
     rows: Rows,
     scale: float,
     window: int | None = None,
-    turning: int = 0,
+    rope_size: int = 0,
 ) -> torch.Tensor:
-    """Every token attends to its sequence up to itself; keys and values are slabs (pages, page size, N, C). With
-    `turning`, both are the slab (pages, page size, C + turning) of latents, and queries have as many numbers."""
-    T, H, C = q_THC.shape[0], q_THC.shape[1], q_THC.shape[2] - turning
-    page_size, N = keys.shape[1], 1 if turning else keys.shape[2]
+    """Every token attends to its sequence up to itself; keys and values are (pages, page size, N, C). With
+    `rope_size`, both are the latents (pages, page size, C + rope_size), and queries have as many numbers."""
+    T, H, C = q_THC.shape[0], q_THC.shape[1], q_THC.shape[2] - rope_size
+    page_size, N = keys.shape[1], 1 if rope_size else keys.shape[2]
     wide = q_THC.dtype == torch.float32
-    group = latent_tile(H, wide)[0] if turning else H // N
+    group = latent_tile(H, wide)[0] if rope_size else H // N
     q_THC = q_THC.contiguous()
     out_THC = torch.empty(T, H, C, dtype=q_THC.dtype, device=q_THC.device)
     shape = {
         "GROUP": group,
         "SPLIT": SPLIT,
-        "BLOCK": LATENT_BLOCK if turning else BLOCK,
+        "BLOCK": LATENT_BLOCK if rope_size else BLOCK,
         "BLOCK_C": max(16, triton.next_power_of_2(C)),
-        "BLOCK_R": max(16, triton.next_power_of_2(turning)),
-        "LONE": LONE,
+        "BLOCK_R": max(16, triton.next_power_of_2(rope_size)),
+        "ONES": ONES,
         "WINDOWED": window is not None,
-        "TURNING": turning,
+        "ROPE_SIZE": rope_size,
         "PACKED": q_THC.is_cuda,
         "PRECISION": "ieee" if wide else "tf32",
         "STAGES": 1 if wide or keys.dtype.itemsize == 1 else 2,
     }
     per_base = scale * 1.4426950408889634  # weights are powers of two
-    pages, seen = rows.table_SP.shape[1], window or 0
-    warps, added = (8, divisor(H, 4)) if turning else (4, group)
-    if rows.few_X2 is not None:
-        tiles, pieces = rows.few_X2.shape[0], triton.cdiv(rows.longest, SPLIT)
-        overlap = rows.early and overlaps(q_THC.device)
-        best_PTH = torch.empty(pieces, T, H, dtype=torch.float32, device=q_THC.device)
+    pages, seen = rows.page_table_SP.shape[1], window or 0
+    warps, combined = (8, max_divisor(H, 4)) if rope_size else (4, group)
+    if rows.decode_X2 is not None:
+        tiles, splits = rows.decode_X2.shape[0], triton.cdiv(rows.max_length, SPLIT)
+        overlap = rows.read_before_wait and supports_pdl(q_THC.device)
+        best_PTH = torch.empty(splits, T, H, dtype=torch.float32, device=q_THC.device)
         weight_PTH = torch.empty_like(best_PTH)
-        out_PTHC = torch.empty(pieces, T, H, C, dtype=torch.float32, device=q_THC.device)
+        out_PTHC = torch.empty(splits, T, H, C, dtype=torch.float32, device=q_THC.device)
         trees = rows.trees_TM is not None
-        launch_overlapped(
-            few_kernel,
-            (tiles, H // group, pieces),
+        launch_pdl(
+            decode_kernel,
+            (tiles, H // group, splits),
             q_THC,
             keys,
             values,
-            rows.places_T,
+            rows.positions_T,
             rows.sequences_T,
-            rows.table_SP,
-            rows.few_X2,
+            rows.page_table_SP,
+            rows.decode_X2,
             rows.trees_TM if trees else q_THC,
-            rows.cached_S if trees else rows.places_T,
+            rows.cached_S if trees else rows.positions_T,
             best_PTH,
             weight_PTH,
             out_PTHC,
@@ -97,42 +98,42 @@ def attend(
             rows.trees_TM.shape[1] if rows.trees_TM is not None else 0,
             seen,
             per_base,
-            ROWS=max(16, triton.next_power_of_2(rows.few_tokens * group)),
+            ROWS=max(16, triton.next_power_of_2(rows.decode_tokens * group)),
             TREE=trees,
-            AHEAD=tiles <= AHEAD and not turning,
-            OVERLAP=overlap,
+            PREFETCH=tiles <= PREFETCH and not rope_size,
+            PDL=overlap,
             num_warps=warps,
             **shape,
         )
-        launch_overlapped(
-            add_kernel,
-            (tiles * rows.few_tokens, H // added),
+        launch_pdl(
+            combine_kernel,
+            (tiles * rows.decode_tokens, H // combined),
             best_PTH,
             weight_PTH,
             out_PTHC,
-            rows.places_T,
-            rows.few_X2,
+            rows.positions_T,
+            rows.decode_X2,
             out_THC,
             T,
             H,
             C,
-            GROUP=added,
-            HEADS=triton.next_power_of_2(added),
-            TOKENS=rows.few_tokens,
+            GROUP=combined,
+            HEADS=triton.next_power_of_2(combined),
+            TOKENS=rows.decode_tokens,
             SPLIT=SPLIT,
             BLOCK_C=shape["BLOCK_C"],
-            OVERLAP=overlap,
+            PDL=overlap,
             num_warps=4,
         )
-    if rows.many_X2 is not None:
-        many_kernel[(H // group, rows.many_X2.shape[0])](
+    if rows.prefill_X2 is not None:
+        prefill_kernel[(H // group, rows.prefill_X2.shape[0])](
             q_THC,
             keys,
             values,
-            rows.places_T,
+            rows.positions_T,
             rows.sequences_T,
-            rows.table_SP,
-            rows.many_X2,
+            rows.page_table_SP,
+            rows.prefill_X2,
             out_THC,
             H,
             N,
@@ -141,7 +142,7 @@ def attend(
             page_size,
             seen,
             per_base,
-            ROWS=max(16, triton.next_power_of_2(rows.many_tokens * group)),
+            ROWS=max(16, triton.next_power_of_2(rows.prefill_tokens * group)),
             num_warps=warps,
             **shape,
         )

@@ -1,7 +1,7 @@
-"""The kernels of attention over a paged cache (`paged_attention.py` says how keys are walked, and why so).
+"""The kernels of attention over a paged cache (`paged.py` says how keys are walked, and why so).
 
-A cached row is a key of C numbers and a value of as many; or, where TURNING is not 0, a latent of C numbers that is key
-and value at once, and TURNING more that are part of the key alone. All query heads share a latent.
+A cached row is a key of C numbers and a value of as many; or, where ROPE_SIZE is not 0, a latent of C numbers that is
+key and value at once, and ROPE_SIZE more that are part of the key alone. All query heads share a latent.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -13,7 +13,7 @@ NOTHING = tl.constexpr(-1e30)  # the largest score of no keys; finite, so that d
 
 
 # Four numbers of 8 bits to bf16: each in the upper half of a word's half, its exponent moved to where bf16 has one, and
-# what the two forms take from exponents made up for by a product with 2^120. Smallest numbers come out right too.
+# what the two forms take from exponents made up for by a factor of 2^120. Smallest numbers come out right too.
 WIDEN = tl.constexpr("""
 {
 .reg .b32 a, b, c, d, m;
@@ -44,12 +44,12 @@ def widened(x, kind: tl.constexpr, FAST: tl.constexpr):
 
 
 @triton.jit
-def piece(
+def attend_split(
     q,
-    turned,
+    rotated,
     begin,
     end,
-    place,
+    position,
     sequence_pages,
     keys,
     values,
@@ -64,42 +64,42 @@ def piece(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_C: tl.constexpr,
-    LONE: tl.constexpr,
+    ONES: tl.constexpr,
     WINDOWED: tl.constexpr,
     TREE: tl.constexpr,
-    TURNING: tl.constexpr,
+    ROPE_SIZE: tl.constexpr,
     PACKED: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """Keys begin..end of one sequence: the largest score of each row, its sum of weights, its weighted values."""
     c = tl.arange(0, BLOCK_C)
-    r = tl.arange(0, turned.shape[1])
-    head = 0 if TURNING else head
+    r = tl.arange(0, rotated.shape[1])
+    head = 0 if ROPE_SIZE else head
     best = tl.full([ROWS], NOTHING, tl.float32)
-    weights = tl.zeros([ROWS, LONE], tl.float32)
+    weights = tl.zeros([ROWS, ONES], tl.float32)
     out = tl.zeros([ROWS, BLOCK_C], tl.float32)
-    ones = tl.full([BLOCK, LONE], 1.0, q.dtype)
+    ones = tl.full([BLOCK, ONES], 1.0, q.dtype)
     FAST: tl.constexpr = PACKED and keys.dtype.element_ty == tl.float8e4nv and q.dtype == tl.bfloat16
     for base in tl.range(begin, end, BLOCK, num_stages=STAGES):
         key = base + tl.arange(0, BLOCK)
         inside = key < end
         page = tl.load(sequence_pages + key // page_size, mask=inside, other=0).to(tl.int64)
-        at = ((page * page_size + key % page_size) * N + head) * (C + TURNING)
+        at = ((page * page_size + key % page_size) * N + head) * (C + ROPE_SIZE)
         both = inside[:, None] & (c[None, :] < C)
         k = widened(tl.load(keys + at[:, None] + c[None, :], mask=both, other=0.0), q.dtype, FAST)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        if TURNING:
-            more = inside[:, None] & (r[None, :] < TURNING)
-            k_turned = widened(tl.load(keys + at[:, None] + C + r[None, :], mask=more, other=0.0), q.dtype, FAST)
-            scores = tl.dot(turned, tl.trans(k_turned), scores, input_precision=PRECISION)
+        if ROPE_SIZE:
+            more = inside[:, None] & (r[None, :] < ROPE_SIZE)
+            k_rotated = widened(tl.load(keys + at[:, None] + C + r[None, :], mask=more, other=0.0), q.dtype, FAST)
+            scores = tl.dot(rotated, tl.trans(k_rotated), scores, input_precision=PRECISION)
         scores = scores * scale
-        seen = (key[None, :] <= place[:, None]) & inside[None, :]
+        seen = (key[None, :] <= position[:, None]) & inside[None, :]
         if WINDOWED:
-            seen = seen & (key[None, :] > place[:, None] - window)
+            seen = seen & (key[None, :] > position[:, None] - window)
         if TREE:
-            guess = key[None, :] - cached
-            allowed = tl.load(tree_row[:, None] + guess, mask=seen & (guess >= 0), other=1)
+            draft = key[None, :] - cached
+            allowed = tl.load(tree_row[:, None] + draft, mask=seen & (draft >= 0), other=1)
             seen = seen & (allowed != 0)
         scores = tl.where(seen, scores, float("-inf"))
         new = tl.maximum(best, tl.max(scores, 1))
@@ -107,7 +107,7 @@ def piece(
         p = tl.exp2(scores - new[:, None]).to(q.dtype)
         best = new
         v = k
-        if not TURNING:
+        if not ROPE_SIZE:
             v = widened(tl.load(values + at[:, None] + c[None, :], mask=both, other=0.0), q.dtype, FAST)
         weights = tl.dot(p, ones, weights * shrink[:, None], input_precision=PRECISION)
         out = tl.dot(p, v, out * shrink[:, None], input_precision=PRECISION)
@@ -115,20 +115,20 @@ def piece(
 
 
 @triton.jit
-def queries(q_THC, at, known, c, C, q_part: tl.constexpr, TURNING: tl.constexpr):
-    """Rows of queries: what meets the C numbers of a key, and what meets the TURNING ones."""
+def queries(q_THC, at, known, c, C, q_part: tl.constexpr, ROPE_SIZE: tl.constexpr):
+    """Rows of queries: what meets the C numbers of a key, and what meets the ROPE_SIZE ones."""
     q = tl.load(q_THC + at[:, None] + c[None, :], mask=known[:, None] & (c[None, :] < C), other=0.0)
-    turned = q
-    if TURNING:
+    rotated = q
+    if ROPE_SIZE:
         r = tl.arange(0, q_part)
-        inside = known[:, None] & (r[None, :] < TURNING)
-        turned = tl.load(q_THC + at[:, None] + C + r[None, :], mask=inside, other=0.0)
-    return q, turned
+        inside = known[:, None] & (r[None, :] < ROPE_SIZE)
+        rotated = tl.load(q_THC + at[:, None] + C + r[None, :], mask=inside, other=0.0)
+    return q, rotated
 
 
 @triton.jit
-def bring_closer(begin, last, sequence_pages, keys, values, head, N, C, page_size, SPLIT: tl.constexpr):
-    """Nearly all keys and values are old: have a piece of them read into the L2 cache while the newest are made."""
+def prefetch_split(begin, last, sequence_pages, keys, values, head, N, C, page_size, SPLIT: tl.constexpr):
+    """Nearly all keys and values are old: have a split of them read into the L2 cache while the newest are made."""
     key = tl.minimum(begin + tl.arange(0, SPLIT), tl.maximum(last, 0))
     page = tl.load(sequence_pages + key // page_size).to(tl.int64)
     half = tl.arange(0, 2) * (C // 2)
@@ -144,8 +144,8 @@ def bring_closer(begin, last, sequence_pages, keys, values, head, N, C, page_siz
 
 
 @triton.jit
-def added(best, weight, out, new_best, new_weight, new_out):
-    """Two pieces as one. Products and sums are spelled out, so that no compiler joins them one way here and another way
+def combined(best, weight, out, new_best, new_weight, new_out):
+    """Two splits as one. Products and sums are spelled out, so that no compiler joins them one way here and another way
     there."""
     top = tl.maximum(best, new_best)
     old_share = tl.exp2(best - top)
@@ -156,13 +156,13 @@ def added(best, weight, out, new_best, new_weight, new_out):
 
 
 @triton.jit
-def few_kernel(
+def decode_kernel(
     q_THC,
     keys,
     values,
-    places_T,
+    positions_T,
     sequences_T,
-    table_SP,
+    page_table_SP,
     tiles_X2,
     trees_TM,
     cached_S,
@@ -175,7 +175,7 @@ def few_kernel(
     C,
     pages,
     page_size,
-    guesses,
+    drafts,
     window,
     scale,
     GROUP: tl.constexpr,
@@ -184,49 +184,50 @@ def few_kernel(
     BLOCK: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_R: tl.constexpr,
-    LONE: tl.constexpr,
+    ONES: tl.constexpr,
     WINDOWED: tl.constexpr,
     TREE: tl.constexpr,
-    TURNING: tl.constexpr,
+    ROPE_SIZE: tl.constexpr,
     PACKED: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
-    AHEAD: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """One piece of one tile's keys, for the query heads that share one key head."""
+    """One split of one tile's keys, for the query heads that share one key head."""
     tile, head, number = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = tl.load(tiles_X2 + 2 * tile).to(tl.int64)
     count = tl.load(tiles_X2 + 2 * tile + 1)
-    last = tl.load(places_T + first + count - 1)
+    last = tl.load(positions_T + first + count - 1)
     sequence = tl.load(sequences_T + first).to(tl.int64)
     begin = number * SPLIT
-    if OVERLAP:  # where tokens stand was known before the forward began; keys and queries were not
+    if PDL:  # where tokens stand was known before the forward began; keys and queries were not
         gdc_launch_dependents()
-        if AHEAD:
-            bring_closer(
-                begin, last, table_SP + sequence * pages, keys, values, head, N, C, page_size, SPLIT
+        if PREFETCH:
+            prefetch_split(
+                begin, last, page_table_SP + sequence * pages, keys, values, head, N, C, page_size, SPLIT
             )  # fmt: skip
         gdc_wait()
     if begin <= last:
         row = tl.arange(0, ROWS)
         token = first + row // GROUP
         known = row // GROUP < count
-        place = tl.load(places_T + token, mask=known, other=-1)
+        position = tl.load(positions_T + token, mask=known, other=-1)
         c = tl.arange(0, BLOCK_C)
         q_head = head * GROUP + row % GROUP
-        q, turned = queries(q_THC, (token * H + q_head) * (C + TURNING), known, c, C, BLOCK_R, TURNING)
+        q, rotated = queries(q_THC, (token * H + q_head) * (C + ROPE_SIZE), known, c, C, BLOCK_R, ROPE_SIZE)
         cached = 0
         if TREE:
             cached = tl.load(cached_S + sequence)
-        tree_row = trees_TM + token * guesses
+        tree_row = trees_TM + token * drafts
         end = tl.minimum(begin + SPLIT, last + 1)
         if WINDOWED:
-            oldest = tl.load(places_T + first) - window + 1
+            oldest = tl.load(positions_T + first) - window + 1
             begin = tl.maximum(begin, tl.maximum(oldest, 0) // BLOCK * BLOCK)
-        best, weight, out = piece(
-            q, turned, begin, end, place, table_SP + sequence * pages, keys, values, tree_row, cached, window, scale,
-            head, N, C, page_size, ROWS, BLOCK, BLOCK_C, LONE, WINDOWED, TREE, TURNING, PACKED, PRECISION, STAGES,
+        best, weight, out = attend_split(
+            q, rotated, begin, end, position, page_table_SP + sequence * pages, keys, values, tree_row, cached, window,
+            scale, head, N, C, page_size, ROWS, BLOCK, BLOCK_C, ONES, WINDOWED, TREE, ROPE_SIZE, PACKED, PRECISION,
+            STAGES,
         )  # fmt: skip
         to = (token + number * T) * H + q_head
         tl.store(best_PTH + to, best, mask=known)
@@ -235,11 +236,11 @@ def few_kernel(
 
 
 @triton.jit
-def add_kernel(
+def combine_kernel(
     best_PTH,
     weight_PTH,
     out_PTHC,
-    places_T,
+    positions_T,
     tiles_X2,
     out_THC,
     T,
@@ -250,14 +251,14 @@ def add_kernel(
     TOKENS: tl.constexpr,
     SPLIT: tl.constexpr,
     BLOCK_C: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """The pieces of some heads of one token, in order."""
+    """The splits of some heads of one token, in order."""
     tile, inner = tl.program_id(0) // TOKENS, tl.program_id(0) % TOKENS
     count = tl.load(tiles_X2 + 2 * tile + 1)
     token = tl.load(tiles_X2 + 2 * tile).to(tl.int64) + inner
-    pieces = (tl.load(places_T + token, mask=inner < count, other=-1) + SPLIT) // SPLIT
-    if OVERLAP:
+    splits = (tl.load(positions_T + token, mask=inner < count, other=-1) + SPLIT) // SPLIT
+    if PDL:
         gdc_launch_dependents()
         gdc_wait()
     if inner < count:
@@ -269,25 +270,25 @@ def add_kernel(
         best = tl.full([HEADS], NOTHING, tl.float32)
         weight = tl.zeros([HEADS], tl.float32)
         out = tl.zeros([HEADS, BLOCK_C], tl.float32)
-        for number in tl.range(0, pieces, num_stages=2):
+        for number in tl.range(0, splits, num_stages=2):
             at = (token + number * T) * H + head
             new_best = tl.load(best_PTH + at, mask=mine, other=NOTHING)
             new_weight = tl.load(weight_PTH + at, mask=mine, other=0.0)
             new_out = tl.load(out_PTHC + at[:, None] * C + c[None, :], mask=inside, other=0.0)
-            best, weight, out = added(best, weight, out, new_best, new_weight, new_out)
+            best, weight, out = combined(best, weight, out, new_best, new_weight, new_out)
         out = tl.where(weight[:, None] > 0, out / weight[:, None], 0.0)
         at = (token * H + head[:, None]) * C + c[None, :]
         tl.store(out_THC + at, out.to(out_THC.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def many_kernel(
+def prefill_kernel(
     q_THC,
     keys,
     values,
-    places_T,
+    positions_T,
     sequences_T,
-    table_SP,
+    page_table_SP,
     tiles_X2,
     out_THC,
     H,
@@ -303,43 +304,43 @@ def many_kernel(
     BLOCK: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_R: tl.constexpr,
-    LONE: tl.constexpr,
+    ONES: tl.constexpr,
     WINDOWED: tl.constexpr,
-    TURNING: tl.constexpr,
+    ROPE_SIZE: tl.constexpr,
     PACKED: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """All pieces of one tile's keys, for the query heads that share one key head."""
+    """All splits of one tile's keys, for the query heads that share one key head."""
     tile, head = tl.program_id(1), tl.program_id(0)
     first = tl.load(tiles_X2 + 2 * tile).to(tl.int64)
     count = tl.load(tiles_X2 + 2 * tile + 1)
     # A tile of no rows, which fills up a list of fixed length, has no keys either.
-    last = tl.load(places_T + tl.maximum(first + count - 1, 0), mask=count > 0, other=-1)
+    last = tl.load(positions_T + tl.maximum(first + count - 1, 0), mask=count > 0, other=-1)
     row = tl.arange(0, ROWS)
     token = first + row // GROUP
     known = row // GROUP < count
-    place = tl.load(places_T + token, mask=known, other=-1)
+    position = tl.load(positions_T + token, mask=known, other=-1)
     sequence = tl.load(sequences_T + first).to(tl.int64)
     c = tl.arange(0, BLOCK_C)
     at = token * H + head * GROUP + row % GROUP
-    q, turned = queries(q_THC, at * (C + TURNING), known, c, C, BLOCK_R, TURNING)
+    q, rotated = queries(q_THC, at * (C + ROPE_SIZE), known, c, C, BLOCK_R, ROPE_SIZE)
     best = tl.full([ROWS], NOTHING, tl.float32)
     weight = tl.zeros([ROWS], tl.float32)
     out = tl.zeros([ROWS, BLOCK_C], tl.float32)
     oldest = 0
     if WINDOWED:
-        oldest = tl.maximum(tl.load(places_T + first) - window + 1, 0)
+        oldest = tl.maximum(tl.load(positions_T + first) - window + 1, 0)
     for start in range(oldest // SPLIT * SPLIT, last + 1, SPLIT):
         begin = start
         if WINDOWED:
             begin = tl.maximum(start, oldest // BLOCK * BLOCK)
-        new_best, new_weight, new_out = piece(
-            q, turned, begin, tl.minimum(start + SPLIT, last + 1), place, table_SP + sequence * pages, keys, values,
-            q_THC + token, 0, window, scale, head, N, C, page_size, ROWS, BLOCK, BLOCK_C, LONE, WINDOWED, False,
-            TURNING, PACKED, PRECISION, STAGES,
+        new_best, new_weight, new_out = attend_split(
+            q, rotated, begin, tl.minimum(start + SPLIT, last + 1), position, page_table_SP + sequence * pages, keys,
+            values, q_THC + token, 0, window, scale, head, N, C, page_size, ROWS, BLOCK, BLOCK_C, ONES, WINDOWED, False,
+            ROPE_SIZE, PACKED, PRECISION, STAGES,
         )  # fmt: skip
-        best, weight, out = added(best, weight, out, new_best, new_weight, new_out)
+        best, weight, out = combined(best, weight, out, new_best, new_weight, new_out)
     out = tl.where(weight[:, None] > 0, out / weight[:, None], 0.0)
     inside = known[:, None] & (c[None, :] < C)
     tl.store(out_THC + at[:, None] * C + c[None, :], out.to(out_THC.dtype.element_ty), mask=inside)

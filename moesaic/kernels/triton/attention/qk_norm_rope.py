@@ -1,7 +1,7 @@
-"""Queries, keys and values ready to attend, for training: split, normed and turned in one pass, and one pass back.
+"""Queries, keys and values ready to attend, for training: QK norm and RoPE in one pass, and one pass back.
 
 A row is one head of one token, as they lie side by side after the projection. Results stand where `reference.heads`
-puts them: of a pair that turns together, the first in the first half of what turns and the second in the other half.
+puts them: of a pair that is rotated together, the first in the first half of what is and the second in the other half.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -13,11 +13,11 @@ from torch import Tensor
 from moesaic.kernels.interface import QKNorm, RopeAngles
 
 ROWS = 4  # at a time, by one warp
-TURNS = 16  # so often, by one program, which then knows the sum of so many rows' gradients of the norms' weights
+REPEATS = 16  # so often, by one program, which then knows the sum of so many rows' gradients of the norms' weights
 
 
 @triton.jit
-def places(c, R: tl.constexpr, INTERLEAVED: tl.constexpr):
+def rotary_pairs(c, R: tl.constexpr, INTERLEAVED: tl.constexpr):
     """Of result c: its number among the angles, where it comes from, and where the other of its pair stands."""
     j = tl.where(c < R, c, c - R)
     first = 2 * j if INTERLEAVED else j
@@ -28,7 +28,7 @@ def places(c, R: tl.constexpr, INTERLEAVED: tl.constexpr):
 
 
 @triton.jit
-def turn_kernel(
+def forward_kernel(
     qkv_YC,
     q_norm_C,
     k_norm_C,
@@ -50,29 +50,29 @@ def turn_kernel(
     y = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     token, head = y // (H + 2 * N), (y % (H + 2 * N)).to(tl.int32)
     c = tl.arange(0, BLOCK_C)
-    j, own_c, other_c = places(c, R, INTERLEAVED)
+    j, own_c, other_c = rotary_pairs(c, R, INTERLEAVED)
     known = (y < Y)[:, None] & (c < C)[None, :]
     is_query, is_value = head < H, head >= H + N
     kind = q_THC.dtype.element_ty
     row = qkv_YC + y[:, None] * C
     own = tl.load(row + tl.where(is_value[:, None], c[None, :], own_c[None, :]), mask=known, other=0.0)
-    turns = known & (c < 2 * R)[None, :] & ~is_value[:, None]
-    other = tl.load(row + other_c[None, :], mask=turns, other=0.0)
-    turned = own
+    rotates = known & (c < 2 * R)[None, :] & ~is_value[:, None]
+    other = tl.load(row + other_c[None, :], mask=rotates, other=0.0)
+    rotated = own
     if q_norm_C is not None:
         wide = own.to(tl.float32)
         scale = tl.rsqrt(tl.sum(wide * wide, 1) / C + eps)[:, None]
         own_weight = weight_of(q_norm_C, k_norm_C, own_c, C, is_query)
         other_weight = weight_of(q_norm_C, k_norm_C, other_c, C, is_query)
-        turned = (wide * scale).to(kind) * own_weight.to(kind)
+        rotated = (wide * scale).to(kind) * own_weight.to(kind)
         other = (other.to(tl.float32) * scale).to(kind) * other_weight.to(kind)
-    cos = tl.load(cos_TR + token[:, None] * R + j[None, :], mask=turns, other=1.0).to(kind)
-    sin = tl.load(sin_TR + token[:, None] * R + j[None, :], mask=turns, other=0.0).to(kind)
-    straight, across = (turned * cos).to(kind).to(tl.float32), (other * sin).to(kind).to(tl.float32)
-    turned = tl.where((c < R)[None, :], straight - across, straight + across).to(kind)
+    cos = tl.load(cos_TR + token[:, None] * R + j[None, :], mask=rotates, other=1.0).to(kind)
+    sin = tl.load(sin_TR + token[:, None] * R + j[None, :], mask=rotates, other=0.0).to(kind)
+    straight, across = (rotated * cos).to(kind).to(tl.float32), (other * sin).to(kind).to(tl.float32)
+    rotated = tl.where((c < R)[None, :], straight - across, straight + across).to(kind)
     is_key = (head >= H) & (head < H + N)
-    tl.store(q_THC + ((token * H + head) * C)[:, None] + c[None, :], turned, mask=known & is_query[:, None])
-    tl.store(k_TNC + ((token * N + head - H) * C)[:, None] + c[None, :], turned, mask=known & is_key[:, None])
+    tl.store(q_THC + ((token * H + head) * C)[:, None] + c[None, :], rotated, mask=known & is_query[:, None])
+    tl.store(k_TNC + ((token * N + head - H) * C)[:, None] + c[None, :], rotated, mask=known & is_key[:, None])
     tl.store(v_TNC + ((token * N + head - H - N) * C)[:, None] + c[None, :], own, mask=known & is_value[:, None])
 
 
@@ -84,7 +84,7 @@ def weight_of(q_norm_C, k_norm_C, at, C: tl.constexpr, is_query):
 
 
 @triton.jit
-def turn_back_kernel(
+def backward_kernel(
     qkv_YC,
     q_norm_C,
     k_norm_C,
@@ -103,18 +103,18 @@ def turn_back_kernel(
     R: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     ROWS: tl.constexpr,
-    TURNS: tl.constexpr,
+    REPEATS: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
     program = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, BLOCK_C)
-    j, own_c, _ = places(c, R, INTERLEAVED)
+    j, own_c, _ = rotary_pairs(c, R, INTERLEAVED)
     across_c = tl.where(c < R, c + R, tl.where(c < 2 * R, c - R, c))  # where the other of the pair stands among results
     kind = grad_qkv_YC.dtype.element_ty
     q_sum = tl.zeros([ROWS, BLOCK_C], tl.float32)
     k_sum = tl.zeros([ROWS, BLOCK_C], tl.float32)
-    for turn in range(TURNS):
-        y = (program * TURNS + turn) * ROWS + tl.arange(0, ROWS)
+    for repeat in range(REPEATS):
+        y = (program * REPEATS + repeat) * ROWS + tl.arange(0, ROWS)
         token, head = y // (H + 2 * N), (y % (H + 2 * N)).to(tl.int32)
         known = (y < Y)[:, None] & (c < C)[None, :]
         is_query, is_value = head < H, head >= H + N
@@ -122,18 +122,18 @@ def turn_back_kernel(
         from_q = grad_q_THC + ((token * H + head) * C)[:, None]
         from_k = grad_k_TNC + ((token * N + head - H) * C)[:, None]
         from_v = grad_v_TNC + ((token * N + head - H - N) * C)[:, None]
-        turns = known & (c < 2 * R)[None, :] & ~is_value[:, None]
+        rotates = known & (c < 2 * R)[None, :] & ~is_value[:, None]
         grad = (
             tl.load(from_q + c[None, :], mask=known & is_query[:, None], other=0.0).to(tl.float32)
             + tl.load(from_k + c[None, :], mask=known & is_key[:, None], other=0.0).to(tl.float32)
             + tl.load(from_v + c[None, :], mask=known & is_value[:, None], other=0.0).to(tl.float32)
         )
         across = (
-            tl.load(from_q + across_c[None, :], mask=turns & is_query[:, None], other=0.0).to(tl.float32)
-            + tl.load(from_k + across_c[None, :], mask=turns & is_key[:, None], other=0.0).to(tl.float32)
+            tl.load(from_q + across_c[None, :], mask=rotates & is_query[:, None], other=0.0).to(tl.float32)
+            + tl.load(from_k + across_c[None, :], mask=rotates & is_key[:, None], other=0.0).to(tl.float32)
         )  # fmt: skip
-        cos = tl.load(cos_TR + token[:, None] * R + j[None, :], mask=turns, other=1.0).to(tl.float32)
-        sin = tl.load(sin_TR + token[:, None] * R + j[None, :], mask=turns, other=0.0).to(tl.float32)
+        cos = tl.load(cos_TR + token[:, None] * R + j[None, :], mask=rotates, other=1.0).to(tl.float32)
+        sin = tl.load(sin_TR + token[:, None] * R + j[None, :], mask=rotates, other=0.0).to(tl.float32)
         grad = tl.where((c < R)[None, :], grad * cos + across * sin, grad * cos - across * sin)
         at = y[:, None] * C + tl.where(is_value[:, None], c[None, :], own_c[None, :])
         if q_norm_C is not None:
@@ -161,7 +161,7 @@ class QkNormRope(torch.autograd.Function):
             "H": X - 2 * N, "N": N, "C": C, "R": cos_TR.shape[1], "INTERLEAVED": interleaved, "ROWS": ROWS,
             "BLOCK_C": triton.next_power_of_2(C), "num_warps": 1,
         }  # fmt: skip
-        turn_kernel[(triton.cdiv(T * X, ROWS),)](
+        forward_kernel[(triton.cdiv(T * X, ROWS),)](
             qkv_TXC, q_weight_C, k_weight_C, cos_TR, sin_TR, q_THC, k_TNC, v_TNC, eps, T * X, **facts
         )
         ctx.save_for_backward(qkv_TXC if q_weight_C is not None else None, q_weight_C, k_weight_C, cos_TR, sin_TR)
@@ -173,14 +173,14 @@ class QkNormRope(torch.autograd.Function):
         qkv_TXC, q_weight_C, k_weight_C, cos_TR, sin_TR = ctx.saved_tensors
         grads = tuple(grad.contiguous() for grad in grads)
         T, X, C = ctx.shape
-        programs = triton.cdiv(T * X, ROWS * TURNS)
+        programs = triton.cdiv(T * X, ROWS * REPEATS)
         grad_qkv_TXC = grads[0].new_empty(T, X, C)
         grad_norms_P2C = None
         if q_weight_C is not None:
             grad_norms_P2C = torch.empty(programs, 2, C, dtype=torch.float32, device=grad_qkv_TXC.device)
-        turn_back_kernel[(programs,)](
+        backward_kernel[(programs,)](
             qkv_TXC, q_weight_C, k_weight_C, cos_TR, sin_TR, *grads, grad_qkv_TXC, grad_norms_P2C, ctx.eps, T * X,
-            **ctx.facts, TURNS=TURNS,
+            **ctx.facts, REPEATS=REPEATS,
         )  # fmt: skip
         of_q = of_k = None
         if grad_norms_P2C is not None:

@@ -2,19 +2,23 @@
 
 Every assignment reads its expert's weights itself (two tokens with the same expert find them in the L2 cache). The dot
 products run on the tensor cores, weights first, with one column of sixteen in use: they are free here, and they round
-exactly as the kernels for many tokens do, so that a token's bits are the same alone and in a crowd.
+exactly as the kernels for many tokens do, so that a token's bits are the same alone and in any batch.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from moesaic.kernels.triton.dependent_launch import is_hopper, launch_overlapped, overlaps
+from moesaic.kernels.triton.dependent_launch import is_hopper, launch_pdl, supports_pdl
+from moesaic.kernels.triton.experts.grouped import precision
 from moesaic.kernels.triton.experts.hopper import decode as hopper_decode
+from moesaic.kernels.triton.experts.tiles import Tile, launch_options
 
-LANES = 16  # columns of a product; also the most experts of a token
+LANES = 16  # columns of a matmul; also the most experts of a token
 
 
 @triton.jit
@@ -31,10 +35,10 @@ def hidden_kernel(
     LANES: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One block of one assignment's hidden row: gate, up, SwiGLU."""
-    if OVERLAP:
+    if PDL:
         # In this order: the kernel after this one reads the routes before it waits.
         gdc_wait()
         gdc_launch_dependents()
@@ -78,9 +82,9 @@ def output_kernel(
     LANES: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """One block of one token's output, all of its experts at once: lane j of the product is choice j, and of its
+    """One block of one token's output, all of its experts at once: lane j of the matmul is choice j, and of its
     rows (choice, n) only those of the same choice are kept."""
     token = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, LANES)
@@ -93,7 +97,7 @@ def output_kernel(
     hidden_at = hidden_NF + (token * K + lane)[None, :] * F + k[:, None]
     down_at = down_EDF + (expert * D + n)[:, None] * F + k[None, :]
     total = tl.zeros([SLOTS * BN, LANES], tl.float32)
-    if OVERLAP:
+    if PDL:
         gdc_launch_dependents()
         gdc_wait()
     for base in tl.range(0, F, BK, num_stages=STAGES):
@@ -119,42 +123,32 @@ def decode(
     weights_TK: torch.Tensor,
     gate_up_EGD: torch.Tensor,
     down_EDF: torch.Tensor,
-    up_tile: tuple[int, int, int, int],
-    down_tile: tuple[int, int, int, int],
+    up_tile: Tile,
+    down_tile: Tile,
 ) -> torch.Tensor:
-    """Tiles are (columns, elements of K, stages, warps)."""
     (T, D), K, F = x_TD.shape, routes_TK.shape[1], down_EDF.shape[2]
     assert K <= LANES, f"at most {LANES} experts per token"
-    precision = "ieee" if x_TD.dtype == torch.float32 else "tf32"
     hidden_NF = torch.empty(T * K, F, dtype=x_TD.dtype, device=x_TD.device)
     out_TD = torch.empty_like(x_TD)
-    overlap = overlaps(x_TD.device)
-    BN, BK, stages, warps = up_tile
-    launch_overlapped(
+    common: dict[str, Any] = {"K": K, "LANES": LANES, "PRECISION": precision(x_TD), "PDL": supports_pdl(x_TD.device)}
+    launch_pdl(
         hidden_kernel,
-        (T * K, triton.cdiv(F, BN)),
+        (T * K, triton.cdiv(F, up_tile[0])),
         x_TD,
         routes_TK,
         gate_up_EGD,
         hidden_NF,
         D,
         F,
-        K=K,
-        BN=BN,
-        BK=BK,
-        LANES=LANES,
-        PRECISION=precision,
-        STAGES=stages,
-        OVERLAP=overlap,
-        num_warps=warps,
+        **common,
+        **launch_options(up_tile),
     )
     if is_hopper(x_TD.device) and hopper_decode.takes(D, F, K, x_TD.dtype):
         hopper_decode.output(hidden_NF, routes_TK, weights_TK, down_EDF, out_TD)
         return out_TD
-    BN, BK, stages, warps = down_tile
-    launch_overlapped(
+    launch_pdl(
         output_kernel,
-        (T, triton.cdiv(D, BN)),
+        (T, triton.cdiv(D, down_tile[0])),
         hidden_NF,
         routes_TK,
         weights_TK,
@@ -162,14 +156,8 @@ def decode(
         out_TD,
         D,
         F,
-        K=K,
         SLOTS=triton.next_power_of_2(K),
-        BN=BN,
-        BK=BK,
-        LANES=LANES,
-        PRECISION=precision,
-        STAGES=stages,
-        OVERLAP=overlap,
-        num_warps=warps,
+        **common,
+        **launch_options(down_tile),
     )
     return out_TD

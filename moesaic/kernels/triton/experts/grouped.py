@@ -1,4 +1,4 @@
-"""Grouped matrix products for any GPU and any shape: the plain form of what `hopper.py` does for Hopper.
+"""Grouped matmuls for any GPU and any shape: the plain form of what `hopper/grouped.py` does for Hopper.
 
     rows      C[rows of e] = A[rows of e] @ B[e]^T or @ B[e]
     columns   C[e] = A[rows of e]^T @ B[rows of e]
@@ -126,7 +126,7 @@ def rows(a_PK: torch.Tensor, b: torch.Tensor, routing: Routing, transposed: bool
 
 
 def columns(a_PM: torch.Tensor, b_PN: torch.Tensor, routing: Routing, block: int) -> torch.Tensor:
-    """For each expert, the product of A's rows, transposed, with B's: (E, M, N)."""
+    """For each expert, the matmul of A's rows, transposed, with B's: (E, M, N)."""
     M, N, E = a_PM.shape[1], b_PN.shape[1], routing.segments_E.shape[0]
     c_EMN = torch.empty(E, M, N, dtype=a_PM.dtype, device=a_PM.device)
     columns_kernel[(triton.cdiv(M, block), triton.cdiv(N, block), E)](

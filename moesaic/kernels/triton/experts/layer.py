@@ -5,11 +5,12 @@ rounded gate and up rows; hidden rows and gathered inputs are made again.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from moesaic.kernels.interface import Routes
 from moesaic.kernels.triton.experts import decode, grouped, rows, streamed
 from moesaic.kernels.triton.experts.sort import Routing, route
 from moesaic.kernels.triton.experts.tuning import Choice, choose
@@ -31,7 +32,7 @@ def forward(
     if choice.path == "hopper":
         from moesaic.kernels.triton.experts.hopper import grouped as hopper
 
-        x = x_TD if choice.gather_x else rows.spread(x_TD, routing, K)
+        x = x_TD if choice.gather_x else rows.permute(x_TD, routing, K)
         gate_up_PG, hidden_PF = hopper.gate_up(
             x, gate_up_EGD, routing, save, K if choice.gather_x else 0, choice.group_forward
         )
@@ -43,28 +44,31 @@ def forward(
         hidden_PF = streamed.rows(x_TD, gate_up_EGD, routing, choice.up_tile, choices=K, pair=True)
         out_PD = streamed.rows(hidden_PF, down_EDF, routing, choice.down_tile)
     else:
-        gate_up_PG = grouped.rows(rows.spread(x_TD, routing, K), gate_up_EGD, routing, False, choice.block)
+        gate_up_PG = grouped.rows(rows.permute(x_TD, routing, K), gate_up_EGD, routing, False, choice.block)
         hidden_PF = rows.swiglu(gate_up_PG)
         out_PD = grouped.rows(hidden_PF, down_EDF, routing, False, choice.block)
     return rows.combine(out_PD, routing, weights_TK, T, K), gate_up_PG if save else None
 
 
-def backward_portable(
-    grad_TD: Tensor,
-    x_TD: Tensor,
-    weights_TK: Tensor,
-    gate_up_EGD: Tensor,
-    down_EDF: Tensor,
-    gate_up_PG: Tensor,
-    routing: Routing,
-    choice: Choice,
-    in_place: bool,
-    wanted: tuple[bool, bool, bool],
-) -> tuple[Tensor | None, ...]:
-    """Gradients of x, weights, gate_up and down; `wanted` says of x, gate_up and down which are."""
+Wanted = tuple[bool, bool, bool]  # whether the gradients of x, gate_up and down are
+Gradients = tuple[Tensor | None, ...]  # of x, routing weights, gate_up and down
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a forward keeps for its backward."""
+
+    tensors: tuple[Tensor, ...]  # x, routing weights, gate_up, down, gate and up rows
+    routing: Routing
+    choice: Choice
+
+
+def backward_portable(grad_TD: Tensor, saved: Saved, in_place: bool, wanted: Wanted) -> Gradients:
+    """In the plainest way."""
     grad_x_TD = grad_gate_up_EGD = grad_down_EDF = None
-    T, K = weights_TK.shape
-    grad_PD = rows.spread(grad_TD, routing, K)
+    x_TD, weights_TK, gate_up_EGD, down_EDF, gate_up_PG = saved.tensors
+    routing, choice, (T, K) = saved.routing, saved.choice, weights_TK.shape
+    grad_PD = rows.permute(grad_TD, routing, K)
     hidden_PF = grouped.rows(grad_PD, down_EDF, routing, True, choice.block)
     grad_PG, grad_weights_TK = rows.swiglu_backward(hidden_PF, gate_up_PG, weights_TK, routing, in_place)
     if wanted[2]:
@@ -73,28 +77,18 @@ def backward_portable(
     if wanted[0]:
         grad_x_TD = rows.combine(grouped.rows(grad_PG, gate_up_EGD, routing, True, choice.block), routing, None, T, K)
     if wanted[1]:
-        grad_gate_up_EGD = grouped.columns(grad_PG, rows.spread(x_TD, routing, K), routing, choice.block)
+        grad_gate_up_EGD = grouped.columns(grad_PG, rows.permute(x_TD, routing, K), routing, choice.block)
     return grad_x_TD, grad_weights_TK, grad_gate_up_EGD, grad_down_EDF
 
 
-def backward_hopper(
-    grad_TD: Tensor,
-    x_TD: Tensor,
-    weights_TK: Tensor,
-    gate_up_EGD: Tensor,
-    down_EDF: Tensor,
-    gate_up_PG: Tensor,
-    routing: Routing,
-    choice: Choice,
-    in_place: bool,
-    wanted: tuple[bool, bool, bool],
-) -> tuple[Tensor | None, ...]:
-    """The same, with gathers and SwiGLU inside the products. The largest gradient is made last, when least is held."""
+def backward_hopper(grad_TD: Tensor, saved: Saved, in_place: bool, wanted: Wanted) -> Gradients:
+    """The same, with gathers and SwiGLU inside the matmuls. The largest gradient is made last, when least is held."""
     from moesaic.kernels.triton.experts.hopper import grouped as hopper
 
     grad_x_TD = grad_gate_up_EGD = grad_down_EDF = None
-    T, K = weights_TK.shape
-    grad = grad_TD if choice.gather_grad else rows.spread(grad_TD, routing, K)
+    x_TD, weights_TK, gate_up_EGD, down_EDF, gate_up_PG = saved.tensors
+    routing, choice, (T, K) = saved.routing, saved.choice, weights_TK.shape
+    grad = grad_TD if choice.gather_grad else rows.permute(grad_TD, routing, K)
     if choice.chain:
         grad_PG, hidden_PF, parts_XP = hopper.grad_gate_up(
             grad, down_EDF, gate_up_PG, weights_TK, routing, in_place, choice.gather_grad, choice.group
@@ -109,15 +103,12 @@ def backward_hopper(
     if wanted[0]:
         grad_x_TD = rows.combine(hopper.rows(grad_PG, gate_up_EGD, routing, True, 0, choice.group), routing, None, T, K)
     if wanted[1]:
-        x = x_TD if choice.gather_x_again else rows.spread(x_TD, routing, K)
+        x = x_TD if choice.gather_x_again else rows.permute(x_TD, routing, K)
         grad_gate_up_EGD = hopper.columns(grad_PG, x, routing, False, choice.gather_x_again, K, choice.group)
     return grad_x_TD, grad_weights_TK, grad_gate_up_EGD, grad_down_EDF
 
 
-BACKWARD: dict[str, Callable[..., tuple[Tensor | None, ...]]] = {
-    "hopper": backward_hopper,
-    "portable": backward_portable,
-}
+BACKWARD = {"hopper": backward_hopper, "portable": backward_portable}
 
 
 class Experts(torch.autograd.Function):
@@ -132,8 +123,9 @@ class Experts(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_TD):
         last_use = not torch._C._autograd._get_current_graph_task_keep_graph()  # the saved rows may be overwritten
-        saved, wanted = ctx.saved_tensors, (ctx.needs_input_grad[0], *ctx.needs_input_grad[3:5])
-        grads = BACKWARD[ctx.choice.path](grad_TD.contiguous(), *saved, ctx.routing, ctx.choice, last_use, wanted)
+        wanted = (ctx.needs_input_grad[0], *ctx.needs_input_grad[3:5])
+        saved = Saved(ctx.saved_tensors, ctx.routing, ctx.choice)
+        grads = BACKWARD[ctx.choice.path](grad_TD.contiguous(), saved, last_use, wanted)
         grad_x, grad_weights, grad_gate_up, grad_down = grads
         return grad_x, None, grad_weights, grad_gate_up, grad_down, None
 
@@ -147,9 +139,9 @@ def experts(
     choice: Choice | None = None,
 ) -> Tensor:
     """The weighted sum of each token's routed experts; differentiable in everything but the routes, and in nothing
-    where the experts are kept in few bits."""
+    where the experts are quantized."""
     if isinstance(gate_up_EGD, GpuQuantizedWeight) and isinstance(down_EDF, GpuQuantizedWeight):
-        return quantized.experts(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF)
+        return quantized.experts(x_TD, Routes(routes_TK, weights_TK), gate_up_EGD, down_EDF)
     gate_up_EGD, down_EDF = (
         weight.dense().to(x_TD.dtype) if isinstance(weight, GpuQuantizedWeight) else weight
         for weight in (gate_up_EGD, down_EDF)

@@ -1,6 +1,6 @@
 """Router scores to experts: the K best of each token and their weights, one warp to a token, so that none waits.
 
-The router's logits are a matrix product like any other (`linear`), kept in float32; products of bf16 numbers are exact
+The router's logits are a matmul like any other (`linear`), kept in float32; products of two bf16 numbers are exact
 there.
 """
 
@@ -15,12 +15,12 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moesaic.kernels.layer_weights import RouteRules
-from moesaic.kernels.triton.dependent_launch import launch_overlapped, overlaps
+from moesaic.kernels.triton.dependent_launch import launch_pdl, supports_pdl
 from moesaic.kernels.triton.linear import tiled
 
 
 @triton.jit
-def in_open_groups(choice, GROUPS: tl.constexpr, OPEN: tl.constexpr):
+def in_top_groups(choice, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr):
     """Only the groups whose two best experts have the largest sums; of equal groups the first."""
     SIZE: tl.constexpr = choice.shape[0] // GROUPS
     by_group = choice.reshape(GROUPS, SIZE)
@@ -29,14 +29,14 @@ def in_open_groups(choice, GROUPS: tl.constexpr, OPEN: tl.constexpr):
     sums, group = first + second, tl.arange(0, GROUPS)
     ahead = (group[None, :] < group[:, None]) & (sums[None, :] == sums[:, None])
     rank = tl.sum(((sums[None, :] > sums[:, None]) | ahead).to(tl.int32), 1)
-    return tl.where((rank < OPEN)[:, None], by_group, float("-inf")).reshape(choice.shape)
+    return tl.where((rank < TOP_GROUPS)[:, None], by_group, float("-inf")).reshape(choice.shape)
 
 
 @triton.jit
-def best_kernel(
+def topk_kernel(
     logits_TE,
     correction_E,
-    places_T,
+    positions_T,
     counts_E,
     routes_TK,
     weights_TK,
@@ -49,10 +49,10 @@ def best_kernel(
     NORMALIZE: tl.constexpr,
     BINS: tl.constexpr,
     GROUPS: tl.constexpr,
-    OPEN: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    if OVERLAP:
+    if PDL:
         gdc_launch_dependents()
         gdc_wait()
     token = tl.program_id(0).to(tl.int64)
@@ -69,7 +69,7 @@ def best_kernel(
         choice += tl.load(correction_E + expert, mask=real, other=0.0).to(tl.float32)
     choice = tl.where(real, choice, float("-inf"))
     if GROUPS > 1:
-        choice = in_open_groups(choice, GROUPS, OPEN)
+        choice = in_top_groups(choice, GROUPS, TOP_GROUPS)
     slot = tl.arange(0, SLOTS)
     routes = tl.zeros([SLOTS], tl.int32)
     weights = tl.zeros([SLOTS], tl.float32)
@@ -87,11 +87,11 @@ def best_kernel(
         total += weight
     if NORMALIZE:
         weights = weights / (total + tiny)
-    if places_T is not None:
-        place = tl.load(places_T + token)
-        tl.atomic_add(counts_E + routes, tl.full([SLOTS], 1, tl.int64), mask=slot < tl.where(place < 0, 0, K))
-        # Not the first row, whatever it is: products of no rows at all are not made.
-        routes = tl.where(tl.where(token > 0, place, 0) < 0, -1, routes)
+    if positions_T is not None:
+        position = tl.load(positions_T + token)
+        tl.atomic_add(counts_E + routes, tl.full([SLOTS], 1, tl.int64), mask=slot < tl.where(position < 0, 0, K))
+        # Not the first row, whatever it is: matmuls of no rows at all are not made.
+        routes = tl.where(tl.where(token > 0, position, 0) < 0, -1, routes)
     tl.store(routes_TK + token * K + slot, routes, mask=slot < K)
     tl.store(weights_TK + token * K + slot, weights * factor, mask=slot < K)
 
@@ -100,7 +100,7 @@ def best_kernel(
 class Choice:
     """How experts are chosen from scores, and where the choice goes.
 
-    Rows after the first whose place is negative are no tokens: their experts are -1, and they are not counted.
+    Rows after the first whose position is negative are no tokens: their experts are -1, and they are not counted.
     """
 
     per_token: int
@@ -109,7 +109,7 @@ class Choice:
     factor: float
     groups: int = 1  # of which experts are taken from the best `top_groups` only
     top_groups: int = 1
-    places_T: torch.Tensor | None = None
+    positions_T: torch.Tensor | None = None
     routes_TK: torch.Tensor | None = None
     counts_E: torch.Tensor | None = None  # int64, counted on; with `places_T`
 
@@ -120,7 +120,7 @@ class Choice:
         return cls(rules.per_token, sigmoid, rules.normalize, rules.scale, rules.groups, rules.top_groups, *where)
 
 
-def takes_groups(experts: int, groups: int) -> bool:
+def supports_groups(experts: int, groups: int) -> bool:
     """Groups must lie as powers of two do."""
     return groups == 1 or (experts >= 32 and experts & (experts - 1) == 0)
 
@@ -144,12 +144,12 @@ def best(
     if routes_TK is None:
         routes_TK = torch.empty(T, K, dtype=torch.int32, device=device)
     weights_TK = torch.empty(T, K, dtype=torch.float32, device=device)
-    launch_overlapped(
-        best_kernel,
+    launch_pdl(
+        topk_kernel,
         (T,),
         logits_TE,
         correction_E,
-        choice.places_T,
+        choice.positions_T,
         choice.counts_E,
         routes_TK,
         weights_TK,
@@ -162,8 +162,8 @@ def best(
         NORMALIZE=choice.normalize,
         BINS=max(32, triton.next_power_of_2(E)),
         GROUPS=choice.groups,
-        OPEN=choice.top_groups,
-        OVERLAP=overlaps(device),
+        TOP_GROUPS=choice.top_groups,
+        PDL=supports_pdl(device),
         num_warps=1,
     )
     return routes_TK, weights_TK

@@ -1,4 +1,4 @@
-"""The memory-bound passes between the matrix products: gather rows, combine rows, SwiGLU and its gradient.
+"""The memory-bound passes between the matmuls: permute rows, combine rows, SwiGLU and its gradient.
 
 All are written so that a token's numbers depend on that token alone: a fixed order over k, no atomics.
 """
@@ -9,12 +9,12 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from moesaic.kernels.triton.dependent_launch import launch_overlapped, overlaps
+from moesaic.kernels.triton.dependent_launch import launch_pdl, supports_pdl
 from moesaic.kernels.triton.experts.sort import RECORD, Routing
 
 
 @triton.jit
-def spread_rows(
+def permute_rows(
     x_TD,
     slots_N,
     segments_E,
@@ -45,12 +45,12 @@ def spread_rows(
             tl.store(out_PD + (start + row).to(tl.int64) * D + column, nothing, mask=inside)
 
 
-def spread(x_TD: torch.Tensor, routing: Routing, k: int) -> torch.Tensor:
+def permute(x_TD: torch.Tensor, routing: Routing, k: int) -> torch.Tensor:
     """x's rows in the order of the routing, (P, D), each expert's padded with zeros to a multiple of 64 rows."""
     T, D = x_TD.shape
     out_PD = torch.empty(routing.rows, D, dtype=x_TD.dtype, device=x_TD.device)
     block = min(2048, triton.next_power_of_2(D))
-    spread_rows[(T + routing.segments_E.shape[0], triton.cdiv(D, block))](
+    permute_rows[(T + routing.segments_E.shape[0], triton.cdiv(D, block))](
         x_TD,
         routing.slots_N,
         routing.segments_E,
@@ -76,9 +76,9 @@ def combine_rows(
     K: tl.constexpr,
     BLOCK_D: tl.constexpr,
     WEIGHTED: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    if OVERLAP:
+    if PDL:
         gdc_wait()
         gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
@@ -102,7 +102,7 @@ def combine(
     out_TD = torch.empty(tokens, D, dtype=rows_PD.dtype, device=rows_PD.device)
     block = min(2048, triton.next_power_of_2(D))
     weights = rows_PD if weights_TK is None else weights_TK
-    launch_overlapped(
+    launch_pdl(
         combine_rows,
         (tokens, triton.cdiv(D, block)),
         rows_PD,
@@ -113,7 +113,7 @@ def combine(
         K=k,
         BLOCK_D=block,
         WEIGHTED=weights_TK is not None,
-        OVERLAP=overlaps(rows_PD.device),
+        PDL=supports_pdl(rows_PD.device),
         num_warps=4,
     )
     return out_TD
@@ -164,7 +164,7 @@ def swiglu_backward_rows(
         weight = tl.where(valid, tl.load(weights_N + source), 0.0)
         width = tl.where(valid, F, 0)
         wide = row.to(tl.int64)
-        product = tl.zeros([BLOCK_F], tl.float32)
+        dot = tl.zeros([BLOCK_F], tl.float32)
         for base in range(0, F, BLOCK_F):
             column = base + tl.arange(0, BLOCK_F)
             kept = column < width
@@ -174,7 +174,7 @@ def swiglu_backward_rows(
             sigmoid = 1.0 / (1.0 + tl.exp(-gate))
             silu = gate * sigmoid
             hidden = gate / (1.0 + tl.exp(-gate)) * up
-            product += grad * hidden
+            dot += grad * hidden
             grad = grad * weight
             grad_gate = grad * up * (sigmoid + silu * (1.0 - sigmoid))
             inside = column < F
@@ -183,7 +183,7 @@ def swiglu_backward_rows(
             tl.store(grad_gate_up_PG + wide * 2 * F + F + column, (grad * silu).to(kind), mask=inside)
             tl.store(grad_hidden_PF + wide * F + column, (weight * hidden).to(kind), mask=inside)
         if valid:
-            tl.store(grad_weights_N + source, tl.sum(product, 0))
+            tl.store(grad_weights_N + source, tl.sum(dot, 0))
 
 
 def swiglu_backward(

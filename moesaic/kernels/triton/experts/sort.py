@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from moesaic.kernels.triton.dependent_launch import launch_overlapped, overlaps
+from moesaic.kernels.triton.dependent_launch import launch_pdl, supports_pdl
 
 RECORD = 8  # int32 per table record: expert, first tile of it, tiles of it, first row, rows used; the rest is padding
 CHUNK = 256  # assignments placed by one program
@@ -65,7 +65,7 @@ def sum_chunks(counts_CE, totals_E, chunks, experts, CHUNKS: tl.constexpr, WIDTH
 def write_table(
     table,
     total,
-    turn,
+    writer,
     count_E,
     start_E,
     rows: tl.constexpr,
@@ -80,7 +80,7 @@ def write_table(
     end_E = tl.cumsum(tiles_E, 0)
     first_E = end_E - tiles_E
     tl.store(total, tl.max(end_E, 0))
-    for tile in range(turn, tl.max(tiles_E, 0), WRITERS):
+    for tile in range(writer, tl.max(tiles_E, 0), WRITERS):
         kept = (tile < tiles_E) & (first_E + tile < limit)
         record = table + (first_E + tile) * RECORD
         tl.store(record, bins, mask=kept)
@@ -111,11 +111,11 @@ def place_chunk(
     BINS: tl.constexpr,
     RECORD: tl.constexpr,
     WHOLE: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """The first `chunks` programs give each assignment its row; the others write the tables. WHOLE, if not 0: so many
     assignments at most, to be counted here."""
-    if OVERLAP:
+    if PDL:
         gdc_wait()
         gdc_launch_dependents()
     program = tl.program_id(0)
@@ -130,9 +130,9 @@ def place_chunk(
     padded_E = (count_E + ALIGN - 1) // ALIGN * ALIGN
     start_E = tl.cumsum(padded_E, 0) - padded_E
     if program >= chunks:
-        turn = program - chunks
-        write_table(tiles, tile_counts, turn, count_E, start_E, ALIGN, limit, RECORD, BINS, WRITERS)
-        write_table(wide_tiles, tile_counts + 1, turn, count_E, start_E, 2 * ALIGN, limit, RECORD, BINS, WRITERS)
+        writer = program - chunks
+        write_table(tiles, tile_counts, writer, count_E, start_E, ALIGN, limit, RECORD, BINS, WRITERS)
+        write_table(wide_tiles, tile_counts + 1, writer, count_E, start_E, 2 * ALIGN, limit, RECORD, BINS, WRITERS)
         record = segments_E + bins * RECORD
         tl.store(record + 3, start_E, mask=bins < experts)
         tl.store(record + 4, count_E, mask=bins < experts)
@@ -155,7 +155,7 @@ def place_chunk(
         tl.store(sources_P + slot, at, mask=valid)
 
 
-def most_tiles(assignments: int, experts: int, align: int) -> int:
+def max_tiles(assignments: int, experts: int, align: int) -> int:
     """Tiles that any routing of this many assignments can need."""
     used = min(assignments, experts)
     return (assignments + used * (align - 1)) // align
@@ -164,7 +164,7 @@ def most_tiles(assignments: int, experts: int, align: int) -> int:
 def route(routes_TK: torch.Tensor, experts: int, align: int) -> Routing:
     assignments = routes_TK.numel()
     routes_N = routes_TK.contiguous().view(-1)
-    limit = most_tiles(assignments, experts, align)
+    limit = max_tiles(assignments, experts, align)
     rows = limit * align
     bins = max(32, triton.next_power_of_2(experts))
     device = routes_TK.device
@@ -186,7 +186,7 @@ def route(routes_TK: torch.Tensor, experts: int, align: int) -> Routing:
         sum_chunks[(triton.cdiv(experts, width),)](
             before, totals, chunks, experts, CHUNKS=triton.next_power_of_2(chunks), WIDTH=width, num_warps=8
         )
-    launch_overlapped(
+    launch_pdl(
         place_chunk,
         (chunks + WRITERS,),
         routes_N,
@@ -208,7 +208,7 @@ def route(routes_TK: torch.Tensor, experts: int, align: int) -> Routing:
         BINS=bins,
         RECORD=RECORD,
         WHOLE=max(chunk, triton.next_power_of_2(assignments)) if whole else 0,
-        OVERLAP=overlaps(device),
+        PDL=supports_pdl(device),
         num_warps=8,
     )
     return Routing(slots, sources, tiles, wide_tiles, segments, tile_counts, align)

@@ -1,7 +1,7 @@
 """Up to a few hundred tokens at a time: rows sorted by expert, bound by how fast the experts' weights can be read.
 
 Many small programs, each with a block of one expert's weights and the few rows that are that expert's. The weights are
-the first operand of the tensor cores' products, because those take 64 rows at least and there are not as many tokens.
+the first operand of the tensor cores' matmuls, because those take 64 rows at least and there are not as many tokens.
 K is walked in order and never split, as everywhere.
 """
 
@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from moesaic.kernels.triton.dependent_launch import launch_overlapped, overlaps
+from moesaic.kernels.triton.dependent_launch import launch_pdl, supports_pdl
+from moesaic.kernels.triton.experts.grouped import precision
 from moesaic.kernels.triton.experts.sort import RECORD, Routing
+from moesaic.kernels.triton.experts.tiles import Tile, launch_options
 
 
 @triton.jit
@@ -33,11 +35,11 @@ def streamed_kernel(
     RECORD: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """OUTPUTS columns of a tile's rows, BN at a time. PAIR: gate and up, then SwiGLU; the matrix has 2 x OUTPUTS rows.
     CHOICES (experts of a token): x is in token order; 0: it is in the order of the routing."""
-    if OVERLAP:
+    if PDL:
         gdc_wait()
         gdc_launch_dependents()
     tile = tl.program_id(1)
@@ -86,19 +88,18 @@ def rows(
     x: torch.Tensor,
     weights_EOI: torch.Tensor,
     routing: Routing,
-    tile: tuple[int, int, int, int],
+    tile: Tile,
     choices: int = 0,
     pair: bool = False,
 ) -> torch.Tensor:
-    """Each row times its expert's matrix, or SwiGLU of the two halves of that. Tiles are (columns, elements of K,
-    stages, warps); with `choices`, x is in token order."""
+    """Each row times its expert's matrix, or SwiGLU of the two halves of that; with `choices`, x is in token
+    order."""
     inputs = x.shape[1]
     outputs = weights_EOI.shape[1] // (2 if pair else 1)
-    BN, BK, stages, warps = tile
     out_PO = torch.empty(routing.rows, outputs, dtype=x.dtype, device=x.device)
-    launch_overlapped(
+    launch_pdl(
         streamed_kernel,
-        (triton.cdiv(outputs, BN), routing.tiles.shape[0]),
+        (triton.cdiv(outputs, tile[0]), routing.tiles.shape[0]),
         x,
         weights_EOI,
         out_PO,
@@ -110,12 +111,9 @@ def rows(
         CHOICES=choices,
         PAIR=pair,
         BM=routing.align,
-        BN=BN,
-        BK=BK,
         RECORD=RECORD,
-        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        STAGES=stages,
-        OVERLAP=overlaps(x.device),
-        num_warps=warps,
+        PRECISION=precision(x),
+        PDL=supports_pdl(x.device),
+        **launch_options(tile),
     )
     return out_PO

@@ -14,9 +14,14 @@ import torch
 from moesaic import atomic
 from moesaic.json_files import object_or_empty
 
-Tile = tuple[int, int, int, int]
+Tile = tuple[int, int, int, int]  # columns, elements of K, stages, warps
 KINDS = ("up_tile", "down_tile")
 SHIPPED = Path(__file__).with_name("tiles.json")
+
+
+def launch_options(tile: Tile) -> dict[str, Any]:
+    BN, BK, stages, warps = tile
+    return {"BN": BN, "BK": BK, "STAGES": stages, "num_warps": warps}
 
 
 def own() -> Path:

@@ -12,14 +12,14 @@ from moesaic.kernels.triton.experts.tiles import Tile, tiles_for
 
 Path = Literal["decode", "streamed", "hopper", "portable"]
 
-MOST_STREAMED = 24  # rows of an expert, on average, up to which reading its weights is what takes the time
+MAX_STREAMED_ROWS = 24  # rows of an expert, on average, up to which reading its weights is what takes the time
 
 
 @dataclass(frozen=True)
 class Choice:
     path: Path
     align: int = 128  # rows to which an expert's segment is padded
-    block: int = 64  # tile edge of the portable products
+    block: int = 64  # tile edge of the portable matmuls
     # Tiles are (columns, elements of K, stages, warps). Measured on an H200; all fit in the 99 KB that other GPUs have.
     up_tile: Tile = (16, 256, 4, 4)
     down_tile: Tile = (8, 128, 4, 4)
@@ -29,7 +29,7 @@ class Choice:
     gather_x: bool = True
     gather_grad: bool = True
     gather_x_again: bool = True
-    chain: bool = True  # SwiGLU's gradient inside the product before it
+    chain: bool = True  # SwiGLU's gradient inside the matmul before it
 
 
 def hopper_takes(x_TD: torch.Tensor, gate_up_EGD: torch.Tensor) -> bool:
@@ -59,10 +59,10 @@ def choose(x_TD: torch.Tensor, routes_TK: torch.Tensor, gate_up_EGD: torch.Tenso
             return Choice("decode", up_tile=(16, 64, 3, 4), down_tile=(8, 64, 3, 4))
         return Choice("decode", **tiles_for(x_TD.device, "decode", shape))
     hopper = hopper_takes(x_TD, gate_up_EGD)
-    if not training and not (hopper and T * K > MOST_STREAMED * E):
+    if not training and not (hopper and T * K > MAX_STREAMED_ROWS * E):
         return streamed(x_TD, shape)
     if hopper:
-        # Gathering inside a product costs it about 4 %, and more with 256 x 128 tiles; a copy beforehand costs the
+        # Gathering inside a matmul costs it about 4 %, and more with 256 x 128 tiles; a copy beforehand costs the
         # same bytes whatever F is, so wide experts are better off with the copy.
         narrow = F < 2048
         many = T * K >= 2048 * E

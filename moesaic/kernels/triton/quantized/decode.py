@@ -1,33 +1,34 @@
-"""Products of 4 or 8 bits with a few tokens: experts in two launches, as in `decode.py`, and plain ones in one.
+"""Decode with weights quantized to 4 or 8 bits, a few tokens at a time: experts in two launches, linear maps in one.
 
-How the kernels do it is told in `coded_direct_kernels.py`; here is which products they take.
+How the kernels do it is explained in `decode_kernels.py`; here is which matmuls they take.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
 import torch
 import triton
 
-from moesaic.kernels.triton.dependent_launch import launch_overlapped, overlaps
+from moesaic.kernels.interface import Routes
+from moesaic.kernels.triton.dependent_launch import launch_pdl, supports_pdl
 from moesaic.kernels.triton.quantized.decode_kernels import hidden_kernel, output_kernel, rows_kernel
 from moesaic.kernels.triton.quantized.packed_weight import PackedWeight
 
 BLOCK = 128  # inputs: of 4 bits those in 64 bytes of a row, half of them in their low bits, the next in their high bits
 PAIRS = 2 * BLOCK  # blocks are taken two at a time
 REGISTERS = 64  # of a thread, for codes that are asked for together
-MOST_CHOICES = 8
-TOKENS = 4  # of a plain product, by one program
+MAX_TOP_K = 8
+TOKENS = 4  # of a linear map, by one program
 AGAIN = 10240  # columns that may be unpacked more than once, for more tokens; measured on an H200
 
 
 def runs_here(x_TI: torch.Tensor, *weights: PackedWeight) -> bool:
     known = all(weight.half_width == 64 and weight.inputs % BLOCK == 0 for weight in weights)
-    return known and x_TI.dtype == torch.bfloat16 and overlaps(x_TI.device)
+    return known and x_TI.dtype == torch.bfloat16 and supports_pdl(x_TI.device)
 
 
 def common(weight: PackedWeight, rows: int, device: torch.device) -> dict:
     """MOST is how many pairs of blocks are asked for together, of eight times `rows` rows of weights by each warp."""
-    most = REGISTERS // (2 * weight.bits * rows)
-    return {"GROUP": weight.group, "BITS": weight.bits, "MOST": most, "OVERLAP": overlaps(device)}
+    in_flight = REGISTERS // (2 * weight.bits * rows)
+    return {"GROUP": weight.group, "BITS": weight.bits, "IN_FLIGHT": in_flight, "PDL": supports_pdl(device)}
 
 
 def takes_rows(x_TI: torch.Tensor, weight: PackedWeight) -> bool:
@@ -37,7 +38,7 @@ def takes_rows(x_TI: torch.Tensor, weight: PackedWeight) -> bool:
 
 def linear(x_TI: torch.Tensor, weight: PackedWeight, bias_O: torch.Tensor | None, out_TO: torch.Tensor) -> None:
     T, outputs = out_TO.shape
-    launch_overlapped(
+    launch_pdl(
         rows_kernel,
         (outputs // 8, triton.cdiv(T, TOKENS)),
         x_TI.view(torch.int64),
@@ -55,39 +56,33 @@ def linear(x_TI: torch.Tensor, weight: PackedWeight, bias_O: torch.Tensor | None
     )
 
 
-def most_assignments(inputs: int) -> int:
+def max_assignments(inputs: int) -> int:
     """Up to which it is ahead of sorting them by expert, on an H200."""
     return 128 if inputs <= 2048 else 64
 
 
 def takes_experts(x_TD: torch.Tensor, choices: int, gate_up: PackedWeight, down: PackedWeight) -> bool:
-    return choices <= MOST_CHOICES and x_TD.shape[1] % PAIRS == 0 and runs_here(x_TD, gate_up, down)
+    return choices <= MAX_TOP_K and x_TD.shape[1] % PAIRS == 0 and runs_here(x_TD, gate_up, down)
 
 
-def warps_to_share(inputs: int, most: int) -> int:
+def warps_to_share(inputs: int, in_flight: int) -> int:
     """How many of four warps share a row's inputs: as many as may be, if each has a few pairs of blocks."""
     return next(
-        (warps for warps in (4, 2) if inputs % (PAIRS * warps) == 0 and inputs // PAIRS // warps > most // 2), 1
+        (warps for warps in (4, 2) if inputs % (PAIRS * warps) == 0 and inputs // PAIRS // warps > in_flight // 2), 1
     )
 
 
-def experts(
-    x_TD: torch.Tensor,
-    routes_TK: torch.Tensor,
-    weights_TK: torch.Tensor,
-    gate_up: PackedWeight,
-    down: PackedWeight,
-) -> torch.Tensor:
-    (T, D), K, F = x_TD.shape, routes_TK.shape[1], down.inputs
+def experts(x_TD: torch.Tensor, routes: Routes, gate_up: PackedWeight, down: PackedWeight) -> torch.Tensor:
+    (T, D), K, F = x_TD.shape, routes.experts_TK.shape[1], down.inputs
     hidden_NF = torch.empty(T * K, F, dtype=x_TD.dtype, device=x_TD.device)
     out_TD = torch.empty_like(x_TD)
     facts = common(gate_up, 2, x_TD.device)
-    share = warps_to_share(D, facts["MOST"])
-    launch_overlapped(
+    share = warps_to_share(D, facts["IN_FLIGHT"])
+    launch_pdl(
         hidden_kernel,
         (T * K, F // (32 // share)),
         x_TD.view(torch.int64),
-        routes_TK,
+        routes.experts_TK,
         gate_up.codes_EOB.view(torch.int32),
         gate_up.scales_EGO,
         gate_up.zeros_EGO,
@@ -101,12 +96,11 @@ def experts(
         **facts,
     )
     slots = triton.next_power_of_2(K)
-    launch_overlapped(
+    launch_pdl(
         output_kernel,
         (T, D // 8),
         hidden_NF.view(torch.int64),
-        routes_TK,
-        weights_TK,
+        *routes,
         down.codes_EOB.view(torch.int32),
         down.scales_EGO,
         down.zeros_EGO,

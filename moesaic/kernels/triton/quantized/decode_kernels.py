@@ -1,7 +1,7 @@
-"""The kernels of `coded_direct.py`: a warp asks for all codes of its rows at once, and unpacks what has come.
+"""The kernels of `decode.py`: a warp asks for all codes of its rows at once, and unpacks what has come.
 
-Sixteen inputs in a row make a product, four products follow each other (`coded_registers.py`), and what these 64 inputs
-make is scaled and added in order. So does `coded_kernels.py`, with as many tokens as there are: a token's bits are the
+Sixteen inputs in a row make a matmul, four matmuls follow each other (`registers.py`), and what these 64 inputs
+make is scaled and added in order. So does `matmul_kernels.py`, with as many tokens as there are: a token's bits are the
 same there.
 """
 
@@ -10,7 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from moesaic.kernels.triton.quantized.registers import codes_of, multiplied, sums_of, turned
+from moesaic.kernels.triton.quantized.registers import codes_of, dots_of, sums_of, transposed_word
 
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # renamed after triton 3.6
 
@@ -31,7 +31,7 @@ def scales_of(at, FIRST: gl.constexpr, LAST: gl.constexpr, OUTPUTS, GROUP: gl.co
 
 
 @gluon.jit
-def turn_summed(
+def round_summed(
     total,
     codes_at,
     x_at,
@@ -59,14 +59,14 @@ def turn_summed(
         if FIRST + block + 1 == LAST:
             at -= odd
         x_low, x_high = gl.load(at), gl.load(at + 16)
-        products = multiplied(codes, block, x_low, x_high, thin, BITS)
+        dots = dots_of(codes, block, x_low, x_high, thin, BITS)
         if zeros is not None:
             sums = sums_of(x_low, x_high, thin)
         for half in gl.static_range(2 if FIRST + block + 1 == LAST else 4):
-            product = products[half]
+            dot = dots[half]
             if zeros is not None:
-                product = gl.fma(-zeros[2 * block + half].to(gl.float32), sums[half], product)
-            total = gl.fma(product, scales[2 * block + half].to(gl.float32), total)
+                dot = gl.fma(-zeros[2 * block + half].to(gl.float32), sums[half], dot)
+            total = gl.fma(dot, scales[2 * block + half].to(gl.float32), total)
     return total
 
 
@@ -80,23 +80,24 @@ def summed(
     OUTPUTS,
     thin: gl.constexpr,
     INPUTS: gl.constexpr,
-    MOST: gl.constexpr,
+    IN_FLIGHT: gl.constexpr,
     GROUP: gl.constexpr,
     BITS: gl.constexpr,
     WAITS: gl.constexpr,
 ):
-    """The products of eight rows with x: rows g + 8 are the same rows with every other block, and so are odd columns of
-    x, which lie `odd` further on.
+    """The dot products of eight rows with x: rows g + 8 are the same rows with every other block, and so are odd
+    columns of x, which lie `odd` further on.
 
     With WAITS, x is there only after the launch before this one; the first codes are asked for before that."""
     total = gl.zeros([8, codes_at.shape[1] // 4], gl.float32, thin)
     BLOCKS: gl.constexpr = INPUTS // 128
-    TURNS: gl.constexpr = (BLOCKS + 2 * MOST - 1) // (2 * MOST)
-    TURN: gl.constexpr = (BLOCKS + 2 * TURNS - 1) // (2 * TURNS) * 2
-    for turn in gl.static_range(TURNS):
-        total = turn_summed(
+    ROUNDS: gl.constexpr = (BLOCKS + 2 * IN_FLIGHT - 1) // (2 * IN_FLIGHT)
+    PER_ROUND: gl.constexpr = (BLOCKS + 2 * ROUNDS - 1) // (2 * ROUNDS) * 2
+    for number in gl.static_range(ROUNDS):
+        total = round_summed(
             total, codes_at, x_at, odd, scales_at, zeros_at, OUTPUTS, thin,
-            turn * TURN, BLOCKS if turn == TURNS - 1 else (turn + 1) * TURN, GROUP, BITS, WAITS and turn == 0,
+            number * PER_ROUND, BLOCKS if number == ROUNDS - 1 else (number + 1) * PER_ROUND, GROUP, BITS,
+            WAITS and number == 0,
         )  # fmt: skip
     return total
 
@@ -114,11 +115,11 @@ def rows_kernel(
     INPUTS: gl.constexpr,
     GROUP: gl.constexpr,
     BITS: gl.constexpr,
-    MOST: gl.constexpr,
+    IN_FLIGHT: gl.constexpr,
     TOKENS: gl.constexpr,
-    OVERLAP: gl.constexpr,
+    PDL: gl.constexpr,
 ):
-    """Eight columns of four rows' products, by one warp: even columns of x are the rows with every other block, odd
+    """Eight columns of four rows' results, by one warp: even columns of x are the rows with every other block, odd
     ones the same rows with the others, and what comes of them is in thread t for row t."""
     wide: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [1, 1], [1, 0])
     thin: gl.constexpr = gl.BlockedLayout([1, 1], [8, 4], [1, 1], [1, 0])
@@ -128,14 +129,14 @@ def rows_kernel(
     codes_at = codes_OB + ((column + g) * (INPUTS // 32 * BITS))[:, None] + word[None, :]
     token = gl.minimum(first + g // 2, T - 1).to(gl.int64)
     odd = (g % 2 * 32)[:, None]
-    x_at = x_TI + (token * (INPUTS // 4))[:, None] + odd + turned(word)[None, :]
+    x_at = x_TI + (token * (INPUTS // 4))[:, None] + odd + transposed_word(word)[None, :]
     n = column + gl.arange(0, 8, gl.SliceLayout(1, thin))
     row = first + gl.arange(0, 4, gl.SliceLayout(0, thin))
     at = n[:, None] + 0 * row[None, :]
     zeros_at = zeros
     if zeros is not None:
         zeros_at = zeros + at
-    total = summed(codes_at, x_at, odd, scales + at, zeros_at, OUTPUTS, thin, INPUTS, MOST, GROUP, BITS, OVERLAP)
+    total = summed(codes_at, x_at, odd, scales + at, zeros_at, OUTPUTS, thin, INPUTS, IN_FLIGHT, GROUP, BITS, PDL)
     if bias_O is not None:
         total += gl.load(bias_O + at).to(gl.float32)
     out_at = out_TO + row.to(gl.int64)[None, :] * OUTPUTS + n[:, None]
@@ -156,13 +157,13 @@ def rows_together(first, second, W: gl.constexpr):
 
 
 @gluon.jit
-def turn_of_hidden(
+def hidden_round(
     x_at,
     codes_at,
     at,
     scales,
     zeros,
-    products,
+    dots,
     factors,
     F,
     thin: gl.constexpr,
@@ -195,13 +196,13 @@ def turn_of_hidden(
     barrier()  # else the compiler asks for codes when they are needed
     for step in gl.static_range(LAST - FIRST):
         x_low, x_high = x[2 * step], x[2 * step + 1]
-        first = by_lane(multiplied(codes, 4 * step, x_low, x_high, thin, BITS), t)
-        second = by_lane(multiplied(codes, 4 * step + 2, x_low, x_high, thin, BITS), t)
+        first = by_lane(dots_of(codes, 4 * step, x_low, x_high, thin, BITS), t)
+        second = by_lane(dots_of(codes, 4 * step + 2, x_low, x_high, thin, BITS), t)
         if zeros is not None:
             sums = by_lane(sums_of(x_low, x_high, thin), t)
             first = gl.fma(-own_zeros[2 * step].to(gl.float32), sums, first)
             second = gl.fma(-own_zeros[2 * step + 1].to(gl.float32), sums, second)
-        products.index(FIRST + step).store(rows_together(first, second, W))
+        dots.index(FIRST + step).store(rows_together(first, second, W))
         factors.index(FIRST + step).store(rows_together(own_scales[2 * step], own_scales[2 * step + 1], W))
 
 
@@ -219,13 +220,13 @@ def hidden_kernel(
     GROUP: gl.constexpr,
     BITS: gl.constexpr,
     SPLIT: gl.constexpr,
-    MOST: gl.constexpr,
-    OVERLAP: gl.constexpr,
+    IN_FLIGHT: gl.constexpr,
+    PDL: gl.constexpr,
 ):
     """A few columns of one assignment's hidden row, by four warps: SPLIT of them share the inputs. A warp has twice
     four rows of gate and four of up, with the same x: reading x takes longest, once the codes are there. Sums of 64
     inputs go through shared memory, and are scaled and added in order. Columns of the hidden row lie as codes do."""
-    if OVERLAP:
+    if PDL:
         # In this order: the kernel after this one reads the routes before it waits.
         gdc_wait()
         gdc_launch_dependents()
@@ -239,7 +240,7 @@ def hidden_kernel(
     lane = gl.arange(0, 16 * SPLIT, gl.SliceLayout(0, wide))
     part, word = gl.max_constancy(lane // 16, 16), gl.max_contiguous(lane % 16, 16)
     x_at = x_TD + (assignment // K).to(gl.int64) * (D // 4) + (row % 2 * 32)[:, None]
-    x_at += (part * 64 + turned(word))[None, :]
+    x_at += (part * 64 + transposed_word(word))[None, :]
     of_gate = row // 8 * 8 + row % 8 // 4 * F + row % 4
     codes_at = codes_EGB + ((expert * 2 * F + column + of_gate) * (D // 32 * BITS))[:, None]
     codes_at += (part * 8 * BITS + word)[None, :]
@@ -247,21 +248,21 @@ def hidden_kernel(
     at = expert * ((D + GROUP - 1) // GROUP) * 2 * F + column + row // 8 * 8 + row % 8 // 4 * F + row % 4
 
     STEPS: gl.constexpr = D // 256 // SPLIT
-    TURNS: gl.constexpr = (STEPS + MOST - 1) // MOST
-    TURN: gl.constexpr = (STEPS + TURNS - 1) // TURNS
+    ROUNDS: gl.constexpr = (STEPS + IN_FLIGHT - 1) // IN_FLIGHT
+    PER_ROUND: gl.constexpr = (STEPS + ROUNDS - 1) // ROUNDS
     held: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0, 1])
-    products = gl.allocate_shared_memory(gl.float32, [STEPS, 4 * SPLIT, 16 * W], held)
+    dots = gl.allocate_shared_memory(gl.float32, [STEPS, 4 * SPLIT, 16 * W], held)
     factors = gl.allocate_shared_memory(scales.dtype.element_ty, [STEPS, 4 * SPLIT, 16 * W], held)
-    for turn in gl.static_range(TURNS):
-        turn_of_hidden(
-            x_at, codes_at, at, scales, zeros, products, factors, F, thin, turn * TURN,
-            STEPS if turn == TURNS - 1 else (turn + 1) * TURN, D, GROUP, BITS, SPLIT,
+    for number in gl.static_range(ROUNDS):
+        hidden_round(
+            x_at, codes_at, at, scales, zeros, dots, factors, F, thin, number * PER_ROUND,
+            STEPS if number == ROUNDS - 1 else (number + 1) * PER_ROUND, D, GROUP, BITS, SPLIT,
         )  # fmt: skip
     barrier()
     flat: gl.constexpr = gl.BlockedLayout([4 * SPLIT, 1], [8 // W, 4 * W], [1, 4], [0, 1])
     total = None
     for step in gl.static_range(STEPS):
-        total = in_order(total, products.index(step).load(flat), factors.index(step).load(flat).to(gl.float32))
+        total = in_order(total, dots.index(step).load(flat), factors.index(step).load(flat).to(gl.float32))
 
     kind: gl.constexpr = hidden_NF.dtype.element_ty
     pairs: gl.constexpr = gl.BlockedLayout([1, 1, 2], [8, 4, 1], [1, 1, 4], [2, 1, 0])
@@ -269,7 +270,7 @@ def hidden_kernel(
     gate, up = gl.convert_layout(both, pairs).split()
     hidden = (gate / (1.0 + gl.exp(-gate)) * up).reshape([8 * W])
     n = column + gl.arange(0, 8 * W, hidden.type.layout)
-    out_at = hidden_NF + assignment.to(gl.int64) * F + n // 64 * 64 + turned(n % 64 // 4) * 4 + n % 4
+    out_at = hidden_NF + assignment.to(gl.int64) * F + n // 64 * 64 + transposed_word(n % 64 // 4) * 4 + n % 4
     gl.store(out_at, hidden.to(kind))
 
 
@@ -280,14 +281,14 @@ def halves(rows):
 
 
 @gluon.jit
-def in_order(total, products, weights):
+def in_order(total, dots, weights):
     """Products (choices, columns), weighted and added one after the other; None is what nothing was added to yet."""
-    if products.shape[0] == 1:
+    if dots.shape[0] == 1:
         if total is None:
-            total = gl.zeros_like(products)
-        total = gl.fma(products, weights, total)
+            total = gl.zeros_like(dots)
+        total = gl.fma(dots, weights, total)
     else:
-        first, second = halves(products)
+        first, second = halves(dots)
         weight, next_weight = halves(weights)
         total = in_order(in_order(total, first, weight), second, next_weight)
     return total
@@ -320,8 +321,8 @@ def output_kernel(
     WARPS: gl.constexpr,
     GROUP: gl.constexpr,
     BITS: gl.constexpr,
-    MOST: gl.constexpr,
-    OVERLAP: gl.constexpr,
+    IN_FLIGHT: gl.constexpr,
+    PDL: gl.constexpr,
 ):
     """Eight columns of one token's output, a warp for each of its choices."""
     wide: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [1, WARPS], [1, 0])
@@ -347,7 +348,7 @@ def output_kernel(
         zeros_at = zeros + at
     slot = gl.arange(0, WARPS, gl.SliceLayout(1, flat))
     weights = gl.load(weights_N + token * K + slot, mask=slot < K, other=0.0)[:, None].broadcast_to([WARPS, 8])
-    total = summed(codes_at, x_at, odd, scales + at, zeros_at, D, thin, F, MOST, GROUP, BITS, OVERLAP)
+    total = summed(codes_at, x_at, odd, scales + at, zeros_at, D, thin, F, IN_FLIGHT, GROUP, BITS, PDL)
 
     kind: gl.constexpr = out_TD.dtype.element_ty
     whole: gl.constexpr = gl.BlockedLayout([1, 4 * WARPS], [8, 4], [WARPS, 1], [1, 0])

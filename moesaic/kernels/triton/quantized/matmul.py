@@ -1,26 +1,29 @@
-"""Products with matrices of 4 or 8 bits: a few tokens at a time in two launches, as in `decode.py`, or many.
+"""Matmuls with weights quantized to 4 or 8 bits: linear maps, and experts with or without sorting tokens by expert.
 
 What `decode.py` takes is faster there.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
+from typing import Any
+
 import torch
 import triton
 
-from moesaic.kernels.triton.dependent_launch import launch_overlapped, overlaps
+from moesaic.kernels.interface import Routes
+from moesaic.kernels.triton.dependent_launch import launch_pdl, supports_pdl
 from moesaic.kernels.triton.experts import rows
 from moesaic.kernels.triton.experts.sort import RECORD, Routing, route
 from moesaic.kernels.triton.quantized import decode
-from moesaic.kernels.triton.quantized.few_tokens_kernels import hidden_kernel, output_kernel
 from moesaic.kernels.triton.quantized.matmul_kernels import rows_kernel
 from moesaic.kernels.triton.quantized.packed_weight import PackedWeight
+from moesaic.kernels.triton.quantized.unsorted_kernels import hidden_kernel, output_kernel
 
-MOST_CHOICES = 16  # experts of a token
-FEWEST, MOST = 16, 128  # rows of a tile
-# Rows of weights from which on tensor cores take inputs in their order. With fewer, the compiler lets each product have
-# every other pair of inputs, and where a sum is not exact its last bit may differ from that in a crowd: of 4 bits one
-# in 69,000.
-FULL = 64
+MAX_TOP_K = 16  # experts of a token
+MIN_TILE, MAX_TILE = 16, 128  # rows of a tile
+# Rows of weights from which on tensor cores take inputs in their order. With fewer, the compiler lets each matmul have
+# every other pair of inputs, and where a sum is not exact its last bit may differ from that in a larger batch: of 4
+# bits one in 69,000.
+MMA_ROWS = 64
 
 
 def common(weight: PackedWeight, dtype: torch.dtype, device: torch.device) -> dict:
@@ -31,11 +34,11 @@ def common(weight: PackedWeight, dtype: torch.dtype, device: torch.device) -> di
         "HALF": weight.half_width,
         "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
         "PACKED": dtype == torch.bfloat16 and device.type == "cuda",
-        "OVERLAP": overlaps(device),
+        "PDL": supports_pdl(device),
     }
 
 
-def product(
+def matmul(
     x_PI: torch.Tensor, weight: PackedWeight, bias_O: torch.Tensor | None = None, routing: Routing | None = None
 ) -> torch.Tensor:
     P, inputs = x_PI.shape
@@ -45,12 +48,12 @@ def product(
         decode.linear(x_PI, weight, bias_O, out_PO)
         return out_PO
     if routing is None:
-        BM = min(MOST, max(FEWEST, triton.next_power_of_2(P)))
+        BM = min(MAX_TILE, max(MIN_TILE, triton.next_power_of_2(P)))
         count = triton.cdiv(P, BM)
     else:
         BM, count = routing.align, routing.tiles.shape[0]
     BN, stages, warps = tile_for(x_PI.dtype == torch.float32)
-    launch_overlapped(
+    launch_pdl(
         rows_kernel,
         (count, triton.cdiv(outputs, BN)),
         x_PI,
@@ -76,65 +79,48 @@ def product(
 
 def tile_for(wide: bool) -> tuple[int, int, int]:
     """Columns, stages and warps: measured on an H200 for bf16."""
-    return (32, 2, 4) if wide else (FULL, 3, 4)
+    return (32, 2, 4) if wide else (MMA_ROWS, 3, 4)
 
 
 def linear(x_TI: torch.Tensor, weight: PackedWeight, bias_O: torch.Tensor | None = None) -> torch.Tensor:
-    return product(x_TI.contiguous(), weight, bias_O)
+    return matmul(x_TI.contiguous(), weight, bias_O)
 
 
-def experts(
-    x_TD: torch.Tensor,
-    routes_TK: torch.Tensor,
-    weights_TK: torch.Tensor,
-    gate_up: PackedWeight,
-    down: PackedWeight,
-) -> torch.Tensor:
+def experts(x_TD: torch.Tensor, routes: Routes, gate_up: PackedWeight, down: PackedWeight) -> torch.Tensor:
     """The weighted sum of each token's routed experts."""
-    x_TD, routes_TK, weights_TK = x_TD.contiguous(), routes_TK.contiguous(), weights_TK.contiguous()
-    T, K = routes_TK.shape
+    x_TD, routes = x_TD.contiguous(), Routes(*(part_TK.contiguous() for part_TK in routes))
+    T, K = routes.experts_TK.shape
     if not T:
         return x_TD * 1.0
-    most = decode.most_assignments(x_TD.shape[1])
+    most = decode.max_assignments(x_TD.shape[1])
     if T * K <= min(most, gate_up.shape[0]) and decode.takes_experts(x_TD, K, gate_up, down):
-        return decode.experts(x_TD, routes_TK, weights_TK, gate_up, down)
-    if K <= MOST_CHOICES and (T == 1 or T * K <= min(64, gate_up.shape[0] // 2)):
-        return few(x_TD, routes_TK, weights_TK, gate_up, down)
-    return many(x_TD, routes_TK, weights_TK, gate_up, down)
+        return decode.experts(x_TD, routes, gate_up, down)
+    if K <= MAX_TOP_K and (T == 1 or T * K <= min(64, gate_up.shape[0] // 2)):
+        return unsorted_experts(x_TD, routes, gate_up, down)
+    return sorted_experts(x_TD, routes, gate_up, down)
 
 
-def many(
-    x_TD: torch.Tensor,
-    routes_TK: torch.Tensor,
-    weights_TK: torch.Tensor,
-    gate_up: PackedWeight,
-    down: PackedWeight,
-) -> torch.Tensor:
-    (T, K), E = routes_TK.shape, gate_up.shape[0]
+def sorted_experts(x_TD: torch.Tensor, routes: Routes, gate_up: PackedWeight, down: PackedWeight) -> torch.Tensor:
+    (T, K), E = routes.experts_TK.shape, gate_up.shape[0]
     # So that most experts have one tile: what is in it is unpacked once.
-    align = min(MOST, max(FEWEST, triton.next_power_of_2(3 * T * K // (2 * E))))
-    routing = route(routes_TK, E, align)
-    hidden_PF = rows.swiglu(product(rows.spread(x_TD, routing, K), gate_up, None, routing))
-    return rows.combine(product(hidden_PF, down, None, routing), routing, weights_TK, T, K)
+    align = min(MAX_TILE, max(MIN_TILE, triton.next_power_of_2(3 * T * K // (2 * E))))
+    routing = route(routes.experts_TK, E, align)
+    hidden_PF = rows.swiglu(matmul(rows.permute(x_TD, routing, K), gate_up, None, routing))
+    return rows.combine(matmul(hidden_PF, down, None, routing), routing, routes.weights_TK, T, K)
 
 
-def few(
-    x_TD: torch.Tensor,
-    routes_TK: torch.Tensor,
-    weights_TK: torch.Tensor,
-    gate_up: PackedWeight,
-    down: PackedWeight,
-) -> torch.Tensor:
-    (T, D), K, F = x_TD.shape, routes_TK.shape[1], down.inputs
+def unsorted_experts(x_TD: torch.Tensor, routes: Routes, gate_up: PackedWeight, down: PackedWeight) -> torch.Tensor:
+    (T, D), K, F = x_TD.shape, routes.experts_TK.shape[1], down.inputs
     slots = triton.next_power_of_2(K)
     hidden_NF = torch.empty(T * K, F, dtype=x_TD.dtype, device=x_TD.device)
     out_TD = torch.empty_like(x_TD)
-    BN = FULL // 2
-    launch_overlapped(
+    decoding: dict[str, Any] = {"K": K, "LANES": MAX_TOP_K, "STAGES": 3, "num_warps": 4}
+    BN = MMA_ROWS // 2
+    launch_pdl(
         hidden_kernel,
         (T * K, triton.cdiv(F, BN)),
         x_TD,
-        routes_TK,
+        routes.experts_TK,
         gate_up.codes_EOB,
         gate_up.scales_EGO,
         gate_up.zeros_EGO,
@@ -142,19 +128,15 @@ def few(
         D,
         F,
         BN=BN,
-        K=K,
-        LANES=MOST_CHOICES,
-        STAGES=3,
-        num_warps=4,
+        **decoding,
         **common(gate_up, x_TD.dtype, x_TD.device),
     )
-    BN = FULL // slots
-    launch_overlapped(
+    BN = MMA_ROWS // slots
+    launch_pdl(
         output_kernel,
         (T, triton.cdiv(D, BN)),
         hidden_NF,
-        routes_TK,
-        weights_TK,
+        *routes,
         down.codes_EOB,
         down.scales_EGO,
         down.zeros_EGO,
@@ -163,10 +145,7 @@ def few(
         F,
         SLOTS=slots,
         BN=BN,
-        K=K,
-        LANES=MOST_CHOICES,
-        STAGES=3,
-        num_warps=4,
+        **decoding,
         **common(down, x_TD.dtype, x_TD.device),
     )
     return out_TD

@@ -1,8 +1,8 @@
-"""The kernels of products with matrices of 4 or 8 bits (`packed_weight.py` says how they lie in memory).
+"""The kernels of matmuls with weights quantized to 4 or 8 bits (`packed_weight.py` says how they lie in memory).
 
-The weights are the first operand of the tensor cores' products, so that they go there from the registers they are
+The weights are the first operand of the tensor cores' matmuls, so that they go there from the registers they are
 unpacked in. Each HALF inputs are summed by themselves, scaled, and added in order, whatever the tile: a token's bits
-are the same alone and in a crowd.
+are the same alone and in any batch.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -82,14 +82,14 @@ def steps(scales_at, zeros_at, kept, place, INPUTS, OUTPUTS, GROUP: tl.constexpr
 
 @triton.jit
 def add(total, codes, x, scale, zero, ZEROS: tl.constexpr, PRECISION: tl.constexpr):
-    """What `HALF` inputs add to the products."""
-    product = tl.dot(codes, x, input_precision=PRECISION)
+    """What `HALF` inputs add to the sums."""
+    dot = tl.dot(codes, x, input_precision=PRECISION)
     if ZEROS:
         ones = tl.full([16, codes.shape[1]], 1.0, codes.dtype)
         sum = tl.max(tl.dot(ones, x, input_precision=PRECISION), 0)  # its rows are alike
-        product = tl.fma(-zero.to(tl.float32)[:, None], sum[None, :], product)
+        dot = tl.fma(-zero.to(tl.float32)[:, None], sum[None, :], dot)
     # Said to be one rounding: the compiler might else round twice in one kernel and once in another.
-    return tl.fma(product, scale.to(tl.float32)[:, None], total)
+    return tl.fma(dot, scale.to(tl.float32)[:, None], total)
 
 
 @triton.jit
@@ -118,7 +118,7 @@ def summed(
     total = tl.zeros([codes_at.shape[0], x_at.shape[1]], tl.float32)
     ZEROS: tl.constexpr = zeros_at is not None
     STEP: tl.constexpr = HALF * (8 // BITS)
-    # Only what goes into products is read ahead by the compiler: scales and zeros are asked for a turn before.
+    # Only what goes into matmuls is read ahead by the compiler: scales and zeros are asked for an iteration before.
     scale, zero = steps(scales_at, zeros_at, kept, 0, INPUTS, OUTPUTS, GROUP)
     scale_high, zero_high = scale, zero
     if GROUP % STEP != 0:
@@ -170,11 +170,11 @@ def rows_kernel(
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
     PACKED: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Tiles of rows times their matrix; without a table of tiles, all rows times the only one. Tiles of the same
     columns follow each other, so that their weights are read from memory once."""
-    if OVERLAP:
+    if PDL:
         gdc_launch_dependents()
         gdc_wait()
     tile = tl.program_id(0)

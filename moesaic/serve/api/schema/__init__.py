@@ -1,1 +1,1 @@
-"""The forms of requests and answers: what a client may send, and what it gets."""
+"""The bodies of requests and responses."""

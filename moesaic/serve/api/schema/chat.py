@@ -1,4 +1,4 @@
-"""Chat: what /v1/chat/completions takes and gives."""
+"""/v1/chat/completions: the request and the response."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TextPart(RequestModel):
 
 
 class RefusalPart(RequestModel):
-    """What an assistant said instead of an answer."""
+    """In an assistant's message."""
 
     type: Literal["refusal"]
     refusal: str

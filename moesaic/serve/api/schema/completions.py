@@ -1,4 +1,4 @@
-"""Plain text: what /v1/completions takes and gives."""
+"""/v1/completions: the request and the response."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's newer form of a chat, for text: what /v1/responses takes and gives. Nothing is stored between requests."""
+"""/v1/responses: the request and the response of OpenAI's Responses API, for text. No state is kept."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class InputFunctionOutput(RequestModel):
 
 
 class InputReasoning(RequestModel):
-    """Given back by clients; the model is not shown what it thought before."""
+    """Sent back by clients; the model is not shown its earlier reasoning."""
 
     type: Literal["reasoning"]
 
 
 def _kind(item: Any) -> Any:
-    """Of an item of the input: a message need not say that it is one."""
+    """The type of an item of the input; a message needs none."""
     return item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", "message")
 
 
@@ -104,8 +104,8 @@ class ResponsesRequest(ExtraSamplingParams):
         default=None, description="Not supported: send the whole conversation."
     )
     conversation: Annotated[None, unsupported("send the whole conversation as input")] = None
-    prompt: Annotated[None, unsupported("send what it says as instructions and input")] = None
-    background: Annotated[Literal[False] | None, unsupported("wait for the answer")] = None
+    prompt: Annotated[None, unsupported("send its text as instructions and input")] = None
+    background: Annotated[Literal[False] | None, unsupported("wait for the response")] = None
     metadata: dict[str, str] | None = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     chat_template_kwargs: dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""What every request that generates text may say about it: OpenAI's fields, and those users of vLLM know."""
+"""The sampling parameters of every request that generates text: OpenAI's fields, and vLLM's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from moesaic.strict import wrong
 
 MAX_GRAMMAR_CHARS = 65_536  # characters of a grammar, a regular expression or a schema
-MAX_LOGPROBS = 100  # tokens reported beside a chosen one, at most
+MAX_LOGPROBS = 100  # of the likeliest tokens, beside the chosen one
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 GrammarText = Annotated[str, Field(max_length=MAX_GRAMMAR_CHARS)]
 Choices = Annotated[list[str], Field(max_length=1000)]
@@ -22,7 +22,7 @@ class RequestModel(BaseModel):
 
 
 def unsupported(instead: str) -> BeforeValidator:
-    """For fields that would change the answer if they were obeyed."""
+    """For fields that would change the response if they were supported."""
 
     def check(value: Any) -> Any:
         if value is not None and value is not False:
@@ -81,7 +81,9 @@ class ExtraSamplingParams(RequestModel):
     min_tokens: int | None = Field(default=None, ge=0, lt=2**31)
     priority: int | None = Field(default=None, ge=-(2**31), lt=2**31, description="Lower is more urgent.")
     deadline_ms: float | None = Field(default=None, gt=0, le=1e12, description="Until the first token is due.")
-    cache_salt: str | None = Field(default=None, description="Share cached prompts only with requests that say so too.")
+    cache_salt: str | None = Field(
+        default=None, description="Share the prefix cache only with requests of the same salt."
+    )
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: GrammarText | None = None

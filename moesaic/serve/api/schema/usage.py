@@ -1,4 +1,4 @@
-"""What an answer cost."""
+"""The `usage` of a response."""
 
 from __future__ import annotations
 

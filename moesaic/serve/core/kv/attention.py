@@ -65,7 +65,7 @@ def attend(compact: CompactRequest, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor,
 
 def _native(compact: CompactRequest, q_THC: Tensor, layer: int, scale: float) -> Tensor | None:
     """One token of an answer on a CPU, by native code where there is such: blocks of few bits are decoded as they are
-    read (`kernels/native/kept.c`). None where it cannot be had."""
+    read (`kernels/native/retained.c`). None where it cannot be had."""
     (new, heads, size), store = q_THC.shape, compact.store
     coded, encoding = compact.coded_rows[layer], compact.policy.encoding
     if new != 1 or not q_THC.is_cpu or not (q_THC.dtype == store.keys_XC.dtype == torch.float32):
@@ -85,7 +85,7 @@ def _native(compact: CompactRequest, q_THC: Tensor, layer: int, scale: float) ->
     if coded is not None and encoding is not None:
         widths = [0 if by == "channel" else encoding.width(size) for by in (encoding.keys, encoding.values)]
         numbers = [old // encoding.group, store.block_rows, encoding.group, encoding.bits, *widths]
-    native.library.attend_kept(
+    native.library.attend_retained(
         q_HC.data_ptr(), store.keys_XC.data_ptr(), store.values_XC.data_ptr(), rows_NM.data_ptr(),
         counts_N.data_ptr(), None if coded is None else coded.data_ptr(), out_THC.data_ptr(),
         None if weights_NM is None else weights_NM.data_ptr(), heads, store.heads, size, stride, width - old, *numbers,

@@ -1,4 +1,4 @@
-"""The copying side of the Hopper products: which tile is next, and its operands into shared memory ahead of their use.
+"""The copying side of the Hopper matmuls: which tile is next, and its operands into shared memory ahead of their use.
 
 Whole tiles go through the bulk tensor copy engine, issued by one warp. Rows in token order are gathered by a warpgroup
 with 16-byte asynchronous copies.
@@ -72,7 +72,7 @@ def fill(
     """The copying warp: keep every stage full."""
     LOW: gl.constexpr = (HALF + BN) * STEP * 2
     BOTH: gl.constexpr = (2 * HALF + BN) * STEP * 2
-    turn = 0
+    iteration = 0
     hop = gl.num_programs(0)
     record = look(gl.program_id(0), total, table, tiles_m, tiles_n, COLUMNS, RECORD)
     for tile in range(gl.program_id(0), total, hop):
@@ -87,8 +87,8 @@ def fill(
             steps = depth // STEP
             wide = row + HALF < count
         for k in range(steps):
-            stage = turn % STAGES
-            mbarrier.wait(empty.index(stage), ((turn // STAGES) & 1) ^ 1)
+            stage = iteration % STAGES
+            mbarrier.wait(empty.index(stage), ((iteration // STAGES) & 1) ^ 1)
             arrived = ready.index(stage)
             mbarrier.expect(arrived, BOTH, pred=wide)
             mbarrier.expect(arrived, LOW, pred=wide == 0)
@@ -115,11 +115,11 @@ def fill(
                     )
                 else:
                     tensor_load(b_map, [expert * depth + at, n * BN], arrived, b.index(stage))
-            turn += 1
+            iteration += 1
         if CHAIN:  # then gate and up, in columns of STEP, take the place of A
             for part in range(2 * BN // STEP):
-                stage = turn % STAGES
-                mbarrier.wait(empty.index(stage), ((turn // STAGES) & 1) ^ 1)
+                stage = iteration % STAGES
+                mbarrier.wait(empty.index(stage), ((iteration // STAGES) & 1) ^ 1)
                 arrived = ready.index(stage)
                 column = part % 2 * (tiles_n * BN) + n * BN + part // 2 * STEP
                 mbarrier.expect(arrived, 2 * HALF * STEP * 2, pred=wide)
@@ -128,7 +128,7 @@ def fill(
                 tensor_load(
                     g_map, [start + row + HALF, column], arrived, a_high.index(stage), pred=wide
                 )
-                turn += 1
+                iteration += 1
 
 
 @gluon.jit
@@ -161,7 +161,7 @@ def fill_gathered(
     # Eight threads fill one 128-byte row: no bank is hit twice, and a thread follows few rows.
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     lane = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-    turn = 0
+    iteration = 0
     hop = gl.num_programs(0)
     record = look(gl.program_id(0), total, table, tiles_m, tiles_n, COLUMNS, RECORD)
     following = look(gl.program_id(0) + hop, total, table, tiles_m, tiles_n, COLUMNS, RECORD)
@@ -189,10 +189,10 @@ def fill_gathered(
             wide = row + HALF < depth
             source = low_source
             for k in range(steps):
-                stage = turn % STAGES
+                stage = iteration % STAGES
                 rows = source
                 source = assignments(sources, start, lane + (k + 1) * STEP, count)
-                mbarrier.wait(empty.index(stage), ((turn // STAGES) & 1) ^ 1)
+                mbarrier.wait(empty.index(stage), ((iteration // STAGES) & 1) ^ 1)
                 arrived = ready.index(stage)
                 at = start + k * STEP
                 if GATHER_B:
@@ -210,12 +210,12 @@ def fill_gathered(
                     if wide:
                         gather(a_high.index(stage), x, rows, row + HALF, stride, CHOICES, WIDTH, layout)
                 async_copy.mbarrier_arrive(arrived, increment_count=False)
-                turn += 1
+                iteration += 1
         else:
             wide = row + HALF < count
             for k in range(depth // STEP):
-                stage = turn % STAGES
-                mbarrier.wait(empty.index(stage), ((turn // STAGES) & 1) ^ 1)
+                stage = iteration % STAGES
+                mbarrier.wait(empty.index(stage), ((iteration // STAGES) & 1) ^ 1)
                 arrived = ready.index(stage)
                 at = k * STEP
                 mbarrier.expect(arrived, BN * STEP * 2)
@@ -237,11 +237,11 @@ def fill_gathered(
                 if wide:
                     gather(a_high.index(stage), x, high_source, at, stride, CHOICES, WIDTH, layout)
                 async_copy.mbarrier_arrive(arrived, increment_count=False)
-                turn += 1
+                iteration += 1
             if CHAIN:  # then gate and up, in columns of STEP, take the place of A
                 for part in range(2 * BN // STEP):
-                    stage = turn % STAGES
-                    mbarrier.wait(empty.index(stage), ((turn // STAGES) & 1) ^ 1)
+                    stage = iteration % STAGES
+                    mbarrier.wait(empty.index(stage), ((iteration // STAGES) & 1) ^ 1)
                     arrived = ready.index(stage)
                     column = part % 2 * (tiles_n * BN) + n * BN + part // 2 * STEP
                     mbarrier.expect(arrived, 2 * HALF * STEP * 2, pred=wide)
@@ -251,4 +251,4 @@ def fill_gathered(
                         g_map, [start + row + HALF, column], arrived, a_high.index(stage), pred=wide
                     )
                     async_copy.mbarrier_arrive(arrived, increment_count=False)
-                    turn += 1
+                    iteration += 1

@@ -1,7 +1,7 @@
 """The second launch of `decode` on Hopper: its weights are on their way before the rows they multiply are there.
 
 A program's weights go through a ring of stages in shared memory, which is filled before the program waits for the
-launch before it; so the memory is never idle between the two. Products and sums are those of `decode.output_kernel`,
+launch before it; so the memory is never idle between the two. Matmuls and sums are those of `decode.output_kernel`,
 to the bit.
 """
 
@@ -17,13 +17,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from moesaic.kernels.triton.dependent_launch import launch_overlapped
+from moesaic.kernels.triton.dependent_launch import launch_pdl
 from moesaic.kernels.triton.experts.hopper.copies import row_load
 
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # renamed after triton 3.6
 
 ROWS = 64  # of weights at a time: what the tensor cores multiply at once
-LANES = 8  # columns of a product, one for each choice
+LANES = 8  # columns of a matmul, one for each choice
 MOST = 32  # steps, all of whose hidden numbers lie in shared memory
 
 
@@ -43,9 +43,9 @@ def output_kernel(
     STAGES: gl.constexpr,
     ROWS: gl.constexpr,
     LANES: gl.constexpr,
-    OVERLAP: gl.constexpr,
+    PDL: gl.constexpr,
 ):
-    """Rows of the product are (choice, n), its lanes the choices; of each row the lane of its own choice is kept."""
+    """Rows of the matmul are (choice, n), its lanes the choices; of each row the lane of its own choice is kept."""
     token, block = gl.program_id(0).to(gl.int64), gl.program_id(1)
     copied: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BK, BK // 8], [4, 1], [1, 0])
     row = gl.arange(0, ROWS, gl.SliceLayout(1, copied))
@@ -60,7 +60,7 @@ def output_kernel(
         async_copy.commit_group()
     lane = gl.minimum(gl.arange(0, LANES, gl.SliceLayout(1, copied)), K - 1)
     hidden_at = hidden_NF + ((token * K + lane) * F)[:, None] + k[None, :]
-    if OVERLAP:
+    if PDL:
         gdc_launch_dependents()
         gdc_wait()
     for step in gl.static_range(STEPS):
@@ -115,7 +115,7 @@ def output(
 ) -> None:
     (T, D), K, F = out_TD.shape, routes_TK.shape[1], down_EDF.shape[2]
     BN, BK = ROWS // LANES, step(F)
-    launch_overlapped(
+    launch_pdl(
         output_kernel,
         (T, D // BN),
         hidden_NF,
@@ -132,6 +132,6 @@ def output(
         STAGES=min(640 // BK, F // BK),
         ROWS=ROWS,
         LANES=LANES,
-        OVERLAP=True,
+        PDL=True,
         num_warps=4,
     )

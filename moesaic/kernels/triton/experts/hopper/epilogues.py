@@ -1,4 +1,4 @@
-"""What happens to a finished tile of a Hopper product before it leaves for memory."""
+"""What happens to a finished tile of a Hopper matmul before it leaves for memory."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
 from triton.experimental import gluon
@@ -36,7 +36,7 @@ def quick_sigmoid(x):
 
 @gluon.jit
 def finish_chained(
-    grads, c_map, h_map, a, ready, empty, turn, weights, products, sources, ROWS, start, row, count, n, tiles_n,
+    grads, c_map, h_map, a, ready, empty, iteration, weights, dots, sources, ROWS, start, row, count, n, tiles_n,
     HALF: gl.constexpr, BN: gl.constexpr, STEP: gl.constexpr, STAGES: gl.constexpr,
 ):
     """SwiGLU backwards, 64 columns at a time: from the gradients of the unweighted hidden rows to those of gate and up,
@@ -44,11 +44,11 @@ def finish_chained(
     A loop: as straight code for the whole tile it took several times as long."""
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, STEP, 16])
     for chunk in range(BN // STEP):
-        gate_stage = turn % STAGES
-        up_stage = (turn + 1) % STAGES
+        gate_stage = iteration % STAGES
+        up_stage = (iteration + 1) % STAGES
         column = n * BN + chunk * STEP
-        mbarrier.wait(ready.index(gate_stage), (turn // STAGES) & 1)
-        mbarrier.wait(ready.index(up_stage), ((turn + 1) // STAGES) & 1)
+        mbarrier.wait(ready.index(gate_stage), (iteration // STAGES) & 1)
+        mbarrier.wait(ready.index(up_stage), ((iteration + 1) // STAGES) & 1)
         for part in gl.static_range(HALF // 64):
             gates = a.index(gate_stage).slice(part * 64, 64)
             ups = a.index(up_stage).slice(part * 64, 64)
@@ -62,7 +62,7 @@ def finish_chained(
             sigmoid = quick_sigmoid(gate)
             silu = gate * sigmoid
             hidden = silu * up
-            gl.store(products + (column // STEP) * ROWS + start + position, gl.sum(grad * hidden, 1))
+            gl.store(dots + (column // STEP) * ROWS + start + position, gl.sum(grad * hidden, 1))
             grad = grad * scale
             hiddens.store((scale * hidden).to(gl.bfloat16))
             gates.store((grad * up * (sigmoid + silu * (1.0 - sigmoid))).to(gl.bfloat16))
@@ -74,7 +74,7 @@ def finish_chained(
         tma.store_wait(0)
         mbarrier.arrive(empty.index(gate_stage))
         mbarrier.arrive(empty.index(up_stage))
-        turn += 2
+        iteration += 2
 
 
 @gluon.jit

@@ -1,4 +1,4 @@
-"""Grouped matrix products for Hopper GPUs: one persistent, warp-specialised kernel for all six products of the experts.
+"""Grouped matmuls for Hopper GPUs: one persistent, warp-specialised kernel for all six matmuls of the experts.
 
 One warp copies tiles in with the bulk tensor copy engine; two warpgroups multiply. Each warpgroup owns one half of the
 rows of the output tile and neither waits for the other, so while one writes its half out the other keeps the tensor
@@ -16,7 +16,7 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from moesaic.kernels.triton.experts.hopper.kernel import grouped_product
+from moesaic.kernels.triton.experts.hopper.kernel import grouped_matmul
 from moesaic.kernels.triton.experts.sort import RECORD, Routing
 
 STEP = 64  # elements of K per stage: one 128-byte swizzled row of bf16
@@ -58,15 +58,15 @@ def launch(
     **form: bool,
 ) -> None:
     device = routing.slots_N.device
-    g_map, weights, products = chain
-    grouped_product[(processors(device),)](
+    g_map, weights, dots = chain
+    grouped_matmul[(processors(device),)](
         a,
         b,
         c_map,
         h_map,
         g_map,
         weights,
-        products,
+        dots,
         routing.sources_P,
         table,
         totals,
@@ -193,7 +193,7 @@ def grad_gate_up(
     half, BN = shape_for(F)
     hidden_PF = torch.empty(P, F, dtype=grad.dtype, device=grad.device)
     grad_PG = gate_up_PG if in_place else torch.empty_like(gate_up_PG)
-    products = torch.empty(F // STEP, P, dtype=torch.float32, device=grad.device)
+    dots = torch.empty(F // STEP, P, dtype=torch.float32, device=grad.device)
     table, totals = (routing.wide_tiles, routing.totals[1:]) if half == 128 else (routing.tiles, routing.totals)
     launch(
         grad if gathered else tensor_map(grad, half, STEP),
@@ -212,11 +212,11 @@ def grad_gate_up(
         BN,
         group,
         stages,
-        (tensor_map(gate_up_PG, half, STEP), weights_TK, products),
+        (tensor_map(gate_up_PG, half, STEP), weights_TK, dots),
         GATHER_A=gathered,
         CHAIN=True,
     )
-    return grad_PG, hidden_PF, products
+    return grad_PG, hidden_PF, dots
 
 
 def columns(
@@ -229,7 +229,7 @@ def columns(
     group: int = 8,
     stages: int = 4,
 ) -> torch.Tensor:
-    """For each expert, the product of A's rows, transposed, with B's: (E, M, N). Padding in A or B, where it is not
+    """For each expert, the matmul of A's rows, transposed, with B's: (E, M, N). Padding in A or B, where it is not
     gathered, must be zero."""
     M, N, E = a.shape[1], b.shape[1], routing.segments_E.shape[0]
     half, BN = shape_for(N)

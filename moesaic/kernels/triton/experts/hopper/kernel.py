@@ -1,4 +1,4 @@
-"""One persistent kernel for all the products of the experts on Hopper; `hopper.py` says what it does and calls it."""
+"""One persistent kernel for all the matmuls of the experts on Hopper; `grouped.py` says what it does and calls it."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
 from triton.experimental import gluon
@@ -20,7 +20,7 @@ from moesaic.kernels.triton.experts.hopper.epilogues import finish_chained, halv
 
 @gluon.jit
 def multiply(
-    which, c_map, h_map, table, total, tiles_m, tiles_n, depth, a, b, ready, empty, staging, weights, products,
+    which, c_map, h_map, table, total, tiles_m, tiles_n, depth, a, b, ready, empty, staging, weights, dots,
     sources, ROWS, GATHERED: gl.constexpr, COLUMNS: gl.constexpr, B_ROWS: gl.constexpr, PAIR: gl.constexpr, CHAIN:
     gl.constexpr, SAVE: gl.constexpr, GROUP: gl.constexpr, HALF: gl.constexpr, BN: gl.constexpr, STEP: gl.constexpr,
     STAGES: gl.constexpr, RECORD: gl.constexpr,
@@ -28,7 +28,7 @@ def multiply(
     """One warpgroup: half of the tile's rows, whole K, then its epilogue."""
     WIDTH: gl.constexpr = BN // 2
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
-    turn = 0
+    iteration = 0
     hop = gl.num_programs(0)
     record = look(gl.program_id(0), total, table, tiles_m, tiles_n, COLUMNS, RECORD)
     for tile in range(gl.program_id(0), total, hop):
@@ -45,8 +45,8 @@ def multiply(
         if mine:
             accumulator = gl.zeros([HALF, BN], gl.float32, layout)
             for k in range(steps):
-                stage = turn % STAGES
-                mbarrier.wait(ready.index(stage), (turn // STAGES) & 1)
+                stage = iteration % STAGES
+                mbarrier.wait(ready.index(stage), (iteration // STAGES) & 1)
                 if GATHERED:  # ordinary copies wrote it, the tensor cores will read it
                     fence_async_shared()
                 a_tile = a.index(stage)
@@ -57,10 +57,10 @@ def multiply(
                     b_tile = b_tile.permute([1, 0])
                 accumulator = warpgroup_mma(a_tile, b_tile, accumulator, is_async=True)
                 accumulator = warpgroup_mma_wait(num_outstanding=1, deps=(accumulator,))
-                mbarrier.arrive(empty.index((turn + STAGES - 1) % STAGES), pred=k > 0)
-                turn += 1
+                mbarrier.arrive(empty.index((iteration + STAGES - 1) % STAGES), pred=k > 0)
+                iteration += 1
             accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
-            mbarrier.arrive(empty.index((turn + STAGES - 1) % STAGES), pred=steps > 0)
+            mbarrier.arrive(empty.index((iteration + STAGES - 1) % STAGES), pred=steps > 0)
             if COLUMNS:
                 to = expert * depth + row
             else:
@@ -78,10 +78,10 @@ def multiply(
                     staging.index(2).store(three)
                     staging.index(3).store(four)
                 finish_chained(
-                    staging, c_map, h_map, a, ready, empty, turn, weights, products, sources, ROWS, start, row,
+                    staging, c_map, h_map, a, ready, empty, iteration, weights, dots, sources, ROWS, start, row,
                     count, n, tiles_n, HALF, BN, STEP, STAGES,
                 )
-                turn += 2 * BN // STEP
+                iteration += 2 * BN // STEP
             elif PAIR:
                 low, high = halves(accumulator.to(gl.bfloat16), HALF, WIDTH)
                 # Rounded first, so that the backward pass, which keeps only the rounded ones, recomputes the same bits.
@@ -99,16 +99,16 @@ def multiply(
             if CHAIN:
                 steps += 2 * BN // STEP
             for _ in range(steps):
-                stage = turn % STAGES
-                mbarrier.wait(ready.index(stage), (turn // STAGES) & 1)
+                stage = iteration % STAGES
+                mbarrier.wait(ready.index(stage), (iteration // STAGES) & 1)
                 mbarrier.arrive(empty.index(stage))
-                turn += 1
+                iteration += 1
     tma.store_wait(0)
 
 
 @gluon.jit
-def grouped_product(
-    a, b, c_map, h_map, g_map, weights, products, sources, table, totals, tiles_m, tiles_n, depth, stride, ROWS,
+def grouped_matmul(
+    a, b, c_map, h_map, g_map, weights, dots, sources, table, totals, tiles_m, tiles_n, depth, stride, ROWS,
     GATHER_A: gl.constexpr, GATHER_B: gl.constexpr, CHOICES: gl.constexpr, COLUMNS: gl.constexpr, B_ROWS:
     gl.constexpr, PAIR: gl.constexpr, CHAIN: gl.constexpr, SAVE: gl.constexpr, GROUP: gl.constexpr, HALF:
     gl.constexpr, BN: gl.constexpr, STEP: gl.constexpr, STAGES: gl.constexpr, RECORD: gl.constexpr,
@@ -144,7 +144,7 @@ def grouped_product(
                     multiply,
                     (
                         0, c_map, h_map, table, total, tiles_m, tiles_n, depth, a_low, b_tiles, ready, empty,
-                        out_low, weights, products, sources, ROWS, GATHERED, COLUMNS, B_ROWS, PAIR, CHAIN, SAVE,
+                        out_low, weights, dots, sources, ROWS, GATHERED, COLUMNS, B_ROWS, PAIR, CHAIN, SAVE,
                         GROUP, HALF, BN, STEP, STAGES, RECORD,
                     ),
                 ),
@@ -152,7 +152,7 @@ def grouped_product(
                     multiply,
                     (
                         1, c_map, h_map, table, total, tiles_m, tiles_n, depth, a_high, b_tiles, ready, empty,
-                        out_high, weights, products, sources, ROWS, GATHERED, COLUMNS, B_ROWS, PAIR, CHAIN, SAVE,
+                        out_high, weights, dots, sources, ROWS, GATHERED, COLUMNS, B_ROWS, PAIR, CHAIN, SAVE,
                         GROUP, HALF, BN, STEP, STAGES, RECORD,
                     ),
                 ),
@@ -175,7 +175,7 @@ def grouped_product(
                     multiply,
                     (
                         0, c_map, h_map, table, total, tiles_m, tiles_n, depth, a_low, b_tiles, ready, empty,
-                        out_low, weights, products, sources, ROWS, GATHERED, COLUMNS, B_ROWS, PAIR, CHAIN, SAVE,
+                        out_low, weights, dots, sources, ROWS, GATHERED, COLUMNS, B_ROWS, PAIR, CHAIN, SAVE,
                         GROUP, HALF, BN, STEP, STAGES, RECORD,
                     ),
                 ),
@@ -183,7 +183,7 @@ def grouped_product(
                     multiply,
                     (
                         1, c_map, h_map, table, total, tiles_m, tiles_n, depth, a_high, b_tiles, ready, empty,
-                        out_high, weights, products, sources, ROWS, GATHERED, COLUMNS, B_ROWS, PAIR, CHAIN, SAVE,
+                        out_high, weights, dots, sources, ROWS, GATHERED, COLUMNS, B_ROWS, PAIR, CHAIN, SAVE,
                         GROUP, HALF, BN, STEP, STAGES, RECORD,
                     ),
                 ),

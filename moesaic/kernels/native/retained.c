@@ -47,7 +47,7 @@ static void decode(const Coded *coded, const uint8_t *memory, const int32_t *row
 
 /* `rows` (N, stride) are right-aligned: head n has the last counts[n] of `plain` columns. Weights (N, all columns), if
    they are wanted, get the sum over the queries that share a key head. */
-void attend_kept(const float *q, const float *keys, const float *values, const int32_t *rows, const int64_t *counts,
+void attend_retained(const float *q, const float *keys, const float *values, const int32_t *rows, const int64_t *counts,
                  const int32_t *coded_rows, float *out, float *weights, long H, long N, long C, long stride, long plain,
                  long blocks, long rows_each, long tokens, long bits, long key_width, long value_width, float scale,
                  int threads) {

@@ -1,4 +1,4 @@
-"""The kernels of a few tokens' experts in 4 or 8 bits: two launches, no sorting, as in `decode.py`."""
+"""The kernels of the experts of a few tokens, quantized to 4 or 8 bits: two launches, no sorting by expert."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
 import triton
@@ -15,12 +15,12 @@ def halves(rows):
 
 
 @triton.jit
-def in_order(total, products, weights):
-    """Products (choices, columns), weighted and added one after the other."""
-    if products.shape[0] == 1:
-        total = tl.fma(products.reshape(total.shape), weights.reshape(total.shape), total)
+def in_order(total, dots, weights):
+    """Results (choices, columns), weighted and added one after the other."""
+    if dots.shape[0] == 1:
+        total = tl.fma(dots.reshape(total.shape), weights.reshape(total.shape), total)
     else:
-        first, second = halves(products)
+        first, second = halves(dots)
         weight, next_weight = halves(weights)
         total = in_order(in_order(total, first, weight), second, next_weight)
     return total
@@ -46,10 +46,10 @@ def hidden_kernel(
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
     PACKED: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """One block of one assignment's hidden row: gate, up, SwiGLU. Rows of the product are those of gate, then of up."""
-    if OVERLAP:
+    """One block of one assignment's hidden row: gate, up, SwiGLU. Rows of the matmul are those of gate, then of up."""
+    if PDL:
         # In this order: the kernel after this one reads the routes before it waits.
         gdc_wait()
         gdc_launch_dependents()
@@ -99,9 +99,9 @@ def output_kernel(
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
     PACKED: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """One block of one token's output, all of its experts at once: lane j of the product is choice j, and of its rows
+    """One block of one token's output, all of its experts at once: lane j of the matmul is choice j, and of its rows
     (choice, n) only those of the same choice are kept."""
     token = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, LANES)
@@ -113,7 +113,7 @@ def output_kernel(
     zeros_at = zeros
     if zeros is not None:
         zeros_at = zeros + steps_at
-    if OVERLAP:
+    if PDL:
         gdc_launch_dependents()
         gdc_wait()
     total = summed(

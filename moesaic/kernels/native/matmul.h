@@ -7,5 +7,5 @@
 
 /* Outputs at..at+outputs (at most BLOCK) of the matrix for any number of rows; y[t] is where the first of them goes.
    Rows of weights past `last` do not exist. */
-void product(const float *w, long inputs, long last, long at, long outputs, const float *const *x, float *const *y,
+void matmul(const float *w, long inputs, long last, long at, long outputs, const float *const *x, float *const *y,
              long rows);

@@ -1,7 +1,7 @@
 /* Every output is W sums over the inputs (lane i takes inputs i, i + W, i + 2W ...), added up in one tree, then the
    inputs that are left over: the same for any number of rows. Adding strictly in order, as libraries do for many rows,
    was tried: the weights have to be turned in registers, and one row then takes a third longer. */
-#include "product.h"
+#include "matmul.h"
 
 #define GROUP 96 /* rows that are taken at a time, so that they stay in a core's own cache */
 
@@ -93,7 +93,7 @@ static void some_rows(const float *w, long inputs, long last, long at, long outp
 #undef TILES
 }
 
-void product(const float *w, long inputs, long last, long at, long outputs, const float *const *x, float *const *y,
+void matmul(const float *w, long inputs, long last, long at, long outputs, const float *const *x, float *const *y,
              long rows) {
     for (long t = 0; t < rows; t += GROUP)
         some_rows(w, inputs, last, at, outputs, x + t, y + t, rows - t < GROUP ? rows - t : GROUP);

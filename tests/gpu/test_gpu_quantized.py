@@ -1,6 +1,6 @@
 """Compressed models on a real GPU: made there, equal to the matrices they stand for, and served in graphed steps.
 
-pytest tests/gpu/test_gpu_few_bits.py
+pytest tests/gpu/test_gpu_quantized.py
 """
 
 import pytest
@@ -49,15 +49,15 @@ def error(given, wanted):
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 @pytest.mark.parametrize(("inputs", "outputs"), [(512, 640), (576, 200), (1408, 4096)])
-def test_products(scheme, inputs, outputs):
+def test_linear(scheme, inputs, outputs):
     made = matrix(outputs, inputs, scheme)
-    few = gpu_weight(made, torch.bfloat16)
-    assert isinstance(few, GpuQuantizedWeight)
+    quantized = gpu_weight(made, torch.bfloat16)
+    assert isinstance(quantized, GpuQuantizedWeight)
     x = torch.randn(300, inputs, device=DEVICE).bfloat16()
-    whole = linear(x, few)
+    whole = linear(x, quantized)
     assert error(whole, x.float() @ made.dense().T) < 0.004  # of rounding the results to bf16
     for rows in (1, 2, 15, 16, 17, 64, 100):  # the same bits, whatever the tile
-        assert torch.equal(linear(x[:rows], few), whole[:rows]), rows
+        assert torch.equal(linear(x[:rows], quantized), whole[:rows]), rows
     exact = gpu_weight(made, torch.float32)
     assert error(linear(x.float(), exact), x.float() @ made.dense().T) < 1e-5
 
@@ -67,36 +67,36 @@ def test_products(scheme, inputs, outputs):
 def test_experts(scheme, hidden, width):
     gate_up = nn.ModuleList(matrix(2 * width, hidden, scheme, number) for number in range(16))
     down = nn.ModuleList(matrix(hidden, width, scheme, 99 + number) for number in range(16))
-    few = [gpu_weight(part, torch.bfloat16) for part in (gate_up, down)]
+    quantized = [gpu_weight(part, torch.bfloat16) for part in (gate_up, down)]
     x = torch.randn(200, hidden, device=DEVICE).bfloat16()
     routes = torch.rand(200, 16, device=DEVICE).topk(4).indices
     weights = torch.rand(200, 4, device=DEVICE)
-    whole = experts(x, routes, weights, *few)
+    whole = experts(x, routes, weights, *quantized)
     dense = [torch.stack([one.dense() for one in part]) for part in (gate_up, down)]
     wanted = reference.experts(x.float(), Routes(routes, weights), ExpertWeights(*dense, "silu"))
     assert error(whole, wanted) < 0.008
     for rows in (1, 2, 3, 40, 199):
-        assert torch.equal(experts(x[:rows], routes[:rows], weights[:rows], *few), whole[:rows]), rows
+        assert torch.equal(experts(x[:rows], routes[:rows], weights[:rows], *quantized), whole[:rows]), rows
 
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(("hidden", "width"), [(2048, 768), (4096, 1408)])
 def test_bits_of_millions_of_results(hidden, width, bits):
     """Where sixteen inputs are added in another order, one result in some ten thousands has another last bit."""
-    few = [
+    quantized = [
         gpu_weight(nn.ModuleList(matrix(*size, (bits, 128, True), number) for number in range(16)), torch.bfloat16)
         for size in ((2 * width, hidden), (hidden, width))
     ]
     x = torch.randn(1024, hidden, device=DEVICE).bfloat16()
     routes = torch.rand(1024, 16, device=DEVICE).topk(4).indices
     weights = torch.rand(1024, 4, device=DEVICE)
-    whole = experts(x, routes, weights, *few)
+    whole = experts(x, routes, weights, *quantized)
     plain = gpu_weight(matrix(4096, hidden, (bits, 128, True)), torch.bfloat16)
     wide = linear(x, plain)
     for tokens in (1, 4, 16):
         for start in range(0, 1024, tokens):
             rows = slice(start, start + tokens)
-            assert torch.equal(experts(x[rows], routes[rows], weights[rows], *few), whole[rows]), (tokens, start)
+            assert torch.equal(experts(x[rows], routes[rows], weights[rows], *quantized), whole[rows]), (tokens, start)
             assert torch.equal(linear(x[rows], plain), wide[rows]), (tokens, start)
 
 
@@ -128,8 +128,8 @@ def test_made_and_served(directories, tmp_path, name):
     """Logits are those of the reference kernels; the engine's text is that of the model run as plain blocks."""
     method = build(Method(name, METHODS[name]), Compressor, "test")
     wish = CompressionRequest(samples=4, length=64, check_tokens=64, force=True)
-    told = compress(directories["qwen3_moe"], method, tmp_path / "small", wish)
-    assert told["perplexity"] > 1
+    reported = compress(directories["qwen3_moe"], method, tmp_path / "small", wish)
+    assert reported["perplexity"] > 1
     plain = moesaic.load(tmp_path / "small", dtype=torch.float32, device=DEVICE, mode="reference")
     wide = moesaic.load(tmp_path / "small", dtype=torch.float32, device=DEVICE)
     prompts = tokens_of(40, 7, 100)
@@ -141,6 +141,6 @@ def test_made_and_served(directories, tmp_path, name):
     engine = moesaic.Engine(model, cache_bytes=1 << 26)
     together = engine.generate(prompts, max_tokens=12, temperature=0.0)
     alone = [engine.generate([prompt], max_tokens=12, temperature=0.0)[0] for prompt in prompts]
-    if name != "zeroquant":  # its products are the library's, which may add in another order in a batch
+    if name != "zeroquant":  # its matmuls are the library's, which may add in another order in a batch
         assert [one.tokens for one in together] == [one.tokens for one in alone]
     assert all(len(one.tokens) == 12 for one in together)

@@ -1,0 +1,60 @@
+"""What an engine is doing and has done so far: one snapshot, of one engine or summed over replicas, for metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+from moesaic.serve.core.engine import Engine
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    running: int = 0  # requests that hold pages of the KV cache
+    waiting: int = 0  # requests that hold none yet
+    pages: int = 0
+    pages_in_use: int = 0
+    prefix_queries: int = 0  # prompt tokens looked up in the prefix cache
+    prefix_hits: int = 0  # and found there
+    preemptions: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0  # computed
+    generated_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    finished: int = 0
+    aborted: int = 0
+    busy_seconds: float = 0.0
+    experts: dict[int, list[int]] = field(default_factory=dict)  # tokens of each expert, by layer
+
+    @classmethod
+    def of(cls, engine: Engine) -> EngineStats:
+        """Read beside the engine's thread, so one step may be missing."""
+        requests = list(engine.scheduler.requests.values())
+        running = sum(bool(request.pages) for request in requests)
+        page_pool, counts = engine.page_pool, engine.counts
+        return cls(
+            running=running,
+            waiting=len(requests) - running,
+            pages=page_pool.cache.pages,
+            pages_in_use=page_pool.in_use,
+            prefix_queries=page_pool.queries,
+            prefix_hits=page_pool.hits,
+            preemptions=engine.scheduler.preemptions,
+            experts=engine.experts.by_layer(),
+            **vars(counts),
+        )
+
+    def __add__(self, other: EngineStats) -> EngineStats:
+        layers = self.experts.keys() | other.experts.keys()
+        experts = {layer: _sum(self.experts.get(layer), other.experts.get(layer)) for layer in sorted(layers)}
+        numbers = [each.name for each in fields(self) if each.name != "experts"]
+        return EngineStats(**{name: getattr(self, name) + getattr(other, name) for name in numbers}, experts=experts)
+
+    @property
+    def cache_usage(self) -> float:
+        """The share of the KV cache's pages that is in use."""
+        return self.pages_in_use / max(1, self.pages)
+
+
+def _sum(some: list[int] | None, others: list[int] | None) -> list[int]:
+    return [one + other for one, other in zip(some, others, strict=True)] if some and others else some or others or []

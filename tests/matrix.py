@@ -1,0 +1,175 @@
+"""Every pluggable method, once, with options small enough for a tiny model.
+
+The tests of a kind (`TestEveryKVPolicy`, `TestEveryCompressor`, ...) run for all that is listed here. A method is its
+file in the package and its line in this one; `tests/test_matrix.py` misses the line of a file that has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+Options = dict[str, Any]
+
+# Serving
+
+
+@dataclass(frozen=True)
+class KVCase:
+    pruning: Options  # prunes prompts of a hundred tokens and answers of thirty
+    whole: Options  # nothing is lost
+
+
+KV_POLICIES: dict[str, KVCase] = {
+    "sinks": KVCase({"share": 0.4, "least": 8, "every": 8}, {"share": 1.0, "every": 8}),
+    "snapkv": KVCase({"share": 0.4, "least": 8, "window": 8}, {"share": 1.0}),
+    "h2o": KVCase({"share": 0.4, "least": 8, "every": 8}, {"share": 1.0, "every": 8}),
+    "lethe": KVCase({"share": 0.4, "least": 8, "every": 8}, {"share": 1.0, "every": 8}),
+    "kvmerger": KVCase({"share": 0.4, "least": 8, "window": 8}, {"share": 1.0}),
+    "fastgen": KVCase({"share": 0.4, "least": 8, "window": 8}, {"share": 1.0}),
+    "quantized": KVCase({"bits": 4, "group": 8, "recent": 8}, {"recent": 200}),
+    "minikv": KVCase(
+        {"share": 0.6, "least": 8, "window": 8, "group": 8, "recent": 8},
+        {"share": 1.0, "recent": 200},
+    ),
+}
+# {other} is the directory of another, smaller model.
+DRAFTERS: dict[str, Options] = {
+    "suffix": {"tokens": 100_000},
+    "mtp": {"length": 3},
+    "model": {"path": "{other}", "length": 3, "cache_bytes": 100_000},
+    "router": {"draft_model": "{other}"},
+}
+SCHEDULING_POLICIES: dict[str, Options] = {"chunked": {"tokens": 48}, "flow": {"itl": 0.05}}
+PARSERS = ["glm", "hermes", "plain", "qwen3_coder"]
+
+# Compression
+
+
+@dataclass(frozen=True)
+class Compression:
+    options: Options
+    bytes_left: float  # the largest share of the model's bytes
+    logit_change: float | None  # the largest change of the logits; None: it is another model
+
+
+COMPRESSORS: dict[str, Compression] = {
+    "rtn": Compression({"bits": 4, "group": 32}, 0.25, 0.4),
+    "gptq": Compression({"bits": 4, "group": 32}, 0.28, 0.4),
+    "awq": Compression({"bits": 4, "group": 32}, 0.25, 0.4),
+    "hqq": Compression({"bits": 4, "group": 32}, 0.28, 0.4),
+    "milo": Compression({"bits": 3, "group": 32, "rank": 8, "expert_rank": 4}, 0.5, 0.6),
+    "zeroquant": Compression({"bits": 8, "group": 0, "steps": 3}, 0.35, 0.1),
+    "mixed": Compression({"bits": 4.0, "group": 32}, 0.28, 0.45),
+    "nm": Compression({"score": "admm", "bits": 4, "group": 32}, 0.25, None),
+    "prune_experts": Compression({"keep": 2}, 0.95, None),
+    "merge_experts": Compression({"keep": 2}, 0.95, None),
+    "students": Compression({"depth": 0.5, "steps": 4}, 0.75, None),
+    "xtc": Compression({"bits": 1, "group": 32, "depth": 0.5, "steps": 4}, 0.25, None),
+}
+
+# Training
+
+OBJECTIVES: dict[str, Options] = {
+    "blank_infilling": {"share": 0.3},
+    "distill": {"teacher": "{other}"},
+    "next_token": {},
+    "policy": {},
+    "preference": {},
+    "reward_model": {},
+}
+OPTIMIZERS: dict[str, Options] = {"adamw": {}, "muon": {}, "zero_one_adam": {}}
+SCHEDULES: dict[str, Options] = {
+    "constant": {},
+    "cosine": {"floor": 0.1},
+    "from_file": {"path": "{schedule}"},
+    "linear": {"floor": 0.1},
+    "moderate": {"end": 0.5, "decay": 0.3},
+    "wsd": {"decay": 0.3, "floor": 0.1, "shape": "exponential"},
+    "wsd_power": {"decay": 0.3, "power": 2.0},
+}
+
+# Data
+
+CURRICULA: dict[str, Options] = {
+    "column": {"column": "grade", "descending": True},
+    "consistency": {},
+    "length": {},
+    "multi_domain": {},
+    "quality": {"best_first": True},
+    "rarity": {},
+}
+QUALITY_SCORES: dict[str, Options] = {
+    "column": {"column": "edu"},
+    "compression": {},
+    "length": {},
+    "perplexity": {"model": "{model}", "tokens": 16, "batch_tokens": 24},
+    "repetition": {"words": 2},
+}
+
+# Alignment and evaluation
+
+UNREACHABLE = "http://127.0.0.1:9/v1"
+REWARDS: dict[str, Options] = {
+    "code_tests": {"bare": True, "seconds": 3.0},
+    "constraints": {},
+    "critique": {"url": UNREACHABLE, "model": "judge", "retries": 0},
+    "environment": {},
+    "exact": {},
+    "faithfulness": {"url": UNREACHABLE, "retries": 0},
+    "format": {},
+    "json_schema": {"default_schema": {"type": "object"}},
+    "length": {"most": 10},
+    "math": {"seconds": 1.0},
+    "model": {"path": "{reward_model}", "by": "min"},
+    "numeric": {},
+    "overlong": {"limit": 100},
+    "process": {},
+    "repetition": {},
+    "task": {},
+}
+SELECTIONS: dict[str, Options] = {
+    "cropi": {"pool": 10, "validation": 2, "every": 2},
+    "rlcs": {"pool": 5},
+    "uniform": {},
+}
+STAGES = ["distill", "policy", "preference", "rejection", "reward_model", "sft"]
+TOOLS = ["python", "search"]
+# Environments with tasks of their own: so many episodes a solver that knows the rules must win.
+WORLDS: dict[str, int] = {"shell": 14, "sql": 40, "graph": 40, "cards": 40, "house": 40}
+ENVIRONMENTS = [*WORLDS, "planner", "retrieval", "tool_use"]
+SUITES = [
+    "agents", "choice", "instructions", "lm_eval", "longcontext", "machine", "math", "perplexity", "safety", "tasks",
+]  # fmt: skip
+
+# Models: what each is compared with `transformers` on is in tests/model/oracle.py, three or more cases for each.
+FAMILIES = ["deepseek_v3", "glm4", "glm4_moe", "glm_moe_dsa", "llama", "mixtral", "moesaic", "qwen3", "qwen3_moe"]
+
+METHODS: dict[str, Collection[str]] = {
+    "align/rewards": REWARDS,
+    "align/selection": SELECTIONS,
+    "align/stages": STAGES,
+    "compress/methods": COMPRESSORS,
+    "data/curricula": CURRICULA,
+    "data/quality": QUALITY_SCORES,
+    "evaluate/suites": SUITES,
+    "model/families": FAMILIES,
+    "serve/core/drafters": DRAFTERS,
+    "serve/core/kv_policies": KV_POLICIES,
+    "serve/core/scheduling_policies": SCHEDULING_POLICIES,
+    "serve/parsers": PARSERS,
+    "train/objectives": OBJECTIVES,
+    "train/optimizers": OPTIMIZERS,
+    "train/schedules": SCHEDULES,
+    "worlds/environments": ENVIRONMENTS,
+    "worlds/tools": TOOLS,
+}
+
+
+def filled(options: Options, **paths: object) -> Options:
+    """Options with the paths that stand for {names}."""
+    return {
+        key: value.format(**paths) if isinstance(value, str) and value.startswith("{") else value
+        for key, value in options.items()
+    }
