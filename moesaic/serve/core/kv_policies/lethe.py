@@ -56,8 +56,8 @@ def effective_rows(scores_LNM: Tensor) -> Tensor:
 
 
 def layer_budgets(weight_L: Tensor, mean: int, least: int, largest: int) -> Tensor:
-    """Rows for every layer in proportion to its weight: none below `least` or above `largest`, `mean` of them on average
-    (rounded down)."""
+    """Rows for every layer in proportion to its weight: none below `least` or above `largest`, `mean` of them on
+    average (rounded down)."""
     least, total = min(least, mean), mean * len(weight_L)
     share_L = weight_L.double()
     low, high = 0.0, total / float(share_L.min().clamp(min=1e-12))
