@@ -9,7 +9,18 @@ from typing import Any
 # Methods, by the folder of their kind.
 METHODS: dict[str, dict[str, str]] = {"kv_policies": {"quantised": "quantized"}}
 # Options of methods, by folder and method.
-OPTIONS: dict[str, dict[str, dict[str, str]]] = {"quality": {"length": {"most": "max_characters"}}}
+OPTIONS: dict[str, dict[str, dict[str, str]]] = {
+    "quality": {"length": {"most": "max_characters"}},
+    "rewards": {"length": {"least": "min_length", "most": "max_length"}},
+    "stages": {
+        "distill": {"longest": "max_length", "softness": "kl_temperature"},
+        "policy": {"remember": "replay_sft"},
+        "preference": {"longest": "max_length"},
+        "rejection": {"longest": "max_length", "questions": "prompts"},
+        "reward_model": {"longest": "max_length"},
+        "sft": {"longest": "max_length"},
+    },
+}
 # Keys of a recipe, dotted.
 RECIPE_KEYS: dict[str, str] = {"train.spike.most": "train.spike.max_rewinds"}
 # Flags, by command.

@@ -120,7 +120,7 @@ REWARDS: dict[str, Options] = {
     "faithfulness": {"url": UNREACHABLE, "retries": 0},
     "format": {},
     "json_schema": {"default_schema": {"type": "object"}},
-    "length": {"most": 10},
+    "length": {"max_length": 10},
     "math": {"seconds": 1.0},
     "model": {"path": "{reward_model}", "by": "min"},
     "numeric": {},

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from moesaic import renamed
+from moesaic.align.rewards import Reward
+from moesaic.align.stages import Stage
 from moesaic.cli import main
 from moesaic.cli.app import find_commands
 from moesaic.cli.method_options import MethodOptions
@@ -72,7 +74,7 @@ def test_an_old_option_of_a_method(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_renamed_option_exists() -> None:
-    kinds = {"quality": QualityScore}
+    kinds: dict[str, type] = {"quality": QualityScore, "rewards": Reward, "stages": Stage}
     for kind, methods in renamed.OPTIONS.items():
         for name, options in methods.items():
             assert set(options.values()) <= option_names(name, kinds[kind])

@@ -1,4 +1,4 @@
-"""The share of held-out questions a model answers rightly, greedily: the curve that says whether alignment works."""
+"""Accuracy on held-out tasks, with greedy decoding: the curve that says whether alignment works."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""From a recipe and a model to an aligned model: its stages one after the other, each going on from the last.
+"""From a recipe and a model to an aligned model: its stages one after the other, each from what the last one made.
 
-A stage that is done is not done again; one that was stopped goes on where it was.
+A stage that is done is not done again; one that was stopped is resumed.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from moesaic.align.plot import draw_alignment
+from moesaic.align.plot import plot_alignment
 from moesaic.align.stages import Stage
 from moesaic.atomic import exclusive
 from moesaic.errors import UserError
 from moesaic.kernels import hardware
-from moesaic.methods import Method
+from moesaic.methods import Method, renamed
 from moesaic.model import directory, lineage
 from moesaic.model.formats.matching import match
 from moesaic.model.formats.opening import open_checkpoint
@@ -36,6 +36,8 @@ def align(recipe: Recipe, model: Path, out: Path, *, quiet: bool = False, comman
         raise UserError(recipe.origin(("align",)), "align.stages is empty", "Name at least one stage.")
     if model.resolve() == out.resolve():
         raise UserError(out, "is the model itself", "Name another --out.")
+    named = tuple(renamed(each, Stage, recipe.origin(("align", "stages"))) for each in named)
+    recipe = recipe.changed(align={"stages": named})
     for number in range(len(named)):
         recipe.build(f"align.stages.{number}", Stage).check()
     names = [each.name for each in named]
@@ -46,7 +48,7 @@ def align(recipe: Recipe, model: Path, out: Path, *, quiet: bool = False, comman
     for stage in stages:
         check_learning(of_stage(recipe, stage, model), config)
     with exclusive(out):
-        check_begun(recipe, stages, names, model, out)
+        check_resumable(recipe, stages, names, model, out)
         return {"directory": str(out), "stages": _run(recipe, stages, model, out, quiet=quiet, command=command)}
 
 
@@ -60,11 +62,11 @@ def _run(
         place = place_of(number, out, names)
         run = begin(recipe, stage, method.name, model, place, quiet=quiet, command=command)
         train(run)
-        draw_alignment(place)
+        plot_alignment(place)
         summaries.append({"stage": method.name} | run.summary)
         if run.step < stage.steps:  # stopped
             break
-        if stage.goes_on:
+        if stage.continues:
             model = place
     return summaries
 
@@ -74,17 +76,18 @@ def place_of(number: int, out: Path, names: Sequence[str]) -> Path:
     return out if number == len(names) else out / "stages" / f"{number}-{names[number - 1]}"
 
 
-def check_begun(recipe: Recipe, stages: Sequence[Stage], names: Sequence[str], model: Path, out: Path) -> None:
+def check_resumable(recipe: Recipe, stages: Sequence[Stage], names: Sequence[str], model: Path, out: Path) -> None:
     """What earlier calls left in `out` must be the beginning of these very stages, made from this very model."""
-    undone: int | None = None
+    unfinished: int | None = None
     for number, (stage, name) in enumerate(zip(stages, names), 1):
         place = place_of(number, out, names)
-        if undone is not None and (place / "config.json").exists():
-            problem = f"holds a model, and stage {undone} ({names[undone - 1]}), which comes before it, is not done"
-            raise UserError(place, problem, "Name another --out, or the stages with which it was begun.")
-        if undone is None and steps_done(recipe.changed(train={"init": str(model)}), place, name) < stage.steps:
-            undone = number
-        if stage.goes_on:
+        if unfinished is not None and (place / "config.json").exists():
+            earlier = f"stage {unfinished} ({names[unfinished - 1]})"
+            problem = f"holds a model, and {earlier}, which comes before it, is not done"
+            raise UserError(place, problem, "Name another --out, or the stages it was started with.")
+        if unfinished is None and steps_done(recipe.changed(train={"init": str(model)}), place, name) < stage.steps:
+            unfinished = number
+        if stage.continues:
             model = place
 
 
@@ -115,12 +118,12 @@ def begin(
     initial = directory.load(model, dtype=dtype, device=device)
     init.check_trainable(initial, model)
     if initial.tokenizer is None or initial.tokenizer.chat_template is None:
-        raise UserError(model, "has no tokenizer with a chat template", "Alignment needs one to speak with.")
+        raise UserError(model, "has no tokenizer with a chat template", "Alignment needs one.")
     # Only what learns from the engine's own numbers needs them to the bit, and it costs the trainer time.
-    if stage.headed:
+    if stage.value_head:
         give_head(initial)
     else:
-        initial.value = None  # what a reward model learned beside speaking is not carried on untrained
+        initial.value = None  # a reward model's head is not carried on untrained
     initial.mode = "invariant" if recipe.align.invariant and stage.exact else "fast"
     return Run(
         of_stage(recipe, stage, model),
@@ -145,7 +148,7 @@ def of_stage(recipe: Recipe, stage: Stage, model: Path) -> Recipe:
             "steps": stage.steps,
             "save_every": stage.save_every,
             "evaluate_every": stage.evaluate_every,
-            "objective": stage.learned_by(),
+            "objective": stage.objective_method(),
             "seed": stage.seed,
             "warmup_steps": min(recipe.train.warmup_steps, stage.steps // 10),
         }

@@ -1,8 +1,8 @@
-"""Where the examples and questions of a stage come from: JSON lines, or families of verifiable tasks.
+"""Where the examples and prompts of a stage come from: JSON lines, or families of verifiable tasks.
 
     data: [{path: chats.jsonl, weight: 2}, {path: "builtin:chain_sum", weight: 1}]
 
-A line is {"messages": [...]}, {"prompt": ..., "response": ...} or, for questions, {"question": ..., "answer": ...};
+A line is {"messages": [...]}, {"prompt": ..., "response": ...} or, for prompts, {"question": ..., "answer": ...};
 what else it holds comes along as facts (tests, schema, constraints). Example i of a source is always the same one, and
 so is the order in which weighted sources take turns, so a position is a few counts.
 """
@@ -124,8 +124,8 @@ class Mixture:
 
     def at(self, taken: Sequence[int]) -> Mixture:
         if len(taken) != len(self.sources):
-            problem = f"the run was begun with another number of sources ({len(taken)}, not {len(self.sources)})"
-            raise UserError("align.stages", problem, "Name another --out, or the data with which it was begun.")
+            problem = f"the run was started with another number of sources ({len(taken)}, not {len(self.sources)})"
+            raise UserError("align.stages", problem, "Name another --out, or the data it was started with.")
         mixture = copy.copy(self)  # not made anew: weights divided by their sum once more are others in the last bit
         mixture.taken = list(taken)
         return mixture
@@ -147,7 +147,7 @@ def open_examples(sources: Sequence[Mapping[str, Any]], split: Split, seed: int)
 
 
 def open_prompts(sources: Sequence[Mapping[str, Any]], seed: int) -> Mixture:
-    """The same, to be asked: nothing may be answered already."""
+    """The same, as prompts: nothing may be answered already."""
     opened = open_examples(sources, "train", seed)
     for example in lines_of(opened):
         if example.messages[-1].get("role") == "assistant":

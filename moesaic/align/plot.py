@@ -1,6 +1,6 @@
-"""How an alignment went, as a picture: what was rewarded, whether it helps on questions never seen, and what it took.
+"""Plots of an alignment: reward, accuracy on held-out tasks, completion length, entropy and KL, and what it took.
 
-draw_alignment(Path("out/aligned"))         # out/aligned/alignment.png, of whatever its metrics hold
+plot_alignment(Path("out/aligned"))         # out/aligned/alignment.png, of whatever its metrics hold
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import numpy as np
 
 from moesaic.train.report.plot import COLOURS, PlotFigure, label, lines_of, save, series, smooth
 
-PICTURE = "alignment.png"
+FILE = "alignment.png"
 
-# Title, and the metrics drawn in it with their names. A panel is drawn where the first of them is there.
+# Title, and the metrics plotted in it with their names. A panel is plotted where the first of them is there.
 PANELS: tuple[tuple[str, dict[str, str]], ...] = (
-    ("Accuracy on what is held out, and reward", {"accuracy": "accuracy", "reward": "reward"}),
-    ("Share of a step's pairs whose better answer is ahead", {"pairs_right": "pairs"}),
-    ("Tokens of an answer", {"answer_tokens": "tokens"}),
-    ("Entropy and distance from the reference", {"entropy": "entropy", "loss/kl": "KL"}),
+    ("Held-out accuracy, and mean reward", {"accuracy": "accuracy", "reward": "reward"}),
+    ("Preference accuracy on a step's pairs", {"pairs_right": "pairs"}),
+    ("Completion length (tokens)", {"answer_tokens": "tokens"}),
+    ("Entropy and KL from the reference", {"entropy": "entropy", "loss/kl": "KL"}),
     ("|Δlogp| between trainer and engine", {"mismatch_max": "largest", "mismatch_mean": "mean"}),
-    ("Versions between sampling and learning", {"staleness_max": "largest", "staleness_mean": "mean"}),
-    ("Guessed tokens accepted in a pass", {"accepted_per_step": "accepted"}),
+    ("Staleness (versions between sampling and training)", {"staleness_max": "largest", "staleness_mean": "mean"}),
+    ("Draft tokens accepted in a step", {"accepted_per_step": "accepted"}),
 )
 
 
-def draw_alignment(directory: Path) -> Path | None:
-    """Returns the picture's place; None where no panel has anything to show."""
+def plot_alignment(directory: Path) -> Path | None:
+    """Returns the plot's file; None where no panel has anything to show."""
     lines = lines_of(directory)
     known = {key for line in lines for key in line}
     panels = [(title, names) for title, names in PANELS if next(iter(names)) in known]
@@ -55,4 +55,4 @@ def draw_alignment(directory: Path) -> Path | None:
             axes.legend(loc="best")
         name = directory.absolute().name
         whole.suptitle(f"{name}: {lines[-1]['step']:,} steps", x=0.012, ha="left", fontsize=12, fontweight="bold")
-        return save(whole, directory / PICTURE)
+        return save(whole, directory / FILE)

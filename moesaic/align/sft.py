@@ -30,14 +30,14 @@ AHEAD = 64  # conversations that are read together
 
 
 class ConversationStream:
-    """Batches of whole conversations of about `batch_tokens`; those longer than `longest` are left out, and counted.
+    """Batches of whole conversations of about `batch_tokens`; those longer than `max_length` are left out, and counted.
     `readers` is the number of other processes that read."""
 
     def __init__(
-        self, tokenizer: Tokenizer, examples: Mixture, batch_tokens: int, longest: int, readers: int = 0
+        self, tokenizer: Tokenizer, examples: Mixture, batch_tokens: int, max_length: int, readers: int = 0
     ) -> None:
         self.tokenizer, self.examples = tokenizer, examples
-        self.batch_tokens, self.longest, self.readers = batch_tokens, longest, readers
+        self.batch_tokens, self.max_length, self.readers = batch_tokens, max_length, readers
         self.left_out = 0
         self.taken = list(examples.taken)  # with the latest conversation in a batch; the examples are ahead of that
         self._ahead: deque[tuple[list[Said], list[int]]] = deque()
@@ -50,7 +50,7 @@ class ConversationStream:
     def from_position(self, position: Mapping[str, Any] | None) -> ConversationStream:
         taken = position["taken"] if position else [0] * len(self.examples.sources)
         examples = self.examples.at(taken)
-        stream = ConversationStream(self.tokenizer, examples, self.batch_tokens, self.longest, self.readers)
+        stream = ConversationStream(self.tokenizer, examples, self.batch_tokens, self.max_length, self.readers)
         stream.left_out = position["left_out"] if position else 0
         return stream
 
@@ -67,12 +67,12 @@ class ConversationStream:
                 self._ahead.extend(self._next_read())
             parts, self.taken = self._ahead.popleft()
             for part in parts:
-                if not 0 < len(part.tokens) <= self.longest:
+                if not 0 < len(part.tokens) <= self.max_length:
                     self.left_out += 1
                     missed += 1
                     if missed > 1000:
-                        problem = f"no conversation has between 1 and {self.longest} tokens"
-                        raise UserError("align.stages", problem, "Raise the stage's longest, or mend the template.")
+                        problem = f"no conversation has between 1 and {self.max_length} tokens"
+                        raise UserError("align.stages", problem, "Raise the stage's max_length, or mend the template.")
                     continue
                 said.append(part)
                 tokens += len(part.tokens)

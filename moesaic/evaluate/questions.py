@@ -59,6 +59,23 @@ class QuestionSuite(Suite):
         }
 
 
+@dataclass(frozen=True)
+class FileQuestions(QuestionSuite):
+    """Questions from the lines of a file."""
+
+    examples: int = 0  # 0: the whole file
+    max_tokens: int = 256
+
+    takes_data = True
+
+    def __post_init__(self) -> None:
+        if self.examples < 0 or self.max_tokens < 1:
+            raise ValueError("examples must be at least 0 (the whole file), and max_tokens at least 1")
+
+    def check(self, data: Path | None) -> None:
+        self.questions(SuiteContext(data))
+
+
 def means(names: Iterable[str], scores: list[float]) -> dict[str, float]:
     """The mean score of each name."""
     found: dict[str, list[float]] = {}

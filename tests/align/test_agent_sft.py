@@ -50,7 +50,7 @@ def test_of_a_trajectory_calls_and_answers_are_learned_and_results_are_not(tmp_p
 def test_the_recipe_runs_and_packs_whole_conversations(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     base = talking_model(tmp_path / "base", context=2048)
-    recipe = load_recipe(RECIPE, ["align.stages.0.steps=3", "align.stages.0.longest=2000"])
+    recipe = load_recipe(RECIPE, ["align.stages.0.steps=3", "align.stages.0.max_length=2000"])
     out = tmp_path / "out"
     result = align(recipe, base, out, quiet=True)
     assert result["stages"][0]["outcome"] == "finished"

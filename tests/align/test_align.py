@@ -12,6 +12,8 @@ from safetensors.torch import load_file
 
 import moesaic
 from moesaic.align.align import align
+from moesaic.align.rollouts.replay_sft import ReplaySftOptions
+from moesaic.align.stages import Stage
 from moesaic.atomic import exclusive
 from moesaic.errors import UserError
 from moesaic.kernels import hardware
@@ -28,7 +30,7 @@ align:
         evaluate_every: 3}}
     - {{name: policy, steps: 4, lr: 0.001, data: [{{path: "{FAMILY}"}}], prompts: 3, group: 4, max_tokens: 6,
         updates: 2,
-        rewards: [{{name: length, weight: 0.1, most: 4, slack: 4}}, {{name: task}}], drafter: suffix, evaluate: 4,
+        rewards: [{{name: length, weight: 0.1, max_length: 4, slack: 4}}, {{name: task}}], drafter: suffix, evaluate: 4,
         evaluate_every: 2, save_every: 1, advantage: group_centred}}
 optimizer: {{name: adamw, lr: 0.001}}
 """
@@ -249,6 +251,29 @@ def test_a_later_stage_is_looked_at_before_the_first_is_run(base, tmp_path, late
     with pytest.raises(UserError, match=message):
         align(asked, base, tmp_path / "out", quiet=True)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("stage", "options"),
+    [
+        ('name: sft, data: [{path: "builtin:sums"}], longest: 99', {"max_length": 99}),
+        ("name: preference, data: [{path: pairs.jsonl}], longest: 99", {"max_length": 99}),
+        ("name: reward_model, data: [{path: pairs.jsonl}], longest: 99", {"max_length": 99}),
+        ("name: rejection, data: [{path: a.jsonl}], questions: 7, longest: 99", {"prompts": 7, "max_length": 99}),
+        (
+            "name: distill, teacher: large, data: [{path: a.jsonl}], longest: 99, softness: 2.0",
+            {"max_length": 99, "kl_temperature": 2.0},
+        ),
+        (
+            "name: policy, data: [{path: a.jsonl}], remember: {data: [{path: chats.jsonl}], longest: 99}",
+            {"replay_sft": ReplaySftOptions(data=({"path": "chats.jsonl"},), max_length=99)},
+        ),
+    ],
+)
+def test_options_by_their_names_of_the_last_version(tmp_path, capsys, stage, options):
+    built = recipe(tmp_path, f"align: {{stages: [{{{stage}}}]}}").build("align.stages.0", Stage)
+    assert {name: getattr(built, name) for name in options} == options
+    assert capsys.readouterr().err.count("is now called") >= 1
 
 
 def test_two_at_once(base, tmp_path):

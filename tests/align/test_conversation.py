@@ -97,7 +97,7 @@ def test_batches_hold_whole_conversations_and_go_on_from_any_position(tokenizer,
     data = [{"path": str(file), "weight": 2}, {"path": "builtin:gcd"}]
 
     def stream() -> ConversationStream:
-        return ConversationStream(tokenizer, open_examples(data, "train", 3), batch_tokens=150, longest=400)
+        return ConversationStream(tokenizer, open_examples(data, "train", 3), batch_tokens=150, max_length=400)
 
     whole = stream()
     batches = [next(whole) for _ in range(5)]
@@ -119,7 +119,7 @@ def test_batches_hold_whole_conversations_and_go_on_from_any_position(tokenizer,
 def test_other_processes_read_the_same_conversations_in_the_same_order(tokenizer):
     def stream(readers: int) -> ConversationStream:
         examples = open_examples([{"path": "builtin:gcd"}, {"path": "builtin:lcm"}], "train", 0)
-        return ConversationStream(tokenizer, examples, batch_tokens=1500, longest=400, readers=readers)
+        return ConversationStream(tokenizer, examples, batch_tokens=1500, max_length=400, readers=readers)
 
     here, there = stream(0), stream(2)
     state = torch.get_rng_state()

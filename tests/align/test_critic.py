@@ -21,7 +21,7 @@ from moesaic.train.run import Run
 from tests.align.made import reward_directory
 from tests.serve.made import talking_model
 
-SHORT = "rewards: [{name: length, most: 0, slack: 20, unit: characters}]"  # few characters are worth most
+SHORT = "rewards: [{name: length, max_length: 0, slack: 20, unit: characters}]"  # few characters are worth most
 
 
 @pytest.fixture(scope="module")

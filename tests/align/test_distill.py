@@ -160,9 +160,9 @@ def test_which_answers_are_kept_and_paired():
 
 
 REJECTION = (
-    '{{name: rejection, steps: {steps}, lr: 0.003, data: [{{path: "{questions}"}}], questions: 6, group: 6, '
+    '{{name: rejection, steps: {steps}, lr: 0.003, data: [{{path: "{questions}"}}], prompts: 6, group: 6, '
     "max_tokens: 8, right: 0.5, keep: 2, batch_tokens: 80, evaluate_every: 0, save_every: 1, "
-    "rewards: [{{name: length, most: 0, slack: 24, unit: characters}}]}}"
+    "rewards: [{{name: length, max_length: 0, slack: 24, unit: characters}}]}}"
 )
 
 
@@ -211,11 +211,11 @@ def test_samples_are_drawn_once(ending, questions, tmp_path, monkeypatch):
     stop_and_go_on(lambda out: align(recipe(tmp_path, text), ending, out, quiet=True), tmp_path, monkeypatch, 2)
     import moesaic.align.rollouts.rejection as module
 
-    monkeypatch.setattr(module, "roll", lambda *_: pytest.fail("sampled again"))
+    monkeypatch.setattr(module, "generate", lambda *_: pytest.fail("sampled again"))
     align(recipe(tmp_path, text), ending, tmp_path / "whole", quiet=True)
 
 
 def test_no_good_answer_is_an_error(ending, questions, tmp_path):
     text = REJECTION.format(steps=2, questions=questions).replace("right: 0.5", "right: 7.0")
-    with pytest.raises(UserError, match="none of 36 answers scored 7 and ended by itself"):
+    with pytest.raises(UserError, match="none of 36 completions scored 7 and ended by itself"):
         align(recipe(tmp_path, text), ending, tmp_path / "o", quiet=True)

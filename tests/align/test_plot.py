@@ -1,4 +1,4 @@
-"""The picture of an alignment shows what its metrics hold, and nothing is drawn of nothing."""
+"""The plot of an alignment shows what its metrics hold, and nothing is plotted of nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import matplotlib.image
 import pytest
 
 from moesaic.align import plot
-from moesaic.align.plot import draw_alignment
+from moesaic.align.plot import plot_alignment
 from moesaic.align.rewards import Judged
 from moesaic.align.rollouts.rollout import Sample
 
@@ -26,18 +26,18 @@ def test_panels_are_those_whose_metrics_are_there(tmp_path, monkeypatch):
     lines[8]["accuracy"] = 0.9
     titles = []
     monkeypatch.setattr(plot, "label", lambda axes, title, *rest, **options: titles.append(title))
-    found = draw_alignment(write(tmp_path / "run", lines))
-    assert titles == ["Accuracy on what is held out, and reward", "|Δlogp| between trainer and engine: 0 throughout"]
+    found = plot_alignment(write(tmp_path / "run", lines))
+    assert titles == ["Held-out accuracy, and mean reward", "|Δlogp| between trainer and engine: 0 throughout"]
     assert found == tmp_path / "run" / "alignment.png" and matplotlib.image.imread(found).std() > 0
 
 
-def test_a_run_without_any_of_them_has_no_picture(tmp_path):
+def test_a_run_without_any_of_them_has_no_plot(tmp_path):
     directory = write(tmp_path / "run", [{"step": 1, "loss": 0.1, "tokens": 1}])
-    assert draw_alignment(directory) is None and not (directory / "alignment.png").exists()
+    assert plot_alignment(directory) is None and not (directory / "alignment.png").exists()
 
 
 @pytest.mark.parametrize("question", ["1 + 2 =", "words " * 50 + "1 + 2 ="])
 def test_a_sample_is_told_in_a_line(question):
     sample = Sample([1], [2], [0.0], [0], "1+2=3\n3", "stop", Judged(1.0, {}), question=question)
-    told = sample.told()
+    told = sample.line()
     assert told.endswith("1 + 2 = 1+2=3 3 (reward 1)") and "\n" not in told and len(told) < 120

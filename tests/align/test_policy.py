@@ -242,7 +242,7 @@ def test_a_correction_changes_nothing_where_trainer_and_engine_agree(tmp_path):
     recipe = tmp_path / "align.yaml"
     recipe.write_text(
         'align: {stages: [{name: policy, steps: 4, lr: 0.01, data: [{path: "builtin:sums"}], prompts: 4, group: 4, '
-        "rewards: [{name: length, most: 0, slack: 20, unit: characters}], updates: 2, max_tokens: 6, "
+        "rewards: [{name: length, max_length: 0, slack: 20, unit: characters}], updates: 2, max_tokens: 6, "
         "evaluate_every: 0, save_every: 1, objective: {}}]}\noptimizer: {name: adamw, lr: 0.001}\n"
     )
     for out, options in (("plain", []), ("corrected", ["align.stages.0.objective={correction: token}"])):

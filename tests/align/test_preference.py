@@ -134,7 +134,7 @@ def test_a_bad_pair_is_named_with_its_line(base, tmp_path, line, message):
         ("objective: {kind: ipo, smoothing: 0.1}", "smoothing belongs to sigmoid"),
         ("objective: {bta: 1}", "no such option of preference"),
         ("batch_pairs: 0", "at least 1"),
-        ("longest: 5", "no pair is as short as 5"),
+        ("max_length: 5", "no pair is as short as 5"),
     ],
 )
 def test_bad_options_are_refused(base, tmp_path, options, message):

@@ -365,7 +365,7 @@ def test_a_reward_that_fails_is_explained_once_in_the_log(base, tmp_path):
     lines = [{"question": f"Say {word}", "constraints": wrong} for word in WORDS]
     policy = (
         f'{{name: policy, steps: 2, data: [{{path: "{written(tmp_path / "q.jsonl", lines)}"}}], prompts: 2, group: 2, '
-        "max_tokens: 3, rewards: [{name: constraints}, {name: length, most: 4, slack: 4}], evaluate_every: 0}"
+        "max_tokens: 3, rewards: [{name: constraints}, {name: length, max_length: 4, slack: 4}], evaluate_every: 0}"
     )
     align(recipe(tmp_path, policy), base, tmp_path / "out", quiet=True)
     assert [line["reward_problems"] for line in metrics(tmp_path / "out")] == [4, 4]

@@ -78,7 +78,7 @@ class TestEveryReward:
             ("json_schema", {"default_schema": {"type": "nothing"}}),
             ("critique", {"url": "localhost"}),
             ("critique", {"key_variable": "NO_SUCH_VARIABLE_HERE"}),
-            ("length", {"least": 5, "most": 4}),
+            ("length", {"min_length": 5, "max_length": 4}),
             ("repetition", {"n": 0}),
             ("numeric", {"relative": -1.0}),
             ("code_tests", {"seconds": 0.0}),
@@ -247,11 +247,11 @@ class TestForm:
 
 class TestLength:
     def test_between_two_lengths(self) -> None:
-        reward = make("length", least=4, most=6, slack=4, unit="words")
+        reward = make("length", min_length=4, max_length=6, slack=4, unit="words")
         worth = [reward(said("word " * count)) for count in range(12)]
         assert worth == [0.0, 0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
-        assert make("length", most=3, unit="characters")(said("word")) == 0
-        assert make("length", most=3)(Answer("q", "", tokens=3)) == 1
+        assert make("length", max_length=3, unit="characters")(said("word")) == 0
+        assert make("length", max_length=3)(Answer("q", "", tokens=3)) == 1
 
     @pytest.mark.parametrize(("tokens", "worth"), [(0, 0), (16384, 0), (18432, -0.5), (20480, -1), (30000, -1)])
     def test_overlong_as_in_the_paper(self, tokens: int, worth: float) -> None:

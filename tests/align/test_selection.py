@@ -105,7 +105,7 @@ def test_more_is_asked_where_less_teaches():
     for _ in range(200):
         for share in (0.5, 0.0):  # every other question teaches something
             selector.learn((0, 0), answered(share))
-    assert selector.teaching == pytest.approx(0.5, abs=0.03) and selector.needed(8) in (16, 17)
+    assert selector.informative == pytest.approx(0.5, abs=0.03) and selector.needed(8) in (16, 17)
     for _ in range(400):
         selector.learn((0, 0), answered(0.0))
     assert selector.needed(8) == 24

@@ -22,7 +22,7 @@ def test_every_branch_is_what_it_would_be_alone(engine):
     # Nothing taught this model to fork: a bias makes it do so now and then.
     wishes = Sampling(max_tokens=24, temperature=1.0, seed=4, logit_bias={fork: 6.0}, ignore_eos=True)
     prompt = "The number 7 is a number; and as you like it"
-    answer = answer_in_branches(engine, prompt, wishes, most=5)
+    answer = answer_in_branches(engine, prompt, wishes, max_branches=5)
     assert len(answer.branches) == 5
     assert engine.page_pool.in_use == 0
     first = answer.branches[0]
@@ -50,7 +50,7 @@ def test_every_branch_is_what_it_would_be_alone(engine):
 def test_the_text_of_a_branch_stands_where_it_left(engine):
     fork = engine.tokenizer.fast.token_to_id(FORK)
     wishes = Sampling(max_tokens=12, temperature=1.0, seed=4, logit_bias={fork: 6.0}, ignore_eos=True)
-    answer = answer_in_branches(engine, "The number", wishes, most=2)
+    answer = answer_in_branches(engine, "The number", wishes, max_branches=2)
     first, detail = answer.branches
     (place,) = first.forks
     tokens, start = first.request.tokens, len(first.request.prompt)

@@ -19,7 +19,7 @@ from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Request, Sampling
 from moesaic.serve.core.scheduling_policies import SchedulingPolicy
 from moesaic.serve.core.scheduling_policies.chunked import Chunked
-from moesaic.serve.core.scheduling_policies.flow import FlowPrefill, Job, sort_out
+from moesaic.serve.core.scheduling_policies.flow import FlowPrefill, Job, split_late
 from moesaic.serve.core.ttft_predictor import TTFTPredictor
 from tests.matrix import SCHEDULING_POLICIES
 from tests.serve.tiny import LayerClock, page_bytes, tiny_model
@@ -45,8 +45,8 @@ def taught(**options: float) -> FlowPrefill:
     flow = FlowPrefill(**options)
     for new in (1, 8, 32, 128):
         for cached in (0, 64):
-            flow.prompts.observe([(new, cached)], LAYERS * (0.001 + 0.001 * new))
-            flow.answers.observe([(1, cached)] * (new % 7), LAYERS * (0.001 + 0.001 * (new % 7)))
+            flow.prefill.observe([(new, cached)], LAYERS * (0.001 + 0.001 * new))
+            flow.decode.observe([(1, cached)] * (new % 7), LAYERS * (0.001 + 0.001 * (new % 7)))
     return flow
 
 
@@ -109,7 +109,7 @@ def test_the_predictor_follows_a_machine_that_becomes_slower():
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30)), max_size=7))
 def test_as_many_jobs_as_possible_are_in_time(sizes):
     jobs = [Job(Request([1]), float(seconds), float(due), float(due), 0.0, 0) for seconds, due in sizes]
-    in_time, late = sort_out(jobs, 0.0)
+    in_time, late = split_late(jobs, 0.0)
     assert Counter(map(id, in_time + late)) == Counter(map(id, jobs))
 
     def fits(chosen: list[Job]) -> bool:
@@ -241,15 +241,15 @@ def test_answers_go_on_in_their_rhythm_while_a_long_prompt_is_read(model):
         clock = LayerClock(model)
         engine = Engine(model, policy=policy, clock=clock)
         times: list[float] = []
-        engine_follow = engine._follow
+        engine_verify = engine._verify
         writing = arriving(engine, clock, 0.0, 4, tokens=40)
 
-        def follow(share, *rest, follow=engine_follow, times=times, clock=clock, writing=writing):
+        def follow(share, *rest, follow=engine_verify, times=times, clock=clock, writing=writing):
             if share.request is writing:
                 times.append(clock())
             return follow(share, *rest)
 
-        engine._follow = follow
+        engine._verify = follow
         arriving(engine, clock, 0.05, 230, due=5.0)
         arriving(engine, clock, 0.06, 231, due=9.0)
         clock.run(engine)
@@ -395,4 +395,4 @@ def test_policies_are_found_by_name_and_their_options_checked():
         build(Method("flow", {"itl": -1.0}), SchedulingPolicy, "command line")
     with pytest.raises(UserError, match="no such option"):
         build(Method("flow", {"prompts": None}), SchedulingPolicy, "command line")
-    assert FlowPrefill().prompts is not FlowPrefill().prompts
+    assert FlowPrefill().prefill is not FlowPrefill().prefill

@@ -8,7 +8,7 @@ from scipy.stats import chisquare
 from transformers.generation import logits_process as theirs
 
 from moesaic.serve.core.request import Request, Sampling
-from moesaic.serve.core.sampler import Sampler, draw, penalised, truncated
+from moesaic.serve.core.sampler import Sampler, draw, penalized, truncated
 
 VOCAB = 40
 
@@ -124,7 +124,7 @@ def test_penalties_are_those_of_transformers_and_of_the_api():
     row = logits(2)
     asked = request(repetition_penalty=1.3)
     expected = theirs.RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([asked.tokens]), row[None].clone())[0]
-    torch.testing.assert_close(penalised(row.clone(), asked), expected)
+    torch.testing.assert_close(penalized(row.clone(), asked), expected)
 
     asked = request(presence_penalty=0.5, frequency_penalty=0.25, logit_bias={7: 3.0})
     asked.tokens += [11, 11, 12]
@@ -132,7 +132,7 @@ def test_penalties_are_those_of_transformers_and_of_the_api():
     expected[11] -= 0.5 + 2 * 0.25
     expected[12] -= 0.5 + 0.25
     expected[7] += 3.0  # the prompt is not counted
-    torch.testing.assert_close(penalised(row.clone(), asked), expected)
+    torch.testing.assert_close(penalized(row.clone(), asked), expected)
 
 
 def test_greedy_takes_the_likeliest_after_bias_and_holds_off_the_end():

@@ -1,10 +1,10 @@
-"""A critic for PPO: a second model with a value head, which expects of every token what will come of it.
+"""A critic for PPO: a second model with a value head, which estimates the return at every token.
 
 critic: {lr: 0.0005, pretrain: 20, adaptive: 0.05, kl: 0.02}
 
-VAPO's pieces (Seed): the critic is taught alone first, while the policy is frozen; its own targets are not shortened
-(`value_decay` 1) while the policy's advantages are (`decay`), for long answers less (`adaptive`). ChatGLM-RLHF's: the
-reward may be taken against the question's other answers (`baseline`), which takes the questions' own variance away.
+VAPO's pieces (Seed): the critic is pretrained first, while the policy is frozen; its own targets are not shortened
+(`value_decay` 1) while the policy's advantages are (`decay`), for long completions less (`adaptive`). ChatGLM-RLHF's:
+the reward may be taken against the prompt's other completions (`baseline`), without the prompts' own variance.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class CriticOptions:
     clip: float = 0.2  # how far a value may go from what it was before; 0: any distance
     discount: float = 1.0
     decay: float = 0.95  # GAE's lambda of the policy's advantages
-    adaptive: float = 0.0  # above 0, lambda is 1 - 1 / (adaptive * length), for each answer (VAPO)
+    adaptive: float = 0.0  # above 0, lambda is 1 - 1 / (adaptive * length), for each completion (VAPO)
     value_decay: float = 1.0  # lambda of what the critic learns
     kl: float = 0.0  # weight of the distance from the reference, taken off every token's reward
-    baseline: bool = False  # the reward is the stage's advantage: the question's mean is taken off
+    baseline: bool = False  # the reward is the stage's advantage: the prompt's mean is taken off
     whiten: bool = True  # advantages of a batch to mean 0 and spread 1
 
     def __post_init__(self) -> None:
@@ -51,7 +51,7 @@ class CriticOptions:
             raise ValueError("critic: discount, decay and value_decay are from 0 to 1")
 
     def decay_of(self, tokens: int) -> float:
-        """Long answers look further ahead: with a fixed lambda the end's reward would never reach their beginning."""
+        """Long completions look further ahead: with a fixed lambda the end's reward would never reach their start."""
         return min(max(1 - 1 / (self.adaptive * tokens), 0.0), 1.0) if self.adaptive else self.decay
 
 
@@ -73,7 +73,7 @@ class Critic:
         self.optimizer = AdamW(lr=options.lr, weight_decay=0.0).build(self.model.named_parameters())
 
     def values(self, batch: Batch) -> Tensor:
-        """Before every token of an answer, at the row that predicts it: what the critic expects from there on."""
+        """Before every token of a completion, at the row that predicts it: what the critic expects from there on."""
         assert self.model.value is not None
         batch = batch.to(self.model.device)
         values_T: Tensor = self.model.value(self.model(batch.tokens_T, layout_of(batch)))
@@ -89,7 +89,7 @@ class Critic:
         advantage_T = torch.zeros_like(values_T)
         start = 0
         for length in batch.lengths:
-            # Tokens that a tool said are nobody's doing: the answer's own follow each other.
+            # Tokens that a tool returned are nobody's doing: the completion's own follow each other.
             rows_N = start + (batch.targets_T[start : start + length] != IGNORED).nonzero().squeeze(1)
             start += length
             if not len(rows_N):
@@ -113,7 +113,7 @@ class Critic:
         return {
             "value": float(values_N.mean()),
             "return": float(returns_N.mean()),
-            # 1: the critic foresaw every return; 0: no better than their mean
+            # explained variance: 1 if the critic predicted every return, 0 if no better than their mean
             "value_explained": 1 - float((returns_N - values_N).var(correction=0)) / spread if spread > TINY else 0.0,
         }
 

@@ -1,1 +1,1 @@
-"""Preference data: pairs of answers, packed for DPO and its kin, and for reward models."""
+"""Preference data: pairs of completions, packed for DPO and its kin, and for reward models."""

@@ -138,7 +138,7 @@ class PairSource:
 
 
 def read_source(
-    tokenizer: Tokenizer, path: str, split: Split, most: int, longest: int, first: int = 0, seed: int = 0
+    tokenizer: Tokenizer, path: str, split: Split, max_pairs: int, max_length: int, first: int = 0, seed: int = 0
 ) -> tuple[list[Pair], int]:
     """The pairs of one source, numbered from `first`, and how many were left out because they are too long. To train
     on, every seed has tasks of its own."""
@@ -147,13 +147,13 @@ def read_source(
         family = path.removeprefix(BUILTIN)
         tasks = TaskExamples(family, split)
         begin = tasks.first_of(seed) if split == "train" else 0
-        pairs = [task_pair(tokenizer, family, tasks, begin + index, first + index) for index in range(most)]
+        pairs = [task_pair(tokenizer, family, tasks, begin + index, first + index) for index in range(max_pairs)]
     else:
         for place, line in json_lines(Path(path)):
             pairs.append(read_pair(tokenizer, line, place, first + len(pairs)))
-    short = [pair for pair in pairs if max(len(side.tokens) for side in pair.sides) <= longest]
+    short = [pair for pair in pairs if max(len(side.tokens) for side in pair.sides) <= max_length]
     if not short:
-        raise UserError(path, f"no pair is as short as {longest} tokens", "Raise the stage's longest.")
+        raise UserError(path, f"no pair is as short as {max_length} tokens", "Raise the stage's max_length.")
     return short, len(pairs) - len(short)
 
 

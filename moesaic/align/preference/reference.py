@@ -1,7 +1,7 @@
-"""How likely every answer of every pair was before the stage: computed once, kept in the run's directory.
+"""Reference log-probabilities: of both completions of every pair, before the stage; computed once, kept in the run.
 
 The file is named after the model's weights and the pairs' tokens, so it is never taken for another's; it is replaced
-whole, and a run that was stopped while computing goes on from what is there.
+whole, and a run that was stopped while computing resumes from what is there.
 """
 
 from __future__ import annotations

@@ -97,19 +97,19 @@ def step_rows(
 
 
 def read_judged(
-    tokenizer: Tokenizer, path: str, split: Split, most: int, longest: int, first: int = 0, seed: int = 0
+    tokenizer: Tokenizer, path: str, split: Split, max_pairs: int, max_length: int, first: int = 0, seed: int = 0
 ) -> tuple[list[Judgeable], int]:
     """Pairs and answers with judged steps of one source, and how many were too long; a file may hold both kinds."""
     if path.startswith(BUILTIN):
-        pairs, left_out = read_source(tokenizer, path, split, most, longest, first, seed)
+        pairs, left_out = read_source(tokenizer, path, split, max_pairs, max_length, first, seed)
         return list(pairs), left_out
     found: list[Judgeable] = []
     for place, line in json_lines(Path(path)):
         read = read_steps if "steps" in line else read_pair
         found.append(read(tokenizer, line, place, first + len(found)))
-    short = [one for one in found if max(map(len, _sequences(one))) <= longest]
+    short = [one for one in found if max(map(len, _sequences(one))) <= max_length]
     if not short:
-        raise UserError(path, f"nothing is as short as {longest} tokens", "Raise the stage's longest.")
+        raise UserError(path, f"nothing is as short as {max_length} tokens", "Raise the stage's max_length.")
     return short, len(found) - len(short)
 
 

@@ -42,7 +42,7 @@ class Rule:
 def collect(
     engine: Engine,
     examples: Mixture,
-    questions: int,
+    prompts: int,
     group: int,
     sampling: Mapping[str, Any],
     rewards: Sequence[tuple[str, float, Reward]],
@@ -59,16 +59,16 @@ def collect(
     lines: dict[str, list[dict[str, Any]]] = {"samples": [], "kept": [], "pairs": []}
     order = examples.at([0] * len(examples.sources))
     scores: list[float] = []
-    answered = 0
-    for start in range(0, questions, AT_ONCE):
-        asked = [next(order) for _ in range(min(AT_ONCE, questions - start))]
-        seeds = [seed_of(seed, start + number) for number in range(len(asked))]
-        rollouts = generate(engine, asked, group, sampling, rewards, seeds)
-        for example, samples in zip(asked, rollouts.groups, strict=True):
+    solved = 0
+    for start in range(0, prompts, AT_ONCE):
+        batch = [next(order) for _ in range(min(AT_ONCE, prompts - start))]
+        seeds = [seed_of(seed, start + number) for number in range(len(batch))]
+        rollouts = generate(engine, batch, group, sampling, rewards, seeds)
+        for example, samples in zip(batch, rollouts.groups, strict=True):
             kept, pair = chosen(samples, rule)
             scores += [sample.judged.total for sample in samples]
-            answered += bool(kept)
-            base = _question(example)
+            solved += bool(kept)
+            base = _prompt(example)
             lines["samples"] += [
                 base | {"text": sample.text, "score": sample.judged.total, "problems": list(sample.judged.problems)}
                 for sample in samples
@@ -85,7 +85,7 @@ def collect(
     notes = {
         "sampled_reward": sum(scores) / len(scores),
         "sampled_right": sum(score >= rule.right for score in scores) / len(scores),
-        "questions_answered": answered / questions,
+        "questions_answered": solved / prompts,
         "answers_kept": float(len(lines["kept"])),
         "pairs_made": float(len(lines["pairs"])),
     }
@@ -112,7 +112,7 @@ def key_of(*parts: Any) -> str:
     return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()
 
 
-def _question(example: Example) -> dict[str, Any]:
+def _prompt(example: Example) -> dict[str, Any]:
     tools = {"tools": example.facts["tools"]} if "tools" in example.facts else {}
     return {"messages": list(example.messages)} | tools
 

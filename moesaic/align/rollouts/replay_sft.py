@@ -1,15 +1,16 @@
 """SFT replay (ChatGLM-RLHF's guard against forgetting): conversations trained on in the same steps as the rollouts.
 
-remember: {data: [{path: chats.jsonl}], weight: 0.1, batch_tokens: 1024}
+replay_sft: {data: [{path: chats.jsonl}], weight: 0.1, batch_tokens: 1024}
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import AliasChoices, Field
 from torch import Tensor
 
 from moesaic.align.sft import ConversationStream
@@ -23,12 +24,12 @@ class ReplaySftOptions:
     data: Data = ()
     weight: float = 0.1  # of the conversations' loss per token
     batch_tokens: int = 1024
-    longest: int = 1024
+    max_length: Annotated[int, Field(validation_alias=AliasChoices("max_length", "longest"))] = 1024
 
     def __post_init__(self) -> None:
         sources(self.data)
-        if not self.weight > 0 or min(self.batch_tokens, self.longest) < 1:
-            raise ValueError("remember: weight is above 0, batch_tokens and longest are at least 1")
+        if not self.weight > 0 or min(self.batch_tokens, self.max_length) < 1:
+            raise ValueError("replay_sft: weight is above 0, batch_tokens and max_length are at least 1")
 
 
 class ReplaySftStream:

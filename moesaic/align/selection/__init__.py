@@ -1,9 +1,9 @@
-"""Which questions are asked next. Each way of choosing is one file, found by its name.
+"""Which prompts are sampled next. Each way of choosing is one file, found by its name.
 
     selection: {name: rlcs, middle: 0.5}
 
 A selection is options; its selector has the state: what was chosen, and what came of it. The state is plain JSON and
-goes with every checkpoint, so a run that goes on asks what it would have asked.
+goes with every checkpoint, so a resumed run samples the prompts it would have sampled.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Selector:
-    """Chooses, and is told what came of it."""
+    """Chooses, and learns from what came of it."""
 
     def choose(self, count: int) -> list[Place]:
         raise NotImplementedError
@@ -34,11 +34,11 @@ class Selector:
         return places
 
     def needed(self, count: int) -> int:
-        """How many questions to ask at once so that `count` of them teach something (dynamic sampling)."""
+        """How many prompts to sample at once so that `count` of them are informative (dynamic sampling)."""
         return count
 
     def learn(self, place: Place, group: Sequence[Sample]) -> None:
-        """All answers to a question that was chosen."""
+        """All completions of a prompt that was chosen."""
 
     def state(self) -> dict[str, Any]:
         raise NotImplementedError

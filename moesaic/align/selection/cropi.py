@@ -1,13 +1,13 @@
-"""Questions by their off-policy influence (CROPI): learn from those whose policy gradient points where the gradient of
+"""Prompts by their off-policy influence (CROPI): learn from those whose policy gradient points where the gradient of
 a validation set points.
 
     selection: {name: cropi, pool: 96, validation: 16, share: 0.25, every: 10}
 
-There is a pool of questions, the first of them for validation. Each is asked once; from then on, every `every` sets of
-rollouts, the gradient of each question is computed from its stored answers under the weights of now (no new rollouts),
-shrunk by dropping most of its dimensions and then by a sparse random projection, and the questions with the largest
-inner product with the validation gradient, `share` of the pool, are what is asked until the next time. Validation
-questions are asked again each time, so that their answers stay those of a recent policy.
+There is a pool of prompts, the first of them for validation. Each is sampled once; from then on, every `every` sets of
+rollouts, the gradient of each prompt is computed from its stored completions under the weights of now (no rollouts),
+shrunk by dropping most of its dimensions and then by a sparse random projection, and the prompts with the largest
+inner product with the validation gradient, `share` of the pool, are what is sampled until the next time. Validation
+prompts are sampled again each time, so that their completions stay those of a recent policy.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cropi(Selection):
-    pool: int = 128  # questions in play, validation included
+    pool: int = 128  # prompts in play, validation included
     validation: int = 16
-    share: float = 0.25  # of the pool that is asked until the next selection
-    every: int = 10  # times questions are chosen, between selections
+    share: float = 0.25  # of the pool that is sampled until the next selection
+    every: int = 10  # times prompts are chosen, between selections
     kept: int = 65_536  # dimensions of the gradient that are not dropped
     dims: int = 1024  # that they are projected to
     density: float = 0.01  # of the projection
@@ -55,9 +55,9 @@ class ByInfluence(Selector):
         self.options, self.model, self.seed = options, model, seed
         turns = examples.at([0] * len(examples.sources))
         self.pool = [turns.turn() for _ in range(options.pool)]
-        self.queue: list[Place] = list(self.pool)  # to be asked before anything is chosen
+        self.queue: list[Place] = list(self.pool)  # to be sampled before anything is chosen
         self.selected: list[Place] = []
-        self.stored: dict[Place, list[dict[str, Any]]] = {}  # the latest answers to each question
+        self.stored: dict[Place, list[dict[str, Any]]] = {}  # the latest completions of each prompt
         self.since = 0
         self.chosen = 0
         self.influence: dict[Place, float] = {}
@@ -123,7 +123,7 @@ class ByInfluence(Selector):
             if self.stored.get(place):
                 wanted_K += shrink(gradient(self.model, self.stored[place]))
         known = [place for place in others if self.stored.get(place)]
-        # A question whose answers are all worth the same has no gradient, and no influence.
+        # A prompt whose completions all have the same reward has no gradient, and no influence.
         self.influence = dict.fromkeys(others, 0.0)
         self.influence |= {p: float(shrink(gradient(self.model, self.stored[p])) @ wanted_K) for p in known}
         best = sorted(others, key=lambda place: (-self.influence[place], place))
@@ -133,7 +133,7 @@ class ByInfluence(Selector):
 
 
 def gradient(model: Model, answers: Sequence[Mapping[str, Any]]) -> list[Tensor]:
-    """Of the expected reward, from answers that were given earlier, at the weights of now."""
+    """Of the expected reward, from completions that were sampled earlier, at the weights of now."""
     tokens: list[int] = []
     targets: list[int] = []
     advantages: list[float] = []

@@ -1,4 +1,4 @@
-"""Every question in its turn, the sources mixed by their weights."""
+"""Every prompt in its turn, the sources mixed by their weights."""
 
 from __future__ import annotations
 

@@ -22,21 +22,21 @@ Data = tuple[dict[str, Any], ...]
 @dataclass(frozen=True)
 class Stage:
     exact: ClassVar[bool] = False  # whether trainer and engine must agree to the bit
-    headed: ClassVar[bool] = False  # whether a value head is learned
-    goes_on: ClassVar[bool] = True  # whether the next stage goes on from what this one makes
+    value_head: ClassVar[bool] = False  # whether a value head is trained
+    continues: ClassVar[bool] = True  # whether the next stage starts from what this one makes
 
     steps: Steps = 100
     lr: float | None = None  # else the recipe's
     save_every: Count = 50
     evaluate_every: Natural = 10
-    evaluate: Natural = 64  # held-out questions that accuracy is measured on
+    evaluate: Natural = 64  # held-out tasks that accuracy is measured on
     seed: Seed = 0
 
     def check(self) -> None:
-        """What can be seen to be wrong before any stage is run; what an earlier one will make is not there yet."""
+        """Validate what can be, before any stage is run; what an earlier one will make is not there yet."""
         raise NotImplementedError
 
-    def learned_by(self) -> Method:
+    def objective_method(self) -> Method:
         """The objective."""
         raise NotImplementedError
 

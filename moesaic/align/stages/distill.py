@@ -1,9 +1,9 @@
-"""Learning from a teacher's whole distribution: on conversations as they are, or on the student's own answers.
+"""Distillation from a teacher's whole distribution: on conversations as they are, or on the student's own completions.
 
 align:
   stages:
     - {name: distill, teacher: out/large, data: [{path: chats.jsonl}], steps: 200}
-    - {name: distill, teacher: out/large, data: [{path: questions.jsonl}], on: policy, prompts: 16, direction: reverse}
+    - {name: distill, teacher: out/large, data: [{path: prompts.jsonl}], on: policy, prompts: 16, direction: reverse}
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ class Distill(Stage):
     data: Data = ()
     on: Literal["data", "policy"] = "data"
     weight: float = 1.0  # of the teacher; the rest is that of the tokens themselves (of data only)
-    softness: float = 1.0  # the temperature at which teacher and student are compared
-    direction: Literal["forward", "reverse"] = "forward"  # reverse: what the teacher would not say is not said
+    kl_temperature: float = 1.0  # of both softmaxes in the KL
+    direction: Literal["forward", "reverse"] = "forward"  # KL(teacher, student), or reverse: mode-seeking
     batch_tokens: int = 4096  # on data
-    longest: int = 1024
-    prompts: int = 16  # on policy: questions of a step
-    max_tokens: int = 64  # of an answer
-    temperature: float = 1.0  # of the student's answers
+    max_length: int = 1024
+    prompts: int = 16  # on policy: prompts of a step
+    max_tokens: int = 64  # of a completion
+    temperature: float = 1.0  # of the student's sampling
 
     def __post_init__(self) -> None:
         sources(self.data)
         if not self.teacher:
             raise ValueError("distill needs a teacher, a model directory")
-        if min(self.batch_tokens, self.longest, self.prompts, self.max_tokens) < 1:
-            raise ValueError("batch_tokens, longest, prompts and max_tokens are at least 1")
+        if min(self.batch_tokens, self.max_length, self.prompts, self.max_tokens) < 1:
+            raise ValueError("batch_tokens, max_length, prompts and max_tokens are at least 1")
         if self.on == "policy" and self.weight != 1.0:
-            raise ValueError("on policy only the teacher teaches: weight is 1")
+            raise ValueError("on policy there is only the teacher's KL: weight is 1")
 
     def check(self) -> None:
         self._examples(there(self.data))
@@ -56,8 +56,8 @@ class Distill(Stage):
         if not is_stage_output(self.teacher):
             match(open_checkpoint(self.teacher))
 
-    def learned_by(self) -> Method:
-        options = {"teacher": self.teacher, "weight": self.weight, "temperature": self.softness}
+    def objective_method(self) -> Method:
+        options = {"teacher": self.teacher, "weight": self.weight, "temperature": self.kl_temperature}
         return Method("distill", options | {"direction": self.direction})
 
     def stream(self, model: Model) -> Stream:
@@ -65,8 +65,8 @@ class Distill(Stage):
         check_teacher(Path(self.teacher), model.tokenizer)
         examples = self._examples(self.data)
         if self.on == "data":
-            longest = min(self.longest, model.config.context)
-            return ConversationStream(model.tokenizer, examples, self.batch_tokens, longest)
+            max_length = min(self.max_length, model.config.context)
+            return ConversationStream(model.tokenizer, examples, self.batch_tokens, max_length)
         sampling = {"max_tokens": self.max_tokens, "temperature": self.temperature}
         engine = Engine(model, max_requests=self.prompts, seed=self.seed)
         return OnPolicyStream(engine, examples, self.prompts, sampling, self.seed)

@@ -70,7 +70,7 @@ class Policy(Stage):
     environment: dict[str, Any] | str | None = None  # several turns, with tools; else a prompt and its completion
     asynchronous: AsyncOptions | None = None  # rollouts by workers on Ray, beside the trainer
     critic: CriticOptions | None = None  # PPO: advantages of tokens, by a value model
-    remember: ReplaySftOptions | None = None  # SFT in the same steps, against forgetting
+    replay_sft: ReplaySftOptions | None = None  # SFT in the same steps, against forgetting
     drafter: str | None = None
     record_routes: bool = True
 
@@ -96,8 +96,8 @@ class Policy(Stage):
                 raise ValueError("run_ahead wants a drafter, whose trees it fills, and no environment")
         if self.environment is not None and (self.temperature != 1.0 or self.top_p < 1.0 or self.top_k):
             raise ValueError("an environment wants temperature 1 without top_p and top_k")
-        if self.remember is not None and self.objective.get("replay"):
-            raise ValueError("remember does not go with replay: nobody routed those conversations before")
+        if self.replay_sft is not None and self.objective.get("replay"):
+            raise ValueError("replay_sft does not go with replay: nobody routed those conversations before")
 
     def check(self) -> None:
         self._examples(there(self.data))
@@ -107,23 +107,23 @@ class Policy(Stage):
         self._drafter()
         if (world := self.world()) is not None:
             world.check()
-        if self.remember is not None:
-            open_conversations(there(self.remember.data), self.seed)
+        if self.replay_sft is not None:
+            open_conversations(there(self.replay_sft.data), self.seed)
         if self.critic is not None and self.critic.model and not is_stage_output(self.critic.model):
             require_head(Path(self.critic.model))
 
-    def learned_by(self) -> Method:
+    def objective_method(self) -> Method:
         return Method("policy", {"temperature": self.temperature} | self.objective)
 
     def stream(self, model: Model) -> Stream:
         found = self.rollouts(model)
         if self.critic is not None:
             found = CriticStream(found, Critic(model, self.critic))
-        if self.remember is not None:
+        if self.replay_sft is not None:
             assert model.tokenizer is not None
-            replay, longest = self.remember, min(self.remember.longest, model.config.context)
+            replay, max_length = self.replay_sft, min(self.replay_sft.max_length, model.config.context)
             examples = open_conversations(replay.data, self.seed)
-            conversations = ConversationStream(model.tokenizer, examples, replay.batch_tokens, longest)
+            conversations = ConversationStream(model.tokenizer, examples, replay.batch_tokens, max_length)
             found = ReplaySftStream(found, conversations, replay.weight)
         return found
 

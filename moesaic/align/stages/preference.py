@@ -1,4 +1,4 @@
-"""Learning from pairs of answers (DPO and its kin): data is JSON lines of {prompt | messages, chosen, rejected}.
+"""Preference optimization (DPO and its kin): data is JSON lines of {prompt | messages, chosen, rejected}.
 
 align:
   stages:
@@ -36,24 +36,24 @@ class Preference(Stage):
     held_out: Data = ()  # pairs that accuracy is measured on; by default those of builtin families' test split
     pairs: int = 1000  # taken of each builtin source
     batch_pairs: int = 32  # pairs of a step
-    longest: int = 1024  # tokens of a question with its answer; longer pairs are left out
+    max_length: int = 1024  # tokens of a prompt with its completion; longer pairs are left out
     objective: dict[str, Any] = field(default_factory=dict)  # options of the preference objective
 
     def __post_init__(self) -> None:
         sources(self.data, PAIRS)
         if self.held_out:
             sources(self.held_out, PAIRS)
-        if min(self.pairs, self.batch_pairs, self.longest) < 1:
-            raise ValueError("pairs, batch_pairs and longest are at least 1")
+        if min(self.pairs, self.batch_pairs, self.max_length) < 1:
+            raise ValueError("pairs, batch_pairs and max_length are at least 1")
 
     def check(self) -> None:
         check_pairs(there((*self.data, *self.held_out)))
 
-    def learned_by(self) -> Method:
+    def objective_method(self) -> Method:
         return Method("preference", self.objective)
 
     def open(self, model: Model, out: Path) -> Stream:
-        read, left_out = read_pairs(model, self.data, "train", self.pairs, self.longest, self.seed)
+        read, left_out = read_pairs(model, self.data, "train", self.pairs, self.max_length, self.seed)
         opened = [PairSource(pairs, self.seed) for pairs in read]
         weights = [float(source.get("weight", 1.0)) for source in self.data]
         notes = {"pairs_left_out": float(left_out)}
@@ -70,17 +70,17 @@ class Preference(Stage):
         data, split = held_out_data(self.data, self.held_out)
         if not data or not self.evaluate:
             return None
-        read, _ = read_pairs(model, data, split, self.evaluate, self.longest)
+        read, _ = read_pairs(model, data, split, self.evaluate, self.max_length)
         return PairAccuracy(model, [pair for pairs in read for pair in pairs][: self.evaluate], self._objective())
 
     def _objective(self) -> PreferenceObjective:
-        objective = build(self.learned_by(), Objective, "align.stages: objective")
+        objective = build(self.objective_method(), Objective, "align.stages: objective")
         assert isinstance(objective, PreferenceObjective)
         return objective
 
 
 class PairAccuracy:
-    """The share of held-out pairs whose chosen answer the model holds to be worth more. `model` has its weights from
+    """The share of held-out pairs whose chosen completion has the higher implicit reward. `model` has its weights from
     before the stage."""
 
     def __init__(self, model: Model, pairs: list[Pair], objective: PreferenceObjective) -> None:
@@ -103,7 +103,7 @@ def held_out_data(data: Data, held_out: Data) -> tuple[Data, Split]:
 
 
 def read_pairs(
-    model: Model, data: Data, split: Split, most: int, longest: int, seed: int = 0
+    model: Model, data: Data, split: Split, max_pairs: int, max_length: int, seed: int = 0
 ) -> tuple[list[list[Pair]], int]:
     """The pairs of each source, numbered through, and how many were too long."""
     assert model.tokenizer is not None
@@ -111,8 +111,8 @@ def read_pairs(
     first = left_out = 0
     for source in data:
         path = str(source["path"])
-        most_tokens = min(longest, model.config.context)
-        pairs, long = read_source(model.tokenizer, path, split, most, most_tokens, first, seed)
+        max_tokens = min(max_length, model.config.context)
+        pairs, long = read_source(model.tokenizer, path, split, max_pairs, max_tokens, first, seed)
         read.append(pairs)
         left_out += long
         first = max(pair.number for pair in pairs) + 1

@@ -1,12 +1,12 @@
-"""Rejective fine-tuning (ChatGLM-Math): answers of the model itself, judged; the good ones are learned.
+"""Rejection-sampling fine-tuning (ChatGLM-Math): completions of the model itself, scored; SFT on the good ones.
 
 align:
   stages:
-    - {name: rejection, data: [{path: "builtin:chain_sum"}], rewards: [{name: task}], questions: 200, group: 8}
+    - {name: rejection, data: [{path: "builtin:chain_sum"}], rewards: [{name: task}], prompts: 200, group: 8}
     - {name: preference, data: [{path: "stage:1/rejection/pairs.jsonl"}]}
 
 The paper's critic is one of the rewards: `critique` (any model behind a URL, also this one) or `model`. The second
-stage learns from the same samples, the best answer to a question against the worst.
+stage learns from the same samples, the best completion of a prompt against the worst.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from moesaic.serve.core.request import Sampling
 class Rejection(Stage):
     data: Data = ()
     rewards: tuple[dict[str, Any], ...] = ({"name": "task"},)
-    questions: int = 256
-    group: int = 8  # answers to each
-    right: float = 1.0  # the score from which on an answer is good
-    keep: int = 4  # good answers to a question that are learned, at most
+    prompts: int = 256
+    group: int = 8  # completions of each
+    right: float = 1.0  # the score from which on a completion is good
+    keep: int = 4  # good completions of a prompt that are trained on, at most
     margin: float = 0.0  # least distance of the scores of a pair
     max_tokens: int = 64
     temperature: float = 1.0
     batch_tokens: int = 4096
-    longest: int = 1024
+    max_length: int = 1024
 
     def __post_init__(self) -> None:
         sources(self.data)
         named(self.rewards)
-        if min(self.questions, self.group, self.keep, self.max_tokens, self.batch_tokens, self.longest) < 1:
-            raise ValueError("questions, group, keep, max_tokens, batch_tokens and longest are at least 1")
+        if min(self.prompts, self.group, self.keep, self.max_tokens, self.batch_tokens, self.max_length) < 1:
+            raise ValueError("prompts, group, keep, max_tokens, batch_tokens and max_length are at least 1")
 
     def check(self) -> None:
         open_prompts(there(self.data), self.seed)
         check_rewards(self.rewards, self.data)
         Sampling(self.max_tokens, self.temperature)
 
-    def learned_by(self) -> Method:
+    def objective_method(self) -> Method:
         return Method("next_token")
 
     def open(self, model: Model, out: Path) -> Stream:
@@ -66,7 +66,7 @@ class Rejection(Stage):
         notes = collect(
             Engine(model, max_requests=64, seed=self.seed),
             open_prompts(self.data, self.seed),
-            self.questions,
+            self.prompts,
             self.group,
             {"max_tokens": self.max_tokens, "temperature": self.temperature},
             weighted_rewards(self.rewards),
@@ -76,8 +76,8 @@ class Rejection(Stage):
             key_of(options, fingerprint(model)),
         )
         kept = Mixture([FileExamples(folder / "kept.jsonl", self.seed)], [1.0])
-        longest = min(self.longest, model.config.context)
-        return _Noted(model.tokenizer, kept, self.batch_tokens, longest, notes)
+        max_length = min(self.max_length, model.config.context)
+        return _Noted(model.tokenizer, kept, self.batch_tokens, max_length, notes)
 
     def measure(self, model: Model) -> Measure | None:
         return Accuracy.of(self.data, self.evaluate, self.max_tokens)
@@ -92,7 +92,7 @@ class _Noted(ConversationStream):
 
     def from_position(self, position: Any) -> _Noted:
         plain = super().from_position(position)
-        made = _Noted(self.tokenizer, plain.examples, self.batch_tokens, self.longest, self.notes)
+        made = _Noted(self.tokenizer, plain.examples, self.batch_tokens, self.max_length, self.notes)
         made.left_out = plain.left_out
         return made
 

@@ -1,11 +1,11 @@
-"""A reward model: the model with a value head, taught which answer of a pair is better and which steps are right.
+"""A reward model: the model with a value head, trained on which completion of a pair is better, which steps are right.
 
 align:
   stages:
     - {name: reward_model, steps: 200, data: [{path: pairs.jsonl}], lengths: weigh, objective: {stability: 0.01}}
-    - {name: policy, rewards: [{name: model, path: "stage:1"}], data: [{path: questions.jsonl}]}
+    - {name: policy, rewards: [{name: model, path: "stage:1"}], data: [{path: prompts.jsonl}]}
 
-The next stage goes on from the model this one began with, and may use what this one made (`stage:1`).
+The next stage starts from the model this one started from, and may use what this one made (`stage:1`).
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from moesaic.model.transformer import Model
 
 @dataclass(frozen=True)
 class RewardModel(Stage):
-    headed: ClassVar[bool] = True
-    goes_on: ClassVar[bool] = False
+    value_head: ClassVar[bool] = True
+    continues: ClassVar[bool] = False
 
     data: Data = ()
     held_out: Data = ()  # what accuracy is measured on; by default builtin families' test split
     pairs: int = 1000  # taken of each builtin source
-    batch_pairs: int = 32  # pairs, or answers with judged steps, of a step
-    longest: int = 1024
+    batch_pairs: int = 32  # pairs, or completions with labelled steps, of a step
+    max_length: int = 1024
     lengths: Lengths = "as_they_are"  # ChatGLM-RLHF's balancing of lengths
     objective: dict[str, Any] = field(default_factory=dict)
 
@@ -51,13 +51,13 @@ class RewardModel(Stage):
         sources(self.data, PAIRS)
         if self.held_out:
             sources(self.held_out, PAIRS)
-        if min(self.pairs, self.batch_pairs, self.longest) < 1:
-            raise ValueError("pairs, batch_pairs and longest are at least 1")
+        if min(self.pairs, self.batch_pairs, self.max_length) < 1:
+            raise ValueError("pairs, batch_pairs and max_length are at least 1")
 
     def check(self) -> None:
         check_pairs(there((*self.data, *self.held_out)), check_judged)
 
-    def learned_by(self) -> Method:
+    def objective_method(self) -> Method:
         return Method("reward_model", self.objective)
 
     def stream(self, model: Model) -> Stream:
@@ -83,14 +83,14 @@ class RewardModel(Stage):
         read, _ = self._read(model, data, split, self.evaluate)
         return JudgedAccuracy([item for items in read for item in items][: self.evaluate])
 
-    def _read(self, model: Model, data: Data, split: Split, most: int) -> tuple[list[list[Judgeable]], int]:
+    def _read(self, model: Model, data: Data, split: Split, max_pairs: int) -> tuple[list[list[Judgeable]], int]:
         assert model.tokenizer is not None
-        longest = min(self.longest, model.config.context)
+        max_length = min(self.max_length, model.config.context)
         read: list[list[Judgeable]] = []
         first = left_out = 0
         for source in data:
             path = str(source["path"])
-            items, long = read_judged(model.tokenizer, path, split, most, longest, first, self.seed)
+            items, long = read_judged(model.tokenizer, path, split, max_pairs, max_length, first, self.seed)
             read.append(items)
             first, left_out = max(item.number for item in items) + 1, left_out + long
         return read, left_out

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on conversations; loss on what the assistant says.
+"""Supervised fine-tuning on conversations; loss on the assistant's tokens.
 
 align: {stages: [{name: sft, steps: 200, data: [{path: chats.jsonl}], batch_tokens: 4096}]}
 """
@@ -21,26 +21,26 @@ from moesaic.model.transformer import Model
 class Sft(Stage):
     data: Data = ()
     batch_tokens: int = 4096
-    longest: int = 1024
-    max_tokens: int = 64  # of an answer, where accuracy is measured
+    max_length: int = 1024
+    max_tokens: int = 64  # of a completion, where accuracy is measured
 
     def __post_init__(self) -> None:
         sources(self.data)
-        if min(self.batch_tokens, self.longest, self.max_tokens) < 1:
-            raise ValueError("batch_tokens, longest and max_tokens are at least 1")
+        if min(self.batch_tokens, self.max_length, self.max_tokens) < 1:
+            raise ValueError("batch_tokens, max_length and max_tokens are at least 1")
 
     def check(self) -> None:
         open_conversations(there(self.data), self.seed)
 
-    def learned_by(self) -> Method:
+    def objective_method(self) -> Method:
         return Method("next_token")
 
     def stream(self, model: Model) -> Stream:
         assert model.tokenizer is not None
-        longest = min(self.longest, model.config.context)
+        max_length = min(self.max_length, model.config.context)
         examples = open_conversations(self.data, self.seed)
         readers = min(4, hardware.threads() // 4) if model.device.type == "cuda" else 0  # a CPU is busy with learning
-        return ConversationStream(model.tokenizer, examples, self.batch_tokens, longest, readers)
+        return ConversationStream(model.tokenizer, examples, self.batch_tokens, max_length, readers)
 
     def measure(self, model: Model) -> Measure | None:
         return Accuracy.of(self.data, self.evaluate, self.max_tokens)

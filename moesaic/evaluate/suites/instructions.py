@@ -9,10 +9,9 @@ are those of the reward `constraints` (docs/align.md).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from moesaic.errors import UserError
-from moesaic.evaluate.questions import Question, QuestionSuite, read_lines, text_under
+from moesaic.evaluate.questions import FileQuestions, Question, read_lines, text_under
 from moesaic.evaluate.suites import SuiteContext
 from moesaic.worlds.judges.constraints import share_kept
 
@@ -20,19 +19,8 @@ EXAMPLE = '{"prompt": "Describe the sea.", "constraints": [{"kind": "max_words",
 
 
 @dataclass(frozen=True)
-class Instructions(QuestionSuite):
-    examples: int = 0  # 0: the whole file
-    max_tokens: int = 256
+class Instructions(FileQuestions):
     share: bool = False  # count the share of constraints that are kept, not whether all are
-
-    takes_data = True
-
-    def __post_init__(self) -> None:
-        if self.examples < 0 or self.max_tokens < 1:
-            raise ValueError("examples must be at least 0 (the whole file), and max_tokens at least 1")
-
-    def check(self, data: Path | None) -> None:
-        self.questions(SuiteContext(data))
 
     def questions(self, context: SuiteContext) -> list[Question]:
         found = []

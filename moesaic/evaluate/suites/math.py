@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from moesaic.errors import UserError
-from moesaic.evaluate.questions import Question, QuestionSuite, read_lines, text_under
+from moesaic.evaluate.questions import FileQuestions, Question, read_lines, text_under
 from moesaic.evaluate.suites import SuiteContext
 from moesaic.worlds.judges.answer_part import after_thought, last_box
 from moesaic.worlds.judges.math_worker import MathWorker
@@ -26,20 +25,10 @@ IN_WORDS = re.compile(rf"(?:[^\W\d_]{{2,}}[,:]?\s+)*({NUMBER.pattern})(?:\s+[^\W
 
 
 @dataclass(frozen=True)
-class Math(QuestionSuite):
-    examples: int = 0  # 0: the whole file
+class Math(FileQuestions):
     max_tokens: int = 512
     instruction: str = "Think step by step, and end with the answer in \\boxed{}."
     worker: MathWorker = field(default_factory=MathWorker, init=False, repr=False, compare=False)
-
-    takes_data = True
-
-    def __post_init__(self) -> None:
-        if self.examples < 0 or self.max_tokens < 1:
-            raise ValueError("examples must be at least 0 (the whole file), and max_tokens at least 1")
-
-    def check(self, data: Path | None) -> None:
-        self.questions(SuiteContext(data))
 
     def questions(self, context: SuiteContext) -> list[Question]:
         lines = read_lines(context.data, EXAMPLE)

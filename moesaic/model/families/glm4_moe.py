@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from moesaic.model.config import Dense, GroupedQuery, ModelConfig
-from moesaic.model.families.keys import Keys, write_every, write_rope
+from moesaic.model.families.keys import Keys, write_grouped_query
 from moesaic.model.families.places import Names, Place, places
 from moesaic.model.families.sigmoid import SIGMOID, gguf_feed_forward, gguf_routing, read_layers, write_layers
 from moesaic.model.families.traits import GGUF, GGUFReader, Traits, attention_parts
@@ -42,12 +42,8 @@ def write(config: ModelConfig) -> dict[str, Any]:
     if not isinstance(attention, GroupedQuery) or isinstance(config.layers[-1].ffn, Dense):
         return {}
     return {
-        **write_every(config),
-        **write_rope(config.rope, attention.head_size, partial=True),
+        **write_grouped_query(config, attention, partial=True),
         **write_layers(config),
-        "num_attention_heads": attention.heads,
-        "num_key_value_heads": attention.kv_heads,
-        "head_dim": attention.head_size,
         "attention_bias": attention.qkv_bias,
         "use_qk_norm": attention.qk_norm,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, TypeVar, get_args
 
 from moesaic.errors import UserError
-from moesaic.model.config import Rope, RopeKind
+from moesaic.model.config import GroupedQuery, Rope, RopeKind
 
 _REQUIRED: Any = object()
 # JSON knows no bounds, arithmetic does: what is beyond these, or no number at all, is refused.
@@ -190,6 +190,17 @@ def write_every(config: Any) -> dict[str, Any]:
         "pad_token_id": config.pad,
         "tie_word_embeddings": config.tied,
         "use_cache": True,
+    }
+
+
+def write_grouped_query(config: Any, attention: GroupedQuery, *, partial: bool = False) -> dict[str, Any]:
+    """The same with the keys of grouped-query attention and its RoPE."""
+    return {
+        **write_every(config),
+        **write_rope(config.rope, attention.head_size, partial=partial),
+        "num_attention_heads": attention.heads,
+        "num_key_value_heads": attention.kv_heads,
+        "head_dim": attention.head_size,
     }
 
 

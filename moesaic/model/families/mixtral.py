@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from moesaic.model.config import Experts, GroupedQuery, Layer, ModelConfig
-from moesaic.model.families.keys import Keys, write_every, write_rope
+from moesaic.model.families.keys import Keys, write_grouped_query
 from moesaic.model.families.places import Names, Place, places
 from moesaic.model.families.traits import GGUF, GGUFReader, Traits
 
@@ -38,12 +38,8 @@ def write(config: ModelConfig) -> dict[str, Any]:
     if not isinstance(attention, GroupedQuery) or not isinstance(experts, Experts):
         return {}
     return {
-        **write_every(config),
-        **write_rope(config.rope, attention.head_size),
+        **write_grouped_query(config, attention),
         "intermediate_size": experts.hidden,
-        "num_attention_heads": attention.heads,
-        "num_key_value_heads": attention.kv_heads,
-        "head_dim": attention.head_size,
         "sliding_window": config.layers[0].window,
         "num_local_experts": experts.count,
         "num_experts_per_tok": experts.per_token,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from moesaic.model.config import Dense, GroupedQuery, Layer, ModelConfig
-from moesaic.model.families.keys import Keys, write_every, write_rope
+from moesaic.model.families.keys import Keys, write_grouped_query
 from moesaic.model.families.places import Names, Place, places
 from moesaic.model.families.traits import GGUF, Traits, attention_parts
 
@@ -44,12 +44,8 @@ def write(config: ModelConfig) -> dict[str, Any]:
         return {}
     window = next((layer.window for layer in config.layers if layer.window), None)
     return {
-        **write_every(config),
-        **write_rope(config.rope, attention.head_size),
+        **write_grouped_query(config, attention),
         "intermediate_size": ffn.hidden,
-        "num_attention_heads": attention.heads,
-        "num_key_value_heads": attention.kv_heads,
-        "head_dim": attention.head_size,
         "attention_bias": attention.qkv_bias,
         "use_sliding_window": window is not None,
         "sliding_window": window,

@@ -1,4 +1,4 @@
-"""N:M sparse quantized matrices on disk: the codes of the weights that stay, and a bit for every weight that says which."""
+"""N:M sparse quantized matrices on disk: the codes of the weights that stay, and a bit for every weight: which."""
 
 from __future__ import annotations
 

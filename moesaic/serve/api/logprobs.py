@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.serve.api.schema.chat import ChatTokenLogprob, TopLogprob
 from moesaic.serve.core.request import Request, TokenLogprob
-from moesaic.serve.core.text import SAID
+from moesaic.serve.core.text import MARKERS
 
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -40,7 +40,7 @@ class TokenDecoder:
     def is_skipped(self, token: int) -> bool:
         """Whether a token is a special one that is left out of texts, because it only starts, ends or divides them."""
         added = self._added.get(token)
-        return added is not None and added.special and added.content not in SAID
+        return added is not None and added.special and added.content not in MARKERS
 
     def logprob(self, chosen: TokenLogprob, top: int) -> ChatTokenLogprob:
         return ChatTokenLogprob(

@@ -6,7 +6,6 @@ that belong to a request with an adapter get its correction after the shared pro
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from moesaic.errors import UserError
+from moesaic.json_files import read_json
 from moesaic.kernels.interface import Kernels, LatentCall
 from moesaic.kernels.latent_attention import attend_latent
 from moesaic.kernels.quantized import QuantizedWeight
@@ -113,13 +113,8 @@ def _joined(weight_OI: Tensor, pieces: list[tuple[Place, Tensor, Tensor]]) -> tu
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    try:
-        settings = json.loads(path.read_bytes())
-    except OSError as error:
-        raise UserError(path, f"cannot be read ({error.strerror})", "Give the directory of a LoRA adapter.") from None
-    except (ValueError, RecursionError):
-        raise UserError(path, "is not JSON", "Copy the adapter again.") from None
-    if not isinstance(settings, dict) or settings.get("peft_type") != "LORA":
+    settings = read_json(path, "Copy the adapter again.", missing="Give the directory of a LoRA adapter.")
+    if settings.get("peft_type") != "LORA":
         raise UserError(path, "does not describe a LoRA adapter")
     for key in ("use_dora", "lora_bias", "modules_to_save", "alpha_pattern", "fan_in_fan_out", "layer_replication"):
         if settings.get(key):

@@ -3,8 +3,8 @@
     engine = moesaic.Engine(moesaic.load("out/smollm2"))
     engine.generate(["The capital of France is"], max_tokens=8, temperature=0.0)[0].text
 
-An engine belongs to one thread. Others may call `submit` and `call`, which only leave a note in its inbox; it is read
-between steps, and between the layers of a long one.
+An engine belongs to one thread. Others may call `submit` and `call`, which only put something into its inbox; that is
+read between steps, and between the layers of a long one.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from moesaic.serve.core.scheduler import Scheduler
 from moesaic.serve.core.scheduling_policies import SchedulingPolicy
 from moesaic.serve.core.scheduling_policies.chunked import Chunked
 
-GPU_TOKENS = 8192  # in one step of a GPU, which is no faster with fewer
-PAUSED = 0.002  # seconds between two looks whether to go on
+GPU_TOKENS = 8192  # of a step on a GPU, which is no faster with fewer
+PAUSED = 0.002  # seconds between two looks whether to resume
 
 
 @dataclass
 class Counts:
-    """What the engine has done since it began."""
+    """What the engine has done since its start."""
 
     steps: int = 0
     prompt_tokens: int = 0
@@ -60,8 +60,8 @@ class Counts:
 
 
 class Engine:
-    """`cache_bytes` is a hard limit: what does not fit waits, or is computed again. `cache_dtype` (float32, bfloat16,
-    float8) is what keys and values are rounded to; else they stay as they are."""
+    """`cache_bytes` is a hard limit of the KV cache: what does not fit waits, or is preempted. `cache_dtype` (float32,
+    bfloat16, float8) is the KV cache's dtype, by default the model's."""
 
     def __init__(
         self,
@@ -81,13 +81,13 @@ class Engine:
         self.model = model
         self.tokenizer = model.tokenizer
         self.stop_tokens: set[int] = set(model.tokenizer.stop_tokens) if model.tokenizer else set()
-        kept = dtype_of_cache(model, cache_dtype)
-        pages = pages_that_fit(model, cache_bytes, page_size, max_requests, kept)
-        self.cache = model.new_cache(pages, page_size, kept)
+        dtype = dtype_of_cache(model, cache_dtype)
+        pages = pages_that_fit(model, cache_bytes, page_size, max_requests, dtype)
+        self.cache = model.new_cache(pages, page_size, dtype)
         self.page_pool = PagePool(self.cache, reuse_prefixes, store_for(model, self.cache, kv_policy, drafter))
         policy = policy or (Chunked(tokens=GPU_TOKENS) if model.device.type == "cuda" else Chunked())
         self.scheduler = Scheduler(self.page_pool, policy, max_requests)
-        # Behind a router, which sees to it that guesses are made only where they pay.
+        # Behind a router, which drafts only where it pays.
         self.drafter = (
             DraftRouter.over(drafter) if drafter is not None and not isinstance(drafter, DraftRouter) else drafter
         )
@@ -96,7 +96,7 @@ class Engine:
         self.adapters: dict[str, Adapter] = {}
         self.inbox: deque[Callable[[], Any]] = deque()
         self.version = 0  # of the weights
-        self.oldest = 0  # passes begun with weights older than this are not worth finishing
+        self.oldest = 0  # forwards begun with weights older than this are not worth finishing
         self.paused = False
         self.counts = Counts()
         self.experts = ExpertCounts(model)
@@ -104,7 +104,7 @@ class Engine:
         if self.drafter is not None:
             self.drafter.start(self)
 
-    # What others ask of it
+    # Requests
 
     def generate(
         self, prompts: Sequence[str | Sequence[int]], n: int = 1, *, adapter: str | None = None, **sampling: Any
@@ -151,7 +151,7 @@ class Engine:
         return min(self.model.config.context, self.cache.pages * self.page_pool.size)
 
     def load_adapter(self, name: str, path: str | Path) -> None:
-        """Make a LoRA adapter known by a name; requests under way with an older one of that name keep it."""
+        """Make a LoRA adapter known by a name; running requests with an older one of that name keep it."""
         self.adapters[name] = load_adapter(self.model, path, name)
 
     def unload_adapter(self, name: str) -> None:
@@ -162,9 +162,9 @@ class Engine:
         """From any thread."""
         self.inbox.append(lambda: self.add(request))
 
-    def call(self, note: Callable[[], Any]) -> None:
-        """From any thread: have something done between two steps (abort a request, change weights)."""
-        self.inbox.append(note)
+    def call(self, function: Callable[[], Any]) -> None:
+        """From any thread: run something between two steps (abort a request, change weights)."""
+        self.inbox.append(function)
 
     def add(self, request: Request) -> None:
         request.root = (request.salt, request.adapter, self.version)
@@ -172,20 +172,20 @@ class Engine:
         self.scheduler.requests[request.number] = request
 
     def abort(self, request: Request) -> None:
-        """Whatever it has written so far stands."""
+        """What it has generated so far stands."""
         if request.finish_reason is None:
             request.finish_reason = "abort"
         self.retire(request)
 
     def pause(self) -> None:
-        """Finish no further step until `resume`; requests keep their place."""
+        """Finish no further step until `resume`; requests keep their pages."""
         self.paused = True
 
     def resume(self) -> None:
         self.paused = False
 
     def weights_changed(self, recompute: bool = True) -> None:
-        """The model's weights are new: nothing cached may be shared with what comes. Requests under way compute their
+        """The model's weights are new: nothing cached may be shared with later requests. Running requests compute their
         tokens again with the new weights, or go on with keys and values of the old ones."""
         self.version += 1
         self.oldest = self.version if recompute else self.oldest
@@ -295,7 +295,7 @@ class Engine:
         return output
 
     def _keep_accepted(self, chunk: Chunk) -> None:
-        """The guesses that held are computed already; bring their rows in line where they were a tree."""
+        """Accepted draft tokens are computed already; move their rows into line where they were a tree."""
         request, size, start = chunk.request, self.page_pool.size, chunk.request.computed
 
         def row(place: int) -> int:

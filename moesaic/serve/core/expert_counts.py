@@ -1,4 +1,4 @@
-"""How many tokens each expert of each layer has served: what the live view and the metrics show."""
+"""Tokens routed to each expert of each layer: expert load, as the live view and the metrics show it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class ExpertCounts:
         self.counts = torch.zeros(total, dtype=torch.int64, device=model.device)
 
     def count(self, routing: Routing) -> None:
-        """All layers of one pass at once."""
-        served = [
+        """All layers of one forward at once."""
+        routed = [
             routes.flatten() + self.starts[layer] for layer, routes in routing.choices.items() if layer in self.starts
         ]
-        if served:
-            self.counts += torch.bincount(torch.cat(served), minlength=len(self.counts))
+        if routed:
+            self.counts += torch.bincount(torch.cat(routed), minlength=len(self.counts))
 
     def by_layer(self) -> dict[int, list[int]]:
         counts = self.counts.tolist()

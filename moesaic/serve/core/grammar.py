@@ -1,4 +1,4 @@
-"""Answers of a given form: JSON schema, regular expression, grammar or a choice, by llguidance."""
+"""Structured outputs: a JSON schema, regular expression, grammar or choice, by llguidance."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch import Tensor
 from moesaic.errors import UserError
 from moesaic.model.tokenizer import Tokenizer
 
-# Between the parts of a JSON text: nothing, a space, or a new line with its indentation. Unbounded space is a place
-# where a small model stays for ever.
+# Between the parts of a JSON text: nothing, a space, or a new line with its indentation. In unbounded whitespace a
+# small model loops for ever.
 WHITESPACE = r"( |\n[ ]{0,16})?"
 
 
@@ -35,8 +35,8 @@ class Grammar:
         from llguidance import LLMatcher
 
         spaces: Any = {"whitespace_pattern": WHITESPACE}
-        wanted = schema if schema is not None else {"type": "object"}
-        return cls._checked(lambda: LLMatcher.grammar_from_json_schema(wanted, overrides=spaces), place)
+        accepted = schema if schema is not None else {"type": "object"}
+        return cls._checked(lambda: LLMatcher.grammar_from_json_schema(accepted, overrides=spaces), place)
 
     @classmethod
     def regex(cls, pattern: str, place: str = "regex") -> Grammar:
@@ -75,14 +75,14 @@ class Grammar:
 
 
 class Matcher:
-    """Where in its grammar one answer is."""
+    """The state of one request in its grammar."""
 
     def __init__(self, grammar: Grammar, tokenizer: Tokenizer, vocab: int, stop_tokens: set[int]) -> None:
         from llguidance import LLMatcher
 
         self.vocab = vocab
         self.stop_tokens = stop_tokens
-        self.inner = LLMatcher(known_tokens(tokenizer, vocab), grammar.text, log_level=0)
+        self.inner = LLMatcher(llguidance_tokenizer(tokenizer, vocab), grammar.text, log_level=0)
         if self.inner.is_error():
             raise UserError(grammar.place, f"cannot be followed ({reason(self.inner.get_error())})", "Correct it.")
 
@@ -115,8 +115,8 @@ def reason(problem: str) -> str:
 
 
 @lru_cache(maxsize=4)
-def known_tokens(tokenizer: Tokenizer, vocab: int) -> Any:
-    """The tokenizer as the grammar library knows it: made once, it reads the whole vocabulary."""
+def llguidance_tokenizer(tokenizer: Tokenizer, vocab: int) -> Any:
+    """The tokenizer in llguidance's form: made once, it reads the whole vocabulary."""
     from llguidance import LLTokenizer
 
     eos = min(tokenizer.stop_tokens) if tokenizer.stop_tokens else None
@@ -124,8 +124,7 @@ def known_tokens(tokenizer: Tokenizer, vocab: int) -> Any:
 
 
 def prepare_grammars(tokenizer: Tokenizer | None, vocab: int) -> None:
-    """Do beforehand, beside other work, what the first structured answer would wait for. Where it cannot be done, that
-    request will say why."""
+    """Warm up what the first structured output would wait for. Where that fails, the request itself will report why."""
     if tokenizer is not None:
         with contextlib.suppress(BaseException):  # the library panics where it cannot read a tokenizer
-            known_tokens(tokenizer, vocab)
+            llguidance_tokenizer(tokenizer, vocab)

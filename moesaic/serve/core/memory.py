@@ -1,4 +1,4 @@
-"""What the cache keeps numbers in, and how many pages of it fit in the memory it may use."""
+"""The KV cache's dtype, and how many of its pages fit in memory."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from moesaic.errors import UserError
 from moesaic.model.transformer import Model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float8": torch.float8_e4m3fn}
-SHARE = 0.25  # of the free memory, where nobody said how much
+SHARE = 0.25  # of the free memory, by default
 
 
 def dtype_of_cache(model: Model, name: str | None) -> torch.dtype:
-    """The model's own, where nobody named another."""
+    """The model's own by default."""
     if name is None:
         return model.dtype
     if name not in DTYPES:
         raise UserError("--cache-dtype", f'there is no "{name}"', f"Take {', '.join(DTYPES)}.")
     if name == "float8" and model.device.type == "cuda" and torch.cuda.get_device_capability(model.device) < (8, 9):
-        raise UserError("--cache-dtype", "this GPU has no numbers of 8 bits", "Leave it out.")
+        raise UserError("--cache-dtype", "this GPU has no float8", "Leave it out.")
     return DTYPES[name]
 
 
 def pages_that_fit(
     model: Model, cache_bytes: int | None, page_size: int, max_requests: int, dtype: torch.dtype | None = None
 ) -> int:
-    """Never more than all requests could fill together."""
+    """Never more than `max_requests` requests could fill."""
     numbers = sum(torch.Size(shape).numel() for layer in model.cache_shapes() for shape in layer.values())
     page_bytes = numbers * (dtype or model.dtype).itemsize * page_size
     useful = max_requests * -(-model.config.context // page_size)

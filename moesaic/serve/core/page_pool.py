@@ -1,11 +1,11 @@
-"""Who owns which page of the cache: a pool of pages, and a tree of token prefixes whose pages are shared.
+"""The pages of the KV cache: a pool of free pages, and a radix tree of prefixes whose pages are shared.
 
-A page is private while its request writes it. Once full it is published: it becomes a node of a radix tree, keyed by
-its tokens below the node of the page before it, and any request that begins with the same tokens uses it too. Where
-only the first tokens of a page agree, those rows are copied to a private page (copy on write). Nodes nobody uses stay
-until the room is needed, and go least recently used first, leaves before their parents.
+A page is private while its request writes it. Once full it is published: it becomes a node of the radix tree, keyed by
+its tokens below the node of the page before it, and any request with the same prefix uses it too. Where only the first
+tokens of a page agree, those rows are copied to a private page (copy on write). Nodes without users stay cached until
+pages are needed, and are evicted least recently used first, leaves before their parents.
 
-There is one tree per root: tenants (salts), adapters and weight versions do not see each other's pages.
+There is one tree per root: tenants (salts), adapters and weight versions share no pages.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Node:
     parent: Node | None
     root: Hashable
     users: int = 0
-    used: int = 0  # when it was last given up; the least goes first
+    used: int = 0  # when its last user left; the least is evicted first
     children: dict[tuple[int, ...], Node] = field(default_factory=dict)
 
 
 class PagePool:
-    """`reuse` turns the sharing of prefixes off where it is False; pages are then private for good. With a `store`
-    requests are compact: they share nothing, and give pages back as their policy prunes."""
+    """Without `reuse` there is no prefix caching: pages stay private. With a `store` requests are compact: they share
+    nothing, and free pages as their KV policy prunes."""
 
     def __init__(self, cache: PagedCache, reuse: bool = True, store: Store | None = None) -> None:
         self.cache = cache
@@ -46,9 +46,9 @@ class PagePool:
         self.free = list(range(cache.pages - 1, -1, -1))
         self.roots: dict[Hashable, dict[tuple[int, ...], Node]] = {}
         self.unused: list[tuple[int, int, Node]] = []  # a heap; entries whose node has been used since are stale
-        self.idle = 0  # published pages nobody uses
+        self.idle = 0  # published pages without users
         self.clock = itertools.count(1)
-        self.queries = 0  # tokens looked up, and found, of requests that were given a place
+        self.queries = 0  # tokens looked up, and found, of requests that were admitted
         self.hits = 0
 
     @property
@@ -60,9 +60,9 @@ class PagePool:
         return self.cache.pages - self.available
 
     def match_prefix(self, request: Request, others: Iterable[Request] = ()) -> None:
-        """Give a request the computed pages it can share. Its last token is left to compute: it gives the logits.
+        """Give a request the cached pages of its prefix. Its last token is left to compute: it gives the logits.
 
-        `others` are requests under way, whose unpublished last pages can be copied from.
+        `others` are running requests, whose unpublished last pages can be copied from.
         """
         assert not request.pages
         known = len(request.tokens) - 1
@@ -79,11 +79,11 @@ class PagePool:
             request.pages.append(node.page)
             place += self.size
             children = node.children
-        place += self._copy_start(request, children, others, known)
+        place += self._copy_rows(request, children, others, known)
         request.computed = place
 
     def cached_prefix(self, request: Request) -> int:
-        """How many of a request's tokens whole pages hold now."""
+        """How many of a request's tokens are cached now, in whole pages."""
         if not self.reuse or request.recomputes_prompt or request.root is None:
             return 0
         children, place = self.roots.get(request.root, {}), 0
@@ -92,18 +92,18 @@ class PagePool:
         return min(place, len(request.tokens) - 1)
 
     def grow(self, request: Request, tokens: int) -> bool:
-        """See that a request has pages for so many tokens; False, and nothing changed, where there are too few."""
+        """Allocate the pages a request lacks for so many tokens; False, and nothing changed, where too few are free."""
         if request.compact is not None:
-            wanted = request.compact.pages_for(tokens - request.computed) - len(request.pages)
+            missing = request.compact.pages_for(tokens - request.computed) - len(request.pages)
         else:
-            wanted = -(-tokens // self.size) - len(request.pages)
-        if wanted > self.available:
+            missing = -(-tokens // self.size) - len(request.pages)
+        if missing > self.available:
             return False
-        request.pages.extend(self._new() for _ in range(wanted))
+        request.pages.extend(self._new() for _ in range(missing))
         return True
 
     def tokens_until_pruning(self, request: Request, tokens: int) -> int:
-        """As many of the next tokens as are computed before a policy prunes what is cached."""
+        """As many of the next tokens as are computed before the KV policy prunes."""
         if self.store is None:
             return tokens
         if request.compact is None:
@@ -111,14 +111,14 @@ class PagePool:
         return min(tokens, request.compact.due - request.computed)
 
     def after_forward(self, request: Request) -> None:
-        """After a pass: prune what is due, or else share the pages a request has filled."""
+        """After a forward: prune if that is due, or else publish the pages a request has filled."""
         if request.compact is not None:
             self.free.extend(request.compact.end(request.tokens, request.pages))
         else:
             self.publish(request)
 
     def publish(self, request: Request) -> None:
-        """Share the pages a request has filled."""
+        """Publish the pages a request has filled."""
         if not self.reuse or request.root is None:
             return
         for number in range(len(request.nodes), request.computed // self.size):
@@ -127,22 +127,22 @@ class PagePool:
             node = children.get(tokens)
             if node is None:
                 node = self._add(request, number, tokens)
-            else:  # somebody was quicker: use theirs
+            else:  # another request was quicker: use its page
                 self.free.append(request.pages[number])
                 request.pages[number] = node.page
             self._take(node)
             request.nodes.append(node)
 
     def release(self, request: Request) -> None:
-        """Take all pages back; the published ones keep their contents until the room is needed."""
+        """Free all pages of a request; the published ones stay cached until pages are needed."""
         self.publish(request)
         full, rest = divmod(request.computed, self.size)
         private = request.pages[len(request.nodes) :]
         if rest and self.reuse and request.root is not None and len(request.nodes) == full:
-            # Nobody writes it any more, so the last page, partly filled, can be copied from too.
+            # It is not written any more, so the last page, partly filled, can be copied from too.
             tokens = tuple(request.tokens[full * self.size : full * self.size + rest])
             if not any(longer[:rest] == tokens for longer in self._children(request, full)):
-                self._give_up(self._add(request, full, tokens))
+                self._release_node(self._add(request, full, tokens))
                 private = private[1:]
         for node in reversed(request.nodes):  # leaves first, so that they also go first
             self._drop(node)
@@ -150,8 +150,8 @@ class PagePool:
         request.pages, request.nodes, request.computed, request.compact = [], [], 0, None
 
     def flush(self) -> None:
-        """Forget all published prefixes, as after a change of weights. The caller sees to it that requests under way,
-        whose pages are not what the new weights would give, publish nothing more (`request.root = None`)."""
+        """Drop all published prefixes, as after a change of weights. The caller sees to it that running requests, whose
+        pages are not what the new weights would give, publish nothing more (`request.root = None`)."""
         for node in [node for children in self.roots.values() for node in _all(children)]:
             node.children, node.parent, node.root = {}, None, None
             if node.users == 0:
@@ -160,7 +160,7 @@ class PagePool:
         self.roots.clear()
         self.unused.clear()
 
-    def _copy_start(
+    def _copy_rows(
         self, request: Request, children: dict[tuple[int, ...], Node], others: Iterable[Request], known: int
     ) -> int:
         """Copy the rows of the page that agrees longest with what comes next; how many there were."""
@@ -179,7 +179,7 @@ class PagePool:
         if not best:
             return 0
         if node is not None:
-            self._take(node)  # so that making room does not evict it
+            self._take(node)  # so that it is not evicted for the new page
         if self.available:
             request.pages.append(self._new())
             self.cache.copy_rows(page, request.pages[-1], best)
@@ -215,9 +215,9 @@ class PagePool:
             self.free.append(node.page)
         elif node.users == 0:
             self.idle += 1
-            self._give_up(node)
+            self._release_node(node)
 
-    def _give_up(self, node: Node) -> None:
+    def _release_node(self, node: Node) -> None:
         node.used = next(self.clock)
         heapq.heappush(self.unused, (node.used, id(node), node))
         if len(self.unused) > 4 * self.cache.pages:  # mostly stale: pages that are used again and again, never evicted
@@ -225,8 +225,8 @@ class PagePool:
             heapq.heapify(self.unused)
 
     def _evict(self) -> None:
-        """Free the least recently used page nobody uses. A parent was given up after its children, so the first that
-        is not stale has none left."""
+        """Free the least recently used page without users. A parent lost its last user after its children, so the first
+        that is not stale has none left."""
         while True:
             used, _, node = heapq.heappop(self.unused)
             if node.users == 0 and node.used == used and not node.children:

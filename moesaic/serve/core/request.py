@@ -1,4 +1,4 @@
-"""What is asked of the engine, how far it has come, and what comes back."""
+"""A request: its sampling params, its state in the engine, and its outputs."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from moesaic.serve.core.text import TextStream
 
 NUMBERS = itertools.count()
-COLD = 1e-6  # a temperature below which nothing but the likeliest token can come, and logits over it may be no numbers
+GREEDY = 1e-6  # a temperature below which sampling is greedy, and logits divided by it may overflow
 
 
 class TooLong(UserError):
-    """A prompt with more tokens than there is room for."""
+    """A prompt longer than the engine's max length."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen and when to stop. Same seed, same text, whatever else the engine is doing."""
+    """Sampling params. Same seed, same text, whatever else is in the batch."""
 
     max_tokens: int | None = None  # None: as many as the context holds
-    temperature: float = 1.0  # 0 takes the likeliest token
+    temperature: float = 1.0  # 0: greedy
     top_k: int = 0  # 0: all
     top_p: float = 1.0
     min_p: float = 0.0
-    repetition_penalty: float = 1.0  # over prompt and answer
-    presence_penalty: float = 0.0  # over the answer
+    repetition_penalty: float = 1.0  # over prompt and completion
+    presence_penalty: float = 0.0  # over the completion
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = field(default_factory=dict)
     seed: int | None = None
@@ -47,16 +47,16 @@ class Sampling:
     stop_tokens: frozenset[int] = frozenset()
     ignore_eos: bool = False
     min_tokens: int = 0  # before anything may stop it
-    logprobs: int | None = None  # how many of the likeliest tokens to report beside the chosen one
+    logprobs: int | None = None  # how many of the likeliest tokens to report beside the sampled one
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None
     record_routes: bool = False
-    record_draws: bool = False  # how likely a token was under temperature and truncation, and among which it was drawn
+    record_draws: bool = False  # log-probabilities under temperature and truncation, and what truncation kept
 
     def __post_init__(self) -> None:
         self._check("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "must be at least 1")
         self._check("temperature", 0.0 <= self.temperature <= 100.0, "must be between 0 and 100")
-        if self.temperature < COLD:
+        if self.temperature < GREEDY:
             object.__setattr__(self, "temperature", 0.0)
         self._check("top_k", self.top_k >= 0, "must not be negative (0 keeps all)")
         self._check("top_p", 0.0 < self.top_p <= 1.0, "must be above 0 and at most 1")
@@ -65,8 +65,8 @@ class Sampling:
         for name in ("presence_penalty", "frequency_penalty"):
             self._check(name, -2.0 <= getattr(self, name) <= 2.0, "must be between -2 and 2")
         for name in ("logprobs", "prompt_logprobs"):
-            wanted = getattr(self, name)
-            self._check(name, wanted is None or 0 <= wanted <= 100, "must be between 0 and 100")
+            count = getattr(self, name)
+            self._check(name, count is None or 0 <= count <= 100, "must be between 0 and 100")
         if not all(self.stop):
             raise UserError("stop", "must not hold an empty string")
         self._check("seed", self.seed is None or -(2**63) <= self.seed < 2**63, "must fit in 64 bits")
@@ -77,7 +77,7 @@ class Sampling:
 
     @property
     def plain(self) -> bool:
-        """Whether the likeliest token of the untouched logits is what is wanted."""
+        """Whether it is the argmax of the unchanged logits."""
         return (
             self.temperature == 0.0
             and not self.logit_bias
@@ -95,13 +95,13 @@ class TokenLogprob(NamedTuple):
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-    drawn: float | None = None  # under temperature and truncation, where that was asked for
-    kept: tuple[int, ...] | None = None  # what truncation left; None: everything
+    drawn: float | None = None  # under temperature and truncation, with `record_draws`
+    kept: tuple[int, ...] | None = None  # the tokens truncation kept; None: all
 
 
 @dataclass
 class Output:
-    """What one step added to one request."""
+    """What one step generated for one request."""
 
     request: Request
     tokens: list[int]
@@ -112,7 +112,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished answer."""
+    """The result of a finished request."""
 
     text: str
     tokens: list[int]
@@ -122,7 +122,7 @@ class Completion:
     cached_tokens: int
     prompt_logprobs: list[TokenLogprob | None] | None
     versions: list[int]  # the weights' version each token was sampled from
-    routes: dict[int, Tensor] | None  # layer -> (tokens computed, K), if they were to be recorded
+    routes: dict[int, Tensor] | None  # layer -> (tokens computed, K), with `record_routes`
     embedding: Tensor | None
 
 
@@ -141,27 +141,27 @@ class Request:
     deadline: float | None = None  # when the first token is due, by the engine's clock
     salt: str = ""  # requests of different salts share no cached pages
     adapter: Adapter | None = None
-    embed: bool = False  # only the mean hidden state of the prompt is wanted
-    seed: int = 0  # drawn by the engine where the sampling names none
+    embed: bool = False  # only the mean hidden state of the prompt is computed
+    seed: int = 0  # chosen by the engine where the sampling params have none
     arrived: float = field(default_factory=time.monotonic)
     number: int = field(default_factory=lambda: next(NUMBERS))
 
     tokens: list[int] = field(init=False)
     computed: int = 0
-    expected_cached: int = 0  # tokens that were in the cache when the request came
-    cached: int = 0  # tokens that were in the cache when the request was first given a place
+    expected_cached: int = 0  # tokens that were cached when it was added
+    cached: int = 0  # tokens that were cached when it was first scheduled
     pages: list[int] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)  # the shared pages among them, from the first on
-    compact: CompactRequest | None = None  # how its pages are used, where a policy prunes them
+    compact: CompactRequest | None = None  # how its pages are used, where a KV policy prunes them
     root: Hashable = None  # with whom it shares pages; None: with nobody
     text: TextStream | None = None
-    limit: int = 0  # as many tokens as it may grow to
+    limit: int = 0  # max tokens, its prompt included
     logprobs: list[TokenLogprob] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     routes: dict[int, list[Tensor]] = field(default_factory=dict)
-    hidden_D: Tensor | None = None  # the sum over the prompt, for an embedding
-    matcher: Any = None  # where in its grammar the answer is
+    hidden_D: Tensor | None = None  # sum over the prompt, for an embedding
+    matcher: Any = None  # the state of its grammar
     _in_forward: bool = field(default=False, init=False, repr=False)
     preemptions: int = 0
     first_token: float | None = None
@@ -172,7 +172,7 @@ class Request:
         self.tokens = list(self.prompt)
 
     def append(self, token: int, stop_tokens: set[int]) -> str:
-        """One more token, the text it makes certain, and whether it was the last."""
+        """One more token; the text that is certain now. Sets `finish_reason` if it was the last."""
         sampling, stream = self.sampling, self.text
         self.tokens.append(token)
         if self.matcher is not None:
@@ -182,8 +182,8 @@ class Request:
             self.finish_reason = "stop"
             return stream.finish() if stream is not None else ""
         text = stream.push(token) if stream is not None else ""
-        said_all = self.matcher is not None and self.matcher.finished
-        if said_all or (stream is not None and stream.stopped):
+        complete = self.matcher is not None and self.matcher.finished
+        if complete or (stream is not None and stream.stopped):
             self.finish_reason = "stop"
         elif len(self.tokens) >= self.limit:
             self.finish_reason = "length"
@@ -206,18 +206,19 @@ class Request:
         self._in_forward = False
 
     def clear_records(self) -> None:
-        """Its pages are gone: what was noted of every row will be noted again, but for what may have been told."""
+        """Its pages are gone: what is recorded of every row will be recorded again, but for what may have been sent."""
         self.routes, self.hidden_D = {}, None
         if not self.prompt_recorded:
             self.prompt_logprobs = []
 
     @property
     def pending(self) -> int:
-        """Known tokens the model has not seen."""
+        """Tokens that are not computed yet."""
         return len(self.tokens) - self.computed
 
     @property
     def written(self) -> int:
+        """Generated tokens."""
         return len(self.tokens) - len(self.prompt)
 
     @property
@@ -226,12 +227,12 @@ class Request:
 
     @property
     def prompt_recorded(self) -> bool:
-        """Whether the log-probabilities of all its prompt are there: whoever is told the first token reads them."""
+        """Whether the log-probabilities of all its prompt are there: whoever receives the first token reads them."""
         return len(self.prompt_logprobs) == len(self.prompt)
 
     @property
     def recomputes_prompt(self) -> bool:
-        """Whether the prompt must be computed even where the cache has it."""
+        """Whether the prompt must be computed even where it is cached."""
         sampling = self.sampling
         return self.embed or sampling.prompt_logprobs is not None or sampling.record_routes
 
@@ -242,7 +243,7 @@ class Request:
 
 
 def completion(request: Request, text: str) -> Completion:
-    """What a finished request has to say."""
+    """The completion of a finished request."""
     hidden_D = request.hidden_D
     return Completion(
         text=text,

@@ -1,7 +1,7 @@
-"""Logits to a token, by each request's own wishes.
+"""Logits to tokens, by each request's own sampling params.
 
-The draw for the n-th token of a request is a hash of its seed and n, not the state of a generator: a request gives the
-same text whatever runs beside it, after being preempted, and with or without speculation.
+The random number for the n-th token of a request is a hash of its seed and n, not the state of a generator: a request
+gives the same text in any batch, after a preemption, and with or without speculative decoding.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def draw(seed: int, place: int) -> float:
 
 
 class Sampler:
-    """The logits of one pass, and what can be computed for all its rows at once."""
+    """Samples from the logits of one forward; what can be is computed for all its rows at once."""
 
     def __init__(self, logits_RV: Tensor) -> None:
         self.given_RV, self.logits_RV = logits_RV, logits_RV.float()
@@ -36,7 +36,7 @@ class Sampler:
         self.best_R: list[int] = self.logits_RV.argmax(-1).tolist()
 
     def sample(self, row: int, request: Request, stop_tokens: set[int]) -> TokenLogprob:
-        """The next token of a request, given everything it knows so far."""
+        """The next token of a request, given its tokens so far."""
         if request.sampling.plain:
             token, kept_A = self.best_R[row], None
         else:
@@ -68,7 +68,7 @@ class Sampler:
 
     def _sample(self, logits_V: Tensor, request: Request, stop_tokens: set[int]) -> tuple[int, Tensor | None]:
         sampling = request.sampling
-        logits_V = penalised(logits_V.clone(), request)
+        logits_V = penalized(logits_V.clone(), request)
         if request.written < sampling.min_tokens and (ends := stop_tokens | sampling.stop_tokens):
             logits_V[sorted(ends)] = float("-inf")
         if request.matcher is not None:
@@ -83,14 +83,14 @@ class Sampler:
         return int(kept_A[chosen]) if kept_A is not None else chosen, kept_A
 
 
-def penalised(logits_V: Tensor, request: Request) -> Tensor:
+def penalized(logits_V: Tensor, request: Request) -> Tensor:
     """Bias and penalties, in place."""
     sampling, device = request.sampling, logits_V.device
     if sampling.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted(set(request.tokens)), device=device)
-        values = logits_V[seen]
+        present = torch.tensor(sorted(set(request.tokens)), device=device)
+        values = logits_V[present]
         factor = sampling.repetition_penalty
-        logits_V[seen] = torch.where(values > 0, values / factor, values * factor)
+        logits_V[present] = torch.where(values > 0, values / factor, values * factor)
     if sampling.presence_penalty or sampling.frequency_penalty:
         counts = Counter(request.tokens[len(request.prompt) :])
         if counts:
@@ -104,7 +104,7 @@ def penalised(logits_V: Tensor, request: Request) -> Tensor:
 
 
 def truncated(probs_V: Tensor, top_k: int, top_p: float, min_p: float) -> tuple[Tensor | None, Tensor]:
-    """The tokens that may be drawn (None: all) and their probabilities, likeliest first where some were cut."""
+    """The tokens that may be sampled (None: all) and their probabilities, likeliest first where some were cut."""
     vocab = len(probs_V)
     if not (0 < top_k < vocab) and top_p >= 1.0 and min_p <= 0.0:
         return None, probs_V

@@ -1,4 +1,4 @@
-"""How a model's makers recommend to sample from it: its generation_config.json."""
+"""Default sampling params of a model: its generation_config.json."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from moesaic.json_files import object_or_empty
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.serve.core.request import Sampling
 
-TUNED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def recommended(tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """What it says of `TUNED`; nothing where it says nothing that could be meant. Not to sample is temperature 0."""
+    """What it sets of `FIELDS`; nothing where a value is invalid. `do_sample: false` is temperature 0."""
     raw = tokenizer.files.get("generation_config.json") if tokenizer else None
     content = object_or_empty(raw)
-    values: dict[str, Any] = {name: content[name] for name in TUNED if type(content.get(name)) in (int, float)}
+    values: dict[str, Any] = {name: content[name] for name in FIELDS if type(content.get(name)) in (int, float)}
     if content.get("do_sample") is False:
         values["temperature"] = 0.0
     try:

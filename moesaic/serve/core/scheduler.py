@@ -1,7 +1,7 @@
 """Give some requests some tokens, within the pages there are.
 
-Every request has computed tokens and known tokens, and wants the difference computed. The policy says whom to serve;
-here pages are found for it: shared prefixes first, free pages next, and if there are none, the pages of the least
+Every request has tokens and computed tokens, and the difference is to be computed. The scheduling policy chooses among
+requests; here pages are allocated: cached prefixes first, free pages next, and if there are none, those of the least
 urgent request, which will be computed again (preemption by recomputation).
 """
 
@@ -19,22 +19,22 @@ class Scheduler:
     def __init__(self, page_pool: PagePool, policy: SchedulingPolicy, max_requests: int) -> None:
         self.page_pool = page_pool
         self.policy = policy
-        self.max_requests = max_requests  # requests that hold pages at the same time
+        self.max_requests = max_requests  # that hold pages at the same time
         self.requests: dict[int, Request] = {}
         self.stopped: list[ForwardPass] = []
         self.preemptions = 0
-        self.readers: dict[Hashable, list[Request]] = {}  # who holds pages, by how it begins
+        self.running: dict[Hashable, list[Request]] = {}  # requests that hold pages, by their first page of tokens
 
     def schedule(self, now: float) -> list[Chunk] | ForwardPass:
-        """What to run next: a pass that was stopped, or some tokens for some requests. Nothing, if all wait."""
+        """What to run next: a stopped forward, or some tokens for some requests. Nothing, if all wait."""
         ready = self.ready()
         chosen = self.policy.choose(ready, self.stopped, now)
         if not isinstance(chosen, ForwardPass):
             chunks = self.find_pages(chosen)
             if chunks or not chosen:
                 return chunks
-            # No pages for any of them, so whoever holds pages must go on: a stopped pass needs no more of them, and if
-            # there is none, the most urgent request can take those of all others.
+            # No pages for any of them, so whoever holds pages must go on: a stopped forward needs no more of them, and
+            # if there is none, the most urgent request can take those of all others.
             if not self.stopped:
                 holding = sorted((one for one in ready if one.pages), key=lambda one: one.urgency)
                 return self.find_pages([(request, request.pending) for request in holding])
@@ -43,14 +43,14 @@ class Scheduler:
         return chosen
 
     def find_pages(self, plan: Plan) -> list[Chunk]:
-        """As much of a plan as there are pages for."""
+        """As much of a plan as pages can be allocated for."""
         chunks: list[Chunk] = []
         for request, count in plan:
-            # Siblings that come together: one of them reads the prompt, the others wait for its pages.
+            # Siblings that come together: one of them computes the prefix, the others wait for its pages.
             if not request.pages:
-                if self.shares_soon(request) or not self.admit(request):
+                if self.prefix_in_flight(request) or not self.admit(request):
                     continue
-                self.readers.setdefault(self.opening(request), []).append(request)
+                self.running.setdefault(self.first_page(request), []).append(request)
             chunk = Chunk(request, self.page_pool.tokens_until_pruning(request, min(count, request.pending)))
             while not self.page_pool.grow(request, request.computed + chunk.rows):
                 victim = self.victim(request, chunks)
@@ -62,23 +62,23 @@ class Scheduler:
         return chunks
 
     def ready(self) -> list[Request]:
-        """Requests with tokens to compute that are in no pass: those under way, and more as far as there is room."""
-        free = [request for request in self.requests.values() if not request.in_forward and request.pending]
-        under_way = [request for request in free if request.pages]
-        waiting = sorted((request for request in free if not request.pages), key=lambda request: request.urgency)
+        """Requests with tokens to compute, in no forward: the running ones, and waiting ones up to `max_requests`."""
+        idle = [request for request in self.requests.values() if not request.in_forward and request.pending]
+        running = [request for request in idle if request.pages]
+        waiting = sorted((request for request in idle if not request.pages), key=lambda request: request.urgency)
         holding = [request for request in self.requests.values() if request.pages] if waiting else []
-        room = max(0, self.max_requests - len(holding))
-        self.readers.clear()
+        slots = max(0, self.max_requests - len(holding))
+        self.running.clear()
         for request in holding:
-            self.readers.setdefault(self.opening(request), []).append(request)
-        return under_way + [request for request in waiting[: room + 8] if not self.shares_soon(request)][:room]
+            self.running.setdefault(self.first_page(request), []).append(request)
+        return running + [request for request in waiting[: slots + 8] if not self.prefix_in_flight(request)][:slots]
 
-    def shares_soon(self, request: Request) -> bool:
-        """Whether a more urgent request is computing a prefix of this one now: waiting for it is cheaper."""
+    def prefix_in_flight(self, request: Request) -> bool:
+        """Whether a more urgent request is computing a prefix of this one: waiting for it is cheaper."""
         size = self.page_pool.size
         if not self.page_pool.reuse or request.recomputes_prompt:
             return False
-        for other in self.readers.get(self.opening(request), ()):
+        for other in self.running.get(self.first_page(request), ()):
             place = other.computed // size * size
             ahead = min(len(other.tokens), len(request.tokens) - 1) // size * size
             if place < ahead and other.pages and other.urgency < request.urgency:
@@ -86,12 +86,12 @@ class Scheduler:
                     return True
         return False
 
-    def opening(self, request: Request) -> Hashable:
+    def first_page(self, request: Request) -> Hashable:
         """Requests of which this differs share no page."""
         return request.root, tuple(request.tokens[: self.page_pool.size])
 
     def admit(self, request: Request) -> bool:
-        """Give a waiting request its first pages, if the whole of what it knows has room without taking any away."""
+        """Give a waiting request its cached prefix, if all its tokens fit without preempting a more urgent one."""
         others = [other for other in self.requests.values() if other.pages]
         self.page_pool.match_prefix(request, others)
         if not request.preemptions and not request.written:
@@ -100,13 +100,13 @@ class Scheduler:
         if missing > self.page_pool.available and not any(other.urgency > request.urgency for other in others):
             self.page_pool.release(request)
             return False
-        # Only now: one that waits is looked up again before every step.
+        # Only now: a waiting one is looked up again before every step.
         self.page_pool.queries += len(request.tokens) - 1
         self.page_pool.hits += request.computed
         return True
 
     def victim(self, request: Request, chunks: list[Chunk]) -> Request | None:
-        """The least urgent request whose pages may be taken for this one."""
+        """The least urgent request that may be preempted for this one."""
         safe = {chunk.request.number for chunk in chunks} | {request.number}
         others = [
             other

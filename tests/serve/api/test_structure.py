@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesaic import Engine, load
-from moesaic.serve.core.grammar import known_tokens
+from moesaic.serve.core.grammar import llguidance_tokenizer
 from moesaic.serve.parsers import collect
 from moesaic.serve.parsers._forced_calls import CallListReader
 from tests.serve.api.running import NAME, running
@@ -256,10 +256,10 @@ def test_calls_are_read_however_they_are_cut(calls: list[tuple[str, Any]], rando
 
 
 def test_the_server_reads_the_vocabulary_before_a_form_is_asked_for(new_engine) -> None:
-    known_tokens.cache_clear()
+    llguidance_tokenizer.cache_clear()
     with running(new_engine()) as server:
-        server.until(lambda: known_tokens.cache_info().currsize == 1)
-        misses = known_tokens.cache_info().misses
+        server.until(lambda: llguidance_tokenizer.cache_info().currsize == 1)
+        misses = llguidance_tokenizer.cache_info().misses
         answer = ask(server.client(), extra_body={"guided_choice": ["yes", "no"]})
         assert answer.choices[0].message.content in ("yes", "no")
-        assert known_tokens.cache_info().misses == misses
+        assert llguidance_tokenizer.cache_info().misses == misses

@@ -1,1 +1,1 @@
-"""Requests whose cache is pruned, merged or kept in few bits: compact sequences inside the engine's own pages."""
+"""Requests whose KV cache is pruned, merged or quantized: compact sequences inside the engine's own pages."""

@@ -1,4 +1,4 @@
-"""Attention over compact sequences: each attends to the rows it has kept, and what policies watch is noted."""
+"""Attention over compact requests: each attends to the rows it has retained, and policies' scores are summed up."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from moesaic.kernels.interface import AttentionCall
 from moesaic.kernels.native import kernels
 from moesaic.serve.core.kv.compact import CompactRequest
 
-WEIGHTS = 1 << 24  # numbers of attention weights in memory at a time
-SMALL = 1 << 16  # weights that one thread turns into a softmax sooner than several
-MOST_TOKENS = 64  # of a block that native code decodes
-FEW_QUERIES = 8  # for which writing the softmax out is quicker than the fused kernel
+MAX_WEIGHTS = 1 << 24  # attention weights in memory at a time
+SMALL_SOFTMAX = 1 << 16  # weights for which one thread is faster than several
+MAX_GROUP = 64  # tokens of a block that native code decodes
+FEW_QUERIES = 8  # for which an explicit softmax is faster than the fused kernel
 
 
 class CompactBatch:
-    """The compact sequences of one pass, in the order of its spans."""
+    """The compact requests of one forward, in the order of its spans."""
 
     def __init__(self, sequences: Sequence[CompactRequest]) -> None:
         self.sequences = sequences
@@ -34,7 +34,7 @@ class CompactBatch:
 
 
 def attend(compact: CompactRequest, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, layer: int, scale: float) -> Tensor:
-    """Write the new tokens' keys and values, then let the new tokens look at all rows of their sequence."""
+    """Write the new tokens' keys and values, then attend from the new tokens to all rows of their sequence."""
     new, heads, size = q_THC.shape
     compact.extend(layer, k_TNC, v_TNC)
     compact.record_queries(layer, q_THC)
@@ -47,15 +47,15 @@ def attend(compact: CompactRequest, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor,
     kv_heads, rows = k_NMC.shape[:2]
     q_NGTC = q_THC.view(new, kv_heads, -1, size).permute(1, 2, 0, 3)
     hidden = _hidden(compact.missing(layer), new, rows, q_THC.device)
-    watched = 0 if new <= FEW_QUERIES else compact.first_scored  # from here on the weights are written out
+    scored = 0 if new <= FEW_QUERIES else compact.first_scored  # from here on the attention weights are needed
     pieces = []
-    if watched:
-        pieces.append(_fused(q_NGTC[:, :, :watched], k_NMC, v_NMC, hidden, scale))
-    block = max(1, WEIGHTS // (heads * rows))
-    for start in range(watched, new, block):
+    if scored:
+        pieces.append(_fused(q_NGTC[:, :, :scored], k_NMC, v_NMC, hidden, scale))
+    block = max(1, MAX_WEIGHTS // (heads * rows))
+    for start in range(scored, new, block):
         stop = min(new, start + block)
         part = None if hidden is None else hidden[:, start:stop]
-        out, weights_NGTM = _written_out(q_NGTC[:, :, start:stop], k_NMC, v_NMC, part, scale)
+        out, weights_NGTM = _explicit(q_NGTC[:, :, start:stop], k_NMC, v_NMC, part, scale)
         pieces.append(out)
         if stop > compact.first_scored:
             compact.add_scores(layer, weights_NGTM.sum(1), start)
@@ -64,13 +64,13 @@ def attend(compact: CompactRequest, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor,
 
 
 def _native(compact: CompactRequest, q_THC: Tensor, layer: int, scale: float) -> Tensor | None:
-    """One token of an answer on a CPU, by native code where there is such: blocks of few bits are decoded as they are
-    read (`kernels/native/retained.c`). None where it cannot be had."""
+    """One decoded token on a CPU, by native code where there is such: quantized blocks are decoded as they are read
+    (`kernels/native/retained.c`). None where there is none."""
     (new, heads, size), store = q_THC.shape, compact.store
     coded, encoding = compact.coded_rows[layer], compact.policy.encoding
     if new != 1 or not q_THC.is_cpu or not (q_THC.dtype == store.keys_XC.dtype == torch.float32):
         return None
-    if coded is not None and (encoding is None or encoding.group > MOST_TOKENS or not compact.even[layer]):
+    if coded is not None and (encoding is None or encoding.group > MAX_GROUP or not compact.even[layer]):
         return None
     native = kernels()
     if native is None:
@@ -97,7 +97,7 @@ def _native(compact: CompactRequest, q_THC: Tensor, layer: int, scale: float) ->
 
 
 def _hidden(missing_NM: Tensor | None, new: int, rows: int, device: torch.device) -> Tensor | None:
-    """What each new token may not look at (N or 1, T, M): the new ones after it, and what is no row of its head."""
+    """What each new token may not attend to (N or 1, T, M): the new ones after it, and what is no row of its head."""
     if new == 1:
         return None if missing_NM is None else missing_NM[:, None]
     last_T1 = torch.arange(rows - new, rows, device=device)[:, None]
@@ -107,12 +107,12 @@ def _hidden(missing_NM: Tensor | None, new: int, rows: int, device: torch.device
 
 def _fused(q_NGTC: Tensor, k_NMC: Tensor, v_NMC: Tensor, hidden: Tensor | None, scale: float) -> Tensor:
     group, new = q_NGTC.shape[1:3]
-    statistics = None if hidden is None else ~hidden[:, None, :new]
+    visible = None if hidden is None else ~hidden[:, None, :new]
     k_NGMC, v_NGMC = (x_NMC[:, None].expand(-1, group, -1, -1) for x_NMC in (k_NMC, v_NMC))
-    return F.scaled_dot_product_attention(q_NGTC, k_NGMC, v_NGMC, attn_mask=statistics, scale=scale)
+    return F.scaled_dot_product_attention(q_NGTC, k_NGMC, v_NGMC, attn_mask=visible, scale=scale)
 
 
-def _written_out(
+def _explicit(
     q_NGTC: Tensor, k_NMC: Tensor, v_NMC: Tensor, hidden: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
     kv_heads, group, new, size = q_NGTC.shape
@@ -126,9 +126,9 @@ def _written_out(
 
 
 def _softmax(scores: Tensor) -> Tensor:
-    """For a step of an answer on a CPU in numpy: torch wakes its other threads for any softmax, however small, which
-    takes ten times as long as the softmax itself."""
-    if scores.device.type != "cpu" or scores.numel() > SMALL or scores.dtype != torch.float32:
+    """In numpy for a decode step on a CPU: torch wakes its other threads for any softmax, however small, which takes
+    ten times as long as the softmax itself."""
+    if scores.device.type != "cpu" or scores.numel() > SMALL_SOFTMAX or scores.dtype != torch.float32:
         return scores.softmax(-1, dtype=torch.float32)
     array = scores.numpy()
     np.subtract(array, array.max(-1, keepdims=True), out=array)

@@ -1,10 +1,10 @@
-"""One request's keys and values in compact form: every layer and head keeps rows of its own, packed into its pages.
+"""One request's KV cache in compact form: every layer and head retains rows of its own, packed into its pages.
 
 Unit u of a request is (page `pages[u // units]`, layer and head of `u % units`): `page_size` rows. Rows of a head lie
-one after the other in the units of its list: blocks of encoded tokens first, then plain rows, oldest first. When
-something is pruned, what stays is written anew from unit 0 on, and the pages behind it go back.
+one after the other in the units of its list: blocks of quantized tokens first, then plain rows, oldest first. After
+pruning, the retained rows are written again from unit 0 on, and the pages behind them are freed.
 
-What is known of rows (where each lies, its position, its score) stands right-aligned, so that new tokens are the last
+The metadata of rows (where each lies, its position, its score) is right-aligned, so that new tokens are the last
 columns for all heads alike.
 """
 
@@ -29,15 +29,15 @@ class CompactRequest:
         self.computed = 0
         self.due = self.policy.due(0, prompt)
         self.scored_from = self.policy.score_from(self.due, prompt)
-        # Counts are for the host, rows and what is known of them for the device.
-        self.counts_LN = torch.zeros(layers, heads, dtype=torch.int64)  # rows, encoded ones included
+        # Counts are on the host, rows and their metadata on the device.
+        self.counts_LN = torch.zeros(layers, heads, dtype=torch.int64)  # rows, quantized ones included
         self.encoded = [0] * layers  # of them, in each head of a layer
         self.coded_rows: list[Tensor | None] = [None] * layers  # (N, rows) of the blocks
         self.units_LNK = torch.zeros(layers, heads, 0, dtype=torch.int64)
         self.rows_LNM = torch.zeros(layers, heads, 0, dtype=torch.int32, device=device)
         self.positions_LNM = torch.zeros(layers, heads, 0, dtype=torch.int32, device=device)
         self.scores_LNM = torch.zeros(layers, heads, 0, device=device)
-        # The last tokens' queries (T, H, C), as many as keys are rounded for.
+        # The last tokens' queries (T, H, C), as many as keys are quantized for.
         self.recorded_queries = self.policy.encoding.queries if self.policy.encoding is not None else 0
         self.queries: list[Tensor | None] = [None] * layers
         self._count()
@@ -45,7 +45,7 @@ class CompactRequest:
     # How large it is
 
     def _count(self) -> None:
-        """What follows from the counts, as plain numbers: attention asks for it in every layer."""
+        """What follows from the counts, as Python numbers: attention reads it in every layer."""
         rows = self.counts_LN.tolist()
         self.widths = [max(own) for own in rows]
         self.even = [min(own) == max(own) for own in rows]
@@ -53,7 +53,7 @@ class CompactRequest:
 
     @property
     def slots_LN(self) -> Tensor:
-        """Rows of the cache in use: a block of encoded tokens takes fewer than it has tokens."""
+        """Rows of the cache in use: a block of quantized tokens takes fewer than it has tokens."""
         encoded_L1 = torch.tensor(self.encoded)[:, None]
         if self.policy.encoding is None:
             return self.counts_LN
@@ -75,7 +75,7 @@ class CompactRequest:
     # More tokens
 
     def begin(self, tokens: int, pages: Sequence[int]) -> None:
-        """Find rows for the new tokens of a pass, in all layers; `pages` are enough for them."""
+        """Allocate rows for the new tokens of a forward, in all layers; `pages` are enough for them."""
         slots_LN = self.slots_LN
         self._take_units(self._units(slots_LN + tokens))
         place_LNT = slots_LN[..., None] + torch.arange(tokens)
@@ -88,17 +88,17 @@ class CompactRequest:
         self.scores_LNM = torch.cat([self.scores_LNM, self.scores_LNM.new_zeros(shape)], dim=-1)
         positions = torch.arange(self.computed, self.computed + tokens, dtype=torch.int32, device=self.store.device)
         self.positions_LNM = torch.cat([self.positions_LNM, positions.expand(shape)], dim=-1)
-        if (counting := tokens - self.first_scored) and self.policy.decay != 1.0:
-            self.scores_LNM *= self.policy.decay**counting
+        if (scored := tokens - self.first_scored) and self.policy.decay != 1.0:
+            self.scores_LNM *= self.policy.decay**scored
         self._count()
 
     def _take_units(self, wanted_LN: Tensor) -> None:
-        """Units behind the last that is used, for heads whose own are full."""
+        """Units behind the last one in use, for heads whose own are full."""
         have_LN = self._units(self.slots_LN)
         if torch.equal(have_LN, wanted_LN):
             return
-        layers, heads, most = self.units_LNK.shape
-        if (more := int(wanted_LN.max()) - most) > 0:
+        layers, heads, width = self.units_LNK.shape
+        if (more := int(wanted_LN.max()) - width) > 0:
             self.units_LNK = torch.cat([self.units_LNK, self.units_LNK.new_zeros(layers, heads, more)], dim=-1)
         number_K = torch.arange(self.units_LNK.shape[-1])
         fresh_LNK = (number_K >= have_LN[..., None]) & (number_K < wanted_LN[..., None])
@@ -150,8 +150,8 @@ class CompactRequest:
         return torch.arange(width, device=self.store.device) < (width - self.counts_on_device[layer])[:, None]
 
     def add_scores(self, layer: int, weights_NTM: Tensor, first: int) -> None:
-        """Attention that rows got from new tokens, those from `first` on: as far as they are watched, and older ones
-        for less where scores fade."""
+        """Add the attention that rows got from the new tokens, from `first` on: from those that are scored, the older
+        ones decayed."""
         skip, decay = max(0, self.first_scored - first), self.policy.decay
         weights_NTM = weights_NTM[:, skip:]
         if decay != 1.0:
@@ -160,10 +160,10 @@ class CompactRequest:
         self.scores_LNM[layer, :, self.scores_LNM.shape[-1] - weights_NTM.shape[-1] :] += weights_NTM.sum(1)
 
     def record_queries(self, layer: int, q_THC: Tensor) -> None:
-        """Remember the last queries."""
+        """Keep the last queries, for which keys are quantized."""
         if not self.recorded_queries:
             return
-        # A copy: what it is cut from is as long as the pass.
+        # A copy: what it is cut from is as long as the forward.
         new_THC, before = q_THC[-self.recorded_queries :].to(torch.bfloat16, copy=True), self.queries[layer]
         more = self.recorded_queries - len(new_THC)
         if before is not None and more:
@@ -173,7 +173,7 @@ class CompactRequest:
     # Fewer
 
     def end(self, tokens: Sequence[int], pages: list[int]) -> list[int]:
-        """The pass is over. If it is time prune, and hand back pages that became free."""
+        """The forward has ended. Prune if that is due, and return the pages that became free."""
         self.computed += self.new
         if self.computed < self.due:
             return []
@@ -192,7 +192,7 @@ class CompactRequest:
         return self._rewrite(retained, pages)
 
     def _rewrite(self, retained: Retained | None, pages: list[int]) -> list[int]:
-        """Keep some rows, encode the oldest of them where that is the policy, and pack all from unit 0 on."""
+        """Retain some rows, quantize the oldest of them if the policy has an encoding, and pack all from unit 0 on."""
         present_LNM = self.positions_LNM >= 0
         if retained is not None:
             retained.check(self.policy, present_LNM, self.encoded)
@@ -203,7 +203,7 @@ class CompactRequest:
         encoded = [encoding.encoded_tokens(min(own)) if encoding else 0 for own in counts_LN.tolist()]
         if torch.equal(counts_LN, self.counts_LN) and encoded == self.encoded:
             return []
-        # Right-aligned again: what goes first in every head, then what stays, in order.
+        # Right-aligned again: in every head what is pruned, then what is retained, in order.
         most = int(counts_LN.max())
         column_LNM = rows_LNM.to(torch.uint8).argsort(dim=-1, stable=True)[..., rows_LNM.shape[-1] - most :]
         if encoding is not None and encoding.first:
@@ -226,7 +226,7 @@ class CompactRequest:
         return freed
 
     def _first_behind_blocks(self, column_LNM: Tensor, counts_LN: Tensor, encoded: list[int], first: int) -> Tensor:
-        """The order of columns in which the first rows, which are not encoded, come after all that are."""
+        """The order of columns in which the first rows, which are not quantized, come after all that are."""
         column_LNM = column_LNM.clone()
         for layer, (before, after) in enumerate(zip(self.encoded, encoded)):
             own_NM = column_LNM[layer, :, column_LNM.shape[-1] - int(counts_LN[layer].max()) :]
@@ -243,7 +243,7 @@ class CompactRequest:
         counts_LN: Tensor,
         encoded: list[int],
     ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
-        """What one layer will hold: plain keys and values (N, M, C), right-aligned, and blocks of bytes."""
+        """What one layer will hold: plain keys and values (N, M, C), right-aligned, and quantized blocks as bytes."""
         store, encoding, before = self.store, self.policy.encoding, self.encoded[layer]
         dropped = not torch.equal(counts_LN[layer], self.counts_LN[layer])
         old = None
@@ -278,14 +278,14 @@ class CompactRequest:
         return None if q_THC is None else q_THC.unflatten(1, (self.store.heads, -1)).transpose(0, 1).flatten(1, 2)
 
     def _place(self, pages: Sequence[int], gap_LNM: Tensor) -> None:
-        """Units from 0 on for what there is now, and where every row lies in them."""
+        """Assign units from 0 on to all rows there are now, and compute where each lies."""
         store, encoding = self.store, self.policy.encoding
         self.units_LNK = self.units_LNK.new_zeros(*self.counts_LN.shape, 0)
         slots_LN = self.slots_LN
         wanted_LN = self._units(slots_LN)
         ends = wanted_LN.flatten().cumsum(0).view_as(wanted_LN)
         self.units_LNK = (ends - wanted_LN)[..., None] + torch.arange(int(wanted_LN.max()))
-        # A gap points at the head's first row, which is there: whatever lies in a row never written may be no number.
+        # A gap points at the head's first row, which is there: a row never written may hold NaN.
         most = gap_LNM.shape[-1]
         place_LNM = (torch.arange(most) - most + slots_LN[..., None]).clamp_(min=0)
         self.rows_LNM = self._rows(place_LNM, pages).int().to(store.device)

@@ -1,9 +1,9 @@
-"""Keys and values of several tokens in the memory of one: codes of 8, 4 or 2 bits with a scale and a least value each.
+"""Quantized keys and values: codes of 8, 4 or 2 bits with a scale and a minimum each.
 
-Tokens are encoded in blocks of `group`, to the nearest codes, or keys to those that lose least to queries. By channel
-(KIVI, MiniKV's keys), each channel of a block has one scale over all its tokens; by token, every `channels` numbers of
-a token share one. A block fills whole rows of the cache: a row is one head's key or value of one token, and here only
-bytes.
+Tokens are quantized in blocks of `group`, to the nearest codes, or keys for the least error under the last queries. By
+channel (KIVI, MiniKV's keys), each channel of a block has one scale over all its tokens; by token, every `channels`
+numbers of a token share one. A block fills whole rows of the cache: a row is one head's key or value of one token, and
+here only bytes.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ class Encoding:
     bits: int
     group: int = 32  # tokens of a block
     channels: int = 32  # numbers of one token that share a scale
-    recent: int = 64  # newest tokens, which stay as they are
+    recent: int = 64  # newest tokens, which are not quantized
     keys: By = "channel"
     values: By = "token"
-    first: int = 0  # oldest tokens, which stay as they are too: all others look at them
-    queries: int = (
-        0  # last tokens whose queries keys are rounded for (`serve/core/kv/rounding.py`); 0: to the nearest code
-    )
+    first: int = 0  # oldest tokens, which are not quantized either: all others attend to them
+    # Last tokens whose queries keys are quantized for (`serve/core/kv/rounding.py`); 0: to the nearest code.
+    queries: int = 0
 
     def __post_init__(self) -> None:
         if self.bits not in (2, 4, 8):
@@ -49,21 +48,21 @@ class Encoding:
         return -(-(self.group * size * self.bits // 8 + 4 * scales) // row_bytes)
 
     def width(self, size: int) -> int:
-        """As many numbers share a scale as were asked for, if a head divides so."""
+        """`channels` numbers share a scale, if they divide a head; else the whole head does."""
         return self.channels if size % self.channels == 0 else size
 
     def encoded_tokens(self, tokens: int) -> int:
-        """How many of a head's tokens, the oldest but the first, are kept in blocks."""
+        """How many of a head's tokens, the oldest but the first, are quantized."""
         return max(0, tokens - self.recent - self.first) // self.group * self.group
 
     def encode(self, x_NMC: Tensor, by: By, block_bytes: int, queries_NQC: Tensor | None = None) -> Tensor:
-        """Whole blocks of tokens to bytes (N, blocks, block_bytes)."""
+        """Quantize whole blocks of tokens to bytes (N, blocks, block_bytes)."""
         grouped = self._grouped(x_NMC.float(), by)
         axis = -2 if by == "channel" else -1
-        least, most = grouped.aminmax(dim=axis, keepdim=True)
-        # Rounded as they are stored, so that the codes make up for it.
+        least, largest = grouped.aminmax(dim=axis, keepdim=True)
+        # Rounded as they are stored, so that the codes compensate for it.
         least = least.to(torch.float16)
-        scale = ((most - least.float()) / (2**self.bits - 1)).clamp(min=0).to(torch.float16)
+        scale = ((largest - least.float()) / (2**self.bits - 1)).clamp(min=0).to(torch.float16)
         scale = torch.where(scale > 0, scale, torch.ones_like(scale))
         if queries_NQC is None:
             codes = ((grouped - least.float()) / scale.float()).round_().clamp_(0, 2**self.bits - 1)
@@ -82,7 +81,7 @@ class Encoding:
         return filled
 
     def decode(self, bytes_NBX: Tensor, by: By, size: int) -> Tensor:
-        """The way back: (N, tokens, C) float32."""
+        """Dequantize: (N, tokens, C) float32."""
         heads, blocks = bytes_NBX.shape[:2]
         numbers = self.group * size
         packed = numbers * self.bits // 8

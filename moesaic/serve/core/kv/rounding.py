@@ -1,8 +1,9 @@
-"""Keys rounded for the queries that read them.
+"""Quantize keys for the queries that attend to them.
 
-What a key is for is its product with a query. An error made in one channel is best undone by moving those that are
-still to be rounded along the inverse of the queries' moments (GPTQ, Frantar et al. 2022, for weights; here a token's
-key is the row of weights, and the last queries are what flows in). `docs/LOG.md` has what it is worth in 2 bits.
+All that a key is for is its dot product with queries. A rounding error in one channel is best compensated in those that
+are still to be rounded, along the inverse of the queries' second moments (GPTQ, Frantar et al. 2022, for weights; here
+a token's key is the row of weights, and the last queries are the calibration inputs). `docs/LOG.md` has what it gains
+in 2 bits.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Of the mean of the moments' diagonal: a few queries do not say what later ones will ask.
+# Of the mean of the moments' diagonal: a few queries do not predict all later ones.
 DAMPING = 0.5
 
 
@@ -34,7 +35,7 @@ def codes_for_queries(x_NMC: Tensor, scale_NMC: Tensor, least_NMC: Tensor, top: 
 
 
 def _inverse_factor(queries_NQC: Tensor) -> tuple[Tensor, Tensor]:
-    """The order of the channels, those that count most first, and the upper factor of the inverse of the moments."""
+    """The order of the channels, largest moments first, and the upper Cholesky factor of the inverse of the moments."""
     queries_NQC = queries_NQC.double()
     moments_NCC = queries_NQC.transpose(1, 2) @ queries_NQC
     diagonal_NC = moments_NCC.diagonal(dim1=1, dim2=2)

@@ -1,4 +1,4 @@
-"""The pages of an engine's cache, cut into units that any layer and head of a compact request may use."""
+"""The pages of the KV cache as units that any layer and head of a compact request may use."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ class Store:
         attention = model.config.attention
         remedy = "Serve this model without --kv-policy."
         if not isinstance(attention, GroupedQuery):
-            raise UserError("--kv-policy", "latent attention keeps no keys and values that could be pruned", remedy)
+            raise UserError("--kv-policy", "latent attention caches no keys and values that could be pruned", remedy)
         if any(layer.window is not None for layer in model.config.layers):
             raise UserError("--kv-policy", "the model has layers with a sliding window of their own", remedy)
         if cache.layers and next(iter(cache.layers[0].values())).itemsize == 1:
-            raise UserError("--kv-policy", "encodes by itself what is kept, and cannot go with float8", remedy)
+            raise UserError("--kv-policy", "quantizes the cache by itself, and cannot be combined with float8", remedy)
         keys, values = cache.whole.get("keys"), cache.whole.get("values")
         if keys is None or values is None:
-            raise UserError("--kv-policy", "the model's layers differ in the shape of what they cache", remedy)
+            raise UserError("--kv-policy", "the model's layers differ in the shape of their KV cache", remedy)
         self.model, self.policy = model, policy
         self.layers, self.heads, self.size = len(model.config.layers), attention.kv_heads, attention.head_size
         self.page_size, self.pages = cache.page_size, cache.pages
         self.units = len(cache.layers) * self.heads  # in a page
         self.device = keys.device
-        # One flat row index reaches every unit; the same memory as numbers, and as bytes for what is encoded.
+        # One flat row index reaches every unit; the same memory as numbers, and as bytes for what is quantized.
         self.keys_XC, self.values_XC = keys.view(-1, self.size), values.view(-1, self.size)
         self.keys_bytes, self.values_bytes = self.keys_XC.view(torch.uint8), self.values_XC.view(torch.uint8)
         self.row_bytes = self.size * keys.itemsize
         self.block_rows = policy.encoding.rows(self.size, self.row_bytes) if policy.encoding is not None else 0
 
     def check(self, request: Request) -> None:
-        """Refuse what could not be answered truthfully."""
-        wants_prompt = request.embed or request.sampling.prompt_logprobs is not None
-        if wants_prompt and self.policy.due(0, len(request.prompt)) < len(request.prompt):
+        """Refuse what pruning would falsify."""
+        reads_prompt = request.embed or request.sampling.prompt_logprobs is not None
+        if reads_prompt and self.policy.due(0, len(request.prompt)) < len(request.prompt):
             raise UserError(
                 "prompt_logprobs, embeddings",
-                "this engine prunes its cache while it reads a prompt, and would answer for what is left of it",
+                "this engine prunes its KV cache during prefill, and would answer for what is left of the prompt",
                 "Ask an engine without such a --kv-policy.",
             )
 
@@ -62,7 +62,7 @@ class Store:
 
     @cached_property
     def kinds(self) -> TokenKinds:
-        """Read off the tokenizer when a policy first asks."""
+        """Read off the tokenizer when a policy first uses it."""
         vocab, tokenizer = self.model.config.vocab, self.model.tokenizer
         special, punctuation = torch.zeros(vocab, dtype=torch.bool), torch.zeros(vocab, dtype=torch.bool)
         if tokenizer is not None:
@@ -77,10 +77,10 @@ class Store:
 
 
 def store_for(model: Model, cache: PagedCache, policy: KVPolicy | None, drafter: Drafter | None) -> Store | None:
-    """None where nobody asked for a policy."""
+    """None without a policy."""
     if policy is None:
         return None
     if drafter is not None:
-        problem = "guesses are taken back by rows, and a pruned cache has moved them"
-        raise UserError("--kv-policy", f"cannot go with --drafter: {problem}", "Leave one of them out.")
+        problem = "rejected draft tokens are dropped by their rows, and pruning moves rows"
+        raise UserError("--kv-policy", f"cannot be combined with --drafter: {problem}", "Leave one of them out.")
     return Store(model, cache, policy)

@@ -3,9 +3,9 @@
     moesaic serve DIR --kv-policy fastgen --kv share=0.25
     moesaic serve DIR --kv-policy fastgen --kv share=1.0 --kv recover=0.95
 
-A head keeps the cheapest of these that recovers enough of the attention of the prompt's last tokens: special tokens;
+A head retains the cheapest of these that recovers enough of the attention of the prompt's last tokens: special tokens;
 and punctuation; and the most attended tokens; and the newest; everything. How much is enough is `recover`, or less
-where that would take more than `share` of the cache. The answer's own tokens all stay.
+where that would take more than `share` of the cache. Generated tokens are never pruned.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class FastGen(Budgeted):
     recover: float = 1.0  # of a head's attention
     frequent: float = 0.1  # of the tokens: most attended ones
     local: float = 0.1  # of the tokens: newest ones
-    pool: int = 13  # rows that stand beside a most attended one stay with it; 1: only itself
+    pool: int = 13  # width of the max pooling over scores; 1: none
     window: int = 16  # last tokens of the prompt whose attention is profiled
     every: int = 0
 
@@ -51,11 +51,11 @@ class FastGen(Budgeted):
         return Retained(kept_RLNM.gather(0, choice_LN[None, ..., None].expand_as(kept_RLNM[:1]))[0])
 
     def structures(self, statistics: AttentionStatistics) -> Tensor:
-        """What a head would keep under each structure, each with all that those before it keep."""
+        """What a head would retain under each structure, each with all that those before it retain."""
         kinds = statistics.kinds()
         token_M = torch.tensor(list(statistics.tokens), device=statistics.scores_LNM.device)
         special_M = kinds.special_V[token_M]
-        special_M[0] = True  # what every head looks at when it has nothing to look for
+        special_M[0] = True  # the attention sink
         special_M[-1] = True  # the newest row stays in any case
         special_LNM = special_M.expand_as(statistics.scores_LNM)
         punctuation_LNM = special_LNM | kinds.punctuation_V[token_M]
@@ -65,18 +65,18 @@ class FastGen(Budgeted):
         local_LNM = frequent_LNM | statistics.newest(max(1, round(self.local * statistics.computed)))
         return torch.stack([special_LNM, punctuation_LNM, frequent_LNM, local_LNM, torch.ones_like(local_LNM)])
 
-    def enough(self, mass_RLN: Tensor, rows_RLN: Tensor, most_rows: int) -> float:
+    def enough(self, mass_RLN: Tensor, rows_RLN: Tensor, max_rows: int) -> float:
         """The part of its attention every head can recover within so many rows in all, at most `recover`."""
 
         def rows(part: float) -> int:
             return int(rows_RLN.gather(0, cheapest(mass_RLN, rows_RLN, part)[None]).sum())
 
-        if rows(self.recover) <= most_rows:
+        if rows(self.recover) <= max_rows:
             return self.recover
         low, high = 0.0, self.recover
         for _ in range(40):
             middle = (low + high) / 2
-            low, high = (middle, high) if rows(middle) <= most_rows else (low, middle)
+            low, high = (middle, high) if rows(middle) <= max_rows else (low, middle)
         return low
 
 

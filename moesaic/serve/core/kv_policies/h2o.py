@@ -2,8 +2,8 @@
 
     moesaic serve DIR --kv-policy h2o --kv share=0.25
 
-A row's score is all the attention it has had from every token since it was written. Part of the budget is the newest
-rows, the rest those of the highest score, head by head.
+A row's score is the sum of the attention of every token since it was written. Part of the budget is the newest rows,
+the rest those of the highest score, head by head.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from moesaic.serve.core.kv_policies import AttentionStatistics, Budgeted, Retain
 @dataclass(frozen=True)
 class H2O(Budgeted):
     recent: float = 0.5  # of the budget
-    pool: int = 1  # as published; more keeps what stands beside a heavy hitter
+    pool: int = 1  # as published; width of the max pooling over scores
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,7 +4,7 @@
 
 Rows that follow each other and whose keys are alike form a set; every set becomes one row, its most attended one, onto
 which the others are added with weights of a Gaussian kernel of the distance between keys. A head is cut where
-neighbours are least alike, as often as the budget allows. The newest rows and the heaviest hitters stay as they are.
+neighbours are least alike, as often as the budget allows. The newest rows and the heavy hitters are not merged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class KVMerger(Budgeted):
     share: float = 0.5
     recent: float = 0.1  # of the budget: newest rows
     heavy: float = 0.5  # of the budget: rows with the most attention
-    pool: int = 13  # rows that stand beside a heavy one stay with it; 1: only itself
+    pool: int = 13  # width of the max pooling over scores; 1: none
     window: int = 16  # last tokens of the prompt whose attention counts; 0: all
     every: int = 0
 
@@ -63,11 +63,11 @@ class KVMerger(Budgeted):
         must_NM = torch.maximum(whole_NM[:, 1:], whole_NM[:, :-1])
         cuts_NM = top_rows(torch.where(must_NM > 0, 1.0 + must_NM, -alike_NM), budget - 1)
         number_NM = torch.nn.functional.pad(cuts_NM.long(), (1, 0)).cumsum(-1)
-        most = torch.full((heads, budget), -1.0, device=scores_NM.device)
-        most.scatter_reduce_(1, number_NM, scores_NM, "amax")
+        highest = torch.full((heads, budget), -1.0, device=scores_NM.device)
+        highest.scatter_reduce_(1, number_NM, scores_NM, "amax")
         place_NM = torch.arange(rows, device=scores_NM.device).expand(heads, rows)
         # Of equals the oldest.
-        leading_NM = torch.where(scores_NM == most.gather(1, number_NM), place_NM, rows)
+        leading_NM = torch.where(scores_NM == highest.gather(1, number_NM), place_NM, rows)
         pivot = torch.full((heads, budget), rows, device=scores_NM.device)
         pivot.scatter_reduce_(1, number_NM, leading_NM, "amin")
         return pivot.gather(1, number_NM)

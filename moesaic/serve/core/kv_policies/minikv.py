@@ -2,12 +2,13 @@
 
     moesaic serve DIR --kv-policy minikv --kv share=0.5
 
-After the prompt the newest rows and those with the most attention stay, and earlier layers keep more than later ones.
-What stays is kept in 2 bits but for the first and the newest tokens: keys with a scale for each channel of a block of
-tokens (sub-channel), values with one for each token. The answer's tokens all stay, and are encoded block by block.
+After the prefill the newest rows and those with the most attention are retained, more of them in earlier layers than in
+later ones, and quantized to 2 bits but for the first and the newest tokens: keys with a scale for each channel of a
+block of tokens (sub-channel), values with one for each token. Generated tokens are never pruned, and quantized block by
+block.
 
-Codes of keys are those that lose least to the last queries, not the nearest, and the first tokens, which every other
-looks at, stay as they are. The paper has neither; on a small model both help (`docs/LOG.md`).
+Keys are quantized for the least error under the last queries, not to the nearest codes, and the first tokens, which
+every other attends to, are not quantized. The paper has neither; on a small model both help (`docs/LOG.md`).
 """
 
 from __future__ import annotations
@@ -31,23 +32,23 @@ from moesaic.serve.core.kv_policies import (
 @dataclass(frozen=True)
 class MiniKV(Budgeted):
     share: float = 0.5  # of the tokens, on average over the layers
-    falling: float = 0.5  # 0: all layers keep the same; 0.5: the first one half as much again, the last half of it
+    falling: float = 0.5  # 0: all layers retain the same; 0.5: the first one half as much again, the last half of it
     newest: float = 0.1  # of the budget
     window: int = 16  # last tokens of the prompt whose attention counts; 0: all
-    pool: int = 13  # rows that stand beside a row with much attention stay with it; 1: only itself
+    pool: int = 13  # width of the max pooling over scores; 1: none
     bits: int = 2
     group: int = 16  # tokens of a block
     channels: int = 16  # of a token's value that share a scale
-    recent: int = 32  # newest tokens, which stay as they are
+    recent: int = 32  # newest tokens, which are not quantized
     first: int = 4  # and the first ones
-    queries: int = 16  # last tokens whose queries the keys are rounded for; 0: to the nearest code
+    queries: int = 16  # last tokens whose queries keys are quantized for; 0: to the nearest code
     every: int = 0
     encoding: Encoding = field(init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.every:
-            raise ValueError("every must be 0: minikv prunes once, and encodes whenever a group is full")
+            raise ValueError("every must be 0: minikv prunes once, and quantizes whenever a group is full")
         if not 0 <= self.falling <= 1 or not 0 <= self.newest <= 1 or self.window < 0:
             raise ValueError("falling and newest must be between 0 and 1, and window not negative")
         check_pool(self.pool)

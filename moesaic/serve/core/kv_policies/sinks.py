@@ -3,8 +3,8 @@
     moesaic serve DIR --kv-policy sinks --kv share=0.25
     moesaic serve DIR --kv-policy sinks --kv window=1024
 
-With a `window` the cache never holds more than that and a round's tokens: it is pruned while the prompt is read, too.
-Without one, a share of the tokens stays after the prompt. Keys keep the positions they were written with.
+With a `window` the cache never holds more than that and a round's tokens: it is pruned during prefill, too. Without
+one, a share of the tokens is retained after the prefill. Keys keep the positions they were written with.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from moesaic.serve.core.kv_policies import AttentionStatistics, Budgeted, Retain
 @dataclass(frozen=True)
 class Sinks(Budgeted):
     sinks: int = 4
-    window: int = 0  # newest tokens beside them; 0: as many as the share leaves
+    window: int = 0  # newest tokens beside them; 0: what the share leaves
     every: int = 64
 
     def __post_init__(self) -> None:

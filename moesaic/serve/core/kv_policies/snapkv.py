@@ -1,9 +1,9 @@
-"""Keep what the end of the prompt looks at (SnapKV: LLM Knows What You Are Looking for Before Generation).
+"""Retain what the end of the prompt attends to (SnapKV: LLM Knows What You Are Looking for Before Generation).
 
     moesaic serve DIR --kv-policy snapkv --kv share=0.25
 
 The last `window` tokens of the prompt vote, head by head, by their attention; votes are pooled, so that what stands
-beside a voted token stays with it. The answer's own tokens all stay.
+beside a voted token stays with it. Generated tokens are never pruned.
 """
 
 from __future__ import annotations

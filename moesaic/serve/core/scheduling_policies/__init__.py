@@ -1,4 +1,4 @@
-"""Who computes next: the one decision of the scheduler that users may want otherwise."""
+"""Scheduling policies, one a file: which requests compute how many tokens in the next step."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Plan = list[tuple[Request, int]]
 class SchedulingPolicy:
     def choose(self, requests: Sequence[Request], stopped: Sequence[ForwardPass], now: float) -> Plan | ForwardPass:
         """Some tokens for some of the requests that have any to compute (most urgent first, if pages run short), or a
-        pass that was stopped and shall go on. An empty plan waits for the next event."""
+        stopped forward to resume. An empty plan waits for the next event."""
         raise NotImplementedError
 
     def interrupts(self, running: ForwardPass, requests: Sequence[Request], now: float) -> bool:
-        """Between two layers of a pass: whether something else should come first. Asked only after an arrival, or when
-        `next_event` has come."""
+        """Between two layers of a forward: whether something else should come first. Asked only after an arrival, or
+        when `next_event` has come."""
         return False
 
     def next_event(self, running: ForwardPass, requests: Sequence[Request], now: float) -> float:
@@ -26,4 +26,4 @@ class SchedulingPolicy:
         return float("inf")
 
     def finished(self, done: ForwardPass) -> None:
-        """A pass has ended; `done.seconds` says what it took."""
+        """A forward has finished; `done.seconds` is how long it took."""

@@ -1,4 +1,4 @@
-"""Chunked prefill (Sarathi): every step a fixed number of tokens, one for each answer first, the rest for prompts.
+"""Chunked prefill (Sarathi): every step a token budget, one for each decoding request first, the rest for prefill.
 
 moesaic serve DIR --policy chunked tokens=256
 """

@@ -1,11 +1,11 @@
-"""FlowPrefill: a prompt is one pass, which gives way between two layers when something more urgent comes.
+"""FlowPrefill: a prefill is one forward, which gives way between two layers when something more urgent comes.
 
-moesaic serve DIR --policy flow itl=0.1
+    moesaic serve DIR --policy flow itl=0.1
 
-Decisions are taken only when something happens: a request arrives, a pass ends, the next token of an answer falls due.
-Among prompts, those that can meet their deadlines by the predicted times go first, earliest deadline first. When not
-all of them can, the longest give way until the others can (Moore and Hodgson's rule, which lets the most jobs be in
-time), and are read when there is time again; whatever has waited too long goes first all the same.
+Decisions are taken only when something happens: a request arrives, a forward ends, the next token of a decoding request
+falls due. Among prefills, those that can meet their TTFT deadlines by the predicted times go first, earliest deadline
+first. When not all of them can, the longest give way until the others can (Moore and Hodgson's rule, which lets the
+most jobs be in time), and run when there is time again; whatever has waited too long goes first all the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from moesaic.serve.core.ttft_predictor import TTFTPredictor
 
 @dataclass(frozen=True)
 class Job:
-    """A prompt to read, or what is left of a pass that was stopped."""
+    """A prefill, or the rest of a forward that was stopped."""
 
     work: Request | ForwardPass
     seconds: float  # it still takes
@@ -34,56 +34,56 @@ class Job:
 
 @dataclass(frozen=True)
 class FlowPrefill(SchedulingPolicy):
-    itl: float = 0.1  # seconds between two tokens of an answer while prompts wait
-    stretch: float = 5.0  # a request without deadline should be answered in so many times what it takes alone
+    itl: float = 0.1  # inter-token latency in seconds, while prefills wait
+    stretch: float = 5.0  # a request without deadline should have its first token in so many times what it takes alone
     patience: float = 60.0  # seconds after which nothing goes before a request
-    batch: int = 256  # tokens up to which short prompts are read together
-    tokens: int = 8192  # a longer prompt takes several passes, which bounds the memory of one
-    prompts: TTFTPredictor = field(init=False, default_factory=TTFTPredictor, compare=False)
-    answers: TTFTPredictor = field(init=False, default_factory=TTFTPredictor, compare=False)
+    batch: int = 256  # tokens up to which short prefills are batched
+    tokens: int = 8192  # a longer prompt takes several forwards, which bounds the memory of one
+    prefill: TTFTPredictor = field(init=False, default_factory=TTFTPredictor, compare=False)
+    decode: TTFTPredictor = field(init=False, default_factory=TTFTPredictor, compare=False)
 
     def __post_init__(self) -> None:
         if self.itl < 0 or self.stretch < 1 or self.patience < 0 or self.batch < 0 or self.tokens < 1:
             raise ValueError("itl, patience and batch must not be negative; stretch and tokens must be at least 1")
 
     def choose(self, requests: Sequence[Request], stopped: Sequence[ForwardPass], now: float) -> Plan | ForwardPass:
-        answers = [request for request in requests if request.decoding]
+        decoding = [request for request in requests if request.decoding]
         jobs = [self._rest_of(work) for work in stopped]
-        jobs += [self._reading(request) for request in requests if not request.decoding]
-        if answers and (not jobs or self._due(answers) <= now):
-            return [(request, 1) for request in answers]
+        jobs += [self._prefill_of(request) for request in requests if not request.decoding]
+        if decoding and (not jobs or self._due(decoding) <= now):
+            return [(request, 1) for request in decoding]
         order = self._order(jobs, now)
         if order and isinstance(order[0].work, ForwardPass):
             return order[0].work
-        return self._together(order, now)
+        return self._batched(order, now)
 
     def interrupts(self, running: ForwardPass, requests: Sequence[Request], now: float) -> bool:
-        return not _only_answers(running) and self.choose(requests, [running], now) is not running
+        return not _only_decodes(running) and self.choose(requests, [running], now) is not running
 
     def next_event(self, running: ForwardPass, requests: Sequence[Request], now: float) -> float:
-        answers = [request for request in requests if request.decoding]
-        return self._due(answers) if answers and not _only_answers(running) else float("inf")
+        decoding = [request for request in requests if request.decoding]
+        return self._due(decoding) if decoding and not _only_decodes(running) else float("inf")
 
     def finished(self, done: ForwardPass) -> None:
-        predictor = self.answers if _only_answers(done) else self.prompts
+        predictor = self.decode if _only_decodes(done) else self.prefill
         predictor.observe([(span.new, span.cached) for span in done.spans], done.seconds)
 
-    def _due(self, answers: Sequence[Request]) -> float:
-        """When the next step of the answers must begin. At least half the time is left to prompts."""
-        step = self.answers.seconds((1, request.computed) for request in answers)
-        return min(request.last_token or 0.0 for request in answers) + max(self.itl - step, self.itl / 2)
+    def _due(self, decoding: Sequence[Request]) -> float:
+        """When the next decode step must begin. At least half the time is left to prefills."""
+        step = self.decode.seconds((1, request.computed) for request in decoding)
+        return min(request.last_token or 0.0 for request in decoding) + max(self.itl - step, self.itl / 2)
 
     def _order(self, jobs: list[Job], now: float) -> list[Job]:
         """Who goes first: what has waited too long; then, in each class of priority, what can be in time; the rest."""
         order = sorted((job for job in jobs if now - job.arrived > self.patience), key=lambda job: job.arrived)
         jobs = [job for job in jobs if now - job.arrived <= self.patience]
         for priority in sorted({job.priority for job in jobs}):
-            in_time, late = sort_out([job for job in jobs if job.priority == priority], now)
+            in_time, late = split_late([job for job in jobs if job.priority == priority], now)
             order += in_time + late
         return order
 
-    def _together(self, order: list[Job], now: float) -> Plan:
-        """The first prompt, and those next in order as long as they are short and make nobody late."""
+    def _batched(self, order: list[Job], now: float) -> Plan:
+        """The first prefill, and those next in order as long as they are short and make nobody late."""
         plan: Plan = []
         spans: list[tuple[int, int]] = []
         end = float("inf")
@@ -94,26 +94,26 @@ class FlowPrefill(SchedulingPolicy):
             if now + job.seconds <= job.latest:
                 end = min(end, job.latest)
             fits = sum(new for new, _ in [*spans, span]) <= self.batch
-            if plan and not (fits and now + self.prompts.seconds([*spans, span]) <= end):
+            if plan and not (fits and now + self.prefill.seconds([*spans, span]) <= end):
                 break
             plan.append((job.work, span[0]))
             spans.append(span)
         return plan
 
-    def _reading(self, request: Request) -> Job:
+    def _prefill_of(self, request: Request) -> Job:
         cached = request.computed if request.pages else request.expected_cached
-        seconds = self.prompts.seconds([(len(request.tokens) - cached, cached)])
+        seconds = self.prefill.seconds([(len(request.tokens) - cached, cached)])
         if request.deadline is not None and request.first_token is None:
             due = latest = request.deadline
-        else:  # after its first token it may have been preempted, and reads again what it wrote
+        else:  # after its first token it may have been preempted, and computes again what it generated
             due = (request.last_token or request.arrived) + self.stretch * seconds
             latest = float("inf")
         return Job(request, seconds, due, latest, request.arrived, request.priority)
 
     def _rest_of(self, work: ForwardPass) -> Job:
         waiting = [chunk.request for chunk in work.chunks if chunk.request.finish_reason is None]
-        jobs = [self._reading(request) for request in waiting]
-        whole = self.prompts.seconds((span.new, span.cached) for span in work.spans)
+        jobs = [self._prefill_of(request) for request in waiting]
+        whole = self.prefill.seconds((span.new, span.cached) for span in work.spans)
         return Job(
             work,
             seconds=whole * (1 - work.layer / len(work.model.layers)),
@@ -124,7 +124,7 @@ class FlowPrefill(SchedulingPolicy):
         )
 
 
-def sort_out(jobs: list[Job], now: float) -> tuple[list[Job], list[Job]]:
+def split_late(jobs: list[Job], now: float) -> tuple[list[Job], list[Job]]:
     """As many jobs as can be in time, by when they are due; and those that are late or would make others late."""
     kept: list[tuple[float, int, Job]] = []  # a heap, longest first
     late = []
@@ -140,6 +140,6 @@ def sort_out(jobs: list[Job], now: float) -> tuple[list[Job], list[Job]]:
     return in_time, sorted(late, key=lambda job: job.arrived)
 
 
-def _only_answers(work: ForwardPass) -> bool:
-    """A step of answers is short: nothing interrupts it."""
+def _only_decodes(work: ForwardPass) -> bool:
+    """A decode step is short: nothing interrupts it."""
     return all(chunk.request.decoding for chunk in work.chunks)
