@@ -19,11 +19,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from moesaic.atomic import exclusive
 from moesaic.cli import main
 from moesaic.data.preparation import prepare as preparing
-from moesaic.data.preparation.prepare import Prepared, prepare
+from moesaic.data.preparation import report
+from moesaic.data.preparation.prepare import Prepared, Status, prepare
 from moesaic.data.shards import Shards
 from moesaic.data.stream import TokenStream
 from moesaic.errors import UserError
@@ -432,3 +434,11 @@ class TestCommand:
         assert code.documents > 8 and sums.documents > 50
         assert made.manifest["vocabulary"] == 1024
         assert code.characters / code.tokens > 2
+
+
+def test_progress_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(report, "Console", lambda stderr: Console(stderr=stderr, force_terminal=True, width=120))
+    with report.progress_bar() as on_status:
+        on_status(Status("tokenizing code", 5, 10, 3, 4000))
+    shown = capsys.readouterr().err
+    assert "tokenizing code" in shown and "4,000 tokens in 3 documents" in shown
