@@ -129,8 +129,8 @@ def command(
         adapters=adapters,
         cache_bytes=None if cache_gb is None else int(cache_gb * 2**30),
         seed=seed,
-        weights={"dtype": dtype, "device": device, "threads": threads},
-        options={
+        load_options={"dtype": dtype, "device": device, "threads": threads},
+        engine_options={
             "max_requests": max_requests,
             "policy": made_policy,
             "drafter": made_drafter,

@@ -1,4 +1,4 @@
-"""Small random models of several families for the tests on a GPU."""
+"""Small random models of several families for the tests on a GPU, and how far results are from those wanted."""
 
 import torch
 import transformers
@@ -89,3 +89,9 @@ def saved(tmp_path_factory):
 def tokens_of(*lengths, seed=0):
     torch.manual_seed(seed)
     return [torch.randint(VOCAB, (length,)).tolist() for length in lengths]
+
+
+def error(given, wanted):
+    """Relative, of a tensor whose numbers are finite."""
+    assert torch.isfinite(given).all()
+    return ((given.float() - wanted.float()).norm() / wanted.float().norm()).item()

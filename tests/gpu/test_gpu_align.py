@@ -18,15 +18,10 @@ from moesaic.model.layout import Layout
 from moesaic.serve.core.drafters.suffix import Suffix
 from moesaic.serve.core.request import Sampling
 from moesaic.serve.core.scheduling_policies.chunked import Chunked
-from tests.gpu.models import CONFIGS, saved, tokens_of
+from tests.gpu.models import CONFIGS, tokens_of
 
 DEVICE = "cuda"
 REQUESTS, ANSWER = 40, 48
-
-
-@pytest.fixture(scope="module")
-def directories(tmp_path_factory):
-    return saved(tmp_path_factory)
 
 
 def rolled(model, drafter, **params):
@@ -42,8 +37,8 @@ def rolled(model, drafter, **params):
         drafter=drafter,
         max_requests=12,
     )
-    reported = {"max_tokens": ANSWER, "ignore_eos": True, "record_draws": True, **params}
-    requests = [engine.request(prompt, Sampling(**reported, seed=n)) for n, prompt in enumerate(prompts)]
+    sampling = {"max_tokens": ANSWER, "ignore_eos": True, "record_draws": True, **params}
+    requests = [engine.request(prompt, Sampling(**sampling, seed=n)) for n, prompt in enumerate(prompts)]
     for request in requests:
         engine.add(request)
     while engine.working:

@@ -19,19 +19,10 @@ from moesaic.serve.core.request import Sampling
 from moesaic.serve.core.runner import Runner
 from moesaic.serve.core.scheduling_policies.chunked import Chunked
 from moesaic.serve.gpu.overlap import OverlapLoop
-from tests.gpu.models import CONFIGS, saved, tokens_of
+from tests.gpu.models import CONFIGS, error, tokens_of
 
 DEVICE = "cuda"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def exact_float32():
-    torch.backends.cuda.matmul.allow_tf32 = False
-
-
-@pytest.fixture(scope="module")
-def directories(tmp_path_factory):
-    return saved(tmp_path_factory)
+pytestmark = pytest.mark.usefixtures("exact_float32")
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +34,6 @@ def engine_of(model, **options):
     engine = Engine(model, **{"cache_bytes": 1 << 26, **options})
     assert isinstance(engine.runner, OverlapLoop), "steps overlap"
     return engine
-
-
-def error(found, expected):
-    return ((found - expected).norm() / expected.norm()).item()
 
 
 def tokens_and_bits(answers):

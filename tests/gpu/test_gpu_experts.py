@@ -11,8 +11,10 @@ if not torch.cuda.is_available():
 
 from moesaic.kernels.triton.experts.layer import experts
 from moesaic.kernels.triton.experts.tuning import Choice, choose
+from tests.gpu.models import error
 
 DEVICE = "cuda"
+pytestmark = pytest.mark.usefixtures("exact_float32")
 PORTABLE = Choice("portable", align=64, block=64)
 DECODE = Choice("decode")
 
@@ -46,11 +48,6 @@ def meaning(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF):
     return y_TD
 
 
-def error(given, wanted):
-    assert torch.isfinite(given).all()
-    return ((given.float() - wanted.float()).norm() / wanted.float().norm()).item()
-
-
 def poison(megabytes=3000):
     """Leave NaN in the memory the kernels will be given, so that an element nobody writes is seen."""
     page_pool = [
@@ -72,11 +69,6 @@ SHAPES = {
     "odd sizes": (65, 200, 72, 5, 3),
     "many tokens": (20000, 256, 128, 16, 8),
 }
-
-
-@pytest.fixture(autouse=True)
-def exact_float32():
-    torch.backends.cuda.matmul.allow_tf32 = False
 
 
 @pytest.mark.parametrize("skew", [False, True], ids=["balanced", "skewed"])

@@ -22,28 +22,14 @@ from moesaic.kernels.triton.sample import sample
 from moesaic.model.context import Routing
 from moesaic.model.layout import Layout
 from moesaic.serve.gpu.overlap import step_weights
-from tests.gpu.models import CONFIGS, saved, tokens_of
+from tests.gpu.models import CONFIGS, error, tokens_of
 
 DEVICE = "cuda"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def exact_float32():
-    torch.backends.cuda.matmul.allow_tf32 = False
-
-
-@pytest.fixture(scope="module")
-def directories(tmp_path_factory):
-    return saved(tmp_path_factory)
+pytestmark = pytest.mark.usefixtures("exact_float32")
 
 
 def peer(directory, dtype):
     return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).to(DEVICE).eval()
-
-
-def error(given, wanted):
-    assert torch.isfinite(given).all()
-    return ((given.float() - wanted.float()).norm() / wanted.float().norm()).item()
 
 
 def test_cuda_models_get_the_gpu_kernels(directories):

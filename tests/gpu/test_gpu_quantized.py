@@ -25,26 +25,17 @@ from moesaic.kernels.triton.quantized.weight import GpuQuantizedWeight, gpu_weig
 from moesaic.methods import Method, build
 from moesaic.serve.gpu.overlap import step_weights
 from tests.compress.made import add_tokenizer
-from tests.gpu.models import saved, tokens_of
+from tests.gpu.models import error, saved, tokens_of
 
 DEVICE = "cuda"
+pytestmark = pytest.mark.usefixtures("exact_float32")
 SCHEMES = [(4, 128, True), (4, 64, False), (4, 192, True), (3, 96, False), (8, 0, True), (5, 64, False)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def exact_float32():
-    torch.backends.cuda.matmul.allow_tf32 = False
 
 
 def matrix(outputs, inputs, scheme, seed=0):
     generator = torch.Generator(DEVICE).manual_seed(seed)
     weight = torch.randn(outputs, inputs, device=DEVICE, generator=generator) / inputs**0.5
     return Grid(*scheme).matrix(weight)
-
-
-def error(given, wanted):
-    assert torch.isfinite(given).all()
-    return ((given.float() - wanted.float()).norm() / wanted.float().norm()).item()
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)

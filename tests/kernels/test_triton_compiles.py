@@ -51,18 +51,21 @@ else:
         def get_current_stream(self, device):
             return 0
 
+    class Compiler:
+        """In place of a kernel: a launch compiles it, and `kernels` has what it compiled to."""
+
+        def __init__(self, kernel, kernels):
+            self.kernel, self.kernels = kernel, kernels
+
+        def __getitem__(self, grid):
+            return lambda *inputs, **options: self.kernels.append(self.kernel.warmup(*inputs, grid=grid, **options))
+
     @pytest.fixture
     def compiled(monkeypatch, tmp_path):
         """What the launches of a test compiled to."""
         kernels = []
-        kernel = hopper.grouped_matmul
-
-        class Compiler:
-            def __getitem__(self, grid):
-                return lambda *inputs, **options: kernels.append(kernel.warmup(*inputs, grid=grid, **options))
-
         monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-        monkeypatch.setattr(hopper, "grouped_matmul", Compiler())
+        monkeypatch.setattr(hopper, "grouped_matmul", Compiler(hopper.grouped_matmul, kernels))
         monkeypatch.setattr(hopper, "processors", lambda device: 132)
         triton.runtime.driver.set_active(Pretended())
         return kernels
@@ -154,17 +157,11 @@ else:
         assert 0 < ptx.rindex("cp.async.cg") < ptx.index("griddepcontrol.wait")
         assert kernel.metadata.shared <= 227 * 1024
 
-    def test_codes_of_eight_bits_meet_inputs_in_their_order(launched):
-        quantized_matmuls(Grid(8, 0, True))
-        assert len(launched) == 5
-        for kernel in launched:
-            ptx = kernel.asm["ptx"]
-            assert "sub.bf16x2" in ptx and "wgmma.mma_async" in ptx and "kWidth = 4" not in kernel.asm["ttgir"]
-            assert "ld.local" not in ptx
-
-    @pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "with-zeros"])
-    def test_codes_of_four_bits_meet_inputs_in_their_order(launched, symmetric):
-        quantized_matmuls(Grid(4, 128, symmetric))
+    @pytest.mark.parametrize(
+        "grid", [Grid(8, 0, True), Grid(4, 128, True), Grid(4, 128, False)], ids=["8", "4-symmetric", "4-with-zeros"]
+    )
+    def test_codes_meet_inputs_in_their_order(launched, grid):
+        quantized_matmuls(grid)
         assert len(launched) == 5
         for kernel in launched:
             ptx = kernel.asm["ptx"]
@@ -196,13 +193,7 @@ else:
     @pytest.mark.parametrize("heads", [20, 128])
     def test_latent_attention(launched, monkeypatch, heads, cached):
         """At the sizes of published models: all six compile, and what they read fits into shared memory."""
-        walked = paged.prefill_kernel
-
-        class Compiler:
-            def __getitem__(self, grid):
-                return lambda *inputs, **options: launched.append(walked.warmup(*inputs, grid=grid, **options))
-
-        monkeypatch.setattr(paged, "prefill_kernel", Compiler())
+        monkeypatch.setattr(paged, "prefill_kernel", Compiler(paged.prefill_kernel, launched))
         tokens, rank, rope_size, plain = 4, 512, 64, 128
         one = torch.zeros(tokens, dtype=torch.int32)
         pairs, table = torch.zeros(tokens, 2, dtype=torch.int32), torch.zeros(tokens, 8, dtype=torch.int32)
@@ -221,13 +212,7 @@ else:
             assert "ld.local" not in kernel.asm["ptx"] and kernel.metadata.shared <= 227 * 1024
 
     def test_attention_to_keys_of_eight_bits(launched, monkeypatch):
-        walked = paged.prefill_kernel
-
-        class Compiler:
-            def __getitem__(self, grid):
-                return lambda *inputs, **options: launched.append(walked.warmup(*inputs, grid=grid, **options))
-
-        monkeypatch.setattr(paged, "prefill_kernel", Compiler())
+        monkeypatch.setattr(paged, "prefill_kernel", Compiler(paged.prefill_kernel, launched))
         monkeypatch.setattr(qk_norm_rope_cache, "launch_pdl", paged.launch_pdl)
         one = torch.zeros(4, dtype=torch.int32)
         pairs, table = torch.zeros(4, 2, dtype=torch.int32), torch.zeros(4, 8, dtype=torch.int32)

@@ -44,7 +44,9 @@ def cluster():
 
 def replicas(directory: Path, count: int = 2, **options) -> Replicas:
     frontend = frontend_engine(directory, cache_bytes=CACHE)
-    return Replicas(frontend, directory, count, weights={"threads": 1}, options={"cache_bytes": CACHE, **options})
+    return Replicas(
+        frontend, directory, count, load_options={"threads": 1}, engine_options={"cache_bytes": CACHE, **options}
+    )
 
 
 async def text_of(loop: Replicas, request: Request) -> str:

@@ -3,7 +3,6 @@ apart into content, reasoning and tool calls."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +19,7 @@ from moesaic.serve.api.sampling_params import (
     call_grammar,
     engine_requests,
     forced_tools,
+    json_object,
     output_grammar,
     sampling_params,
 )
@@ -263,18 +263,10 @@ def _template_message(message: Message) -> dict[str, Any]:
     if message.role == "developer":  # OpenAI's newer name of it
         plain["role"] = "system"
     for call in plain.get("tool_calls", ()):
-        call["function"]["arguments"] = _arguments(call["function"]["arguments"])
+        arguments = call["function"]["arguments"]
+        if isinstance(arguments, str) and (parsed := json_object(arguments or "{}")) is not None:
+            call["function"]["arguments"] = parsed
     return plain
-
-
-def _arguments(given: str | dict[str, Any]) -> Any:
-    if isinstance(given, dict):
-        return given
-    try:
-        parsed = json.loads(given or "{}")
-    except (ValueError, RecursionError):
-        return given
-    return parsed if isinstance(parsed, dict) else given
 
 
 def router(service: Service) -> APIRouter:

@@ -15,6 +15,7 @@ from moesaic.serve.api.errors import ERRORS
 from moesaic.serve.api.response_items import ItemBuilder
 from moesaic.serve.api.schema.chat import ChatCompletionRequest
 from moesaic.serve.api.schema.responses import (
+    ChosenTool,
     InputDetails,
     InputFunctionCall,
     InputFunctionOutput,
@@ -41,9 +42,10 @@ def as_chat(body: ResponsesRequest) -> ChatCompletionRequest:
     names = (*SHARED, *ExtraSamplingParams.model_fields)
     fields: dict[str, Any] = {name: value for name in names if (value := getattr(body, name)) is not None}
     fields |= {"messages": chat_messages(body), "max_tokens": body.max_output_tokens}
-    named = body.tool_choice if body.tool_choice is None or isinstance(body.tool_choice, str) else None
-    if body.tool_choice is not None:
-        fields["tool_choice"] = named or {"type": "function", "function": {"name": body.tool_choice.name}}  # type: ignore[union-attr]
+    if isinstance(body.tool_choice, ChosenTool):
+        fields["tool_choice"] = {"type": "function", "function": {"name": body.tool_choice.name}}
+    elif body.tool_choice is not None:
+        fields["tool_choice"] = body.tool_choice
     if body.tools:
         fields["tools"] = [
             {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}

@@ -122,15 +122,21 @@ def output_grammar(body: GenerationRequest) -> Grammar | None:
 
 def json_grammar(given: dict[str, Any] | str, place: str) -> Grammar:
     """Of a JSON schema whose size can be compiled in reasonable time."""
-    try:
-        schema = json.loads(given) if isinstance(given, str) else given
-    except (ValueError, RecursionError):
-        schema = None
-    if not isinstance(schema, dict):
+    schema = json_object(given) if isinstance(given, str) else given
+    if schema is None:
         raise UserError(place, "is not a JSON schema")
     if len(json.dumps(schema)) > MAX_GRAMMAR_CHARS:
         raise UserError(place, f"is longer than {MAX_GRAMMAR_CHARS} characters")
     return Grammar.json(schema, place)
+
+
+def json_object(text: str) -> dict[str, Any] | None:
+    """None if the text is no JSON object."""
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return parsed if isinstance(parsed, dict) else None
 
 
 # Tool calls that must be made (`tool_choice` required, or one tool by name): by a grammar, so that they cannot fail

@@ -1,16 +1,21 @@
-"""Load the model that is served: one engine in this process, or replicas on Ray behind one front."""
+"""Load the model that is served: one engine in this process, or replicas on Ray behind one frontend."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from moesaic.errors import UserError
+from moesaic.kernels import hardware
 from moesaic.model.directory import load
-from moesaic.serve.cluster.replicas import with_replicas
+from moesaic.serve.cluster.replicas import Replicas, frontend_engine
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.engine_loop import EngineLoop
+from moesaic.serve.core.memory import SHARE, free_bytes
 
 
 def launch(
@@ -20,16 +25,52 @@ def launch(
     adapters: dict[str, str],
     cache_bytes: int | None,
     seed: int | None,
-    weights: dict[str, Any],
-    options: dict[str, Any],
+    load_options: dict[str, Any],
+    engine_options: dict[str, Any],
 ) -> tuple[Engine, Any]:
-    """The engine, and what makes the loop that drives it. `weights` is for loading them, `options` for the engine."""
+    """The engine, and what makes the loop that drives it."""
     if replicas is not None:
-        return with_replicas(directory, replicas, cache_bytes, seed, weights, options, adapters)
-    engine = Engine(load(directory, **weights), cache_bytes=cache_bytes, seed=seed, **options)
+        return _with_replicas(directory, replicas, cache_bytes, seed, load_options, engine_options, adapters)
+    engine = Engine(load(directory, **load_options), cache_bytes=cache_bytes, seed=seed, **engine_options)
     for name, path in adapters.items():
         engine.load_adapter(name, path)
     return engine, EngineLoop
+
+
+def _with_replicas(
+    directory: Path,
+    count: int,
+    cache_bytes: int | None,
+    seed: int | None,
+    load_options: dict[str, Any],
+    engine_options: dict[str, Any],
+    adapters: dict[str, str],
+) -> tuple[Engine, Callable[..., Replicas]]:
+    """The frontend's engine, and what makes the loop behind it. Replicas on one machine share its cores, and its memory
+    for KV caches; on GPUs each has its own."""
+    on_gpu = torch.cuda.is_available() and str(load_options.get("device") or "cuda").startswith("cuda")
+    if cache_bytes is None and not on_gpu:
+        cache_bytes = int(free_bytes(torch.device("cpu")) * SHARE) // count
+    if not load_options.get("threads") and not on_gpu:
+        load_options = load_options | {"threads": max(1, hardware.threads() // count)}
+    frontend = frontend_engine(
+        directory,
+        cache_bytes=cache_bytes,
+        seed=seed,
+        max_requests=engine_options["max_requests"] * count,
+        kv_policy=engine_options.get("kv_policy"),
+        cache_dtype=engine_options.get("cache_dtype"),
+    )
+    make_loop = partial(
+        Replicas,
+        directory=directory,
+        count=count,
+        load_options=load_options,
+        engine_options=engine_options | {"cache_bytes": cache_bytes},
+        adapters=adapters,
+        resources={"num_gpus": 1} if on_gpu else None,
+    )
+    return frontend, make_loop
 
 
 def parse_adapters(entries: Iterable[str], model: str) -> dict[str, str]:

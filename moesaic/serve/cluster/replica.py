@@ -19,10 +19,10 @@ from moesaic.serve.core.stats import EngineStats
 class Replica:
     """The Ray actor. Only plain data is sent to it and back."""
 
-    def __init__(self, directory: str, weights: dict[str, Any], options: dict[str, Any]) -> None:
-        if weights.get("threads"):  # by the cores of the frontend's machine; this one may have fewer
-            weights = weights | {"threads": min(weights["threads"], hardware.cores())}
-        self.engine = Engine(load(directory, **weights), **options)
+    def __init__(self, directory: str, load_options: dict[str, Any], engine_options: dict[str, Any]) -> None:
+        if load_options.get("threads"):  # by the cores of the frontend's machine; this one may have fewer
+            load_options = load_options | {"threads": min(load_options["threads"], hardware.cores())}
+        self.engine = Engine(load(directory, **load_options), **engine_options)
         self.loop = EngineLoop(self.engine)
         self.started = False
         self.streams: dict[int, OutputStream] = {}

@@ -15,14 +15,12 @@ import dataclasses
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from moesaic.errors import UserError
-from moesaic.kernels import hardware
 from moesaic.model.formats.matching import match
 from moesaic.model.formats.opening import open_checkpoint
 from moesaic.model.tokenizer import Tokenizer
@@ -32,7 +30,6 @@ from moesaic.serve.cluster.replica import Replica, deserialize_output, serialize
 from moesaic.serve.core.adapters import load_adapter
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.engine_loop import OutputStream, Queue, ReplicaDied
-from moesaic.serve.core.memory import SHARE, free_bytes
 from moesaic.serve.core.request import Output, Request
 from moesaic.serve.core.stats import EngineStats
 
@@ -43,50 +40,14 @@ RESTART_SECONDS = 1.0  # before a replica that died is restarted; doubled while 
 STATS_SECONDS = 1.0  # between two reads of a replica's stats
 
 
-def frontend_engine(directory: Path, **options: Any) -> Engine:
+def frontend_engine(directory: Path, **engine_options: Any) -> Engine:
     """An engine that validates requests and computes nothing: its weights and its KV cache are on the meta device."""
     source = open_checkpoint(directory)
     config, _ = match(source)
     with torch.device("meta"):
         model = Model(config)
     model.tokenizer = Tokenizer.from_files(source.files, source.place)
-    return Engine(model, **options)
-
-
-def with_replicas(
-    directory: Path,
-    count: int,
-    cache_bytes: int | None,
-    seed: int | None,
-    weights: dict[str, Any],
-    options: dict[str, Any],
-    adapters: dict[str, str],
-) -> tuple[Engine, Callable[..., Replicas]]:
-    """The frontend's engine, and what makes the loop behind it. Replicas on one machine share its cores, and its memory
-    for KV caches; on GPUs each has its own."""
-    on_gpu = torch.cuda.is_available() and str(weights.get("device") or "cuda").startswith("cuda")
-    if cache_bytes is None and not on_gpu:
-        cache_bytes = int(free_bytes(torch.device("cpu")) * SHARE) // count
-    if not weights.get("threads") and not on_gpu:
-        weights = weights | {"threads": max(1, hardware.threads() // count)}
-    frontend = frontend_engine(
-        directory,
-        cache_bytes=cache_bytes,
-        seed=seed,
-        max_requests=options["max_requests"] * count,
-        kv_policy=options.get("kv_policy"),
-        cache_dtype=options.get("cache_dtype"),
-    )
-    make_loop = partial(
-        Replicas,
-        directory=directory,
-        count=count,
-        weights=weights,
-        options=options | {"cache_bytes": cache_bytes},
-        adapters=adapters,
-        resources={"num_gpus": 1} if on_gpu else None,
-    )
-    return frontend, make_loop
+    return Engine(model, **engine_options)
 
 
 @dataclasses.dataclass
@@ -103,7 +64,7 @@ class ReplicaHandle:
 
 
 class Replicas:
-    """The same to its users as an `EngineLoop`. `weights` goes to `load`, `options` to `Engine`, in every replica."""
+    """In place of an `EngineLoop`. `load_options` are for `load`, `engine_options` for `Engine`, in every replica."""
 
     def __init__(
         self,
@@ -111,8 +72,8 @@ class Replicas:
         directory: Path,
         count: int,
         *,
-        weights: dict[str, Any] | None = None,
-        options: dict[str, Any] | None = None,
+        load_options: dict[str, Any] | None = None,
+        engine_options: dict[str, Any] | None = None,
         adapters: dict[str, str] | None = None,
         resources: dict[str, Any] | None = None,
         on_outputs: Callable[[Sequence[Output]], None] | None = None,
@@ -129,7 +90,7 @@ class Replicas:
         self.adapters = {name: str(Path(path).resolve()) for name, path in (adapters or {}).items()}
         for name, path in self.adapters.items():
             engine.load_adapter(name, path)  # shapes only, which show whether it fits the model
-        self._replica_args = (str(directory.resolve()), weights or {}, options or {})
+        self._replica_args = (str(directory.resolve()), load_options or {}, engine_options or {})
         # No CPUs are reserved: where there are fewer than replicas, they share them.
         self._resources = resources or {"num_cpus": 0, "scheduling_strategy": "SPREAD"}
         self._assigned: dict[int, ReplicaHandle] = {}  # by the number of a request
@@ -271,9 +232,8 @@ class Replicas:
 
     async def _stream(self, replica: ReplicaHandle, request: Request, queue: Queue) -> None:
         replica.prefixes.add(cache_namespace(request), request.prompt, replica.page_size)
-        options = {"num_returns": "streaming"}
         data = serialize_request(self.engine, request)
-        stream = replica.actor.generate.options(**options).remote(request.number, data)
+        stream = replica.actor.generate.options(num_returns="streaming").remote(request.number, data)
         async for reference in stream:
             output = deserialize_output(request, await reference, self.engine.clock())
             self.generated_tokens += len(output.tokens)

@@ -1,12 +1,12 @@
 """Overlap scheduling on a GPU: step N+1 is launched before the host knows the tokens of step N, so the GPU never waits.
 
 `OverlapLoop` launches the next step, then processes the results of the one before it, as SGLang's overlap scheduler
-does. A request whose next token is sampled on the device
-can be given its next step at once: only that token is unknown, and it is already where the next step reads it. Such
-requests are the decode batch (`decode_batch.py`), which needs no scheduling; the scheduler serves the others, and keeps
-off the decode batch because its requests are busy. What the host learns one step late is that a request has finished;
-the rows it still had in the step after that are discarded. All steps run in one stream, in the order in which they were
-launched, so pages and slots can change hands without waiting.
+does. A request whose next token is sampled on the device can be given its next step at once: only that token is
+unknown, and it is already where the next step reads it. Such requests are the decode batch (`decode_batch.py`), which
+needs no scheduling; the scheduler serves the others, and keeps off the decode batch because its requests are in a
+forward. What the host learns one step late is that a request has finished; the rows it still had in the step after that
+are discarded. All steps run in one stream, in the order in which they were launched, so pages and slots can change
+hands without waiting.
 
 Requests whose sampling params the device does not implement (a grammar, penalties, top-p) are sampled on the host from
 their logits, and take part in every second step. Draft tokens are proposed from tokens the host knows, so while a

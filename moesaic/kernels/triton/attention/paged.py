@@ -67,6 +67,7 @@ def attend(
     per_base = scale * 1.4426950408889634  # weights are powers of two
     pages, seen = rows.page_table_SP.shape[1], window or 0
     warps, combined = (8, max_divisor(H, 4)) if rope_size else (4, group)
+    attended = (q_THC, keys, values, rows.positions_T, rows.sequences_T, rows.page_table_SP)
     if rows.decode_X2 is not None:
         tiles, splits = rows.decode_X2.shape[0], triton.cdiv(rows.max_length, SPLIT)
         overlap = rows.read_before_wait and supports_pdl(q_THC.device)
@@ -77,12 +78,7 @@ def attend(
         launch_pdl(
             decode_kernel,
             (tiles, H // group, splits),
-            q_THC,
-            keys,
-            values,
-            rows.positions_T,
-            rows.sequences_T,
-            rows.page_table_SP,
+            *attended,
             rows.decode_X2,
             rows.trees_TM if trees else q_THC,
             rows.cached_S if trees else rows.positions_T,
@@ -127,12 +123,7 @@ def attend(
         )
     if rows.prefill_X2 is not None:
         prefill_kernel[(H // group, rows.prefill_X2.shape[0])](
-            q_THC,
-            keys,
-            values,
-            rows.positions_T,
-            rows.sequences_T,
-            rows.page_table_SP,
+            *attended,
             rows.prefill_X2,
             out_THC,
             H,
