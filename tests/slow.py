@@ -26,7 +26,7 @@ SLOW = [
     "serve/test_draft_tokens.py",
     "align/test_distill.py",
     "serve/test_engine.py",
-    "align/test_sandbox.py",
+    "worlds/test_sandbox.py",
     "align/test_critic.py",
     "align/test_rewards.py",
     "align/test_preference.py",

@@ -108,7 +108,7 @@ def command(
     made_kv_policy = of_cache.make(kv_policy, KVPolicy, "--kv-policy")
     of_cache.check()
     if made_kv_policy is not None and made_drafter is not None:  # before the model is loaded
-        raise UserError("--kv-policy", "cannot go with --drafter", "Leave one of them out.")
+        raise UserError("--kv-policy", "cannot be combined with --drafter", "Leave one of them out.")
     settings = Settings(
         name=name or directory.resolve().name,
         keys=Keys.read(api_key_file, api_key_env),

@@ -109,7 +109,7 @@ class Layout:
     Layout([1, 4], cached=[9, 0], cache=cache, pages=[[0, 2], [5]])     one extended by a token, one begun
 
     A sequence's new tokens may be a tree of draft tokens instead of a line: `trees[number]` then says which new tokens
-    each new token sees (new, new; itself and its ancestors, which come before it), and `positions` how deep each stands.
+    each new token sees (new, new; itself and its ancestors, which come before it), `positions` how deep each stands.
     """
 
     def __init__(

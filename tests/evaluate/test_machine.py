@@ -108,9 +108,9 @@ def test_the_numbers_belong_together(quick: None) -> None:
     config = machine.WORKLOAD
     speeds = []
     for name in ("read", "write", "write_16", "train"):
-        operations, tokens = found[f"{name}_operations_per_second"], found[f"{name}_tokens_per_second"]
-        assert operations > 0 and tokens > 0
-        speeds.append(operations / 1e9)
+        flops, tokens = found[f"{name}_operations_per_second"], found[f"{name}_tokens_per_second"]
+        assert flops > 0 and tokens > 0
+        speeds.append(flops / 1e9)
         if name == "read":
             wanted = forward_flops(config, [Chunk(512)], logits=1) / 512
         elif name == "train":
@@ -119,7 +119,7 @@ def test_the_numbers_belong_together(quick: None) -> None:
             wanted = sum(forward_flops(config, [Chunk(1, 63 + place)]) for place in range(1, 64)) / 63
         else:
             continue
-        assert operations / tokens == pytest.approx(wanted)
+        assert flops / tokens == pytest.approx(wanted)
     assert found["regulator"] == pytest.approx(-math.log(max(found["error"], 0.01)))
     assert found["score"] == pytest.approx(math.prod(speeds) ** 0.25 * found["regulator"])
     assert found["dtype"] == "float32" and found["threads"] == 1 and "cpu" in found["device"]

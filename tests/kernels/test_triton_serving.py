@@ -29,7 +29,7 @@ else:
     from moesaic.kernels.triton.attention.paged_rows import prefill_tile
     from moesaic.kernels.triton.attention.qk_norm_rope import qk_norm_rope
     from moesaic.kernels.triton.attention.qk_norm_rope_cache import qk_norm_rope_into_cache
-    from moesaic.kernels.triton.experts.router import Choice, route
+    from moesaic.kernels.triton.experts.router import TopK, route
     from moesaic.kernels.triton.linear import linear
     from moesaic.kernels.triton.sample import logprobs_of, sample
     from moesaic.model.config import Experts
@@ -122,14 +122,14 @@ else:
         x = torch.randn(tokens, 40)
         wanted_routes, wanted_weights = router(x)
         rules = (3, score == "sigmoid", True, 1.5)
-        routes, weights = route(x, router.weight.detach(), router.correction, Choice(*rules))
+        routes, weights = route(x, router.weight.detach(), router.correction, TopK(*rules))
         assert torch.equal(routes.long(), wanted_routes)
         close(weights, wanted_weights.detach())
         # Rows that are no tokens choose nobody and count nowhere.
         places, chosen = torch.arange(tokens, dtype=torch.int32), torch.empty(tokens, 3, dtype=torch.int32)
         places[-1] = 3 if tokens == 1 else -1
         counts = torch.zeros(6, dtype=torch.int64)
-        route(x, router.weight.detach(), router.correction, Choice(*rules, 1, 1, places, chosen, counts))
+        route(x, router.weight.detach(), router.correction, TopK(*rules, 1, 1, places, chosen, counts))
         real = places >= 0
         assert torch.equal(chosen[real].long(), wanted_routes[real]) and bool((chosen[~real] == -1).all())
         assert torch.equal(counts, torch.bincount(wanted_routes[real].flatten(), minlength=6))
@@ -145,7 +145,7 @@ else:
         router.correction.normal_()
         x = torch.randn(25, 40)
         wanted_routes, wanted_weights = router(x)
-        choice = Choice(4, True, True, 1.5, groups, top_groups)
+        choice = TopK(4, True, True, 1.5, groups, top_groups)
         routes, weights = route(x, router.weight.detach(), router.correction, choice)
         assert torch.equal(routes.long(), wanted_routes)
         close(weights, wanted_weights.detach())

@@ -164,12 +164,12 @@ def talking(tmp_path_factory: Any) -> tuple[Model, Path]:
     return moesaic.load(path, threads=1), path
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "mtp"])
+@pytest.mark.parametrize("method", METHODS)
 def test_stop_strings_and_grammars(method, talking):
     model, path = talking
     prompts = ["The number 7 is", "The number 8 is a number; The number 9 is a", 'yes or no {"name": "x"}']
     plain = Engine(model)
-    engine = Engine(model, drafter=METHODS[method](path, path))
+    engine = Engine(model, drafter=drafter_for(method, model, path))
     first = [answer.text for answer in plain.generate(prompts, max_tokens=40, temperature=0.0)]
     stops = tuple(text[len(text) // 2 : len(text) // 2 + 3] for text in first)
     schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}}, "required": ["name"]}

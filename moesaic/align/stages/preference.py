@@ -11,17 +11,17 @@ align:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from moesaic.align.preference.batch import GroupStream, pack_pairs
 from moesaic.align.preference.pairs import Pair, PairSource, check_pairs, read_source
 from moesaic.align.preference.reference import answer_logprobs, reference_logprobs
-from moesaic.align.stages import PAIRS, Data, Measure, Stage, sources, there
+from moesaic.align.stages import Data, Measure, there
+from moesaic.align.stages._pair_stage import PairStage
 from moesaic.data.stream import Stream
 from moesaic.data.tasks import Split
 from moesaic.methods import Method, build
@@ -31,21 +31,7 @@ from moesaic.train.objectives.preference import Preference as PreferenceObjectiv
 
 
 @dataclass(frozen=True)
-class Preference(Stage):
-    data: Data = ()
-    held_out: Data = ()  # pairs that accuracy is measured on; by default those of builtin families' test split
-    pairs: int = 1000  # taken of each builtin source
-    batch_pairs: int = 32  # pairs of a step
-    max_length: int = 1024  # tokens of a prompt with its completion; longer pairs are left out
-    objective: dict[str, Any] = field(default_factory=dict)  # options of the preference objective
-
-    def __post_init__(self) -> None:
-        sources(self.data, PAIRS)
-        if self.held_out:
-            sources(self.held_out, PAIRS)
-        if min(self.pairs, self.batch_pairs, self.max_length) < 1:
-            raise ValueError("pairs, batch_pairs and max_length are at least 1")
-
+class Preference(PairStage):
     def check(self) -> None:
         check_pairs(there((*self.data, *self.held_out)))
 

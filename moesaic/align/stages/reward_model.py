@@ -10,9 +10,9 @@ The next stage starts from the model this one started from, and may use what thi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from moesaic.align.preference.batch import GroupStream
 from moesaic.align.preference.length_balance import Lengths, balanced, length_bias
@@ -25,7 +25,8 @@ from moesaic.align.preference.reward_model import (
     read_judged,
     weighed,
 )
-from moesaic.align.stages import PAIRS, Data, Measure, Stage, sources, there
+from moesaic.align.stages import Data, Measure, there
+from moesaic.align.stages._pair_stage import PairStage
 from moesaic.align.stages.preference import held_out_data
 from moesaic.data.stream import Stream
 from moesaic.data.tasks import Split
@@ -35,24 +36,11 @@ from moesaic.model.transformer import Model
 
 
 @dataclass(frozen=True)
-class RewardModel(Stage):
+class RewardModel(PairStage):
     value_head: ClassVar[bool] = True
     continues: ClassVar[bool] = False
 
-    data: Data = ()
-    held_out: Data = ()  # what accuracy is measured on; by default builtin families' test split
-    pairs: int = 1000  # taken of each builtin source
-    batch_pairs: int = 32  # pairs, or completions with labelled steps, of a step
-    max_length: int = 1024
     lengths: Lengths = "as_they_are"  # ChatGLM-RLHF's balancing of lengths
-    objective: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        sources(self.data, PAIRS)
-        if self.held_out:
-            sources(self.held_out, PAIRS)
-        if min(self.pairs, self.batch_pairs, self.max_length) < 1:
-            raise ValueError("pairs, batch_pairs and max_length are at least 1")
 
     def check(self) -> None:
         check_pairs(there((*self.data, *self.held_out)), check_judged)

@@ -3,13 +3,13 @@
     moesaic evaluate --suite machine
     moesaic evaluate --suite machine seconds=60 --device cuda --json
 
-The workload is the same everywhere: a mixture of 12.7 million parameters (6 layers, 2 of 8 experts) is trained, reads
-prompts, writes one answer, and writes 16 at once, a quarter of the time each. As in AIPerf operations are counted from
-the model's shape (`evaluate/flops.py`), batches of training and reading grow with the machine, and the score is
-regulated by what was learned: the geometric mean of the four speeds in 10^9 operations a second, times -ln(error), the
+The workload is the same everywhere: a mixture of 12.7 million parameters (6 layers, 2 of 8 experts) is trained,
+prefills prompts, decodes one sequence, and decodes a batch of 16, a quarter of the time each. As in AIPerf FLOPs are
+counted from the model's shape (`evaluate/flops.py`), batches of training and prefill grow with the machine, and the
+score is regulated by what was learned: the geometric mean of the four throughputs in GFLOP/s, times -ln(error), the
 error being that of predictions after a fixed number of training steps, at least one in a hundred. Those steps are the
 same everywhere and not timed, so that arithmetic that is quick and wrong gains nothing, and other machines compare by
-their speeds.
+their throughput.
 """
 
 from __future__ import annotations
@@ -50,24 +50,24 @@ WORKLOAD = ModelConfig(
     context=1024,
 )
 LENGTH = 256  # of a sequence that is trained on
-PROMPT, OPENING, ANSWER = 512, 64, 64  # tokens: of a prompt that is read, before an answer, and of the answer
+PROMPT, OPENING, ANSWER = 512, 64, 64  # tokens: of a prompt that is prefilled, before decoding, and of what is decoded
 STREAMS = 16
 LONG_ENOUGH = 0.1  # seconds that a batch takes when it is large enough
-MOST = 256  # sequences of a batch
+MAX_SEQUENCES = 256  # sequences of a batch
 PAGE = 16  # tokens
 
 SYMBOLS, LEARNING_STEPS, RATE = 64, 40, 1e-3
-LEAST_ERROR = 0.01
+MIN_ERROR = 0.01
 
 
 @dataclass(frozen=True)
-class Speed:
-    operations: int
+class Throughput:
+    flops: int
     tokens: int
     seconds: float
 
 
-Part = Callable[[], Speed]  # does some work, and says how much and how long it took
+Part = Callable[[], Throughput]  # does some work, and returns how much and how long it took
 
 
 @dataclass(frozen=True)
@@ -81,42 +81,42 @@ class Machine(Suite):
             raise ValueError("seconds must be above 0 and at most 3600")
 
     def run(self, model: Model | None, context: SuiteContext) -> dict[str, Any]:
-        model = made(context)
+        model = build_model(context)
         trainer = Trainer(model)
         error = trainer.learn()
         parts: dict[str, Callable[[], Part]] = {
-            "read": lambda: grown(lambda count: reading(model, count)),
-            "write": lambda: writing(model, 1),
-            "write_16": lambda: writing(model, STREAMS),
+            "read": lambda: grown(lambda count: prefill(model, count)),
+            "write": lambda: decode(model, 1),
+            "write_16": lambda: decode(model, STREAMS),
             "train": lambda: grown(trainer.steps),  # last: the others run with the same weights everywhere
         }
         metrics: dict[str, Any] = {"score": 0.0}
         for number, (name, part) in enumerate(parts.items()):
             context.progress(number, len(parts))
-            speed = measured(part(), self.seconds / len(parts))
-            metrics[f"{name}_operations_per_second"] = speed.operations / speed.seconds
-            metrics[f"{name}_tokens_per_second"] = speed.tokens / speed.seconds
+            throughput = measured(part(), self.seconds / len(parts))
+            metrics[f"{name}_operations_per_second"] = throughput.flops / throughput.seconds
+            metrics[f"{name}_tokens_per_second"] = throughput.tokens / throughput.seconds
         context.progress(len(parts), len(parts))
-        regulator = -math.log(max(error, LEAST_ERROR))
-        speeds = [metrics[f"{name}_operations_per_second"] / 1e9 for name in parts]
-        metrics["score"] = math.prod(speeds) ** (1 / len(speeds)) * regulator
+        regulator = -math.log(max(error, MIN_ERROR))
+        throughputs = [metrics[f"{name}_operations_per_second"] / 1e9 for name in parts]
+        metrics["score"] = math.prod(throughputs) ** (1 / len(throughputs)) * regulator
         metrics |= {"error": error, "regulator": regulator, "seconds": self.seconds, "workload": VERSION}
         metrics |= {"device": described(model.device), "dtype": str(model.dtype).removeprefix("torch.")}
         return metrics | {"threads": torch.get_num_threads(), "torch": torch.__version__}
 
 
-def made(context: SuiteContext) -> Model:
-    wanted = context.weights
+def build_model(context: SuiteContext) -> Model:
+    weights = context.weights
     try:
-        device = torch.device(wanted.device) if wanted.device else hardware.device()
+        device = torch.device(weights.device) if weights.device else hardware.device()
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError):
-        raise UserError("--device", f"there is no {wanted.device!r} here", "Take cpu, or leave it out.") from None
-    if wanted.dtype not in (None, "float32", "bfloat16", "float16"):
-        raise UserError("--dtype", f"{wanted.dtype} is not a format of weights", "Take float32 or bfloat16.")
-    torch.set_num_threads(chosen_threads(wanted.threads))
+        raise UserError("--device", f"there is no {weights.device!r} here", "Take cpu, or leave it out.") from None
+    if weights.dtype not in (None, "float32", "bfloat16", "float16"):
+        raise UserError("--dtype", f"{weights.dtype} is not a format of weights", "Take float32 or bfloat16.")
+    torch.set_num_threads(chosen_threads(weights.threads))
     usual = torch.bfloat16 if device.type == "cuda" else torch.float32
-    dtype = getattr(torch, wanted.dtype) if wanted.dtype else usual
+    dtype = getattr(torch, weights.dtype) if weights.dtype else usual
     return Model(WORKLOAD).initialize(0).to(device=device, dtype=dtype)
 
 
@@ -155,23 +155,23 @@ class Trainer:
         batch = self.batch(32, 32)
         with torch.inference_mode():
             hidden_TD = self.model(batch.tokens_T, Layout(batch.lengths, device=self.model.device))
-            said_T: Tensor = self.model.logits_at(hidden_TD).argmax(-1)
-        return float((said_T != batch.targets_T).float().mean())
+            predicted_T: Tensor = self.model.logits_at(hidden_TD).argmax(-1)
+        return float((predicted_T != batch.targets_T).float().mean())
 
     def steps(self, sequences: int) -> Part:
         batch = self.batch(sequences, LENGTH)
-        operations = 3 * forward_flops(self.model.config, [Chunk(LENGTH)] * sequences)
+        flops = 3 * forward_flops(self.model.config, [Chunk(LENGTH)] * sequences)
 
-        def part() -> Speed:
+        def part() -> Throughput:
             start = time.perf_counter()
             self.step(batch)
-            return Speed(operations, sequences * LENGTH, time.perf_counter() - start)
+            return Throughput(flops, sequences * LENGTH, time.perf_counter() - start)
 
         return part
 
 
 def engine_for(model: Model, requests: int, tokens: int) -> Engine:
-    """With room for so many requests of so many tokens, and no more."""
+    """With a cache for so many requests of so many tokens, and no more."""
     row = sum(math.prod(shape) for layer in model.cache_shapes() for shape in layer.values()) * model.dtype.itemsize
     pages = requests * (tokens // PAGE + 2) + 2
     return Engine(
@@ -183,39 +183,39 @@ def text(number: int, length: int) -> list[int]:
     return [(7 * number + 5 * place) % SYMBOLS for place in range(length)]
 
 
-def reading(model: Model, count: int) -> Part:
-    """Prompts, up to the first token of each answer."""
+def prefill(model: Model, count: int) -> Part:
+    """Prompts, up to the first token of each completion."""
     engine = engine_for(model, count, PROMPT + 1)
     prompts = [text(number, PROMPT) for number in range(count)]
-    operations = forward_flops(model.config, [Chunk(PROMPT)] * count, logits=count)
+    flops = forward_flops(model.config, [Chunk(PROMPT)] * count, logits=count)
 
-    def part() -> Speed:
+    def part() -> Throughput:
         start = time.perf_counter()
         engine.generate(prompts, max_tokens=1, temperature=0.0)
-        return Speed(operations, count * PROMPT, time.perf_counter() - start)
+        return Throughput(flops, count * PROMPT, time.perf_counter() - start)
 
     return part
 
 
-def writing(model: Model, streams: int) -> Part:
-    """Answers side by side, from when all have begun until all are done."""
+def decode(model: Model, streams: int) -> Part:
+    """A batch of completions, from when all have started until all are done."""
     engine = engine_for(model, streams, OPENING + ANSWER)
     sampling = Sampling(max_tokens=ANSWER, temperature=0.0, ignore_eos=True)
 
-    def part() -> Speed:
+    def part() -> Throughput:
         requests = [engine.request(text(number, OPENING), sampling) for number in range(streams)]
         for request in requests:
             engine.add(request)
         while not all(request.written for request in requests):
             engine.step()
-        begun = [request.written for request in requests]
+        started = [request.written for request in requests]
         start = time.perf_counter()
         while engine.working:
             engine.step()
         seconds = time.perf_counter() - start
         # A token is computed to find the next; the last one never is.
-        reads = [Chunk(1, OPENING + place - 1) for written in begun for place in range(written, ANSWER)]
-        return Speed(forward_flops(model.config, reads), len(reads), seconds)
+        chunks = [Chunk(1, OPENING + place - 1) for written in started for place in range(written, ANSWER)]
+        return Throughput(forward_flops(model.config, chunks), len(chunks), seconds)
 
     return part
 
@@ -226,17 +226,17 @@ def grown(make: Callable[[int], Part]) -> Part:
     while True:
         part = make(count)
         part()  # the first time other things are made ready too
-        if part().seconds >= LONG_ENOUGH or count >= MOST:
+        if part().seconds >= LONG_ENOUGH or count >= MAX_SEQUENCES:
             return part
         count *= 2
 
 
-def measured(part: Part, seconds: float) -> Speed:
+def measured(part: Part, seconds: float) -> Throughput:
     part()
     done = [part()]
-    while sum(speed.seconds for speed in done) < seconds:
+    while sum(throughput.seconds for throughput in done) < seconds:
         done.append(part())
-    return Speed(sum(s.operations for s in done), sum(s.tokens for s in done), sum(s.seconds for s in done))
+    return Throughput(sum(s.flops for s in done), sum(s.tokens for s in done), sum(s.seconds for s in done))
 
 
 def described(device: torch.device) -> str:

@@ -79,7 +79,7 @@ def router_logits(x_TD: Tensor, weight_ED: Tensor, site: str = "") -> Tensor:
         # Products of bf16 numbers are exact in float32: nothing is gained by making the numbers longer first.
         exact = x_TD.dtype == weight_ED.dtype == torch.bfloat16
         return eager_router_logits(x_TD, weight_ED) if exact else reference.router_logits(x_TD, weight_ED)
-    return router.scores(x_TD, weight_ED)
+    return router.router_logits(x_TD, weight_ED)
 
 
 def route(logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules, chosen_TK: Tensor | None = None) -> Routes:
@@ -101,12 +101,12 @@ def experts(x_TD: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
 # What is eager breaks the graph of a compiled block: `torch.compile` stops before it and goes on after it.
 @torch.compiler.disable
 def eager_router_logits(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
-    return exact_matmul(lambda x_TD, weight_ED, _: router.scores(x_TD, weight_ED), x_TD, weight_ED, None)
+    return exact_matmul(lambda x_TD, weight_ED, _: router.router_logits(x_TD, weight_ED), x_TD, weight_ED, None)
 
 
 @torch.compiler.disable
 def eager_topk(logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules) -> tuple[Tensor, Tensor]:
-    routes_TK, weights_TK = router.best(logits_TE.contiguous(), correction_E, router.Choice.by(rules))
+    routes_TK, weights_TK = router.topk(logits_TE.contiguous(), correction_E, router.TopK.by(rules))
     return routes_TK.long(), weights_TK
 
 

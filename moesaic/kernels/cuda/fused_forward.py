@@ -30,7 +30,7 @@ from moesaic.kernels.triton.attention.paged_rows import Rows, prefill_tile
 from moesaic.kernels.triton.attention.qk_norm_rope_cache import qk_norm_rope_into_cache
 from moesaic.kernels.triton.embedding import embed
 from moesaic.kernels.triton.experts.layer import experts
-from moesaic.kernels.triton.experts.router import Choice, route, supports_groups
+from moesaic.kernels.triton.experts.router import TopK, route, supports_groups
 from moesaic.kernels.triton.linear import linear
 from moesaic.kernels.triton.norm import add_and_norm, rms_norm
 from moesaic.kernels.triton.quantized.weight import GpuQuantizedWeight
@@ -174,7 +174,7 @@ class FusedForward:
         return self.linear(out_THV.flatten(1), part.out)
 
     def mixture(self, part: MixtureWeights, h_TD: Tensor, rows: Rows, routes_TK: Tensor, counts_E: Tensor) -> Tensor:
-        choice = Choice.by(part.rules, rows.positions_T, routes_TK, counts_E)
+        choice = TopK.by(part.rules, rows.positions_T, routes_TK, counts_E)
         _, weights_TK = route(h_TD, part.router, part.correction, choice)
         out_TD = experts(h_TD, routes_TK, weights_TK, part.experts.gate_up_EGD, part.experts.down_EDF)
         return out_TD if part.shared is None else out_TD + self.dense(part.shared, h_TD)

@@ -97,7 +97,7 @@ def topk_kernel(
 
 
 @dataclass(frozen=True)
-class Choice:
+class TopK:
     """How experts are chosen from scores, and where the choice goes.
 
     Rows after the first whose position is negative are no tokens: their experts are -1, and they are not counted.
@@ -114,7 +114,7 @@ class Choice:
     counts_E: torch.Tensor | None = None  # int64, counted on; with `places_T`
 
     @classmethod
-    def by(cls, rules: RouteRules, *where: torch.Tensor) -> Choice:
+    def by(cls, rules: RouteRules, *where: torch.Tensor) -> TopK:
         """`where` are the tensors of the last fields."""
         sigmoid = rules.score == "sigmoid"
         return cls(rules.per_token, sigmoid, rules.normalize, rules.scale, rules.groups, rules.top_groups, *where)
@@ -126,19 +126,17 @@ def supports_groups(experts: int, groups: int) -> bool:
 
 
 def route(
-    h_TD: torch.Tensor, router_ED: torch.Tensor, correction_E: torch.Tensor | None, choice: Choice
+    h_TD: torch.Tensor, router_ED: torch.Tensor, correction_E: torch.Tensor | None, choice: TopK
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(chosen experts (T, K) int32, their float32 weights)."""
-    return best(scores(h_TD, router_ED), correction_E, choice)
+    return topk(router_logits(h_TD, router_ED), correction_E, choice)
 
 
-def scores(h_TD: torch.Tensor, router_ED: torch.Tensor) -> torch.Tensor:
+def router_logits(h_TD: torch.Tensor, router_ED: torch.Tensor) -> torch.Tensor:
     return tiled(h_TD, router_ED, out_dtype=torch.float32)
 
 
-def best(
-    logits_TE: torch.Tensor, correction_E: torch.Tensor | None, choice: Choice
-) -> tuple[torch.Tensor, torch.Tensor]:
+def topk(logits_TE: torch.Tensor, correction_E: torch.Tensor | None, choice: TopK) -> tuple[torch.Tensor, torch.Tensor]:
     (T, E), K, device = logits_TE.shape, choice.per_token, logits_TE.device
     routes_TK = choice.routes_TK
     if routes_TK is None:
