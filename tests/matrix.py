@@ -112,7 +112,7 @@ QUALITY_SCORES: dict[str, Options] = {
 
 UNREACHABLE = "http://127.0.0.1:9/v1"
 REWARDS: dict[str, Options] = {
-    "code_tests": {"bare": True, "seconds": 3.0},
+    "code_tests": {"bare": True, "seconds": 120.0},
     "constraints": {},
     "critique": {"url": UNREACHABLE, "model": "judge", "retries": 0},
     "environment": {},

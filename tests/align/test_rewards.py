@@ -165,7 +165,7 @@ class TestAnswers:
 
 @pytest.fixture(scope="module")
 def mathematics() -> Reward:
-    return make("math", seconds=20.0)
+    return make("math", seconds=PATIENCE)
 
 
 class TestMath:
@@ -361,8 +361,14 @@ class TestCode:
         assert reward(said(self.ADD.replace("def", "dfe"), tests=self.CALLS)) == 0
 
     def test_share_and_what_was_done_before_the_time_was_over(self) -> None:
-        tests = ["assert add(1, 1) == 2", "assert add(1, 1) == 3", "add(1, 1)", "while True: pass", "add(1, 1)"]
-        assert make("code_tests", share=True, seconds=2.5)(said(self.ADD, tests=tests)) == pytest.approx(2 / 5)
+        tests = [
+            "assert add(1, 1) == 2",
+            "assert add(1, 1) == 3",
+            "add(1, 1)",
+            "import time; time.sleep(900)",
+            "add(1, 1)",
+        ]
+        assert make("code_tests", share=True, seconds=8.0)(said(self.ADD, tests=tests)) == pytest.approx(2 / 5)
 
     def test_programs(self) -> None:
         code = "```python\nprint('Hello'); print(sum(map(int, input().split())))\n```"
@@ -523,19 +529,22 @@ class TestCritique:
         assert one.total == 0 and "HTTP 400" in one.problems[0] and len(server.asked) == 4
 
     def test_a_judge_that_hangs_or_talks_nonsense(self, server: FakeServer) -> None:
+        given_up = threading.Event()
+
         def hang(_: dict[str, Any]) -> tuple[int, str]:
-            time.sleep(1)
+            given_up.wait(PATIENCE)
             return 200, "[[10]]"
 
-        rewards = [
-            ("critique", 2.0, make("critique", url=server.url, retries=0, seconds=0.2)),
-            ("exact", 1.0, make("exact")),
-        ]
+        def rewards(seconds: float) -> list[tuple[str, float, Reward]]:
+            judging = make("critique", url=server.url, retries=0, seconds=seconds)
+            return [("critique", 2.0, judging), ("exact", 1.0, make("exact"))]
+
         server.says(hang)
-        [one] = judge(rewards, [said("a", "a")])
+        [one] = judge(rewards(0.2), [said("a", "a")])
+        given_up.set()
         assert (one.total, one.parts) == (1.0, {"critique": None, "exact": 1.0}) and "Timeout" in one.problems[0]
         server.says("I would rather not say.")
-        [one] = judge(rewards, [said("a", "a")])
+        [one] = judge(rewards(PATIENCE), [said("a", "a")])
         assert (one.total, one.parts["critique"]) == (1.0, None) and "no verdict" in one.problems[0]
 
     def test_many_at_once(self, server: FakeServer) -> None:
