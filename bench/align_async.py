@@ -3,7 +3,7 @@
     python -m bench.align_async                  # a few minutes on two cores
     python -m bench.align_async --steps 20
 
-All runs have the same model (recipes/tiny.yaml, taught by examples), questions and number of steps; each has the whole
+All runs have the same model (recipes/tiny.yaml after SFT), prompts and number of steps; each has the whole
 machine. The time is from the second step on, so that starting Ray and the worker, some seconds, is not in it. On two
 cores the trainer and a worker have one each, where without a worker either has both in turn: what is won is what two
 threads waste on small matrices.
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from bench.align_tiny import taught
+from bench.align_tiny import sft_model
 from bench.measure import record
 from moesaic.align.accuracy import Accuracy
 from moesaic.align.align import begin
@@ -82,7 +82,7 @@ def main() -> None:
     asked = options.parse_args()
     folder = asked.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    model, _ = taught(asked.seed)
+    model, _ = sft_model(asked.seed)
     load = os.getloadavg()[0]  # above 1, others were at work and the times are worth little
     rows = [one(folder, model, mode, asked.steps, asked.seed) for mode in asked.modes]
     for row in rows:

@@ -1,11 +1,11 @@
-"""Held-out accuracy of a tiny mixture before and after learning by trying, over seeds: GRPO alone, with DAPO's
+"""Held-out accuracy of a tiny mixture before and after RL, over seeds: GRPO alone, with DAPO's
 pieces, and PPO with a critic; what invariant mode shows of trainer and engine on the way.
 
     python -m bench.align_curves                      three seeds, the whole life of each: some minutes a seed
     python -m bench.align_curves --seeds 0 --variants dapo
 
-Each seed is pretrained (recipes/tiny.yaml), taught by examples, then aligned (recipes/align-tiny.yaml) by every variant
-from the same examples-taught model. Runs are kept in out/align_tiny; a bench that was stopped goes on.
+Each seed is pretrained (recipes/tiny.yaml), fine-tuned (SFT), then aligned (recipes/align-tiny.yaml) by every variant
+from the same SFT model. Runs are kept in out/align_tiny; a bench that was stopped resumes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from bench.align_tiny import OUT, curve, stages, taught, timed
+from bench.align_tiny import OUT, curve, sft_model, stages, timed
 from bench.measure import record
 from moesaic.align.align import align
 
@@ -31,7 +31,7 @@ VARIANTS = {
 
 
 def life(seed: int, variants: list[str]) -> list[dict[str, Any]]:
-    model, seconds = taught(seed)
+    model, seconds = sft_model(seed)
     before = curve(model, "accuracy")[-1][1]
     rows = []
     for name in variants:

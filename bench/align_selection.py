@@ -4,7 +4,7 @@
     python -m bench.align_selection                        # three seeds, some minutes of one core
     python -m bench.align_selection --seeds 0 --steps 20
 
-The model of recipes/tiny.yaml, taught by examples, is asked sums of three or four digits (which is what is measured, on
+The model of recipes/tiny.yaml, after SFT, is asked sums of three or four digits (which is what is measured, on
 questions never learned from), and seven times as many that are too hard for it: sums of two numbers, a form it was
 never shown, and long sums of large numbers. Every run asks equally many questions a step. Runs are kept in
 out/align_selection, so a bench that was stopped goes on.
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.align_tiny import curve, taught
+from bench.align_tiny import curve, sft_model
 from bench.measure import record
 from moesaic.align.accuracy import Accuracy
 from moesaic.align.align import begin
@@ -58,7 +58,7 @@ schedule: constant
 """
     )
     recipe = load_recipe(file, [])
-    run = begin(recipe, recipe.build("align.stages.0", Stage), "policy", taught(seed)[0], out, quiet=True)
+    run = begin(recipe, recipe.build("align.stages.0", Stage), "policy", sft_model(seed)[0], out, quiet=True)
     run.plots, run.measure = False, Accuracy.of([{"path": MEASURED}], 256, 32)
     if not run.finished():
         train(run)

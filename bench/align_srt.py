@@ -3,8 +3,8 @@
     python -m bench.align_srt                     some minutes the first time, then under two minutes
     python -m bench.align_srt --temperature 0.7 --group 4
 
-The tiny mixture is taught to work out sums of five to seven digits line by line, some 40 tokens, and then learns by
-trying (GRPO, Muon), always the same 48 questions; the policy of each epoch is kept. Then the rollouts of every epoch
+The tiny mixture is fine-tuned to work out sums of five to seven digits line by line, some 40 tokens, and then trained
+by GRPO (Muon), always on the same 48 prompts; the policy of each epoch is kept. Then the rollouts of every epoch
 are timed, one question with a group of answers at a time, by the policy of that epoch: the trees of one epoch are what
 the next guesses from. Since passes of so small a model cost nothing but Python, it is made as large as a model
 of 56M parameters by zeros (`bench.widened`); `--plain` leaves it as it is. Answers are equal with and without guesses,
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import moesaic
-from bench.align_tiny import taught, timed
+from bench.align_tiny import sft_model, timed
 from bench.measure import record
 from bench.widened import widened
 from moesaic.align.align import align
@@ -41,8 +41,8 @@ LARGER = {"hidden": 512, "expert_hidden": 768, "layers": 6}
 
 
 def policies(epochs: int) -> list[Path]:
-    """The policy at the beginning of every epoch of learning by trying."""
-    begun, _ = taught(0)
+    """The policy at the beginning of every epoch of RL."""
+    initial, _ = sft_model(0)
     found = [OUT / "worked-out"]
     OUT.mkdir(parents=True, exist_ok=True)
     asked = [TaskExamples(FAMILY, "train")[n] for n in range(QUESTIONS)]
@@ -50,7 +50,7 @@ def policies(epochs: int) -> list[Path]:
     file.write_text("".join(json.dumps({"question": e.question, "answer": e.truth}) + "\n" for e in asked))
     sft = {"name": "sft", "steps": 300, "lr": 0.008, "data": [{"path": f"builtin:{FAMILY}"}], "max_tokens": LONGEST}
     sft |= {"batch_tokens": 2048, "evaluate_every": 100, "evaluate": 128, "save_every": 100}
-    timed(found[0], lambda: align(recipe(sft), begun, found[0], quiet=True))
+    timed(found[0], lambda: align(recipe(sft), initial, found[0], quiet=True))
     for epoch in range(1, epochs):
         policy = {"name": "policy", "steps": QUESTIONS // 2, "lr": 0.0001, "data": [{"path": str(file)}], "prompts": 2}
         policy |= {"group": 8, "max_tokens": LONGEST, "rewards": [{"name": "numeric"}], "seed": epoch}

@@ -1,4 +1,4 @@
-"""The model of recipes/tiny.yaml, pretrained and taught by examples: what benches of alignment begin with. Made once in
+"""The model of recipes/tiny.yaml, pretrained and fine-tuned (SFT): what benches of alignment start from. Made once in
 out/align_tiny, in three or four minutes of one core, each seed for itself."""
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def stages(which: slice, seed: int, overrides: list[str]) -> Recipe:
     return load_recipe(RECIPE, [f"align.stages={json.dumps(kept)}", *overrides])
 
 
-def taught(seed: int) -> tuple[Path, dict[str, float]]:
+def sft_model(seed: int) -> tuple[Path, dict[str, float]]:
     """Where the model is, and the seconds of computing it took to make."""
-    base, found = OUT / f"{seed}-base", OUT / f"{seed}-taught"
+    base, found = OUT / f"{seed}-base", OUT / f"{seed}-sft"
     tiny = load_recipe("recipes/tiny.yaml", [f"train.seed={seed}"])
     seconds = {"pretrain": timed(base, lambda: pretrain(tiny, base, quiet=True))}
     seconds["sft"] = timed(found, lambda: align(stages(slice(-1), seed, []), base, found, quiet=True))

@@ -1,9 +1,9 @@
-"""What an answer is worth. Each reward is one file, found by its name; a recipe adds several up with weights.
+"""Rewards: what a completion is worth. Each is one file, found by its name; a recipe adds several up with weights.
 
     rewards: [{name: task}, {name: overlong, limit: 200, weight: 0.5}]
 
-A reward looks at one answer. It may fail (a judge that does not reply, code that hangs): that is recorded with the
-answer and costs only this answer its part of the sum, never the run.
+A reward looks at one completion. It may fail (a judge that does not reply, code that hangs): that is recorded with the
+completion and costs only it its part of the sum, never the run.
 """
 
 from __future__ import annotations

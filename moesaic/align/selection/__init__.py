@@ -11,13 +11,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moesaic.align.examples import Mixture, Place
-
-if TYPE_CHECKING:
-    from moesaic.align.rollouts.rollout import Sample
-    from moesaic.model.transformer import Model
+from moesaic.align.rollouts.rollout import Sample
+from moesaic.model.transformer import Model
 
 
 class Selector:

@@ -15,19 +15,17 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from moesaic.align.examples import Mixture, Place
+from moesaic.align.rollouts.rollout import Sample
 from moesaic.align.selection import Selection, Selector
 from moesaic.data.packing import IGNORED
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
-
-if TYPE_CHECKING:
-    from moesaic.align.rollouts.rollout import Sample
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,14 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moesaic.align.examples import Mixture, Place
+from moesaic.align.rollouts.rollout import Sample
 from moesaic.align.selection import Selection, Selector
+from moesaic.model.transformer import Model
 
 PRIOR = 1.0  # prompts' worth of belief in a source that was never sampled; it fades like what was measured
-
-if TYPE_CHECKING:
-    from moesaic.align.rollouts.rollout import Sample
-    from moesaic.model.transformer import Model
 
 
 @dataclass(frozen=True)
