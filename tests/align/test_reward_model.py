@@ -371,5 +371,7 @@ def test_a_reward_that_fails_is_explained_once_in_the_log(base, tmp_path):
     assert [line["reward_problems"] for line in metrics(tmp_path / "out")] == [4, 4]
     [warning] = [event for event in read_events(tmp_path / "out") if event["kind"] == "warning"]
     assert warning["step"] == 1
-    assert "the reward constraints failed on 4 answers, which get nothing for it (reward_problems" in warning["text"]
+    assert (
+        "the reward constraints failed on 4 completions, which get nothing for it (reward_problems" in warning["text"]
+    )
     assert "did you mean max_words" in warning["text"]
