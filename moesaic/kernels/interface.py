@@ -113,6 +113,9 @@ class LayerStack:
     layers: tuple[LayerWeights, ...]
     prepared: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.mixtures = [(at, layer.number) for at, layer in enumerate(self.layers) if layer.is_mixture]
+
 
 class Kernels(Protocol):
     """Shapes are in the legend of `moesaic.model`. A weight may be quantized where the kernels take it."""

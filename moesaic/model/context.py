@@ -52,8 +52,7 @@ class ForwardContext:
             return None
         y_TD, routes_LTK = done
         if routing is not None:
-            mixtures = zip(stack.layers, routes_LTK, strict=True)
-            routing.choices.update((layer.number, routes) for layer, routes in mixtures if layer.is_mixture)
+            routing.choices.update((number, routes_LTK[at]) for at, number in stack.mixtures)
         return y_TD
 
     def of_tokens(self, layout: Layout, kept_T: Tensor) -> ForwardContext:

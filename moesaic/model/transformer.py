@@ -53,6 +53,7 @@ class Model(nn.Module):
         self.tokenizer: Tokenizer | None = None
         self.value: ValueHead | None = None  # of a reward model or critic
         self._ops: Kernels | None = None
+        self._chosen: tuple[torch.device, Mode, Kernels] | None = None
         self._stack: LayerStack | None = None  # of all layers, when first wanted
         self.embed = nn.Parameter(torch.empty(config.vocab, config.hidden))
         self.layers = nn.ModuleList(Block(config, layer, number) for number, layer in enumerate(config.layers))
@@ -120,7 +121,7 @@ class Model(nn.Module):
         return run_plainly(cast(Block, self.layers[start]), start, x_TD, context), start + 1
 
     def finish(self, x_TD: Tensor, context: ForwardContext) -> Tensor:
-        return self.norm(x_TD, context.ops)
+        return context.ops.rms_norm(x_TD, self.norm.weight, self.norm.eps)
 
     def embedded(self, tokens_T: Tensor, ops: Kernels | None = None) -> Tensor:
         """Rows of the embedding."""
@@ -167,12 +168,18 @@ class Model(nn.Module):
     def ops(self) -> Kernels:
         if self._ops is not None:
             return self._ops
-        chosen = kernels.choose(self.device, self.mode)
-        return cast(Kernels, QuantizedKernels(chosen)) if self.quantized else chosen
+        if self._chosen is None or self._chosen[:2] != (self.device, self.mode):
+            chosen = kernels.choose(self.device, self.mode)
+            chosen = cast(Kernels, QuantizedKernels(chosen)) if self.quantized else chosen
+            self._chosen = (self.device, self.mode, chosen)
+        return self._chosen[2]
 
     @ops.setter
     def ops(self, ops: Kernels | None) -> None:
         self._ops = ops
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_chosen": None}  # modules of kernels and loaded libraries cannot be copied
 
     def _layer_stack(self) -> LayerStack | None:
         """All layers as data for kernels that run several; None if one has to go alone. Made anew when a layer is
@@ -180,10 +187,13 @@ class Model(nn.Module):
         blocks = cast("list[Block]", list(self.layers))
         if any(block._forward_hooks or block._forward_pre_hooks for block in blocks):  # somebody wants to come between
             return None
-        layers = tuple(block.stack.layers[0] for block in blocks)
-        if self._stack is None or any(one is not other for one, other in zip(layers, self._stack.layers, strict=True)):
-            self._stack = LayerStack(layers)
-        return self._stack
+        known = self._stack
+        if known is None or any(
+            layer.attention_norm.weight is not block.attention_norm.weight
+            for layer, block in zip(known.layers, blocks, strict=True)
+        ):
+            known = self._stack = LayerStack(tuple(block.weights() for block in blocks))
+        return known
 
     @cached_property
     def quantized(self) -> bool:

@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from moesaic.kernels import cpu
@@ -83,7 +84,7 @@ class NativeKernels:
             function.argtypes, function.restype = kinds, None
         self.library: Any = library
 
-    embed, rotate = staticmethod(cpu.embed), staticmethod(cpu.rotate)
+    rotate = staticmethod(cpu.rotate)
     dispatch, combine = staticmethod(cpu.dispatch), staticmethod(cpu.combine)
 
     def run_layers(
@@ -91,8 +92,13 @@ class NativeKernels:
     ) -> tuple[Tensor, list[Tensor]] | None:
         if not takes_step(stack, x_TD, layout, caches):
             return None
-        layers = fused(stack)
+        if "native" not in stack.prepared:
+            stack.prepared["native"] = fused(stack.layers)
+        layers = stack.prepared["native"]
         return layers.run(self.library, x_TD, rope, layout, caches) if layers is not None and layers.takes() else None
+
+    def embed(self, tokens_T: Tensor, table_VD: Tensor, site: str = "") -> Tensor:
+        return F.embedding(tokens_T, table_VD)
 
     def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor:
         if x_TI.dim() != 2 or not _plain(x_TI, weight_OI, bias_O) or not weight_OI.is_contiguous():

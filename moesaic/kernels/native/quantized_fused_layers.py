@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from moesaic.kernels.interface import LayerStack
 from moesaic.kernels.layer_weights import LayerWeights
 from moesaic.kernels.native.fused_layers import FusedLayers, block_fields, float32, known
 from moesaic.kernels.quantized import QuantizedMatrix, padded
@@ -72,23 +71,16 @@ def _matrices(weight: Any) -> list[Any]:
     return [] if weight is None else list(weight) if isinstance(weight, nn.ModuleList) else [weight]
 
 
-def fused(stack: LayerStack) -> FusedLayers | None:
-    """The layers of a stack ready for the one call; None where one of them has parts that it does not know, or only
-    some of the matrices are quantized."""
-    if "native" not in stack.prepared:
-        stack.prepared["native"] = _fused(stack.layers)
-    found: FusedLayers | None = stack.prepared["native"]
-    return found
-
-
-def _fused(layers: Sequence[LayerWeights]) -> FusedLayers | None:
+def fused(layers: Sequence[LayerWeights]) -> FusedLayers | None:
+    """Layers ready for the one call; None where one of them has parts that it does not know, or only some of their
+    matrices are quantized."""
     if not all(map(known, layers)):
         return None
-    fused = FusedLayers(layers)
-    matrices = [m for part in fused.parts for name in QUANTIZED for m in _matrices(part.weights[name])]
+    plain = FusedLayers(layers)
+    matrices = [m for part in plain.parts for name in QUANTIZED for m in _matrices(part.weights[name])]
     quantized = [isinstance(matrix, QuantizedMatrix) for matrix in matrices]
     if not any(quantized):
-        return None if any(isinstance(matrix, nn.Module) for matrix in matrices) else fused
+        return None if any(isinstance(matrix, nn.Module) for matrix in matrices) else plain
     if all(quantized) and all(matrix.up_OR is None for matrix in matrices):
         return QuantizedFusedLayers(layers)
     return None

@@ -146,9 +146,11 @@ class ForwardPass(Forward):
         self.layer = 0
 
     def _ops(self) -> Kernels:
+        if all(chunk.request.adapter is None for chunk in self.chunks):
+            return self.model.ops
         own = [(chunk.request.adapter, range(s.start, s.stop)) for chunk, s in zip(self.chunks, self.layout.spans)]
         rows = rows_by_adapter(own, self.model.device)
-        return cast(Kernels, AdaptedKernels(self.model.ops, rows)) if rows else self.model.ops
+        return cast(Kernels, AdaptedKernels(self.model.ops, rows))
 
     def advance(self) -> None:
         """One layer; or all, where a step is so short that they are run as one kernel."""
