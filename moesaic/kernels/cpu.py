@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moesaic.kernels import reference
-from moesaic.kernels.interface import AttentionCall, Dispatched, LatentCall, QKNorm, RopeAngles, Routes
+from moesaic.kernels.interface import AttentionCall, Dispatched, LatentCall, Mask, QKNorm, RopeAngles, Routes
 from moesaic.kernels.latent_attention import attend_latent as attend_latent_by
 from moesaic.kernels.layer_weights import ExpertWeights
 from moesaic.kernels.reference import ACTIVATIONS, visible_TM
@@ -101,14 +101,8 @@ class _RMSNorm(torch.autograd.Function):
         return d_x_TD.addcmul_(x_TD, spread_T1.pow(3).mul_(mean_T1), value=-1), d_weight_D, None
 
 
-def attention(
-    q_THC: Tensor,
-    k_MNC: Tensor,
-    v_MNX: Tensor,
-    scale: float,
-    window: int | None = None,
-    keep_TM: Tensor | None = None,
-) -> Tensor:
+def attention(q_THC: Tensor, k_MNC: Tensor, v_MNX: Tensor, mask: Mask) -> Tensor:
+    scale, window, keep_TM = mask
     new, heads, size = q_THC.shape
     total, kv_heads, value_size = v_MNX.shape
     group = heads // kv_heads

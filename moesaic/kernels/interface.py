@@ -61,6 +61,14 @@ class QKNorm(NamedTuple):
     eps: float
 
 
+class Mask(NamedTuple):
+    """How one sequence attends: scores times `scale`, at most `window` back, and only to tokens that `keep` selects."""
+
+    scale: float
+    window: int | None = None
+    keep_TM: Tensor | None = None
+
+
 class AttentionCall(NamedTuple):
     """Over what a layer attends: its part of the KV cache, or without one the batch alone; at most `window` back."""
 
@@ -135,17 +143,8 @@ class Kernels(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of every token out of one projection: split, normed, queries and keys rotated."""
 
-    def attention(
-        self,
-        q_THC: Tensor,
-        k_MNC: Tensor,
-        v_MNX: Tensor,
-        scale: float,
-        window: int | None = None,
-        keep_TM: Tensor | None = None,
-    ) -> Tensor:
-        """One sequence: its last T tokens attend to its M tokens, in order, at most `window` back, and only to those
-        that `keep` selects."""
+    def attention(self, q_THC: Tensor, k_MNC: Tensor, v_MNX: Tensor, mask: Mask) -> Tensor:
+        """One sequence: its last T tokens attend to its M tokens, in order."""
 
     def attend(self, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
         """A whole flat batch: new keys and values go to the cache where there is one, then every token attends to its

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from moesaic.kernels.interface import LatentCall
+from moesaic.kernels.interface import LatentCall, Mask
 
 
 def attend_latent(
@@ -65,7 +65,7 @@ def _expanded(
     kv_MHX = call.expand(latent_MK).unflatten(-1, (heads, -1))
     plain_MHC, v_MHX = kv_MHX.split([call.plain_size, kv_MHX.shape[2] - call.plain_size], dim=-1)
     k_MHC = torch.cat([plain_MHC, key_MC.unsqueeze(1).expand(-1, heads, -1)], dim=-1)
-    return attention(q_THC, k_MHC, v_MHX, call.attention.scale, keep_TM=keep_TM)
+    return attention(q_THC, k_MHC, v_MHX, Mask(call.attention.scale, None, keep_TM))
 
 
 def _absorbed(
@@ -79,5 +79,5 @@ def _absorbed(
     q_THX = torch.cat([folded_THK, rotated_THC], dim=-1)
     keys_M1X = latent_MX.unsqueeze(1)
     # The latent is key and value at once; its rotary part rides along as a value nobody reads.
-    out_THK = attention(q_THX, keys_M1X, keys_M1X, call.attention.scale, keep_TM=keep_TM)[..., :rank]
+    out_THK = attention(q_THX, keys_M1X, keys_M1X, Mask(call.attention.scale, None, keep_TM))[..., :rank]
     return torch.bmm(out_THK.transpose(0, 1), up_HXK[:, size:].transpose(1, 2)).transpose(0, 1)

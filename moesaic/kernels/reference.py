@@ -15,6 +15,7 @@ from moesaic.kernels.interface import (
     KVCache,
     LatentCall,
     LayerStack,
+    Mask,
     QKNorm,
     RopeAngles,
     Routes,
@@ -78,14 +79,8 @@ def visible_TM(new: int, total: int, window: int | None, device: torch.device) -
     return seen_TM if window is None else seen_TM & (key_M > query_T1 - window)
 
 
-def attention(
-    q_THC: Tensor,
-    k_MNC: Tensor,
-    v_MNX: Tensor,
-    scale: float,
-    window: int | None = None,
-    keep_TM: Tensor | None = None,
-) -> Tensor:
+def attention(q_THC: Tensor, k_MNC: Tensor, v_MNX: Tensor, mask: Mask) -> Tensor:
+    scale, window, keep_TM = mask
     group = q_THC.shape[1] // k_MNC.shape[1]
     k_MHC, v_MHX = k_MNC.repeat_interleave(group, dim=1), v_MNX.repeat_interleave(group, dim=1)
     seen_TM = visible_TM(q_THC.shape[0], k_MNC.shape[0], window, q_THC.device)
@@ -112,7 +107,7 @@ def attend(
         if cache is not None and (span.cached or cache["keys"].dtype != k.dtype):  # or all see what was rounded
             k, v = layout.read(cache["keys"], span).to(q), layout.read(cache["values"], span).to(q)
         keep_TM, left = layout.mask(span, call.window)
-        pieces.append(attention(q, k, v, call.scale, left, keep_TM))
+        pieces.append(attention(q, k, v, Mask(call.scale, left, keep_TM)))
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 

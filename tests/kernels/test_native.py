@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from moesaic.kernels import Kernels, choose, native, reference
-from moesaic.kernels.interface import AttentionCall, QKNorm, RopeAngles, Routes
+from moesaic.kernels.interface import AttentionCall, Mask, QKNorm, RopeAngles, Routes
 from moesaic.kernels.layer_weights import ExpertWeights
 from moesaic.model.layout import Layout, PagedCache
 
@@ -257,7 +257,8 @@ def test_attention_of_one_sequence(new, kept):
     keep = torch.rand(new, 40) < 0.5 if kept else None
     if keep is not None:
         keep[torch.arange(new), torch.arange(40 - new, 40)] = True
-    close(OPS.attention(q, k, v, 0.2, None, keep), reference.attention(q, k, v, 0.2, None, keep))
+    mask = Mask(0.2, None, keep)
+    close(OPS.attention(q, k, v, mask), reference.attention(q, k, v, mask))
 
 
 def test_other_activations_go_to_the_library():

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from moesaic.kernels import reference
 from moesaic.kernels.cuda.layout_rows import rows_of
 from moesaic.kernels.exact_forward import exact_matmul, needs_grad
-from moesaic.kernels.interface import AttentionCall, LatentCall, QKNorm, RopeAngles, Routes
+from moesaic.kernels.interface import AttentionCall, LatentCall, Mask, QKNorm, RopeAngles, Routes
 from moesaic.kernels.latent_attention import attend_latent as attend_latent_by
 from moesaic.kernels.layer_weights import ExpertWeights, NormWeights, RouteRules
 from moesaic.kernels.reference import combine as combine
@@ -115,14 +115,8 @@ def eager_experts(x_TD: Tensor, routes_TK: Tensor, weights_TK: Tensor, gate_up_E
     return triton_experts(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF)
 
 
-def attention(
-    q_THC: Tensor,
-    k_MNC: Tensor,
-    v_MNX: Tensor,
-    scale: float,
-    window: int | None = None,
-    keep_TM: Tensor | None = None,
-) -> Tensor:
+def attention(q_THC: Tensor, k_MNC: Tensor, v_MNX: Tensor, mask: Mask) -> Tensor:
+    scale, window, keep_TM = mask
     new, total = q_THC.shape[0], k_MNC.shape[0]
     whole = new == total and keep_TM is None and (window is None or window >= total)
     seen_TM = None

@@ -24,7 +24,7 @@ from moesaic.kernels.cuda.fast import rotate as rotate
 from moesaic.kernels.cuda.fast import run_layers as run_layers
 from moesaic.kernels.cuda.layout_rows import flat_rows
 from moesaic.kernels.exact_forward import exact_forward, exact_matmul, needs_grad
-from moesaic.kernels.interface import AttentionCall, LatentCall, QKNorm, RopeAngles, Routes
+from moesaic.kernels.interface import AttentionCall, LatentCall, Mask, QKNorm, RopeAngles, Routes
 from moesaic.kernels.latent_attention import attend_latent as attend_latent_by
 from moesaic.kernels.layer_weights import RouteRules
 from moesaic.kernels.triton.attention import paged
@@ -109,8 +109,8 @@ def eager_attend_latent(call: LatentCall) -> Tensor | None:
     def plain(q_THC: Tensor, kv_TX: Tensor, norm_K: Tensor, up: Tensor) -> Tensor:
         q_THC, k_THC, v_THV = expanded(call, q_THC, kv_TX, norm_K, up)
         spans = [slice(span.start, span.stop) for span in layout.spans]
-        scale = call.attention.scale
-        return torch.cat([fast.attention(q_THC[own], k_THC[own], v_THV[own], scale) for own in spans])
+        mask = Mask(call.attention.scale)
+        return torch.cat([fast.attention(q_THC[own], k_THC[own], v_THV[own], mask) for own in spans])
 
     out_THV: Tensor = exact_forward(exact, plain, call.q_THC, call.kv_TX, call.norm_K, call.up)
     return out_THV

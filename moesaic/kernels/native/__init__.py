@@ -24,6 +24,7 @@ from moesaic.kernels.interface import (
     KVCache,
     LatentCall,
     LayerStack,
+    Mask,
     QKNorm,
     RopeAngles,
     Routes,
@@ -227,18 +228,11 @@ class NativeKernels:
     def attend_latent(self, call: LatentCall) -> Tensor:
         return attend_latent(call, self.rms_norm, self.rotate, self.attention)
 
-    def attention(
-        self,
-        q_THC: Tensor,
-        k_MNC: Tensor,
-        v_MNX: Tensor,
-        scale: float,
-        window: int | None = None,
-        keep_TM: Tensor | None = None,
-    ) -> Tensor:
+    def attention(self, q_THC: Tensor, k_MNC: Tensor, v_MNX: Tensor, mask: Mask) -> Tensor:
+        scale, window, keep_TM = mask
         rows = (q_THC, k_MNC, v_MNX)
         if not _plain(*rows) or not all(map(packed, rows)):
-            return cpu.attention(q_THC, k_MNC, v_MNX, scale, window, keep_TM)
+            return cpu.attention(q_THC, k_MNC, v_MNX, mask)
         new, total = q_THC.shape[0], k_MNC.shape[0]
         span_14 = torch.tensor([[0, new, total - new, 0]])
         if keep_TM is not None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from moesaic.kernels import cpu
 from moesaic.kernels.exact_forward import exact_forward, exact_matmul, needs_grad
-from moesaic.kernels.interface import AttentionCall, Dispatched, LatentCall, Routes
+from moesaic.kernels.interface import AttentionCall, Dispatched, LatentCall, Mask, Routes
 from moesaic.kernels.latent_attention import attend_latent
 from moesaic.kernels.layer_weights import ExpertWeights, RouteRules
 from moesaic.kernels.native import NativeKernels, packed
@@ -35,19 +35,11 @@ class InvariantKernels:
     def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor:
         return exact_matmul(self.native.linear, x_TI, weight_OI, bias_O)
 
-    def attention(
-        self,
-        q_THC: Tensor,
-        k_MNC: Tensor,
-        v_MNX: Tensor,
-        scale: float,
-        window: int | None = None,
-        keep_TM: Tensor | None = None,
-    ) -> Tensor:
+    def attention(self, q_THC: Tensor, k_MNC: Tensor, v_MNX: Tensor, mask: Mask) -> Tensor:
         def run(kernels: Any, q_THC: Tensor, k_MNC: Tensor, v_MNX: Tensor) -> Tensor:
             # The native kernel takes packed heads only, and leaves others to the library.
             packed = q_THC.contiguous(), k_MNC.contiguous(), v_MNX.contiguous()
-            out_THX: Tensor = kernels.attention(*packed, scale, window, keep_TM)
+            out_THX: Tensor = kernels.attention(*packed, mask)
             return out_THX
 
         return self._exact(run, q_THC, k_MNC, v_MNX)

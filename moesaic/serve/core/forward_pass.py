@@ -22,12 +22,12 @@ from moesaic.serve.core.sampler import Sampler
 
 @dataclass
 class Chunk:
-    """So many of a request's pending tokens, with guesses behind them if they reach its last known token."""
+    """So many of a request's pending tokens, with draft tokens behind them if they reach its last known token."""
 
     request: Request
     tokens: int
     draft: Draft | None = None
-    accepted: list[int] = field(default_factory=list)  # the guesses that held, once the pass is over
+    accepted: list[int] = field(default_factory=list)  # the draft tokens that were accepted, once the pass is over
 
     @property
     def rows(self) -> int:
@@ -44,7 +44,7 @@ class Chunk:
         return known + (self.draft.tokens if self.draft else [])
 
     def tree_TT(self) -> Tensor | None:
-        """Which of the new rows each new row sees, where the guesses are not a line."""
+        """Which of the new rows each new row sees, where the draft tokens are not a line."""
         if self.draft is None or self.draft.is_line:
             return None
         sees_TT = torch.ones(self.rows, self.rows, dtype=torch.bool).tril()
