@@ -1,4 +1,4 @@
-"""Speculation, LoRA neighbours, preemption and shared prefixes in one run: 100 requests get what they get alone."""
+"""Speculation, LoRA neighbours, preemption and shared prefixes in one run: 200 requests get what they get alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from moesaic.serve.core.scheduling_policies.chunked import Chunked
 from moesaic.serve.core.scheduling_policies.flow import FlowPrefill
 from tests.serve.tiny import VOCABULARY, LayerClock, page_bytes, tiny_model
 
-REQUESTS = 100
+REQUESTS = 200
 ADAPTERS = (None, "one", "two")
 
 

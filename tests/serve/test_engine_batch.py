@@ -1,4 +1,4 @@
-"""What a request gets does not depend on who else is there: 100 random requests alone and together, and who owns pages.
+"""What a request gets does not depend on who else is there: 200 random requests alone and together, and who owns pages.
 
 Alone means: one at a time, nothing shared. Together means: all at once, in every way the engine has of sharing its time
 and memory between them.
@@ -25,7 +25,7 @@ from moesaic.serve.core.scheduling_policies.chunked import Chunked
 from moesaic.serve.core.scheduling_policies.flow import FlowPrefill
 from tests.serve.tiny import VOCABULARY, LayerClock, page_bytes, tiny_model
 
-REQUESTS = 100
+REQUESTS = 200
 
 
 @dataclass(frozen=True)
