@@ -43,8 +43,7 @@ class GroupedQueryAttention(nn.Module):
             norm = QKNorm(self.q_norm.weight, self.k_norm.weight, self.eps)
         q_THC, k_TNC, v_TNC = ops.qk_norm_rope(qkv_TXC, self.kv_heads, norm, context.rope)
         call = AttentionCall(layout, context.cache_layer(self.number), self.scale, self.window, self.number)
-        attend = ops.attend if layout.compact is None else layout.compact.attend
-        return self.out(attend(q_THC, k_TNC, v_TNC, call).flatten(1), ops)
+        return self.out(ops.attend(q_THC, k_TNC, v_TNC, call).flatten(1), ops)
 
     def weights(self) -> GroupedQueryWeights:
         return GroupedQueryWeights(

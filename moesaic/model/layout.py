@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
-
-from moesaic.kernels.interface import AttentionCall
 
 
 @dataclass(frozen=True)
@@ -95,13 +93,6 @@ class PagedCache:
                 flat[list(targets)] = flat[list(sources)]
 
 
-class Compacted(Protocol):
-    """Sequences that keep their keys and values in a form of their own."""
-
-    def attend(self, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
-        """Keep the new keys and values of a layer, and let every new token attend to its own sequence so far."""
-
-
 class Layout:
     """The lengths of the new pieces of a flat batch, what is cached before them, and each token's position.
 
@@ -121,16 +112,16 @@ class Layout:
         cache: PagedCache | None = None,
         pages: Sequence[Sequence[int]] | None = None,
         trees: Sequence[Tensor | None] | None = None,
-        compact: Compacted | None = None,
+        cached_elsewhere: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
         assert trees is None or positions is not None, "the tokens of a tree need positions"
         paged = cache is not None and pages is not None
-        assert cached is None or paged or compact is not None, "cached tokens need a cache and its pages"
+        # Elsewhere: by the kernels that attend, as for requests whose KV cache is pruned or quantized.
+        assert cached is None or paged or cached_elsewhere, "cached tokens need a cache and its pages"
         self.cache = cache
         self.pages = pages
         self.trees = trees
-        self.compact = compact  # in place of a cache
         self.device = torch.device(device)
         self.spans: list[Span] = []
         start = 0

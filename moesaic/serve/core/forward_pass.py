@@ -15,7 +15,8 @@ from moesaic.model.layout import Layout, PagedCache, Span
 from moesaic.model.transformer import Model
 from moesaic.serve.core.adapters import AdaptedKernels, rows_by_adapter
 from moesaic.serve.core.drafters import Draft
-from moesaic.serve.core.kv.attention import CompactBatch
+from moesaic.serve.core.kv.attention import CompactKernels
+from moesaic.serve.core.kv.compact import CompactRequest
 from moesaic.serve.core.request import Request, TokenLogprob
 from moesaic.serve.core.sampler import Sampler
 
@@ -62,14 +63,12 @@ class Chunk:
         return places
 
 
-def compact_batch(chunks: list[Chunk]) -> CompactBatch | None:
-    """Rows for the new tokens of compact requests; of one engine all are such, or none."""
-    sequences = [chunk.request.compact for chunk in chunks if chunk.request.compact is not None]
-    if not sequences:
-        return None
-    for sequence, chunk in zip(sequences, chunks, strict=True):
-        sequence.begin(chunk.rows, chunk.request.pages)
-    return CompactBatch(sequences)
+def compact_requests(chunks: list[Chunk]) -> list[CompactRequest]:
+    """With rows for their new tokens; of one engine all requests are compact, or none."""
+    found = [chunk.request.compact for chunk in chunks if chunk.request.compact is not None]
+    for compact, chunk in zip(found, chunks, strict=bool(found)):
+        compact.begin(chunk.rows, chunk.request.pages)
+    return found
 
 
 class Forward:
@@ -128,15 +127,15 @@ class ForwardPass(Forward):
         positions = None
         if any(tree_TT is not None for tree_TT in trees):
             positions = torch.tensor([place for chunk in chunks for place in chunk.positions()], device=model.device)
-        compact = compact_batch(chunks)
+        self.compact = compact_requests(chunks)
         layout = Layout(
             [chunk.rows for chunk in chunks],
             cached=[chunk.request.computed for chunk in chunks],
-            cache=cache if compact is None else None,
+            cache=None if self.compact else cache,
             pages=[list(chunk.request.pages) for chunk in chunks],
             positions=positions,
             trees=trees if positions is not None else None,
-            compact=compact,
+            cached_elsewhere=bool(self.compact),
             device=model.device,
         )
         self.layout = layout
@@ -146,11 +145,13 @@ class ForwardPass(Forward):
         self.layer = 0
 
     def _ops(self) -> Kernels:
+        ops = self.model.ops
+        if self.compact:
+            ops = cast(Kernels, CompactKernels(ops, self.compact))
         if all(chunk.request.adapter is None for chunk in self.chunks):
-            return self.model.ops
+            return ops
         own = [(chunk.request.adapter, range(s.start, s.stop)) for chunk, s in zip(self.chunks, self.layout.spans)]
-        rows = rows_by_adapter(own, self.model.device)
-        return cast(Kernels, AdaptedKernels(self.model.ops, rows))
+        return cast(Kernels, AdaptedKernels(ops, rows_by_adapter(own, self.model.device)))
 
     def advance(self) -> None:
         """One layer; or all, where a step is so short that they are run as one kernel."""

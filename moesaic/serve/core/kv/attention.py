@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moesaic.kernels.interface import AttentionCall
+from moesaic.kernels.interface import AttentionCall, Kernels
 from moesaic.kernels.native import kernels
 from moesaic.serve.core.kv.compact import CompactRequest
 
@@ -19,11 +20,17 @@ MAX_GROUP = 64  # tokens of a block that native code decodes
 FEW_QUERIES = 8  # for which an explicit softmax is faster than the fused kernel
 
 
-class CompactBatch:
-    """The compact requests of one forward, in the order of its spans."""
+class CompactKernels:
+    """Kernels over which compact requests attend, each to what it has retained; in the order of a forward's spans."""
 
-    def __init__(self, sequences: Sequence[CompactRequest]) -> None:
-        self.sequences = sequences
+    def __init__(self, plain: Kernels, sequences: Sequence[CompactRequest]) -> None:
+        self.plain, self.sequences = plain, sequences
+
+    def run_layers(self, *layers: Any) -> None:
+        return None  # more than an operation in one call knows the paged cache alone
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.plain, name)
 
     def attend(self, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
         pieces = [
