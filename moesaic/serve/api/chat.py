@@ -14,6 +14,7 @@ from fastapi.responses import Response
 from moesaic.errors import UserError
 from moesaic.model.tokenizer import SPECIAL, Tokenizer
 from moesaic.serve.api.errors import ERRORS
+from moesaic.serve.api.forced_calls import CallListReader, NamedCallReader
 from moesaic.serve.api.logprobs import TokenDecoder, prompt_logprobs
 from moesaic.serve.api.sampling_params import (
     call_grammar,
@@ -48,7 +49,6 @@ from moesaic.serve.parsers import (
     Reasoning,
     collect,
 )
-from moesaic.serve.parsers._forced_calls import CallListReader, NamedCallReader
 
 # Variables of a chat template that the request's other fields, or the tokenizer, set.
 RESERVED = ("messages", "tools", "reply", "add_generation_prompt", "self", *SPECIAL)

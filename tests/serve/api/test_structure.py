@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesaic import Engine, load
+from moesaic.serve.api.forced_calls import CallListReader
 from moesaic.serve.core.grammar import llguidance_tokenizer
 from moesaic.serve.parsers import collect
-from moesaic.serve.parsers._forced_calls import CallListReader
 from tests.serve.api.running import NAME, running
 
 QUESTION: list[Any] = [{"role": "user", "content": "A number, as you like it"}]
