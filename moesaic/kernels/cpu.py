@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moesaic.kernels import reference
+from moesaic.kernels.cross_entropy import linear_cross_entropy as linear_cross_entropy
 from moesaic.kernels.interface import AttentionCall, Dispatched, LatentCall, Mask, QKNorm, RopeAngles, Routes
 from moesaic.kernels.latent_attention import attend_latent as attend_latent_by
 from moesaic.kernels.layer_weights import ExpertWeights

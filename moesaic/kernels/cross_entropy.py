@@ -25,6 +25,7 @@ def linear_cross_entropy(
     *,
     cap: float = 0.0,
     rows: int | None = None,
+    site: str = "",
 ) -> tuple[Tensor, Tensor]:
     """The scaled sum of -log p(target), and each token's own (not differentiable). Ignored targets count nothing.
 

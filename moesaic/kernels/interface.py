@@ -132,6 +132,12 @@ class Kernels(Protocol):
 
     def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor: ...
 
+    def linear_cross_entropy(
+        self, hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, scale_T: Tensor, **options: Any
+    ) -> tuple[Tensor, Tensor]:
+        """The output matrix and the loss in one, so that never all logits exist: the scaled sum of -log p(target), and
+        each token's own. Options: `cap` of the logits, `site`."""
+
     def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor: ...
 
     def rotate(self, x_THC: Tensor, rope: RopeAngles) -> Tensor:

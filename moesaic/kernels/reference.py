@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from moesaic.kernels.cross_entropy import linear_cross_entropy as linear_cross_entropy
 from moesaic.kernels.interface import (
     AttentionCall,
     Batch,

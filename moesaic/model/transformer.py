@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from moesaic import kernels
-from moesaic.kernels.cross_entropy import linear_cross_entropy
 from moesaic.kernels.interface import Kernels, LayerStack, Mode
 from moesaic.kernels.logprobs import token_logprobs
 from moesaic.kernels.quantized import QuantizedKernels, QuantizedWeight
@@ -153,7 +152,8 @@ class Model(nn.Module):
         self, hidden_TD: Tensor, targets_T: Tensor, scale_T: Tensor, **options: Any
     ) -> tuple[Tensor, Tensor]:
         """The scaled sum of -log p(target), and each token's own, without ever holding all logits."""
-        return linear_cross_entropy(hidden_TD, self.output, targets_T, scale_T, **options)
+        site = self.output_site
+        return self.ops.linear_cross_entropy(hidden_TD, self.output, targets_T, scale_T, site=site, **options)
 
     @property
     def output(self) -> Tensor:

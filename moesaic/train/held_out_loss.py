@@ -13,7 +13,7 @@ import torch
 
 from moesaic.data.held_out import held_out_batches
 from moesaic.data.shards import Shards
-from moesaic.kernels.cross_entropy import IGNORED, linear_cross_entropy
+from moesaic.kernels.cross_entropy import IGNORED
 from moesaic.model.transformer import Model
 from moesaic.train.objectives import layout_of
 
@@ -36,7 +36,7 @@ class HeldOutLoss:
         for batch in self.batches:
             hidden_TD = model(batch.tokens_T, layout_of(batch))
             there_T = (batch.targets_T != IGNORED).float()
-            loss, _ = linear_cross_entropy(hidden_TD, model.output.detach(), batch.targets_T, there_T)
+            loss, _ = model.ops.linear_cross_entropy(hidden_TD, model.output.detach(), batch.targets_T, there_T)
             total += float(loss)
             count += float(there_T.sum())
         return total / count

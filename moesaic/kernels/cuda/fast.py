@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from moesaic.kernels import reference
+from moesaic.kernels.cross_entropy import linear_cross_entropy as linear_cross_entropy
 from moesaic.kernels.cuda.layout_rows import rows_of
 from moesaic.kernels.exact_forward import exact_matmul, needs_grad
 from moesaic.kernels.interface import AttentionCall, LatentCall, Mask, QKNorm, RopeAngles, Routes

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from moesaic.kernels import reference
+from moesaic.kernels.cross_entropy import linear_cross_entropy as linear_cross_entropy
 from moesaic.kernels.cuda import fast
 from moesaic.kernels.cuda.fast import attention as attention
 from moesaic.kernels.cuda.fast import combine as combine

@@ -85,7 +85,7 @@ class NativeKernels:
             function.argtypes, function.restype = kinds, None
         self.library: Any = library
 
-    rotate = staticmethod(cpu.rotate)
+    rotate, linear_cross_entropy = staticmethod(cpu.rotate), staticmethod(cpu.linear_cross_entropy)
     dispatch, combine = staticmethod(cpu.dispatch), staticmethod(cpu.combine)
 
     def run_layers(
