@@ -22,30 +22,18 @@ from moesaic.align.preference.pairs import Pair
 from moesaic.align.preference.reference import answer_logprobs
 from moesaic.model.context import Routing
 from moesaic.train.objectives.preference import Preference
+from tests.random_models import save_random, small_config
 
 PAIRS, PROMPT = 8, 24
 SPREADS = {"equal lengths": (64, 64), "8 to 200 tokens": (8, 200)}
 
 
 def made(place: Path) -> Path:
-    import transformers
-
-    torch.manual_seed(0)
-    config = transformers.Qwen3MoeConfig(
-        vocab_size=4096,
-        hidden_size=128,
-        intermediate_size=384,
-        moe_intermediate_size=128,
-        num_experts=8,
-        num_experts_per_tok=2,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        eos_token_id=0,
-    )
-    transformers.Qwen3MoeForCausalLM(config).save_pretrained(place)
-    return place
+    config = small_config(
+        "qwen3_moe", 4096, hidden=128, ffn=384, layers=4, heads=(4, 2), head_dim=32,
+        moe_intermediate_size=128, num_experts=8, num_experts_per_tok=2, eos_token_id=0,
+    )  # fmt: skip
+    return save_random(config, place)
 
 
 def drawn(shortest: int, longest: int) -> list[Pair]:

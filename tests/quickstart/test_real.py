@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from rich.console import Console
 
 import moesaic
-from moesaic.data.tokenizer_training import save_tokenizer, train_tokenizer
 from moesaic.quickstart.real import RealLife
+from tests.random_models import save_random, small_config
 from tests.serve.made import TEXTS, VOCABULARY
 from tests.waiting import PATIENCE
 
@@ -22,20 +21,8 @@ from tests.waiting import PATIENCE
 @pytest.fixture(scope="module")
 def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("dense") / "model"
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        eos_token_id=0,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(directory)
-    save_tokenizer(train_tokenizer(TEXTS, VOCABULARY), directory)
-    return directory
+    sizes = {"hidden": 64, "ffn": 128, "layers": 2, "heads": (4, 2), "max_position_embeddings": 512}
+    return save_random(small_config("llama", VOCABULARY, eos_token_id=0, **sizes), directory, TEXTS)
 
 
 def test_from_dense_to_served(dense: Path, tmp_path: Path) -> None:

@@ -6,68 +6,44 @@ import heapq
 import itertools
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
-import transformers
 
 import moesaic
 from moesaic.model.transformer import Model
 from moesaic.serve.core.engine import Engine
+from tests.random_models import save_random, small_config
 
 VOCABULARY = 101
 
 
 def tiny_model(layers: int = 2, context: int = 256, seed: int = 0) -> Model:
     """Weights so large that its likeliest token is far ahead of the next: no near-ties to flip."""
-    torch.manual_seed(seed)
-    config = transformers.Qwen3MoeConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        intermediate_size=32,
-        moe_intermediate_size=16,
-        num_experts=4,
-        num_experts_per_tok=2,
-        max_position_embeddings=context,
-        initializer_range=0.3,
-    )
-    with tempfile.TemporaryDirectory() as path:
-        transformers.Qwen3MoeForCausalLM(config).save_pretrained(path)
-        return moesaic.load(path)
+    config = small_config(
+        "qwen3_moe", VOCABULARY, hidden=32, ffn=32, layers=layers, heads=(4, 2), head_dim=8,
+        moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2,
+        max_position_embeddings=context, initializer_range=0.3,
+    )  # fmt: skip
+    return loaded(config, seed)
 
 
 def tiny_latent_model(q_rank: int | None = 24, layers: int = 2) -> Model:
     """The same with latent attention, interleaved rotation, a dense layer and a shared expert."""
-    torch.manual_seed(1)
-    config = transformers.DeepseekV3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        num_hidden_layers=layers,
-        num_attention_heads=6,
-        num_key_value_heads=6,
-        q_lora_rank=q_rank,
-        kv_lora_rank=20,
-        qk_nope_head_dim=12,
-        qk_rope_head_dim=8,
-        v_head_dim=10,
-        intermediate_size=32,
-        moe_intermediate_size=16,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        n_shared_experts=1,
-        first_k_dense_replace=1,
-        n_group=1,
-        topk_group=1,
-        max_position_embeddings=256,
-        initializer_range=0.3,
-        num_nextn_predict_layers=0,
-    )
+    config = small_config(
+        "deepseek_v3", VOCABULARY, hidden=32, ffn=32, layers=layers, heads=(6, 6),
+        q_lora_rank=q_rank, kv_lora_rank=20, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10,
+        moe_intermediate_size=16, n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1,
+        first_k_dense_replace=1, n_group=1, topk_group=1, num_nextn_predict_layers=0,
+        max_position_embeddings=256, initializer_range=0.3,
+    )  # fmt: skip
+    return loaded(config, seed=1)
+
+
+def loaded(config: Any, seed: int) -> Model:
     with tempfile.TemporaryDirectory() as path:
-        transformers.DeepseekV3ForCausalLM(config).save_pretrained(path)
-        return moesaic.load(path)
+        return moesaic.load(save_random(config, Path(path), seed=seed))
 
 
 def page_bytes(model: Model, page_size: int) -> int:
