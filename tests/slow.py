@@ -14,6 +14,7 @@ SLOW = [
     "align/test_asynchronous.py",
     "compress/test_layouts.py",
     "serve/test_drafters.py",
+    "kernels/test_interpreter.py",
     "kernels/test_triton_engine.py",
     "kernels/test_triton_serving.py",
     "serve/test_engine_all_at_once.py",
