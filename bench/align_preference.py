@@ -22,6 +22,7 @@ from moesaic.align.preference.pairs import Pair
 from moesaic.align.preference.reference import answer_logprobs
 from moesaic.model.context import Routing
 from moesaic.train.objectives.preference import Preference
+from tests.align.trl_rows import padded
 from tests.random_models import save_random, small_config
 
 PAIRS, PROMPT = 8, 24
@@ -66,19 +67,6 @@ def trainer(place: Path) -> object:
     return peer
 
 
-def padded(pairs: list[Pair], reference_P2: torch.Tensor) -> dict[str, torch.Tensor]:
-    said = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
-    longest = max(len(one.tokens) for one in said)
-    rows = [(one.tokens, one.learn, longest - len(one.tokens)) for one in said]
-    return {
-        "input_ids": torch.tensor([tokens + [0] * missing for tokens, _, missing in rows]),
-        "attention_mask": torch.tensor([[1] * len(tokens) + [0] * missing for tokens, _, missing in rows]),
-        "completion_mask": torch.tensor([list(map(int, learn)) + [0] * missing for _, learn, missing in rows]),
-        "ref_chosen_logps": reference_P2[:, 0],
-        "ref_rejected_logps": reference_P2[:, 1],
-    }
-
-
 def main() -> None:
     place = made(Path(tempfile.mkdtemp()))
     model, objective = moesaic.load(place), Preference(beta=0.1)
@@ -87,7 +75,8 @@ def main() -> None:
     for name, spread in SPREADS.items():
         pairs = drawn(*spread)
         reference_P2 = answer_logprobs(model, [side for pair in pairs for side in pair.sides]).reshape(-1, 2) - 0.5
-        theirs = padded(pairs, reference_P2)
+        references = {"ref_chosen_logps": reference_P2[:, 0], "ref_rejected_logps": reference_P2[:, 1]}
+        theirs = padded(pairs) | references
 
         def ours(pairs: list[Pair] = pairs, reference_P2: torch.Tensor = reference_P2) -> float:
             model.zero_grad()

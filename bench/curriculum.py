@@ -10,14 +10,13 @@ documents. What is done is kept in out/curriculum. Writes bench/results/curricul
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 from collections import defaultdict
 from pathlib import Path
 
 from bench.measure import machine, record
-from bench.trained import Result, against_plain, on_one_core, table, trained
+from bench.trained import Result, against_plain, bench_arguments, table, trained
 from moesaic.data.preparation.prepare import prepare
 from moesaic.data.records import Document
 from moesaic.data.shards import Shards
@@ -86,15 +85,8 @@ def write_corpus(folder: Path) -> tuple[Path, Path]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
-    parser.add_argument("--only", nargs="*", default=list(VARIANTS), choices=VARIANTS)
-    parser.add_argument("--core", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("out/curriculum"))
-    arguments = parser.parse_args()
-    on_one_core(arguments.core)
+    arguments = bench_arguments(__doc__, VARIANTS, "out/curriculum")
     out = arguments.out
-    out.mkdir(parents=True, exist_ok=True)
     noisy, clean = write_corpus(out)
     (out / "clean.yaml").write_text(CLEAN.replace("CLEAN", str(clean)))
     if not (out / "clean" / "manifest.json").exists():

@@ -9,12 +9,10 @@ on one thread. What is done is kept in out/shortcuts, so that it may be stopped.
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
-from pathlib import Path
 
 from bench.measure import machine, record
-from bench.trained import Result, against_plain, on_one_core, table, trained
+from bench.trained import Result, against_plain, bench_arguments, table, trained
 from moesaic.data.preparation.prepare import prepare
 from moesaic.data.shards import Shards
 from moesaic.kernels import hardware
@@ -46,15 +44,8 @@ VARIANTS: dict[str, list[str]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
-    parser.add_argument("--only", nargs="*", default=list(VARIANTS), choices=VARIANTS)
-    parser.add_argument("--core", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("out/shortcuts"))
-    arguments = parser.parse_args()
-    on_one_core(arguments.core)
+    arguments = bench_arguments(__doc__, VARIANTS, "out/shortcuts")
     out, data = arguments.out, arguments.out / "data"
-    out.mkdir(parents=True, exist_ok=True)
     file = out / "recipe.yaml"
     file.write_text(RECIPE)
     if not (data / "manifest.json").exists():

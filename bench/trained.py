@@ -5,12 +5,13 @@ Time is that of the process, on one thread: on a machine that others use too, th
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,19 @@ def on_one_core(core: int) -> None:
     """This process alone on one core, so that it takes one thread and two benches do not share one."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {core % (os.cpu_count() or 1)})
+
+
+def bench_arguments(description: str | None, variants: Iterable[str], out: str) -> argparse.Namespace:
+    """The options of a bench that trains variants with several seeds. It runs on its core from here on."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--only", nargs="*", default=list(variants), choices=variants)
+    parser.add_argument("--core", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path(out))
+    arguments = parser.parse_args()
+    on_one_core(arguments.core)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    return arguments
 
 
 def trained(recipe: Recipe, out: Path, data: Path, held_out: HeldOutLoss) -> Result:

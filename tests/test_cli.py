@@ -370,14 +370,14 @@ class TestAsAProcess:
         sys.exit(cli.main())
     """)
 
+    def start(self, commands: Path, name: str) -> subprocess.Popen[str]:
+        """A command that is a file of its own, as its own process."""
+        arguments = [sys.executable, "-c", self.PROGRAM, str(commands), name]
+        return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
     def test_a_reader_that_leaves_is_no_error(self, tmp_path: Path) -> None:
         (tmp_path / "talk.py").write_text("def command():\n    for line in range(100_000):\n        print(line)\n")
-        process = subprocess.Popen(
-            [sys.executable, "-c", self.PROGRAM, str(tmp_path), "talk"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        process = self.start(tmp_path, "talk")
         assert process.stdout
         assert process.stderr
         process.stdout.readline()
@@ -390,12 +390,7 @@ class TestAsAProcess:
         (tmp_path / "wait.py").write_text(
             "import time\ndef command():\n    print('waiting', flush=True)\n    time.sleep(60)\n"
         )
-        process = subprocess.Popen(
-            [sys.executable, "-c", self.PROGRAM, str(tmp_path), "wait"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        process = self.start(tmp_path, "wait")
         assert process.stdout
         assert process.stdout.readline() == "waiting\n"
         time.sleep(0.1)

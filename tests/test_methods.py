@@ -15,6 +15,13 @@ from moesaic.methods import Method, build, known
 from moesaic.recipe import load_recipe
 from moesaic.serve.core.kv_policies import KVPolicy
 
+
+def classes(*names: str) -> str:
+    """A file of schedules that have no options."""
+    text = "from dataclasses import dataclass\n\nfrom toy_schedules import Schedule\n"
+    return text + "".join(f"\n@dataclass(frozen=True)\nclass {name}(Schedule):\n    pass\n" for name in names)
+
+
 FILES = {
     "__init__": """
         class Schedule:
@@ -47,33 +54,9 @@ FILES = {
             def rate(self, step: int) -> float:
                 return self.floor
     """,
-    "constant": """
-        from dataclasses import dataclass
-
-        from toy_schedules import Schedule
-
-        @dataclass(frozen=True)
-        class _Unfinished(Schedule):
-            pass
-
-        @dataclass(frozen=True)
-        class Constant(Schedule):
-            pass
-    """,
+    "constant": classes("_Unfinished", "Constant"),
     "needs_more": "import a_package_that_is_not_there",
-    "two": """
-        from dataclasses import dataclass
-
-        from toy_schedules import Schedule
-
-        @dataclass(frozen=True)
-        class One(Schedule):
-            pass
-
-        @dataclass(frozen=True)
-        class Other(Schedule):
-            pass
-    """,
+    "two": classes("One", "Other"),
     "_shared": "",
 }
 

@@ -1,4 +1,4 @@
-"""A very small reward model, whose head says something of every token."""
+"""A very small reward model, whose head says something of every token; recipes of a few stages, and bad ones."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ import functools
 import shutil
 import tempfile
 from pathlib import Path
+
+import pytest
+
+from moesaic.align.align import align
+from moesaic.errors import UserError
+from moesaic.recipe import Recipe, load_recipe
+
+ADAMW = "optimizer: {name: adamw, lr: 0.001, weight_decay: 0.0}"
 
 
 @functools.cache
@@ -24,3 +32,23 @@ def reward_directory() -> Path:
     torch.nn.init.normal_(give_head(model).weight, std=0.3)
     directory.save(model, place / "headed")
     return place / "headed"
+
+
+def recipe_of(directory: Path, *stages: str, more: str = "") -> Recipe:
+    """A recipe of these stages, written to a file as a user would."""
+    file = directory / "align.yaml"
+    file.write_text(f"align: {{stages: [{', '.join(stages)}]}}\n{more}\n")
+    return load_recipe(file, [])
+
+
+def assert_refused(directory: Path, base: Path, stage: str, message: str) -> None:
+    """A run of one stage ends at once with this message."""
+    with pytest.raises(UserError, match=message):
+        align(recipe_of(directory, stage, more=ADAMW), base, directory / "out", quiet=True)
+
+
+def assert_line_refused(directory: Path, base: Path, stage: str, line: str, message: str) -> None:
+    """The same of a stage whose data is a file that holds this line."""
+    file = directory / "bad.jsonl"
+    file.write_text(line)
+    assert_refused(directory, base, f'{{name: {stage}, data: [{{path: "{file}"}}]}}', message)

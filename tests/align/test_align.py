@@ -36,11 +36,6 @@ optimizer: {{name: adamw, lr: 0.001}}
 """
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return talking_model(tmp_path_factory.mktemp("base"))
-
-
 def recipe(path, text: str = RECIPE, overrides: list[str] | None = None):
     file = path / "align.yaml"
     file.write_text(text)

@@ -26,7 +26,6 @@ from moesaic.recipe import load_recipe
 from moesaic.serve.core.engine import Engine
 from moesaic.worlds.completions import requests_for
 from moesaic.worlds.example import Example
-from tests.serve.made import talking_model
 from tests.waiting import PATIENCE
 
 ray = pytest.importorskip("ray")
@@ -34,11 +33,6 @@ FAMILY = "builtin:chain_sum:min_terms=2,max_terms=2,min_digits=1,max_digits=1"
 STEPS = 6
 TIMED = {"seconds", "tokens_per_second", "mfu", "trainer_waited", "workers_waited", "accepted_per_step"}
 TIMED |= {"tokens_per_pass", "worker_deaths", "requeued", "ran_ahead"}
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return talking_model(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture(scope="module")

@@ -19,19 +19,8 @@ from moesaic.recipe import load_recipe
 from moesaic.train.objectives.policy import Policy
 from moesaic.train.run import Run
 from tests.align.made import reward_directory
-from tests.serve.made import talking_model
 
 SHORT = "rewards: [{name: length, max_length: 0, slack: 20, unit: characters}]"  # few characters are worth most
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return talking_model(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def model(base):
-    return moesaic.load(base)
 
 
 @pytest.fixture(scope="module")

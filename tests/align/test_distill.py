@@ -16,9 +16,9 @@ from moesaic.cli import main
 from moesaic.data.packing import IGNORED
 from moesaic.errors import UserError
 from moesaic.model.context import Routing
-from moesaic.recipe import load_recipe
 from moesaic.train.objectives.distill import Distill
 from moesaic.train.run import Run
+from tests.align.made import ADAMW, recipe_of
 from tests.serve.made import talking_model
 from tests.train.test_objectives import CONFIG, batch
 
@@ -37,11 +37,7 @@ def questions(tmp_path_factory):
 
 
 def recipe(path, *stages: str):
-    file = path / "align.yaml"
-    file.write_text(
-        f"align: {{stages: [{', '.join(stages)}]}}\noptimizer: {{name: adamw, lr: 0.001, weight_decay: 0.0}}\n"
-    )
-    return load_recipe(file, [])
+    return recipe_of(path, *stages, more=ADAMW)
 
 
 def metrics(path) -> list[dict]:

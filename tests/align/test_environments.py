@@ -37,15 +37,11 @@ from moesaic.worlds.example import Example
 from moesaic.worlds.text_actions import WorldExamples
 from moesaic.worlds.tools.python import Python
 from moesaic.worlds.tools.search import Search
+from tests.align.made import assert_refused, recipe_of
 from tests.serve.made import talking_model
 from tests.worlds.solvers import SOLVERS, next_action
 
 REWARDS = [("exact", 1.0, Exact()), ("process", 0.25, Process(by="mean"))]
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return talking_model(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture(scope="module")
@@ -272,17 +268,12 @@ def test_a_stage_runs_in_an_environment(base, tmp_path, name):
         "tool_use": "{name: tool_use, tools: [python], turns: 2}",
         "planner": f"{{name: planner, executor: {base}, attempts: 2, max_tokens: 4, turns: 1}}",
     }[name]
-    file = tmp_path / "recipe.yaml"
-    file.write_text(
-        f"""
-align:
-  stages:
-    - {{name: policy, steps: 2, lr: 0.001, data: [{{path: "builtin:chain_sum"}}], prompts: 2, group: 2, max_tokens: 6,
-        environment: {environment}, evaluate: 2, evaluate_every: 2, advantage: group_centred,
-        rewards: [{{name: environment}}, {{name: repetition, n: 1, unit: characters}}]}}
-"""
+    stage = (
+        '{name: policy, steps: 2, lr: 0.001, data: [{path: "builtin:chain_sum"}], prompts: 2, group: 2, max_tokens: 6, '
+        f"environment: {environment}, evaluate: 2, evaluate_every: 2, advantage: group_centred, "
+        "rewards: [{name: environment}, {name: repetition, n: 1, unit: characters}]}"
     )
-    align(load_recipe(file, []), base, tmp_path / "out", quiet=True)
+    align(recipe_of(tmp_path, stage), base, tmp_path / "out", quiet=True)
     lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert len(lines) == 2 and all(line["mismatch_max"] == 0 and line["reward_problems"] == 0 for line in lines)
     assert "accuracy" in lines[-1]
@@ -319,14 +310,12 @@ def conversation(text: str) -> list[dict[str, str]]:
 def test_a_stage_trains_in_a_world(tmp_path):
     """Prompts are the world's own tasks, and so is what accuracy is measured on."""
     base = talking_model(tmp_path / "base", context=4096)
-    file = tmp_path / "recipe.yaml"
     stage = (
         "{name: policy, steps: 2, lr: 0.001, prompts: 2, group: 2, max_tokens: 6, evaluate: 2, evaluate_every: 2, "
         "environment: {name: sql, turns: 3, mistakes: 2}, "
         "rewards: [{name: environment}, {name: repetition, n: 1, unit: characters}]}"
     )
-    file.write_text(f"align: {{stages: [{stage}]}}")
-    align(load_recipe(file, []), base, tmp_path / "out", quiet=True)
+    align(recipe_of(tmp_path, stage), base, tmp_path / "out", quiet=True)
     lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert len(lines) == 2 and all(line["mismatch_max"] == 0 and line["reward_problems"] == 0 for line in lines)
     assert lines[-1]["accuracy"] == 0.0
@@ -342,10 +331,7 @@ def test_a_stage_trains_in_a_world(tmp_path):
     ],
 )
 def test_data_or_a_world_not_both(base, tmp_path, options, message):
-    file = tmp_path / "recipe.yaml"
-    file.write_text(f"align: {{stages: [{{name: policy, {options}}}]}}")
-    with pytest.raises(UserError, match=message):
-        align(load_recipe(file, []), base, tmp_path / "out", quiet=True)
+    assert_refused(tmp_path, base, f"{{name: policy, {options}}}", message)
 
 
 @pytest.mark.parametrize(
@@ -359,11 +345,8 @@ def test_data_or_a_world_not_both(base, tmp_path, options, message):
     ],
 )
 def test_a_bad_environment_is_refused(base, tmp_path, environment, message):
-    file = tmp_path / "recipe.yaml"
     stage = f'{{name: policy, data: [{{path: "builtin:chain_sum"}}], environment: {environment}}}'
-    file.write_text(f"align: {{stages: [{stage}]}}")
-    with pytest.raises(UserError, match=message):
-        align(load_recipe(file, []), base, tmp_path / "out", quiet=True)
+    assert_refused(tmp_path, base, stage, message)
 
 
 @pytest.mark.parametrize("name", ["align-async", "align-tools", "align-planner"])

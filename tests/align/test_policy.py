@@ -138,6 +138,14 @@ def samples(model) -> list[Sample]:
     return made
 
 
+def completion_logprobs(model, sample: Sample) -> torch.Tensor:
+    """Of the tokens of one completion, from logits of a forward pass of its own."""
+    tokens = torch.tensor(sample.prompt + sample.tokens)
+    log = model.logits_at(model(tokens, Layout([len(tokens)]))).log_softmax(-1)
+    start = len(sample.prompt) - 1
+    return log[start:-1].gather(1, tokens[start + 1 :, None]).squeeze(1)
+
+
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_loss_and_gradient_are_those_of_the_plain_formula(model, level):
     made = samples(model)
@@ -155,13 +163,10 @@ def test_loss_and_gradient_are_those_of_the_plain_formula(model, level):
     model.zero_grad()
     total = torch.zeros(())
     for sample, other in zip(made, moved, strict=True):
-        tokens = torch.tensor(sample.prompt + sample.tokens)
-        log = model.logits_at(model(tokens, Layout([len(tokens)]))).log_softmax(-1)
-        start = len(sample.prompt) - 1
-        new = log[start:-1].gather(1, tokens[start + 1 :, None]).squeeze(1)
+        new = completion_logprobs(model, sample)
         ratio = (new - torch.tensor(sample.logprobs)).exp()
         policy = -torch.minimum(ratio * sample.advantage, ratio.clamp(0.8, 1.28) * sample.advantage)
-        apart = new - other[start:]
+        apart = new - other[len(sample.prompt) - 1 :]
         each = policy + 0.1 * ((-apart).exp() - 1 + apart)
         total = total + (each.sum() / 5 if level == "token" else each.mean() / 2)
     total.backward()
@@ -215,10 +220,7 @@ def test_a_corrected_gradient_counts_the_engines_difference_once(model):
     weights = 1.2, math.exp(-0.3)
     total = torch.zeros(())
     for sample, weight in zip(made, weights, strict=True):
-        tokens = torch.tensor(sample.prompt + sample.tokens)
-        log = model.logits_at(model(tokens, Layout([len(tokens)]))).log_softmax(-1)
-        start = len(sample.prompt) - 1
-        new = log[start:-1].gather(1, tokens[start + 1 :, None]).squeeze(1)
+        new = completion_logprobs(model, sample)
         total = total - weight * sample.advantage * new.sum() / 5
     total.backward()
     for name, parameter in model.named_parameters():

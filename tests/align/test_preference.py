@@ -16,12 +16,10 @@ from moesaic.align.preference.pairs import PairSource, read_pair, read_source
 from moesaic.align.preference.reference import answer_logprobs, reference_logprobs
 from moesaic.align.stages.preference import Preference as PreferenceStage
 from moesaic.data.packing import IGNORED
-from moesaic.errors import UserError
 from moesaic.model.context import Routing
-from moesaic.recipe import load_recipe
 from moesaic.train.objectives.preference import Preference
 from moesaic.train.run import Run
-from tests.serve.made import talking_model
+from tests.align.made import ADAMW, assert_line_refused, assert_refused, recipe_of
 
 FAMILY = "builtin:chain_sum:min_terms=2,max_terms=2,min_digits=1,max_digits=1"
 LINES = [
@@ -30,20 +28,8 @@ LINES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return talking_model(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def model(base):
-    return moesaic.load(base)
-
-
 def recipe(path, stage: str):
-    file = path / "align.yaml"
-    file.write_text(f"align: {{stages: [{stage}]}}\noptimizer: {{name: adamw, lr: 0.001, weight_decay: 0.0}}\n")
-    return load_recipe(file, [])
+    return recipe_of(path, stage, more=ADAMW)
 
 
 def written(path, lines=LINES):
@@ -121,10 +107,7 @@ def test_another_seed_makes_pairs_of_other_tasks_but_not_to_measure_on(model):
     ],
 )
 def test_a_bad_pair_is_named_with_its_line(base, tmp_path, line, message):
-    file = tmp_path / "pairs.jsonl"
-    file.write_text(line)
-    with pytest.raises(UserError, match=message):
-        align(recipe(tmp_path, f'{{name: preference, data: [{{path: "{file}"}}]}}'), base, tmp_path / "o", quiet=True)
+    assert_line_refused(tmp_path, base, "preference", line, message)
 
 
 @pytest.mark.parametrize(
@@ -138,9 +121,7 @@ def test_a_bad_pair_is_named_with_its_line(base, tmp_path, line, message):
     ],
 )
 def test_bad_options_are_refused(base, tmp_path, options, message):
-    stage = f'{{name: preference, data: [{{path: "{FAMILY}"}}], pairs: 4, {options}}}'
-    with pytest.raises(UserError, match=message):
-        align(recipe(tmp_path, stage), base, tmp_path / "o", quiet=True)
+    assert_refused(tmp_path, base, f'{{name: preference, data: [{{path: "{FAMILY}"}}], pairs: 4, {options}}}', message)
 
 
 # -- what is packed and kept

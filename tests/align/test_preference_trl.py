@@ -11,6 +11,7 @@ from moesaic.align.preference.pairs import read_source
 from moesaic.align.preference.reference import answer_logprobs
 from moesaic.model.context import Routing
 from moesaic.train.objectives.preference import Preference
+from tests.align.trl_rows import padded
 from tests.serve.made import talking_model
 
 FAMILY = "builtin:chain_sum:min_terms=2,max_terms=2,min_digits=1,max_digits=3"
@@ -38,18 +39,6 @@ def trainer(places, tmp_path_factory):
     made = DPOTrainer(model, reference, args, train_dataset=data, processing_class=tokenizer)
     made.aux_loss_enabled = False  # it would add the routers' balance loss, which is not of the pairs
     return made
-
-
-def padded(pairs) -> dict[str, torch.Tensor]:
-    """As trl has them: chosen ones first, then rejected ones, all as long as the longest."""
-    said = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
-    longest = max(len(one.tokens) for one in said)
-    rows = [(one.tokens, one.learn, longest - len(one.tokens)) for one in said]
-    return {
-        "input_ids": torch.tensor([tokens + [0] * missing for tokens, _, missing in rows]),
-        "attention_mask": torch.tensor([[1] * len(tokens) + [0] * missing for tokens, _, missing in rows]),
-        "completion_mask": torch.tensor([list(map(int, learn)) + [0] * missing for _, learn, missing in rows]),
-    }
 
 
 @pytest.mark.parametrize(

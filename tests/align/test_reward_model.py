@@ -23,12 +23,11 @@ from moesaic.errors import UserError
 from moesaic.model import directory, lineage
 from moesaic.model.context import Routing
 from moesaic.model.value_head import FILE, give_head
-from moesaic.recipe import load_recipe
 from moesaic.train.objectives.reward_model import RewardModel
 from moesaic.train.report.metrics import read_events
 from moesaic.train.run import Run
 from moesaic.worlds.judges import Answer
-from tests.serve.made import talking_model
+from tests.align.made import ADAMW, assert_line_refused, recipe_of
 
 WORDS = ("yes", "no", "name", "value", "number", "like", "you", "and")
 
@@ -44,11 +43,6 @@ def steps_line(word: str) -> dict:
     return {"prompt": f"Say {word}", "steps": steps}
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return talking_model(tmp_path_factory.mktemp("base"))
-
-
 @pytest.fixture()
 def headed(base):
     model = moesaic.load(base)
@@ -59,10 +53,7 @@ def headed(base):
 
 
 def recipe(path, *stages: str):
-    file = path / "align.yaml"
-    text = ", ".join(stages)
-    file.write_text(f"align: {{stages: [{text}]}}\noptimizer: {{name: adamw, lr: 0.001, weight_decay: 0.0}}\n")
-    return load_recipe(file, [])
+    return recipe_of(path, *stages, more=ADAMW)
 
 
 def written(path, lines):
@@ -328,10 +319,7 @@ def test_the_next_stage_goes_on_from_the_model_before_and_may_use_it(base, tmp_p
     ],
 )
 def test_bad_data_is_named_with_its_line(base, tmp_path, line, message):
-    file = tmp_path / "bad.jsonl"
-    file.write_text(line)
-    with pytest.raises(UserError, match=message):
-        align(recipe(tmp_path, f'{{name: reward_model, data: [{{path: "{file}"}}]}}'), base, tmp_path / "o", quiet=True)
+    assert_line_refused(tmp_path, base, "reward_model", line, message)
 
 
 def test_a_directory_without_a_head_is_no_reward_model(base, tmp_path, capsys):

@@ -17,18 +17,12 @@ from moesaic.align.selection.cropi import ByInfluence, Cropi, Shrink, gradient
 from moesaic.align.selection.rlcs import ByDifficulty, Rlcs
 from moesaic.methods import Method, build
 from moesaic.model.layout import Layout
-from moesaic.recipe import load_recipe
 from moesaic.train.run import Run
 from moesaic.worlds.example import Example
+from tests.align.made import recipe_of
 from tests.matrix import SELECTIONS
-from tests.serve.made import talking_model
 
 FAMILY = "builtin:chain_sum:min_terms=2,max_terms=2,min_digits=1,max_digits=1"
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return talking_model(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture(scope="module")
@@ -179,17 +173,12 @@ def test_every_selection_goes_on_from_its_state(model, name):
 
 @pytest.mark.parametrize("selection", ["{name: rlcs, pool: 6}", "{name: cropi, pool: 6, validation: 2, every: 1}"])
 def test_a_stopped_run_asks_what_it_would_have_asked(base, tmp_path, selection, monkeypatch):
-    file = tmp_path / "recipe.yaml"
-    file.write_text(
-        f"""
-align:
-  stages:
-    - {{name: policy, steps: 5, lr: 0.003, data: [{{path: "{FAMILY}"}}], prompts: 3, group: 3, max_tokens: 6,
-        rewards: [{{name: repetition, n: 1, unit: characters}}], selection: {selection}, dynamic: 2,
-        evaluate_every: 0, save_every: 1, advantage: group_centred}}
-"""
+    recipe = recipe_of(
+        tmp_path,
+        f'{{name: policy, steps: 5, lr: 0.003, data: [{{path: "{FAMILY}"}}], prompts: 3, group: 3, max_tokens: 6, '
+        f"rewards: [{{name: repetition, n: 1, unit: characters}}], selection: {selection}, dynamic: 2, "
+        "evaluate_every: 0, save_every: 1, advantage: group_centred}",
     )
-    recipe = load_recipe(file, [])
     align(recipe, base, tmp_path / "whole", quiet=True)
     plain = Run.finished
     monkeypatch.setattr(

@@ -19,6 +19,7 @@ from moesaic.serve.core.drafters.suffix import Suffix
 from moesaic.serve.core.request import Sampling
 from moesaic.serve.core.scheduling_policies.chunked import Chunked
 from tests.gpu.models import CONFIGS, tokens_of
+from tests.serve.tiny import serve_all
 
 DEVICE = "cuda"
 REQUESTS, ANSWER = 40, 48
@@ -39,10 +40,7 @@ def rolled(model, drafter, **params):
     )
     sampling = {"max_tokens": ANSWER, "ignore_eos": True, "record_draws": True, **params}
     requests = [engine.request(prompt, Sampling(**sampling, seed=n)) for n, prompt in enumerate(prompts)]
-    for request in requests:
-        engine.add(request)
-    while engine.working:
-        engine.step()
+    serve_all(engine, requests)
     assert engine.scheduler.preemptions > 0 and engine.page_pool.hits > 0
     return requests
 

@@ -15,6 +15,7 @@ from moesaic.serve.core.drafters.suffix import Suffix
 from moesaic.serve.core.request import Sampling
 from moesaic.serve.core.scheduling_policies.chunked import Chunked
 from tests.model import oracle
+from tests.serve.tiny import serve_all
 
 KINDS = [
     "glm4_moe-groups",
@@ -46,10 +47,7 @@ def test_recorded_log_probabilities_are_the_trainers_to_the_bit(case, tmp_path):
     )
     wishes = {"max_tokens": 24, "temperature": 1.0, "ignore_eos": True, "record_routes": False}
     requests = [engine.request(prompt, Sampling(**wishes, seed=n)) for n, prompt in enumerate(prompts)]
-    for request in requests:
-        engine.add(request)
-    while engine.working:
-        engine.step()
+    serve_all(engine, requests)
     assert engine.scheduler.preemptions > 0 and engine.page_pool.hits > 0
 
     tokens_T = torch.tensor([token for request in requests for token in request.tokens])
@@ -123,10 +121,7 @@ def test_what_was_drawn_from_a_part_of_the_tokens_is_learned_as_such_to_the_bit(
     engine = moesaic.Engine(model, drafter=DraftRouter.over(Suffix(), always=True))  # guesses in every pass
     full = {"max_tokens": 24, "temperature": 1.0, "ignore_eos": True, "record_draws": True} | wishes
     requests = [engine.request([5, 6, 7 + n], Sampling(**full, seed=n)) for n in range(8)]
-    for request in requests:
-        engine.add(request)
-    while engine.working:
-        engine.step()
+    serve_all(engine, requests)
     assert engine.counts.drafted_tokens > 100
     samples = [sample_of(request, "", Judged(0.0, {})) for request in requests]
     batch = as_batch(samples, 0, "token", {}, {})

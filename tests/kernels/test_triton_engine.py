@@ -19,7 +19,7 @@ from moesaic.serve.core.request import Sampling
 from moesaic.serve.core.scheduling_policies.chunked import Chunked
 from moesaic.serve.gpu.overlap import OverlapLoop, step_weights
 from tests.kernels import interpreter
-from tests.serve.tiny import VOCABULARY, page_bytes, tiny_latent_model, tiny_model
+from tests.serve.tiny import VOCABULARY, page_bytes, serve_all, tiny_latent_model, tiny_model
 
 interpreter.require()
 
@@ -209,10 +209,7 @@ def test_sampling_on_the_device_and_on_the_host_side_by_side(model):
     texts = []
     for engine in (queued, plain):
         requests = [engine.request(prompt, param) for prompt, param in zip(prompts(7, 7), params, strict=True)]
-        for request in requests:
-            engine.add(request)
-        while engine.working:
-            engine.step()
+        serve_all(engine, requests)
         texts.append([request.tokens for request in requests])
     assert texts[0] == texts[1]
 

@@ -12,6 +12,7 @@ import moesaic
 from moesaic.errors import UserError
 from moesaic.serve.core.request import Sampling
 from tests.model import oracle
+from tests.serve.tiny import serve_all
 
 TARGETS = {
     "qwen3_moe-normalised-mixed": ["q_proj", "v_proj", "o_proj"],
@@ -66,10 +67,7 @@ def test_each_adapter_answers_as_in_peft_alone_and_together(world):
         for place, prompt in enumerate(asked)
         for name in answers
     }
-    for request in requests.values():
-        engine.add(request)
-    while engine.working:
-        engine.step()
+    serve_all(engine, requests.values())
     for (name, place), request in requests.items():
         assert request.tokens[9:] == answers[name][place], name
     for name, found in answers.items():

@@ -125,41 +125,35 @@ def test_as_many_jobs_as_possible_are_in_time(sizes):
     assert len(in_time) == max(len(subset) for subset in subsets if fits(subset))
 
 
-def test_a_short_prompt_waits_for_one_layer_of_a_long_one_and_nothing_is_computed_twice(model):
+def long_then_short(model, policy, due=(None, None)):
+    """The clock and both requests, once served: a long prompt, and a short one that comes while it is read."""
     clock = LayerClock(model)
-    engine = Engine(model, policy=taught(), clock=clock)
-    long = arriving(engine, clock, 0.0, 200, due=10.0)
-    short = arriving(engine, clock, 0.25, 5, due=1.0)
+    engine = Engine(model, policy=policy, clock=clock)
+    long = arriving(engine, clock, 0.0, 200, due=due[0])
+    short = arriving(engine, clock, 0.25, 5, due=due[1])
     clock.run(engine)
+    return clock, long, short
+
+
+def test_a_short_prompt_waits_for_one_layer_of_a_long_one_and_nothing_is_computed_twice(model):
+    clock, long, short = long_then_short(model, taught(), due=(10.0, 1.0))
     alone = LAYERS * clock.layer_seconds(5)
     assert short.first_token - short.arrived <= alone + clock.layer_seconds(200)
     assert long.first_token == pytest.approx(LAYERS * (clock.layer_seconds(200) + clock.layer_seconds(5)))
 
 
 def test_a_short_prompt_waits_for_the_whole_chunk_where_prompts_are_read_in_chunks(model):
-    clock = LayerClock(model)
-    engine = Engine(model, policy=Chunked(tokens=512), clock=clock)
-    long = arriving(engine, clock, 0.0, 200, due=10.0)
-    short = arriving(engine, clock, 0.25, 5, due=1.0)
-    clock.run(engine)
+    _, long, short = long_then_short(model, Chunked(tokens=512), due=(10.0, 1.0))
     assert short.first_token > long.first_token
 
 
 def test_without_deadlines_too_a_long_prompt_does_not_hold_up_a_short_one(model):
-    clock = LayerClock(model)
-    engine = Engine(model, policy=taught(), clock=clock)
-    long = arriving(engine, clock, 0.0, 200)
-    short = arriving(engine, clock, 0.25, 5)
-    clock.run(engine)
+    _, long, short = long_then_short(model, taught())
     assert short.first_token < long.first_token
 
 
 def test_a_later_deadline_does_not_interrupt(model):
-    clock = LayerClock(model)
-    engine = Engine(model, policy=taught(), clock=clock)
-    long = arriving(engine, clock, 0.0, 200, due=2.0)
-    short = arriving(engine, clock, 0.25, 5, due=9.0)
-    clock.run(engine)
+    _, long, short = long_then_short(model, taught(), due=(2.0, 9.0))
     assert long.first_token < short.first_token
 
 

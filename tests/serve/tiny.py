@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 import moesaic
 from moesaic.model.transformer import Model
 from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.request import Request
 from tests.random_models import save_random, small_config
 
 VOCABULARY = 101
@@ -49,6 +50,14 @@ def loaded(config: Any, seed: int) -> Model:
 def page_bytes(model: Model, page_size: int) -> int:
     numbers = sum(torch.Size(shape).numel() for layer in model.cache_shapes() for shape in layer.values())
     return numbers * 4 * page_size
+
+
+def serve_all(engine: Engine, requests: Iterable[Request]) -> None:
+    """Add all at once, and step until all are finished."""
+    for request in requests:
+        engine.add(request)
+    while engine.working:
+        engine.step()
 
 
 class LayerClock:

@@ -7,24 +7,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from moesaic.model.config import Experts, GroupedQuery, Layer, ModelConfig, Rope
+from moesaic.model.config import Experts, GroupedQuery, Layer, Rope
 from moesaic.model.context import Routing
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
 from moesaic.recipe import BalanceSection
 from moesaic.train.balance import Balance, sequence_loss
 from moesaic.train.layer_runners.token_drop import TokenDrop
+from tests.train.small import small_mixture
 
 EXPERTS = Experts(count=8, per_token=2, hidden=8, score="sigmoid", correction=True)
-CONFIG = ModelConfig(
-    family="glm4_moe",
-    vocab=64,
-    hidden=16,
-    attention=GroupedQuery(2, 1, 8),
-    rope=Rope(8),
-    layers=(Layer(EXPERTS), Layer(EXPERTS)),
-    mtp=(Layer(EXPERTS),),
-    init_std=0.5,
+CONFIG = small_mixture(
+    64, 16, GroupedQuery(2, 1, 8), Rope(8), [Layer(EXPERTS), Layer(EXPERTS)], mtp=(Layer(EXPERTS),), init_std=0.5
 )
 
 

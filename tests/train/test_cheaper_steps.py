@@ -15,16 +15,10 @@ from moesaic.train.layer_runners.embedding_shrink import EmbeddingShrink
 from moesaic.train.layer_runners.layer_drop import LayerDrop
 from moesaic.train.layer_runners.recompute import recompute
 from moesaic.train.layer_runners.token_drop import TokenDrop
+from tests.train.small import small_mixture
 
-CONFIG = ModelConfig(
-    family="glm4_moe",
-    vocab=50,
-    hidden=24,
-    attention=GroupedQuery(4, 2, 8),
-    rope=Rope(8),
-    layers=(Layer(Dense(32)), *[Layer(Experts(count=4, per_token=2, hidden=16, shared_hidden=16))] * 4),
-    init_std=0.2,
-)
+MIXTURE = Layer(Experts(count=4, per_token=2, hidden=16, shared_hidden=16))
+CONFIG = small_mixture(50, 24, GroupedQuery(4, 2, 8), Rope(8), [Layer(Dense(32)), *[MIXTURE] * 4])
 SPARSE = ModelConfig(
     family="glm_moe_dsa",
     vocab=50,

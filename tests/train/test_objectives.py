@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from moesaic.data.packing import IGNORED, Batch
 from moesaic.errors import UserError
 from moesaic.methods import Method, build
-from moesaic.model.config import Dense, Experts, GroupedQuery, Layer, ModelConfig, Rope
+from moesaic.model.config import Dense, Experts, GroupedQuery, Layer, Rope
 from moesaic.model.context import Routing
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
@@ -23,18 +23,10 @@ from moesaic.train.objectives import Objective, shifted
 from moesaic.train.objectives.blank_infilling import BlankInfilling
 from moesaic.train.objectives.next_token import NextToken
 from tests.matrix import OBJECTIVES, filled
+from tests.train.small import small_mixture
 
 MIXTURE = Layer(Experts(count=4, per_token=2, hidden=16, score="sigmoid", correction=True))
-CONFIG = ModelConfig(
-    family="glm4_moe",
-    vocab=60,
-    hidden=24,
-    attention=GroupedQuery(2, 1, 12),
-    rope=Rope(6),
-    layers=(Layer(Dense(32)), MIXTURE),
-    mtp=(MIXTURE, MIXTURE),
-    init_std=0.2,
-)
+CONFIG = small_mixture(60, 24, GroupedQuery(2, 1, 12), Rope(6), [Layer(Dense(32)), MIXTURE], mtp=(MIXTURE, MIXTURE))
 
 
 def batch(lengths: list[int], seed: int = 0) -> Batch:

@@ -126,20 +126,27 @@ def test_the_run_is_a_model_directory_of_files(whole):
     torch.testing.assert_close(model.logits([[5, 6, 7]])[0], logits, rtol=1e-3, atol=1e-4)
 
 
-def test_stopped_and_gone_on_with_is_the_same_to_the_bit(recipe_file, whole, tmp_path):
-    class Stopped(Exception):
-        pass
+class Stopped(Exception):
+    pass
+
+
+def stops_at(step: int) -> type[Run]:
+    """A run that breaks off after a step, as at a crash."""
 
     class StopsAt(Run):
         def log_step(self, *arguments):
             super().log_step(*arguments)
-            if self.step == 17:
+            if self.step == step:
                 raise Stopped
 
+    return StopsAt
+
+
+def test_stopped_and_gone_on_with_is_the_same_to_the_bit(recipe_file, whole, tmp_path):
     recipe = load_recipe(recipe_file)
     data = Path(recipe.train.data)
     with pytest.raises(Stopped):
-        train(StopsAt(recipe, tmp_path / "run", data, quiet=True))
+        train(stops_at(17)(recipe, tmp_path / "run", data, quiet=True))
     assert len(losses(tmp_path / "run")) == 17
     run(recipe_file, tmp_path / "run")
     assert losses(tmp_path / "run") == losses(whole)
@@ -197,17 +204,8 @@ def test_every_option_resumes_to_the_same_bits(extra, recipe_file, tmp_path):
     run(recipe_file, tmp_path / "whole", *extra)
     recipe = load_recipe(recipe_file, extra)
 
-    class Stopped(Exception):
-        pass
-
-    class StopsAt(Run):
-        def log_step(self, *arguments):
-            super().log_step(*arguments)
-            if self.step == 10:
-                raise Stopped
-
     with pytest.raises(Stopped):
-        train(StopsAt(recipe, tmp_path / "parts", Path(recipe.train.data), quiet=True))
+        train(stops_at(10)(recipe, tmp_path / "parts", Path(recipe.train.data), quiet=True))
     run(recipe_file, tmp_path / "parts", *extra)
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
     assert equal(weights(tmp_path / "parts"), weights(tmp_path / "whole"))

@@ -26,9 +26,7 @@ def read(keys: Keys) -> ModelConfig:
         rope=keys.rope(attention.rope_size, context=context, interleaved=interleaved),
         layers=layers,
         mtp=mtp,
-        context=context,
-        norm_eps=keys.number("rms_norm_eps", default=1e-6),
-        **keys.every(),
+        **keys.every(context, eps=1e-6),
     )
 
 

@@ -27,10 +27,8 @@ def read(keys: Keys) -> ModelConfig:
         ),
         rope=keys.rope(head_size, context=context, share=0.5, interleaved=True),
         layers=(Layer(Dense(keys.integer("intermediate_size"))),) * keys.layer_count(),
-        context=context,
-        norm_eps=keys.number("rms_norm_eps", default=1.5625e-7),
         post_norms=True,
-        **keys.every(),
+        **keys.every(context, eps=1.5625e-7),
     )
 
 

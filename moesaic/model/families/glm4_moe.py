@@ -31,9 +31,7 @@ def read(keys: Keys) -> ModelConfig:
         rope=keys.rope(head_size, context=context, share=0.5),
         layers=layers,
         mtp=mtp,
-        context=context,
-        norm_eps=keys.number("rms_norm_eps", default=1e-5),
-        **keys.every(),
+        **keys.every(context, eps=1e-5),
     )
 
 

@@ -36,9 +36,7 @@ def read(keys: Keys) -> ModelConfig:
             for layer, kind in zip(layers, index, strict=False)
         ),
         mtp=tuple(replace(layer, index="full") for layer in mtp),
-        context=context,
-        norm_eps=keys.number("rms_norm_eps", default=1e-5),
-        **keys.every(),
+        **keys.every(context, eps=1e-5),
     )
 
 

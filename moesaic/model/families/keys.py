@@ -88,8 +88,8 @@ class Keys:
             raise self.wrong(name, "a token id or a list of them", value)
         return tuple(values)
 
-    def every(self) -> dict[str, Any]:
-        """The fields of ModelConfig that every family reads the same way."""
+    def every(self, context: int, eps: float) -> dict[str, Any]:
+        """The fields of ModelConfig that every family reads the same way; `eps` is the default of its norms."""
         dtype = self.raw.get("dtype", self.raw.get("torch_dtype")) or "float32"
         if dtype not in ("float32", "bfloat16", "float16"):
             raise self.wrong("dtype", "float32, bfloat16 or float16", dtype)
@@ -97,6 +97,8 @@ class Keys:
         return {
             "vocab": self.integer("vocab_size"),
             "hidden": self.integer("hidden_size"),
+            "context": context,
+            "norm_eps": self.number("rms_norm_eps", default=eps),
             "activation": self.activation(),
             "dtype": dtype,
             "init_std": self.number("initializer_range", default=0.02),

@@ -24,9 +24,7 @@ def read(keys: Keys) -> ModelConfig:
         attention=GroupedQuery(heads, keys.integer("num_key_value_heads", default=heads), head_size, bias, bias),
         rope=keys.rope(head_size, context=context),
         layers=(Layer(ffn),) * keys.layer_count(),
-        context=context,
-        norm_eps=keys.number("rms_norm_eps", default=1e-6),
-        **keys.every(),
+        **keys.every(context, eps=1e-6),
     )
 
 

@@ -27,9 +27,7 @@ def read(keys: Keys) -> ModelConfig:
         attention=GroupedQuery(heads, keys.integer("num_key_value_heads", default=heads), head_size),
         rope=keys.rope(head_size, context=context, theta=1e6),
         layers=(Layer(experts, keys.maybe_integer("sliding_window")),) * keys.layer_count(),
-        context=context,
-        norm_eps=keys.number("rms_norm_eps", default=1e-5),
-        **keys.every(),
+        **keys.every(context, eps=1e-5),
     )
 
 

@@ -32,9 +32,7 @@ def read(keys: Keys) -> ModelConfig:
         ),
         rope=keys.rope(head_size, context=context),
         layers=tuple(Layer(ffn, window if kind == "sliding_attention" else None) for kind in kinds[:count]),
-        context=context,
-        norm_eps=keys.number("rms_norm_eps", default=1e-6),
-        **keys.every(),
+        **keys.every(context, eps=1e-6),
     )
 
 

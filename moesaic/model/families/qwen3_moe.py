@@ -37,9 +37,7 @@ def read(keys: Keys) -> ModelConfig:
             Layer(dense if number in always_dense or (number + 1) % step else experts, window)
             for number in range(keys.layer_count())
         ),
-        context=context,
-        norm_eps=keys.number("rms_norm_eps", default=1e-6),
-        **keys.every(),
+        **keys.every(context, eps=1e-6),
     )
 
 

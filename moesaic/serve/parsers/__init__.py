@@ -30,45 +30,43 @@ Tools = Sequence[Mapping[str, Any]]  # as in the API: {"type": "function", "func
 
 
 @dataclass(frozen=True)
-class Content:
+class Shown:
+    text: str
+
+
+class Content(Shown):
     """More of the content."""
 
-    text: str
 
-
-@dataclass(frozen=True)
-class Reasoning:
+class Reasoning(Shown):
     """More of the reasoning, which comes before the content."""
 
-    text: str
+
+@dataclass(frozen=True)
+class OfCall:
+    call: int  # counts from 0
 
 
 @dataclass(frozen=True)
-class CallStarted:
-    """A tool is called; `call` counts from 0."""
+class CallStarted(OfCall):
+    """A tool is called."""
 
-    call: int
     name: str
 
 
 @dataclass(frozen=True)
-class CallArguments:
+class CallArguments(OfCall):
     """More of a call's arguments; joined, they are one JSON object."""
 
-    call: int
     text: str
 
 
-@dataclass(frozen=True)
-class CallEnded:
-    call: int
+class CallEnded(OfCall):
+    """Its arguments are complete."""
 
 
-@dataclass(frozen=True)
-class CallBroken:
+class CallBroken(OfCall):
     """This call was none after all; its text follows as content."""
-
-    call: int
 
 
 Event = Content | Reasoning | CallStarted | CallArguments | CallEnded | CallBroken

@@ -19,3 +19,8 @@ class Tool:
         """As in the API."""
         told = {"name": name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": told}
+
+
+def one_text(name: str) -> dict[str, Any]:
+    """The JSON schema of a single argument, a text."""
+    return {"type": "object", "properties": {name: {"type": "string"}}, "required": [name]}

@@ -6,17 +6,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from moesaic.worlds.sandbox import Limits, run_python
-from moesaic.worlds.tools import Tool
+from moesaic.worlds.tools import Tool, one_text
 
 
 @dataclass(frozen=True)
 class Python(Tool):
     description: ClassVar[str] = "Run a Python program and see what it prints."
-    parameters: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "properties": {"code": {"type": "string"}},
-        "required": ["code"],
-    }
+    parameters: ClassVar[dict[str, Any]] = one_text("code")
 
     seconds: float = 5.0
     memory_mb: int = 512

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from moesaic.errors import UserError
 from moesaic.worlds.stage_outputs import is_stage_output
-from moesaic.worlds.tools import Tool
+from moesaic.worlds.tools import Tool, one_text
 
 ENDINGS = (".txt", ".md", ".rst")
 
@@ -23,11 +23,7 @@ ENDINGS = (".txt", ".md", ".rst")
 @dataclass(frozen=True)
 class Search(Tool):
     description: ClassVar[str] = "Find passages of text that fit a query."
-    parameters: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "properties": {"query": {"type": "string"}},
-        "required": ["query"],
-    }
+    parameters: ClassVar[dict[str, Any]] = one_text("query")
 
     path: str = ""  # a file, or a folder of .txt, .md and .rst; passages are paragraphs
     passages: int = 2  # that are shown

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -49,16 +51,21 @@ def watched() -> Watched:
     return Watched()
 
 
-@pytest.fixture
-def page(browser: Browser, server: ScriptedServer, watched: Watched) -> Iterator[Page]:
-    context = browser.new_context(
-        viewport={"width": 1280, "height": 820}, permissions=["clipboard-read", "clipboard-write"]
-    )
+@contextmanager
+def opened(browser: Browser, url: str, watched: Watched, **options: Any) -> Iterator[Page]:
+    """The page at an address. Once it is closed: nothing went wrong on it, and it asked this machine only."""
+    context = browser.new_context(viewport={"width": 1280, "height": 820}, **options)
     context.set_default_timeout(30_000)
     page = context.new_page()
     watched.watch(page)
-    page.goto(server.url)
+    page.goto(url)
     yield page
     context.close()
     assert watched.errors == []
     assert watched.hosts == {"127.0.0.1"}
+
+
+@pytest.fixture
+def page(browser: Browser, server: ScriptedServer, watched: Watched) -> Iterator[Page]:
+    with opened(browser, server.url, watched, permissions=["clipboard-read", "clipboard-write"]) as found:
+        yield found

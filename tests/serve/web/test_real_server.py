@@ -13,7 +13,7 @@ import moesaic
 from moesaic.serve.api.keys import Keys
 from tests.serve.api.running import Running, running
 from tests.serve.made import talking_model
-from tests.serve.web.conftest import Watched
+from tests.serve.web.conftest import Watched, opened
 
 
 @pytest.fixture(scope="module")
@@ -29,15 +29,8 @@ def served(directory: Path) -> Iterator[Running]:
 
 @pytest.fixture
 def real(browser: Browser, served: Running, watched: Watched) -> Iterator[Page]:
-    context = browser.new_context(viewport={"width": 1280, "height": 820})
-    context.set_default_timeout(20_000)
-    page = context.new_page()
-    watched.watch(page)
-    page.goto(served.url)
-    yield page
-    context.close()
-    assert watched.errors == []
-    assert watched.hosts == {"127.0.0.1"}
+    with opened(browser, served.url, watched) as page:
+        yield page
 
 
 def test_talk_stop_and_try_again(real: Page, served: Running) -> None:
