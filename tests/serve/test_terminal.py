@@ -149,7 +149,7 @@ def terminal(directory: Path) -> Iterator[Terminal]:
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(terminal: Terminal) -> None:
-    terminal.until("Ctrl-D leaves.")
+    terminal.until("Ctrl-D quits.")
     terminal.until("> ")
     terminal.settle()
     terminal.interrupt()  # at the prompt it leaves nothing
@@ -208,7 +208,7 @@ def test_too_long_a_message_is_refused_and_forgotten(chat: TerminalChat, engine:
     with pytest.raises(UserError, match="/reset"):
         chat.take("number " * 5000)
     assert chat.turns == []
-    with pytest.raises(UserError, match="nothing"):
+    with pytest.raises(UserError, match="there is no message yet"):
         chat.take("/again")
     chat.take("The number 3")
     assert said(chat) == expected(engine, ["The number 3"])[0] + "\n"

@@ -93,7 +93,7 @@ def test_layers_share_a_selection(recipe_file: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["model.family=glm_moe_dsa", "model.indexer={topk: 32}"], "nothing teaches a fresh indexer to choose"),
+        (["model.family=glm_moe_dsa", "model.indexer={topk: 32}"], "nothing trains a fresh indexer to choose"),
         (["model.indexer={topk: 64}"], "belongs to latent attention"),
         (["model.latent={kv_rank: 16}"], "glm4_moe cannot express"),
         (["model.family=deepseek_v3", "model.latent={rope_size: 7}"], "must be even"),

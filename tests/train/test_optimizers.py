@@ -581,7 +581,7 @@ class TestLossScale:
             with pytest.raises(UserError, match="loss scale state"):
                 two.load_state_dict(wrong)
 
-    @pytest.mark.parametrize("options", [{"initial": 0.5}, {"initial": 2.0**25}, {"lowest": 0.0}, {"grow_after": 0}])
+    @pytest.mark.parametrize("options", [{"initial": 0.5}, {"initial": 2.0**25}, {"min_scale": 0.0}, {"grow_after": 0}])
     def test_refuses_bounds_that_are_none(self, options: dict[str, Any]) -> None:
         with pytest.raises(ValueError):
             LossScale(**options)

@@ -599,7 +599,7 @@ class TestWhatGoesWrong:
         run(recipe_file, tmp_path / "run", "train.steps=2", "train.save_every=1", "train.warmup_steps=0")
         other = load_recipe(recipe_file, ["data.sources.0.documents=300", f"train.data={tmp_path}/other"])
         prepare(other, tmp_path / "other")
-        with pytest.raises(UserError, match="not the data that this run began with"):
+        with pytest.raises(UserError, match="not the data that this run was started with"):
             run(recipe_file, tmp_path / "run", f"train.data={tmp_path}/other")
         assert len(losses(tmp_path / "run")) == 2
 
