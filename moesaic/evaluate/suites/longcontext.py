@@ -4,8 +4,8 @@
     moesaic evaluate out/smollm2 --suite longcontext length=1024,2048 kinds=needle,fewshot \
         --kv-policy snapkv --kv share=0.25 --json
 
-Questions are made up (`long_context_tasks.py`), the same for every model and policy; answers are greedy and come from the
-engine. The interval is Wilson's, at 95 %, over all questions.
+Questions are made up (`long_context_tasks.py`), the same for every model and policy; answers are greedy and come from
+the engine. The interval is Wilson's, at 95 %, over all questions.
 """
 
 from __future__ import annotations
