@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from moesaic.kernels.interface import Kernels, Routes
 from moesaic.kernels.layer_weights import ExpertWeights
+from moesaic.kernels.wrapped import WrappedKernels
 from moesaic.model.block import Block
 from moesaic.model.experts import MixtureFeedForward
 from moesaic.model.linear import Linear
@@ -91,11 +92,11 @@ def uniform_statistics(weight_OI: Tensor) -> InputStatistics:
     return statistics
 
 
-class RecordingKernels:
+class RecordingKernels(WrappedKernels):
     """Kernels that record what flows into every matrix, by its call site."""
 
     def __init__(self, plain: Kernels) -> None:
-        self.plain = plain
+        super().__init__(plain)
         self.rows: dict[str, list[Tensor]] = defaultdict(list)
         self.routed: dict[str, list[tuple[Tensor, Routes]]] = defaultdict(list)
 
@@ -106,12 +107,6 @@ class RecordingKernels:
     def experts(self, x_TD: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
         self.routed[weights.site].append((x_TD, routes))
         return self.plain.experts(x_TD, routes, weights)
-
-    def run_layers(self, *layers: Any) -> None:
-        return None  # every operation must pass by
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.plain, name)
 
 
 # Runs a layer again on what flows into it, piece by piece: (kernels) -> (rows of it, what comes out) ...

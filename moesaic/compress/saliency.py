@@ -9,28 +9,30 @@ effect. Since a norm reads what comes out, a token's effect counts against its s
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from moesaic.compress.calibration_statistics import CalibratedLayer
 from moesaic.kernels.interface import Kernels
+from moesaic.kernels.wrapped import WrappedKernels
 from moesaic.model.attention import GroupedQueryAttention
 from moesaic.model.block import Block
 
 EVEN = 0.05  # of the weight is shared out evenly, lest a matrix go by a few tokens alone
 
 
-class SaliencyKernels:
+class SaliencyKernels(WrappedKernels):
     """Kernels that keep the squares of the gradients that come back to every plain matrix's outputs, by call site."""
 
     def __init__(self, plain: Kernels, parts: dict[str, list[int]]) -> None:
-        self._plain, self._parts = plain, parts
+        super().__init__(plain)
+        self._parts = parts
         self.squares: dict[str, list[Tensor]] = {}
 
     def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor:
-        y_TO = self._plain.linear(x_TI, weight_OI, bias_O, site)
+        y_TO = self.plain.linear(x_TI, weight_OI, bias_O, site)
         sizes = self._parts.get(site, [weight_OI.shape[0]])
 
         def back(gradient_TO: Tensor) -> None:
@@ -40,12 +42,6 @@ class SaliencyKernels:
         if y_TO.requires_grad:
             y_TO.register_hook(back)
         return y_TO
-
-    def run_layers(self, *layers: Any) -> None:
-        return None  # every operation must pass by
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._plain, name)
 
 
 def output_parts(block: Block) -> dict[str, list[int]]:

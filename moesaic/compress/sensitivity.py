@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,7 @@ from moesaic.compress.saliency import output_parts
 from moesaic.errors import UserError
 from moesaic.kernels.interface import Kernels, Routes
 from moesaic.kernels.layer_weights import ExpertWeights
+from moesaic.kernels.wrapped import WrappedKernels
 from moesaic.model.block import Block
 from moesaic.model.layout import Layout
 
@@ -47,16 +48,17 @@ class OutputSensitivity:
         return float(share_O @ (change_OI @ self.moments_II * change_OI).sum(1) * whole)
 
 
-class SensitivityKernels:
+class SensitivityKernels(WrappedKernels):
     """Kernels that keep the moments of what flows into each plain matrix, weighed by the gradients that come back."""
 
     def __init__(self, plain: Kernels, parts: dict[str, list[int]]) -> None:
-        self._plain, self._parts = plain, parts
+        super().__init__(plain)
+        self._parts = parts
         self.moments: dict[str, list[Tensor]] = {}
         self.squares: dict[str, list[Tensor]] = {}
 
     def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor:
-        y_TO = self._plain.linear(x_TI, weight_OI, bias_O, site)
+        y_TO = self.plain.linear(x_TI, weight_OI, bias_O, site)
         self._keep(site, self._parts.get(site, [len(weight_OI)]), x_TI.detach(), y_TO)
         return y_TO
 
@@ -69,14 +71,11 @@ class SensitivityKernels:
             x_AD = x_TD[rows]
             both_AG = F.linear(x_AD, weights.gate_up_EGD[expert])
             self._keep(f"{weights.site}.gate_up_EGD.{expert}", [both_AG.shape[1]], x_AD.detach(), both_AG)
-            hidden_AF = self._plain.gated(both_AG, weights.activation)
+            hidden_AF = self.plain.gated(both_AG, weights.activation)
             y_AD = F.linear(hidden_AF, weights.down_EDF[expert])
             self._keep(f"{weights.site}.down_EDF.{expert}", [y_AD.shape[1]], hidden_AF.detach(), y_AD)
             out_TD = out_TD.index_add(0, rows, y_AD * routes.weights_TK[rows, choices][:, None])
         return out_TD
-
-    def run_layers(self, *layers: Any) -> None:
-        return None  # every operation must pass by
 
     def _keep(self, key: str, sizes: list[int], x_TI: Tensor, y_TO: Tensor) -> None:
         def back(gradient_TO: Tensor) -> None:
@@ -99,9 +98,6 @@ class SensitivityKernels:
             found.append(OutputSensitivity(slice(start, start + len(share_O)), moments_II, share_O))
             start += len(share_O)
         return found
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._plain, name)
 
 
 class Sensitivities:

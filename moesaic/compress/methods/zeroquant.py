@@ -23,6 +23,7 @@ from moesaic.compress.layers import matrices_of
 from moesaic.compress.layerwise import LayerwiseCompressor
 from moesaic.kernels.interface import Kernels
 from moesaic.kernels.quantized import QuantizedMatrix, rounded_to_8_bits
+from moesaic.kernels.wrapped import WrappedKernels
 from moesaic.model.block import Block
 
 
@@ -98,19 +99,14 @@ def rounding(tensor: Tensor, grid: Grid) -> Tensor:
     return tensor + (grid.rounded(flat).view_as(tensor) - tensor.detach())
 
 
-class _RoundingKernels:
+class _RoundingKernels(WrappedKernels):
     """Kernels whose matmuls see their inputs rounded to 8 bits."""
 
     def __init__(self, plain: Kernels, activation_bits: int) -> None:
-        self._plain, self._bits = plain, activation_bits
+        super().__init__(plain)
+        self._bits = activation_bits
 
     def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor:
         if self._bits == 8:
             x_TI = x_TI + (rounded_to_8_bits(x_TI.detach()) - x_TI.detach())
-        return self._plain.linear(x_TI, weight_OI, bias_O, site)
-
-    def run_layers(self, *layers: Any) -> None:
-        return None  # every operation must pass by
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._plain, name)
+        return self.plain.linear(x_TI, weight_OI, bias_O, site)

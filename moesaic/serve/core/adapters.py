@@ -18,6 +18,7 @@ from moesaic.json_files import read_json
 from moesaic.kernels.interface import Kernels, LatentCall
 from moesaic.kernels.latent_attention import attend_latent
 from moesaic.kernels.quantized import QuantizedWeight
+from moesaic.kernels.wrapped import WrappedKernels
 from moesaic.model.families import family_for
 from moesaic.model.families.places import Place
 from moesaic.model.formats.tensor_file import TensorFile
@@ -35,31 +36,25 @@ class Adapter:
     corrections: dict[str, tuple[Tensor, Tensor]]
 
 
-class AdaptedKernels:
+class AdaptedKernels(WrappedKernels):
     """Kernels whose matmuls add each adapter's correction to its rows."""
 
     def __init__(self, plain: Kernels, rows: dict[Adapter, Tensor]) -> None:
-        self._plain = plain
+        super().__init__(plain)
         self._rows = rows
 
     def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor:
-        out_TO = self._plain.linear(x_TI, weight_OI, bias_O, site)
+        out_TO = self.plain.linear(x_TI, weight_OI, bias_O, site)
         for adapter, rows in self._rows.items():
             correction = adapter.corrections.get(site)
             if correction is not None:
                 down_RI, up_OR = correction
-                low_TR = self._plain.linear(x_TI.index_select(0, rows), down_RI)
-                out_TO = out_TO.index_add(0, rows, self._plain.linear(low_TR, up_OR))
+                low_TR = self.plain.linear(x_TI.index_select(0, rows), down_RI)
+                out_TO = out_TO.index_add(0, rows, self.plain.linear(low_TR, up_OR))
         return out_TO
 
-    def run_layers(self, *layers: Any) -> None:
-        return None  # more than a matmul in one call has no place for corrections
-
     def attend_latent(self, call: LatentCall) -> Tensor:
-        return attend_latent(call, self._plain.rms_norm, self._plain.rotate, self._plain.attention)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._plain, name)
+        return attend_latent(call, self.plain.rms_norm, self.plain.rotate, self.plain.attention)
 
 
 def load_adapter(model: Model, path: str | Path, name: str) -> Adapter:

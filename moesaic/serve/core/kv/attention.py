@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from moesaic.kernels.interface import AttentionCall, Kernels
 from moesaic.kernels.native import kernels
+from moesaic.kernels.wrapped import WrappedKernels
 from moesaic.serve.core.kv.compact import CompactRequest
 
 MAX_WEIGHTS = 1 << 24  # attention weights in memory at a time
@@ -20,17 +20,12 @@ MAX_GROUP = 64  # tokens of a block that native code decodes
 FEW_QUERIES = 8  # for which an explicit softmax is faster than the fused kernel
 
 
-class CompactKernels:
+class CompactKernels(WrappedKernels):
     """Kernels over which compact requests attend, each to what it has retained; in the order of a forward's spans."""
 
     def __init__(self, plain: Kernels, sequences: Sequence[CompactRequest]) -> None:
-        self.plain, self.sequences = plain, sequences
-
-    def run_layers(self, *layers: Any) -> None:
-        return None  # more than an operation in one call knows the paged cache alone
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.plain, name)
+        super().__init__(plain)
+        self.sequences = sequences
 
     def attend(self, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
         pieces = [
