@@ -1,0 +1,31 @@
+"""Model directories that only the product itself describes (architecture `moesaic`), layer by layer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from moesaic.model.config import Experts, Latent, Layer, ModelConfig
+from moesaic.model.families import read_config
+from moesaic.plan.shape import AttentionShape, FfnShape, LatentShape, LayerShape, ModelShape
+
+
+def from_own_config(raw: dict[str, Any], file: Path) -> ModelShape:
+    config = read_config(raw, file)
+    layers = tuple(_layer(config, given) for given in config.layers)
+    further = tuple(_layer(config, given) for given in config.mtp)
+    return ModelShape(file.parent.name, config.hidden, config.vocab, layers, config.tied, 0, further)
+
+
+def _layer(config: ModelConfig, layer: Layer) -> LayerShape:
+    own, ffn = config.attention, layer.ffn
+    if isinstance(own, Latent):
+        low = LatentShape(own.q_rank, own.kv_rank, own.rope_size)
+        index = own.indexer
+        extra = (index.topk, index.heads, index.head_size) if index else (None, 0, 0)
+        attention = AttentionShape(own.heads, own.heads, own.key_size, own.value_size, layer.window, low, *extra)
+    else:
+        attention = AttentionShape(own.heads, own.kv_heads, own.head_size, own.head_size, layer.window)
+    if not isinstance(ffn, Experts):
+        return LayerShape(attention, FfnShape(ffn.hidden))
+    return LayerShape(attention, FfnShape(ffn.hidden, True, ffn.count, ffn.per_token, ffn.shared_hidden))
