@@ -316,7 +316,7 @@ def _sequences(schedule: str, ranks: int, chunks: int, micro_batches: int) -> tu
 
 
 def _zero_bubble(rank: int, ranks: int, micro_batches: int) -> list[tuple[int, int]]:
-    """ZB-H1: 1F1B with weight gradients put off by `rank` micro-batches: none holds activations of more than `ranks`."""
+    """ZB-H1: 1F1B with weight gradients put off by `rank` micro-batches: none holds more than `ranks` activations."""
     warmup = min(micro_batches, ranks - rank - 1)
     sequence = [(FORWARD, number) for number in range(warmup)]
     for number in range(micro_batches + rank):
