@@ -47,6 +47,12 @@ class Device:
     link_latency: float = 8e-6
     network_latency: float = 15e-6
     step_overhead: float = 0.0  # seconds per training step outside the model: data, logging, synchronisation
+    serve_memory: float = 0.7  # share of the bandwidth at which a decode step streams weights
+    serve_compute: float = 0.5  # share of the peak that matmuls of a serving step reach
+    serve_attention: float = 0.6  # attention's share of both of these
+    serve_kernel: float = 2.5e-6  # seconds from one kernel's start to the next inside a CUDA graph
+    serve_reduce: float = 10e-6  # seconds of a small all-reduce among eight devices
+    serve_link: float = 0.6  # share of the link's rate in large messages of a step
     sources: tuple[str, ...] = ()
 
     def __hash__(self) -> int:

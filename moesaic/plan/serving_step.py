@@ -1,0 +1,209 @@
+"""Seconds of one step of a serving engine: some sequences decode a token, some prompt tokens are prefilled.
+
+Every rank of a replica does the same work, so one rank is priced: matmuls by the roofline of their weights' bytes and
+their flops, attention by the cache it reads, experts by how many of them are touched, messages by size and latency, and
+a launch per kernel. What a device reaches of its peaks is in `hardware.yaml` (serve_*).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from moesaic.parallel.layout import ParallelLayout
+from moesaic.plan.collectives import Group, group
+from moesaic.plan.engines import Engine
+from moesaic.plan.hardware import FORMAT_BYTES, Device
+from moesaic.plan.shape import AttentionShape, FfnShape, ModelShape
+
+KERNELS = {"attention": 7, "latent": 12, "dense": 3, "experts": 8}  # per layer, in the forms engines fuse them to
+BF16 = 2.0
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one step computes in one replica of the attention."""
+
+    sequences: float = 0.0  # that decode one token each
+    context: float = 0.0  # tokens in the cache of each, on average
+    prompt_tokens: float = 0.0  # prefilled in this step
+    prompt_context: float = 0.0  # keys a prompt token attends to, on average
+
+    @property
+    def tokens(self) -> float:
+        return self.sequences + self.prompt_tokens
+
+
+@dataclass
+class StepTime:
+    """Seconds by what bounds them."""
+
+    parts: dict[str, float] = field(
+        default_factory=lambda: {"bandwidth": 0.0, "compute": 0.0, "communication": 0.0, "launch": 0.0}
+    )
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def bound(self) -> str:
+        return max(self.parts, key=lambda name: self.parts[name])
+
+    def add(self, part: str, seconds: float) -> None:
+        self.parts[part] += seconds
+
+
+@dataclass(frozen=True)
+class Serving:
+    """One way to serve a model: what stays the same from step to step."""
+
+    model: ModelShape
+    device: Device
+    layout: ParallelLayout
+    engine: Engine
+    dtype: str
+    cache_dtype: str
+
+    @property
+    def dense_dtype(self) -> str:
+        """Four-bit checkpoints of mixtures keep attention and what every token passes in bf16."""
+        few_bits = FORMAT_BYTES[self.dtype] < 1
+        return "bf16" if few_bits and self.model.experts else self.dtype
+
+    def rate(self, dtype: str) -> float:
+        """Flops per second of matmuls. Without units for a format of few bits weights are widened to bf16."""
+        known = dtype in self.device.flops or FORMAT_BYTES[dtype] >= 1
+        return self.device.peak(dtype if known else "bf16") * self.device.serve_compute
+
+    def step(self, batch: Batch) -> StepTime:
+        time = StepTime()
+        stages = self.layout.pp
+        for layer, count in self.model.kinds().items():
+            one = StepTime()
+            self._attention(layer.attention, batch, one)
+            self._ffn(layer.ffn, batch, one)
+            for part, seconds in one.parts.items():
+                time.add(part, seconds * count)  # the stages of a pipeline work one after another on one token
+        self._matmul(batch.sequences + 1, self.model.vocab / self.layout.tp, self.model.hidden, "bf16", time)
+        if stages > 1:
+            message = batch.tokens * self.model.hidden * BF16 / self.layout.tp
+            time.add("communication", (stages - 1) * (message / self.device.link + self.device.serve_reduce))
+        time.add("launch", self.engine.step + self.engine.sequence * batch.sequences)
+        return time
+
+    def _matmul(
+        self, m: float, n: float, k: float, dtype: str, time: StepTime, *, weights: float = 1.0, share: float = 1.0
+    ) -> None:
+        """`weights`: matrices of n x k read; `m` rows computed in all; `share` of the device's rates reached."""
+        moving = weights * n * k * FORMAT_BYTES[dtype] + m * (n + k) * BF16
+        self._roofline(2 * m * n * k, moving, self.rate(dtype) * share, time, share)
+
+    def _roofline(self, flops: float, bytes_: float, rate: float, time: StepTime, share: float = 1.0) -> None:
+        computing = flops / rate
+        moving = bytes_ / (self.device.bandwidth * self.device.serve_memory * share)
+        total: float = (computing**2 + moving**2) ** 0.5
+        time.add("compute" if computing > moving else "bandwidth", total)
+
+    def _launch(self, kernels: float, time: StepTime) -> None:
+        time.add("launch", kernels * self.engine.kernels * self.device.serve_kernel)
+
+    def _attention(self, shape: AttentionShape, batch: Batch, time: StepTime) -> None:
+        hidden, tp, tokens, dtype = self.model.hidden, self.layout.tp, batch.tokens, self.dense_dtype
+        heads = shape.heads / tp
+        kernels = KERNELS["attention"]
+        if shape.latent is None:
+            kv = max(1.0, shape.kv_heads / tp)
+            width = heads * shape.key_size + kv * (shape.key_size + shape.value_size)
+            self._matmul(tokens, width, hidden, dtype, time)
+            cache_width = kv * (shape.key_size + shape.value_size)
+            score_width = shape.key_size + shape.value_size
+        else:
+            low, kernels = shape.latent, KERNELS["latent"]
+            plain = shape.key_size - low.rope
+            self._matmul(tokens, (low.q_rank or 0) + low.kv_rank + low.rope, hidden, dtype, time)
+            self._matmul(tokens, heads * shape.key_size, low.q_rank or hidden, dtype, time)
+            # Absorbed into queries and outputs when decoding, unfolded when prefilling: the same matrix either way.
+            self._matmul(tokens, heads * (plain + shape.value_size), low.kv_rank, dtype, time)
+            cache_width = low.kv_rank + low.rope
+            score_width = 2 * low.kv_rank + low.rope
+        if shape.topk:
+            self._indexer(shape, batch, time)
+            kernels += 6
+        seen = min(batch.context, shape.window or batch.context, shape.topk or batch.context)
+        if batch.sequences:
+            flops = 2 * batch.sequences * heads * score_width * seen
+            bytes_ = batch.sequences * seen * cache_width * FORMAT_BYTES[self.cache_dtype]
+            self._roofline(flops, bytes_, self.rate("bf16"), time, self.device.serve_attention)
+        if batch.prompt_tokens:
+            keys = min(batch.prompt_context, shape.window or math.inf, shape.topk or math.inf)
+            flops = 2 * batch.prompt_tokens * heads * (shape.key_size + shape.value_size) * keys
+            bytes_ = batch.prompt_tokens * cache_width * BF16
+            self._roofline(flops, bytes_, self.rate("bf16"), time, self.device.serve_attention)
+        self._matmul(tokens, hidden, heads * shape.value_size, dtype, time)
+        self._launch(kernels, time)
+        self._reduce(tokens, time)
+
+    def _indexer(self, shape: AttentionShape, batch: Batch, time: StepTime) -> None:
+        """DSA's indexer is not divided: every rank scores all keys with all of its heads."""
+        width = shape.index_heads * shape.index_size
+        source = (shape.latent.q_rank if shape.latent else None) or self.model.hidden
+        self._matmul(batch.tokens, width, source, self.dense_dtype, time)
+        flops = 2 * width * (batch.sequences * batch.context + batch.prompt_tokens * batch.prompt_context)
+        bytes_ = batch.sequences * batch.context * shape.index_size
+        self._roofline(flops, bytes_, self.rate("fp8"), time, self.device.serve_attention)
+
+    def _ffn(self, shape: FfnShape, batch: Batch, time: StepTime) -> None:
+        hidden, tp, tokens = self.model.hidden, self.layout.tp, batch.tokens
+        up = shape.matrices - 1
+        if not shape.experts:
+            self._dense(shape.hidden, up, tokens, tp, self.dense_dtype, time)
+            self._reduce(tokens, time)
+            return
+        if shape.shared_hidden:
+            self._dense(shape.shared_hidden, up, tokens, tp, self.dense_dtype, time)
+        self._matmul(tokens, shape.experts, hidden, "bf16", time)
+        ranks = tp * self.layout.dp
+        ep = min(self.layout.ep, shape.experts)
+        width = shape.hidden / (ranks / ep)
+        all_tokens = tokens * self.layout.dp
+        rows = all_tokens * shape.topk / ep * self.imbalance(ep)
+        # Of this rank's experts, those that at least one token chose.
+        touched = shape.experts / ep * (1 - (1 - shape.topk / shape.experts) ** max(1.0, all_tokens))
+        share = self.engine.experts
+        self._matmul(rows, up * width, hidden, self.dtype, time, weights=touched, share=share)
+        self._matmul(rows, hidden, width, self.dtype, time, weights=touched, share=share)
+        self._launch(KERNELS["experts"], time)
+        if self.layout.dp > 1:
+            self._exchange(tokens, shape.topk, time)
+        else:
+            self._reduce(tokens, time)
+
+    def _dense(self, width: int, up: int, tokens: float, tp: int, dtype: str, time: StepTime) -> None:
+        self._matmul(tokens, up * width / tp, self.model.hidden, dtype, time)
+        self._matmul(tokens, self.model.hidden, width / tp, dtype, time)
+        self._launch(KERNELS["dense"], time)
+
+    def imbalance(self, ep: int) -> float:
+        """Load of the busiest rank over the mean."""
+        return 1.0 if ep == 1 else 1.2
+
+    def _reduce(self, tokens: float, time: StepTime) -> None:
+        among = group(self.layout.tp, 1, self.device)
+        self._message(2 * tokens * self.model.hidden * BF16, among, time)
+
+    def _exchange(self, tokens: float, topk: int, time: StepTime) -> None:
+        """Tokens to the ranks of their experts and back: to each rank once at most, however many experts it holds."""
+        ranks = self.layout.tp * self.layout.dp
+        among = group(ranks, 1, self.device)
+        copies = min(topk, ranks)
+        for _ in range(2):
+            self._message(tokens / self.layout.tp * copies * self.model.hidden * BF16, among, time)
+
+    def _message(self, bytes_: float, among: Group, time: StepTime) -> None:
+        if among.size == 1:
+            return
+        wide = among.domains > 1
+        speed = self.device.network * self.device.network_share if wide else self.device.link * self.device.serve_link
+        latency = self.device.serve_reduce * (1 + math.log2(among.size) / 3) * (3 if wide else 1) / 2
+        time.add("communication", latency + bytes_ * (among.size - 1) / among.size / speed)
