@@ -28,10 +28,12 @@ from moesaic.yaml_reader import read_yaml
 CATALOGUE = Path(__file__).with_name("models.yaml")
 KEYS = {
     "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "experts", "topk", "expert_hidden", "shared",
-    "dense_layers", "gated", "tied", "positions", "window", "window_every", "mtp", "mla", "indexer", "name",
+    "dense_layers", "gated", "tied", "positions", "window", "window_every", "mtp", "mla", "indexer", "linear",
+    "name",
 }  # fmt: skip
 MLA_KEYS = {"q_rank", "kv_rank", "plain", "rope", "value"}
 INDEXER_KEYS = {"heads", "head_dim", "topk"}
+LINEAR_KEYS = {"heads", "kv_heads", "head_dim", "full_every"}
 # Other names people write for the same thing.
 ALIASES = {
     "gpt3-175b": "gpt-3-175b", "gpt-3": "gpt-3-175b", "gpt3": "gpt-3-175b", "gpt-175b": "gpt-3-175b",
@@ -114,8 +116,12 @@ def from_dimensions(given: Any, place: str, name: str) -> ModelShape:
         raise UserError(f"{place}: dense_layers", f"{dense} of {layers} layers")
     every = number("window_every", 1)
     full = _with_window(attention, None)
+    linear, full_every = _linear(given.get("linear"), number, place)
     built = tuple(
-        LayerShape(attention if index % every == 0 else full, plain if index < dense else mixture)
+        LayerShape(
+            linear if linear and (index + 1) % full_every else attention if index % every == 0 else full,
+            plain if index < dense else mixture,
+        )
         for index in range(layers)
     )
     return ModelShape(
@@ -147,6 +153,17 @@ def _attention(given: dict[str, Any], number: Any, place: str) -> AttentionShape
         raise UserError(f"{place}: kv_heads", f"{heads} heads do not divide into {kv_heads} key/value heads")
     size = number("head_dim", max(1, given["hidden"] // heads))
     return AttentionShape(heads, kv_heads, size, size, window)
+
+
+def _linear(given: Any, number: Any, place: str) -> tuple[AttentionShape | None, int]:
+    """Linear attention (gated delta rule) in all layers but every `full_every`th."""
+    if not given:
+        return None, 1
+    if not isinstance(given, dict) or set(given) != LINEAR_KEYS:
+        raise UserError(f"{place}: linear", f"needs the keys {', '.join(sorted(LINEAR_KEYS))}")
+    heads, size = number("heads", inside=given), number("head_dim", inside=given)
+    kv_heads, state = number("kv_heads", inside=given), heads * size * size
+    return AttentionShape(heads, kv_heads, size, size, size, state=state), number("full_every", inside=given)
 
 
 def _with_window(attention: AttentionShape, window: int | None) -> AttentionShape:

@@ -36,6 +36,7 @@ def sequence_bytes(serving: Serving, tokens: float) -> float:
         shape = layer.attention
         heads = 1.0 if shape.latent else max(1.0, shape.kv_heads / layout.tp) / shape.kv_heads
         total += count * min(tokens, shape.window or tokens) * shape.cache_width() * heads * size
+        total += count * shape.state / layout.tp * 4
     return total / layout.pp / layout.cp
 
 

@@ -134,6 +134,8 @@ class Serving:
         if batch.sequences:
             flops = 2 * batch.sequences * heads * score_width * seen
             bytes_ = batch.sequences * seen * cache_width * FORMAT_BYTES[self.cache_dtype]
+            if shape.state:  # read and written in float32
+                bytes_ = batch.sequences * shape.state / tp * 8
             self._roofline(flops, bytes_, self.rate("bf16"), time, self.device.serve_attention)
         if batch.prompt_tokens:
             keys = min(batch.prompt_context, shape.window or math.inf, shape.topk or math.inf)

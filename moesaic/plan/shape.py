@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,13 @@ class AttentionShape:
     topk: int | None = None  # DSA: keys a token attends to after the indexer's choice
     index_heads: int = 0
     index_size: int = 0
+    state: int = 0  # linear attention: numbers of recurrent state per sequence, in place of a cache (and `window` keys'
+    # worth of flops)
 
     def parameters(self, hidden: int) -> int:
         out = self.heads * self.value_size * hidden
+        if self.state:  # queries and keys, values and their gate
+            return 2 * hidden * (self.kv_heads * self.key_size + self.heads * self.value_size) + out
         if self.latent is None:
             return hidden * (self.heads * self.key_size + self.kv_heads * (self.key_size + self.value_size)) + out
         low = self.latent
@@ -47,6 +52,8 @@ class AttentionShape:
 
     def cache_width(self) -> int:
         """Numbers kept per token."""
+        if self.state:
+            return 0
         if self.latent is None:
             return self.kv_heads * (self.key_size + self.value_size)
         return self.latent.kv_rank + self.latent.rope + (self.index_size if self.topk else 0)
@@ -95,8 +102,13 @@ class ModelShape:
     positions: int = 0  # learned position vectors
     mtp: tuple[LayerShape, ...] = ()  # multi-token-prediction layers
 
-    def kinds(self) -> Counter[LayerShape]:
+    @cached_property
+    def _kinds(self) -> Counter[LayerShape]:
         return Counter(self.layers)
+
+    def kinds(self) -> Counter[LayerShape]:
+        """Layers that are alike, and how many of each: counted once, a search asks thousands of times."""
+        return self._kinds
 
     @property
     def experts(self) -> int:
