@@ -26,7 +26,7 @@ from moesaic.recipe import load_recipe
 from moesaic.serve.core.engine import Engine
 from moesaic.worlds.completions import requests_for
 from moesaic.worlds.example import Example
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 ray = pytest.importorskip("ray")
 FAMILY = "builtin:chain_sum:min_terms=2,max_terms=2,min_digits=1,max_digits=1"
@@ -90,19 +90,21 @@ def test_staleness_0_is_the_synchronous_run(base, tmp_path, cluster):
 
 def test_run_ahead_changes_nothing_that_is_learned(base, tmp_path, cluster, monkeypatch):
     plain = run(base, tmp_path / "plain")
-    collect_rollouts = AsyncRolloutStream.collect_rollouts
+    collect_rollouts, taken = AsyncRolloutStream.collect_rollouts, []
 
     def slowly(stream: AsyncRolloutStream):
-        """A trainer that takes its time, so that the worker has some."""
+        """A trainer that twice takes its time, until the worker has made some of it."""
         found = collect_rollouts(stream)
-        time.sleep(0.3)
+        taken.append(found)
+        if len(taken) <= 2:
+            until(lambda: stream.workers.poll(0.1) == [] and stream.workers.counts.ahead > 0, "running ahead")
         return found
 
     monkeypatch.setattr(AsyncRolloutStream, "collect_rollouts", slowly)
     ahead = run(base, tmp_path / "ahead", "{staleness: 0, run_ahead: true}")
     assert same_weights(tmp_path / "plain", tmp_path / "ahead")
     assert [line["reward"] for line in ahead] == [line["reward"] for line in plain]
-    assert sum(line["ran_ahead"] for line in ahead) > 0 and all(line["staleness_max"] == 0 for line in ahead)
+    assert all(line["ran_ahead"] > 0 for line in ahead[:2]) and all(line["staleness_max"] == 0 for line in ahead)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +116,7 @@ def undisturbed(base, tmp_path_factory, cluster):
 
 
 def test_killed_and_hung_workers_cost_nothing_but_time(base, tmp_path, undisturbed, monkeypatch):
-    plain, done = WorkerPool.publish, []
+    plain, plain_poll, done = WorkerPool.publish, WorkerPool.poll, []
 
     def publish(workers: WorkerPool, version, weights):
         """The questions of the version before are being answered, or about to be."""
@@ -123,8 +125,17 @@ def test_killed_and_hung_workers_cost_nothing_but_time(base, tmp_path, undisturb
             done.append(workers.handles[0].process)
         plain(workers, version, weights)
 
+    def poll(workers: WorkerPool, seconds: float):
+        """The time of a worker that is stopped is over at once, and of no other."""
+        (worker,) = workers.handles
+        hung = len(done) == 2 and worker.started and worker.process == done[1]
+        with monkeypatch.context() as now:
+            now.setattr(workers, "patience", 0.0 if hung else workers.patience)
+            return plain_poll(workers, seconds)
+
     monkeypatch.setattr(WorkerPool, "publish", publish)
-    found = run(base, tmp_path / "killed", "{staleness: 1, on_update: finish, patience: 6}")
+    monkeypatch.setattr(WorkerPool, "poll", poll)
+    found = run(base, tmp_path / "killed", "{staleness: 1, on_update: finish}")
     assert len(done) == 2 and sum(line["worker_deaths"] for line in found) == 2
     assert untimed(found) == untimed(lines(undisturbed)) and same_weights(tmp_path / "killed", undisturbed)
     assert sum(line["failed"] + line["dropped"] for line in found) == 0
@@ -135,25 +146,31 @@ def saved(out: Path) -> list[Path]:
     return list((out / "checkpoints").glob("step-*"))
 
 
-def test_a_killed_trainer_goes_on_to_the_same_bits(base, tmp_path, undisturbed):
+@pytest.fixture(scope="module")
+def orphans():
+    """Marks of processes that must end by themselves; what is left after a kill is looked for when all else is done."""
+    marks: list[str] = []
+    yield marks
+    # Ray's own agents look for the raylet once in a while: a minute was seen.
+    until(lambda: not any(map(processes_of, marks)), "the end of all that was started", every=0.2)
+
+
+def test_a_killed_trainer_goes_on_to_the_same_bits(base, tmp_path, undisturbed, orphans):
     out = tmp_path / "killed"
     file = recipe(tmp_path, "{staleness: 1, on_update: finish}")
     command = [sys.executable, "-m", "moesaic", "align", str(file), "--model", str(base), "--out", str(out)]
     ours = os.environ | {"MOESAIC_TEST": str(out)}
     ours.pop("RAY_ADDRESS", None)
-    first = subprocess.Popen(command, env=ours, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    orphans.append(f"{out}-first")
+    first = subprocess.Popen(
+        command, env=ours | {"MOESAIC_TEST": orphans[0]}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
-        end = time.monotonic() + PATIENCE
-        while not (out / "metrics.jsonl").exists() or len(lines_so_far(out)) < 3 or not saved(out):
-            assert first.poll() is None and time.monotonic() < end
-            time.sleep(0.02)
+        until(lambda: first.poll() is not None or (len(lines_so_far(out)) >= 3 and saved(out)))
+        assert first.poll() is None
     finally:
         first.kill()
         first.wait()
-    end = time.monotonic() + PATIENCE  # Ray's own agents look for the raylet once in a while: a minute was seen
-    while left := processes_of(str(out)):
-        assert time.monotonic() < end, f"left behind: {left}"
-        time.sleep(0.2)
     again = subprocess.run(command, env=ours, capture_output=True, text=True, timeout=PATIENCE)
     assert again.returncode == 0, again.stderr
     assert processes_of(str(out)) == []
@@ -163,7 +180,8 @@ def test_a_killed_trainer_goes_on_to_the_same_bits(base, tmp_path, undisturbed):
 
 
 def lines_so_far(out: Path) -> list[str]:
-    return (out / "metrics.jsonl").read_text().splitlines()
+    file = out / "metrics.jsonl"
+    return file.read_text().splitlines() if file.exists() else []
 
 
 def processes_of(mark: str) -> list[int]:
@@ -171,7 +189,7 @@ def processes_of(mark: str) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdecimal() and f"MOESAIC_TEST={mark}".encode() in (entry / "environ").read_bytes():
+            if entry.name.isdecimal() and f"MOESAIC_TEST={mark}\0".encode() in (entry / "environ").read_bytes():
                 if (entry / "stat").read_text().rsplit(")", 1)[1].split()[0] != "Z":
                     found.append(int(entry.name))
         except OSError:
@@ -192,13 +210,16 @@ def test_answers_go_on_under_new_weights(base, tmp_path, cluster, on_update, mon
 
     monkeypatch.setattr(AsyncRolloutStream, "collect_rollouts", collect_rollouts)
     options = f"{{staleness: 2, on_update: {on_update}}}"
-    found = run(base, tmp_path / "out", options, max_tokens=120, prompts=2, group=2, steps=8)
-    assert len(found) == 8 and all(line["staleness_max"] <= 2 for line in found)
-    assert max(line["staleness_max"] for line in found) > 0
-    mixed = [sample for sample in taken if len(set(sample.versions)) > 1]
-    assert mixed and all(sample.versions == sorted(sample.versions) for sample in taken)
-    if on_update == "recompute":  # what was sampled from the trainer's weights is the trainer's to the bit
-        assert all(line["mismatch_max"] == 0 for line in found)
+    for attempt in range(20):  # a worker may happen to be done with everything whenever weights come
+        found = run(base, tmp_path / f"out{attempt}", options, max_tokens=120, prompts=2, group=2, steps=8)
+        assert len(found) == 8 and all(line["staleness_max"] <= 2 for line in found)
+        assert max(line["staleness_max"] for line in found) > 0
+        assert all(sample.versions == sorted(sample.versions) for sample in taken)
+        if on_update == "recompute":  # what was sampled from the trainer's weights is the trainer's to the bit
+            assert all(line["mismatch_max"] == 0 for line in found)
+        if mixed := [sample for sample in taken if len(set(sample.versions)) > 1]:
+            break
+    assert mixed
 
 
 def test_a_reward_whose_process_is_killed_judges_again(base):

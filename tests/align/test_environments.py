@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,11 +34,13 @@ from moesaic.worlds.environments.planner import Planner
 from moesaic.worlds.environments.retrieval import Retrieval
 from moesaic.worlds.environments.tool_use import ToolUse
 from moesaic.worlds.example import Example
+from moesaic.worlds.sandbox import Limits, Result, run_python
 from moesaic.worlds.text_actions import WorldExamples
 from moesaic.worlds.tools.python import Python
 from moesaic.worlds.tools.search import Search
 from tests.align.made import assert_refused, recipe_of
 from tests.serve.made import talking_model
+from tests.waiting import PATIENCE
 from tests.worlds.solvers import SOLVERS, next_action
 
 REWARDS = [("exact", 1.0, Exact()), ("process", 0.25, Process(by="mean"))]
@@ -129,7 +131,7 @@ def test_a_tool_is_called_for_real_and_only_what_was_said_is_learned(model):
     assert tokenizer.decode([*sample.prompt, *sample.tokens], special=True) == whole
 
 
-def test_calls_that_go_wrong_are_shown_and_score_nothing(model):
+def test_calls_that_go_wrong_are_shown_and_score_nothing(model, monkeypatch):
     wrong = [
         call("pyhton", code="1"),
         call("python", cod="1"),
@@ -143,6 +145,11 @@ def test_calls_that_go_wrong_are_shown_and_score_nothing(model):
         seen.append(text)
         return wrong[turn] if turn < len(wrong) else "42"
 
+    def patient(code: str, limits: Limits) -> Result:
+        """Only the one that never ends has no more time than the tool gives it."""
+        return run_python(code, limits=limits if "while True" in code else replace(limits, seconds=PATIENCE))
+
+    monkeypatch.setattr("moesaic.worlds.tools.python.run_python", patient)
     (sample,) = played(model, ToolUse(tools=({"name": "python", "seconds": 1.0},), turns=9), say)
     *_, last = seen
     observations = [part.split("<|endoftext|>")[0] for part in last.split("<|observation|>\n")[1:]]

@@ -368,7 +368,11 @@ class TestCode:
             "import time; time.sleep(900)",
             "add(1, 1)",
         ]
-        assert make("code_tests", share=True, seconds=8.0)(said(self.ADD, tests=tests)) == pytest.approx(2 / 5)
+        for seconds in (1.0, 4.0, 16.0, 64.0):  # in too little time, less was done
+            share = make("code_tests", share=True, seconds=seconds)(said(self.ADD, tests=tests))
+            if share >= 2 / 5:
+                break
+        assert share == pytest.approx(2 / 5)
 
     def test_programs(self) -> None:
         code = "```python\nprint('Hello'); print(sum(map(int, input().split())))\n```"

@@ -197,19 +197,25 @@ class TestKilled:
         path = corpus / "mine.yaml"
         path.write_text(json.dumps(recipe(corpus).dump()))
         slow = (
-            "import moesaic.data.preparation.prepare as p, time, sys\n"
+            "import moesaic.data.preparation.prepare as p, sys\n"
             "p.CHUNK_DOCUMENTS, p.SAVE_SECONDS = 4, 0.0\n"
             "report = p._Preparation._report_status\n"
-            "p._Preparation._report_status = lambda *a: (report(*a), print('at work', flush=True), time.sleep(0.2))\n"
+            "p._Preparation._report_status = lambda *a: (report(*a), print('at work', flush=True), input())\n"
             "from moesaic.cli import main\n"
             f"sys.exit(main(['prepare', {str(path)!r}, '--out', {str(corpus / 'out')!r}]))"
         )
         process = subprocess.Popen(
-            [sys.executable, "-c", slow], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-c", slow],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
-        assert process.stdout is not None
-        for _ in range(3):
+        assert process.stdin is not None and process.stdout is not None
+        for _ in range(2):  # it goes on when it is told to
             process.stdout.readline()
+            print(file=process.stdin, flush=True)
+        process.stdout.readline()
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=PATIENCE)
         assert process.returncode == 130

@@ -25,6 +25,7 @@ from moesaic.worlds.text_actions import Finished, Invalid, Malformed, World, act
 from tests.matrix import WORLDS
 from tests.serve.api.running import running
 from tests.serve.made import talking_model
+from tests.waiting import PATIENCE
 from tests.worlds.solvers import SOLVERS, next_action
 
 EVERY = ",".join(SOLVERS)
@@ -204,12 +205,13 @@ def test_a_shell_cannot_harm(tmp_path: Path) -> None:
         assert isinstance(seen, str) and len(seen) < 5_000
         assert "alive" not in seen and "root:x:" not in seen
         assert canary.read_text() == "alive" and list(tmp_path.iterdir()) == [canary]
+    terminal.seconds = PATIENCE
     assert terminal.act("echo still here") == "still here"  # and the next command runs as ever
     assert terminal.act("finish") == Finished(0.0)
 
 
 def test_a_shell_keeps_its_files_and_nothing_else() -> None:
-    terminal = Terminal(random.Random(0), 0, seconds=2.0)
+    terminal = Terminal(random.Random(0), 0, seconds=PATIENCE)
     script = "#!/bin/sh\\necho ran\\n"
     assert terminal.act(f"mkdir -p a/b && printf '{script}' > a/b/run && chmod 750 a/b/run && ln -s b/run a/link")
     assert terminal.act("a/link; stat -c %a a/b/run; readlink a/link") == "ran\n750\nb/run"

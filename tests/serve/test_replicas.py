@@ -142,8 +142,8 @@ def test_a_dead_replica_loses_only_the_answers_it_was_writing(directory, alone):
                 await anext(each)
             queued = [loop.engine.request(f"a question {n} to answer", short) for n in range(6)]
             waiting = [asyncio.create_task(text_of(loop, request)) for request in queued]
-            await asyncio.sleep(0)
-            await asyncio.sleep(0.05)
+            while not all(request.number in loop._assigned for request in queued):
+                await asyncio.sleep(0)
             (dead,) = [replica for replica in loop.replicas if loop._assigned[writing[0].number] is replica]
             assert {loop._assigned[request.number].number for request in queued} == {0, 1}  # behind both
             ray.kill(dead.actor)
@@ -175,7 +175,7 @@ def test_a_request_that_is_given_up_leaves_nothing_behind(directory):
                 for _ in range(moment):
                     await anext(answers)
                 answers.close()
-            await asyncio.wait_for(loop.until_idle(), 10)
+            await asyncio.wait_for(loop.until_idle(), PATIENCE)
             while loop._tasks:
                 await asyncio.sleep(0.01)
             await all_free(loop)

@@ -40,6 +40,7 @@ from moesaic.train.report.plot import plot_run, plot_runs, smooth
 from moesaic.train.report.report import MAX_IN_FLIGHT, Report, StepRecord, final_summary, summarize
 from moesaic.train.report.terminal_plot import loss_plot
 from moesaic.units import readable_count, readable_duration
+from tests.waiting import PATIENCE
 
 TIMES = ("seconds", "tokens_per_second", "mfu")  # all that may differ between two runs of the same bits
 ROOT = Path(__file__).parents[2]
@@ -248,7 +249,7 @@ def test_killed_at_any_moment_and_resumed_it_is_the_same_file(tmp_path: Path) ->
 
 
 def test_killed_while_resuming_it_is_the_old_file_or_the_new(tmp_path: Path) -> None:
-    out, _ = start(CUTTER, tmp_path).communicate(timeout=120)
+    out, _ = start(CUTTER, tmp_path).communicate(timeout=PATIENCE)
     found = [tuple(line.split()) for line in out.splitlines()]
     *killed, whole = found
     assert {in_order for in_order, _, _ in found} == {"True"}

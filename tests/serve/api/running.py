@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -16,9 +16,38 @@ import openai
 from moesaic.serve.api.server import Server, listen, serve
 from moesaic.serve.api.service import Service, Settings
 from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.request import Output
 from tests.waiting import PATIENCE, until
 
 NAME = "tiny"
+
+
+@dataclass
+class Hold:
+    """Holds an engine once it has generated so many tokens, so that a test can do something in the middle."""
+
+    tokens: float = math.inf
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def until(self, tokens: float) -> None:
+        """Hold it later."""
+        with self.changed:
+            self.tokens = tokens
+            self.changed.notify_all()
+
+    def release(self) -> None:
+        self.until(math.inf)
+
+    def over(self, engine: Engine) -> None:
+        """Every step of the engine waits for its turn."""
+        step = engine.step
+
+        def held() -> list[Output]:
+            with self.changed:
+                self.changed.wait_for(lambda: engine.counts.generated_tokens < self.tokens, PATIENCE)
+            return step()
+
+        engine.step = held  # type: ignore[method-assign]
 
 
 @dataclass
@@ -27,6 +56,7 @@ class Running:
     service: Service
     server: Server
     events: asyncio.AbstractEventLoop
+    hold: Hold
 
     @property
     def engine(self) -> Engine:
@@ -71,18 +101,17 @@ class Running:
 
 
 @contextmanager
-def running(engine: Engine, *, slow: float = 0.0, **settings: Any) -> Iterator[Running]:
-    """`slow` seconds are lost before every step, so that a test can do something meanwhile."""
-    if slow:
-        step = engine.step
-        engine.step = lambda: (time.sleep(slow), step())[1]  # type: ignore[method-assign]
+def running(engine: Engine, *, hold: float = math.inf, **settings: Any) -> Iterator[Running]:
+    """The engine is held after `hold` tokens, until the test lets it go on."""
+    holding = Hold(hold)
+    holding.over(engine)
     listener = listen("127.0.0.1", 0)
     found: list[Running] = []
     started = threading.Event()
 
     def ready(server: Server, service: Service) -> None:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        found.append(Running(url, service, server, asyncio.get_running_loop()))
+        found.append(Running(url, service, server, asyncio.get_running_loop(), holding))
         started.set()
 
     def work() -> None:
@@ -96,9 +125,11 @@ def running(engine: Engine, *, slow: float = 0.0, **settings: Any) -> Iterator[R
     started.wait()
     try:
         yield found[0]
+        holding.release()
         found[0].until(lambda: found[0].idle)
         found[0].until(lambda: not found[0].tasks())
     finally:
+        holding.release()
         found[0].server.should_exit = True
         thread.join(PATIENCE)
         assert not thread.is_alive()

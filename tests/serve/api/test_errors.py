@@ -259,7 +259,7 @@ def test_a_request_the_engine_cannot_take_is_answered(new_engine: Any, monkeypat
         return found(request)
 
     monkeypatch.setattr(engine.page_pool, "cached_prefix", fail)
-    with running(engine, slow=0.01) as server, server.http() as client:
+    with running(engine) as server, server.http() as client:
         with client.stream(
             "POST", "/v1/completions", json={"prompt": "yes", "max_tokens": 20, "stream": True}
         ) as beside:

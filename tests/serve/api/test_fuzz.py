@@ -121,7 +121,7 @@ async def crowd(server: Running, count: int, seed: int) -> Counter[str]:
     async def guarded(number: int) -> None:
         chance = random.Random(seed * 1_000_003 + number)
         async with places:
-            limit = chance.choice([60.0, 60.0, 60.0, 0.05])  # some give up waiting
+            limit = chance.choice([PATIENCE, PATIENCE, PATIENCE, 0.05])  # some give up waiting
             async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE, verify=False) as client:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(limit):
@@ -137,7 +137,7 @@ async def crowd(server: Running, count: int, seed: int) -> Counter[str]:
 
 
 def attack(engine: Engine, count: int, seed: int = 0) -> Counter[str]:
-    with running(engine, max_body=100_000, max_queue=8, request_seconds=30.0) as server:
+    with running(engine, max_body=100_000, max_queue=8, request_seconds=PATIENCE) as server:
         results = asyncio.run(crowd(server, count, seed))
         server.until(lambda: server.idle)
         assert server.post("/v1/chat/completions", TALK).status_code == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import threading
@@ -26,14 +27,25 @@ LONG = {
 }
 
 
+HELD = 40  # tokens, after which the engine waits until it is clear what becomes of its clients
+
+
 @pytest.fixture
 def slow(new_engine: Callable[..., Engine]) -> Iterator[Running]:
-    with running(new_engine(), slow=0.01) as server:
+    with running(new_engine(), hold=HELD) as server:
         yield server
 
 
 def generated(server: Running) -> int:
     return server.engine.counts.generated_tokens
+
+
+def nobody_is_left(server: Running, tokens: int = HELD + 3) -> None:
+    """All clients are known to be gone while the engine is still at their requests, which ends those."""
+    server.until(lambda: server.service.loop.open == 0)
+    server.hold.release()
+    server.until(lambda: server.idle)
+    assert generated(server) <= tokens
 
 
 def raw(server: Running) -> socket.socket:
@@ -49,8 +61,7 @@ def test_a_stream_that_is_left_ends(slow: Running, wishes: dict[str, Any]) -> No
             for _ in range(9):
                 next(lines)
             assert slow.engine.page_pool.in_use > 0
-    slow.until(lambda: slow.idle)
-    assert generated(slow) < 300
+    nobody_is_left(slow)
     stats = slow.service.loop.stats()
     assert (stats.running, stats.waiting) == (0, 0)
 
@@ -63,8 +74,7 @@ def test_an_answer_nobody_waits_for_any_more_ends(slow: Running, path: str) -> N
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         leaving.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         slow.until(lambda: generated(slow) > 0)
-    slow.until(lambda: slow.idle)
-    assert generated(slow) < 300
+    nobody_is_left(slow)
 
 
 def test_the_clients_own_way_of_leaving(slow: Running) -> None:
@@ -76,13 +86,12 @@ def test_the_clients_own_way_of_leaving(slow: Running) -> None:
         if number == 3:
             stream.close()
             break
-    slow.until(lambda: slow.idle)
-    assert generated(slow) < 300
+    nobody_is_left(slow)
 
 
 def test_one_that_waits_is_forgotten_too(new_engine: Callable[..., Engine]) -> None:
     """A request that never got a page: its place in the queue is free at once."""
-    with running(new_engine(max_requests=1), slow=0.01) as server:
+    with running(new_engine(max_requests=1), hold=5) as server:
 
         async def crowd() -> None:
             async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE) as client:
@@ -96,6 +105,9 @@ def test_one_that_waits_is_forgotten_too(new_engine: Callable[..., Engine]) -> N
                 for task in others:
                     task.cancel()
                 await asyncio.gather(*others, return_exceptions=True)
+                while server.service.loop.open > 1:
+                    await asyncio.sleep(0.005)
+                server.hold.release()
                 assert (await first).json()["usage"]["completion_tokens"] == 60
 
         asyncio.run(crowd())
@@ -105,7 +117,7 @@ def test_one_that_waits_is_forgotten_too(new_engine: Callable[..., Engine]) -> N
         for reason, count in {"length": 1, "abort": 5, "stop": 0}.items():
             labels = f'{{finished_reason="{reason}",model_name="{NAME}"}}'
             assert f"moesaic:request_success_total{labels} {count}.0" in told
-        assert generated(server) < 200
+        assert generated(server) == 60
 
 
 def test_a_body_that_never_ends_is_cut_off(new_engine: Callable[..., Engine]) -> None:
@@ -161,11 +173,10 @@ def test_clients_that_send_everything_first_hear_that_it_is_too_much(new_engine:
             assert refused.value.status_code == 413
 
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    with running(new_engine(), max_body=10_000) as server:
+    with running(new_engine(), max_body=10_000, body_seconds=3 * PATIENCE) as server:
         asyncio.run(ask(server))
         with raw(server) as whole:  # nothing is still coming, so nothing is waited for
             whole.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n2ee0\r\n" + b"x" * 12_000 + b"\r\n0\r\n\r\n")
-            whole.settimeout(10)
             answer = b""
             while piece := whole.recv(4096):
                 answer += piece
@@ -218,18 +229,18 @@ def test_a_prompt_far_too_long_is_not_read_to_its_end(
 
 
 def test_a_request_that_takes_too_long_ends(new_engine: Callable[..., Engine]) -> None:
-    with running(new_engine(), slow=0.01, request_seconds=0.3) as server:
+    with running(new_engine(), hold=HELD, request_seconds=0.3) as server:
         answer = server.post("/v1/chat/completions", LONG)
         assert answer.status_code == 408
         assert answer.json()["error"]["type"] == "timeout_error"
         streamed = server.post("/v1/chat/completions", LONG | {"stream": True})
         assert streamed.status_code == 200
         assert '"timeout_error"' in streamed.text
-        server.until(lambda: server.idle)
+        nobody_is_left(server)
 
 
 def test_a_full_queue_says_when_to_come_back(new_engine: Callable[..., Engine]) -> None:
-    with running(new_engine(max_requests=2), slow=0.01, max_queue=1) as server:
+    with running(new_engine(max_requests=2), hold=HELD, max_queue=1) as server:
         stop = threading.Event()
 
         def hold() -> None:
@@ -252,6 +263,7 @@ def test_a_full_queue_says_when_to_come_back(new_engine: Callable[..., Engine]) 
                 server.client().embeddings.create(model=NAME, input="yes")
         finally:
             stop.set()
+            server.hold.release()
             holder.join(PATIENCE)
         server.until(lambda: server.idle)
         assert server.post("/v1/chat/completions", LONG | {"max_tokens": 1}).status_code == 200
@@ -259,16 +271,23 @@ def test_a_full_queue_says_when_to_come_back(new_engine: Callable[..., Engine]) 
 
 
 def test_a_head_that_never_ends_is_cut_off(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moesaic.serve.api.middleware.HeaderTimeout.header_seconds", 0.2)
     whole = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
-    with raw(server) as silent, raw(server) as half, raw(server) as second:
-        half.sendall(whole[:20])
+
+    def rest(one: socket.socket) -> bytes:
+        with contextlib.suppress(ConnectionResetError):  # it was cut off before it had sent its half
+            return one.recv(4096)
+        return b""
+
+    with raw(server) as second:
         second.sendall(whole)
         assert b"200 OK" in second.recv(4096)
-        second.sendall(whole[:20])
-        assert [one.recv(4096) for one in (silent, half)] == [b"", b""]
-        while second.recv(4096):
-            pass
+        monkeypatch.setattr("moesaic.serve.api.middleware.HeaderTimeout.header_seconds", 0.2)
+        with raw(server) as silent, raw(server) as half:
+            half.sendall(whole[:20])
+            second.sendall(whole[:20])
+            assert [rest(one) for one in (silent, half)] == [b"", b""]
+            while rest(second):
+                pass
 
 
 def test_the_client_is_the_first_to_drop_a_silent_connection(server: Running) -> None:
@@ -281,9 +300,8 @@ def test_a_client_that_does_not_read_is_left(
 ) -> None:
     monkeypatch.setattr("moesaic.serve.api.stream.EventStream.stall_seconds", 0.3)
     body = json.dumps(LONG | {"stream": True, "logprobs": True, "top_logprobs": 100, "n": 8}).encode()
-    with running(new_engine()) as server, raw(server) as deaf:
+    with running(new_engine(), hold=8 * 300) as server, raw(server) as deaf:
         head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         deaf.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         server.until(lambda: server.service.loop.open == 8)
-        server.until(lambda: server.idle and not server.tasks())
-        assert generated(server) < 8 * 400
+        nobody_is_left(server, tokens=8 * 301)

@@ -17,6 +17,7 @@ from moesaic.serve.api.energy import Energy
 from moesaic.serve.api.metrics import Histogram
 from moesaic.serve.core.engine import Engine
 from tests.serve.api.running import NAME, Running, running
+from tests.waiting import PATIENCE
 
 HELLO: Any = {
     "messages": [{"role": "user", "content": "The number 7 is a number, as you like it"}],
@@ -80,8 +81,9 @@ def test_without_the_switch_there_are_only_our_names(server: Running) -> None:
     assert all(name.startswith("moesaic:") for name, _ in metrics(server))
 
 
-def test_the_live_view_moves(new_engine: Callable[..., Engine]) -> None:
-    with running(new_engine(), slow=0.02) as server, server.http() as client:
+def test_the_live_view_moves(new_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moesaic.serve.api.metrics.WINDOW", PATIENCE)
+    with running(new_engine(), hold=40) as server, server.http() as client:
         before = client.get("/live").json()
         assert (before["running"], before["waiting"], before["cache_share"]) == (0, 0, 0)
         assert before["ttft_seconds"] is None
@@ -96,12 +98,18 @@ def test_the_live_view_moves(new_engine: Callable[..., Engine]) -> None:
             ) as answer:
                 said = answer.iter_lines()
                 next(said)
-                seen = [json.loads(next(lines)) for _ in range(3)]
-        assert seen[-1]["running"] == 2
-        assert 0 < seen[-1]["cache_share"] < 1
-        assert seen[-1]["tokens_per_second"] > 0
-        assert seen[-1]["ttft_seconds"] > 0
-        assert sum(seen[-1]["experts"]["0"]) > sum(seen[1]["experts"]["0"]) > 0
+
+                def routed(more_than: int) -> dict[str, Any]:
+                    """The next event by which so many tokens were routed."""
+                    return next(seen for line in lines if sum((seen := json.loads(line))["experts"]["0"]) > more_than)
+
+                first = routed(0)
+                server.hold.until(80)
+                later = routed(sum(first["experts"]["0"]))
+        assert later["running"] == 2
+        assert 0 < later["cache_share"] < 1
+        assert later["tokens_per_second"] > 0
+        assert later["ttft_seconds"] > 0
 
 
 def test_signs_of_life(server: Running, client: openai.OpenAI) -> None:

@@ -23,7 +23,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def served(directory: Path) -> Iterator[Running]:
-    with running(moesaic.Engine(moesaic.load(directory)), slow=0.01, name="talker") as server:
+    with running(moesaic.Engine(moesaic.load(directory)), name="talker") as server:
         yield server
 
 
@@ -38,6 +38,7 @@ def test_talk_stop_and_try_again(real: Page, served: Running) -> None:
     expect(real.locator("#experts-note")).to_have_text("3 layers of 6 experts, idle.")
     real.fill("[name=temperature]", "0")
     real.fill("#prompt", "The number 3")
+    served.hold.until(40)
     real.press("#prompt", "Enter")
     body = real.locator(".theirs > .body")
     real.wait_for_function("() => document.querySelectorAll('.theirs .token').length > 20")
@@ -46,6 +47,8 @@ def test_talk_stop_and_try_again(real: Page, served: Running) -> None:
     expect(real.locator(".gauge dd").nth(2)).to_have_text("1")
     real.keyboard.press("Escape")
     expect(real.locator(".facts")).to_contain_text("stopped")
+    served.until(lambda: served.service.loop.open == 0)
+    served.hold.release()
     served.until(lambda: served.idle)  # the engine has dropped it too
     expect(real.locator("#engine-state")).to_have_text("idle")
     first = body.text_content()
