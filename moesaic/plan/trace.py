@@ -83,7 +83,7 @@ class Trace:
 
     @staticmethod
     def of_timeline(timeline: Timeline) -> Trace:
-        """What a simulation did, as if it had been recorded; kinds of operations that traces do not know are left out."""
+        """What a simulation did, as if it had been recorded; operations of kinds unknown to traces are left out."""
         return Trace.of(
             Record(
                 operation.rank,
