@@ -63,6 +63,22 @@ def all_to_all(bytes_: float, among: Group, device: Device, imbalance: float = 1
     return max(local, wide) * imbalance + latency * math.log2(among.size)
 
 
+def expert_exchange(
+    rows: float, row_bytes: float, topk: int, among: Group, device: Device, imbalance: float = 1.0
+) -> float:
+    """Tokens to the ranks of their experts, or back: one row for each chosen expert inside a domain, but only one for each
+    domain between them, where the domain's ranks pass it on (redundancy-bypassing dispatch)."""
+    if among.size == 1 or not rows:
+        return 0.0
+    link, network = device.link * device.link_share, device.network * device.network_share
+    choices = rows * topk * row_bytes
+    local = choices * (among.inside - 1) / among.inside / link
+    reached = among.domains * (1 - (1 - 1 / among.domains) ** topk) if among.domains > 1 else 0.0
+    wide = rows * row_bytes * reached * (among.domains - 1) / among.domains / network
+    latency = device.link_latency if among.domains == 1 else device.network_latency
+    return max(local, wide) * imbalance + latency * math.log2(among.size)
+
+
 def send(bytes_: float, crosses_domain: bool, device: Device) -> float:
     if crosses_domain:
         return bytes_ / (device.network * device.network_share) + device.network_latency

@@ -11,6 +11,7 @@ import math
 from moesaic.plan.hardware import FORMAT_BYTES, Device
 
 TILE = 128
+HEAD_HALF = 48.0  # head size at which fused attention has half of its limit
 SHORT_TILE = 16  # rows a tile has at least: tensor cores compute that many even for one token
 
 
@@ -34,10 +35,11 @@ def elementwise(bytes_: float, device: Device) -> float:
     return bytes_ / (device.bandwidth * device.memory) + device.launch if bytes_ else 0.0
 
 
-def attention(flops: float, bytes_: float, device: Device) -> float:
-    """Fused attention: scores never leave the chip."""
+def attention(flops: float, bytes_: float, device: Device, head: float = 128.0) -> float:
+    """Fused attention: scores never leave the chip. Narrow heads leave more of the time to the softmax between matmuls."""
     if not flops:
         return 0.0
-    computing = flops / (device.peak("bf16") * device.attention)
+    wide = head / (head + HEAD_HALF) * (128 + HEAD_HALF) / 128
+    computing = flops / (device.peak("bf16") * device.attention * wide)
     moving = bytes_ / (device.bandwidth * device.memory)
     return (computing**4 + moving**4) ** 0.25 + device.launch

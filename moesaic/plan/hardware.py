@@ -46,6 +46,12 @@ class Device:
     network_share: float = 0.8
     link_latency: float = 8e-6
     network_latency: float = 15e-6
+    hidden: float = 0.8  # of communication that is overlapped with computation, how much it really hides
+    overlap: tuple[str, ...] = ("tp", "pp", "dp")  # what the training stacks used on this kind overlap
+    fused_attention: bool = True
+    reduce_bytes: float = 2.0  # per gradient as it travels to the other data-parallel ranks
+    mixture_overhead: float = 0.0  # seconds per mixture layer and pass: sorting, counting, waiting for the host
+    mixture_launch: float = 0.0  # seconds the host needs to launch one mixture layer's kernels, forward and backward
     step_overhead: float = 0.0  # seconds per training step outside the model: data, logging, synchronisation
     serve_memory: float = 0.7  # share of the bandwidth at which a decode step streams weights
     serve_compute: float = 0.5  # share of the peak that matmuls of a serving step reach
@@ -152,7 +158,9 @@ def _device(key: str, known: dict[str, dict[str, Any]], depth: int = 0) -> Devic
     for name, value in entry.items():
         if name in NUMBERS:
             entry[name] = _positive(
-                value, f"{place}: {name}", zero=name in {"price", "step_overhead", "idle_power", "wave"}
+                value,
+                f"{place}: {name}",
+                zero=name in {"price", "step_overhead", "mixture_overhead", "mixture_launch", "idle_power", "wave"},
             )
         if name in {"flops", "matmul"}:
             if not isinstance(value, dict) or not value:
@@ -160,6 +168,7 @@ def _device(key: str, known: dict[str, dict[str, Any]], depth: int = 0) -> Devic
             entry[name] = {str(dtype): _positive(rate, f"{place}: {name}.{dtype}") for dtype, rate in value.items()}
     entry["matmul"] = {"default": 0.8, **entry.get("matmul", {})}
     entry["units"], entry["domain"] = int(entry.get("units", 100)), int(entry.get("domain", 8))
+    entry["overlap"] = tuple(entry.get("overlap", ("tp", "pp", "dp")))
     entry["sources"] = tuple(entry.get("sources", ()))
     return Device(**entry)
 

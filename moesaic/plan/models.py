@@ -28,8 +28,8 @@ from moesaic.yaml_reader import read_yaml
 CATALOGUE = Path(__file__).with_name("models.yaml")
 KEYS = {
     "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "experts", "topk", "expert_hidden", "shared",
-    "dense_layers", "gated", "tied", "positions", "window", "window_every", "mtp", "mla", "indexer", "linear",
-    "name",
+    "dense_layers", "gated", "tied", "positions", "window", "window_every", "mtp", "mla", "indexer", "linear", "name",
+    "parallel_block", "expert_bias",
 }  # fmt: skip
 MLA_KEYS = {"q_rank", "kv_rank", "plain", "rope", "value"}
 INDEXER_KEYS = {"heads", "head_dim", "topk"}
@@ -109,7 +109,9 @@ def from_dimensions(given: Any, place: str, name: str) -> ModelShape:
     mixture = plain
     if experts := number("experts", 0, 0):
         expert_hidden = number("expert_hidden", width)
-        mixture = FfnShape(expert_hidden, gated, experts, number("topk"), number("shared", 0, 0) * expert_hidden)
+        shared = number("shared", 0, 0) * expert_hidden
+        biased = bool(given.get("expert_bias", False))
+        mixture = FfnShape(expert_hidden, gated, experts, number("topk"), shared, biased)
         if mixture.topk > experts:
             raise UserError(f"{place}: topk", f"{mixture.topk} of {experts} experts cannot be chosen")
     if dense > layers:
@@ -125,9 +127,15 @@ def from_dimensions(given: Any, place: str, name: str) -> ModelShape:
         for index in range(layers)
     )
     return ModelShape(
-        str(given.get("name", name)), hidden, number("vocab"), built, bool(given.get("tied", False)),
-        number("positions", 0, 0), built[-1:] * number("mtp", 0, 0),
-    )  # fmt: skip
+        str(given.get("name", name)),
+        hidden,
+        number("vocab"),
+        built,
+        bool(given.get("tied", False)),
+        number("positions", 0, 0),
+        built[-1:] * number("mtp", 0, 0),
+        bool(given.get("parallel_block", False)),
+    )
 
 
 def _attention(given: dict[str, Any], number: Any, place: str) -> AttentionShape:

@@ -68,6 +68,7 @@ class FfnShape:
     experts: int = 0
     topk: int = 0
     shared_hidden: int = 0  # of shared experts together
+    biased: bool = False  # experts with biases and a clamped activation (gpt-oss), for which stacks lack fused kernels
 
     @property
     def matrices(self) -> int:
@@ -91,6 +92,9 @@ class LayerShape:
     attention: AttentionShape
     ffn: FfnShape
 
+    def __hash__(self) -> int:  # a search asks for it a million times
+        return hash((self.attention.heads, self.attention.window, self.ffn.hidden, self.ffn.experts))
+
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -101,6 +105,10 @@ class ModelShape:
     tied: bool = False
     positions: int = 0  # learned position vectors
     mtp: tuple[LayerShape, ...] = ()  # multi-token-prediction layers
+    parallel_block: bool = False  # attention and feed-forward read the same rows: half of the tensor-parallel messages
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.hidden, self.vocab, len(self.layers)))
 
     @cached_property
     def _kinds(self) -> Counter[LayerShape]:
