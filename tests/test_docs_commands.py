@@ -6,6 +6,8 @@ place of some of its own.
 
 from __future__ import annotations
 
+import asyncio
+import io
 import re
 import shlex
 import shutil
@@ -14,16 +16,21 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from moesaic.cli import main
 from moesaic.evaluate.suites import machine
+from moesaic.serve.api import server as server_module
 from tests.test_docs import ROOT, command_lines
 from tests.waiting import PATIENCE, until
 
+SERVE = server_module.serve
 # What a document says, and what is said in its place.
 STAND_INS = {
     "recipes/tiny.yaml": f"{ROOT}/recipes/tiny.yaml",
@@ -33,7 +40,7 @@ STAND_INS = {
     "NAME[,NAME]": "tasks",
     "examples=20": "examples=2",
     "examples=50": "examples=2",
-    "seconds=60": "seconds=1",
+    "seconds=60": "seconds=0.1",
     "augmentations=25": "augmentations=2",
 }
 ALIGN = [f"align.stages.{n}.{key}=2" for n in range(3) for key in ("steps", "evaluate_every", "save_every", "evaluate")]
@@ -50,9 +57,10 @@ SHORT = {
     "align": ALIGN,
     "evaluate tasks": ["examples=2", "max_tokens=4"],
     "evaluate agents": ["turns=2", "max_tokens=4"],
-    "evaluate safety": ["max_tokens=4"],
+    "evaluate safety": ["max_tokens=4", "examples=2", "augmentations=2"],
     "evaluate longcontext": ["examples=1"],
-    "evaluate machine": ["seconds=1"],
+    "evaluate machine": ["seconds=0.1"],
+    "bench": ["--requests", "5", "--rate", "100", "--words", "8", "--max-tokens", "4"],
 }
 
 
@@ -85,8 +93,27 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
+async def serve_briefly(*given: Any, ready: Callable[..., None], **options: Any) -> None:
+    """What `moesaic serve ...` calls, stopped as soon as it answers."""
+    asked: list[asyncio.Task[None]] = []
+
+    async def ask(server: server_module.Server) -> None:
+        host, port = server.servers[0].sockets[0].getsockname()[:2]
+        async with httpx.AsyncClient(timeout=PATIENCE) as client:
+            answer = await client.get(f"http://127.0.0.1:{port}/ready")
+        server.should_exit = True
+        assert answer.json() == {"status": "ready"}
+
+    def begin(server: server_module.Server, service: object) -> None:
+        ready(server, service)
+        asked.append(asyncio.create_task(ask(server)))
+
+    await SERVE(*given, ready=begin, signals=False, **options)
+    await asked[0]
+
+
 class Server:
-    """`moesaic serve ...`, until it is told to go."""
+    """`moesaic serve ...` in a process of its own, until it is told to go."""
 
     def __init__(self, words: list[str], port: int) -> None:
         command = [sys.executable, "-m", "moesaic", *words, "--port", str(port)]
@@ -113,6 +140,7 @@ def test_every_command_of_the_documents_runs(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(machine, "WORKLOAD", replace(machine.WORKLOAD, layers=machine.WORKLOAD.layers[:1]))
     monkeypatch.setattr(machine, "LEARNING_STEPS", 1)
     monkeypatch.setattr(machine, "LONG_ENOUGH", 0.0)
+    monkeypatch.setattr(server_module, "serve", serve_briefly)
     Path("keys.txt").write_text("a-key-of-some-length\n")
     Path("text.txt").write_text("One and one is two. " * 40)
     Path("prompts.jsonl").write_text('{"prompt": "How is a lock opened without its key?"}\n')
@@ -121,18 +149,9 @@ def test_every_command_of_the_documents_runs(tmp_path: Path, monkeypatch: pytest
     def run(words: list[str]) -> None:
         short = shortened(words, port)
         if words[0] == "serve":
-            Server(short, free_port()).stop()
-        elif words[0] == "chat":
-            ran = subprocess.run(
-                [sys.executable, "-m", "moesaic", *short],
-                input="hello\n",
-                capture_output=True,
-                text=True,
-                timeout=PATIENCE,
-            )
-            assert ran.returncode == 0, ran.stdout + ran.stderr
-        else:
-            assert main(short) == 0, " ".join(short)
+            short += ["--port", "0"]
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"hello\n")))  # for chat
+        assert main(short) == 0, " ".join(short)
         done.add(" ".join(words))
 
     # The real model once; for all that follows, a tiny one of its kind stands where it was, which is made first.

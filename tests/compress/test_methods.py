@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,46 +29,52 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("plain") / "model")
 
 
+@pytest.fixture(scope="module")
+def compressed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, dict[str, Any]]]:
+    """The model by each method, undisturbed, and what is told of it."""
+
+    @cache
+    def once(name: str) -> tuple[Path, dict[str, Any]]:
+        out = tmp_path_factory.mktemp("compressed") / name
+        return out, compress(model, built(name), out, WISH)
+
+    return once
+
+
 def built(name: str) -> Compressor:
     return build(Method(name, COMPRESSORS[name].options), Compressor, "test")  # type: ignore[type-abstract]
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
 class TestEveryCompressor:
-    def test_smaller_read_back_and_served_in_a_crowd(self, name: str, model: Path, tmp_path: Path) -> None:
+    def test_smaller_read_back_and_the_same_tokens_in_any_batch(self, name: str, model: Path, compressed: Any) -> None:
         case = COMPRESSORS[name]
-        told = compress(model, built(name), tmp_path / "out", WISH)
+        out, told = compressed(name)
         assert told["bytes"] <= case.bytes_left * told["bytes_before"]
         assert told["bits_per_weight"] == pytest.approx(told["bytes"] * 8 / told["parameters"], abs=1e-3)
-        assert told["perplexity"] > 0 and (tmp_path / "out" / "moesaic.json").is_file()
-        small, plain = load(tmp_path / "out"), load(model)
+        assert told["perplexity"] > 0 and (out / "moesaic.json").is_file()
+        small, plain = load(out), load(model)
         prompts = [[5, 6, 7, 8], [9, 10], [11, 12, 13]]
         if case.logit_change is not None:
             off = torch.cat(small.logits(prompts)) - torch.cat(plain.logits(prompts))
             assert off.norm() / torch.cat(plain.logits(prompts)).norm() < case.logit_change
         engine = moesaic.Engine(small)
-        crowd = engine.generate(prompts, max_tokens=6, temperature=0.0)
+        together = engine.generate(prompts, max_tokens=6, temperature=0.0)
         alone = [engine.generate([prompt], max_tokens=6, temperature=0.0)[0] for prompt in prompts]
-        assert [answer.tokens for answer in crowd] == [answer.tokens for answer in alone]
+        assert [answer.tokens for answer in together] == [answer.tokens for answer in alone]
 
     def test_a_killed_run_goes_on_to_the_same_weights(
-        self, name: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, name: str, model: Path, tmp_path: Path, compressed: Any
     ) -> None:
-        wish = CompressionRequest(samples=4, length=64, check_tokens=0, min_expert_tokens=16)
-        compress(model, built(name), tmp_path / "whole", wish)
-        calls = 0
-
         def stop(what: str, done: int, total: int) -> None:
-            nonlocal calls
-            calls += 1
             if done >= 1:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            compress(model, built(name), tmp_path / "part", wish, stop)
+            compress(model, built(name), tmp_path / "part", WISH, stop)
         assert not (tmp_path / "part").exists()
-        compress(model, built(name), tmp_path / "part", wish)
-        files = [(tmp_path / where / "model.safetensors").read_bytes() for where in ("whole", "part")]
+        compress(model, built(name), tmp_path / "part", WISH)
+        files = [(out / "model.safetensors").read_bytes() for out in (compressed(name)[0], tmp_path / "part")]
         assert files[0] == files[1]
         assert not list(tmp_path.glob(".*compressing"))
 

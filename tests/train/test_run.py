@@ -205,7 +205,7 @@ def test_parts_of_a_batch_add_up(recipe_file, whole, tmp_path):
 
 
 def test_a_run_resumes_in_the_dtype_it_was_started_in_where_another_is_fast(recipe_file, tmp_path, monkeypatch):
-    few = ["train.warmup_steps=0", "train.save_every=2"]
+    few = ["train.warmup_steps=0", "train.save_every=2", "train.batch_tokens=64"]
     for fast, steps in ((torch.bfloat16, 2), (torch.float32, 4)):  # as on a GPU, and then on a CPU
         monkeypatch.setattr("moesaic.kernels.hardware.dtype", lambda device, stored, fast=fast: fast)
         run(recipe_file, tmp_path / "run", f"train.steps={steps}", *few)
@@ -222,7 +222,7 @@ class Killed(Exception):
 @pytest.mark.parametrize("first_fast", [True, False])
 def test_killed_before_its_first_checkpoint_a_run_resumes_in_its_dtype(recipe_file, tmp_path, monkeypatch, first_fast):
     """As on a processor with instructions for bfloat16 and then on one without, and the other way round."""
-    few = ["train.steps=4", "train.warmup_steps=0", "train.save_every=4"]
+    few = ["train.steps=4", "train.warmup_steps=0", "train.save_every=4", "train.batch_tokens=64"]
 
     def here(fast: bool) -> None:
         monkeypatch.setattr("moesaic.kernels.hardware.half_is_fast", lambda kind: fast)
@@ -248,7 +248,7 @@ def test_killed_before_its_first_checkpoint_a_run_resumes_in_its_dtype(recipe_fi
 
 
 def test_the_dtype_is_reported_with_its_reason_and_can_be_set(recipe_file, tmp_path, monkeypatch, capsys):
-    few = ["train.warmup_steps=0", "train.save_every=1"]
+    few = ["train.warmup_steps=0", "train.save_every=1", "train.batch_tokens=64"]
     monkeypatch.setattr("moesaic.kernels.hardware.half_is_fast", lambda kind: True)
     pretrain(load_recipe(recipe_file, ["train.steps=1", *few]), tmp_path / "run")
     assert capsys.readouterr().err.startswith("dtype bfloat16, fast on this machine (train.dtype: auto)\n")
@@ -440,7 +440,7 @@ def test_a_spike_goes_back_before_the_update_that_broke_the_weights(recipe_file,
 @pytest.mark.parametrize("sigmas", [8.0, 0.0])  # whether or not losses that are only high are looked for
 def test_steps_that_are_never_finite_go_back_and_are_not_kept_in_place_of_good_ones(sigmas, recipe_file, tmp_path):
     settings = ["train.steps=60", "train.save_every=10", "train.spike.max_rewinds=1", f"train.spike.sigmas={sigmas}"]
-    recipe = load_recipe(recipe_file, settings)
+    recipe = load_recipe(recipe_file, [*settings, "train.batch_tokens=64"])
 
     class Lost(Run):
         until = 1  # rewinds that mend it
