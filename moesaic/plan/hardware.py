@@ -59,6 +59,14 @@ class Device:
     serve_kernel: float = 2.5e-6  # seconds from one kernel's start to the next inside a CUDA graph
     serve_reduce: float = 10e-6  # seconds of a small all-reduce among eight devices
     serve_link: float = 0.6  # share of the link's rate in large messages of a step
+    # Power against the clock (energy.py), in MHz and watts; 0: as shares of `power` and `clock` like an H200's.
+    clock: float = 0.0  # highest
+    lowest_clock: float = 0.0
+    sustained_clock: float = 0.0  # that large matmuls run at under the power limit
+    knee_clock: float = 0.0  # below it the memory slows down too
+    clock_idle_power: float = 0.0  # above `idle_power`, with nothing to do at the highest clock
+    core_power: float = 0.0  # of busy tensor cores at the highest clock
+    memory_power: float = 0.0  # of the memory at its full bandwidth
     sources: tuple[str, ...] = ()
 
     def __hash__(self) -> int:
@@ -86,6 +94,8 @@ class Cluster:
         return f"{self.count}x{self.device.name.upper()}"
 
 
+CLOCKS = {"clock", "lowest_clock", "sustained_clock", "knee_clock", "clock_idle_power", "core_power", "memory_power"}
+ZERO = {"price", "step_overhead", "mixture_overhead", "mixture_launch", "idle_power", "wave", *CLOCKS}  # may be 0
 NUMBERS = {item.name for item in fields(Device) if item.type == "float"} | {"units", "domain"}
 
 
@@ -160,7 +170,7 @@ def _device(key: str, known: dict[str, dict[str, Any]], depth: int = 0) -> Devic
             entry[name] = _positive(
                 value,
                 f"{place}: {name}",
-                zero=name in {"price", "step_overhead", "mixture_overhead", "mixture_launch", "idle_power", "wave"},
+                zero=name in ZERO,
             )
         if name in {"flops", "matmul"}:
             if not isinstance(value, dict) or not value:
