@@ -24,7 +24,7 @@ from moesaic.plan.step_energy import Pricing
 # Model, device, devices per instance, requests per second, TTFT and TPOT in seconds. The first is the paper's setting.
 SETTINGS = (
     ("llama-3-8b", "a100", 1, 12.0, 0.5, 0.045),
-    ("llama-3-8b", "a100", 1, 24.0, 0.5, 0.045),
+    ("llama-3-8b", "a100", 1, 18.0, 0.5, 0.045),
     ("qwen3-30b-a3b", "h200", 1, 20.0, 0.5, 0.040),
     ("qwen3-30b-a3b", "h200", 1, 20.0, 0.25, 0.030),
     ("qwen3-30b-a3b", "h200", 1, 40.0, 0.5, 0.040),
