@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from moesaic.errors import UserError
+from moesaic.json_files import read_json
 
 ALIASES = {"vp": "interleave", "vpp": "interleave", "micro_batch": "mb", "mbs": "mb"}
 
@@ -49,6 +51,8 @@ _DEFAULTS = asdict(ParallelLayout())
 def parse_layout(text: str, devices: int | None = None, place: str = "--layout") -> ParallelLayout:
     """`tp=8 pp=16 dp=24`; without dp, what remains of `devices` is data parallel."""
     given: dict[str, int] = {}
+    if text.endswith(".json"):
+        text = _from_plan(Path(text))
     for word in text.replace(",", " ").split():
         key, equals, value = word.partition("=")
         key = ALIASES.get(key.strip().lower(), key.strip().lower())
@@ -85,6 +89,14 @@ def parse_layout(text: str, devices: int | None = None, place: str = "--layout")
     if layout.zero > 3:
         raise UserError(f"{place}: zero={layout.zero}", "stages of ZeRO are 0 to 3")
     return layout
+
+
+def _from_plan(file: Path) -> str:
+    """The layout that `moesaic plan` wrote."""
+    parallel = read_json(file, "Write it again with moesaic plan --save.").get("parallel")
+    if not isinstance(parallel, dict):
+        raise UserError(file, "holds no layout", "Give a file that moesaic plan --save wrote.")
+    return " ".join(f"{key}={value}" for key, value in parallel.items())
 
 
 def _fill(layout: ParallelLayout, has_dp: bool, devices: int, place: str) -> ParallelLayout:

@@ -66,8 +66,8 @@ def all_to_all(bytes_: float, among: Group, device: Device, imbalance: float = 1
 def expert_exchange(
     rows: float, row_bytes: float, topk: int, among: Group, device: Device, imbalance: float = 1.0
 ) -> float:
-    """Tokens to the ranks of their experts, or back: one row for each chosen expert inside a domain, but only one for each
-    domain between them, where the domain's ranks pass it on (redundancy-bypassing dispatch)."""
+    """Tokens to the ranks of their experts, or back: one row for each chosen expert inside a domain, but only one for
+    each domain between them, where the domain's ranks pass it on (redundancy-bypassing dispatch)."""
     if among.size == 1 or not rows:
         return 0.0
     link, network = device.link * device.link_share, device.network * device.network_share

@@ -36,7 +36,7 @@ def elementwise(bytes_: float, device: Device) -> float:
 
 
 def attention(flops: float, bytes_: float, device: Device, head: float = 128.0) -> float:
-    """Fused attention: scores never leave the chip. Narrow heads leave more of the time to the softmax between matmuls."""
+    """Fused attention: scores never leave the chip. With narrow heads more of the time goes to the softmax."""
     if not flops:
         return 0.0
     wide = head / (head + HEAD_HALF) * (128 + HEAD_HALF) / 128

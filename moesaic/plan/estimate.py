@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from moesaic.errors import UserError
@@ -54,6 +54,16 @@ class TrainingPlan:
         }
         return max(shares, key=shares.__getitem__)
 
+    def brief(self) -> dict[str, Any]:
+        """One line of a search's runners-up."""
+        return {
+            "layout": str(self.layout),
+            "recompute": self.work.recompute,
+            "step_seconds": self.step.seconds,
+            "memory_bytes": self.memory.total,
+            "bound_by": self.bound_by(),
+        }
+
     def as_json(self) -> dict[str, Any]:
         step, device = self.step, self.cluster.device
         error = expected_error(self.model, device)
@@ -66,6 +76,7 @@ class TrainingPlan:
             "active_parameters": self.model.active_parameters,
             "cluster": self.cluster.name,
             "layout": str(self.layout),
+            "parallel": asdict(self.layout),
             "devices_used": self.used,
             "micro_batch": step.micro_batch,
             "micro_batches": step.micro_batches,

@@ -1,4 +1,4 @@
-"""How wrong the planner has been on published runs of the same kind: the error that nine of ten of them stayed within."""
+"""How wrong the planner has been on published runs of the same kind: the error that nine of ten stayed within."""
 
 from __future__ import annotations
 
@@ -37,14 +37,16 @@ def errors() -> tuple[tuple[PublishedRun, float], ...]:
 
 
 def expected_error(model: ModelShape, device: Device) -> ExpectedError:
-    mixture = bool(model.experts)
-    generation = GENERATIONS.get(device.name)
-    what = "mixtures" if mixture else "dense models"
+    what = "mixtures" if model.experts else "dense models"
+    generation = GENERATIONS.get(device.name, device.name)
+    alike = [
+        (run.cluster.device.name, error) for run, error in errors() if bool(run.model.experts) == bool(model.experts)
+    ]
     near = [
-        (f"{what} on {device.name.upper()}", [e for run, e in errors() if run.cluster.device.name == device.name and bool(run.model.experts) == mixture]),
-        (f"{what} on {generation} devices", [e for run, e in errors() if GENERATIONS.get(run.cluster.device.name) == generation and bool(run.model.experts) == mixture]),
-        (f"{what} on any device", [e for run, e in errors() if bool(run.model.experts) == mixture]),
-    ]  # fmt: skip
+        (f"{what} on {device.name.upper()}", [error for name, error in alike if name == device.name]),
+        (f"{what} on {generation} devices", [error for name, error in alike if GENERATIONS.get(name) == generation]),
+        (f"{what} on any device", [error for _, error in alike]),
+    ]
     kind, found = next((kind, found) for kind, found in near if len(found) >= FEWEST or kind.endswith("any device"))
     ranked = sorted(abs(error) for error in found)
     # The smallest bound that at least 90 % of the runs lie within.

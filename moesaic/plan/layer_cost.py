@@ -1,7 +1,7 @@
 """Seconds of one layer's forward and backward pass on one rank, part by part, for one micro-batch of a training step.
 
-Every matmul appears with its true sizes under the layout, so a narrow shard or a small expert is as slow as it is. Bytes
-of elementwise work are counted as fused kernels move them (each tensor read and written once per fused group).
+Every matmul appears with its true sizes under the layout, so a narrow shard or a small expert is as slow as it is.
+Bytes of elementwise work are counted as fused kernels move them (each tensor read and written once per fused group).
 """
 
 from __future__ import annotations

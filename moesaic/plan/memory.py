@@ -1,7 +1,7 @@
-"""Bytes on one device: parameters, gradients, optimizer states, activations, buffers, what the allocator loses; per layout.
+"""Bytes on one device: parameters, gradients, optimizer states, activations, buffers, fragmentation; for every layout.
 
 Activations are counted tensor by tensor as autograd keeps them (docs/plan.md has the table), mixtures by the rows that
-reach the busiest rank. The fullest pipeline rank counts: the first one holds the most micro-batches, the last the logits.
+reach the busiest rank. The fullest pipeline rank counts: the first holds the most micro-batches, the last the logits.
 """
 
 from __future__ import annotations

@@ -95,14 +95,11 @@ def _divisions(model: ModelShape, count: int, work: TrainingWork) -> Iterator[Pa
     layers = len(model.layers)
     batches = [size for size in range(1, min(work.batch, count) + 1) if work.batch % size == 0]
     tensors = [size for size in (1, 2, 4, 8, 16) if heads % size == 0]
-    contexts = [
-        size for size in (1, 2, 4, 8, 16, 32) if work.sequence % size == 0 and work.sequence // size >= 2048
-    ] or [1]
-    stages = [
-        size
-        for size in range(1, layers + 1)
-        if size in (1, 2, 4, 8, 16, 32, 64) or (layers % size == 0 and size <= 128)
-    ]
+    # Below 2,048 tokens a rank, dividing sequences costs more than it brings.
+    longest = max(1, work.sequence // 2048)
+    contexts = [size for size in (1, 2, 4, 8, 16, 32) if work.sequence % size == 0 and size <= longest]
+    halves = {1, 2, 4, 8, 16, 32, 64}
+    stages = [size for size in range(1, min(layers, 128) + 1) if size in halves or layers % size == 0]
     choices = [
         (tp * pp * cp * dp, tp, pp, cp, dp)
         for tp in tensors
@@ -143,7 +140,8 @@ def _refuse(model: ModelShape, cluster: Cluster, smallest: tuple[float, Parallel
         count += 1
     raise UserError(
         f"--cluster {cluster.name}",
-        f"{model.name} does not fit: the leanest layout found ({layout}, recompute {policy}) needs {needed / 1e9:,.0f} GB "
-        f"of the {device.memory_bytes / 1e9:,.0f} GB of a device",
-        f"Weights, gradients and optimizer states alone are {state / 1e9:,.0f} GB: some {count} {device.name.upper()} would hold them.",
+        f"{model.name} does not fit: the leanest layout found ({layout}, recompute {policy}) needs "
+        f"{needed / 1e9:,.0f} GB of the {device.memory_bytes / 1e9:,.0f} GB of a device",
+        f"Weights, gradients and optimizer states alone are {state / 1e9:,.0f} GB: some {count} of these devices would "
+        "hold them.",
     )

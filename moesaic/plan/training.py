@@ -45,8 +45,8 @@ def _passes(layer: LayerShape, hidden: int, rank: Rank) -> tuple[Seconds, Second
 
 
 def busy_seconds(model: ModelShape, cluster: Cluster, layout: ParallelLayout, work: TrainingWork) -> float:
-    """One micro-batch through the whole model on one rank's shares, all stages together: no step can be shorter than this
-    times its micro-batches, divided among the stages."""
+    """One micro-batch through the whole model on one rank's shares, all stages together: no step can be shorter than
+    this times its micro-batches, divided among the stages."""
     device = cluster.device
     rank = Rank(device, work, layout.mb or 1, layout.tp, layout.cp, layout.ep)
     total = Seconds()
@@ -55,7 +55,7 @@ def busy_seconds(model: ModelShape, cluster: Cluster, layout: ParallelLayout, wo
         total = total + (forward + backward) * count
     if model.parallel_block:
         total = replace(total, tensor=total.tensor / 2)
-    return total.compute + _exposed_inside(total, device, overlaps(work, device))
+    return busy(total, device, overlaps(work, device))
 
 
 def step_time(model: ModelShape, cluster: Cluster, layout: ParallelLayout, work: TrainingWork) -> StepTime:
@@ -83,14 +83,21 @@ def overlaps(work: TrainingWork, device: Device) -> frozenset[str]:
     return frozenset(device.overlap) if work.overlap is None else work.overlap
 
 
-def _step(model: ModelShape, device: Device, layout: ParallelLayout, work: TrainingWork, size: int) -> StepTime:
-    rank = Rank(device, work, size, layout.tp, layout.cp, layout.ep)
-    hidden_by = overlaps(work, device)
-    micro_batches = sequences_per_rank(layout, work) // size
-    stages = divide(model, layout.pp)
+@dataclass(frozen=True)
+class StagePasses:
+    """One micro-batch through each pipeline rank (all of its chunks), and one message between two of them."""
 
+    forward: list[Seconds]
+    backward: list[Seconds]
+    transfer: float
+
+
+def stage_passes(
+    model: ModelShape, device: Device, layout: ParallelLayout, work: TrainingWork, size: int
+) -> StagePasses:
+    rank = Rank(device, work, size, layout.tp, layout.cp, layout.ep)
     forward, backward = [], []
-    for stage in stages:
+    for stage in divide(model, layout.pp):
         f = b = Seconds()
         for layer, count in stage.items():
             one, two = _passes(layer, model.hidden, rank)
@@ -104,18 +111,24 @@ def _step(model: ModelShape, device: Device, layout: ParallelLayout, work: Train
     backward[0] = backward[0] + embed * 2
     forward[-1] = forward[-1] + head[0]
     backward[-1] = backward[-1] + head[1]
-    whole = [f + b for f, b in zip(forward, backward, strict=True)]
+    return StagePasses(forward, backward, _pipeline_send(model, rank, layout))
 
-    times = [stage.compute + _exposed_inside(stage, device, hidden_by) for stage in whole]
+
+def _step(model: ModelShape, device: Device, layout: ParallelLayout, work: TrainingWork, size: int) -> StepTime:
+    hidden_by = overlaps(work, device)
+    micro_batches = sequences_per_rank(layout, work) // size
+    passes = stage_passes(model, device, layout, work, size)
+    whole = [f + b for f, b in zip(passes.forward, passes.backward, strict=True)]
+
+    times = [busy(stage, device, hidden_by) for stage in whole]
     slowest = max(range(len(times)), key=times.__getitem__)
     mean = sum(times) / len(times)
-    transfer = _pipeline_send(model, rank, layout)
-    per_micro = 2 * layout.interleave * transfer
+    per_micro = 2 * layout.interleave * passes.transfer
     if "pp" in hidden_by:
         per_micro *= 1 - device.hidden
     bubble_share = 1 / 3 if work.schedule == "zero-bubble" else 1.0
     # Filling and draining: every other stage's share once, in chunks; sends are exposed there in any case.
-    bubble = (layout.pp - 1) * (mean / layout.interleave * bubble_share + 2 * transfer) if layout.pp > 1 else 0.0
+    bubble = (layout.pp - 1) * (mean / layout.interleave * bubble_share + 2 * passes.transfer) if layout.pp > 1 else 0.0
     steady = micro_batches * times[slowest]
     sends = micro_batches * per_micro if layout.pp > 1 else 0.0
 
@@ -143,15 +156,20 @@ def _step(model: ModelShape, device: Device, layout: ParallelLayout, work: Train
 
 
 def _exposed_by_kind(stage: Seconds, device: Device, hidden_by: frozenset[str]) -> dict[str, float]:
-    """Communication inside layers after overlap: `hidden` of it runs behind computation where there is enough of that."""
-    kinds = {"tensor": ("tp", stage.tensor), "context": ("tp", stage.context), "experts": ("ep", stage.experts)}
-    return {
-        name: seconds * (1 - device.hidden) if flag in hidden_by else seconds for name, (flag, seconds) in kinds.items()
-    }
+    """Communication inside layers after overlap: `hidden` of it runs behind computation, as far as there is enough."""
+    left = stage.compute
+    found = {}
+    for name, flag in (("tensor", "tp"), ("context", "tp"), ("experts", "ep")):
+        seconds = getattr(stage, name)
+        behind = min(device.hidden * seconds, left) if flag in hidden_by else 0.0
+        left -= behind
+        found[name] = seconds - behind
+    return found
 
 
-def _exposed_inside(stage: Seconds, device: Device, hidden_by: frozenset[str]) -> float:
-    return sum(_exposed_by_kind(stage, device, hidden_by).values())
+def busy(stage: Seconds, device: Device, hidden_by: frozenset[str]) -> float:
+    """Seconds in which a rank computes, or waits for communication that nothing hides."""
+    return stage.compute + sum(_exposed_by_kind(stage, device, hidden_by).values())
 
 
 def _embedding(model: ModelShape, rank: Rank) -> Seconds:
@@ -197,7 +215,7 @@ def _data_parallel(
 
 
 def stage_parameters(model: ModelShape, layout: ParallelLayout) -> tuple[float, float]:
-    """Of the fullest pipeline rank: parameters outside the experts, and experts' own, after tensor and expert division."""
+    """Of the fullest pipeline rank: parameters outside the experts, and the experts', as tp and ep divide them."""
     fullest = (0.0, 0.0)
     for index, stage in enumerate(divide(model, layout.pp)):
         plain = expert = 0.0
