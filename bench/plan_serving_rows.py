@@ -56,6 +56,8 @@ class Case:
     ttft_ms: float
     tpot_ms: float
     tuned_on: bool
+    path: str = ""  # of the model, as the table names it
+    formats: tuple[str, str] = ("", "")  # of matmuls and of experts, as the table names them
 
     @property
     def throughput(self) -> float:
@@ -112,6 +114,7 @@ def _case(number: int, row: dict[str, str], tuned_on: bool) -> Case | Unusable:
         row["backend_version"], _dtype(row), row["mode"], whole("isl"), whole("osl"),
         int(stated[1]) if stated else batch * layout.dp, layout, workers, prefill, prefill_workers,
         float(row["silicon_ttft_ms"]), float(row["silicon_tpot_ms"]), tuned_on,
+        row["model_path"], (row["gemm_quant_mode"], row["moe_quant_mode"]),
     )  # fmt: skip
 
 

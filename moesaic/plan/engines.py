@@ -21,6 +21,7 @@ class Engine:
     kernels: float
     experts: float
     mixed: float
+    eager: float
     first: float
     bunching: float
     running: int

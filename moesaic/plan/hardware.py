@@ -53,12 +53,6 @@ class Device:
     mixture_overhead: float = 0.0  # seconds per mixture layer and pass: sorting, counting, waiting for the host
     mixture_launch: float = 0.0  # seconds the host needs to launch one mixture layer's kernels, forward and backward
     step_overhead: float = 0.0  # seconds per training step outside the model: data, logging, synchronisation
-    serve_memory: float = 0.7  # share of the bandwidth at which a decode step streams weights
-    serve_compute: float = 0.5  # share of the peak that matmuls of a serving step reach
-    serve_attention: float = 0.6  # attention's share of both of these
-    serve_kernel: float = 2.5e-6  # seconds from one kernel's start to the next inside a CUDA graph
-    serve_reduce: float = 10e-6  # seconds of a small all-reduce among eight devices
-    serve_link: float = 0.6  # share of the link's rate in large messages of a step
     # Power against the clock (energy.py), in MHz and watts; 0: as shares of `power` and `clock` like an H200's.
     clock: float = 0.0  # highest
     lowest_clock: float = 0.0
@@ -67,6 +61,12 @@ class Device:
     clock_idle_power: float = 0.0  # above `idle_power`, with nothing to do at the highest clock
     core_power: float = 0.0  # of busy tensor cores at the highest clock
     memory_power: float = 0.0  # of the memory at its full bandwidth
+    serve_memory: float = 0.9  # share of the bandwidth at which a decode step streams weights
+    serve_compute: float = 0.6  # share of the peak that matmuls of a serving step reach
+    serve_attention: float = 0.8  # attention's share of both of these
+    serve_kernel: float = 6e-6  # seconds from one kernel's start to the next inside a CUDA graph
+    serve_reduce: float = 8e-6  # seconds of a small all-reduce among eight devices
+    serve_link: float = 0.5  # share of the link's rate in large messages of a step
     sources: tuple[str, ...] = ()
 
     def __hash__(self) -> int:

@@ -15,6 +15,7 @@ from moesaic.errors import UserError
 from moesaic.parallel.layout import ParallelLayout
 from moesaic.plan.engines import load_engine
 from moesaic.plan.hardware import FORMAT_BYTES, Cluster
+from moesaic.plan.measured_tables import MeasuredTables
 from moesaic.plan.serving_memory import CHUNK, buffer_bytes, sequence_bytes, sequences_that_fit, weight_bytes
 from moesaic.plan.serving_step import Batch, Serving, StepTime
 from moesaic.plan.shape import ModelShape
@@ -57,10 +58,12 @@ def estimate_serving(
     workers: int = 1,
     prefill_workers: int = 1,
     tokens_per_step: float = 1.0,
+    tables: MeasuredTables | None = None,
 ) -> ServingPlan:
     """`layout` is one worker's; `workers` of them share the load. With `prefill`, that layout (times `prefill_workers`)
     prefills and `layout` only decodes. `prefix_share`: part of each prompt that is cached already. `tokens_per_step`:
-    tokens a sequence gains per step, above one with speculative decoding."""
+    tokens a sequence gains per step, above one with speculative decoding. `tables`: measured expert
+    layers (`measured_tables.find_tables()`), where there are any."""
     _check(prompt, output, concurrency, dtype, cache_dtype, prefix_share, request_rate)
     devices = layout.devices * workers + (prefill.devices * prefill_workers if prefill else 0)
     if devices > cluster.count:
@@ -70,16 +73,16 @@ def estimate_serving(
         )  # fmt: skip
     engine = load_engine(backend)
     cached = cache_dtype or engine.cache_dtype(dtype)
-    serving = Serving(model, cluster.device, layout, engine, dtype, cached)
+    serving = Serving(model, cluster.device, layout, engine, dtype, cached, tables)
     before = replace(serving, layout=prefill) if prefill else serving
-    load = _Load(serving, before, prompt, output, prefix_share, workers, prefill_workers, prefill is not None,
+    load = Load(serving, before, prompt, output, prefix_share, workers, prefill_workers, prefill is not None,
                  tokens_per_step)  # fmt: skip
     clients = load.clients_at(request_rate, concurrency) if request_rate else float(concurrency)
     ttft, tpot, batch = load.latency(clients)
     total = ttft + tpot * (output - 1)
     rate = clients * output / total
     decode, first = load.decode_step(batch), load.prefill_step()
-    room = sequences_that_fit(serving, prompt + output)
+    room = sequences_that_fit(serving, prompt + output / 2)  # at any moment some are short, some nearly done
     kept = sequence_bytes(serving, prompt + output / 2) * min(batch, max(room, 1))
     memory = {"weights": weight_bytes(serving), "kv_cache": kept, "buffers": buffer_bytes(serving, CHUNK)}
     memory["total"] = sum(memory.values())
@@ -105,7 +108,7 @@ def estimate_serving(
 
 
 @dataclass(frozen=True)
-class _Load:
+class Load:
     """Requests of one size on one way to serve."""
 
     serving: Serving
@@ -125,10 +128,15 @@ class _Load:
     def decode_step(self, sequences: float) -> StepTime:
         return self.serving.step(Batch(sequences, self.prompt + self.output / 2))
 
-    def prefill_step(self) -> StepTime:
-        """One prompt in each replica."""
+    def prefill_step(self, prompts: float = 1.0) -> StepTime:
+        """So many prompts in each replica."""
         fresh = max(1.0, self.prompt * (1 - self.prefix_share))
-        return self.before.step(Batch(prompt_tokens=fresh, prompt_context=self.prompt - fresh / 2))
+        return self.before.step(Batch(prompt_tokens=prompts * fresh, prompt_context=self.prompt - fresh / 2))
+
+    def prefill_each(self, others: float) -> float:
+        """Seconds of prefill per prompt: of `others` under way some come together and share a step, if short."""
+        together = min(max(1.0, CHUNK / self.prompt), 1 + self.serving.engine.bunching * max(0.0, others))
+        return self.prefill_step(together).seconds / together
 
     def latency(self, clients: float) -> tuple[float, float, float]:
         """(seconds to the first token, seconds per further token, sequences that decode together)."""
@@ -140,7 +148,7 @@ class _Load:
         room = max(1, min(sequences_that_fit(self.serving, self.prompt + self.output / 2), engine.running))
         batch = min(each, room)
         step = self.decode_step(batch).seconds / self.tokens_per_step
-        prefill = self.prefill_step().seconds
+        prefill = self.prefill_each(batch - 1)
         others = max(0.0, batch - 1) * prefill * (1 - engine.mixed)
         tpot = step + others * (1 - engine.bunching) / max(1, self.output)
         ttft = engine.first + prefill + step / 2 + others * engine.bunching
@@ -149,8 +157,8 @@ class _Load:
 
     def _split(self, clients: float) -> tuple[float, float, float]:
         engine = self.serving.engine
-        prefill = self.prefill_step().seconds
         servers = self.before.layout.dp * self.prefill_workers
+        prefill = self.prefill_each(clients / servers - 1)
         room = max(1, min(sequences_that_fit(self.serving, self.prompt + self.output / 2), engine.running))
         low, high = 0.0, min(clients / self.replicas, room)
         # The batch for which as many requests wait for or undergo prefill as do not decode.
@@ -159,18 +167,14 @@ class _Load:
             decoding = self.decode_step(batch).seconds / self.tokens_per_step * self.output
             arriving = batch * self.replicas / decoding
             waiting = (clients - batch * self.replicas) / arriving
-            low, high = (low, batch) if waiting < self._prefill_wait(arriving, prefill, servers) else (batch, high)
+            wanted = prefill * (1 + engine.bunching * max(0.0, clients / servers - 1))
+            enough = waiting >= wanted and arriving * prefill <= servers
+            low, high = (batch, high) if enough else (low, batch)
         step = self.decode_step(batch).seconds / self.tokens_per_step
         transfer = self._transfer()
         arriving = batch * self.replicas / (step * self.output)
         ttft = max(clients / arriving - step * self.output, prefill) + engine.first + transfer
         return ttft, step, batch
-
-    def _prefill_wait(self, arriving: float, prefill: float, servers: int) -> float:
-        busy = arriving * prefill / servers
-        if busy >= 1:
-            return float("inf")
-        return prefill * (1 + self.serving.engine.bunching * busy / (1 - busy))
 
     def _transfer(self) -> float:
         """The prompt's KV cache to the device that decodes, over the network between nodes."""

@@ -8,7 +8,7 @@ from moesaic.plan.hardware import FORMAT_BYTES
 from moesaic.plan.serving_step import BF16, Serving
 
 CHUNK = 8192  # tokens of the largest step
-RUNTIME = 2.5e9  # CUDA context, communication buffers, CUDA graphs
+RUNTIME = 1.5e9  # CUDA context, communication buffers, CUDA graphs
 
 
 def weight_bytes(serving: Serving) -> float:

@@ -14,9 +14,20 @@ from moesaic.parallel.layout import ParallelLayout
 from moesaic.plan.collectives import Group, group
 from moesaic.plan.engines import Engine
 from moesaic.plan.hardware import FORMAT_BYTES, Device
+from moesaic.plan.measured_tables import ExpertLayer, MeasuredTables
 from moesaic.plan.shape import AttentionShape, FfnShape, ModelShape
 
-KERNELS = {"attention": 7, "latent": 12, "dense": 3, "experts": 8}  # per layer, in the forms engines fuse them to
+KERNELS = {
+    "attention": 7.0,
+    "latent": 7.5,
+    "dense": 3.0,
+    "experts": 6.3,
+}  # per layer, in the forms engines fuse them to
+IMBALANCE = 1.17  # load of the busiest rank of experts over the mean
+VARIETY = 0.99  # tokens choose experts less independently than at random: so many tokens' worth of choices per token
+PADDING = 32  # rows that an expert's matmul computes at most beside those it has
+NARROW = 0.5  # narrower formats speed up experts' matmuls by this power of what they do for the device's peak
+PASSES = 4  # times that the rows of experts' inputs and outputs are moved: permuted, quantised, scaled, added up
 BF16 = 2.0
 
 
@@ -64,6 +75,7 @@ class Serving:
     engine: Engine
     dtype: str
     cache_dtype: str
+    tables: MeasuredTables | None = None  # measured times of expert layers, in place of their roofline
 
     @property
     def dense_dtype(self) -> str:
@@ -92,12 +104,8 @@ class Serving:
         time.add("launch", self.engine.step + self.engine.sequence * batch.sequences)
         return time
 
-    def _matmul(
-        self, m: float, n: float, k: float, dtype: str, time: StepTime, *, weights: float = 1.0, share: float = 1.0
-    ) -> None:
-        """`weights`: matrices of n x k read; `m` rows computed in all; `share` of the device's rates reached."""
-        moving = weights * n * k * FORMAT_BYTES[dtype] + m * (n + k) * BF16
-        self._roofline(2 * m * n * k, moving, self.rate(dtype) * share, time, share)
+    def _matmul(self, m: float, n: float, k: float, dtype: str, time: StepTime) -> None:
+        self._roofline(2 * m * n * k, n * k * FORMAT_BYTES[dtype] + m * (n + k) * BF16, self.rate(dtype), time)
 
     def _roofline(self, flops: float, bytes_: float, rate: float, time: StepTime, share: float = 1.0) -> None:
         computing = flops / rate
@@ -105,8 +113,11 @@ class Serving:
         total: float = (computing**2 + moving**2) ** 0.5
         time.add("compute" if computing > moving else "bandwidth", total)
 
-    def _launch(self, kernels: float, time: StepTime) -> None:
-        time.add("launch", kernels * self.engine.kernels * self.device.serve_kernel)
+    def _launch(self, kernels: float, batch: Batch, time: StepTime) -> None:
+        """Steps that only decode replay a CUDA graph; others are launched kernel by kernel."""
+        graph = self.device.serve_kernel
+        each = max(graph, self.engine.eager) if batch.prompt_tokens else graph
+        time.add("launch", kernels * self.engine.kernels * each)
 
     def _attention(self, shape: AttentionShape, batch: Batch, time: StepTime) -> None:
         hidden, tp, tokens, dtype = self.model.hidden, self.layout.tp, batch.tokens, self.dense_dtype
@@ -143,7 +154,7 @@ class Serving:
             bytes_ = batch.prompt_tokens * cache_width * BF16
             self._roofline(flops, bytes_, self.rate("bf16"), time, self.device.serve_attention)
         self._matmul(tokens, hidden, heads * shape.value_size, dtype, time)
-        self._launch(kernels, time)
+        self._launch(kernels, batch, time)
         self._reduce(tokens, time)
 
     def _indexer(self, shape: AttentionShape, batch: Batch, time: StepTime) -> None:
@@ -159,36 +170,45 @@ class Serving:
         hidden, tp, tokens = self.model.hidden, self.layout.tp, batch.tokens
         up = shape.matrices - 1
         if not shape.experts:
-            self._dense(shape.hidden, up, tokens, tp, self.dense_dtype, time)
+            self._dense(shape.hidden, up, batch, tp, self.dense_dtype, time)
             self._reduce(tokens, time)
             return
         if shape.shared_hidden:
-            self._dense(shape.shared_hidden, up, tokens, tp, self.dense_dtype, time)
+            self._dense(shape.shared_hidden, up, batch, tp, self.dense_dtype, time)
         self._matmul(tokens, shape.experts, hidden, "bf16", time)
-        ranks = tp * self.layout.dp
-        ep = min(self.layout.ep, shape.experts)
-        width = shape.hidden / (ranks / ep)
-        all_tokens = tokens * self.layout.dp
-        rows = all_tokens * shape.topk / ep * self.imbalance(ep)
-        # Of this rank's experts, those that at least one token chose.
-        touched = shape.experts / ep * (1 - (1 - shape.topk / shape.experts) ** max(1.0, all_tokens))
-        share = self.engine.experts
-        self._matmul(rows, up * width, hidden, self.dtype, time, weights=touched, share=share)
-        self._matmul(rows, hidden, width, self.dtype, time, weights=touched, share=share)
-        self._launch(KERNELS["experts"], time)
+        self._experts(shape, batch, time)
         if self.layout.dp > 1:
             self._exchange(tokens, shape.topk, time)
         else:
             self._reduce(tokens, time)
 
-    def _dense(self, width: int, up: int, tokens: float, tp: int, dtype: str, time: StepTime) -> None:
-        self._matmul(tokens, up * width / tp, self.model.hidden, dtype, time)
-        self._matmul(tokens, self.model.hidden, width / tp, dtype, time)
-        self._launch(KERNELS["dense"], time)
+    def _experts(self, shape: FfnShape, batch: Batch, time: StepTime) -> None:
+        hidden, ranks = self.model.hidden, self.layout.tp * self.layout.dp
+        ep = min(self.layout.ep, shape.experts)
+        tokens = batch.tokens * self.layout.dp
+        if self.tables:
+            layer = ExpertLayer(hidden, shape.hidden, shape.topk, shape.experts, ranks // ep, ep)
+            measured = self.tables.expert_seconds(self.device.name, self.engine.name, self.dtype, layer, tokens)
+            if measured is not None:
+                time.add("bandwidth" if tokens * shape.topk < 64 * shape.experts else "compute", measured)
+                return
+        rows = tokens * shape.topk / ep * (IMBALANCE if ep > 1 else 1)
+        # Of this rank's experts, those that at least one token chose.
+        touched = shape.experts / ep * (1 - (1 - shape.topk / shape.experts) ** max(1.0, VARIETY * tokens))
+        each = rows / touched
+        padded = touched * (each + PADDING * each / (each + PADDING))
+        parameters = shape.matrices * shape.hidden * ep / ranks * hidden  # of one expert on this rank
+        moved = PASSES * rows * (2 * hidden + parameters / hidden) * BF16
+        bytes_ = touched * parameters * FORMAT_BYTES[self.dtype] + moved
+        wide = self.rate("bf16")
+        rate = wide * max(1.0, self.rate(self.dtype) / wide) ** NARROW * self.engine.experts
+        self._roofline(2 * padded * parameters, bytes_, rate, time)
+        self._launch(KERNELS["experts"], batch, time)
 
-    def imbalance(self, ep: int) -> float:
-        """Load of the busiest rank over the mean."""
-        return 1.0 if ep == 1 else 1.2
+    def _dense(self, width: int, up: int, batch: Batch, tp: int, dtype: str, time: StepTime) -> None:
+        self._matmul(batch.tokens, up * width / tp, self.model.hidden, dtype, time)
+        self._matmul(batch.tokens, self.model.hidden, width / tp, dtype, time)
+        self._launch(KERNELS["dense"], batch, time)
 
     def _reduce(self, tokens: float, time: StepTime) -> None:
         among = group(self.layout.tp, 1, self.device)
