@@ -71,13 +71,23 @@ COMPRESSORS: dict[str, Compression] = {
 
 # Training
 
-OBJECTIVES: dict[str, Options] = {
-    "blank_infilling": {"share": 0.3},
-    "distill": {"teacher": "{other}"},
-    "next_token": {},
-    "policy": {},
-    "preference": {},
-    "reward_model": {},
+
+@dataclass(frozen=True)
+class ObjectiveCase:
+    options: Options
+    reaches: frozenset[str]  # parts of a model with prediction layers and a value head that it trains
+    by_targets: bool = True  # a token without a target, weight or label is not trained on
+
+
+BODY = frozenset({"embed", "layers", "norm"})
+OBJECTIVES: dict[str, ObjectiveCase] = {
+    # Its targets are the blanks it cuts itself, wherever they fall.
+    "blank_infilling": ObjectiveCase({"share": 0.3}, BODY | {"head"}, by_targets=False),
+    "distill": ObjectiveCase({"teacher": "{other}"}, BODY | {"head"}),
+    "next_token": ObjectiveCase({}, BODY | {"head", "mtp"}),
+    "policy": ObjectiveCase({}, BODY | {"head"}),
+    "preference": ObjectiveCase({}, BODY | {"head"}),
+    "reward_model": ObjectiveCase({}, BODY | {"value"}),
 }
 OPTIMIZERS: dict[str, Options] = {"adamw": {}, "muon": {}, "zero_one_adam": {}}
 SCHEDULES: dict[str, Options] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ def classes(path: Path) -> list[ast.ClassDef]:
     return [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
 
 
+@cache
 def kinds() -> dict[str, str]:
     """Every package whose __init__.py defines a class that its files extend, and the name of that class."""
     found = {}

@@ -11,18 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moesaic.data.packing import IGNORED, Batch
-from moesaic.errors import UserError
-from moesaic.methods import Method, build
 from moesaic.model.config import Dense, Experts, GroupedQuery, Layer, Rope
 from moesaic.model.context import Routing
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
 from moesaic.recipe import BalanceSection
 from moesaic.train.balance import Balance, sequence_loss
-from moesaic.train.objectives import Objective, shifted
+from moesaic.train.objectives import shifted
 from moesaic.train.objectives.blank_infilling import BlankInfilling
 from moesaic.train.objectives.next_token import NextToken
-from tests.matrix import OBJECTIVES, filled
 from tests.train.small import small_mixture
 
 MIXTURE = Layer(Experts(count=4, per_token=2, hidden=16, score="sigmoid", correction=True))
@@ -156,14 +153,3 @@ def test_single_tokens_teach_nothing(objective):
     loss = (infilling(share=0.3) if objective == "infilling" else objective)(model, batch([1, 1]), Routing())
     loss.total.backward()
     assert loss.total == 0 and not model.head.grad.any()
-
-
-@pytest.mark.parametrize("name", OBJECTIVES)
-class TestEveryObjective:
-    def test_is_found_by_its_name(self, name):
-        options = filled(OBJECTIVES[name], other="somewhere")
-        assert type(build(Method(name, options), Objective, "recipe")).__module__.endswith(f".{name}")
-
-    def test_refuses_an_option_it_has_not(self, name):
-        with pytest.raises(UserError, match="no such option"):
-            build(Method(name, {**filled(OBJECTIVES[name], other="somewhere"), "nothing": 1}), Objective, "recipe")
