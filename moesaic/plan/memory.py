@@ -136,7 +136,7 @@ def _attention_numbers(shape: AttentionShape, hidden: int, rows: float) -> float
         return rows * (2 * hidden + latents + 2 * queries + keys + values)
     keys = shape.kv_heads * (shape.key_size + shape.value_size)
     # The input, its norm; queries and keys before and after rotation, values; the result.
-    return rows * (2 * hidden + 2 * queries + keys * 1.5 + values)
+    return rows * (2 * hidden + 2 * queries + 2 * keys + values)
 
 
 def _ffn_numbers(

@@ -11,10 +11,13 @@ from moesaic.plan.shape import AttentionShape, FfnShape, LatentShape, LayerShape
 
 
 def from_own_config(raw: dict[str, Any], file: Path) -> ModelShape:
-    config = read_config(raw, file)
+    return from_config(read_config(raw, file), file.parent.name)
+
+
+def from_config(config: ModelConfig, name: str) -> ModelShape:
     layers = tuple(_layer(config, given) for given in config.layers)
     further = tuple(_layer(config, given) for given in config.mtp)
-    return ModelShape(file.parent.name, config.hidden, config.vocab, layers, config.tied, 0, further)
+    return ModelShape(name, config.hidden, config.vocab, layers, config.tied, 0, further)
 
 
 def _layer(config: ModelConfig, layer: Layer) -> LayerShape:

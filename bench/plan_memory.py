@@ -1,0 +1,214 @@
+"""What training and serving really hold in memory beside what `moesaic plan` says, configuration by configuration.
+
+    python -m bench.plan_memory               this machine: the CPU's small cases, and the GPU's where there is one
+    python -m bench.plan_memory --detail      with the planner's parts
+
+Training: two steps of the product's own trainer parts (model, optimizer, recomputation), the peak of the second. On a GPU
+that is the allocator's own peak; on a CPU torch's MemTracker counts the bytes of living tensors. Serving: an engine with
+room for the cases' requests, its peak while they decode.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+from dataclasses import dataclass
+
+import torch
+
+from bench.measure import record
+from moesaic.model.config import Dense, Experts, GroupedQuery, Latent, Layer, ModelConfig, Rope
+from moesaic.model.layout import Layout
+from moesaic.model.transformer import Model
+from moesaic.plan.own_memory import OwnTrainer, own_training_memory
+from moesaic.plan.own_models import from_config
+from moesaic.train.layer_runners.recompute import recompute as recomputed
+from moesaic.train.optimizers.adamw import AdamW
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    config: ModelConfig
+    sequences: int
+    length: int
+    recompute: bool = False
+
+
+def grouped(
+    layers: int, hidden: int, heads: int, kv_heads: int, ffn: Dense | Experts, vocab: int, dtype: str, head: int = 64
+) -> ModelConfig:
+    return ModelConfig(
+        family="qwen3_moe" if isinstance(ffn, Experts) else "qwen3", vocab=vocab, hidden=hidden,
+        attention=GroupedQuery(heads, kv_heads, head, qk_norm=True), rope=Rope(head, theta=1e6),
+        layers=(Layer(ffn),) * layers, context=8192, dtype=dtype,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def latent(layers: int, hidden: int, heads: int, ffn: Dense | Experts, vocab: int, dtype: str) -> ModelConfig:
+    return ModelConfig(
+        family="deepseek_v3", vocab=vocab, hidden=hidden,
+        attention=Latent(heads, 512 if hidden >= 1024 else 32, 128 if hidden >= 1024 else 32,
+                         64 if hidden >= 1024 else 16, 128 if hidden >= 1024 else 32, 1536 if hidden >= 1024 else 64),
+        rope=Rope(64 if hidden >= 1024 else 16), layers=(Layer(ffn),) * layers, context=8192,
+        dtype=dtype,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+SMALL = [
+    Case("dense", grouped(4, 256, 4, 2, Dense(768), 2048, "float32"), 4, 128),
+    Case("dense, recompute", grouped(4, 256, 4, 2, Dense(768), 2048, "float32"), 8, 128, True),
+    Case("mixture", grouped(4, 256, 4, 2, Experts(16, 4, 128), 2048, "float32"), 4, 128),
+    Case("mixture, long batch", grouped(4, 256, 4, 2, Experts(16, 4, 128), 2048, "float32"), 16, 128),
+    Case("latent mixture", latent(4, 256, 4, Experts(16, 4, 128, shared_hidden=128), 2048, "float32"), 4, 128),
+]
+LARGE = [
+    Case("dense 1.2B", grouped(16, 2048, 16, 8, Dense(8192), 32000, "bfloat16", 128), 4, 4096),
+    Case("dense 1.2B, recompute", grouped(16, 2048, 16, 8, Dense(8192), 32000, "bfloat16", 128), 16, 4096, True),
+    Case("mixture 5.3B", grouped(16, 2048, 32, 4, Experts(64, 8, 768), 32000, "bfloat16", 128), 4, 4096),
+    Case("mixture 5.3B, recompute", grouped(16, 2048, 32, 4, Experts(64, 8, 768), 32000, "bfloat16", 128), 8, 4096, True),
+    Case("mixture 2.7B, batch 8", grouped(8, 2048, 32, 4, Experts(64, 8, 768), 32000, "bfloat16", 128), 8, 4096),
+    Case("latent mixture", latent(8, 2048, 16, Experts(64, 6, 1408, shared_hidden=2816), 32000, "bfloat16"), 4, 4096),
+    Case("latent mixture, recompute", latent(8, 2048, 16, Experts(64, 6, 1408, shared_hidden=2816), 32000, "bfloat16"), 8, 4096, True),
+]  # fmt: skip
+
+
+def train(case: Case, device: torch.device) -> float:
+    """Peak bytes of the second step."""
+    dtype = getattr(torch, case.config.dtype)
+    torch.set_default_dtype(dtype)
+    with torch.device(device):
+        model = Model(case.config)
+    torch.set_default_dtype(torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.02) if parameter.dim() > 1 else parameter.fill_(1.0)
+    optimizer = AdamW().build(model.named_parameters())
+    if device.type == "cuda":
+        for block in model.layers:
+            block.compile(dynamic=False)
+    layout = Layout([case.length] * case.sequences, device=device)
+    count = case.sequences * case.length
+    scale_T = torch.full((count,), 1 / count, device=device)
+    tokens_T = torch.randint(case.config.vocab, (count,), device=device)
+
+    def step() -> None:
+        options = {"runner": recomputed} if case.recompute else {}
+        hidden_TD = model(tokens_T, layout, **options)
+        loss, _ = model.cross_entropy(hidden_TD, tokens_T.roll(-1), scale_T)
+        loss.backward()
+        optimizer.step(1.0, clip=1.0)
+        model.zero_grad(set_to_none=True)
+
+    step()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        step()
+        torch.cuda.synchronize()
+        return float(torch.cuda.max_memory_allocated())
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    tracker = MemTracker()
+    kept = [tensor for slot in optimizer.slots for tensor in (slot.weight, *slot.state.values())]
+    tracker.track_external(model, *kept)
+    with tracker:
+        step()
+    return float(tracker.get_tracker_snapshot("peak")[device]["Total"])
+
+
+@dataclass(frozen=True)
+class Serving:
+    name: str
+    config: ModelConfig
+    requests: int
+    prompt: int
+    output: int
+
+
+SERVED = [
+    Serving("dense 1.2B", LARGE[0].config, 64, 1024, 64),
+    Serving("mixture 5.3B", LARGE[2].config, 128, 2048, 64),
+    Serving("latent mixture", LARGE[5].config, 64, 4096, 64),
+]
+
+
+def serve(case: Serving, device: torch.device) -> tuple[float, float]:
+    """Bytes of the device in use while the requests decode, and bytes of KV cache that were allowed."""
+    from moesaic.serve.core.engine import Engine
+
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device(device):
+        model = Model(case.config)
+    torch.set_default_dtype(torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.02) if parameter.dim() > 1 else parameter.fill_(1.0)
+    shape = from_config(case.config, case.name)
+    cache = 2 * shape.cache_width() * (case.prompt + case.output + 16) * case.requests
+    engine = Engine(model, cache_bytes=int(cache), seed=0)
+    prompts = [torch.randint(5, 30000, (case.prompt,)).tolist() for _ in range(case.requests)]
+    engine.generate(prompts, max_tokens=case.output, temperature=0.0)
+    free, total = torch.cuda.mem_get_info()
+    unused = torch.cuda.memory_reserved() - torch.cuda.max_memory_allocated()
+    return float(total - free - unused), float(cache)
+
+
+def planned_serving(case: Serving) -> float:
+    from moesaic.parallel.layout import ParallelLayout
+    from moesaic.plan.hardware import load_cluster
+    from moesaic.plan.serving import estimate_serving
+
+    shape = from_config(case.config, case.name)
+    made = estimate_serving(
+        shape, load_cluster("1xH200"), ParallelLayout(), prompt=case.prompt, output=2 * case.output + 32,
+        concurrency=case.requests,
+    )  # fmt: skip
+    return made.memory_bytes["total"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--detail", action="store_true")
+    options = parser.parse_args()
+    rows = []
+    devices = [torch.device("cpu")] + ([torch.device("cuda", 0)] if torch.cuda.is_available() else [])
+    for device in devices:
+        for case in LARGE if device.type == "cuda" else SMALL:
+            measured = train(case, device)
+            gc.collect()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+            trainer = OwnTrainer(case.config.dtype, case.recompute, device.type)
+            shape = from_config(case.config, case.name)
+            planned = own_training_memory(shape, trainer, case.sequences, case.length)
+            error = planned.total / measured - 1
+            rows.append({"work": "training", "device": device.type, "case": case.name, "sequences": case.sequences, "length": case.length,
+                         "measured": measured, "planned": planned.total, "error": round(error, 4)})  # fmt: skip
+            print(
+                f"{device.type:5} {case.name:28} measured {measured / 1e6:10,.1f} MB  planned {planned.total / 1e6:10,.1f} MB  {error:+.1%}",
+                flush=True,
+            )
+            if options.detail:
+                print("      ", {name: f"{size / 1e6:,.1f}" for name, size in planned.parts().items()})
+    if torch.cuda.is_available():
+        for served in SERVED:
+            measured, cache = serve(served, torch.device("cuda", 0))
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            total = planned_serving(served)
+            error = total / measured - 1
+            rows.append({"work": "serving", "device": "cuda", "case": served.name, "requests": served.requests, "measured": measured, "cache": cache, "planned": total, "error": round(error, 4)})  # fmt: skip
+            print(
+                f"serve {served.name:28} measured {measured / 1e6:10,.1f} MB  planned {total / 1e6:10,.1f} MB  {error:+.1%}",
+                flush=True,
+            )
+    worst = max(abs(row["error"]) for row in rows)
+    print(f"median {statistics.median(abs(row['error']) for row in rows):.1%}, worst {worst:.1%} of {len(rows)}")
+    record("plan_memory", rows)
+
+
+if __name__ == "__main__":
+    main()
