@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 SLOW = [
+    "plan/test_straggler_causes.py",
     "test_docs_commands.py",
     "quickstart/test_quickstart.py",
     "train/test_run.py",

@@ -16,10 +16,10 @@ import io
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from moesaic.errors import UserError
 from moesaic.plan.events import Timeline
@@ -52,8 +52,7 @@ _OTHER_NAMES = {
 }
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """One operation as it was recorded, in seconds. None is what the recorder did not say."""
 
     rank: int
@@ -250,7 +249,7 @@ def _of_event(place: str, event: dict[str, Any]) -> Record | None:
     row = {name: args[name] for name in (*CSV_COLUMNS, *CSV_OPTIONAL) if name in args}
     stream = event.get("tid")
     row |= {"rank": args.get("rank", event.get("pid")), "kind": kind, "start": start, "end": start + seconds}
-    return replace(_record(place, row), stream=None if stream in (None, "") else str(stream))
+    return _record(place, row)._replace(stream=None if stream in (None, "") else str(stream))
 
 
 def _record(place: str, row: dict[str, Any]) -> Record:
