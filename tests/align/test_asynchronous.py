@@ -270,7 +270,7 @@ def test_an_engine_that_fails_gives_up_what_it_holds_and_goes_on(base, monkeypat
     pool.step()
     with monkeypatch.context() as broken:
         broken.setattr(engine.model, "forward", None)
-        broken.setattr("moesaic.serve.core.runner.ForwardPass", None)
+        broken.setattr("moesaic.serve.core.forward_pass.ForwardPass", None)
         ((number, problem),) = pool.step()
     assert number == 0 and isinstance(problem, TypeError)
     assert not engine.scheduler.requests and not engine.page_pool.in_use

@@ -15,8 +15,8 @@ import moesaic
 from moesaic.serve.core.drafters.router import DraftRouter
 from moesaic.serve.core.drafters.suffix import Suffix
 from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.forward_pass import Runner
 from moesaic.serve.core.request import Sampling
-from moesaic.serve.core.runner import Runner
 from moesaic.serve.core.scheduling_policies.chunked import Chunked
 from moesaic.serve.gpu.overlap import OverlapLoop
 from tests.gpu.models import CONFIGS, error, tokens_of

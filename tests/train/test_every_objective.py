@@ -1,4 +1,4 @@
-"""One matrix for every objective: it depends on weights and batch alone, trains what it should, and resumes to the bit."""
+"""One matrix for every objective: it depends on weights and batch alone, trains what it should, resumes to the bit."""
 
 from __future__ import annotations
 

@@ -24,22 +24,20 @@ from moesaic.errors import UserError
 from moesaic.model.layout import Span
 from moesaic.model.transformer import Model
 from moesaic.serve.core.adapters import Adapter, load_adapter
-from moesaic.serve.core.admission import new_request
 from moesaic.serve.core.drafters import Drafter
 from moesaic.serve.core.drafters.router import DraftRouter
 from moesaic.serve.core.driver import EngineDriver
-from moesaic.serve.core.expert_counts import ExpertCounts
-from moesaic.serve.core.forward_pass import Chunk, Forward, ForwardPass, TokenSampler
+from moesaic.serve.core.forward_pass import Chunk, Forward, ForwardPass, Runner, TokenSampler
 from moesaic.serve.core.kv.store import store_for
 from moesaic.serve.core.kv_policies import KVPolicy
 from moesaic.serve.core.memory import dtype_of_cache, pages_that_fit
 from moesaic.serve.core.page_pool import PagePool
-from moesaic.serve.core.request import Completion, Output, Request, Sampling, completion
-from moesaic.serve.core.runner import Runner
+from moesaic.serve.core.request import Completion, Output, Request, Sampling, completion, new_request
 from moesaic.serve.core.sampler import Sampler
 from moesaic.serve.core.scheduler import Scheduler
 from moesaic.serve.core.scheduling_policies import SchedulingPolicy
 from moesaic.serve.core.scheduling_policies.chunked import Chunked
+from moesaic.serve.core.stats import ExpertCounts
 
 GPU_TOKENS = 8192  # of a step on a GPU, which is no faster with fewer
 PAUSED = 0.002  # seconds between two looks whether to resume

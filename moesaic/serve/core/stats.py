@@ -1,10 +1,19 @@
-"""What an engine is doing and has done so far: one snapshot, of one engine or summed over replicas, for metrics."""
+"""What an engine is doing and has done, for metrics and the live view: the load of its experts, and a snapshot of all of
+it, of one engine or summed over replicas."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
 
-from moesaic.serve.core.engine import Engine
+import torch
+
+from moesaic.model.config import Experts
+from moesaic.model.context import Routing
+from moesaic.model.transformer import Model
+
+if TYPE_CHECKING:
+    from moesaic.serve.core.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -58,3 +67,32 @@ class EngineStats:
 
 def _sum(some: list[int] | None, others: list[int] | None) -> list[int]:
     return [one + other for one, other in zip(some, others, strict=True)] if some and others else some or others or []
+
+
+class ExpertCounts:
+    """Tokens routed to each expert of each layer."""
+
+    def __init__(self, model: Model) -> None:
+        self.experts = {
+            number: layer.ffn.count
+            for number, layer in enumerate(model.config.layers)
+            if isinstance(layer.ffn, Experts)
+        }
+        self.starts: dict[int, int] = {}
+        total = 0
+        for number, count in self.experts.items():
+            self.starts[number] = total
+            total += count
+        self.counts = torch.zeros(total, dtype=torch.int64, device=model.device)
+
+    def count(self, routing: Routing) -> None:
+        """All layers of one forward at once."""
+        routed = [
+            routes.flatten() + self.starts[layer] for layer, routes in routing.choices.items() if layer in self.starts
+        ]
+        if routed:
+            self.counts += torch.bincount(torch.cat(routed), minlength=len(self.counts))
+
+    def by_layer(self) -> dict[int, list[int]]:
+        counts = self.counts.tolist()
+        return {layer: counts[start : start + self.experts[layer]] for layer, start in self.starts.items()}

@@ -31,9 +31,8 @@ from moesaic.model.block import Block
 from moesaic.model.layout import Span
 from moesaic.model.rope import position_angles
 from moesaic.model.transformer import Model
-from moesaic.serve.core.forward_pass import Chunk, Forward, ForwardPass
+from moesaic.serve.core.forward_pass import Chunk, Forward, ForwardPass, Runner
 from moesaic.serve.core.request import Output, Request, TokenLogprob
-from moesaic.serve.core.runner import Runner
 from moesaic.serve.core.sampler import Sampler
 from moesaic.serve.core.scheduling_policies.chunked import Chunked
 from moesaic.serve.gpu.decode_batch import DecodeBatch, Slot, Slots
