@@ -15,6 +15,7 @@ import collections
 import json
 import statistics
 from collections.abc import Callable, Iterable
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,12 @@ from moesaic.plan.engines import load_engine
 from moesaic.plan.hardware import Cluster, load_device
 from moesaic.plan.models import from_dimensions, load_model
 from moesaic.plan.serving import ServingPlan, estimate_serving
+from moesaic.plan.serving_error import GENERATIONS, kind_of
 from moesaic.plan.serving_simulation import Arrival, simulate_serving
 from moesaic.plan.serving_step import Serving
 from moesaic.plan.shape import ModelShape
 
+OTHER = {"hopper": "b200", "blackwell": "h200"}
 MANY = 1_000_000  # devices: a row says itself how many it has
 # The model of bench/gpu_train.py; measured with bench/gpu_decode.py, 512 in and 128 out (docs/results.md).
 OWN = {"layers": 16, "hidden": 2048, "heads": 32, "kv_heads": 4, "head_dim": 128, "ffn": 768, "vocab": 32000,
@@ -53,6 +56,37 @@ def estimates(cases: Iterable[Case]) -> dict[int, ServingPlan]:
         )
         found[case.number] = estimate(case, model, Cluster(load_device(case.system), MANY))
     return found
+
+
+def holds_the_weights(case: Case, plan: ServingPlan) -> bool:
+    return plan.memory_bytes["weights"] < load_device(case.system).memory_bytes
+
+
+def errors_of(cases: list[Case], **changed: Any) -> list[float]:
+    """With something else than the row says: an engine, or tables."""
+    plans = estimates([replace(case, **changed) for case in cases])
+    return [plans[case.number].output_tokens_per_second / case.throughput - 1 for case in cases]
+
+
+def other_generation(cases: list[Case]) -> list[float]:
+    """What devices without runs must expect: Hopper's runs with Blackwell's constants and the other way round."""
+    found = []
+    for case in cases:
+        mine, other = load_device(case.system), load_device(OTHER[GENERATIONS[case.system]])
+        borrowed: dict[str, Any] = {
+            item.name: getattr(other, item.name) for item in fields(mine) if item.name.startswith("serve_")
+        }
+        plan = estimate(case, load_model(case.model), Cluster(replace(mine, **borrowed), MANY))
+        found.append(plan.output_tokens_per_second / case.throughput - 1)
+    return found
+
+
+def kind(case: Case, engine: str = "") -> str:
+    """As `plan/serving_error.py` tells kinds apart."""
+    generation = GENERATIONS[case.system]
+    if case.mode != "agg":
+        return f"{generation} split any"
+    return f"{generation} {kind_of(load_model(case.model))} {engine or case.backend}"
 
 
 def spread(errors: list[float]) -> dict[str, Any]:
@@ -118,6 +152,9 @@ def main() -> None:
     unusable = collections.Counter(row.reason for row in rows if isinstance(row, Unusable) and not row.tuned_on)
     cases = [row for row in rows if isinstance(row, Case)]
     plans = estimates(cases)
+    too_small = [case for case in cases if not holds_the_weights(case, plans[case.number])]
+    unusable["fewer devices than the weights need"] = sum(not case.tuned_on for case in too_small)
+    cases = [case for case in cases if case not in too_small]
     errors = {case.number: plans[case.number].output_tokens_per_second / case.throughput - 1 for case in cases}
     held_out = [case for case in cases if not case.tuned_on]
     seen = {(case.ttft_ms, case.tpot_ms) for case in cases if case.tuned_on}
@@ -131,6 +168,9 @@ def main() -> None:
         "tpot": spread([plans[case.number].tpot_ms / case.tpot_ms - 1 for case in held_out]),
         "share within expected_error": round(sum(covered) / len(covered), 3),
         "not estimated, by reason": dict(unusable),
+        "engine not known": spread(errors_of(held_out, backend="typical")),
+        "constants of the other generation": spread(other_generation(held_out)),
+        "by kind": table(held_out, errors, kind) | table(held_out, errors, lambda case: kind(case, "any")),
         "by system": table(held_out, errors, lambda case: case.system),
         "by model": table(held_out, errors, lambda case: case.model),
         "by backend": table(held_out, errors, lambda case: case.backend),

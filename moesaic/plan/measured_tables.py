@@ -1,8 +1,8 @@
 """Measured times of expert layers from the Parquet tables of the package `aiconfigurator-core`, where it is installed.
 
 The package is no dependency: without it, or for a device, engine, format or layer it has not measured, the planner's
-own roofline answers. With it, `estimate_serving(..., tables=find_tables())` takes the time of expert layers from the
-newest table of that engine (routing skewed by a power law, as in real traffic), interpolated in the number of tokens.
+own roofline answers. With it, `estimate_serving(..., tables=find_tables())` asks the engine's newest table that has a
+layer (routing skewed by a power law, as in real traffic; interpolated in the number of tokens).
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class MeasuredTables:
                 for suffix in SUFFIXES
                 for file in (self.root / f"{device}{suffix}" / "moe" / engine).glob("*/moe_perf.parquet")
             ]
-            self.curves[key] = _read(max(files, key=lambda file: _version(file.parent.name))) if files else {}
+            self.curves[key] = {}
+            for file in sorted(files, key=lambda file: _version(file.parent.name)):
+                self.curves[key] |= _read(file)  # what a newer version measured again replaces the older
         return self.curves[key]
 
 

@@ -16,6 +16,7 @@ from moesaic.parallel.layout import ParallelLayout
 from moesaic.plan.engines import load_engine
 from moesaic.plan.hardware import FORMAT_BYTES, Cluster
 from moesaic.plan.measured_tables import MeasuredTables
+from moesaic.plan.serving_error import expected_error
 from moesaic.plan.serving_memory import CHUNK, buffer_bytes, sequence_bytes, sequences_that_fit, weight_bytes
 from moesaic.plan.serving_step import Batch, Serving, StepTime
 from moesaic.plan.shape import ModelShape
@@ -102,7 +103,7 @@ def estimate_serving(
         bounds={"decode": decode.bound, "prefill": first.bound},
         decode_parts_ms={name: seconds * 1e3 for name, seconds in decode.parts.items()},
         prefill_parts_ms={name: seconds * 1e3 for name, seconds in first.parts.items()},
-        expected_error=0.5,
+        expected_error=expected_error(model, cluster.device, engine.name, prefill is not None),
         dollars_per_million_output_tokens=price / rate * 1e6,
     )
 

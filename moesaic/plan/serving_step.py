@@ -17,16 +17,13 @@ from moesaic.plan.hardware import FORMAT_BYTES, Device
 from moesaic.plan.measured_tables import ExpertLayer, MeasuredTables
 from moesaic.plan.shape import AttentionShape, FfnShape, ModelShape
 
-KERNELS = {
-    "attention": 7.0,
-    "latent": 7.5,
-    "dense": 3.0,
-    "experts": 6.3,
-}  # per layer, in the forms engines fuse them to
-IMBALANCE = 1.17  # load of the busiest rank of experts over the mean
-VARIETY = 0.99  # tokens choose experts less independently than at random: so many tokens' worth of choices per token
+# Kernels per layer, in the forms engines fuse them to.
+KERNELS = {"attention": 7.0, "latent": 8.1, "dense": 3.0, "experts": 7.5}
+IMBALANCE = 1.6  # load of the busiest rank of experts over the mean
+VARIETY = 0.84  # tokens choose experts less independently than at random: so many tokens' worth of choices per token
 PADDING = 32  # rows that an expert's matmul computes at most beside those it has
-NARROW = 0.5  # narrower formats speed up experts' matmuls by this power of what they do for the device's peak
+NARROW = 0.88  # narrower formats speed up experts' matmuls by this power of what they do for the device's peak
+WIDENED = 0.73  # share of the bandwidth at which experts' weights are read that must be widened first
 PASSES = 4  # times that the rows of experts' inputs and outputs are moved: permuted, quantised, scaled, added up
 BF16 = 2.0
 
@@ -64,6 +61,9 @@ class StepTime:
     def add(self, part: str, seconds: float) -> None:
         self.parts[part] += seconds
 
+    def scale(self, factor: float) -> None:
+        self.parts = {part: seconds * factor for part, seconds in self.parts.items()}
+
 
 @dataclass(frozen=True)
 class Serving:
@@ -79,14 +79,19 @@ class Serving:
 
     @property
     def dense_dtype(self) -> str:
-        """Four-bit checkpoints of mixtures keep attention and what every token passes in bf16."""
-        few_bits = FORMAT_BYTES[self.dtype] < 1
-        return "bf16" if few_bits and self.model.experts else self.dtype
+        """Four-bit checkpoints of mixtures keep attention and what every token passes in more bits: in bf16 where
+        only weights are quantised (int4), else partly in fp8 or fp4, for which fp8 stands here."""
+        if not self.model.experts or FORMAT_BYTES[self.dtype] >= 1:
+            return self.dtype
+        return "bf16" if self.dtype == "int4" or not self.computes(self.dtype) else "fp8"
 
     def rate(self, dtype: str) -> float:
         """Flops per second of matmuls. Without units for a format of few bits weights are widened to bf16."""
-        known = dtype in self.device.flops or FORMAT_BYTES[dtype] >= 1
-        return self.device.peak(dtype if known else "bf16") * self.device.serve_compute
+        return self.device.peak(dtype if self.computes(dtype) else "bf16") * self.device.serve_compute
+
+    def computes(self, dtype: str) -> bool:
+        """Whether the device has units for a format, or widens it to one it has."""
+        return dtype in self.device.flops or FORMAT_BYTES[dtype] >= 1
 
     def step(self, batch: Batch) -> StepTime:
         time = StepTime()
@@ -186,12 +191,6 @@ class Serving:
         hidden, ranks = self.model.hidden, self.layout.tp * self.layout.dp
         ep = min(self.layout.ep, shape.experts)
         tokens = batch.tokens * self.layout.dp
-        if self.tables:
-            layer = ExpertLayer(hidden, shape.hidden, shape.topk, shape.experts, ranks // ep, ep)
-            measured = self.tables.expert_seconds(self.device.name, self.engine.name, self.dtype, layer, tokens)
-            if measured is not None:
-                time.add("bandwidth" if tokens * shape.topk < 64 * shape.experts else "compute", measured)
-                return
         rows = tokens * shape.topk / ep * (IMBALANCE if ep > 1 else 1)
         # Of this rank's experts, those that at least one token chose.
         touched = shape.experts / ep * (1 - (1 - shape.topk / shape.experts) ** max(1.0, VARIETY * tokens))
@@ -202,8 +201,17 @@ class Serving:
         bytes_ = touched * parameters * FORMAT_BYTES[self.dtype] + moved
         wide = self.rate("bf16")
         rate = wide * max(1.0, self.rate(self.dtype) / wide) ** NARROW * self.engine.experts
-        self._roofline(2 * padded * parameters, bytes_, rate, time)
-        self._launch(KERNELS["experts"], batch, time)
+        own = StepTime()
+        self._roofline(2 * padded * parameters, bytes_, rate, own, 1.0 if self.computes(self.dtype) else WIDENED)
+        self._launch(KERNELS["experts"], batch, own)
+        if self.tables:
+            layer = ExpertLayer(hidden, shape.hidden, shape.topk, shape.experts, ranks // ep, ep)
+            measured = self.tables.expert_seconds(self.device.name, self.engine.name, self.dtype, layer, tokens)
+            # Tables have one kernel alone and one version; the roofline was fitted to whole engines. Halfway between
+            # them was closer to measured runs than either.
+            own.scale(math.sqrt(measured / own.seconds) if measured else 1.0)
+        for part, seconds in own.parts.items():
+            time.add(part, seconds)
 
     def _dense(self, width: int, up: int, batch: Batch, tp: int, dtype: str, time: StepTime) -> None:
         self._matmul(batch.tokens, up * width / tp, self.model.hidden, dtype, time)

@@ -47,7 +47,7 @@ def test_an_estimate_takes_what_was_measured(tmp_path: Path) -> None:
     plain = estimate_serving(model, load_cluster("H200"), ParallelLayout(), **asked)  # type: ignore[arg-type]
     slow = tables_of(tmp_path, {1: 5.0, 10000: 5.0})
     with_tables = estimate_serving(model, load_cluster("H200"), ParallelLayout(), **asked, tables=slow)  # type: ignore[arg-type]
-    assert with_tables.tpot_ms > 48 * 5.0 > plain.tpot_ms
+    assert 48 * 5.0 > with_tables.tpot_ms > 3 * plain.tpot_ms  # halfway, by ratio
     elsewhere = estimate_serving(model, load_cluster("H100"), ParallelLayout(), **asked, tables=slow)  # type: ignore[arg-type]
     assert elsewhere.tpot_ms == pytest.approx(
         estimate_serving(model, load_cluster("H100"), ParallelLayout(), **asked).tpot_ms  # type: ignore[arg-type]
