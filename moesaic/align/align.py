@@ -29,7 +29,7 @@ from moesaic.train.validate import check_learning
 from moesaic.worlds.stage_outputs import STAGE_OUTPUT
 
 
-def align(recipe: Recipe, model: Path, out: Path, *, quiet: bool = False, command: str = "") -> dict[str, Any]:
+def align(recipe: Recipe, model: Path, out: Path, *, quiet: bool = False) -> dict[str, Any]:
     """Returns each stage's summary. The last stage's run is `out` itself; the others are under `out/stages`."""
     named = recipe.align.stages
     if not named:
@@ -49,18 +49,16 @@ def align(recipe: Recipe, model: Path, out: Path, *, quiet: bool = False, comman
         check_learning(of_stage(recipe, stage, model), config)
     with exclusive(out):
         check_resumable(recipe, stages, names, model, out)
-        return {"directory": str(out), "stages": _run(recipe, stages, model, out, quiet=quiet, command=command)}
+        return {"directory": str(out), "stages": _run(recipe, stages, model, out, quiet=quiet)}
 
 
-def _run(
-    recipe: Recipe, stages: Sequence[Stage], model: Path, out: Path, *, quiet: bool, command: str
-) -> list[dict[str, Any]]:
+def _run(recipe: Recipe, stages: Sequence[Stage], model: Path, out: Path, *, quiet: bool) -> list[dict[str, Any]]:
     named = recipe.align.stages
     names = [each.name for each in named]
     summaries = []
     for number, (stage, method) in enumerate(zip(stages, named), 1):
         place = place_of(number, out, names)
-        run = begin(recipe, stage, method.name, model, place, quiet=quiet, command=command)
+        run = begin(recipe, stage, method.name, model, place, quiet=quiet)
         train(run)
         plot_alignment(place)
         summaries.append({"stage": method.name} | run.summary)
@@ -107,9 +105,7 @@ def resolved(options: Any, out: Path, names: Sequence[str], before: int) -> Any:
     return f"{place_of(number, out, names)}{found[2] or ''}"
 
 
-def begin(
-    recipe: Recipe, stage: Stage, name: str, model: Path, out: Path, *, quiet: bool = False, command: str = ""
-) -> Run:
+def begin(recipe: Recipe, stage: Stage, name: str, model: Path, out: Path, *, quiet: bool = False) -> Run:
     device = hardware.device()
     before = run_dtype(out)
     # On a CPU as it is stored: there, bits are promised in float32 only.
@@ -129,7 +125,6 @@ def begin(
         of_stage(recipe, stage, model),
         out,
         quiet=quiet,
-        command=command,
         name=name,
         initial=(initial, dict(initial.tokenizer.files), lineage.read(model)),
         stream=lambda model: stage.open(model, out),

@@ -16,7 +16,7 @@ from moesaic.train.run import Run
 from moesaic.train.validate import check, check_columns
 
 
-def pretrain(recipe: Recipe, out: Path, *, quiet: bool = False, command: str = "") -> dict[str, Any]:
+def pretrain(recipe: Recipe, out: Path, *, quiet: bool = False) -> dict[str, Any]:
     """Returns the run's summary."""
     check(recipe)
     data = Path(recipe.train.data) if recipe.train.data else out / "data"
@@ -27,6 +27,6 @@ def pretrain(recipe: Recipe, out: Path, *, quiet: bool = False, command: str = "
         if not recipe.train.data:
             with progress_bar() as on_status:
                 prepare(recipe, data, on_status=on_status)
-        run = Run(recipe, out, data, quiet=quiet, command=command)
+        run = Run(recipe, out, data, quiet=quiet)
         train(run)
     return run.summary

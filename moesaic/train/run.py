@@ -53,7 +53,6 @@ class Run:
         data: Path | None = None,
         *,
         quiet: bool = False,
-        command: str = "",
         name: str = "train",
         initial: InitialModel | None = None,
         stream: Callable[[Model], Stream] | None = None,
@@ -101,7 +100,6 @@ class Run:
             state=report_state,
             peak_flops=peak_flops(self.device, self.model.dtype),
             quiet=quiet,
-            command=command,
         )
         kind = str(self.model.dtype).removeprefix("torch.")
         self.report.note(f"dtype {kind}, {init.why(recipe, before)}", kind="dtype", dtype=kind)

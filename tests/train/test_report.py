@@ -538,14 +538,13 @@ def test_quiet_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_the_end_says_what_was_made_and_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = f"moesaic train recipes/tiny.yaml --out {tmp_path}"
     with pytest.raises(KeyboardInterrupt):
-        with Report(tmp_path, 100, command=command, tensorboard=False, dead_after=2) as report:
+        with Report(tmp_path, 100, tensorboard=False, dead_after=2) as report:
             report.step(record(1))
             report.step(record(2, skipped=True))
             raise KeyboardInterrupt
     text = capsys.readouterr().out
-    assert "stopped after 2 of 100 steps" in text and text.endswith(f"Resume: {command}\n")
+    assert "stopped after 2 of 100 steps" in text and text.endswith("Resume: run the same command again\n")
     assert "not finite: 1." in text and "Dead experts (no tokens): 1;" in text
     assert f"Plots: {tmp_path / 'training.png'}" in text
 
@@ -556,8 +555,8 @@ def test_the_end_says_what_was_made_and_how_to_go_on(tmp_path: Path, capsys: pyt
 
     report = Report(tmp_path, 3, start=2, tensorboard=False, dead_after=9)
     report.step(record(3))
-    summary = report.close(then=[f"Talk to it: moesaic chat {tmp_path}"], plot=False)
-    assert capsys.readouterr().out.endswith(f"Talk to it: moesaic chat {tmp_path}\n")
+    summary = report.close(plot=False)
+    assert capsys.readouterr().out.endswith(f"Inspect it: moesaic show {tmp_path}\n")
     assert (summary["outcome"], summary["step"], summary["skipped"], summary["first_loss"]) == ("finished", 3, 1, 8.0)
     assert json.dumps(summary) and report.close() == {}
 
@@ -565,7 +564,7 @@ def test_the_end_says_what_was_made_and_how_to_go_on(tmp_path: Path, capsys: pyt
 def test_the_end_of_one_step_in_a_place_with_a_space_can_be_copied(tmp_path: Path) -> None:
     Report(tmp_path / "my run", 1, quiet=True, tensorboard=False).close(plot=False)
     summary = summarize(tmp_path / "my run", 1, "finished") | {"step": 1}
-    said = final_summary(summary, "", [])
+    said = final_summary(summary)
     assert "trained 1 step," in said[0]
     assert shlex.split(said[-1].removeprefix("Inspect it: ")) == ["moesaic", "show", str(tmp_path / "my run")]
 

@@ -1,5 +1,5 @@
-"""What an engine is doing and has done, for metrics and the live view: the load of its experts, and a snapshot of all of
-it, of one engine or summed over replicas."""
+"""What an engine is doing and has done, for metrics and the live view: the load of its experts, and a snapshot of all
+this, of one engine or summed over replicas."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
         for ...:
             lines = report.step(StepRecord(step, loss, lr, tokens, seconds, loads=counts_LE))
             report.note("saved", kind="save")
-        report.close(then=[f"moesaic chat {directory}"])
+        report.close()
 
 The values of a step may be tensors on a GPU. They are copied asynchronously and read up to `MAX_IN_FLIGHT` steps later,
 so the report never makes the device idle; `state()` waits for them all, and belongs in every checkpoint.
@@ -72,7 +72,6 @@ class Report:
         state: Mapping[str, Any] | None = None,
         peak_flops: float | None = None,
         quiet: bool = False,
-        command: str = "",
         every: float = 10.0,
         full_every: int = 100,
         dead_after: int = 100,
@@ -81,7 +80,6 @@ class Report:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.directory, self.steps, self.quiet = Path(directory), steps, quiet
-        self.command = command  # that resumes this run
         self._peak_flops = peak_flops
         self._every, self._clock = every, clock
         self._console = console or Console(stderr=True, highlight=False)
@@ -177,7 +175,7 @@ class Report:
         self._progress.rewind(to)
         self._to_tensorboard(lambda tensorboard: tensorboard.resume(to))
 
-    def close(self, outcome: Outcome = "finished", then: Sequence[str] = (), plot: bool = True) -> dict[str, Any]:
+    def close(self, outcome: Outcome = "finished", plot: bool = True) -> dict[str, Any]:
         """Close the report: write what is left, plot the curves, print the summary and what to do next.
 
         Returns the summary, which is what a command prints with `--json`.
@@ -198,7 +196,7 @@ class Report:
             summary["picture"] = str(plot_file) if plot_file else None
         self._events.close()
         if outcome != "failed" and not self.quiet:
-            print("\n".join(final_summary(summary, self.command, then)), flush=True)
+            print("\n".join(final_summary(summary)), flush=True)
         return summary
 
     def _restore(self, state: Mapping[str, Any] | None) -> None:
@@ -336,7 +334,7 @@ def recent_mean(losses: Sequence[float], steps: int) -> float | None:
     return math.fsum(last) / len(last) if last else None
 
 
-def final_summary(summary: Mapping[str, Any], command: str, then: Sequence[str]) -> list[str]:
+def final_summary(summary: Mapping[str, Any]) -> list[str]:
     """The end of a run's output: what was trained, and what to do next."""
     place, step = summary["directory"], summary["step"]
     if summary["outcome"] == "finished":
@@ -354,6 +352,5 @@ def final_summary(summary: Mapping[str, Any], command: str, then: Sequence[str])
     if summary["picture"]:
         lines.append(f"Plots: {summary['picture']}")
     if summary["outcome"] == "stopped":
-        return [*lines, f"Resume: {command or 'run the same command again'}"]
-    lines.append(f"Inspect it: moesaic show {shlex.quote(place)}")
-    return [*lines, *then]
+        return [*lines, "Resume: run the same command again"]
+    return [*lines, f"Inspect it: moesaic show {shlex.quote(place)}"]
