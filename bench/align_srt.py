@@ -6,9 +6,9 @@
 The tiny mixture is fine-tuned to work out sums of five to seven digits line by line, some 40 tokens, and then trained
 by GRPO (Muon), always on the same 48 prompts; the policy of each epoch is kept. Then the rollouts of every epoch
 are timed, one question with a group of answers at a time, by the policy of that epoch: the trees of one epoch are what
-the next guesses from. Since passes of so small a model cost nothing but Python, it is made as large as a model
-of 56M parameters by zeros (`bench.widened`); `--plain` leaves it as it is. Answers are equal with and without guesses,
-token for token: a draw is a hash of its seed and place, and a guess is accepted exactly if it is what was drawn.
+the next draft tokens from. Since passes of so small a model cost nothing but Python, it is made as large as a model
+of 56M parameters by zeros (`bench.widened`); `--plain` leaves it as it is. Answers are equal with and without drafts,
+token for token: a draw is a hash of its seed and place, and a draft token is accepted exactly if it is what was drawn.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ def recipe(stage: dict[str, Any]) -> Any:
     return load_recipe(file)
 
 
-def rollouts(policies: list[Model], guesses: bool, options: argparse.Namespace) -> list[dict[str, Any]]:
+def rollouts(policies: list[Model], drafts: bool, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Every epoch's, by one engine that takes the weights of each."""
     model = policies[0].__class__(policies[0].config)
     model.tokenizer, model.mode = policies[0].tokenizer, "invariant"
-    engine = moesaic.Engine(model, drafter=Suffix() if guesses else None, max_requests=options.group, seed=0)
+    engine = moesaic.Engine(model, drafter=Suffix() if drafts else None, max_requests=options.group, seed=0)
     examples = FileExamples(OUT / "questions.jsonl", 0)
     sampling = {"max_tokens": LONGEST, "temperature": options.temperature}
     rows: list[dict[str, Any]] = []
@@ -119,16 +119,16 @@ def compared(models: list[Model], options: argparse.Namespace, rounds: int) -> l
     rows = []
     for epoch in range(len(models)):
         without = min(plain[epoch]["seconds"] for plain, _ in runs)
-        with_trees = min(guessed[epoch]["seconds"] for _, guessed in runs)
-        plain, guessed = runs[0][0][epoch], runs[0][1][epoch]
+        with_trees = min(drafted[epoch]["seconds"] for _, drafted in runs)
+        plain, drafted = runs[0][0][epoch], runs[0][1][epoch]
         tokens = sum(map(len, plain["answers"]))
         row = {
             "sequences": options.group,
             "temperature": options.temperature,
             "epoch": epoch + 1,
             "tokens": tokens,
-            "passes": [plain["passes"], guessed["passes"]],
-            "tokens_per_pass_ratio": round(plain["passes"] / guessed["passes"], 2),
+            "passes": [plain["passes"], drafted["passes"]],
+            "tokens_per_pass_ratio": round(plain["passes"] / drafted["passes"], 2),
             "seconds": [round(without, 3), round(with_trees, 3)],
             "speed_ratio": round(without / with_trees, 2),
             "answers_equal": all(g[epoch]["answers"] == plain["answers"] for _, g in runs),

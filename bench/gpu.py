@@ -59,7 +59,7 @@ PARTS = {
         80,
         "gpu_experts_serving.json",
     ),
-    "few_bits": Part(("gpu_few_bits.py", "--out", f"{RESULTS}/gpu_few_bits.json"), 60, "gpu_few_bits.json"),
+    "quantized": Part(("gpu_quantized.py", "--out", f"{RESULTS}/gpu_quantized.json"), 60, "gpu_quantized.json"),
     "decode": Part(("gpu_decode.py",), 190, "gpu_decode.json"),
 }
 
@@ -95,7 +95,7 @@ def share(shape: str, tokens: int) -> Callable[[Any], float]:
     return lambda result: float(result["serving"][shape][str(tokens)]["floor_us"]) / serving(shape, tokens)(result)
 
 
-def few_bits(shape: str) -> Callable[[Any], float]:
+def quantized(shape: str) -> Callable[[Any], float]:
     def ratio(result: Any) -> float:
         row = result["layers"][shape]["1"]
         return float(row["bf16"]["us"] / row["4 bits"]["us"])
@@ -127,7 +127,7 @@ GOALS = [
     ),
     Goal("serving", "Qwen3-30B, 1 token, us", 23, serving("Qwen3-30B", 1), least=False),
     *(
-        Goal("few_bits", f"{shape}, one token in 4 bits, times bf16", 2.0, few_bits(shape))
+        Goal("quantized", f"{shape}, one token in 4 bits, times bf16", 2.0, quantized(shape))
         for shape in ("Qwen3-30B", "GLM-4.5-Air")
     ),
     *(

@@ -21,7 +21,7 @@ import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from bench.gpu_experts import SHAPES, graphed
-from bench.gpu_few_bits import inputs_of
+from bench.gpu_quantized import inputs_of
 from bench.measure import record
 from moesaic.kernels.triton.experts import tiles
 from moesaic.kernels.triton.experts.cost_model import Tile, search

@@ -10,7 +10,7 @@ Until its end every policy reads a prompt alike, so each prompt is read once, wi
 an engine of every policy: that prunes, gives pages back and writes the answer. `score` first checks on a short prompt
 that this says what the engine says by itself. Pages are counted when the prompt has been read and pruned.
 
-`memory` serves a crowd with each policy in a process of its own, and measures that process: a small model with a large
+`memory` serves many requests with each policy in a process of its own, and measures that: a small model with a large
 cache, so that what is measured is the cache.
 """
 
@@ -244,7 +244,7 @@ def table() -> None:
         print(row)
 
 
-def crowd(entry: str) -> dict[str, Any]:
+def serve_batch(entry: str) -> dict[str, Any]:
     """Twelve prompts read one after the other while all answers go on; what this process then holds."""
     attention = GroupedQuery(heads=8, kv_heads=8, head_size=64)
     config = ModelConfig(
@@ -287,7 +287,7 @@ def resident() -> int:
 def run_memory(arguments: argparse.Namespace) -> None:
     known = recorded()
     for entry in arguments.only or [name for name in ENTRIES if "50%" not in name or "minikv" in name]:
-        words = [sys.executable, "-m", "bench.kv_cache", "crowd", "--only", entry]
+        words = [sys.executable, "-m", "bench.kv_cache", "batch", "--only", entry]
         row = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
         known["memory"] = [old for old in known["memory"] if old["entry"] != entry] + [row]
         write(known)
@@ -338,7 +338,7 @@ def mean(numbers: list[float]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["score", "memory", "crowd", "speed", "table"])
+    parser.add_argument("what", choices=["score", "memory", "batch", "speed", "table"])
     parser.add_argument("--model", type=Path, default=Path("out/smollm2"))
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--kinds", nargs="*", choices=list(KINDS), default=list(KINDS))
@@ -352,8 +352,8 @@ def main() -> None:
         run_speed(arguments)
     elif arguments.what == "memory":
         run_memory(arguments)
-    elif arguments.what == "crowd":
-        print(json.dumps(crowd(arguments.only[0])))
+    elif arguments.what == "batch":
+        print(json.dumps(serve_batch(arguments.only[0])))
     else:
         table()
 

@@ -123,12 +123,12 @@ def compare(
             plain, drafted = runs[text, "plain"][-1], runs[text, "suffix"][-1]
             assert plain.tokens == drafted.tokens, f"{text}: the answers differ"
             took = ", ".join(f"{run.seconds:.1f} s ({run.cpu:.1f} of CPU)" for run in (plain, drafted))
-            held = f"{drafted.accepted} of {drafted.drafted} guesses held, {drafted.passes} passes"
+            held = f"{drafted.accepted} of {drafted.drafted} draft tokens accepted, {drafted.passes} passes"
             print(f"{kind}: {text}: {took}, {held}", file=sys.stderr)
         number += 1
     rows = []
     for text in texts:
-        without, with_guesses = (
+        without, speculative = (
             statistics.median(run.seconds for run in runs[text, name]) for name in ("plain", "suffix")
         )
         last = runs[text, "suffix"][-1]
@@ -139,8 +139,8 @@ def compare(
                 "text": text,
                 "tokens": written,
                 "plain": written / without,
-                "suffix": written / with_guesses,
-                "ratio": without / with_guesses,
+                "suffix": written / speculative,
+                "ratio": without / speculative,
                 "cpu_ratio": median_cpu(runs[text, "plain"]) / median_cpu(runs[text, "suffix"]),
                 "tokens_per_pass": written / last.passes,
                 "drafted": last.drafted,

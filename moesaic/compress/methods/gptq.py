@@ -27,7 +27,7 @@ class GPTQ(LayerwiseCompressor):
     bits: int = 4
     group: int = 64
     symmetric: bool = False
-    damping: float = 0.0  # 0: found by trying
+    damping: float = 0.0  # 0: searched for
     turns: int = TURNS  # of refinement
 
     def __post_init__(self) -> None:

@@ -89,7 +89,7 @@ class MiLo(LayerwiseCompressor):
             if not rank:
                 return made
             left_OI = weight_OI - made.own()
-            made.down_RI, made.up_OR = map(self._few_bits, alike(*_largest(left_OI, rank)))
+            made.down_RI, made.up_OR = map(self._quantized, alike(*_largest(left_OI, rank)))
             low_OI = made.up_OR.dense() @ made.down_RI.dense()
             error = float((left_OI - low_OI).square().sum())
             if error >= least * (1 - LEAST_GAIN):
@@ -109,8 +109,8 @@ class MiLo(LayerwiseCompressor):
         for turn in range(self.turns):
             left_OI = weight_OI - joined(grid, made).dense()
             v_RI, _ = alike(*_largest(left_OI @ root_II, rank))
-            down = self._few_bits(v_RI @ back_II)
-            up = self._few_bits(_fitted(left_OI, down.dense(), made))
+            down = self._quantized(v_RI @ back_II)
+            up = self._quantized(_fitted(left_OI, down.dense(), made))
             low_OI = up.dense() @ down.dense()
             off_OI = left_OI - low_OI
             error = sum(float((off_OI[of.rows] @ of.moments_II * off_OI[of.rows]).sum()) for of in made)
@@ -127,7 +127,7 @@ class MiLo(LayerwiseCompressor):
         assert best is not None
         return best
 
-    def _few_bits(self, part: Tensor) -> QuantizedMatrix:
+    def _quantized(self, part: Tensor) -> QuantizedMatrix:
         return Grid(self.correction_bits, 64).matrix(part)
 
 

@@ -55,14 +55,14 @@ class Distill(Objective):
         (teacher,) = self._loaded
         layout = layout_of(batch)
         with torch.no_grad():
-            taught_TD = teacher(batch.tokens_T, layout)
+            teacher_TD = teacher(batch.tokens_T, layout)
         hidden_TD = model(batch.tokens_T, layout, routing, runner)
         kept_T = (batch.targets_T != IGNORED).nonzero().squeeze(1)
         apart = hidden_TD.new_zeros((), dtype=torch.float32)
         plain = apart
         for rows in kept_T.split(ROWS):
             kl, ce = torch.utils.checkpoint.checkpoint(  # logits of a few rows at a time, again in the backward pass
-                self._rows, model, hidden_TD[rows], teacher.logits_at(taught_TD, rows), batch.targets_T[rows],
+                self._rows, model, hidden_TD[rows], teacher.logits_at(teacher_TD, rows), batch.targets_T[rows],
                 use_reentrant=False,
             )  # fmt: skip
             apart, plain = apart + kl, plain + ce
@@ -70,9 +70,9 @@ class Distill(Objective):
         total = self.weight * apart + (1 - self.weight) * plain
         return Loss(total, {"kl": apart.detach(), "next": plain.detach()}, routing)
 
-    def _rows(self, model: Model, hidden_TD: Tensor, taught_TV: Tensor, targets_T: Tensor) -> tuple[Tensor, Tensor]:
+    def _rows(self, model: Model, hidden_TD: Tensor, teacher_TV: Tensor, targets_T: Tensor) -> tuple[Tensor, Tensor]:
         logits_TV = model.logits_at(hidden_TD).float()
-        kl = divergence(logits_TV, taught_TV, self.temperature, self.direction).sum() * self.temperature**2
+        kl = divergence(logits_TV, teacher_TV, self.temperature, self.direction).sum() * self.temperature**2
         return kl, torch.nn.functional.cross_entropy(logits_TV, targets_T, reduction="sum")
 
 

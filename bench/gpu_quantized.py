@@ -1,6 +1,6 @@
 """Experts in 4 and 8 bits beside bf16 on one GPU: one layer in a CUDA graph, rotated inputs, microseconds a call.
 
-    python bench/gpu_few_bits.py --out bench/results/gpu_few_bits.json
+    python bench/gpu_quantized.py --out bench/results/gpu_quantized.json
 
 The floor is the time to read the weights of the experts that are chosen, scales included, at 4.6 TB/s.
 """
