@@ -81,12 +81,9 @@ def other_generation(cases: list[Case]) -> list[float]:
     return found
 
 
-def kind(case: Case, engine: str = "") -> str:
+def kind(case: Case) -> str:
     """As `plan/serving_error.py` tells kinds apart."""
-    generation = GENERATIONS[case.system]
-    if case.mode != "agg":
-        return f"{generation} split any"
-    return f"{generation} {kind_of(load_model(case.model))} {engine or case.backend}"
+    return f"{GENERATIONS[case.system]} {kind_of(load_model(case.model)) if case.mode == 'agg' else 'split'}"
 
 
 def spread(errors: list[float]) -> dict[str, Any]:
@@ -170,7 +167,7 @@ def main() -> None:
         "not estimated, by reason": dict(unusable),
         "engine not known": spread(errors_of(held_out, backend="typical")),
         "constants of the other generation": spread(other_generation(held_out)),
-        "by kind": table(held_out, errors, kind) | table(held_out, errors, lambda case: kind(case, "any")),
+        "by kind": table(held_out, errors, kind),
         "by system": table(held_out, errors, lambda case: case.system),
         "by model": table(held_out, errors, lambda case: case.model),
         "by backend": table(held_out, errors, lambda case: case.backend),

@@ -56,7 +56,7 @@ def estimate(case: Case) -> dict[str, float] | str:
     system = {short: long for long, short in SYSTEMS.items()}.get(case.system, case.system)
     layout = case.layout
     sizes = (layout.tp, layout.pp, layout.dp, layout.tp * layout.dp // layout.ep, layout.ep)
-    batch = max(1, round(case.concurrency / layout.dp))
+    batch = max(1, round(case.concurrency / (layout.dp * case.workers)))
     step = min(max(STEP, case.prompt), max(1, batch - 1) * case.prompt)
     why = ""
     for name in NAMES.get(case.path, [case.path]):

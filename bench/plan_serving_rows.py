@@ -3,6 +3,7 @@
 What the table says is taken as it is, but for three things that its own duplicates show (docs/plan-serving.md):
 rows where moe_tp = moe_ep > 1 have their devices multiplied twice (tp=8 ep=8 stands as tp=64), rows of tp = dp > 1 with
 moe_ep = tp * dp too, and rows of tp above 8 without experts' division (tp=12 to 72) are sums over workers, no layouts.
+A row's batch is one worker's: where its concurrency is a multiple of it, so many workers shared the load.
 """
 
 from __future__ import annotations
@@ -109,6 +110,8 @@ def _case(number: int, row: dict[str, str], tuned_on: bool) -> Case | Unusable:
         return Unusable(number, "devices are a sum over workers", tuned_on)
     stated = re.search(r"silicon_concurrency=(\d+)", row["silicon_data_source"])
     batch = whole("decode_batch_size") * workers if split else whole("batch_size")
+    if stated and not split:
+        workers = max(1, round(int(stated[1]) / (batch * max(1, whole("attention_dp_size")))))
     return Case(
         number, MODELS[row["model_path"]], SYSTEMS.get(row["system"], row["system"]), row["backend"],
         row["backend_version"], _dtype(row), row["mode"], whole("isl"), whole("osl"),

@@ -103,7 +103,7 @@ def estimate_serving(
         bounds={"decode": decode.bound, "prefill": first.bound},
         decode_parts_ms={name: seconds * 1e3 for name, seconds in decode.parts.items()},
         prefill_parts_ms={name: seconds * 1e3 for name, seconds in first.parts.items()},
-        expected_error=expected_error(model, cluster.device, engine.name, prefill is not None),
+        expected_error=expected_error(model, cluster.device, prefill is not None),
         dollars_per_million_output_tokens=price / rate * 1e6,
     )
 

@@ -1,5 +1,5 @@
 """How wrong serving estimates have been: the relative error of output tokens per second that nine of ten measured runs
-stayed within, by kind of device, model and engine. Only runs that no constant was tuned on count.
+stayed within, by kind of device and model. Only runs that no constant was tuned on count.
 
 `python -m bench.plan_serving` prints the table (docs/plan-serving.md); it is written down here because the runs
 belong to a package that need not be installed.
@@ -14,33 +14,15 @@ GENERATIONS = {
     "h100": "hopper", "h200": "hopper", "h800": "hopper", "h20": "hopper",
     "b200": "blackwell", "b300": "blackwell", "gb200": "blackwell", "gb300": "blackwell",
 }  # fmt: skip
-# Engines of fewer than 30 runs of a kind, and those not among the three, count as `any`. No bound is below 15 %:
-# versions of one engine differ by as much.
 WITHIN = {
-    ("blackwell", "dense", "any"): 0.28,  # 139 runs
-    ("blackwell", "dense", "trtllm"): 1.19,  # 80 runs
-    ("blackwell", "dense", "vllm"): 0.17,  # 59 runs
-    ("blackwell", "latent", "any"): 0.37,  # 402 runs
-    ("blackwell", "latent", "sglang"): 0.35,  # 185 runs
-    ("blackwell", "latent", "trtllm"): 0.46,  # 146 runs
-    ("blackwell", "latent", "vllm"): 0.26,  # 71 runs
-    ("blackwell", "mixture", "any"): 0.27,  # 456 runs
-    ("blackwell", "mixture", "sglang"): 0.27,  # 145 runs
-    ("blackwell", "mixture", "trtllm"): 0.27,  # 57 runs
-    ("blackwell", "mixture", "vllm"): 0.28,  # 254 runs
-    ("blackwell", "split", "any"): 0.33,  # 114 runs
-    ("hopper", "dense", "any"): 0.21,  # 401 runs
-    ("hopper", "dense", "sglang"): 0.2,  # 71 runs
-    ("hopper", "dense", "trtllm"): 0.2,  # 219 runs
-    ("hopper", "dense", "vllm"): 0.28,  # 111 runs
-    ("hopper", "latent", "any"): 0.33,  # 114 runs
-    ("hopper", "latent", "sglang"): 0.18,  # 46 runs
-    ("hopper", "latent", "trtllm"): 0.35,  # 45 runs
-    ("hopper", "mixture", "any"): 0.44,  # 294 runs
-    ("hopper", "mixture", "sglang"): 0.45,  # 32 runs
-    ("hopper", "mixture", "trtllm"): 0.26,  # 112 runs
-    ("hopper", "mixture", "vllm"): 0.55,  # 150 runs
-    ("hopper", "split", "any"): 1.07,  # 17 runs
+    ("blackwell", "dense"): 0.26,  # 139 runs
+    ("blackwell", "latent"): 0.35,  # 402 runs
+    ("blackwell", "mixture"): 0.27,  # 456 runs
+    ("blackwell", "split"): 0.33,  # 114 runs
+    ("hopper", "dense"): 0.21,  # 401 runs
+    ("hopper", "latent"): 0.33,  # 114 runs
+    ("hopper", "mixture"): 0.45,  # 294 runs
+    ("hopper", "split"): 1.07,  # 17 runs
 }
 # Devices without runs of their own have constants like these two generations'; with those of the other one, nine of ten
 # runs of either stayed within this.
@@ -53,7 +35,7 @@ def kind_of(model: ModelShape) -> str:
     return "mixture" if model.experts else "dense"
 
 
-def expected_error(model: ModelShape, device: Device, engine: str, split: bool) -> float:
-    generation = GENERATIONS.get(device.name, "")
+def expected_error(model: ModelShape, device: Device, split: bool) -> float:
+    """`split`: prefill and decode on devices of their own, of which fewer runs are known."""
     kind = "split" if split else kind_of(model)
-    return WITHIN.get((generation, kind, engine), WITHIN.get((generation, kind, "any"), ELSEWHERE))
+    return WITHIN.get((GENERATIONS.get(device.name, ""), kind), ELSEWHERE)
