@@ -31,6 +31,7 @@ SHAPES = {
     "GLM-4.5-Air": (4096, 1408, 128, 8),
     "Qwen3-30B": (2048, 768, 128, 8),
     "Mixtral": (4096, 14336, 8, 2),
+    "gpt-oss": (2880, 2880, 32, 4),
 }  # D F E K
 READ_BANDWIDTH = 4.6e12  # bytes/s, measured on an H200
 # Microseconds of the fastest serving kernel measured elsewhere on the same machine (vLLM's Triton MoE), for reference.
@@ -280,7 +281,7 @@ def serving(shapes, peers, sizes=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4
                 )
             row = {
                 "floor_us": statistics.mean(floor_us(SHAPES[name], routes, T) for _, routes, _ in sets),
-                "reference_us": SERVING_REFERENCE[name].get(T),
+                "reference_us": SERVING_REFERENCE.get(name, {}).get(T),
             }
             with torch.no_grad():
                 for label, layer in {"ours": experts, **peers}.items():

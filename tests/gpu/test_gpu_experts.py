@@ -67,6 +67,10 @@ SHAPES = {
     "one expert": (200, 256, 128, 1, 1),
     "narrow": (129, 128, 128, 3, 2),
     "odd sizes": (65, 200, 72, 5, 3),
+    "gpt-oss": (777, 2880, 2880, 8, 4),
+    "cut tiles": (900, 320, 192, 8, 4),
+    "cut rows": (600, 448, 1088, 4, 2),
+    "cut columns": (500, 2112, 576, 4, 2),
     "many tokens": (20000, 256, 128, 16, 8),
 }
 
@@ -103,8 +107,8 @@ def test_gradients(shape, skew, choice):
 
 @pytest.mark.parametrize(
     "shape",
-    [SHAPES["qwen"], SHAPES["glm"], SHAPES["mixtral"], SHAPES["odd sizes"]],
-    ids=["qwen", "glm", "mixtral", "odd sizes"],
+    [SHAPES[name] for name in ("qwen", "glm", "mixtral", "odd sizes", "gpt-oss", "cut tiles")],
+    ids=["qwen", "glm", "mixtral", "odd sizes", "gpt-oss", "cut tiles"],
 )
 def test_same_bits_alone_and_in_a_batch(shape):
     x, routes, weights, gate_up, down = problem(*shape, seed=3)

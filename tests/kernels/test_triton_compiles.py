@@ -79,12 +79,16 @@ else:
     def empty(*shape):
         return torch.empty(shape, dtype=torch.bfloat16)
 
-    def test_grouped_matmuls(compiled):
+    @pytest.mark.parametrize(("D", "F"), [(512, 384), (320, 2880)], ids=["whole tiles", "cut tiles"])
+    def test_grouped_matmuls(compiled, D, F):
         hopper.gate_up(empty(T, D), empty(E, 2 * F, D), routing(), save=True, choices=K)
         hopper.grad_gate_up(
             empty(T, D), empty(E, D, F), empty(P, 2 * F), torch.zeros(T, K), routing(), True, gathered=True
         )
-        hopper.columns(empty(P, 2 * F), empty(T, D), routing(), gather_b=True, choices=K)
+        if D % 128:
+            hopper.columns(empty(P, D), empty(P, F), routing())
+        else:
+            hopper.columns(empty(P, 2 * F), empty(T, D), routing(), gather_b=True, choices=K)
         assert len(compiled) == 3
         for kernel in compiled:
             assert "wgmma.mma_async" in kernel.asm["ptx"] and "cp.async.bulk.tensor" in kernel.asm["ptx"]

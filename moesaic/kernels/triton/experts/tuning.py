@@ -33,9 +33,9 @@ class Choice:
 
 
 def hopper_takes(x_TD: torch.Tensor, gate_up_EGD: torch.Tensor) -> bool:
-    """The Hopper kernels need bf16 and whole tiles of 128; gate and up are loaded as one tile of 2 x 128."""
+    """The Hopper kernels need bf16, and widths that are whole steps of K."""
     D, F = x_TD.shape[1], gate_up_EGD.shape[1] // 2
-    return x_TD.is_cuda and x_TD.dtype == torch.bfloat16 and D % 128 == 0 and F % 128 == 0 and is_hopper(x_TD.device)
+    return x_TD.is_cuda and x_TD.dtype == torch.bfloat16 and D % 64 == 0 and F % 64 == 0 and is_hopper(x_TD.device)
 
 
 def streamed(x_TD: torch.Tensor, shape: tuple[int, int, int, int]) -> Choice:
@@ -72,6 +72,6 @@ def choose(x_TD: torch.Tensor, routes_TK: torch.Tensor, gate_up_EGD: torch.Tenso
             group=16 if many else 8,
             gather_x=narrow,
             gather_grad=narrow and F % 256 == 0,
-            gather_x_again=narrow,
+            gather_x_again=narrow and D % 128 == 0,  # no tile of what is gathered may be cut
         )
     return Choice("portable", align=64 if T * K >= 32 * E else 16)

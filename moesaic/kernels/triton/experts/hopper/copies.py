@@ -65,9 +65,9 @@ def settle(tile, first, span, tiles_n, GROUP: gl.constexpr):
 
 @gluon.jit
 def fill(
-    a_map, b_map, g_map, table, total, tiles_m, tiles_n, depth, a_low, a_high, b, ready, empty, COLUMNS:
-    gl.constexpr, B_ROWS: gl.constexpr, PAIR: gl.constexpr, CHAIN: gl.constexpr, GROUP: gl.constexpr, HALF:
-    gl.constexpr, BN: gl.constexpr, STEP: gl.constexpr, STAGES: gl.constexpr, RECORD: gl.constexpr,
+    a_map, b_map, g_map, table, total, tiles_m, tiles_n, depth, width, a_low, a_high, b, ready, empty, COLUMNS:
+    gl.constexpr, B_ROWS: gl.constexpr, PAIR: gl.constexpr, CHAIN: gl.constexpr, CUT_COLUMNS: gl.constexpr, GROUP:
+    gl.constexpr, HALF: gl.constexpr, BN: gl.constexpr, STEP: gl.constexpr, STAGES: gl.constexpr, RECORD: gl.constexpr,
 ):
     """The copying warp: keep every stage full."""
     LOW: gl.constexpr = (HALF + BN) * STEP * 2
@@ -104,24 +104,26 @@ def fill(
                     a_map, [start + row + HALF, at], arrived, a_high.index(stage), pred=wide
                 )
                 if PAIR:
-                    width = tiles_n * (BN // 2)
                     gate = expert * 2 * width + n * (BN // 2)
                     both = b.index(stage)
                     tensor_load(b_map, [gate, at], arrived, both.slice(0, BN // 2))
                     tensor_load(b_map, [gate + width, at], arrived, both.slice(BN // 2, BN // 2))
                 elif B_ROWS:
                     tensor_load(
-                        b_map, [expert * tiles_n * BN + n * BN, at], arrived, b.index(stage)
+                        b_map, [expert * width + n * BN, at], arrived, b.index(stage)
                     )
                 else:
                     tensor_load(b_map, [expert * depth + at, n * BN], arrived, b.index(stage))
             iteration += 1
         if CHAIN:  # then gate and up, in columns of STEP, take the place of A
-            for part in range(2 * BN // STEP):
+            chunks = BN // STEP
+            if CUT_COLUMNS:
+                chunks = gl.minimum(width - n * BN, BN) // STEP
+            for part in range(2 * chunks):
                 stage = iteration % STAGES
                 mbarrier.wait(empty.index(stage), ((iteration // STAGES) & 1) ^ 1)
                 arrived = ready.index(stage)
-                column = part % 2 * (tiles_n * BN) + n * BN + part // 2 * STEP
+                column = part % 2 * width + n * BN + part // 2 * STEP
                 mbarrier.expect(arrived, 2 * HALF * STEP * 2, pred=wide)
                 mbarrier.expect(arrived, HALF * STEP * 2, pred=wide == 0)
                 tensor_load(g_map, [start + row, column], arrived, a_low.index(stage))
@@ -150,10 +152,10 @@ def assignments(sources, start, position, count):
 
 @gluon.jit
 def fill_gathered(
-    x, stride, sources, other_map, g_map, table, total, tiles_m, tiles_n, depth, a_low, a_high, b, ready, empty,
+    x, stride, sources, other_map, g_map, table, total, tiles_m, tiles_n, depth, width, a_low, a_high, b, ready, empty,
     CHOICES: gl.constexpr, GATHER_B: gl.constexpr, COLUMNS: gl.constexpr, B_ROWS: gl.constexpr, PAIR: gl.constexpr,
-    CHAIN: gl.constexpr, GROUP: gl.constexpr, HALF: gl.constexpr, BN: gl.constexpr, STEP: gl.constexpr, STAGES:
-    gl.constexpr, RECORD: gl.constexpr,
+    CHAIN: gl.constexpr, CUT_COLUMNS: gl.constexpr, GROUP: gl.constexpr, HALF: gl.constexpr, BN: gl.constexpr, STEP:
+    gl.constexpr, STAGES: gl.constexpr, RECORD: gl.constexpr,
 ):
     """The copying warpgroup when one operand is rows of a tensor in token order: `x` is gathered as it is read."""
     WIDTH: gl.constexpr = BN if GATHER_B else (HALF if COLUMNS else STEP)
@@ -220,7 +222,6 @@ def fill_gathered(
                 at = k * STEP
                 mbarrier.expect(arrived, BN * STEP * 2)
                 if PAIR:
-                    width = tiles_n * (BN // 2)
                     gate = expert * 2 * width + n * (BN // 2)
                     both = b.index(stage)
                     tensor_load(other_map, [gate, at], arrived, both.slice(0, BN // 2))
@@ -229,7 +230,7 @@ def fill_gathered(
                     )
                 elif B_ROWS:
                     tensor_load(
-                        other_map, [expert * tiles_n * BN + n * BN, at], arrived, b.index(stage)
+                        other_map, [expert * width + n * BN, at], arrived, b.index(stage)
                     )
                 else:
                     tensor_load(other_map, [expert * depth + at, n * BN], arrived, b.index(stage))
@@ -239,11 +240,14 @@ def fill_gathered(
                 async_copy.mbarrier_arrive(arrived, increment_count=False)
                 iteration += 1
             if CHAIN:  # then gate and up, in columns of STEP, take the place of A
-                for part in range(2 * BN // STEP):
+                chunks = BN // STEP
+                if CUT_COLUMNS:
+                    chunks = gl.minimum(width - n * BN, BN) // STEP
+                for part in range(2 * chunks):
                     stage = iteration % STAGES
                     mbarrier.wait(empty.index(stage), ((iteration // STAGES) & 1) ^ 1)
                     arrived = ready.index(stage)
-                    column = part % 2 * (tiles_n * BN) + n * BN + part // 2 * STEP
+                    column = part % 2 * width + n * BN + part // 2 * STEP
                     mbarrier.expect(arrived, 2 * HALF * STEP * 2, pred=wide)
                     mbarrier.expect(arrived, HALF * STEP * 2, pred=wide == 0)
                     tensor_load(g_map, [start + row, column], arrived, a_low.index(stage))

@@ -21,6 +21,17 @@ def send(out_map, row, column, staging, tile):
 
 
 @gluon.jit
+def send_part(out_map, row, column, staging, tile, left, ROWS: gl.constexpr):
+    """The same in pieces of 64 rows, as many as are `left`: those below are another expert's."""
+    tma.store_wait(0)
+    staging.store(tile)
+    fence_async_shared()
+    for part in gl.static_range(ROWS // 64):
+        if part * 64 < left:
+            tensor_store(out_map, [row + part * 64, column], staging.slice(part * 64, 64))
+
+
+@gluon.jit
 def quick_sigmoid(x):
     """1 / (1 + exp(-x)) in four instructions: this epilogue is bound by them. Good to about 1e-6."""
     return gl.inline_asm_elementwise(
@@ -36,14 +47,14 @@ def quick_sigmoid(x):
 
 @gluon.jit
 def finish_chained(
-    grads, c_map, h_map, a, ready, empty, iteration, weights, dots, sources, ROWS, start, row, count, n, tiles_n,
+    grads, c_map, h_map, a, ready, empty, iteration, weights, dots, sources, ROWS, start, row, count, n, width, chunks,
     HALF: gl.constexpr, BN: gl.constexpr, STEP: gl.constexpr, STAGES: gl.constexpr,
 ):
     """SwiGLU backwards, 64 columns at a time: from the gradients of the unweighted hidden rows to those of gate and up,
     of the routing weights, and the weighted hidden rows; each tile is written over what it was made from.
     A loop: as straight code for the whole tile it took several times as long."""
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, STEP, 16])
-    for chunk in range(BN // STEP):
+    for chunk in range(chunks):
         gate_stage = iteration % STAGES
         up_stage = (iteration + 1) % STAGES
         column = n * BN + chunk * STEP
@@ -70,7 +81,7 @@ def finish_chained(
         fence_async_shared()
         tensor_store(h_map, [start + row, column], grads.index(chunk))
         tensor_store(c_map, [start + row, column], a.index(gate_stage))
-        tensor_store(c_map, [start + row, column + tiles_n * BN], a.index(up_stage))
+        tensor_store(c_map, [start + row, column + width], a.index(up_stage))
         tma.store_wait(0)
         mbarrier.arrive(empty.index(gate_stage))
         mbarrier.arrive(empty.index(up_stage))

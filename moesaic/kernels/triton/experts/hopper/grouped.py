@@ -3,7 +3,8 @@
 One warp copies tiles in with the bulk tensor copy engine; two warpgroups multiply. Each warpgroup owns one half of the
 rows of the output tile and neither waits for the other, so while one writes its half out the other keeps the tensor
 cores busy; a half with no rows in it (an expert's last tile) is skipped. K is walked in order and never split, so a
-row's bits do not depend on the tile shapes or on what else is in the batch.
+row's bits do not depend on the tile shapes or on what else is in the batch. Widths are multiples of STEP: a last tile
+that is not whole reads zeros or a neighbour's numbers beyond the edge, and writes nothing there.
 
     rows      C[rows of e] = A[rows of e] @ B[e]            forward (gate/up, down) and the gradients of activations
     columns   C[e] = A[rows of e]^T @ B[rows of e]          the gradients of weights
@@ -33,7 +34,8 @@ def tensor_map(matrix: torch.Tensor, rows: int, columns: int) -> TensorDescripto
 
 
 def shape_for(width: int) -> tuple[int, int]:
-    """(rows per warpgroup, columns) of the output tile: 128 x 256, or 256 x 128 where 256 columns do not divide."""
+    """(rows per warpgroup, columns) of the output tile: 128 x 256, or 256 x 128 where 256 columns do not divide, which
+    leaves less of the last tile empty."""
     return (64, 256) if width % 256 == 0 else (128, 128)
 
 
@@ -46,19 +48,21 @@ def launch(
     table: torch.Tensor,
     totals,
     tiles_m: int,
-    tiles_n: int,
     depth: int,
+    width: int,
     stride: int,
     choices: int,
     half: int,
     BN: int,
     group: int,
     stages: int,
-    chain=(None, None, None),
+    g_map=None,
+    chain=(None, None),
     **form: bool,
 ) -> None:
     device = routing.slots_N.device
-    g_map, weights, dots = chain
+    weights, dots = chain
+    columns = BN // 2 if form.get("PAIR") else BN  # a pair's tile is as many columns of gate and of up
     grouped_matmul[(processors(device),)](
         a,
         b,
@@ -71,11 +75,14 @@ def launch(
         table,
         totals,
         tiles_m,
-        tiles_n,
+        -(-width // columns),
         depth,
+        width,
         stride,
         routing.rows,
         CHOICES=choices,
+        CUT_ROWS=bool(form.get("COLUMNS")) and depth % half > 0,
+        CUT_COLUMNS=width % columns > 0,
         GROUP=group // 2 if half == 128 else group,
         HALF=half,
         BN=BN,
@@ -122,8 +129,8 @@ def rows(
         table,
         totals,
         1,
-        N // BN,
         K,
+        N,
         K,
         choices,
         half,
@@ -159,14 +166,15 @@ def gate_up(
         routing.tiles,
         routing.totals,
         1,
-        G // 256,
         D,
+        G // 2,
         D,
         choices,
         64,
         256,
         group,
         stages,
+        None if gate_up_PG is None else tensor_map(gate_up_PG[:, : G // 2], 64, 128),
         GATHER_A=choices > 0,
         B_ROWS=True,
         PAIR=True,
@@ -204,15 +212,16 @@ def grad_gate_up(
         table,
         totals,
         1,
-        F // BN,
         D,
+        F,
         D,
         weights_TK.shape[1],
         half,
         BN,
         group,
         stages,
-        (tensor_map(gate_up_PG, half, STEP), weights_TK, dots),
+        tensor_map(gate_up_PG, half, STEP),
+        (weights_TK, dots),
         GATHER_A=gathered,
         CHAIN=True,
     )
@@ -233,8 +242,9 @@ def columns(
     gathered, must be zero."""
     M, N, E = a.shape[1], b.shape[1], routing.segments_E.shape[0]
     half, BN = shape_for(N)
+    assert not (gather_a and M % half or gather_b and N % BN), "what is gathered is whole tiles wide"
     c_EMN = torch.empty(E, M, N, dtype=a.dtype, device=a.device)
-    c_map = tensor_map(c_EMN.view(-1, N), half, BN // 2)
+    c_map = tensor_map(c_EMN.view(-1, N), 64 if M % half else half, BN // 2)
     launch(
         a if gather_a else tensor_map(a, STEP, half),
         b if gather_b else tensor_map(b, STEP, BN),
@@ -244,8 +254,8 @@ def columns(
         routing.segments_E,
         E,
         -(-M // (2 * half)),
-        N // BN,
         M,
+        N,
         M if gather_a else N,
         choices,
         half,

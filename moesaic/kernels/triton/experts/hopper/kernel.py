@@ -12,7 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from moesaic.kernels.triton.experts.hopper.copies import fill, fill_gathered, look, recall, settle
-from moesaic.kernels.triton.experts.hopper.epilogues import finish_chained, halves, send
+from moesaic.kernels.triton.experts.hopper.epilogues import finish_chained, halves, send, send_part
 
 # Two dozen arguments read better in rows than in columns.
 # fmt: off
@@ -20,10 +20,10 @@ from moesaic.kernels.triton.experts.hopper.epilogues import finish_chained, halv
 
 @gluon.jit
 def multiply(
-    which, c_map, h_map, table, total, tiles_m, tiles_n, depth, a, b, ready, empty, staging, weights, dots,
-    sources, ROWS, GATHERED: gl.constexpr, COLUMNS: gl.constexpr, B_ROWS: gl.constexpr, PAIR: gl.constexpr, CHAIN:
-    gl.constexpr, SAVE: gl.constexpr, GROUP: gl.constexpr, HALF: gl.constexpr, BN: gl.constexpr, STEP: gl.constexpr,
-    STAGES: gl.constexpr, RECORD: gl.constexpr,
+    which, c_map, h_map, g_map, table, total, tiles_m, tiles_n, depth, width, a, b, ready, empty, staging, weights,
+    dots, sources, ROWS, GATHERED: gl.constexpr, COLUMNS: gl.constexpr, B_ROWS: gl.constexpr, PAIR: gl.constexpr,
+    CHAIN: gl.constexpr, SAVE: gl.constexpr, CUT_ROWS: gl.constexpr, CUT_COLUMNS: gl.constexpr, GROUP: gl.constexpr,
+    HALF: gl.constexpr, BN: gl.constexpr, STEP: gl.constexpr, STAGES: gl.constexpr, RECORD: gl.constexpr,
 ):
     """One warpgroup: half of the tile's rows, whole K, then its epilogue."""
     WIDTH: gl.constexpr = BN // 2
@@ -36,6 +36,9 @@ def multiply(
         record = look(tile + hop, total, table, tiles_m, tiles_n, COLUMNS, RECORD)
         m, n = settle(tile, first, span, tiles_n, GROUP)
         row = m * (2 * HALF) + which * HALF
+        chunks = BN // STEP
+        if CUT_COLUMNS:
+            chunks = gl.minimum(width - n * BN, BN) // STEP
         if COLUMNS:
             steps = (count + STEP - 1) // STEP
             mine = row < depth
@@ -79,25 +82,29 @@ def multiply(
                     staging.index(3).store(four)
                 finish_chained(
                     staging, c_map, h_map, a, ready, empty, iteration, weights, dots, sources, ROWS, start, row,
-                    count, n, tiles_n, HALF, BN, STEP, STAGES,
+                    count, n, width, chunks, HALF, BN, STEP, STAGES,
                 )
-                iteration += 2 * BN // STEP
+                iteration += 2 * chunks
             elif PAIR:
                 low, high = halves(accumulator.to(gl.bfloat16), HALF, WIDTH)
                 # Rounded first, so that the backward pass, which keeps only the rounded ones, recomputes the same bits.
                 gate = low.to(gl.float32)
                 hidden = gate / (1.0 + gl.exp(-gate)) * high.to(gl.float32)
                 if SAVE:
-                    send(c_map, to, n * WIDTH, staging, low)
-                    send(c_map, to, tiles_n * WIDTH + n * WIDTH, staging, high)
+                    send(g_map, to, n * WIDTH, staging, low)
+                    send(c_map, to, width + n * WIDTH, staging, high)
                 send(h_map, to, n * WIDTH, staging, hidden.to(gl.bfloat16))
+            elif CUT_ROWS:
+                low, high = halves(accumulator.to(gl.bfloat16), HALF, WIDTH)
+                send_part(c_map, to, n * BN, staging, low, depth - row, HALF)
+                send_part(c_map, to, n * BN + WIDTH, staging, high, depth - row, HALF)
             else:
                 low, high = halves(accumulator.to(gl.bfloat16), HALF, WIDTH)
                 send(c_map, to, n * BN, staging, low)
                 send(c_map, to, n * BN + WIDTH, staging, high)
         else:
             if CHAIN:
-                steps += 2 * BN // STEP
+                steps += 2 * chunks
             for _ in range(steps):
                 stage = iteration % STAGES
                 mbarrier.wait(ready.index(stage), (iteration // STAGES) & 1)
@@ -108,12 +115,14 @@ def multiply(
 
 @gluon.jit
 def grouped_matmul(
-    a, b, c_map, h_map, g_map, weights, dots, sources, table, totals, tiles_m, tiles_n, depth, stride, ROWS,
+    a, b, c_map, h_map, g_map, weights, dots, sources, table, totals, tiles_m, tiles_n, depth, width, stride, ROWS,
     GATHER_A: gl.constexpr, GATHER_B: gl.constexpr, CHOICES: gl.constexpr, COLUMNS: gl.constexpr, B_ROWS:
-    gl.constexpr, PAIR: gl.constexpr, CHAIN: gl.constexpr, SAVE: gl.constexpr, GROUP: gl.constexpr, HALF:
-    gl.constexpr, BN: gl.constexpr, STEP: gl.constexpr, STAGES: gl.constexpr, RECORD: gl.constexpr,
+    gl.constexpr, PAIR: gl.constexpr, CHAIN: gl.constexpr, SAVE: gl.constexpr, CUT_ROWS: gl.constexpr, CUT_COLUMNS:
+    gl.constexpr, GROUP: gl.constexpr, HALF: gl.constexpr, BN: gl.constexpr, STEP: gl.constexpr, STAGES:
+    gl.constexpr, RECORD: gl.constexpr,
 ):
-    """`a` and `b` are tensor maps, or a pointer for the one that is gathered."""
+    """`a` and `b` are tensor maps, or a pointer for the one that is gathered. `width`: the columns of C, or those of
+    gate alone. CUT_ROWS, CUT_COLUMNS: the last half tile of rows, the last tile of columns is not whole."""
     GATHERED: gl.constexpr = GATHER_A or GATHER_B
     A_SHAPE: gl.constexpr = [STEP, HALF] if COLUMNS else [HALF, STEP]
     B_SHAPE: gl.constexpr = [BN, STEP] if B_ROWS else [STEP, BN]
@@ -143,25 +152,25 @@ def grouped_matmul(
                 (
                     multiply,
                     (
-                        0, c_map, h_map, table, total, tiles_m, tiles_n, depth, a_low, b_tiles, ready, empty,
-                        out_low, weights, dots, sources, ROWS, GATHERED, COLUMNS, B_ROWS, PAIR, CHAIN, SAVE,
-                        GROUP, HALF, BN, STEP, STAGES, RECORD,
+                        0, c_map, h_map, g_map, table, total, tiles_m, tiles_n, depth, width, a_low, b_tiles,
+                        ready, empty, out_low, weights, dots, sources, ROWS, GATHERED, COLUMNS, B_ROWS, PAIR, CHAIN,
+                        SAVE, CUT_ROWS, CUT_COLUMNS, GROUP, HALF, BN, STEP, STAGES, RECORD,
                     ),
                 ),
                 (
                     multiply,
                     (
-                        1, c_map, h_map, table, total, tiles_m, tiles_n, depth, a_high, b_tiles, ready, empty,
-                        out_high, weights, dots, sources, ROWS, GATHERED, COLUMNS, B_ROWS, PAIR, CHAIN, SAVE,
-                        GROUP, HALF, BN, STEP, STAGES, RECORD,
+                        1, c_map, h_map, g_map, table, total, tiles_m, tiles_n, depth, width, a_high, b_tiles,
+                        ready, empty, out_high, weights, dots, sources, ROWS, GATHERED, COLUMNS, B_ROWS, PAIR, CHAIN,
+                        SAVE, CUT_ROWS, CUT_COLUMNS, GROUP, HALF, BN, STEP, STAGES, RECORD,
                     ),
                 ),
                 (
                     fill_gathered,
                     (
-                        x, stride, sources, other, g_map, table, total, tiles_m, tiles_n, depth, a_low, a_high,
-                        b_tiles, ready, empty, CHOICES, GATHER_B, COLUMNS, B_ROWS, PAIR, CHAIN, GROUP, HALF, BN,
-                        STEP, STAGES, RECORD,
+                        x, stride, sources, other, g_map, table, total, tiles_m, tiles_n, depth, width, a_low, a_high,
+                        b_tiles, ready, empty, CHOICES, GATHER_B, COLUMNS, B_ROWS, PAIR, CHAIN, CUT_COLUMNS, GROUP,
+                        HALF, BN, STEP, STAGES, RECORD,
                     ),
                 ),
             ],
@@ -174,24 +183,24 @@ def grouped_matmul(
                 (
                     multiply,
                     (
-                        0, c_map, h_map, table, total, tiles_m, tiles_n, depth, a_low, b_tiles, ready, empty,
-                        out_low, weights, dots, sources, ROWS, GATHERED, COLUMNS, B_ROWS, PAIR, CHAIN, SAVE,
-                        GROUP, HALF, BN, STEP, STAGES, RECORD,
+                        0, c_map, h_map, g_map, table, total, tiles_m, tiles_n, depth, width, a_low, b_tiles,
+                        ready, empty, out_low, weights, dots, sources, ROWS, GATHERED, COLUMNS, B_ROWS, PAIR, CHAIN,
+                        SAVE, CUT_ROWS, CUT_COLUMNS, GROUP, HALF, BN, STEP, STAGES, RECORD,
                     ),
                 ),
                 (
                     multiply,
                     (
-                        1, c_map, h_map, table, total, tiles_m, tiles_n, depth, a_high, b_tiles, ready, empty,
-                        out_high, weights, dots, sources, ROWS, GATHERED, COLUMNS, B_ROWS, PAIR, CHAIN, SAVE,
-                        GROUP, HALF, BN, STEP, STAGES, RECORD,
+                        1, c_map, h_map, g_map, table, total, tiles_m, tiles_n, depth, width, a_high, b_tiles,
+                        ready, empty, out_high, weights, dots, sources, ROWS, GATHERED, COLUMNS, B_ROWS, PAIR, CHAIN,
+                        SAVE, CUT_ROWS, CUT_COLUMNS, GROUP, HALF, BN, STEP, STAGES, RECORD,
                     ),
                 ),
                 (
                     fill,
                     (
-                        a, b, g_map, table, total, tiles_m, tiles_n, depth, a_low, a_high, b_tiles, ready, empty,
-                        COLUMNS, B_ROWS, PAIR, CHAIN, GROUP, HALF, BN, STEP, STAGES, RECORD,
+                        a, b, g_map, table, total, tiles_m, tiles_n, depth, width, a_low, a_high, b_tiles, ready,
+                        empty, COLUMNS, B_ROWS, PAIR, CHAIN, CUT_COLUMNS, GROUP, HALF, BN, STEP, STAGES, RECORD,
                     ),
                 ),
             ],
