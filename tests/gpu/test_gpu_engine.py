@@ -12,6 +12,7 @@ if not torch.cuda.is_available():
 import transformers
 
 import moesaic
+from moesaic.kernels.triton.attention import prompt_rows
 from moesaic.serve.core.drafters.router import DraftRouter
 from moesaic.serve.core.drafters.suffix import Suffix
 from moesaic.serve.core.engine import Engine
@@ -112,6 +113,38 @@ def test_a_cache_of_eight_bits(directories, name):
         assert (found != expected).float().mean() < 0.01 and error(found, expected) < 0.01
     exact = engine_of(model).generate(prompts, **options)
     apart = [abs(one.logprobs[0].logprob - other.logprobs[0].logprob) for one, other in zip(wanted, exact, strict=True)]
+    assert 0 < max(apart) < 0.5
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_same_bits_whatever_was_read_before(directories, name):
+    """A prompt that holds what another request wrote, in an engine that wrote it and in one that did not."""
+    model = moesaic.load(directories[name], dtype=torch.bfloat16, device=DEVICE)
+    options = {"max_tokens": 30, "temperature": 0.0}
+    engine = engine_of(model)
+    (first,) = engine.generate(tokens_of(100), **options)
+    (tail,) = tokens_of(45, seed=5)
+    longer = [tokens_of(100)[0] + first.tokens + tail]
+    (again,) = engine.generate(longer, **options)
+    assert again.cached_tokens >= 96
+    assert tokens_and_bits([again]) == tokens_and_bits(engine_of(model).generate(longer, **options))
+
+
+def test_latents_expanded_in_rounds(directories, monkeypatch):
+    """As much of a prompt as fits into a round, the rest in latent space; many prompts in many rounds: the same bits
+    alone and in a batch, and nearly those of one round."""
+    model = moesaic.load(directories["deepseek_v3"], dtype=torch.bfloat16, device=DEVICE)
+    prompts, options = tokens_of(500, 900, 70, 700, 333), {"max_tokens": 20, "temperature": 0.0}
+    whole = engine_of(model).generate(prompts, **options)
+    monkeypatch.setattr(prompt_rows, "LIMIT", 512)
+    batch = engine_of(model)
+    wanted = batch.generate(prompts, **options)
+    assert max(shape.rounds for shape in batch.runner.steps.graphs) == 4
+    alone = [engine_of(model, policy=Chunked(tokens=200)).generate([prompt], **options)[0] for prompt in prompts]
+    assert tokens_and_bits(alone) == tokens_and_bits(wanted)
+    for number in (0, 2, 4):  # what fits is the same, in one round or in several
+        assert tokens_and_bits([wanted[number]]) == tokens_and_bits([whole[number]])
+    apart = [abs(one.logprobs[0].logprob - other.logprobs[0].logprob) for one, other in zip(wanted, whole, strict=True)]
     assert 0 < max(apart) < 0.5
 
 

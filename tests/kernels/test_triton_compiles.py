@@ -27,7 +27,7 @@ else:
     from moesaic.kernels.interface import QKNorm, RopeAngles, Routes
     from moesaic.kernels.layer_weights import NormWeights
     from moesaic.kernels.triton import gemv
-    from moesaic.kernels.triton.attention import latent, paged, qk_norm_rope_cache
+    from moesaic.kernels.triton.attention import expanded, latent, paged, qk_norm_rope_cache
     from moesaic.kernels.triton.attention.paged_rows import Rows
     from moesaic.kernels.triton.experts import decode, streamed
     from moesaic.kernels.triton.experts.hopper import decode as hopper_decode
@@ -214,6 +214,18 @@ else:
         assert len(launched) == 6
         for kernel in launched:
             assert "ld.local" not in kernel.asm["ptx"] and kernel.metadata.shared <= 227 * 1024
+
+    def test_attention_to_expanded_latents(launched, monkeypatch):
+        monkeypatch.setattr(expanded, "expanded_kernel", Compiler(expanded.expanded_kernel, launched))
+        tokens, heads, one = 256, 128, torch.zeros(256, dtype=torch.int32)
+        tiles, key = torch.zeros(2, 4, dtype=torch.int32), empty(tokens, 64)
+        expanded.attend_expanded(
+            empty(tokens, heads, 192), empty(tokens, heads, 576), empty(tokens, heads * 256), key, one, tiles,
+            empty(tokens, heads, 128), 0.1,
+        )  # fmt: skip
+        (kernel,) = launched
+        assert "wgmma.mma_async" in kernel.asm["ptx"] and "cp.async.cg" in kernel.asm["ptx"]
+        assert "ld.local" not in kernel.asm["ptx"] and kernel.metadata.shared <= 227 * 1024
 
     def test_attention_to_keys_of_eight_bits(launched, monkeypatch):
         monkeypatch.setattr(paged, "prefill_kernel", Compiler(paged.prefill_kernel, launched))

@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 
 from moesaic.kernels.cuda import invariant as cuda_invariant
 from moesaic.kernels.cuda.fused_forward import takes
+from moesaic.kernels.triton.attention import prompt_rows
 from moesaic.kernels.triton.sample import logprobs_of
 from moesaic.model.layout import Layout
 from moesaic.serve.core.drafters.router import DraftRouter
@@ -87,6 +88,35 @@ def test_latent_attention():
     (again,) = queued.generate(asked[1:], max_tokens=3, temperature=0.0)
     assert again.cached_tokens >= 8
     same([again], wanted[1:])
+
+
+def test_prompts_are_expanded_and_completions_are_not(monkeypatch):
+    """Whole, in parts and after a preemption; in several rounds; beyond the limit in latent space; and what a request
+    wrote is not what another one reads."""
+    model = tiny_latent_model(layers=1)
+    plain = Engine(model, page_size=4)
+    asked = prompts(9, 12, 5)
+    wanted = plain.generate(asked, max_tokens=8, temperature=0.0)
+    shapes = set()
+    for limit, tokens, pages in ((32768, 10, 8), (16, 64, 40), (8, 7, 40)):
+        monkeypatch.setattr(prompt_rows, "LIMIT", limit)
+        monkeypatch.setattr(prompt_rows, "LEAST", 16)
+        queued = Engine(model, page_size=4, policy=Chunked(tokens), cache_bytes=pages * page_bytes(model, 4))
+        queued.runner = OverlapLoop(queued)
+        same(queued.generate(asked, max_tokens=8, temperature=0.0), wanted)
+        shapes |= set(queued.runner.steps.graphs)
+        assert pages > 8 or queued.scheduler.preemptions > 0
+        assert queued.page_pool.in_use == 0
+        longer = asked[2] + wanted[2].tokens
+        (again,) = queued.generate([longer], max_tokens=1, temperature=0.0)
+        assert 0 < again.cached_tokens <= 5
+        same([again], plain.generate([longer], max_tokens=1, temperature=0.0))
+    assert {shape.rounds for shape in shapes} >= {0, 1, 2}
+    assert any(shape.rounds and shape.tiles for shape in shapes) and any(not shape.tiles for shape in shapes)
+    model.mode = "invariant"
+    queued, _ = engines(model, page_size=4)
+    same(queued.generate(asked, max_tokens=8, temperature=0.0), wanted)
+    assert not any(shape.rounds for shape in queued.runner.steps.graphs)
 
 
 def test_draft_tokens_are_verified_in_graphs(model):
@@ -238,7 +268,9 @@ def test_routes_counts_and_embeddings(model):
 
 @pytest.mark.parametrize("attention, temperature", [("grouped", 1.0), ("grouped", 0.7), ("latent", 0.7)])
 def test_the_trainer_finds_the_bits_that_were_recorded(model, attention, temperature):
-    model = tiny_latent_model(q_rank=24) if attention == "latent" else model
+    if attention == "latent":
+        model = tiny_latent_model(q_rank=24)
+        model.mode = "invariant"  # in which prompts are read as completions are written
     queued, _ = engines(model, page_size=4, policy=Chunked(tokens=8))
     params = {"max_tokens": 5, "temperature": temperature, "record_draws": True, "ignore_eos": True}
     answers = queued.generate(asked := prompts(11, 3, 6), **params, seed=3)

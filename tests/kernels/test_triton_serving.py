@@ -14,9 +14,9 @@ from moesaic.kernels import reference
 from moesaic.kernels.cuda import invariant as cuda_invariant
 from moesaic.kernels.cuda.fast import eager_router_logits
 from moesaic.kernels.cuda.layout_rows import make_rows
-from moesaic.kernels.interface import AttentionCall, LatentCall, QKNorm, RopeAngles
+from moesaic.kernels.interface import AttentionCall, LatentCall, Mask, QKNorm, RopeAngles
 from moesaic.kernels.triton import norm
-from moesaic.kernels.triton.attention import paged
+from moesaic.kernels.triton.attention import expanded, paged
 from moesaic.kernels.triton.attention.paged_rows import prefill_tile
 from moesaic.kernels.triton.attention.qk_norm_rope import qk_norm_rope
 from moesaic.kernels.triton.attention.qk_norm_rope_cache import qk_norm_rope_into_cache
@@ -76,6 +76,33 @@ def test_paged_attention(heads, window, monkeypatch):
     rows = make_rows(layout, prefill_tile(H // N, wide=True))
     assert rows.decode_X2 is not None and rows.prefill_X2 is not None
     close(paged.attend(q, slabs["keys"], slabs["values"], rows, 0.3, window), wanted)
+
+
+def test_attention_to_expanded_latents():
+    """Two sequences in one round, one of them with cached tokens before its rows; tiles of another round, and those of
+    no rows, are left alone."""
+    torch.manual_seed(2)
+    H, K, P, R, V = 3, 20, 12, 8, 10
+    latents, table_SP = torch.randn(40, 4, K + R), torch.randperm(40)[:36].view(2, 18).int()
+    sequence_X = torch.tensor([0] * 70 + [1] * 45 + [0] * 3).int()
+    position_X = torch.cat([torch.arange(70), torch.arange(45), torch.full((3,), -1)]).int()
+    latent_XK, key_XR = expanded.gather(latents, sequence_X, position_X, table_SP, K, torch.float32)
+    assert not latent_XK[115:].any() and not key_XR[115:].any()
+    page_X, row_X = table_SP[sequence_X[:115].long(), position_X[:115].long() // 4].long(), position_X[:115].long() % 4
+    assert torch.equal(torch.cat([latent_XK, key_XR], 1)[:115], latents[page_X, row_X])
+    kv_XE = latent_XK @ torch.randn(H * (P + V), K).T
+    q_THC, q_THX = torch.randn(95, H, P + R), torch.randn(95, H, K + R)
+    position_T = torch.cat([torch.arange(70), torch.arange(20, 45)]).int()
+    tiles = torch.tensor([(0, 32, 0, 1), (32, 32, 0, 1), (64, 6, 0, 1), (70, 25, 70, 1), (0, 9, 0, 0), (0, 0, 0, 1)])
+    out_THV = torch.full((96, H, V), -7.0)
+    expanded.attend_expanded(q_THC, q_THX, kv_XE, key_XR, position_T, tiles.int(), out_THV, 0.3, round=1)
+    assert bool((out_THV[95] == -7).all())
+    kv_XHE = kv_XE.view(-1, H, P + V)
+    k_XHC = torch.cat([kv_XHE[..., :P], key_XR[:, None].expand(-1, H, -1)], 2)
+    q_THC = torch.cat([q_THC[..., :P], q_THX[..., K:]], 2)
+    for rows, keys in ((slice(0, 70), slice(0, 70)), (slice(70, 95), slice(70, 115))):
+        wanted = reference.attention(q_THC[rows], k_XHC[keys], kv_XHE[keys, :, P:], Mask(0.3))
+        close(out_THV[rows], wanted)
 
 
 def test_a_tree_of_draft_tokens():

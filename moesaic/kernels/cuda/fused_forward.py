@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from moesaic.kernels.cuda import fast
+from moesaic.kernels.cuda.step_inputs import Tiling
 from moesaic.kernels.interface import KVCache, QKNorm, RopeAngles
 from moesaic.kernels.layer_weights import (
     DenseWeights,
@@ -24,9 +25,10 @@ from moesaic.kernels.layer_weights import (
     MixtureWeights,
     NormWeights,
 )
-from moesaic.kernels.triton.attention import latent
+from moesaic.kernels.triton.attention import expanded, latent
 from moesaic.kernels.triton.attention.paged import attend, latent_tile
 from moesaic.kernels.triton.attention.paged_rows import Rows, prefill_tile
+from moesaic.kernels.triton.attention.prompt_rows import Prompts
 from moesaic.kernels.triton.attention.qk_norm_rope_cache import qk_norm_rope_into_cache
 from moesaic.kernels.triton.embedding import embed
 from moesaic.kernels.triton.experts.layer import experts
@@ -95,20 +97,26 @@ class FusedForward:
     """`caches` are the layers' parts of the paged KV cache, `rope` the angles of every position there can be.
 
     The experts that mixture layers choose go to `routes_LTK`, layer by layer, and are counted in each layer's `counts`;
-    rows that are no tokens choose none.
+    rows that are no tokens choose none. With `expand_prompts`, latents are expanded for tokens of prompts.
     """
 
     def __init__(
-        self, weights: StepWeights, caches: Sequence[KVCache], rope: RopeAngles, counts: Sequence[Tensor]
+        self,
+        weights: StepWeights,
+        caches: Sequence[KVCache],
+        rope: RopeAngles,
+        counts: Sequence[Tensor],
+        expand_prompts: bool = False,
     ) -> None:
         self.weights, self.caches, self.counts = weights, caches, counts
         self.rope = rope
         self.max_length = len(rope.cos_TR)
         attention, wide = weights.layers[0].attention, weights.embed.dtype == torch.float32
         if isinstance(attention, GroupedQueryWeights):
-            self.prefill_tile = prefill_tile(attention.heads // attention.kv_heads, wide)
+            self.tiling = Tiling(prefill_tile(attention.heads // attention.kv_heads, wide))
         else:
-            self.prefill_tile = latent_tile(attention.heads, wide)[1]
+            own = expanded.tile_rows(wide) if expand_prompts else 0
+            self.tiling = Tiling(latent_tile(attention.heads, wide)[1], own)
         self.per_token = weights.mixtures[0].rules.per_token if weights.mixtures else 0
 
     def new_routes(self, tokens: int) -> Tensor:
@@ -158,7 +166,8 @@ class FusedForward:
         return self.linear(out_THC.flatten(1), part.out)
 
     def latent(self, part: LatentWeights, h_TD: Tensor, rows: Rows, latents: Tensor) -> Tensor:
-        """In latent space for prefill too, so that a token's bits do not depend on how its prompt was chunked."""
+        """In latent space for prefill too, unless latents are expanded for the whole of a prompt: a token's bits do not
+        depend on how its prompt was chunked."""
         query_TQ = h_TD
         if part.q_down is not None and part.q_norm is not None:
             query_TQ = rms_norm(self.linear(h_TD, part.q_down), part.q_norm.weight, part.q_norm.eps)
@@ -169,9 +178,35 @@ class FusedForward:
         q_THX = latent.queries_into_cache(
             q_THC, kv_TX, keys_HPK, part.kv_norm, self.rope, rows.positions_T, rows, latents
         )
-        out_THK = attend(q_THX, latents, latents, rows, part.scale, rope_size=part.rope_size)
-        out_THV = latent.matmul_by_head(out_THK, values_HVK, h_TD.new_empty(len(h_TD), part.heads, part.value_size))
+        out_THV = h_TD.new_empty(len(h_TD), part.heads, part.value_size)
+        if rows.in_latent_space:
+            out_THK = attend(q_THX, latents, latents, rows, part.scale, rope_size=part.rope_size)
+            latent.matmul_by_head(out_THK, values_HVK, out_THV, rows.absorbed_T)
+        if rows.prompts is not None:
+            self.expanded(part, q_THC, q_THX, rows, rows.prompts, latents, out_THV)
         return self.linear(out_THV.flatten(1), part.out)
+
+    def expanded(
+        self,
+        part: LatentWeights,
+        q_THC: Tensor,
+        q_THX: Tensor,
+        rows: Rows,
+        prompts: Prompts,
+        latents: Tensor,
+        out_THV: Tensor,
+    ) -> None:
+        """The rows of prompts, with every head's own keys and values."""
+        rank, rounds = len(part.kv_norm.weight), prompts.rounds
+        chunks = zip(prompts.sequences_X.chunk(rounds), prompts.positions_X.chunk(rounds), strict=True)
+        for number, (sequences_X, positions_X) in enumerate(chunks):
+            latent_XK, key_XR = expanded.gather(
+                latents, sequences_X, positions_X, rows.page_table_SP, rank, q_THC.dtype
+            )
+            kv_XE = self.linear(latent_XK, part.kv_up)
+            expanded.attend_expanded(
+                q_THC, q_THX, kv_XE, key_XR, rows.positions_T, prompts.tiles_N4, out_THV, part.scale, number
+            )
 
     def mixture(self, part: MixtureWeights, h_TD: Tensor, rows: Rows, routes_TK: Tensor, counts_E: Tensor) -> Tensor:
         choice = TopK.by(part.rules, rows.positions_T, routes_TK, counts_E)

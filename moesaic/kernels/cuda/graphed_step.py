@@ -27,6 +27,7 @@ from moesaic.kernels.cuda.fused_forward import FusedForward, StepWeights
 from moesaic.kernels.cuda.step_inputs import StepInputs, StepShape, views
 from moesaic.kernels.triton.attention.paged import SPLIT
 from moesaic.kernels.triton.attention.paged_rows import Rows
+from moesaic.kernels.triton.attention.prompt_rows import Prompts
 from moesaic.kernels.triton.sample import sample
 
 DTYPES: dict[type, torch.dtype] = {np.int32: torch.int32, np.float32: torch.float32, np.float64: torch.float64}
@@ -83,7 +84,7 @@ class GraphedSteps:
     """
 
     def __init__(self, forward: FusedForward, page_size: int, max_sequences: int, counts: Tensor) -> None:
-        self.forward, self.counts, self.tile = forward, counts, forward.prefill_tile
+        self.forward, self.counts, self.tiling = forward, counts, forward.tiling
         device = counts.device
         pages = -(-forward.max_length // page_size)
         self.sampled_S = torch.zeros(max_sequences, dtype=torch.int32, device=device)
@@ -145,14 +146,24 @@ class GraphedSteps:
     def step(self, shape: StepShape, words: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         given = {name: part.view(DTYPES[dtype]) for name, part, dtype in views(shape, words)}
         tiles_X2 = given["tiles"].view(-1, 2)
+        prompts = None
+        if shape.rounds:
+            prompts = Prompts(
+                given["prompt_tiles"].view(-1, 4),
+                given["expanded_slots"],
+                given["expanded_positions"],
+                given["absorbed"],
+                shape.rounds,
+            )
         rows = Rows(
             positions_T=given["positions"],
             sequences_T=given["slots"],
             page_table_SP=self.page_table_SP,
             max_length=shape.splits * SPLIT,
             decode_X2=tiles_X2 if shape.decode_only else None,
-            prefill_X2=None if shape.decode_only else tiles_X2,
-            prefill_tokens=self.tile,
+            prefill_X2=None if shape.decode_only or not shape.tiles else tiles_X2,
+            prefill_tokens=self.tiling.rows,
+            prompts=prompts,
         )
         routes_LTK = self.forward.new_routes(shape.tokens)
         x_TD = self.forward.embed(given["tokens"], given["slots"], self.sampled_S)

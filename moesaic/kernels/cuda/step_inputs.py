@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from moesaic.kernels.triton.attention.paged import SPLIT
+from moesaic.kernels.triton.attention.prompt_rows import ExpansionPlan, prompt_rows
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,9 @@ class StepShape:
     tiles: int
     splits: int  # of the longest sequence's keys; how many there is space for changes no bit of the result
     decode_only: bool  # a token is sampled after every row
+    prompt_tiles: int = 0  # of rows that attend to expanded latents
+    expanded: int = 0  # rows of latents to expand, of each round
+    rounds: int = 0
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,20 @@ class ChunkRows:
     sampled: int  # after so many of its rows, the last ones, a token each
     temperature: float = 0.0
     draws: Sequence[float] = ()  # for each of those, where there is a temperature
+    prompt: int = 0  # how many tokens of its sequence are a prompt
+
+    @property
+    def expanded(self) -> int:
+        """Rows that attend to expanded latents, where prompts do."""
+        return prompt_rows(self.start, len(self.tokens), self.prompt)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How many rows of one sequence attend together; and, where prompts attend to expanded latents, of a prompt's."""
+
+    rows: int
+    prompt_rows: int = 0
 
 
 def next_power(base: int, at_least: int) -> int:
@@ -60,18 +78,36 @@ def padded_rows(count: int) -> int:
     return size // 4 * 3 if size // 4 * 3 >= max(count, 16) else size
 
 
-def shape_for(batch: DecodeRows, chunks: Sequence[ChunkRows], max_sequences: int, tile: int) -> StepShape:
-    """`tile` is how many rows of one sequence attend together."""
+def tiles_of(first: int, count: int, size: int) -> list[tuple[int, int]]:
+    return [(start, min(size, first + count - start)) for start in range(first, first + count, size)]
+
+
+def shape_for(
+    batch: DecodeRows, chunks: Sequence[ChunkRows], max_sequences: int, tiling: Tiling, plan: ExpansionPlan | None
+) -> StepShape:
     rows = len(batch.slots_S) + sum(len(chunk.tokens) for chunk in chunks)
     sampled = len(batch.slots_S) + sum(chunk.sampled for chunk in chunks)
-    if rows == sampled:
+    if rows == sampled and plan is None:
         ends = [chunk.start + len(chunk.tokens) for chunk in chunks]
         longest = max([int(batch.positions_S.max(initial=0)) + 1, *ends])
         size = next_power(2, rows)
         return StepShape(size, size, size, next_power(2, -(-longest // SPLIT)), decode_only=True)
     size = padded_rows(rows)
-    tiles = size // tile + min(size, max_sequences)
-    return StepShape(size, next_power(8, sampled), tiles, 1, decode_only=False)
+    if plan is None:
+        tiles = size // tiling.rows + min(size, max_sequences)
+        return StepShape(size, next_power(8, sampled), tiles, 1, decode_only=False)
+    others = len(batch.slots_S)
+    others += sum(len(tiles_of(0, len(chunk.tokens) - chunk.expanded, tiling.rows)) for chunk in chunks)
+    return StepShape(
+        size,
+        next_power(8, sampled),
+        next_power(4, others) if others else 0,  # no tile is a launch less
+        1,
+        decode_only=False,
+        prompt_tiles=size // tiling.prompt_rows + min(size, max_sequences),
+        expanded=plan.size,
+        rounds=next_power(2, len(plan.rounds)),
+    )
 
 
 def sections(shape: StepShape) -> dict[str, tuple[int, type]]:
@@ -86,6 +122,10 @@ def sections(shape: StepShape) -> dict[str, tuple[int, type]]:
         "sampled_slots": (R, np.int32),  # the slot a sampled token goes to
         "temperatures": (R, np.float32),
         "tiles": (2 * shape.tiles, np.int32),
+        "prompt_tiles": (4 * shape.prompt_tiles, np.int32),
+        "expanded_slots": (shape.rounds * shape.expanded, np.int32),
+        "expanded_positions": (shape.rounds * shape.expanded, np.int32),
+        "absorbed": (T if shape.rounds else 0, np.int32),
     }
 
 
@@ -107,7 +147,7 @@ class StepInputs:
         """Words of rows that are no tokens, and their sections by name."""
         words = np.zeros(sum(length for length, _ in sections(shape).values()), np.int32)
         given = {name: part.view(dtype) for name, part, dtype in views(shape, words)}
-        given["positions"][:] = -1
+        given["positions"][:] = given["expanded_positions"][:] = -1
         given["sampled_slots"][:] = -1
         if shape.decode_only:
             tiles_X2 = given["tiles"].reshape(-1, 2)
@@ -115,8 +155,10 @@ class StepInputs:
         return words, given
 
     @staticmethod
-    def of(batch: DecodeRows, chunks: Sequence[ChunkRows], max_sequences: int, tile: int) -> StepInputs:
-        shape = shape_for(batch, chunks, max_sequences, tile)
+    def of(batch: DecodeRows, chunks: Sequence[ChunkRows], max_sequences: int, tiling: Tiling) -> StepInputs:
+        reading = [chunk for chunk in chunks if tiling.prompt_rows and chunk.expanded]
+        plan = ExpansionPlan.of((chunk.slot, chunk.start + chunk.expanded) for chunk in reading) if reading else None
+        shape = shape_for(batch, chunks, max_sequences, tiling, plan)
         words, given = StepInputs.padding(shape)
         row = sampled = len(batch.slots_S)
         given["tokens"][:row] = -1  # the last one sampled for the slot
@@ -141,10 +183,20 @@ class StepInputs:
         if not shape.decode_only:
             given["rows"][: len(batch.slots_S)] = np.arange(len(batch.slots_S))
             tiles = [(number, 1) for number in range(len(batch.slots_S))]
+            prompt_tiles: list[tuple[int, ...]] = []
+            begins = iter(plan.begins if plan is not None else ())
             row = len(batch.slots_S)
+            given["absorbed"][:row] = 1
             for chunk in chunks:
-                end = row + len(chunk.tokens)
-                tiles += [(start, min(tile, end - start)) for start in range(row, end, tile)]
+                expanded, end = chunk.expanded if plan is not None else 0, row + len(chunk.tokens)
+                if expanded:
+                    begin = next(begins)
+                    prompt_tiles += [(*tile, *begin) for tile in tiles_of(row, expanded, tiling.prompt_rows)]
+                tiles += tiles_of(row + expanded, len(chunk.tokens) - expanded, tiling.rows)
+                given["absorbed"][row + expanded : end] = 1
                 row = end
-            given["tiles"].reshape(-1, 2)[: len(tiles)] = tiles
+            given["tiles"].reshape(-1, 2)[: len(tiles)] = tiles or np.zeros((0, 2))
+            if plan is not None:
+                given["prompt_tiles"].reshape(-1, 4)[: len(prompt_tiles)] = prompt_tiles
+                plan.fill(given["expanded_slots"], given["expanded_positions"])
         return StepInputs(shape, words)

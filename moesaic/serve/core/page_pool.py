@@ -43,6 +43,7 @@ class PagePool:
         self.size = cache.page_size
         self.reuse = reuse and store is None
         self.store = store
+        self.prompts_only = False  # where what is computed of a prompt and of a completion differs in its last bits
         self.free = list(range(cache.pages - 1, -1, -1))
         self.roots: dict[Hashable, dict[tuple[int, ...], Node]] = {}
         self.unused: list[tuple[int, int, Node]] = []  # a heap; entries whose node has been used since are stale
@@ -65,7 +66,7 @@ class PagePool:
         `others` are running requests, whose unpublished last pages can be copied from.
         """
         assert not request.pages
-        known = len(request.tokens) - 1
+        known = self._shareable(request, len(request.tokens) - 1)
         if not self.reuse or request.recomputes_prompt or request.root is None:
             return
         children = self.roots.get(request.root, {})
@@ -121,7 +122,7 @@ class PagePool:
         """Publish the pages a request has filled."""
         if not self.reuse or request.root is None:
             return
-        for number in range(len(request.nodes), request.computed // self.size):
+        for number in range(len(request.nodes), self._shareable(request, request.computed) // self.size):
             tokens = tuple(request.tokens[number * self.size : (number + 1) * self.size])
             children = self._children(request, number)
             node = children.get(tokens)
@@ -136,7 +137,7 @@ class PagePool:
     def release(self, request: Request) -> None:
         """Free all pages of a request; the published ones stay cached until pages are needed."""
         self.publish(request)
-        full, rest = divmod(request.computed, self.size)
+        full, rest = divmod(self._shareable(request, request.computed), self.size)
         private = request.pages[len(request.nodes) :]
         if rest and self.reuse and request.root is not None and len(request.nodes) == full:
             # It is not written any more, so the last page, partly filled, can be copied from too.
@@ -173,8 +174,9 @@ class PagePool:
             if tokens[0] == wanted[0] and (agreeing := _agreeing(tokens, wanted)) > best:
                 best, page, node = agreeing, child.page, child
         for other in others:
-            if other.root == request.root and other.nodes == request.nodes and other.computed > place:
-                if (agreeing := _agreeing(other.tokens[place : other.computed], wanted)) > best:
+            shared = self._shareable(other, other.computed)
+            if other.root == request.root and other.nodes == request.nodes and shared > place:
+                if (agreeing := _agreeing(other.tokens[place:shared], wanted)) > best:
                     best, page, node = agreeing, other.pages[len(other.nodes)], None
         if not best:
             return 0
@@ -188,6 +190,10 @@ class PagePool:
         if node is not None:
             self._drop(node)
         return best
+
+    def _shareable(self, request: Request, tokens: int) -> int:
+        """How many of the first tokens may be shared."""
+        return min(tokens, len(request.prompt)) if self.prompts_only else tokens
 
     def _children(self, request: Request, number: int) -> dict[tuple[int, ...], Node]:
         """What is published below the page before page `number`."""

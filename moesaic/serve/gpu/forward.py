@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def rows_of(chunk: Chunk, slot: Slot, sampled: int) -> ChunkRows:
     """The rows of a chunk; after so many of them, the last ones, a token is sampled."""
     request = chunk.request
-    rows = ChunkRows(slot.index, request.computed, chunk.new_tokens(), sampled)
+    rows = ChunkRows(slot.index, request.computed, chunk.new_tokens(), sampled, prompt=len(request.prompt))
     if sampled and slot.on_device and request.sampling.temperature > 0:
         first = request.computed + chunk.tokens
         rows.temperature = request.sampling.temperature

@@ -76,8 +76,11 @@ class OverlapLoop(Runner):
         model, counts = engine.model, engine.experts.counts
         rope = position_angles(model.config, engine.max_length, model.device)
         layer_counts = [counts[start:] for start in engine.experts.starts.values()]
-        forward = FusedForward(step_weights(model), engine.cache.layers, rope, layer_counts)
+        forward = FusedForward(
+            step_weights(model), engine.cache.layers, rope, layer_counts, expand_prompts=model.mode != "invariant"
+        )
         self.steps = GraphedSteps(forward, engine.cache.page_size, engine.scheduler.max_requests, counts)
+        engine.page_pool.prompts_only = forward.tiling.prompt_rows > 0
         self.slots = Slots(engine.scheduler.max_requests)
         self.batch = DecodeBatch(engine.page_pool)
         self.in_flight: deque[InFlightStep] = deque()
@@ -174,7 +177,7 @@ class OverlapLoop(Runner):
             if pages := slot.new_pages():
                 self.steps.give_pages(pages)
             rows.append(rows_of(chunk, slot, sampled=chunk.rows - chunk.tokens + 1 if chunk.last else 0))
-        inputs = StepInputs.of(self.batch.rows(), rows, engine.scheduler.max_requests, self.steps.tile)
+        inputs = StepInputs.of(self.batch.rows(), rows, engine.scheduler.max_requests, self.steps.tiling)
         captured = inputs.shape in self.steps.graphs
         made = GraphedForward(chunks, engine, self.steps.launch(inputs))
         made.usual, made.seconds = captured, engine.clock() - start
@@ -201,7 +204,7 @@ class OverlapLoop(Runner):
         changed = [part.slot for part in parts] + [slot for slot in batch if slot.changed]
         if pages := {place: page for slot in changed for place, page in slot.new_pages().items()}:
             self.steps.give_pages(pages)
-        inputs = StepInputs.of(self.batch.rows(), rows, self.engine.scheduler.max_requests, self.steps.tile)
+        inputs = StepInputs.of(self.batch.rows(), rows, self.engine.scheduler.max_requests, self.steps.tiling)
         launched = self.steps.launch(inputs)
         kept = self._keep(launched, parts, chunks, batch)
         step = InFlightStep(launched, list(batch), parts, self.engine.version, *kept)

@@ -100,6 +100,7 @@ def head_kernel(
     x,
     weight,
     out,
+    wanted_T,
     T,
     INPUTS,
     OUTPUTS,
@@ -113,15 +114,20 @@ def head_kernel(
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
+    SOME: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Rows of one head times that head's matrix."""
+    """Rows of one head times that head's matrix; with SOME, those that are wanted."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     head = tl.program_id(2).to(tl.int64)
     m = (tl.program_id(1) * BM + tl.arange(0, BM)).to(tl.int64)
+    wanted = m < T
+    if SOME:
+        wanted = wanted & (tl.load(wanted_T + m, mask=wanted, other=0) != 0)
+        INPUTS = tl.where(tl.max(wanted.to(tl.int32), 0) > 0, INPUTS, 0)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
     x_at = x + (m * x_token + head * x_head)[:, None] + k[None, :]
@@ -129,17 +135,20 @@ def head_kernel(
     total = tl.zeros([BM, BN], tl.float32)
     for base in tl.range(0, INPUTS, BK):
         inside = k < INPUTS - base
-        rows = tl.load(x_at, mask=(m[:, None] < T) & inside[None, :], other=0.0)
+        rows = tl.load(x_at, mask=wanted[:, None] & inside[None, :], other=0.0)
         block = tl.load(weight_at, mask=inside[:, None] & (n[None, :] < OUTPUTS), other=0.0)
         total = tl.dot(rows, block, total, input_precision=PRECISION)
         x_at += BK
         weight_at += BK * weight_input
     out_at = out + (m * out_token + head * out_head)[:, None] + n[None, :]
-    tl.store(out_at, total.to(out.dtype.element_ty), mask=(m[:, None] < T) & (n[None, :] < OUTPUTS))
+    tl.store(out_at, total.to(out.dtype.element_ty), mask=wanted[:, None] & (n[None, :] < OUTPUTS))
 
 
-def matmul_by_head(x_THI: torch.Tensor, weight_HOI: torch.Tensor, out_THO: torch.Tensor) -> torch.Tensor:
-    """Each head's rows times its own matrix; any of the three may be a part of something larger."""
+def matmul_by_head(
+    x_THI: torch.Tensor, weight_HOI: torch.Tensor, out_THO: torch.Tensor, wanted_T: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Each head's rows times its own matrix; any of the three may be a part of something larger. Of rows that are not
+    `wanted_T` nothing is written."""
     (T, H, inputs), outputs = x_THI.shape, weight_HOI.shape[1]
     assert x_THI.stride(2) == out_THO.stride(2) == 1
     BM, BN = min(64, max(16, triton.next_power_of_2(T))), 64
@@ -149,6 +158,7 @@ def matmul_by_head(x_THI: torch.Tensor, weight_HOI: torch.Tensor, out_THO: torch
         x_THI,
         weight_HOI,
         out_THO,
+        wanted_T,
         T,
         inputs,
         outputs,
@@ -160,6 +170,7 @@ def matmul_by_head(x_THI: torch.Tensor, weight_HOI: torch.Tensor, out_THO: torch
         BM=BM,
         BN=BN,
         BK=64,
+        SOME=wanted_T is not None,
         PRECISION="ieee" if x_THI.dtype == torch.float32 else "tf32",
         PDL=supports_pdl(x_THI.device),
         num_warps=4,
@@ -179,7 +190,7 @@ def queries_into_cache(
 ) -> torch.Tensor:
     """Queries ready to attend to latents (T, H, X); the tokens' own latents are in the cache. `kv_TX` are latents
     before their norm and keys before RoPE, `up_HPK` each head's projection of keys; `angles_T` is each token's row of
-    `rope`."""
+    `rope`. Rows of prompts have the rotated part of their queries only, which is the last."""
     (T, H, C), (P, K), R = q_THC.shape, up_HPK.shape[1:], rope.cos_TR.shape[1]
     q_THX = torch.empty(T, H, kv_TX.shape[1], dtype=q_THC.dtype, device=q_THC.device)
     launch_pdl(
@@ -210,5 +221,6 @@ def queries_into_cache(
         PDL=rows.read_before_wait and supports_pdl(q_THC.device),
         num_warps=4,
     )
-    matmul_by_head(q_THC[..., :P], up_HPK.transpose(1, 2), q_THX[..., :K])
+    if rows.in_latent_space:
+        matmul_by_head(q_THC[..., :P], up_HPK.transpose(1, 2), q_THX[..., :K], rows.absorbed_T)
     return q_THX

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import triton
 
+from moesaic.kernels.triton.attention.prompt_rows import Prompts
+
 MAX_DECODE_TOKENS = 8  # up to this many new tokens of a sequence, the splits of its keys run side by side
 
 
@@ -30,8 +32,19 @@ class Rows:
     prefill_tokens: int = 0
     trees_TM: torch.Tensor | None = None  # int8: whether a token sees the m-th new token of its sequence
     cached_S: torch.Tensor | None = None  # int32: with trees, how many tokens of each sequence are no draft tokens
+    prompts: Prompts | None = None  # rows that attend to expanded latents, and are in no tile
     # Whether all this was there before the forward began, so that kernels may read it before they wait (`gdc_wait`).
     read_before_wait: bool = True
+
+    @property
+    def in_latent_space(self) -> bool:
+        """Whether any row attends to what is cached as it is."""
+        return self.decode_X2 is not None or self.prefill_X2 is not None
+
+    @property
+    def absorbed_T(self) -> torch.Tensor | None:
+        """Which rows do; None for all of them."""
+        return None if self.prompts is None else self.prompts.absorbed_T
 
 
 @dataclass(frozen=True)

@@ -242,7 +242,7 @@ def columns(
     gathered, must be zero."""
     M, N, E = a.shape[1], b.shape[1], routing.segments_E.shape[0]
     half, BN = shape_for(N)
-    assert not (gather_a and M % half or gather_b and N % BN), "what is gathered is whole tiles wide"
+    assert not ((gather_a and M % half) or (gather_b and N % BN)), "what is gathered is whole tiles wide"
     c_EMN = torch.empty(E, M, N, dtype=a.dtype, device=a.device)
     c_map = tensor_map(c_EMN.view(-1, N), 64 if M % half else half, BN // 2)
     launch(
