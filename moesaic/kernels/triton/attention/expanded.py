@@ -99,7 +99,8 @@ def attend_block(
     MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The next block of keys."""
+    """The next block of keys. Whether a block is MASKED depends on how a prompt was cut, so products and sums are spelled
+    out: no compiler may join them one way with a mask and another way without."""
     key = base + tl.arange(0, BLOCK)
     p = tl.arange(0, BLOCK_P)
     r = tl.arange(0, BLOCK_R)
@@ -112,14 +113,13 @@ def attend_block(
         key_XR + key[:, None].to(tl.int64) * R + r[None, :], mask=inside[:, None] & (r[None, :] < R), other=0.0
     )
     scores = tl.dot(rotated, tl.trans(shared), scores, input_precision=PRECISION)
-    scores = scores * scale
     if MASKED:
         scores = tl.where((key[None, :] <= position[:, None]) & inside[None, :], scores, float("-inf"))
-    new = tl.maximum(best, tl.max(scores, 1))
+    new = tl.maximum(best, tl.max(scores, 1) * scale)
     shrink = tl.exp2(best - new)
-    weights = tl.exp2(scores - new[:, None])
+    weights = tl.exp2(tl.fma(scores, tl.zeros_like(scores) + scale, tl.zeros_like(scores) - new[:, None]))
     values = tl.load(kv + at[:, None] + P + v[None, :], mask=inside[:, None] & (v[None, :] < V), other=0.0)
-    weight = weight * shrink + tl.sum(weights, 1)
+    weight = tl.fma(weight, shrink, tl.sum(weights, 1))
     out = tl.dot(weights.to(q.dtype), values, out * shrink[:, None], input_precision=PRECISION)
     return new, weight, out
 

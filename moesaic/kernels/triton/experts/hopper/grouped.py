@@ -33,10 +33,12 @@ def tensor_map(matrix: torch.Tensor, rows: int, columns: int) -> TensorDescripto
     return TensorDescriptor.from_tensor(matrix, block, gl.NVMMASharedLayout.get_default_for(block, gl.bfloat16))
 
 
-def shape_for(width: int) -> tuple[int, int]:
-    """(rows per warpgroup, columns) of the output tile: 128 x 256, or 256 x 128 where 256 columns do not divide, which
-    leaves less of the last tile empty."""
-    return (64, 256) if width % 256 == 0 else (128, 128)
+def shape_for(width: int, chained: bool = False) -> tuple[int, int]:
+    """(rows per warpgroup, columns) of the output tile: 128 x 256, or 256 x 128 where 256 columns do not divide. Where
+    neither does, 128 x 256 is a little faster still, unless much of the last tile is empty, or an epilogue follows."""
+    if width % 256 == 0 or (width % 128 and not chained and -width % 256 < width // 12):
+        return 64, 256
+    return 128, 128
 
 
 def launch(
@@ -198,7 +200,7 @@ def grad_gate_up(
     rows, and the routing weights' gradients in one part per 64 columns, (parts, P). `gathered`: grad is in token
     order."""
     D, F, P = down_EDF.shape[1], down_EDF.shape[2], routing.rows
-    half, BN = shape_for(F)
+    half, BN = shape_for(F, chained=True)
     hidden_PF = torch.empty(P, F, dtype=grad.dtype, device=grad.device)
     grad_PG = gate_up_PG if in_place else torch.empty_like(gate_up_PG)
     dots = torch.empty(F // STEP, P, dtype=torch.float32, device=grad.device)
