@@ -28,9 +28,14 @@ def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+@cache
+def layout_of(rows: int, columns: int) -> gl.NVMMASharedLayout:
+    """Kept: to make one takes longer than all else that a launch needs of the host."""
+    return gl.NVMMASharedLayout.get_default_for([rows, columns], gl.bfloat16)
+
+
 def tensor_map(matrix: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
-    block = [rows, columns]
-    return TensorDescriptor.from_tensor(matrix, block, gl.NVMMASharedLayout.get_default_for(block, gl.bfloat16))
+    return TensorDescriptor.from_tensor(matrix, [rows, columns], layout_of(rows, columns))
 
 
 def shape_for(width: int, chained: bool = False) -> tuple[int, int]:
