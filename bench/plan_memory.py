@@ -3,9 +3,9 @@
     python -m bench.plan_memory               this machine: the CPU's small cases, and the GPU's where there is one
     python -m bench.plan_memory --detail      with the planner's parts
 
-Training: two steps of the product's own trainer parts (model, optimizer, recomputation), the peak of the second. On a GPU
-that is the allocator's own peak; on a CPU torch's MemTracker counts the bytes of living tensors. Serving: an engine with
-room for the cases' requests, its peak while they decode.
+Training: two steps of the product's own trainer parts (model, optimizer, recomputation), the peak of the second. On a
+GPU that is the allocator's own peak; on a CPU torch's MemTracker counts the bytes of living tensors. Serving: an engine
+with room for the cases' requests, its peak while they decode.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import gc
 import statistics
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -23,6 +24,7 @@ from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
 from moesaic.plan.own_memory import OwnTrainer, own_training_memory
 from moesaic.plan.own_models import from_config
+from moesaic.train.compile import compile_blocks
 from moesaic.train.layer_runners.recompute import recompute as recomputed
 from moesaic.train.optimizers.adamw import AdamW
 
@@ -63,15 +65,19 @@ SMALL = [
     Case("mixture, long batch", grouped(4, 256, 4, 2, Experts(16, 4, 128), 2048, "float32"), 16, 128),
     Case("latent mixture", latent(4, 256, 4, Experts(16, 4, 128, shared_hidden=128), 2048, "float32"), 4, 128),
 ]
+QWEN, FINE = Experts(64, 8, 768), Experts(64, 6, 1408, shared_hidden=2816)
+DENSE_1B = grouped(16, 2048, 16, 8, Dense(8192), 32000, "bfloat16", 128)
+MIXTURE_5B, MIXTURE_3B = (grouped(layers, 2048, 32, 4, QWEN, 32000, "bfloat16", 128) for layers in (16, 8))
+LATENT_5B = latent(8, 2048, 16, FINE, 32000, "bfloat16")
 LARGE = [
-    Case("dense 1.2B", grouped(16, 2048, 16, 8, Dense(8192), 32000, "bfloat16", 128), 4, 4096),
-    Case("dense 1.2B, recompute", grouped(16, 2048, 16, 8, Dense(8192), 32000, "bfloat16", 128), 16, 4096, True),
-    Case("mixture 5.3B", grouped(16, 2048, 32, 4, Experts(64, 8, 768), 32000, "bfloat16", 128), 4, 4096),
-    Case("mixture 5.3B, recompute", grouped(16, 2048, 32, 4, Experts(64, 8, 768), 32000, "bfloat16", 128), 8, 4096, True),
-    Case("mixture 2.7B, batch 8", grouped(8, 2048, 32, 4, Experts(64, 8, 768), 32000, "bfloat16", 128), 8, 4096),
-    Case("latent mixture", latent(8, 2048, 16, Experts(64, 6, 1408, shared_hidden=2816), 32000, "bfloat16"), 4, 4096),
-    Case("latent mixture, recompute", latent(8, 2048, 16, Experts(64, 6, 1408, shared_hidden=2816), 32000, "bfloat16"), 8, 4096, True),
-]  # fmt: skip
+    Case("dense 1.2B", DENSE_1B, 4, 4096),
+    Case("dense 1.2B, recompute", DENSE_1B, 16, 4096, True),
+    Case("mixture 5.3B", MIXTURE_5B, 4, 4096),
+    Case("mixture 5.3B, recompute", MIXTURE_5B, 8, 4096, True),
+    Case("mixture 2.7B, batch 8", MIXTURE_3B, 8, 4096),
+    Case("latent mixture", LATENT_5B, 4, 4096),
+    Case("latent mixture, recompute", LATENT_5B, 8, 4096, True),
+]
 
 
 def train(case: Case, device: torch.device) -> float:
@@ -86,8 +92,7 @@ def train(case: Case, device: torch.device) -> float:
             parameter.normal_(0, 0.02) if parameter.dim() > 1 else parameter.fill_(1.0)
     optimizer = AdamW().build(model.named_parameters())
     if device.type == "cuda":
-        for block in model.layers:
-            block.compile(dynamic=False)
+        compile_blocks(model)
     layout = Layout([case.length] * case.sequences, device=device)
     count = case.sequences * case.length
     scale_T = torch.full((count,), 1 / count, device=device)
@@ -128,14 +133,14 @@ class Serving:
 
 
 SERVED = [
-    Serving("dense 1.2B", LARGE[0].config, 64, 1024, 64),
-    Serving("mixture 5.3B", LARGE[2].config, 128, 2048, 64),
-    Serving("latent mixture", LARGE[5].config, 64, 4096, 64),
+    Serving("dense 1.2B", DENSE_1B, 64, 1024, 64),
+    Serving("mixture 5.3B", MIXTURE_5B, 128, 2048, 64),
+    Serving("latent mixture", LATENT_5B, 64, 4096, 64),
 ]
 
 
-def serve(case: Serving, device: torch.device) -> tuple[float, float]:
-    """Bytes of the device in use while the requests decode, and bytes of KV cache that were allowed."""
+def serve(case: Serving, device: torch.device) -> float:
+    """Bytes of the device in use while the requests decode."""
     from moesaic.serve.core.engine import Engine
 
     torch.set_default_dtype(torch.bfloat16)
@@ -152,7 +157,7 @@ def serve(case: Serving, device: torch.device) -> tuple[float, float]:
     engine.generate(prompts, max_tokens=case.output, temperature=0.0)
     free, total = torch.cuda.mem_get_info()
     unused = torch.cuda.memory_reserved() - torch.cuda.max_memory_allocated()
-    return float(total - free - unused), float(cache)
+    return float(total - free - unused)
 
 
 def planned_serving(case: Serving) -> float:
@@ -172,39 +177,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--detail", action="store_true")
     options = parser.parse_args()
-    rows = []
+    rows: list[dict[str, Any]] = []
+
+    def compare(work: str, device: str, name: str, measured: float, planned: float) -> None:
+        error = planned / measured - 1
+        rows.append(
+            {"work": work, "device": device, "case": name, "measured": measured, "planned": planned, "error": error}
+        )
+        sizes = f"measured {measured / 1e6:10,.1f} MB  planned {planned / 1e6:10,.1f} MB"
+        print(f"{work:8} {device:5} {name:28} {sizes}  {error:+.1%}", flush=True)
+        gc.collect()
+        if device == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
     devices = [torch.device("cpu")] + ([torch.device("cuda", 0)] if torch.cuda.is_available() else [])
     for device in devices:
         for case in LARGE if device.type == "cuda" else SMALL:
-            measured = train(case, device)
-            gc.collect()
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
             trainer = OwnTrainer(case.config.dtype, case.recompute, device.type)
             shape = from_config(case.config, case.name)
             planned = own_training_memory(shape, trainer, case.sequences, case.length)
-            error = planned.total / measured - 1
-            rows.append({"work": "training", "device": device.type, "case": case.name, "sequences": case.sequences, "length": case.length,
-                         "measured": measured, "planned": planned.total, "error": round(error, 4)})  # fmt: skip
-            print(
-                f"{device.type:5} {case.name:28} measured {measured / 1e6:10,.1f} MB  planned {planned.total / 1e6:10,.1f} MB  {error:+.1%}",
-                flush=True,
-            )
+            compare("training", device.type, case.name, train(case, device), planned.total)
             if options.detail:
                 print("      ", {name: f"{size / 1e6:,.1f}" for name, size in planned.parts().items()})
     if torch.cuda.is_available():
         for served in SERVED:
-            measured, cache = serve(served, torch.device("cuda", 0))
-            gc.collect()
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-            total = planned_serving(served)
-            error = total / measured - 1
-            rows.append({"work": "serving", "device": "cuda", "case": served.name, "requests": served.requests, "measured": measured, "cache": cache, "planned": total, "error": round(error, 4)})  # fmt: skip
-            print(
-                f"serve {served.name:28} measured {measured / 1e6:10,.1f} MB  planned {total / 1e6:10,.1f} MB  {error:+.1%}",
-                flush=True,
-            )
+            compare("serving", "cuda", served.name, serve(served, torch.device("cuda", 0)), planned_serving(served))
     worst = max(abs(row["error"]) for row in rows)
     print(f"median {statistics.median(abs(row['error']) for row in rows):.1%}, worst {worst:.1%} of {len(rows)}")
     record("plan_memory", rows)

@@ -1,6 +1,7 @@
-"""Benchmark a server under load.
+"""Benchmark a server under load, or the planner beside published runs.
 
 moesaic bench serve http://127.0.0.1:8000 --rate 4 --requests 100
+moesaic bench plan --png planned.png
 moesaic bench serve out/smollm2 --trace trace.jsonl --speed 2 --first-token 0.5 --json
 """
 
@@ -11,16 +12,17 @@ from typing import Annotated, Any
 
 import typer
 
+from moesaic.cli import destination
 from moesaic.cli.app import JsonFlag, print_json
 from moesaic.cli.options import KeyVariable, ServedName
 
 ORDER = 90
-command = typer.Typer(help="Benchmark a server under load.")
+command = typer.Typer(help="Benchmark a server under load, or the planner beside published runs.")
 
 
 @command.callback()
 def several() -> None:
-    """Benchmark a server under load."""
+    """Benchmark a server under load, or the planner beside published runs."""
 
 
 @command.command()
@@ -99,3 +101,20 @@ def _print(found: dict[str, Any]) -> None:
         f"goodput        {good['share']:.0%} of requests, {good['requests_per_second']:.2f} a second, had their first "
         f"token within {good['first_token_target']:g} s and the others within {good['inter_token_target']:g} s each"
     )
+
+
+@command.command()
+def plan(
+    png: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Plot planned against measured steps.", parser=destination.file)
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Predict every published training run, and print how far off each prediction is."""
+    from moesaic.plan.accuracy import accuracy_json, accuracy_text, plot_accuracy
+
+    if png:
+        plot_accuracy(png)
+    if json:
+        return print_json(accuracy_json())
+    print(accuracy_text())

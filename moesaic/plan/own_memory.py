@@ -23,6 +23,7 @@ class OwnTrainer:
     dtype: str  # float32 or bfloat16
     recompute: bool
     device: str  # cpu or cuda
+    ranks: int = 1  # that FSDP2 divides parameters, gradients and optimizer states over, block by block
 
     @property
     def width(self) -> float:
@@ -40,7 +41,7 @@ def own_training_memory(model: ModelShape, trainer: OwnTrainer, sequences: int, 
     moments: list[tuple[float, float]] = []  # gradients and everything else that lives, beside parameters and optimizer
 
     def kept(layer: LayerShape) -> float:
-        return width * tokens * _kept(layer.attention, layer.ffn, model.hidden)
+        return width * tokens * _kept(layer.attention, layer.ffn, model.hidden, trainer.device)
 
     alive = sum(inputs if trainer.recompute else kept(layer) for layer in model.layers)
     logits = min(LOGITS, tokens * model.vocab) * 6.0
@@ -53,11 +54,15 @@ def own_training_memory(model: ModelShape, trainer: OwnTrainer, sequences: int, 
         done += model.layer_parameters(layer)
     moments.append((weights * width, min(PIECE, weights) * 4.0 * UPDATE_COPIES[trainer.device]))
     assert done + tables - model.embedding_parameters <= weights * 1.001
-    gradients, rest = max(moments, key=sum)
-    return TrainingMemory(parameters, gradients, optimizer, rest, 0.0, 0.0, 0.0)
+    ranks = trainer.ranks
+    gradients, rest = max(moments, key=lambda moment: moment[0] / ranks + moment[1])
+    # Beside its own share a rank holds what is outside the blocks, the block it runs and the one it fetches ahead.
+    block = max(model.layer_parameters(layer) for layer in model.kinds())
+    gathered = (tables + model.hidden + 2 * block) * width if ranks > 1 else 0.0
+    return TrainingMemory(parameters / ranks, gradients / ranks, optimizer / ranks, rest, 0.0, gathered, 0.0)
 
 
-def _kept(attention: AttentionShape, ffn: FfnShape, hidden: int) -> float:
+def _kept(attention: AttentionShape, ffn: FfnShape, hidden: int, device: str) -> float:
     """Numbers per token that autograd keeps of one layer."""
     queries, values = attention.heads * attention.key_size, attention.heads * attention.value_size
     if low := attention.latent:
@@ -67,8 +72,9 @@ def _kept(attention: AttentionShape, ffn: FfnShape, hidden: int) -> float:
     rows = 4 * hidden + heads + values
     if not ffn.experts:
         return rows + 3 * ffn.hidden
-    # Rows sorted by expert, gate and up, their product before and after weighting, what comes out.
-    routed = ffn.topk * (2 * hidden + 4 * ffn.hidden)
+    # On a CPU: rows sorted by expert, gate and up, their product before and after weighting, what comes out. The GPU's
+    # fused kernels keep gate and up alone, and gather the rest again.
+    routed = ffn.topk * (2 * hidden + 4 * ffn.hidden) if device == "cpu" else 2 * ffn.topk * ffn.hidden + 2.5 * hidden
     return rows + routed + 3 * ffn.shared_hidden + 4 * ffn.experts
 
 
