@@ -87,7 +87,7 @@ def plot_accuracy(file: Path) -> None:
         for tuned, marker in ((True, "o"), (False, "^")):
             chosen = [row for row in rows if row["device"] == device and row["tuned"] == tuned]
             if chosen:
-                label = f"{device.upper()}{'' if tuned else ', not tuned on'}"
+                label = f"{device.upper()}{'' if tuned else ', other runs'}"
                 x, y = [row["measured_seconds"] for row in chosen], [row["planned_seconds"] for row in chosen]
                 axes.scatter(x, y, s=22, color=colour, marker=marker, edgecolors="0.2", linewidths=0.3, label=label)
     axes.set(xscale="log", yscale="log", xlabel="measured step, seconds", ylabel="planned step, seconds")
