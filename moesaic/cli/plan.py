@@ -4,6 +4,8 @@ moesaic plan --model GLM-4.5-Air --cluster 64xH200 --train --batch 1024 --seq 40
 moesaic plan --model GPT-3-175B --cluster 3072xA100 --batch 6144 --seq 2048 --layout "tp=8 pp=8 interleave=6"
 moesaic plan --model DeepSeek-V3 --cluster 16xH200 --serve --in 1024 --out 128 --layout "tp=8 dp=2 ep=16"
 moesaic plan --model my-model.yaml --cluster 8xH100 --train --batch 64 --seq 4096 --json
+moesaic plan whatif trace.json
+moesaic plan failures --cluster 16384xH100 --checkpoint-seconds 20
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moesaic.atomic import write_json
-from moesaic.cli import destination
+from moesaic.cli import destination, plan_questions
 from moesaic.cli.app import JsonFlag, print_json
 from moesaic.errors import UserError
 
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 
 ORDER = 5
 command = typer.Typer(help="Memory, time, layout and cost before paying for a cluster.", invoke_without_command=True)
+
+command.command()(plan_questions.whatif)
+command.command()(plan_questions.failures)
 
 Hardware = Annotated[
     Path | None,

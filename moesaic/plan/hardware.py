@@ -116,7 +116,7 @@ def load_device(name: str, own: Path | None = None) -> Device:
 
 def load_cluster(text: str, own: Path | None = None) -> Cluster:
     """`64xH200`, `H200` (one) or `2x8xH100` (nodes x devices)."""
-    match = re.fullmatch(r"\s*((?:\d+\s*[xX*]\s*)*)([A-Za-z][\w.+-]*|4090)\s*", text)
+    match = re.fullmatch(r"\s*((?:\d+\s*[xX*]\s*)*)([A-Za-z][\w.+ -]*|4090)\s*", text)
     if not match:
         raise UserError(f"--cluster {text}", "not a number of devices", "Write 64xH200: how many, and which.")
     count = 1

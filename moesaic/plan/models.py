@@ -37,7 +37,10 @@ LINEAR_KEYS = {"heads", "kv_heads", "head_dim", "full_every"}
 # Other names people write for the same thing.
 ALIASES = {
     "gpt3-175b": "gpt-3-175b", "gpt-3": "gpt-3-175b", "gpt3": "gpt-3-175b", "gpt-175b": "gpt-3-175b",
-    "megatron-175b": "gpt-3-175b", "megatron-530b": "megatron-529.6b", "megatron-1t": "megatron-1008b",
+    "megatron-530b": "megatron-529.6b", "megatron-1t": "megatron-1008b",
+    "megatron-18b": "megatron-18.4b", "megatron-39b": "megatron-39.1b", "megatron-76b": "megatron-76.1b",
+    "megatron-145b": "megatron-145.6b", "megatron-146b": "megatron-145.6b", "megatron-310b": "megatron-310.1b",
+    "megatron-175b": "gpt-3-175b", "megatron-1000b": "megatron-1008b",
     "llama-3.1-8b": "llama-3-8b", "llama-3.1-70b": "llama-3-70b", "llama-3.1-405b": "llama-3-405b",
     "llama-3.3-70b": "llama-3-70b", "deepseek-r1": "deepseek-v3", "deepseek-v3.1": "deepseek-v3",
     "kimi-k2.5": "kimi-k2", "mixtral": "mixtral-8x7b", "qwen3-30b": "qwen3-30b-a3b", "qwen3-235b": "qwen3-235b-a22b",
