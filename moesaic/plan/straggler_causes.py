@@ -147,7 +147,7 @@ class _Fit:
             if mean := self.significant(effect, cells):
                 correction = np.where(np.isin(self.cell, cells), effect[self.cell], 0.0)
                 replicas = len(np.unique(self.cell_rank[cells]))
-                on_all = "on all its replicas" if replicas > 1 else "(of one replica: a slow worker looks the same)"
+                on_all = "on all its replicas" if replicas > 1 else "on its one replica (a slow worker looks the same)"
                 evidence = f"its computations take {np.expm1(mean):.0%} longer than other stages', {on_all}"
                 if stage == self.run.stages - 1 and self.run.stages > 1:
                     evidence += "; the last stage also holds the output layer and the loss"
@@ -215,7 +215,9 @@ def _without_long_delays(run: TraceGraph, typical: float) -> tuple[np.ndarray, n
     kinds = run.column("kind")
     delay = run.delay.copy()
     for kind in np.unique(kinds):
-        mine = np.flatnonzero(kinds == kind)
+        mine = np.flatnonzero((kinds == kind) & ~run.begins)
+        if not mine.size:
+            continue
         middle = float(np.median(run.delay[mine]))
         spread = 1.4826 * float(np.median(np.abs(run.delay[mine] - middle)))
         long = run.delay[mine] > middle + max(OUTLIER * spread, LEAST_OUTLIER * typical)

@@ -37,6 +37,7 @@ class TraceGraph:
     graph: Graph
     work_node: np.ndarray
     delay_node: np.ndarray
+    begins: np.ndarray  # whether it waits for nothing that was recorded: its delay is only when the recording began
     recorded_seconds: float
     columns: dict[str, np.ndarray] = field(default_factory=dict)
 
@@ -105,6 +106,7 @@ class _Builder:
             graph=graph,
             work_node=np.array(self.done),
             delay_node=np.array(self.arrive),
+            begins=np.array([not graph.predecessors[node] for node in self.arrive]),
             recorded_seconds=max(ends) - min(record.start for record in self.records),
         )
 

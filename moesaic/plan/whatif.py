@@ -76,6 +76,7 @@ class WhatIf:
 
     def table(self, most: int = 5) -> list[dict[str, str]]:
         """Rows to print: the ranked causes, then of each part of the run the places that matter most."""
+        shown = 0.0005  # less is nothing
         rows = [
             {
                 "what": cause.cause,
@@ -84,10 +85,11 @@ class WhatIf:
                 "why": cause.evidence,
             }
             for cause in self.causes[:most]
+            if cause.saved_share >= shown
         ]
         parts = dict.fromkeys(contribution.part for contribution in self.contributions)
         for part in parts:
-            mine = [contribution for contribution in self.contributions if contribution.part == part]
+            mine = [one for one in self.contributions if one.part == part and one.saved_share >= shown]
             for contribution in mine[:most]:
                 why = f"{contribution.slowdown_alone:.3f}x if all else were ideal"
                 saves = f"{contribution.saved_share:.1%}"
@@ -148,7 +150,9 @@ def _ideal(run: TraceGraph, ideal: str) -> tuple[np.ndarray, np.ndarray]:
         mine = kinds == kind
         mean = ideal == "mean" and kind in COMPUTE_KINDS
         work[mine] = np.mean(work[mine]) if mean else np.median(work[mine])
-        delay[mine] = np.minimum(delay[mine], np.median(delay[mine]))
+        waited = mine & ~run.begins
+        if waited.any():
+            delay[waited] = np.minimum(delay[waited], np.median(delay[waited]))
     return work, delay
 
 

@@ -175,3 +175,31 @@ def test_batched_sends_and_receives_do_not_lock_each_other() -> None:
 def test_traces_that_cannot_be(records: list[Record], problem: str) -> None:
     with pytest.raises(UserError, match=problem):
         analyse(Trace.of(records))
+
+
+@pytest.mark.parametrize("left_out", ["nothing", "receives", "sends", "both", "places", "all but one step"])
+def test_recorders_that_know_less(left_out: str) -> None:
+    """A slow worker is found, and healed as before, when only a part of the run was recorded."""
+    plant = Plant(worker={(2, 1): 1.3})
+    trace, _ = record(JOB, plant)
+    records = list(trace.records)
+    if left_out in ("receives", "both"):
+        records = [one for one in records if not one.kind.startswith("recv")]
+    if left_out in ("sends", "both"):
+        records = [one for one in records if not one.kind.startswith("send")]
+    if left_out == "places":
+        records = [one._replace(micro_batch=None, dp=None, stream=None) for one in records]
+    if left_out == "all but one step":
+        records = [one for one in records if one.step == 1]
+    result = analyse(Trace.of(records))
+    first = result.causes[0]
+    assert (first.cause, first.place) == ("slow worker", {"rank": JOB.rank(2, 1), "stage": 2, "dp": 1})
+    healthy = record(JOB, Plant())[1] / record(JOB, plant)[1]
+    assert first.healed_seconds / result.actual_seconds == pytest.approx(healthy, rel=0.03)
+
+
+def test_two_causes_are_both_named() -> None:
+    plant = Plant(worker={(1, 2): 1.4}, groups={0: 12.0})
+    result = analyse(record(JOB, plant)[0])
+    assert {one.cause for one in result.causes[:2]} == {"slow worker", "slow link"}
+    assert {"rank": JOB.rank(1, 2), "stage": 1, "dp": 2} in [one.place for one in result.causes[:2]]
