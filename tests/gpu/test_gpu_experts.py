@@ -178,3 +178,6 @@ def test_the_fast_path_is_taken():
     x, routes, weights, gate_up, _ = problem(256, 2048, 768, 8, 2)
     if torch.cuda.get_device_capability()[0] == 9:
         assert choose(x, routes, gate_up, training=True).path == "hopper"
+        for width, path in ((2880, "hopper"), (320, "hopper"), (200, "portable")):
+            x, routes, weights, gate_up, _ = problem(256, width, width, 8, 2)
+            assert choose(x, routes, gate_up, training=True).path == path
