@@ -24,10 +24,11 @@ from bench.plan_serving_rows import Case, Unusable, find_table, read_cases
 from moesaic.parallel.layout import ParallelLayout
 from moesaic.plan.engines import load_engine
 from moesaic.plan.hardware import Cluster, load_device
+from moesaic.plan.measured_tables import MeasuredTables
 from moesaic.plan.models import from_dimensions, load_model
 from moesaic.plan.serving import ServingPlan, estimate_serving
 from moesaic.plan.serving_error import GENERATIONS, kind_of
-from moesaic.plan.serving_simulation import Arrival, simulate_serving
+from moesaic.plan.serving_simulation import Arrival, poisson, simulate_serving
 from moesaic.plan.serving_step import Serving
 from moesaic.plan.shape import ModelShape
 
@@ -39,22 +40,22 @@ OWN = {"layers": 16, "hidden": 2048, "heads": 32, "kv_heads": 4, "head_dim": 128
 OWN_MEASURED = {"moesaic": {1: 1079, 128: 21338, 512: 31405}, "vllm": {1: 620, 128: 18073, 512: 21248}}
 
 
-def estimate(case: Case, model: ModelShape, cluster: Cluster) -> ServingPlan:
+def estimate(case: Case, model: ModelShape, cluster: Cluster, tables: MeasuredTables | None = None) -> ServingPlan:
     return estimate_serving(
         model, cluster, case.layout, prompt=case.prompt, output=case.output, concurrency=case.concurrency,
         dtype=case.dtype, backend=case.backend, prefill=case.prefill, workers=case.workers,
-        prefill_workers=case.prefill_workers,
+        prefill_workers=case.prefill_workers, tables=tables,
     )  # fmt: skip
 
 
-def estimates(cases: Iterable[Case]) -> dict[int, ServingPlan]:
+def estimates(cases: Iterable[Case], tables: MeasuredTables | None = None) -> dict[int, ServingPlan]:
     models: dict[str, ModelShape] = {}
     found = {}
     for case in cases:
         model = (
             models.setdefault(case.model, load_model(case.model)) if case.model not in models else models[case.model]
         )
-        found[case.number] = estimate(case, model, Cluster(load_device(case.system), MANY))
+        found[case.number] = estimate(case, model, Cluster(load_device(case.system), MANY), tables)
     return found
 
 
@@ -66,6 +67,43 @@ def errors_of(cases: list[Case], **changed: Any) -> list[float]:
     """With something else than the row says: an engine, or tables."""
     plans = estimates([replace(case, **changed) for case in cases])
     return [plans[case.number].output_tokens_per_second / case.throughput - 1 for case in cases]
+
+
+def refined(cases: list[Case], errors: dict[int, float], data: Path) -> dict[str, Any] | None:
+    """With the package's measured expert layers, on the rows that they change."""
+    if not data.is_dir():
+        return None
+    plans = estimates(cases, MeasuredTables(data))
+    found = {case.number: plans[case.number].output_tokens_per_second / case.throughput - 1 for case in cases}
+    changed = [case.number for case in cases if abs(found[case.number] - errors[case.number]) > 1e-9]
+    return {
+        "with tables": spread([found[number] for number in changed]),
+        "without": spread([errors[number] for number in changed]),
+    }
+
+
+def simulated() -> list[dict[str, Any]]:
+    """The closed estimate beside discrete events: clients with prompts and outputs within 10 % of the lengths given."""
+    rows = []
+    for name, device, layout, dtype in (
+        ("deepseek-v3", "b200", ParallelLayout(tp=8), "fp8"),
+        ("llama-3-70b", "h200", ParallelLayout(tp=4), "fp8"),
+        ("gpt-oss-120b", "h200", ParallelLayout(tp=2), "fp4"),
+    ):
+        for backend in ("vllm", "sglang"):
+            for clients in (4, 64, 256):
+                for prompt in (1024, 8192):
+                    model, engine = load_model(name), load_engine(backend)
+                    serving = Serving(model, load_device(device), layout, engine, dtype, engine.cache_dtype(dtype))
+                    run = simulate_serving(serving, poisson(1.0, 6 * clients, prompt, 512, 0, 0.1), clients=clients)
+                    plan = estimate_serving(
+                        model, Cluster(load_device(device), MANY), layout, prompt=prompt, output=512,
+                        concurrency=clients, dtype=dtype, backend=backend,
+                    )  # fmt: skip
+                    ratio = run.output_tokens_per_second / plan.output_tokens_per_second
+                    rows.append({"model": name, "backend": backend, "clients": clients, "prompt": prompt,
+                                 "simulated over estimated": round(ratio, 3)})  # fmt: skip
+    return rows
 
 
 def other_generation(cases: list[Case]) -> list[float]:
@@ -174,6 +212,8 @@ def main() -> None:
         "by dtype": table(held_out, errors, lambda case: case.dtype),
         "by mode": table(held_out, errors, lambda case: case.mode),
         "one H200": own_engine(),
+        "measured tables": refined(held_out, errors, file.parent / "data"),
+        "simulation": simulated(),
         "peer": peer_comparison(held_out, errors),
     }
     for name, value in result.items():

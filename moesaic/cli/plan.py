@@ -76,7 +76,9 @@ def plan(
         str | None, typer.Option("--out", metavar="TOKENS|FILE", help="Serving: output tokens. Else as --save.")
     ] = None,
     concurrency: Annotated[int, typer.Option(help="Serving: requests at once.")] = 64,
-    backend: Annotated[str, typer.Option(help="Serving: moesaic, vllm, sglang or trtllm.")] = "moesaic",
+    backend: Annotated[
+        str, typer.Option(help="Serving: typical (not known which), vllm, sglang, trtllm, or moesaic (one device).")
+    ] = "typical",
     prefill: Annotated[
         str | None, typer.Option(metavar='"tp=4"', help="Serving: layout of separate prefill workers.")
     ] = None,

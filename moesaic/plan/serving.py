@@ -52,7 +52,7 @@ def estimate_serving(
     concurrency: int,
     dtype: str = "bf16",
     cache_dtype: str | None = None,
-    backend: str = "moesaic",
+    backend: str = "typical",
     request_rate: float | None = None,
     prefill: ParallelLayout | None = None,
     prefix_share: float = 0.0,

@@ -28,7 +28,7 @@ def search_serving(
     output: int,
     concurrency: int,
     dtype: str = "bf16",
-    backend: str = "moesaic",
+    backend: str = "typical",
     max_ttft_ms: float | None = None,
     max_tpot_ms: float | None = None,
 ) -> list[Found]:

@@ -220,20 +220,25 @@ class Serving:
 
     def _reduce(self, tokens: float, time: StepTime) -> None:
         among = group(self.layout.tp, 1, self.device)
-        self._message(2 * tokens * self.model.hidden * BF16, among, time)
+        bytes_ = 2 * tokens * self.model.hidden * BF16
+        # Between domains a device carries its share of what its domain has added up.
+        self._message(bytes_ * (1 - 1 / among.size), bytes_ / among.inside, among, time)
 
     def _exchange(self, tokens: float, topk: int, time: StepTime) -> None:
         """Tokens to the ranks of their experts and back: to each rank once at most, however many experts it holds."""
         ranks = self.layout.tp * self.layout.dp
         among = group(ranks, 1, self.device)
-        copies = min(topk, ranks)
+        bytes_ = tokens / self.layout.tp * min(topk, ranks) * self.model.hidden * BF16
         for _ in range(2):
-            self._message(tokens / self.layout.tp * copies * self.model.hidden * BF16, among, time)
+            inside = among.inside / among.size
+            self._message(bytes_ * (1 - 1 / among.size), bytes_ * (1 - inside), among, time)
 
-    def _message(self, bytes_: float, among: Group, time: StepTime) -> None:
+    def _message(self, local: float, wide: float, among: Group, time: StepTime) -> None:
+        """`local` bytes over the link of each device; `wide` of them over the network too, if ranks span domains."""
         if among.size == 1:
             return
-        wide = among.domains > 1
-        speed = self.device.network * self.device.network_share if wide else self.device.link * self.device.serve_link
-        latency = self.device.serve_reduce * (1 + math.log2(among.size) / 3) * (3 if wide else 1) / 2
-        time.add("communication", latency + bytes_ * (among.size - 1) / among.size / speed)
+        device = self.device
+        seconds = device.serve_reduce * (1 + math.log2(among.size) / 3) / 2 + local / (device.link * device.serve_link)
+        if among.domains > 1:
+            seconds += 2 * device.network_latency + wide / (device.network * device.network_share)
+        time.add("communication", seconds)
