@@ -168,11 +168,13 @@ def test_every_command_of_the_documents_runs(tmp_path: Path, monkeypatch: pytest
     for name in ("a", "b"):
         shutil.copytree("out/tiny", f"out/{name}")
     server = Server(["serve", "out/tiny"], port)
-    for words in lines:
-        if words not in (fetch, learn):
-            made = Path(words[words.index("--out") + 1] if "--out" in words else words[-1])
-            if words[0] in ("compress", "convert", "align") and made.exists():
-                shutil.rmtree(made)  # the same command stands in two documents
-            run(words)
-    server.stop()
+    try:
+        for words in lines:
+            if words not in (fetch, learn):
+                made = Path(words[words.index("--out") + 1] if "--out" in words else words[-1])
+                if words[0] in ("compress", "convert", "align") and made.exists():
+                    shutil.rmtree(made)  # the same command stands in two documents
+                run(words)
+    finally:
+        server.stop()
     assert len(done) == len(lines) > 25

@@ -1,6 +1,7 @@
 """The Hopper kernels cannot run without a Hopper GPU, but they can be compiled for one.
 
-In a process of its own, because it replaces Triton's driver.
+In a process of its own, because it replaces Triton's driver. Triton keeps what it has compiled, under a hash of the
+source, the target and its own version: what has not changed since the last time is not compiled again.
     pytest tests/kernels/test_triton_compiles.py
 """
 
@@ -61,10 +62,9 @@ else:
             return lambda *inputs, **options: self.kernels.append(self.kernel.warmup(*inputs, grid=grid, **options))
 
     @pytest.fixture
-    def compiled(monkeypatch, tmp_path):
+    def compiled(monkeypatch):
         """What the launches of a test compiled to."""
         kernels = []
-        monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
         monkeypatch.setattr(hopper, "grouped_matmul", Compiler(hopper.grouped_matmul, kernels))
         monkeypatch.setattr(hopper, "processors", lambda device: 132)
         triton.runtime.driver.set_active(Pretended())
@@ -97,7 +97,7 @@ else:
             assert kernel.metadata.shared <= 227 * 1024
 
     @pytest.fixture
-    def launched(monkeypatch, tmp_path):
+    def launched(monkeypatch):
         """What the launches of serving compiled to."""
         kernels = []
 
@@ -106,7 +106,6 @@ else:
                 options["PACKED"] = True  # as for tensors that are on a GPU
             kernels.append(kernel.warmup(*inputs, grid=grid, PDL=True, launch_pdl=True, **options))
 
-        monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
         for module in (quantized_decode, quantized_matmul, decode, hopper_decode, latent, gemv, paged, streamed):
             monkeypatch.setattr(module, "launch_pdl", launch)
         triton.runtime.driver.set_active(Pretended())

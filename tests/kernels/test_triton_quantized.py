@@ -3,6 +3,8 @@
 pytest tests/kernels/test_triton_quantized.py
 """
 
+from functools import cache
+
 import pytest
 import torch
 from torch import nn
@@ -60,6 +62,7 @@ def test_matmuls_and_rows(bits, group, inputs, symmetric):
     assert torch.equal(found, quantized.dense()[[7, 5]])
 
 
+@cache  # the same for every number of tokens
 def mixture(count, hidden, width, bits, symmetric, group=32):
     gate_up = [matrix(2 * width, hidden, bits[e % len(bits)], group, symmetric, e) for e in range(count)]
     down = [matrix(hidden, width, bits[e % len(bits)], group, symmetric, 50 + e) for e in range(count)]
