@@ -165,18 +165,22 @@ def serve_trace(
     slo: Slo,
     policy: str | float = "voltana",
     *,
+    clocks: Sequence[float] | None = None,
     margin: float = 0.1,
     scatter: float = 0.02,
     seed: int = 0,
     pricing: Pricing | None = None,
 ) -> Outcome:
-    return _Run(trace, fleet, slo, policy, margin, scatter, seed, pricing or Pricing(fleet.serving)).outcome()
+    """`clocks`: that a controller may choose among; None: every 105 MHz of the device's range. `margin`: part of the
+    SLO that it keeps in reserve."""
+    pricing = pricing or Pricing(fleet.serving)
+    return _Run(trace, fleet, slo, policy, clocks, margin, scatter, seed, pricing).outcome()
 
 
 class _Run:
     def __init__(
-        self, trace: Sequence[Request], fleet: Fleet, slo: Slo, policy: str | float, margin: float, scatter: float,
-        seed: int, pricing: Pricing,
+        self, trace: Sequence[Request], fleet: Fleet, slo: Slo, policy: str | float, clocks: Sequence[float] | None,
+        margin: float, scatter: float, seed: int, pricing: Pricing,
     ) -> None:  # fmt: skip
         if not trace:
             raise UserError("trace", "no requests", "Give a longer trace or a higher rate.")
@@ -187,6 +191,11 @@ class _Run:
             raise UserError(fleet.serving.model.name, f"does not fit {fleet.devices} {fleet.serving.device.name}")
         self.running = min(fleet.running, typical)
         model = pricing.model
+        self.clocks = tuple(clocks) if clocks else model.levels()
+        for clock in (*self.clocks, *([policy] if isinstance(policy, (int, float)) else [])):
+            if not model.lowest <= clock <= model.highest:
+                span = f"{model.lowest:.0f} to {model.highest:.0f} MHz"
+                raise UserError(f"clock {clock:.0f}", f"{fleet.serving.device.name} has {span}")
         self.prefills = [self._prefill(model, margin) for _ in range(fleet.prefill)]
         self.decodes = [self._decode(model, margin) for _ in range(fleet.decode)]
         self.events: list[tuple[float, int, str, int]] = []
@@ -198,9 +207,6 @@ class _Run:
 
     def _control(self, phase: str, model: ClockModel, margin: float) -> Control:
         if isinstance(self.policy, (int, float)):
-            if not model.lowest <= self.policy <= model.highest:
-                span = f"{model.lowest:.0f} to {model.highest:.0f} MHz"
-                raise UserError(f"clock {self.policy}", f"{self.fleet.serving.device.name} has {span}")
             return FixedClock(float(self.policy))
         if self.policy not in {"voltana", "control"}:
             raise UserError(f"policy {self.policy}", "unknown", "Take voltana, control, or a clock in MHz.")
@@ -212,7 +218,7 @@ class _Run:
             loads = [
                 Load(tokens, context) for tokens in (64, 256, 512, 1024, 2048, 4096, 8192) for context in (64, 256)
             ]
-        predictor = LatencyPredictor(model.levels(), loads, profile)
+        predictor = LatencyPredictor(self.clocks, loads, profile)
         return VoltanaControl(predictor, model, profile, self.slo, self.running, margin)
 
     def _prefill(self, model: ClockModel, margin: float) -> _Prefill:

@@ -148,6 +148,16 @@ def test_a_lower_fixed_clock_saves_until_the_slo_breaks() -> None:
     assert served(600.0).attainment < 0.1
 
 
+def test_a_controller_keeps_to_the_clocks_it_may_choose() -> None:
+    """The paper's had two: 71 % of the highest, and the highest."""
+    trace = synthetic_trace(Traffic(seconds=120, rate=20))
+    deployment, pricing = fleet()
+    two = serve_trace(trace, deployment, SLO, "voltana", clocks=(1410.0, 1980.0), pricing=pricing)
+    assert two.attainment >= 0.99
+    assert two.joules < 0.75 * served(1980.0).joules
+    assert 1410 <= two.decode_clock <= 1980 and two.prefill_clock >= 1409
+
+
 def test_a_looser_slo_never_costs_more() -> None:
     joules = [served("voltana", tpot=tpot).joules for tpot in (0.03, 0.04, 0.06)]
     assert joules[0] > joules[1] > joules[2]
@@ -247,6 +257,8 @@ def test_nonsense_is_refused() -> None:
         serve_trace([], deployment, SLO)
     with pytest.raises(UserError, match="345 to 1980"):
         serve_trace(trace, deployment, SLO, 5000)
+    with pytest.raises(UserError, match="345 to 1980"):
+        serve_trace(trace, deployment, SLO, "voltana", clocks=(100.0, 1980.0))
     with pytest.raises(UserError, match="policy"):
         serve_trace(trace, deployment, SLO, "fastest")
     large = replace(deployment.serving, model=load_model("deepseek-v3"))
