@@ -59,6 +59,10 @@ class FailureModel:
             raise UserError("spares", f"is {self.spares}", "It must not be negative.")
         if self.spares is not None and not self.repair_seconds:
             raise UserError("repair_seconds", "is 0 with a limited number of spares", "How long is a repair?")
+        if self.elastic and self.spares is None:
+            raise UserError(
+                "elastic", "needs a number of spares", "Without spares that is 0; else no job ever shrinks."
+            )
         if not 1 <= self.replica_nodes <= self.nodes:
             problem = f"is {self.replica_nodes} of {self.nodes} nodes"
             raise UserError("replica_nodes", problem, "A data-parallel replica is a part of the job.")

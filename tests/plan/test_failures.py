@@ -104,14 +104,14 @@ models = st.builds(
     restart_seconds=st.floats(0, 1800),
     spares=st.none() | st.integers(0, 10),
     repair_seconds=st.floats(600, 2 * DAY),
-    elastic=st.booleans(),
     redundancy=st.none() | st.just(Redundancy()),
 )
 
 
 @settings(deadline=None, max_examples=150)
-@given(models, st.floats(300, 20_000))
-def test_shares_add_up_and_reliable_machines_do_more(model: FailureModel, interval: float) -> None:
+@given(models, st.booleans(), st.floats(300, 20_000))
+def test_shares_add_up_and_reliable_machines_do_more(model: FailureModel, elastic: bool, interval: float) -> None:
+    model = replace(model, elastic=elastic and model.spares is not None)
     found = goodput(model, interval)
     shares = [found.goodput, found.checkpoints, found.lost_work, found.downtime, found.waiting, found.redundancy]
     assert sum(shares) == pytest.approx(1.0) and min(shares) >= -1e-9
@@ -128,6 +128,7 @@ def test_shares_add_up_and_reliable_machines_do_more(model: FailureModel, interv
         ({"restart_seconds": -1.0}, "restart_seconds: is -1.0"),
         ({"spares": -1}, "spares: is -1"),
         ({"spares": 1}, "repair_seconds: is 0 with a limited number"),
+        ({"elastic": True}, "elastic: needs a number of spares"),
         ({"replica_nodes": 9}, "replica_nodes: is 9 of 8"),
     ],
 )
