@@ -9,9 +9,10 @@ stream.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -22,6 +23,7 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1")
 COMPUTE, SEND_FORWARD, SEND_BACKWARD = "compute", "send_forward", "send_backward"  # streams
 KINDS = ("forward", "backward", "weight_gradient")
 FORWARD, BACKWARD, WEIGHT = range(3)
+MANY = 32  # ranks from which on numpy is faster than plain Python
 
 Seconds = Sequence[Sequence[float]] | Sequence[float] | np.ndarray  # by rank and chunk, or by rank
 
@@ -60,28 +62,55 @@ def pipeline_time(
     step = _Step.of(
         forward_seconds, backward_seconds, send_seconds, micro_batches, schedule, weight_seconds, micro_batch_scale
     )
-    order, seconds, sends = step.order, step.seconds, step.sends
-    arrived = np.zeros(
-        len(seconds) + 1
-    )  # when the result is where it is needed; the last place is for what waits for none
-    free = np.zeros(order.ranks)
-    link = np.zeros(
+    makespan = _one_by_one(step, overlap_send) if step.order.ranks < MANY else _by_wave(step, overlap_send)
+    compute = np.bincount(step.order.rank, step.seconds, step.order.ranks)
+    return PipelineTime(makespan, compute.tolist())
+
+
+def _one_by_one(step: _Step, overlap_send: bool) -> float:
+    """The recurrence in plain Python: with few ranks faster than calling numpy for each wave."""
+    order, count = step.order, len(step.seconds)
+    free = [0.0] * order.ranks
+    link = [0.0] * (
         2 * order.ranks + 1
-    )  # when each rank's link is free, forward and backward; the last for what is not sent
-    for begin, end in zip(order.levels[:-1], order.levels[1:]):
+    )  # when each rank's is free, forward and backward; the last for what is not sent
+    arrived = [0.0] * (count + 1)  # when the result is where it is needed; the last for what waits for none
+    columns = (order.rank, order.waits, order.link, step.seconds, step.sends)
+    for number, (rank, waits, outward, seconds, send) in enumerate(zip(*(column.tolist() for column in columns))):
+        ended = arrived[waits]
+        if free[rank] > ended:
+            ended = free[rank]
+        ended += seconds
+        if overlap_send:
+            free[rank] = ended
+            if link[outward] > ended and outward < 2 * order.ranks:
+                ended = link[outward]
+            ended += send
+            link[outward] = ended
+        else:
+            ended += send
+            free[rank] = ended
+        arrived[number] = ended
+    return max(free)
+
+
+def _by_wave(step: _Step, overlap_send: bool) -> float:
+    """The same, all ranks at once."""
+    order = step.order
+    free, link, arrived = np.zeros(order.ranks), np.zeros(2 * order.ranks + 1), np.zeros(len(step.seconds) + 1)
+    for begin, end in pairwise(order.levels):
         rank = order.rank[begin:end]
-        ended = np.maximum(free[rank], arrived[order.waits[begin:end]]) + seconds[begin:end]
+        ended = np.maximum(free[rank], arrived[order.waits[begin:end]]) + step.seconds[begin:end]
         if overlap_send:
             free[rank] = ended
             outward = order.link[begin:end]
-            ended = np.maximum(ended, link[outward]) + sends[begin:end]
+            ended = np.maximum(ended, link[outward]) + step.sends[begin:end]
             link[outward] = ended
         else:
-            ended = ended + sends[begin:end]
+            ended = ended + step.sends[begin:end]
             free[rank] = ended
         arrived[begin:end] = ended
-    compute = np.bincount(order.rank, seconds, order.ranks)
-    return PipelineTime(float(free.max()), compute.tolist())
+    return float(free.max())
 
 
 def pipeline_step(
@@ -234,24 +263,10 @@ def _order(schedule: str, ranks: int, chunks: int, micro_batches: int) -> _Order
     sent_RN = (target_RN >= 0) & (target_RN < ranks * chunks) & (kind_RN != WEIGHT) & (ranks > 1)
     link_RN = np.where(sent_RN, kind_RN * ranks + rank_RN, 2 * ranks)
 
-    done = np.zeros(count + 1, bool)
-    done[count] = True
-    position = np.zeros(ranks, np.int64)
-    everyone = np.arange(ranks)
-    wave: list[np.ndarray] = []
-    sizes = [0]
-    while True:
-        waiting = everyone[position < each]
-        if not waiting.size:
-            break
-        ready = waiting[done[source_RN[waiting, position[waiting]]]]
-        assert ready.size, f"{schedule} with {ranks} ranks, {chunks} chunks and {micro_batches} micro-batches is stuck"
-        numbers = ready * each + position[ready]
-        done[numbers] = True
-        position[ready] += 1
-        wave.append(numbers)
-        sizes.append(len(numbers))
-    numbers = np.concatenate(wave)
+    few = ranks < MANY
+    waves = [np.array(wave) for wave in _waves(source_RN.tolist())] if few else list(_large_waves(source_RN))
+    numbers = np.concatenate(waves)
+    sizes = [0, *(len(wave) for wave in waves)]
     place = np.empty(count + 1, np.int32)
     place[numbers] = np.arange(count)
     place[count] = count
@@ -269,6 +284,40 @@ def _order(schedule: str, ranks: int, chunks: int, micro_batches: int) -> _Order
         waits=place[sorted_by_wave(source_RN)],
         link=sorted_by_wave(link_RN),
     )
+
+
+def _waves(source_RN: list[list[int]]) -> Iterator[list[int]]:
+    """Computations that can run at once, in turn: on each rank the next one, if its source ran in an earlier wave."""
+    each = len(source_RN[0])
+    done = bytearray(len(source_RN) * each + 1)
+    done[-1] = True
+    position = [0] * len(source_RN)
+    left = len(source_RN) * each
+    while left:
+        ready = [rank for rank, place in enumerate(position) if place < each and done[source_RN[rank][place]]]
+        assert ready, "the schedule is stuck"
+        wave = [rank * each + position[rank] for rank in ready]
+        for rank, number in zip(ready, wave):
+            done[number] = True
+            position[rank] += 1
+        left -= len(wave)
+        yield wave
+
+
+def _large_waves(source_RN: np.ndarray) -> Iterator[np.ndarray]:
+    """The same, all ranks at once."""
+    ranks, each = source_RN.shape
+    done = np.zeros(ranks * each + 1, bool)
+    done[-1] = True
+    position = np.zeros(ranks, np.int64)
+    everyone = np.arange(ranks)
+    while (waiting := everyone[position < each]).size:
+        ready = waiting[done[source_RN[waiting, position[waiting]]]]
+        assert ready.size, "the schedule is stuck"
+        wave = ready * each + position[ready]
+        done[wave] = True
+        position[ready] += 1
+        yield wave
 
 
 def _sequences(schedule: str, ranks: int, chunks: int, micro_batches: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

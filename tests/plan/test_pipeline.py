@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moesaic.errors import UserError
+from moesaic.plan import pipeline
 from moesaic.plan.events import Operation, simulate
 from moesaic.plan.pipeline import SCHEDULES, pipeline_step, pipeline_time
 
@@ -85,9 +87,19 @@ def steps(draw: st.DrawFn) -> dict:
     }
 
 
-@settings(deadline=None, max_examples=200)
+@pytest.fixture(params=["one by one", "by wave"])
+def recurrence(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Both forms of the recurrence, whatever the number of ranks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "MANY", 10**9 if request.param == "one by one" else 0)
+        pipeline._order.cache_clear()
+        yield
+    pipeline._order.cache_clear()
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps())
-def test_the_recurrence_is_the_simulation(step: dict) -> None:
+def test_the_recurrence_is_the_simulation(recurrence: None, step: dict) -> None:
     operations = pipeline_step(**step)
     timeline = simulate(operations)
     time = pipeline_time(**step)
@@ -129,6 +141,15 @@ def test_every_micro_batch_passes_every_virtual_stage_in_order(step: dict) -> No
                     assert end[*before, micro_batch] <= start[*after, micro_batch] + 1e-12
     expected = step["micro_batches"] * (stages - 1) if ranks > 1 else 0
     assert sends["send_forward"] == sends["send_backward"] == expected
+
+
+def test_many_uneven_ranks() -> None:
+    random = np.random.default_rng(4)
+    forward, sends = random.uniform(0.5, 1.5, (40, 2)), random.uniform(0.0, 0.5, 40)
+    arguments = (forward, 2 * forward, sends, 80, "interleaved")
+    for overlap in (True, False):
+        simulated = simulate(pipeline_step(*arguments, overlap)).makespan
+        assert pipeline_time(*arguments, overlap).makespan == pytest.approx(simulated, rel=1e-9)
 
 
 def test_a_large_step_is_counted_by_hand() -> None:
