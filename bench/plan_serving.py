@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.measure import RESULTS, record
-from bench.plan_serving_rows import Case, Unusable, find_table, read_cases
+from bench.plan_serving_rows import Case, Unusable, find_table, output_rate, read_cases
 from moesaic.parallel.layout import ParallelLayout
 from moesaic.plan.engines import load_engine
 from moesaic.plan.hardware import Cluster, load_device
@@ -160,8 +160,11 @@ def peer_comparison(held_out: list[Case], errors: dict[int, float]) -> dict[str,
         return None
     peer = json.loads(file.read_text())["rows"]
     both = [case for case in held_out if str(case.number) in peer]
-    theirs = {case.number: peer[str(case.number)]["throughput"] / case.throughput - 1 for case in both}
-    own = {case.number: peer[str(case.number)]["own_throughput"] / case.throughput - 1 for case in both}
+    theirs, own = {}, {}
+    for case in both:
+        ttft, tpot, rate = peer[str(case.number)]
+        theirs[case.number] = output_rate(case.concurrency, case.output, ttft, tpot) / case.throughput - 1
+        own[case.number] = rate * case.workers / case.throughput - 1
     closer = sum(abs(errors[case.number]) < abs(theirs[case.number]) for case in both)
     return {
         "rows": len(both),

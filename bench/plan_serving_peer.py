@@ -18,7 +18,7 @@ import warnings
 from functools import cache
 from typing import Any
 
-from bench.plan_serving_rows import SYSTEMS, Case, find_table, output_rate, read_cases
+from bench.plan_serving_rows import SYSTEMS, Case, find_table, read_cases
 
 NAMES = {
     "meta-llama/Llama-3.1-70B": ["meta-llama/Meta-Llama-3.1-70B"],
@@ -47,7 +47,8 @@ def _model(name: str, backend: str, sizes: tuple[int, ...], formats: tuple[str, 
     return get_model(name, build_model_config(*sizes, gemm or None, *caches, moe or None), backend)
 
 
-def estimate(case: Case) -> dict[str, float] | str:
+def estimate(case: Case) -> list[float] | str:
+    """TTFT and TPOT in milliseconds and its own output tokens per second; or why there are none."""
     from aiconfigurator_core.sdk.backends.factory import get_backend
     from aiconfigurator_core.sdk.config import RuntimeConfig
 
@@ -72,13 +73,7 @@ def estimate(case: Case) -> dict[str, float] | str:
                     continue
                 found = run.get_result_dict()
                 ttft, tpot = float(found["ttft"]), float(found["tpot"])
-                rate = output_rate(case.concurrency, case.output, ttft, tpot)
-                return {
-                    "ttft_ms": ttft,
-                    "tpot_ms": tpot,
-                    "throughput": rate,
-                    "own_throughput": float(found["tokens/s"]),
-                }
+                return [round(ttft, 1), round(tpot, 3), round(float(found["tokens/s"]), 1)]
     return why
 
 
@@ -96,11 +91,12 @@ def main() -> None:
             if isinstance(got, str):
                 failed[got] += 1
             else:
-                done[str(case.number)] = {key: round(value, 3) for key, value in got.items()}
+                done[str(case.number)] = got
     file = pathlib.Path(__file__).parent / "results" / "plan_serving_peer.json"
-    file.write_text(
-        json.dumps({"package": "aiconfigurator-core 0.12.0", "failed": failed.most_common(20), "rows": done})
-    )
+    about = {"package": "aiconfigurator-core 0.12.0", "failed": failed.most_common(20),
+             "fields": ["ttft_ms", "tpot_ms", "own tokens/s"]}  # fmt: skip
+    lines = ",\n".join(f'"{number}": {json.dumps(values)}' for number, values in done.items())
+    file.write_text(f'{json.dumps(about)[:-1]}, "rows": {{\n{lines}\n}}}}\n')
     print(f"{len(done)} rows estimated, {sum(failed.values())} not; {file.name}")
     for reason, count in failed.most_common(12):
         print(f"{count:5d}  {reason}")
