@@ -13,11 +13,10 @@ from typing import Any
 from bench.measure import record
 from moesaic.plan.colocated import plan_colocated, plan_tensor_parallel
 from moesaic.plan.decode_parts import DecodePlan, Pool
-from moesaic.plan.disaggregation import ping_pong, plan_disaggregated, search_split
+from moesaic.plan.disaggregation import compare_decoding, ping_pong, plan_disaggregated, search_split
 from moesaic.plan.disagmoe import af_pipe, compare
-from moesaic.plan.hardware import Device, load_cluster, load_device
+from moesaic.plan.hardware import load_cluster, load_device
 from moesaic.plan.models import load_model
-from moesaic.plan.shape import ModelShape
 
 SERVING = (
     ("mixtral-8x22b", "a100", 32, "bf16"),
@@ -38,16 +37,6 @@ def rate(plan: DecodePlan | None) -> float:
     return plan.tokens_per_second_per_device if plan else 0.0
 
 
-def layouts(model: ModelShape, device: Device, count: int, context: float, dtype: str) -> dict[str, DecodePlan | None]:
-    pool = Pool(device, count)
-    return {
-        "nodes": plan_tensor_parallel(model, pool, context=context, tpot=TPOT, dtype=dtype),
-        "wide": plan_colocated(model, pool, context=context, tpot=TPOT, dtype=dtype),
-        "overlapped": plan_colocated(model, pool, context=context, tpot=TPOT, dtype=dtype, overlap=True),
-        "apart": search_split(model, device, device, count, context=context, tpot=TPOT, dtype=dtype),
-    }
-
-
 def serving(rows: list[dict[str, Any]], smoke: bool) -> None:
     print(f"Tokens per second per device at {TPOT * 1e3:.0f} ms per token")
     heads = ("tensor parallel", "wide EP", "EP overlapped", "disaggregated")
@@ -56,11 +45,13 @@ def serving(rows: list[dict[str, Any]], smoke: bool) -> None:
     for name, device, count, dtype in SERVING[1:2] if smoke else SERVING:
         model = load_model(name)
         for context in CONTEXTS[:1] if smoke else CONTEXTS:
-            plans = layouts(model, load_device(device), count, context, dtype)
+            plans = compare_decoding(model, Pool(load_device(device), count), context=context, tpot=TPOT, dtype=dtype)
             rates = {kind: rate(plan) for kind, plan in plans.items()}
-            apart = plans["apart"]
-            wide = max(rates["wide"], rates["overlapped"])
-            over = [rates["apart"] / other if other else float("nan") for other in (rates["nodes"], wide)]
+            apart = plans["disaggregated"]
+            wide = max(rates["expert parallel"], rates["overlapped"])
+            over = [
+                rates["disaggregated"] / other if other else float("nan") for other in (rates["tensor parallel"], wide)
+            ]
             events = agreement(apart, len(model.layers)) if apart else float("nan")
             print(f"{name:17} {count:4}x{device:>4} {context:7} ", end="")
             print(" ".join(f"{value:15,.0f}" for value in rates.values()), end="")
@@ -95,7 +86,9 @@ def crossings(rows: list[dict[str, Any]]) -> None:
     print("  bandwidth between nodes, GB/s per device (best batch):")
     for network in (3, 6, 12, 25, 50, 100, 200, 400):
         other = replace(device, network=network * 1e9, name=f"h800-{network}")
-        rates = {kind: rate(plan) for kind, plan in layouts(model, other, 32, 2000, "bf16").items()}
+        rates = {
+            kind: rate(plan) for kind, plan in compare_decoding(model, Pool(other, 32), context=2000, tpot=TPOT).items()
+        }
         print(f"  {network:5} " + "  ".join(f"{kind} {value:7.0f}" for kind, value in rates.items()))
         rows.append({"part": "network", "network": network * 1e9, **rates})
 
@@ -109,9 +102,11 @@ def prices(rows: list[dict[str, Any]], smoke: bool) -> None:
             apart = search_split(model, one, other, 64, context=730, tpot=TPOT, per_dollar=True)
             values = {"apart": apart.tokens_per_dollar / 1e6 if apart else 0.0}
             if attention == experts:
-                found = layouts(model, one, 64, 730, "bf16")
+                found = compare_decoding(model, Pool(one, 64), context=730, tpot=TPOT)
                 values |= {
-                    kind: plan.tokens_per_dollar / 1e6 for kind, plan in found.items() if plan and kind != "apart"
+                    kind: plan.tokens_per_dollar / 1e6
+                    for kind, plan in found.items()
+                    if plan and kind != "disaggregated"
                 }
             print(f"  {name:16} {attention:>5} {experts:>5} " + "  ".join(f"{k} {v:5.2f}" for k, v in values.items()))
             rows.append({"part": "dollars", "model": name, "attention": attention, "experts": experts, **values})

@@ -12,14 +12,15 @@ from typing import Any
 
 from bench.measure import record
 from moesaic.parallel.layout import ParallelLayout
+from moesaic.plan.energy import clock_model
+from moesaic.plan.energy_plan import compare_clocks
 from moesaic.plan.energy_serving import Fleet, Outcome, serve_trace
 from moesaic.plan.engines import load_engine
 from moesaic.plan.frequency_control import Slo
-from moesaic.plan.hardware import load_device
+from moesaic.plan.hardware import load_cluster
 from moesaic.plan.models import load_model
 from moesaic.plan.request_trace import Traffic, synthetic_trace
 from moesaic.plan.serving_step import Serving
-from moesaic.plan.step_energy import Pricing
 
 # Model, device, devices per instance, requests per second, TTFT and TPOT in seconds. The first is the paper's setting.
 SETTINGS = (
@@ -35,19 +36,15 @@ SEEDS = (0, 1, 2)
 
 
 def run(setting: tuple[str, str, int, float, float, float], seconds: float, seed: int) -> list[Outcome]:
-    model, device, tp, rate, ttft, tpot = setting
-    serving = Serving(
-        load_model(model), load_device(device), ParallelLayout(tp=tp), load_engine("sglang"), "bf16", "bf16"
-    )
-    fleet, pricing, slo = Fleet(serving), Pricing(serving), Slo(ttft, tpot)
-    trace = synthetic_trace(Traffic(seconds, rate, seed=seed))
-    highest = pricing.model.highest
-    fixed = [highest, *(round(highest * share / 15) * 15.0 for share in (0.85, 0.75, 0.65, 0.55, 0.45))]
-    policies: list[str | float] = [*fixed, "control", "voltana"]
-    outcomes = [serve_trace(trace, fleet, slo, policy, seed=seed, pricing=pricing) for policy in policies]
+    name, device, tp, rate, ttft, tpot = setting
+    model, cluster, layout = load_model(name), load_cluster(f"{4 * tp}x{device}"), ParallelLayout(tp=tp)
+    traffic, slo = Traffic(seconds, rate, seed=seed), Slo(ttft, tpot)
+    outcomes = compare_clocks(model, cluster, layout, traffic, slo, backend="sglang")
     # The paper's controller had two clocks, 71 % and all of the highest.
+    serving = Serving(model, cluster.device, layout, load_engine("sglang"), "bf16", "bf16")
+    highest = clock_model(cluster.device).highest
     clocks = (round(highest * 1005 / 1410 / 15) * 15.0, highest)
-    two = serve_trace(trace, fleet, slo, "voltana", clocks=clocks, seed=seed, pricing=pricing)
+    two = serve_trace(synthetic_trace(traffic), Fleet(serving), slo, "voltana", clocks=clocks, seed=seed)
     return [*outcomes, replace(two, policy="two clocks")]
 
 

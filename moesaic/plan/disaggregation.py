@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 
+from moesaic.plan.colocated import plan_colocated, plan_tensor_parallel
 from moesaic.plan.decode_parts import (
     ACTIVATION,
     DecodePlan,
@@ -118,6 +119,21 @@ def search_split(
             plans.append(plan)
     value = (lambda plan: plan.tokens_per_dollar) if per_dollar else (lambda plan: plan.tokens_per_second)
     return max(plans, key=value, default=None)
+
+
+def compare_decoding(
+    model: ModelShape, pool: Pool, *, context: float, tpot: float, dtype: str = "bf16"
+) -> dict[str, DecodePlan | None]:
+    """The same devices in every layout, each at its best under `tpot`; None where a layout does not fit or is too
+    slow."""
+    return {
+        "tensor parallel": plan_tensor_parallel(model, pool, context=context, tpot=tpot, dtype=dtype),
+        "expert parallel": plan_colocated(model, pool, context=context, tpot=tpot, dtype=dtype),
+        "overlapped": plan_colocated(model, pool, context=context, tpot=tpot, dtype=dtype, overlap=True),
+        "disaggregated": search_split(
+            model, pool.device, pool.device, pool.count, context=context, tpot=tpot, dtype=dtype
+        ),
+    }
 
 
 def ping_pong(plan: DecodePlan, layers: int, steps: int = 1) -> Timeline:

@@ -12,6 +12,7 @@ from moesaic.errors import UserError
 from moesaic.plan.colocated import plan_colocated, plan_tensor_parallel
 from moesaic.plan.decode_parts import DecodePlan, Pool, distinct, expert_seconds, expert_split, message_seconds
 from moesaic.plan.disaggregation import (
+    compare_decoding,
     layer_seconds,
     micro_batches_needed,
     ping_pong,
@@ -166,3 +167,11 @@ def test_what_does_not_fit_is_none_and_nonsense_refused() -> None:
     assert search_split(LARGE, H800, H800, 32, context=2000, tpot=1e-4) is None
     with pytest.raises(UserError, match="above zero"):
         plan_disaggregated(LARGE, Pool(H800, 8), Pool(H800, 0), context=2000, tpot=1.0)
+
+
+def test_layouts_side_by_side() -> None:
+    found = compare_decoding(SMALL, Pool(H800, 8), context=2000, tpot=0.1)
+    assert list(found) == ["tensor parallel", "expert parallel", "overlapped", "disaggregated"]
+    for plan in found.values():
+        assert plan is not None and plan.devices == 8 and plan.tpot <= 0.1
+        assert plan.tokens_per_second == pytest.approx(plan.batch / plan.tpot)

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from moesaic.errors import UserError
 from moesaic.parallel.layout import ParallelLayout
 from moesaic.plan.energy import ClockModel, Draw, Work, clock_model
+from moesaic.plan.energy_plan import compare_clocks, saved
 from moesaic.plan.energy_serving import Fleet, Outcome, serve_trace
 from moesaic.plan.engines import load_engine
 from moesaic.plan.frequency_control import LatencyPredictor, Load, Queued, Slo, VoltanaControl, route
-from moesaic.plan.hardware import load_device
+from moesaic.plan.hardware import load_cluster, load_device
 from moesaic.plan.models import load_model
 from moesaic.plan.request_trace import Request, Traffic, synthetic_trace
 from moesaic.plan.serving_step import Serving
@@ -264,3 +265,12 @@ def test_nonsense_is_refused() -> None:
     large = replace(deployment.serving, model=load_model("deepseek-v3"))
     with pytest.raises(UserError, match="does not fit"):
         serve_trace(trace, Fleet(large), SLO)
+
+
+def test_policies_side_by_side() -> None:
+    model, traffic = load_model("qwen3-30b-a3b"), Traffic(seconds=20, rate=10)
+    outcomes = compare_clocks(model, load_cluster("4xH200"), ParallelLayout(), traffic, SLO, fixed=(0.75,))
+    assert [outcome.policy for outcome in outcomes] == ["1980 MHz", "1485 MHz", "control", "voltana"]
+    assert saved(outcomes[0], outcomes[0]) == 0 < saved(outcomes[1], outcomes[0]) < saved(outcomes[3], outcomes[0]) < 1
+    with pytest.raises(UserError, match="2 devices or more"):
+        compare_clocks(model, load_cluster("1xH200"), ParallelLayout(), traffic, SLO)
