@@ -13,16 +13,19 @@ from __future__ import annotations
 import argparse
 import gc
 import statistics
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from bench.measure import record
 from moesaic.model.config import Dense, Experts, GroupedQuery, Latent, Layer, ModelConfig, Rope
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
-from moesaic.plan.own_memory import OwnTrainer, own_training_memory
+from moesaic.plan.own_memory import OwnTrainer, own_serving_memory, own_training_memory
 from moesaic.plan.own_models import from_config
 from moesaic.train.compile import compile_blocks
 from moesaic.train.layer_runners.recompute import recompute as recomputed
@@ -132,18 +135,27 @@ class Serving:
     output: int
 
 
-SERVED = [
-    Serving("dense 1.2B", DENSE_1B, 64, 1024, 64),
-    Serving("mixture 5.3B", MIXTURE_5B, 128, 2048, 64),
-    Serving("latent mixture", LATENT_5B, 64, 4096, 64),
-]
+SERVED = {
+    "cpu": [
+        Serving("dense", SMALL[0].config, 16, 96, 16),
+        Serving("mixture", SMALL[2].config, 32, 200, 24),
+        Serving("latent mixture", SMALL[4].config, 32, 200, 24),
+    ],
+    "cuda": [
+        Serving("dense 1.2B", DENSE_1B, 64, 1024, 64),
+        Serving("mixture 5.3B", MIXTURE_5B, 128, 2048, 64),
+        Serving("latent mixture", LATENT_5B, 64, 4096, 64),
+    ],
+}
+STEP = {"cpu": 512, "cuda": 8192}  # tokens of a step
 
 
 def serve(case: Serving, device: torch.device) -> float:
-    """Bytes of the device in use while the requests decode."""
+    """Peak bytes while the requests are prefilled and decode."""
     from moesaic.serve.core.engine import Engine
+    from moesaic.serve.core.scheduling_policies.chunked import Chunked
 
-    torch.set_default_dtype(torch.bfloat16)
+    torch.set_default_dtype(getattr(torch, case.config.dtype))
     with torch.device(device):
         model = Model(case.config)
     torch.set_default_dtype(torch.float32)
@@ -151,26 +163,55 @@ def serve(case: Serving, device: torch.device) -> float:
         for parameter in model.parameters():
             parameter.normal_(0, 0.02) if parameter.dim() > 1 else parameter.fill_(1.0)
     shape = from_config(case.config, case.name)
-    cache = 2 * shape.cache_width() * (case.prompt + case.output + 16) * case.requests
-    engine = Engine(model, cache_bytes=int(cache), seed=0)
-    prompts = [torch.randint(5, 30000, (case.prompt,)).tolist() for _ in range(case.requests)]
-    engine.generate(prompts, max_tokens=case.output, temperature=0.0)
-    free, total = torch.cuda.mem_get_info()
-    unused = torch.cuda.memory_reserved() - torch.cuda.max_memory_allocated()
-    return float(total - free - unused)
+    pages = -(-(case.prompt + case.output) // 16) * case.requests
+    cache = model.dtype.itemsize * shape.cache_width() * 16 * pages
+    limit = Chunked(tokens=STEP[device.type])
+    engine = Engine(model, cache_bytes=cache, max_requests=case.requests, policy=limit, seed=0)
+    prompts = [torch.randint(5, case.config.vocab, (case.prompt,)).tolist() for _ in range(case.requests)]
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        engine.generate(prompts, max_tokens=case.output, temperature=0.0)
+        free, total = torch.cuda.mem_get_info()
+        unused = torch.cuda.memory_reserved() - torch.cuda.max_memory_allocated()
+        return float(total - free - unused)
+    kept = [tensor for layer in engine.cache.layers for tensor in layer.values()]
+    with LivingTensors([*model.parameters(), *kept]) as living:
+        engine.generate(prompts, max_tokens=case.output, temperature=0.0)
+    return float(living.peak)
 
 
-def planned_serving(case: Serving) -> float:
-    from moesaic.parallel.layout import ParallelLayout
-    from moesaic.plan.hardware import load_cluster
-    from moesaic.plan.serving import estimate_serving
+class LivingTensors(TorchDispatchMode):
+    """Bytes of storages that operations made and that are still alive: torch's trackers follow one forward only."""
 
+    def __init__(self, before: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.known: dict[int, int] = {}
+        self.now = self.peak = 0
+        for tensor in before:
+            self.add(tensor)
+
+    def add(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        place, size = storage.data_ptr(), storage.nbytes()
+        if size and place not in self.known:
+            self.known[place] = size
+            self.now += size
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self.drop, place)
+
+    def drop(self, place: int) -> None:
+        self.now -= self.known.pop(place, 0)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        tree_map_only(torch.Tensor, self.add, result)
+        return result
+
+
+def planned_serving(case: Serving, device: str) -> float:
     shape = from_config(case.config, case.name)
-    made = estimate_serving(
-        shape, load_cluster("1xH200"), ParallelLayout(), prompt=case.prompt, output=2 * case.output + 32,
-        concurrency=case.requests,
-    )  # fmt: skip
-    return made.memory_bytes["total"]
+    tokens = case.prompt + case.output
+    return own_serving_memory(shape, case.config.dtype, device, case.requests, tokens, STEP[device]).total
 
 
 def main() -> None:
@@ -200,9 +241,10 @@ def main() -> None:
             compare("training", device.type, case.name, train(case, device), planned.total)
             if options.detail:
                 print("      ", {name: f"{size / 1e6:,.1f}" for name, size in planned.parts().items()})
-    if torch.cuda.is_available():
-        for served in SERVED:
-            compare("serving", "cuda", served.name, serve(served, torch.device("cuda", 0)), planned_serving(served))
+    for device in devices:
+        for served in SERVED[device.type]:
+            planned_bytes = planned_serving(served, device.type)
+            compare("serving", device.type, served.name, serve(served, device), planned_bytes)
     worst = max(abs(row["error"]) for row in rows)
     print(f"median {statistics.median(abs(row['error']) for row in rows):.1%}, worst {worst:.1%} of {len(rows)}")
     record("plan_memory", rows)

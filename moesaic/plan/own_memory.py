@@ -82,3 +82,30 @@ def _working(ffn: FfnShape, hidden: int) -> float:
     if not ffn.experts:
         return 3 * ffn.hidden + hidden
     return ffn.topk * (2 * hidden + 3 * ffn.hidden)
+
+
+@dataclass(frozen=True)
+class ServingMemory:
+    weights: float
+    cache: float
+    working: float  # the largest step's activations and logits
+    context: float  # the CUDA context and libraries' workspaces
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.cache + self.working + self.context
+
+
+def own_serving_memory(
+    model: ModelShape, dtype: str, device: str, requests: int, tokens: int, largest_step: int
+) -> ServingMemory:
+    """The product's engine with a KV cache for `requests` sequences of `tokens`, in pages of 16; steps of at most
+    `largest_step` tokens. Prompts ask for logits at their last token only."""
+    width = 4.0 if dtype == "float32" else 2.0
+    pages = -(-tokens // 16) * requests
+    rows = min(largest_step, requests * tokens)
+    widest = max(2 * layer.ffn.hidden * max(1, layer.ffn.topk) for layer in model.kinds())  # gate and up
+    attention = max(layer.attention.heads * layer.attention.key_size * 3 for layer in model.kinds())
+    working = width * rows * (4 * model.hidden + max(widest, attention)) + 4.0 * requests * model.vocab
+    context = 1.0e9 if device == "cuda" else 0.0
+    return ServingMemory(width * model.parameters, width * pages * 16 * model.cache_width(), working, context)

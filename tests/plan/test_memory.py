@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from bench.plan_memory import SMALL, Case, train
+from bench.plan_memory import SERVED, SMALL, Case, Serving, planned_serving, serve, train
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
 from moesaic.parallel.layout import ParallelLayout
@@ -29,6 +29,11 @@ def test_own_trainer_within_seven_percent(case: Case) -> None:
         from_config(case.config, case.name), OwnTrainer("float32", case.recompute, "cpu"), case.sequences, case.length
     )
     assert planned.total == pytest.approx(train(case, torch.device("cpu")), rel=0.07)
+
+
+@pytest.mark.parametrize("case", SERVED["cpu"], ids=lambda case: case.name)
+def test_own_engine_within_seven_percent(case: Serving) -> None:
+    assert planned_serving(case, "cpu") == pytest.approx(serve(case, torch.device("cpu")), rel=0.07)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
