@@ -26,6 +26,7 @@ COLOURS = {
 }
 MAX_ROWS = 64
 LABELLED = 600  # bars that can still hold a number
+PARTED = 4000  # bars that a white line can still part
 
 
 def write_gantt(what: Timeline | Trace, file: str | Path, title: str = "", ranks: Sequence[int] | None = None) -> None:
@@ -53,9 +54,9 @@ def write_gantt(what: Timeline | Trace, file: str | Path, title: str = "", ranks
             corners = [(left, row + low), (left, row + high), (right, row + high), (right, row + low)]
             bars.setdefault(_class(record.kind), []).append(corners)
         for name, corners_of in bars.items():
-            axes.add_collection(
-                PolyCollection(corners_of, facecolors=COLOURS[name], edgecolors="white", linewidths=0.3)
-            )
+            parted = name != "communication" and len(records) < PARTED
+            edges = {"edgecolors": "white", "linewidths": 0.3} if parted else {"edgecolors": "none"}
+            axes.add_collection(PolyCollection(corners_of, facecolors=COLOURS[name], **edges))
         labelled = [
             record for record in records if record.kind in ("forward", "backward") and record.micro_batch is not None
         ]
@@ -89,8 +90,13 @@ def _extent(record: Record) -> tuple[float, float]:
 def _title(trace: Trace, title: str, begin: float, end: float, shown: int, ranks: int) -> str:
     steps = max(1, len(trace.steps))
     whole = (end - begin) * max(1, ranks)
-    compute = sum(record.end - record.start for record in trace.records if record.kind in COMPUTE_KINDS)
-    parts = [title, f"{(end - begin) / steps:.4g} s a step", f"bubble {1 - compute / whole:.1%}" if whole else ""]
+    main = {(record.rank, record.stream) for record in trace.records if record.kind == "forward" and record.stream}
+    busy = sum(
+        record.end - record.start
+        for record in trace.records
+        if record.kind in COMPUTE_KINDS or (record.rank, record.stream) in main
+    )
+    parts = [title, f"{(end - begin) / steps:.4g} s a step", f"bubble {1 - busy / whole:.1%}" if whole else ""]
     if shown < ranks:
         parts.append(f"{shown} of {ranks} ranks")
     return ", ".join(part for part in parts if part)

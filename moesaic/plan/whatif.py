@@ -64,10 +64,10 @@ class WhatIf:
             else ""
         )
         unsure = f" The replay is {self.replay_error:.1%} off: mind the rest." if self.replay_error > 0.05 else ""
+        where = f"{_count(self.steps, 'step')} on {_count(self.ranks, 'rank')}"
         return (
-            f"{self.steps} steps on {self.ranks} ranks took {self.actual_seconds:.4g} s, without stragglers "
-            f"{self.ideal_seconds:.4g} s: slow-down {self.slowdown:.3f}, "
-            f"{self.wasted_gpu_hours:.3g} GPU hours wasted.{cause}{unsure}"
+            f"{where} took {self.actual_seconds:.4g} s, without stragglers {self.ideal_seconds:.4g} s: "
+            f"slow-down {self.slowdown:.3f}, {self.wasted_gpu_hours:.3g} GPU hours wasted.{cause}{unsure}"
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -178,6 +178,10 @@ def _parts(run: TraceGraph, ideal: np.ndarray) -> Iterator[tuple[str, str, np.nd
             yield from ((name, f"{name} {one}", mine) for one, mine, _ in places(column))
     yield from (("kind", str(one), mine) for one, mine, _ in places(kind))
     yield from (("step", f"step {one}", mine) for one, mine, _ in places(step))
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def _share(part: float, whole: float) -> float:
