@@ -233,6 +233,19 @@ def test_a_request_copies_from_one_that_is_still_writing(model):
     assert set(late.pages).isdisjoint(writing.pages)
 
 
+@pytest.mark.parametrize("writing", [True, False], ids=["still writing", "done"])
+def test_what_was_written_is_not_shared_where_only_prompts_are(model, writing):
+    engine = Engine(model, page_size=8)
+    engine.page_pool.prompts_only = True
+    first = engine.request(words(13, seed=4), Sampling(max_tokens=30, temperature=0.0, ignore_eos=True))
+    engine.add(first)
+    while first.written < 12 if writing else engine.working:
+        engine.step()
+    longer = engine.request(first.tokens[:24] + words(3, seed=5), GREEDY)
+    finish(engine, longer)
+    assert longer.cached == 13
+
+
 def test_answers_to_one_prompt_read_it_once(model):
     engine = Engine(model, page_size=8, policy=Chunked(tokens=512))
     answers = engine.generate([words(64, seed=5)], n=6, max_tokens=5, temperature=1.0, seed=3)
