@@ -127,7 +127,8 @@ class Load:
         return self.serving.layout.dp * self.workers
 
     def decode_step(self, sequences: float) -> StepTime:
-        return self.serving.step(Batch(sequences, self.prompt + self.output / 2))
+        """Each pipeline stage decodes its part of the sequences while the others decode theirs."""
+        return self.serving.step(Batch(sequences / self.serving.layout.pp, self.prompt + self.output / 2))
 
     def prefill_step(self, prompts: float = 1.0) -> StepTime:
         """So many prompts in each replica."""
@@ -150,7 +151,7 @@ class Load:
         batch = min(each, room)
         step = self.decode_step(batch).seconds / self.tokens_per_step
         prefill = self.prefill_each(batch - 1)
-        others = max(0.0, batch - 1) * prefill * (1 - engine.mixed)
+        others = max(0.0, batch - 1) * prefill * (1 - engine.mixed) / self.serving.layout.pp
         tpot = step + others * (1 - engine.bunching) / max(1, self.output)
         ttft = engine.first + prefill + step / 2 + others * engine.bunching
         service = ttft + tpot * (self.output - 1)
@@ -158,7 +159,7 @@ class Load:
 
     def _split(self, clients: float) -> tuple[float, float, float]:
         engine = self.serving.engine
-        servers = self.before.layout.dp * self.prefill_workers
+        servers = self.before.layout.dp * self.before.layout.pp * self.prefill_workers
         prefill = self.prefill_each(clients / servers - 1)
         room = max(1, min(sequences_that_fit(self.serving, self.prompt + self.output / 2), engine.running))
         low, high = 0.0, min(clients / self.replicas, room)

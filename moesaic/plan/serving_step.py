@@ -8,7 +8,7 @@ a launch per kernel. What a device reaches of its peaks is in `hardware.yaml` (s
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from moesaic.parallel.layout import ParallelLayout
 from moesaic.plan.collectives import Group, group
@@ -95,7 +95,9 @@ class Serving:
 
     def step(self, batch: Batch) -> StepTime:
         time = StepTime()
-        stages = self.layout.pp
+        stages, contexts = self.layout.pp, self.layout.cp
+        if contexts > 1:  # each rank has its part of a prompt, and of the cache that decoding reads
+            batch = replace(batch, prompt_tokens=batch.prompt_tokens / contexts, context=batch.context / contexts)
         for layer, count in self.model.kinds().items():
             one = StepTime()
             self._attention(layer.attention, batch, one)
@@ -161,6 +163,10 @@ class Serving:
         self._matmul(tokens, hidden, heads * shape.value_size, dtype, time)
         self._launch(kernels, batch, time)
         self._reduce(tokens, time)
+        if self.layout.cp > 1:  # keys and values of the others' parts, and partial results of decoding sequences
+            among = group(self.layout.cp, tp, self.device)
+            bytes_ = (batch.prompt_tokens * cache_width + batch.sequences * heads * score_width) * BF16 * among.size
+            self._message(bytes_ * (1 - 1 / among.size), bytes_ * (1 - among.inside / among.size), among, time)
 
     def _indexer(self, shape: AttentionShape, batch: Batch, time: StepTime) -> None:
         """DSA's indexer is not divided: every rank scores all keys with all of its heads."""

@@ -145,6 +145,19 @@ def test_a_split_is_bound_by_the_slower_side() -> None:
     assert one.ttft_ms > two.ttft_ms
 
 
+def test_stages_and_context_ranks_divide_the_work() -> None:
+    """Four stages hold a quarter of the weights and together decode more than one replica that keeps them all."""
+    one = plan("llama-3-70b", "h200", ParallelLayout(tp=2), concurrency=256)
+    four = plan("llama-3-70b", "h200", ParallelLayout(tp=2, pp=4), concurrency=256)
+    assert four.memory_bytes["weights"] < 0.35 * one.memory_bytes["weights"]
+    assert one.output_tokens_per_second < four.output_tokens_per_second < 4 * one.output_tokens_per_second
+    long = {"prompt": 100_000, "output": 64, "concurrency": 1, "dtype": "bf16"}
+    alone = plan("llama-3-70b", "h200", ParallelLayout(tp=2), **long)
+    ring = plan("llama-3-70b", "h200", ParallelLayout(tp=2, cp=4), **long)  # in one NVLink domain
+    assert alone.ttft_ms / 4 < ring.ttft_ms < alone.ttft_ms / 2
+    assert ring.tpot_ms < alone.tpot_ms
+
+
 def test_a_request_rate_makes_the_concurrency_it_needs() -> None:
     found = plan(request_rate=2.0, concurrency=4096)
     assert found.requests_per_second == pytest.approx(2.0, rel=0.01)
