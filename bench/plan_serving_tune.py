@@ -3,7 +3,7 @@
     python -m bench.plan_serving_tune --rows 800 --rounds 7      some minutes of one core; prints what to write there
 
 Six constants for each of two generations of devices (Hopper, Blackwell), six for each engine (vLLM's share of prefill
-beside decode is one more) and four for all. Least squares in the logarithm of output tokens per second, and with a
+beside decode is one more) and six for all. Least squares in the logarithm of output tokens per second, and with a
 fifth of the weight of TTFT, robust against outliers (soft L1 at 10 %), each run counted once. A weak pull towards the
 starting values (15 % of a residual per e-fold) settles what the runs leave open.
 """
@@ -37,7 +37,7 @@ ENGINE = {"sequence": (4e-6, 1e-7, 1e-4), "kernels": (1.0, 0.3, 3.0), "experts":
           "eager": (1e-5, 1e-6, 6e-5), "first": (2e-2, 1e-3, 6e-2), "bunching": (0.2, 0.01, 0.9)}  # fmt: skip
 MIXED = (0.3, 0.001, 0.9)
 EVERYWHERE = {"latent": (9.0, 4.0, 20.0), "experts": (7.0, 3.0, 14.0), "IMBALANCE": (1.2, 1.0, 1.6),
-              "VARIETY": (0.9, 0.3, 1.0)}  # fmt: skip
+              "VARIETY": (0.9, 0.3, 1.0), "WIDENED": (0.8, 0.4, 1.0), "NARROW": (0.5, 0.2, 1.0)}  # fmt: skip
 PULL = 0.15
 Key = tuple[str, str]
 
@@ -53,7 +53,8 @@ def apply(values: dict[Key, float]) -> tuple[dict[str, Device], dict[str, Engine
     """Devices and engines with these constants; those of all are set where they stand."""
     serving_step.KERNELS["latent"] = values["everywhere", "latent"]
     serving_step.KERNELS["experts"] = values["everywhere", "experts"]
-    serving_step.IMBALANCE, serving_step.VARIETY = values["everywhere", "IMBALANCE"], values["everywhere", "VARIETY"]
+    for name in ("IMBALANCE", "VARIETY", "WIDENED", "NARROW"):
+        setattr(serving_step, name, values["everywhere", name])
     devices: dict[str, Device] = {}
     changed: dict[str, Engine] = {}
     for group, members in GENERATIONS.items():

@@ -22,6 +22,11 @@ from moesaic.plan.serving_step import Batch, Serving, StepTime
 from moesaic.plan.shape import ModelShape
 
 
+# Other names of number formats, as checkpoints and engines write them.
+SAME = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "fp8_block": "fp8", "fp8_e4m3": "fp8", "nvfp4": "fp4",
+        "mxfp4": "fp4", "int4_wo": "int4", "w4a16": "int4", "awq": "int4", "gptq": "int4"}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class ServingPlan:
     ttft_ms: float
@@ -65,6 +70,8 @@ def estimate_serving(
     prefills and `layout` only decodes. `prefix_share`: part of each prompt that is cached already. `tokens_per_step`:
     tokens a sequence gains per step, above one with speculative decoding. `tables`: measured expert
     layers (`measured_tables.find_tables()`), where there are any."""
+    dtype = SAME.get(dtype.lower(), dtype)
+    cache_dtype = SAME.get(cache_dtype.lower(), cache_dtype) if cache_dtype else None
     _check(prompt, output, concurrency, dtype, cache_dtype, prefix_share, request_rate)
     devices = layout.devices * workers + (prefill.devices * prefill_workers if prefill else 0)
     if devices > cluster.count:

@@ -175,6 +175,11 @@ def test_a_cached_prefix_shortens_the_first_token_and_speculation_the_others() -
     )
 
 
+def test_formats_have_several_names() -> None:
+    assert plan("gpt-oss-120b", "b200", dtype="mxfp4") == plan("gpt-oss-120b", "b200", dtype="fp4")
+    assert plan(cache_dtype="fp8_e4m3") == plan(cache_dtype="fp8")
+
+
 @pytest.mark.parametrize(
     ("given_", "says"),
     [
