@@ -99,8 +99,8 @@ def attend_block(
     MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The next block of keys. Whether it is MASKED depends on how a prompt was cut, so products and sums are spelled out:
-    no compiler may join them one way with a mask and another way without."""
+    """The next block of keys. Whether it is MASKED depends on how a prompt was cut, so products and sums are spelled
+    out: no compiler may join them one way with a mask and another way without."""
     key = base + tl.arange(0, BLOCK)
     p = tl.arange(0, BLOCK_P)
     r = tl.arange(0, BLOCK_R)
