@@ -21,7 +21,6 @@ from moesaic.plan.serving_memory import CHUNK, buffer_bytes, sequence_bytes, seq
 from moesaic.plan.serving_step import Batch, Serving, StepTime
 from moesaic.plan.shape import ModelShape
 
-
 # Other names of number formats, as checkpoints and engines write them.
 SAME = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "fp8_block": "fp8", "fp8_e4m3": "fp8", "nvfp4": "fp4",
         "mxfp4": "fp4", "int4_wo": "int4", "w4a16": "int4", "awq": "int4", "gptq": "int4"}  # fmt: skip
