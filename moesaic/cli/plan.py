@@ -136,7 +136,6 @@ def _train(
     from moesaic.parallel.layout import parse_layout
     from moesaic.plan.estimate import plan_training
     from moesaic.plan.search import search
-    from moesaic.plan.simulate import simulate_step
     from moesaic.plan.summary import search_text, training_text
 
     if layout is None:
@@ -148,6 +147,7 @@ def _train(
         report, text = made.as_json(), training_text(made)
     if trace or gantt:
         from moesaic.plan.gantt import write_gantt
+        from moesaic.plan.simulate import simulate_step
         from moesaic.plan.trace import Trace, write_chrome
 
         step = simulate_step(made)
