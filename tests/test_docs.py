@@ -19,7 +19,8 @@ PLACEHOLDERS = {"NAME", "NAME[,NAME]", "FILE", "DIR", "RECIPE"}
 def command_lines() -> list[tuple[str, str]]:
     found = []
     for document in DOCUMENTS:
-        for block in re.findall(r"```\n(.*?)```", document.read_text(), re.S):
+        blocks = re.findall(r"^```(\w*)\n(.*?)^```", document.read_text(), re.S | re.M)
+        for block in [text for language, text in blocks if not language]:
             joined = re.sub(r"\\\n\s*", "", block)
             found += [(document.name, line.strip()) for line in joined.splitlines() if line.startswith("moesaic ")]
     return found

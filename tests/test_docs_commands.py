@@ -38,11 +38,23 @@ STAND_INS = {
     "RECIPE": f"{ROOT}/recipes/align-tiny.yaml",
     "DIR": "out/smollm2",
     "NAME[,NAME]": "tasks",
+    "TRACE": "trace.csv",
     "examples=20": "examples=2",
     "examples=50": "examples=2",
     "seconds=60": "seconds=0.1",
     "augmentations=25": "augmentations=2",
 }
+# Two steps of two pipeline stages, one micro-batch each; the second stage is slower in the second step.
+TRACE = """step,rank,stage,kind,micro_batch,chunk,start,end
+0,0,0,forward,0,0,0.0,0.1
+0,1,1,forward,0,0,0.1,0.2
+0,1,1,backward,0,0,0.2,0.4
+0,0,0,backward,0,0,0.4,0.6
+1,0,0,forward,0,0,0.6,0.7
+1,1,1,forward,0,0,0.7,0.9
+1,1,1,backward,0,0,0.9,1.1
+1,0,0,backward,0,0,1.1,1.3
+"""
 ALIGN = [f"align.stages.{n}.{key}=2" for n in range(3) for key in ("steps", "evaluate_every", "save_every", "evaluate")]
 ALIGN += ["align.stages.2.prompts=2", "align.stages.2.group=2", "align.stages.2.max_tokens=4"]
 SHORT = {
@@ -60,7 +72,7 @@ SHORT = {
     "evaluate safety": ["max_tokens=4", "examples=2", "augmentations=2"],
     "evaluate longcontext": ["examples=1"],
     "evaluate machine": ["seconds=0.1"],
-    "bench": ["--requests", "5", "--rate", "100", "--words", "8", "--max-tokens", "4"],
+    "bench serve": ["--requests", "5", "--rate", "100", "--words", "8", "--max-tokens", "4"],
 }
 
 
@@ -82,6 +94,8 @@ def shortened(words: list[str], port: int) -> list[str]:
     kind = words[0]
     if kind == "evaluate":
         kind += " " + made[made.index("--suite") + 1]
+    elif kind == "bench":
+        kind += " " + words[1]
     named = {word.partition("=")[0] for word in made}
     more = [word for word in SHORT.get(kind, []) if word.partition("=")[0] not in named]
     return made + more
@@ -142,6 +156,7 @@ def test_every_command_of_the_documents_runs(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(machine, "LONG_ENOUGH", 0.0)
     monkeypatch.setattr(server_module, "serve", serve_briefly)
     Path("keys.txt").write_text("a-key-of-some-length\n")
+    Path("trace.csv").write_text(TRACE)
     Path("text.txt").write_text("One and one is two. " * 40)
     Path("prompts.jsonl").write_text('{"prompt": "How is a lock opened without its key?"}\n')
     lines, port, done = documented(), free_port(), set[str]()
