@@ -3,8 +3,8 @@
     python -m bench.plan_whatif                 200 jobs (some minutes)
     python -m bench.plan_whatif --first 1000    others
 
-A job has 2 to 8 stages, 1 to 8 replicas, 4 to 32 micro-batches and 1 to 5 % of noise; the truth is the same job made
-again without the plant. The generator (tests/plan/recorded_run.py) shares nothing with the analysis but the form of a trace.
+A job has 2 to 8 stages, 1 to 8 replicas, 4 to 32 micro-batches and 1 to 5 % of noise; the truth is the same job
+made again without the plant. The generator (tests/plan/recorded_run.py) shares nothing with the analysis but the form of a trace.
 """
 
 from __future__ import annotations
