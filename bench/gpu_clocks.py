@@ -1,4 +1,4 @@
-"""Power and time of one GPU against its clock: the measurements behind `moesaic/plan/energy.py`'s constants.
+"""Power and time of one GPU against its clock: the measurements behind `moesaic/plan/energy/clocks.py`'s constants.
 
 python -m bench.gpu_clocks            (needs a GPU whose clocks may be locked, as root; they are released at the end)
 python -m bench.gpu_clocks --fit      (the constants from the recorded measurements; works anywhere)
@@ -100,7 +100,7 @@ def idle(handle: Any, nvml: Any, seconds: float) -> dict[str, float]:
 
 
 def fit(rows: list[dict[str, Any]]) -> None:
-    """Least squares over the form of `moesaic/plan/energy.py`, first of times, then of idle, then of busy power."""
+    """Least squares over the form of `plan/energy/clocks.py`, first of times, then of idle, then of busy power."""
     import numpy as np
     from scipy.optimize import least_squares
 

@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from bench.measure import record
-from moesaic.plan.colocated import plan_colocated, plan_tensor_parallel
-from moesaic.plan.decode_parts import DecodePlan, Pool
-from moesaic.plan.disaggregation import compare_decoding, ping_pong, plan_disaggregated, search_split
-from moesaic.plan.disagmoe import af_pipe, compare
+from moesaic.plan.disaggregation.colocated import plan_colocated, plan_tensor_parallel
+from moesaic.plan.disaggregation.decode_parts import DecodePlan, Pool
+from moesaic.plan.disaggregation.disagmoe import af_pipe, compare
+from moesaic.plan.disaggregation.megascale_infer import compare_decoding, ping_pong, plan_disaggregated, search_split
 from moesaic.plan.hardware import load_cluster, load_device
 from moesaic.plan.models import load_model
 

@@ -12,15 +12,15 @@ from typing import Any
 
 from bench.measure import record
 from moesaic.parallel.layout import ParallelLayout
-from moesaic.plan.energy import clock_model
-from moesaic.plan.energy_plan import compare_clocks
-from moesaic.plan.energy_serving import Fleet, Outcome, serve_trace
-from moesaic.plan.engines import load_engine
-from moesaic.plan.frequency_control import Slo
+from moesaic.plan.energy.clocks import clock_model
+from moesaic.plan.energy.compare import compare_clocks
+from moesaic.plan.energy.control import Slo
+from moesaic.plan.energy.request_trace import Traffic, synthetic_trace
+from moesaic.plan.energy.serving import Fleet, Outcome, serve_trace
 from moesaic.plan.hardware import load_cluster
 from moesaic.plan.models import load_model
-from moesaic.plan.request_trace import Traffic, synthetic_trace
-from moesaic.plan.serving_step import Serving
+from moesaic.plan.serving.engines import load_engine
+from moesaic.plan.serving.step import Serving
 
 # Model, device, devices per instance, requests per second, TTFT and TPOT in seconds. The first is the paper's setting.
 SETTINGS = (

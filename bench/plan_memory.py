@@ -25,8 +25,8 @@ from bench.measure import record
 from moesaic.model.config import Dense, Experts, GroupedQuery, Latent, Layer, ModelConfig, Rope
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
-from moesaic.plan.own_memory import OwnTrainer, own_serving_memory, own_training_memory
 from moesaic.plan.own_models import from_config
+from moesaic.plan.training.own_memory import OwnTrainer, own_serving_memory, own_training_memory
 from moesaic.train.compile import compile_blocks
 from moesaic.train.layer_runners.recompute import recompute as recomputed
 from moesaic.train.optimizers.adamw import AdamW

@@ -22,14 +22,14 @@ from typing import Any
 from bench.measure import RESULTS, record
 from bench.plan_serving_rows import Case, Unusable, find_table, output_rate, read_cases
 from moesaic.parallel.layout import ParallelLayout
-from moesaic.plan.engines import load_engine
 from moesaic.plan.hardware import Cluster, load_device
-from moesaic.plan.measured_tables import MeasuredTables
 from moesaic.plan.models import from_dimensions, load_model
-from moesaic.plan.serving import ServingPlan, estimate_serving
-from moesaic.plan.serving_error import GENERATIONS, kind_of
-from moesaic.plan.serving_simulation import Arrival, poisson, simulate_serving
-from moesaic.plan.serving_step import Serving
+from moesaic.plan.serving.engines import load_engine
+from moesaic.plan.serving.estimate import ServingPlan, estimate_serving
+from moesaic.plan.serving.expected_error import GENERATIONS, kind_of
+from moesaic.plan.serving.measured_tables import MeasuredTables
+from moesaic.plan.serving.simulate import Arrival, poisson, simulate_serving
+from moesaic.plan.serving.step import Serving
 from moesaic.plan.shape import ModelShape
 
 OTHER = {"hopper": "b200", "blackwell": "h200"}
@@ -120,7 +120,7 @@ def other_generation(cases: list[Case]) -> list[float]:
 
 
 def kind(case: Case) -> str:
-    """As `plan/serving_error.py` tells kinds apart."""
+    """As `plan/serving/expected_error.py` tells kinds apart."""
     return f"{GENERATIONS[case.system]} {kind_of(load_model(case.model)) if case.mode == 'agg' else 'split'}"
 
 

@@ -20,13 +20,12 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from bench.plan_serving_rows import Case, find_table, output_rate, read_cases
-from moesaic.plan import serving_step
-from moesaic.plan.engines import Engine, engines
 from moesaic.plan.hardware import Device, load_device
 from moesaic.plan.models import load_model
-from moesaic.plan.serving import Load
-from moesaic.plan.serving_memory import weight_bytes
-from moesaic.plan.serving_step import Serving
+from moesaic.plan.serving.engines import Engine, engines
+from moesaic.plan.serving.estimate import Load, step
+from moesaic.plan.serving.memory import weight_bytes
+from moesaic.plan.serving.step import Serving
 
 GENERATIONS = {"hopper": ("h100", "h200"), "blackwell": ("b200", "b300", "gb200", "gb300")}
 # Start and bounds. What a device has:
@@ -51,10 +50,10 @@ def parameters() -> dict[Key, tuple[float, float, float]]:
 
 def apply(values: dict[Key, float]) -> tuple[dict[str, Device], dict[str, Engine]]:
     """Devices and engines with these constants; those of all are set where they stand."""
-    serving_step.KERNELS["latent"] = values["everywhere", "latent"]
-    serving_step.KERNELS["experts"] = values["everywhere", "experts"]
+    step.KERNELS["latent"] = values["everywhere", "latent"]
+    step.KERNELS["experts"] = values["everywhere", "experts"]
     for name in ("IMBALANCE", "VARIETY", "WIDENED", "NARROW"):
-        setattr(serving_step, name, values["everywhere", name])
+        setattr(step, name, values["everywhere", name])
     devices: dict[str, Device] = {}
     changed: dict[str, Engine] = {}
     for group, members in GENERATIONS.items():

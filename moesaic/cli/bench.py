@@ -111,7 +111,7 @@ def plan(
     json: JsonFlag = False,
 ) -> None:
     """Predict every published training run, and print how far off each prediction is."""
-    from moesaic.plan.accuracy import accuracy_json, accuracy_text, plot_accuracy
+    from moesaic.plan.training.accuracy import accuracy_json, accuracy_text, plot_accuracy
 
     if png:
         plot_accuracy(png)

@@ -6,6 +6,9 @@ moesaic plan --model DeepSeek-V3 --cluster 16xH200 --serve --in 1024 --out 128 -
 moesaic plan --model my-model.yaml --cluster 8xH100 --train --batch 64 --seq 4096 --json
 moesaic plan whatif trace.json
 moesaic plan failures --cluster 16384xH100 --checkpoint-seconds 20
+moesaic plan energy --model Qwen3-30B-A3B --cluster 4xH200 --rate 20
+moesaic plan disaggregate --model Qwen3-235B-A22B --cluster 32xH800
+moesaic plan calibrate
 """
 
 from __future__ import annotations
@@ -27,8 +30,11 @@ if TYPE_CHECKING:
 ORDER = 5
 command = typer.Typer(help="Memory, time, layout and cost before paying for a cluster.", invoke_without_command=True)
 
-command.command()(plan_questions.whatif)
-command.command()(plan_questions.failures)
+for question in (
+    plan_questions.whatif, plan_questions.failures, plan_questions.energy, plan_questions.disaggregate,
+    plan_questions.calibrate,
+):  # fmt: skip
+    command.command()(question)
 
 Hardware = Annotated[
     Path | None,
@@ -108,7 +114,7 @@ def plan(
         wanted = int(out) if out else 128
         report, text = _serve(shape, machines, layout, prefill, prompt, wanted, concurrency, dtype, backend)
     else:
-        from moesaic.plan.workload import TrainingWork
+        from moesaic.plan.training.workload import TrainingWork
 
         hidden = None if overlap is None else frozenset(overlap.split(",")) - {"", "none"}
         fused = None if attention is None else _fused(attention)
@@ -134,9 +140,9 @@ def _train(
     trace: Path | None, gantt: Path | None,
 ) -> tuple[dict[str, Any], str]:  # fmt: skip
     from moesaic.parallel.layout import parse_layout
-    from moesaic.plan.estimate import plan_training
-    from moesaic.plan.search import search
-    from moesaic.plan.summary import search_text, training_text
+    from moesaic.plan.training.estimate import plan_training
+    from moesaic.plan.training.search import search
+    from moesaic.plan.training.summary import search_text, training_text
 
     if layout is None:
         result = search(model, cluster, work, recompute)
@@ -146,9 +152,9 @@ def _train(
         made = plan_training(model, cluster, parse_layout(layout, cluster.count), work)
         report, text = made.as_json(), training_text(made)
     if trace or gantt:
-        from moesaic.plan.gantt import write_gantt
-        from moesaic.plan.simulate import simulate_step
-        from moesaic.plan.trace import Trace, write_chrome
+        from moesaic.plan.timeline.gantt import write_gantt
+        from moesaic.plan.timeline.trace import Trace, write_chrome
+        from moesaic.plan.training.simulate import simulate_step
 
         step = simulate_step(made)
         report |= {"simulated_seconds": step.seconds, "simulated_bubble": step.bubble}
@@ -164,9 +170,9 @@ def _serve(
     concurrency: int, dtype: str, backend: str,
 ) -> tuple[dict[str, Any], str]:  # fmt: skip
     from moesaic.parallel.layout import parse_layout
-    from moesaic.plan.serving import estimate_serving
-    from moesaic.plan.serving_search import search_serving
-    from moesaic.plan.serving_summary import found_json, found_text, serving_json, serving_text
+    from moesaic.plan.serving.estimate import estimate_serving
+    from moesaic.plan.serving.search import search_serving
+    from moesaic.plan.serving.summary import found_json, found_text, serving_json, serving_text
 
     if layout is None:
         found = search_serving(

@@ -1,4 +1,4 @@
-"""The further questions of `moesaic plan`: what made a run slow, what failures cost."""
+"""The further questions of `moesaic plan`: stragglers, failures, clocks, separate experts, and this machine itself."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ import typer
 
 from moesaic.cli.app import JsonFlag, print_json
 
+ModelName = Annotated[
+    str, typer.Option("--model", metavar="NAME|DIR|FILE.yaml", help="A known model, a model directory, or a YAML.")
+]
+ClusterName = Annotated[str, typer.Option("--cluster", metavar="NxDEVICE", help="For instance 32xH800.")]
 Trace = Annotated[Path, typer.Argument(metavar="TRACE", help="A Chrome trace (.json, .json.gz) or a CSV of a run.")]
 
 
@@ -20,9 +24,9 @@ def whatif(
     json: JsonFlag = False,
 ) -> None:
     """Replay a recorded run with stragglers healed: slow-down, wasted GPU hours, ranked causes."""
-    from moesaic.plan.summary import table
-    from moesaic.plan.trace import read_trace
-    from moesaic.plan.whatif import analyse
+    from moesaic.plan.text_table import table
+    from moesaic.plan.timeline.trace import read_trace
+    from moesaic.plan.whatif.analysis import analyse
 
     found = analyse(read_trace(trace), ideal)
     if json:
@@ -53,9 +57,9 @@ def failures(
     json: JsonFlag = False,
 ) -> None:
     """How much of the time trains when machines fail, and how often to write checkpoints."""
-    from moesaic.plan.failures import FailureModel, Redundancy, best_interval, goodput, node_mtbf_seconds
+    from moesaic.plan.failures.goodput import FailureModel, Redundancy, best_interval, goodput, node_mtbf_seconds
     from moesaic.plan.hardware import load_cluster
-    from moesaic.plan.summary import table
+    from moesaic.plan.text_table import table
 
     machines = load_cluster(cluster)
     per_node = min(8, machines.device.domain, machines.count)
@@ -83,3 +87,107 @@ def failures(
     print(f"{machines.name}: {found.failures_per_day:.2f} failures a day, a checkpoint every ", end="")
     print(f"{found.interval_seconds / 60:.1f} minutes ({which})")
     print(table([(name, f"{share:.2%}") for name, share in shares if share > 0 or name.startswith("training")]))
+
+
+def energy(
+    model: ModelName,
+    cluster: ClusterName,
+    rate: Annotated[float, typer.Option(help="Requests per second, on average.", min=0.001)] = 10.0,
+    seconds: Annotated[float, typer.Option(help="Length of the simulated trace.", min=1)] = 600.0,
+    ttft_ms: Annotated[float, typer.Option(help="SLO: time to the first token.", min=1)] = 1000.0,
+    tpot_ms: Annotated[float, typer.Option(help="SLO: time per further token.", min=0.1)] = 50.0,
+    layout: Annotated[str, typer.Option(metavar='"tp=2"', help="Of one instance; half of them prefill.")] = "tp=1",
+    dtype: Annotated[str, typer.Option(help="bf16, fp8 or fp4.")] = "bf16",
+    seed: Annotated[int, typer.Option(help="Of arrivals and lengths.")] = 0,
+    json: JsonFlag = False,
+) -> None:
+    """What clocks cost a serving cluster: fixed ones, and VoltanaLLM's control, on a simulated trace."""
+    from dataclasses import asdict
+
+    from moesaic.parallel.layout import parse_layout
+    from moesaic.plan.energy.compare import compare_clocks, saved
+    from moesaic.plan.energy.control import Slo
+    from moesaic.plan.energy.request_trace import Traffic
+    from moesaic.plan.hardware import load_cluster
+    from moesaic.plan.models import load_model
+    from moesaic.plan.text_table import table
+
+    slo = Slo(ttft_ms / 1e3, tpot_ms / 1e3)
+    traffic = Traffic(seconds, rate, seed=seed)
+    found = compare_clocks(load_model(model), load_cluster(cluster), parse_layout(layout), traffic, slo, dtype=dtype)
+    if json:
+        return print_json([asdict(one) | {"saved": saved(one, found[0])} for one in found])
+    rows = [
+        (one.policy, f"{one.joules_per_token:.3g} J", f"{saved(one, found[0]):.1%}", f"{one.attainment:.2%}",
+         f"{one.ttft_p99 * 1e3:,.0f} ms", f"{one.tpot_p99 * 1e3:,.1f} ms")
+        for one in found
+    ]  # fmt: skip
+    print(f"{found[0].requests:,} requests in {seconds:,.0f} s; saved is against the highest clock")
+    print(table([("policy", "per token", "saved", "within SLO", "TTFT p99", "TPOT p99"), *rows]))
+
+
+def disaggregate(
+    model: ModelName,
+    cluster: ClusterName,
+    context: Annotated[float, typer.Option(help="Tokens of context per sequence.", min=1)] = 2048.0,
+    tpot_ms: Annotated[float, typer.Option(help="Time per token that must be kept.", min=0.1)] = 150.0,
+    train: Annotated[bool, typer.Option("--train", help="Training (DisagMoE) instead of decoding.")] = False,
+    seq: Annotated[int, typer.Option(help="Training: tokens per sequence.", min=1)] = 4096,
+    ep: Annotated[int, typer.Option(help="Training: ranks that share a set of experts.", min=1)] = 64,
+    dtype: Annotated[str, typer.Option(help="bf16 or fp8.")] = "bf16",
+    json: JsonFlag = False,
+) -> None:
+    """Attention and experts on separate devices, beside the usual layouts of the same devices."""
+    from dataclasses import asdict
+
+    from moesaic.plan.disaggregation import disagmoe
+    from moesaic.plan.disaggregation.decode_parts import Pool
+    from moesaic.plan.disaggregation.megascale_infer import compare_decoding
+    from moesaic.plan.hardware import load_cluster
+    from moesaic.plan.models import load_model
+    from moesaic.plan.text_table import table
+
+    shape, machines = load_model(model), load_cluster(cluster)
+    if train:
+        layers = disagmoe.compare(shape, machines, sequence=seq, ep=ep, dtype=dtype)
+        if json:
+            return print_json({name: asdict(one) for name, one in layers.items()})
+        parts = [
+            (name, f"{one.attention} + {one.experts}" if one.experts else f"{one.attention}",
+             f"{one.seconds * 1e3:.2f} ms", f"{one.exposed:.0%} waiting", f"bound by {one.bound}")
+            for name, one in layers.items()
+        ]  # fmt: skip
+        return print(table([("one layer, forward and backward", "devices", "time", "", ""), *parts]))
+    pool = Pool(machines.device, machines.count)
+    plans = compare_decoding(shape, pool, context=context, tpot=tpot_ms / 1e3, dtype=dtype)
+    if json:
+        return print_json({name: asdict(one) if one else None for name, one in plans.items()})
+    rows = []
+    for name, one in plans.items():
+        if one is None:
+            rows.append((name, "", "does not fit or is too slow", "", "", ""))
+            continue
+        devices = f"{one.attention} + {one.experts}" if one.experts else f"{one.attention}"
+        speed = f"{one.tokens_per_second / one.devices:,.0f} tok/s per device"
+        rows.append(
+            (name, devices, f"{one.batch:,} sequences", f"{one.tpot * 1e3:.1f} ms", speed, f"bound by {one.bound}")
+        )
+    print(table([("decoding", "devices", "under way", "TPOT", "throughput", ""), *rows]))
+
+
+def calibrate(
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: the GPU if there is one.")] = None,
+    seconds: Annotated[float, typer.Option(help="To measure for, about.", min=0.5)] = 6.0,
+    name: Annotated[str, typer.Option(help="What to call it in --cluster 1xNAME.")] = "here",
+    json: JsonFlag = False,
+) -> None:
+    """Measure this machine, and keep it as a device to plan with."""
+    from moesaic.plan.calibrate import measure, write_entry
+
+    entry = measure(device, seconds)
+    file = write_entry(entry, name)
+    if json:
+        return print_json({"name": name, "file": file, **entry})
+    for key, value in entry.items():
+        print(f"{key:16} {value}")
+    print(f"\nKept in {file}. Next: moesaic plan --model smollm2 --cluster 1x{name} --batch 8 --seq 512")

@@ -54,7 +54,7 @@ class Recorder:
         group: str | None = None,
         lengths: Sequence[int] = (),
     ) -> Iterator[None]:
-        """`kind` as in plan/trace.py: forward, backward, optimizer, all_reduce, send_forward, ..."""
+        """`kind` as in plan/timeline/trace.py: forward, backward, optimizer, all_reduce, send_forward, ..."""
         start = self._now()
         yield
         end = self._now()

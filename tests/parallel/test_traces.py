@@ -13,8 +13,8 @@ import torch.multiprocessing as processes
 
 from moesaic.errors import UserError
 from moesaic.parallel.traces import Recorder, merge
-from moesaic.plan.trace import read_trace
-from moesaic.plan.whatif import analyse
+from moesaic.plan.timeline.trace import read_trace
+from moesaic.plan.whatif.analysis import analyse
 
 WORLD, STEPS, MICRO_BATCHES = 2, 3, 4
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from moesaic.plan.trace import Record, Trace
+from moesaic.plan.timeline.trace import Record, Trace
 
 CAUSES = (
     "slow worker",

@@ -9,9 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moesaic.errors import UserError
-from moesaic.plan.colocated import plan_colocated, plan_tensor_parallel
-from moesaic.plan.decode_parts import DecodePlan, Pool, distinct, expert_seconds, expert_split, message_seconds
-from moesaic.plan.disaggregation import (
+from moesaic.plan.disaggregation.colocated import plan_colocated, plan_tensor_parallel
+from moesaic.plan.disaggregation.decode_parts import (
+    DecodePlan,
+    Pool,
+    distinct,
+    expert_seconds,
+    expert_split,
+    message_seconds,
+)
+from moesaic.plan.disaggregation.megascale_infer import (
     compare_decoding,
     layer_seconds,
     micro_batches_needed,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moesaic.errors import UserError
-from moesaic.plan.disagmoe import Layer, TrainingSplit, af_pipe, compare, roofline_share, split
+from moesaic.plan.disaggregation.disagmoe import Layer, TrainingSplit, af_pipe, compare, roofline_share, split
 from moesaic.plan.hardware import Cluster, load_cluster
 from moesaic.plan.models import load_model
 

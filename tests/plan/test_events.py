@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moesaic.errors import UserError
-from moesaic.plan.events import Graph, Operation, simulate
+from moesaic.plan.timeline.events import Graph, Operation, simulate
 
 
 @st.composite

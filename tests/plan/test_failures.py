@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moesaic.errors import UserError
-from moesaic.plan.failures import (
+from moesaic.plan.failures.goodput import (
     FailureModel,
     Redundancy,
     best_interval,
@@ -20,7 +20,7 @@ from moesaic.plan.failures import (
     observed_node_mtbf_seconds,
     young_interval,
 )
-from moesaic.plan.failures_simulation import simulate_failures
+from moesaic.plan.failures.simulate import simulate_failures
 
 HOUR, DAY = 3600.0, 86400.0
 EXACT = {

@@ -10,9 +10,9 @@ import pytest
 
 from moesaic.parallel.layout import ParallelLayout
 from moesaic.plan.hardware import load_cluster
-from moesaic.plan.measured_tables import ExpertLayer, MeasuredTables, find_tables, interpolate
 from moesaic.plan.models import load_model
-from moesaic.plan.serving import estimate_serving
+from moesaic.plan.serving.estimate import estimate_serving
+from moesaic.plan.serving.measured_tables import ExpertLayer, MeasuredTables, find_tables, interpolate
 
 
 def tables_of(root: Path, times: dict[int, float]) -> MeasuredTables:

@@ -16,11 +16,11 @@ from bench.plan_memory import SERVED, SMALL, Case, Serving, planned_serving, ser
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
 from moesaic.parallel.layout import ParallelLayout
-from moesaic.plan.memory import in_flight, training_memory
 from moesaic.plan.models import catalogue, load_model
-from moesaic.plan.own_memory import OwnTrainer, own_training_memory
 from moesaic.plan.own_models import from_config
-from moesaic.plan.workload import TrainingWork
+from moesaic.plan.training.memory import in_flight, training_memory
+from moesaic.plan.training.own_memory import OwnTrainer, own_training_memory
+from moesaic.plan.training.workload import TrainingWork
 
 
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)

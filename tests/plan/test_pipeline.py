@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moesaic.errors import UserError
-from moesaic.plan import pipeline
-from moesaic.plan.events import Operation, simulate
-from moesaic.plan.pipeline import SCHEDULES, pipeline_step, pipeline_time
+from moesaic.plan.timeline import pipeline
+from moesaic.plan.timeline.events import Operation, simulate
+from moesaic.plan.timeline.pipeline import SCHEDULES, pipeline_step, pipeline_time
 
 
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(1, 3), (2, 2), (4, 4), (4, 9), (7, 20)])

@@ -108,3 +108,39 @@ def test_wrong_requests(words: list[str], message: str, capsys: pytest.CaptureFi
     assert code == 2
     assert not out
     assert re.search(message, err), err
+
+
+class TestFurtherQuestions:
+    def test_what_made_a_run_slow(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        file = tmp_path / "trace.json"
+        call(capsys, *TRAIN, "--layout", "pp=4 dp=2", "--trace", str(file))
+        code, out, _ = call(capsys, "plan", "whatif", str(file), "--json")
+        found = json.loads(out)
+        assert code == 0 and found["ranks"] == 4 and found["slowdown"] >= 1
+        code, out, _ = call(capsys, "plan", "whatif", str(file))
+        assert code == 0 and "GPU hours wasted" in out
+
+    def test_failures(self, capsys: pytest.CaptureFixture[str]) -> None:
+        words = ["plan", "failures", "--cluster", "16384xH100", "--checkpoint-seconds", "20", "--json"]
+        code, out, _ = call(capsys, *words)
+        best = json.loads(out)
+        assert code == 0 and 0.85 < best["goodput"] < 0.95
+        worse = json.loads(call(capsys, *words, "--interval-minutes", "120")[1])
+        assert worse["goodput"] < best["goodput"]
+        assert call(capsys, *words, "--elastic")[0] == 2  # without a number of spares it means nothing
+
+    def test_clocks(self, capsys: pytest.CaptureFixture[str]) -> None:
+        words = ["--model", "Qwen3-30B-A3B", "--cluster", "4xH200", "--rate", "20", "--seconds", "60"]
+        code, out, _ = call(capsys, "plan", "energy", *words, "--json")
+        found = {one["policy"]: one for one in json.loads(out)}
+        assert code == 0 and found["voltana"]["saved"] >= 0.25 and found["voltana"]["attainment"] >= 0.99
+        assert next(iter(found.values()))["saved"] == 0
+
+    def test_separate_experts(self, capsys: pytest.CaptureFixture[str]) -> None:
+        words = ["plan", "disaggregate", "--model", "Qwen3-235B-A22B", "--cluster", "32xH800", "--json"]
+        decoding = json.loads(call(capsys, *words)[1])
+        split = decoding["disaggregated"]
+        assert split["attention"] + split["experts"] <= 32 and split["tpot"] <= 0.15
+        training = json.loads(call(capsys, *words, "--train")[1])
+        assert training["disaggregated"]["seconds"] < training["exposed"]["seconds"]
+        assert call(capsys, "plan", "disaggregate", "--model", "Llama-3-8B", "--cluster", "32xH800", "--train")[0] == 2

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from moesaic.errors import UserError
 from moesaic.parallel.layout import parse_layout
-from moesaic.plan.estimate import plan_training
 from moesaic.plan.hardware import load_cluster
 from moesaic.plan.models import load_model
-from moesaic.plan.search import search
-from moesaic.plan.workload import TrainingWork
+from moesaic.plan.training.estimate import plan_training
+from moesaic.plan.training.search import search
+from moesaic.plan.training.workload import TrainingWork
 
 # A layout that was published or is the obvious one for that model and cluster.
 KNOWN = [

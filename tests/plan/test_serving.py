@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from moesaic.errors import UserError
 from moesaic.parallel.layout import ParallelLayout
-from moesaic.plan.engines import engines, load_engine
 from moesaic.plan.hardware import Cluster, catalogue, load_cluster, load_device
 from moesaic.plan.models import load_model
-from moesaic.plan.serving import ServingPlan, estimate_serving
-from moesaic.plan.serving_memory import sequence_bytes, weight_bytes
-from moesaic.plan.serving_step import Batch, Serving
+from moesaic.plan.serving.engines import engines, load_engine
+from moesaic.plan.serving.estimate import ServingPlan, estimate_serving
+from moesaic.plan.serving.memory import sequence_bytes, weight_bytes
+from moesaic.plan.serving.step import Batch, Serving
 
 MODELS = {
     name: load_model(name) for name in ("deepseek-v3", "gpt-oss-120b", "llama-3-70b", "qwen3.5-397b-a17b", "glm-5")

@@ -12,7 +12,7 @@ import statistics
 from moesaic.parallel.layout import parse_layout
 from moesaic.plan.hardware import load_cluster
 from moesaic.plan.models import load_model
-from moesaic.plan.serving import ServingPlan, estimate_serving
+from moesaic.plan.serving.estimate import ServingPlan, estimate_serving
 
 Run = tuple[str, str, str, str, str, int, int, int, int, float, float]
 # Model, device, engine, dtype, layout, prompt, output, concurrency, workers, measured TTFT and TPOT in milliseconds.

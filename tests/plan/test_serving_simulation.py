@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from moesaic.errors import UserError
 from moesaic.parallel.layout import ParallelLayout
-from moesaic.plan.engines import load_engine
 from moesaic.plan.hardware import load_cluster, load_device
 from moesaic.plan.models import load_model
-from moesaic.plan.serving import estimate_serving
-from moesaic.plan.serving_simulation import Arrival, poisson, simulate_serving
-from moesaic.plan.serving_step import Batch, Serving
+from moesaic.plan.serving.engines import load_engine
+from moesaic.plan.serving.estimate import estimate_serving
+from moesaic.plan.serving.simulate import Arrival, poisson, simulate_serving
+from moesaic.plan.serving.step import Batch, Serving
 
 LLAMA = load_model("llama-3-8b")
 OSS = load_model("gpt-oss-120b")

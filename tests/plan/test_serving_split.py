@@ -8,7 +8,7 @@ from moesaic.errors import UserError
 from moesaic.parallel.layout import ParallelLayout
 from moesaic.plan.hardware import load_cluster
 from moesaic.plan.models import load_model
-from moesaic.plan.serving_split import Split, confirm, search_split
+from moesaic.plan.serving.split import Split, confirm, search_split
 
 MODEL = load_model("llama-3-8b")
 ONE = ParallelLayout()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from moesaic.plan.whatif import Cause, analyse
+from moesaic.plan.whatif.analysis import Cause, analyse
 from tests.plan.recorded_run import CAUSES, Case, case
 
 CASES = 40  # bench/plan_whatif.py plays 200

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moesaic.errors import UserError
-from moesaic.plan.events import simulate
-from moesaic.plan.gantt import write_gantt
-from moesaic.plan.pipeline import pipeline_step
-from moesaic.plan.trace import GROUPS, KINDS, Record, Trace, chrome_trace, read_trace, write_chrome, write_csv
+from moesaic.plan.timeline.events import simulate
+from moesaic.plan.timeline.gantt import write_gantt
+from moesaic.plan.timeline.pipeline import pipeline_step
+from moesaic.plan.timeline.trace import GROUPS, KINDS, Record, Trace, chrome_trace, read_trace, write_chrome, write_csv
 
 maybe = st.none() | st.integers(0, 99)
 records = st.builds(
@@ -142,7 +142,7 @@ def test_the_chart_is_a_png_that_shows_every_kind(tmp_path: Path) -> None:
     from matplotlib.colors import to_rgb
     from matplotlib.image import imread
 
-    from moesaic.plan.gantt import COLOURS
+    from moesaic.plan.timeline.gantt import COLOURS
 
     timeline = simulate(pipeline_step([1.0] * 4, [2.0] * 4, 0.2, 8, "zb-h1"))
     write_gantt(timeline, tmp_path / "gantt.png", "zb-h1")

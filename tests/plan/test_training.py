@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from moesaic.errors import UserError
 from moesaic.parallel.layout import ParallelLayout, parse_layout
-from moesaic.plan.estimate import plan_training
-from moesaic.plan.expected_error import errors, expected_error
 from moesaic.plan.hardware import Cluster, load_cluster
 from moesaic.plan.models import catalogue, load_model
-from moesaic.plan.published import published_runs
-from moesaic.plan.simulate import simulate_step
-from moesaic.plan.stages import divide
-from moesaic.plan.training import step_time
-from moesaic.plan.workload import TrainingWork
+from moesaic.plan.training.estimate import plan_training
+from moesaic.plan.training.expected_error import errors, expected_error
+from moesaic.plan.training.published import published_runs
+from moesaic.plan.training.simulate import simulate_step
+from moesaic.plan.training.stages import divide
+from moesaic.plan.training.step_time import step_time
+from moesaic.plan.training.workload import TrainingWork
 
 LATER = "release"  # tables whose rows were looked at only after the constants of the others stood
 

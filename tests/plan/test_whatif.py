@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from moesaic.errors import UserError
-from moesaic.plan.events import simulate
-from moesaic.plan.pipeline import pipeline_step
-from moesaic.plan.trace import Record, Trace, read_trace, write_chrome, write_csv
-from moesaic.plan.trace_graph import trace_graph
-from moesaic.plan.whatif import analyse
+from moesaic.plan.timeline.events import simulate
+from moesaic.plan.timeline.pipeline import pipeline_step
+from moesaic.plan.timeline.trace import Record, Trace, read_trace, write_chrome, write_csv
+from moesaic.plan.whatif.analysis import analyse
+from moesaic.plan.whatif.trace_graph import trace_graph
 from tests.plan.recorded_run import Job, Plant, case, record
 
 JOB = Job(

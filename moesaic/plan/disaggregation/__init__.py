@@ -1,0 +1,1 @@
+"""Attention and experts on separate devices: MegaScale-Infer for decoding, DisagMoE for training."""

@@ -1,0 +1,138 @@
+"""Decoding with attention and experts on the same devices: what disaggregation has to beat.
+
+`plan_tensor_parallel`: devices that share every matrix, in as few pipeline stages as the model needs, further devices
+being replicas (MegaScale-Infer's baselines). `plan_colocated`: wide expert parallelism with data parallel attention on
+all devices, with or without two micro-batches that hide each other's messages (as DeepSeek serves).
+"""
+
+from __future__ import annotations
+
+from moesaic.plan.disaggregation.decode_parts import (
+    ACTIVATION,
+    DecodePlan,
+    Pool,
+    attention_bytes,
+    attention_seconds,
+    check,
+    exchange_seconds,
+    expert_bytes,
+    expert_seconds,
+    head_seconds,
+    room,
+)
+from moesaic.plan.shape import ModelShape
+
+SIZES = 32  # batches tried
+
+
+def plan_colocated(
+    model: ModelShape,
+    pool: Pool,
+    *,
+    context: float,
+    tpot: float,
+    dtype: str = "bf16",
+    batch: int | None = None,
+    overlap: bool = False,
+) -> DecodePlan | None:
+    """Expert parallelism over the whole pool, attention data parallel on every device; the best that meets `tpot`.
+    `overlap`: two micro-batches, one computing while the other's tokens travel."""
+    check(context, tpot, pool.count)
+    free = room(pool.device) - attention_bytes(model, dtype) - expert_bytes(model, dtype, pool.count)
+    if free <= 0:
+        return None
+    most = int(free / (model.cache_width() * ACTIVATION * context)) * pool.count
+    least = (2 if overlap else 1) * pool.count
+    sizes = [batch] if batch else [round(most * share / SIZES) for share in range(1, SIZES + 1)]
+    plans = [_colocated(model, pool, context, dtype, size, overlap) for size in sizes if least <= size <= most]
+    return max((plan for plan in plans if plan.tpot <= tpot), key=lambda plan: plan.tokens_per_second, default=None)
+
+
+def _colocated(model: ModelShape, pool: Pool, context: float, dtype: str, batch: int, overlap: bool) -> DecodePlan:
+    count = 2 if overlap else 1
+    tokens, device = batch / count, pool.device
+    total = busy_a = busy_e = 0.0
+    worst = (0.0, 0.0, 0.0)
+    for layer, layers in model.kinds().items():
+        a = attention_seconds(layer.attention, model.hidden, tokens / pool.count, context, device, dtype)
+        e = expert_seconds(layer.ffn, model.hidden, tokens, pool.count, device, dtype)
+        c = 0.0
+        if pool.count > 1:
+            c = exchange_seconds(layer.ffn, model.hidden, tokens, pool)
+        # Both directions of both micro-batches leave through the same port.
+        total += layers * (max(2 * (a + e), a + e + 2 * c, 4 * c) if overlap else a + e + 2 * c)
+        busy_a += layers * count * a
+        busy_e += layers * count * e
+        worst = max(worst, (a, e, c), key=sum)
+    head = head_seconds(model, batch / pool.count, device)
+    step = total + head
+    a, e, c = worst
+    bound = "messages" if 2 * c > (a + e if overlap else max(a, e)) else "attention" if a > e else "experts"
+    kind = "expert parallel, overlapped" if overlap else "expert parallel"
+    return DecodePlan(
+        kind, pool.count, 0, count, batch, a, e, c, step, (busy_a + busy_e + head) / step, 0.0, pool.price, bound
+    )
+
+
+def plan_tensor_parallel(
+    model: ModelShape,
+    pool: Pool,
+    *,
+    context: float,
+    tpot: float,
+    dtype: str = "bf16",
+    batch: int | None = None,
+) -> DecodePlan | None:
+    """The best of 1, 2, 4, ... devices of a domain that share every matrix; the rest are replicas."""
+    check(context, tpot, pool.count)
+    found: list[DecodePlan] = []
+    for tp in (1, 2, 4, 8, 16):
+        for stages in (1, 2, 4, 8, 16):
+            if tp > pool.device.domain or pool.count % (tp * stages) or stages > len(model.layers):
+                continue
+            fewer_do = stages > 1 and _sequences(model, pool, context, dtype, tp, stages // 2)
+            if fewer_do or (stages > 1 and tp < min(8, pool.device.domain)):
+                continue
+            replicas = pool.count // (tp * stages)
+            most = _sequences(model, pool, context, dtype, tp, stages)
+            sizes = [batch // replicas] if batch else [round(most * share / SIZES) for share in range(1, SIZES + 1)]
+            for size in sizes:
+                if stages <= size <= most:
+                    found.append(_tensor_parallel(model, pool, context, dtype, size, tp, stages))
+    return max((plan for plan in found if plan.tpot <= tpot), key=lambda plan: plan.tokens_per_second, default=None)
+
+
+def _sequences(model: ModelShape, pool: Pool, context: float, dtype: str, tp: int, stages: int) -> int:
+    """That have room in one replica."""
+    held = (attention_bytes(model, dtype) + expert_bytes(model, dtype, 1)) / (tp * stages)
+    shares = 1 if any(layer.attention.latent for layer in model.layers) else tp  # a latent is not divided
+    free = room(pool.device) - held
+    return int(free * shares * stages / (model.cache_width() * ACTIVATION * context)) if free > 0 else 0
+
+
+def _tensor_parallel(
+    model: ModelShape, pool: Pool, context: float, dtype: str, size: int, tp: int, stages: int
+) -> DecodePlan:
+    """`size` sequences in a replica: every stage works on its own share of them, one after another."""
+    device, tokens = pool.device, size / stages
+    message = 0.0
+    if tp > 1:
+        moved = 2 * tokens * model.hidden * ACTIVATION * (tp - 1) / tp
+        message = moved / (device.link * device.link_share) + device.link_latency
+    total = busy = 0.0
+    worst = (0.0, 0.0)
+    for layer, layers in model.kinds().items():
+        a = attention_seconds(layer.attention, model.hidden, tokens, context, device, dtype, tp)
+        e = expert_seconds(layer.ffn, model.hidden, tokens, tp, device, dtype, tp)
+        total += layers * (a + e + 2 * message)
+        busy += layers * (a + e)
+        worst = max(worst, (a, e), key=sum)
+    head = head_seconds(model, tokens, device, tp)
+    passing = tokens * model.hidden * ACTIVATION / tp / (device.network * device.network_share)
+    step = total + head + (stages > 1) * stages * (passing + device.network_latency)
+    a, e = worst
+    bound = "messages" if 2 * message > max(a, e) else "attention" if a > e else "experts"
+    return DecodePlan(
+        f"tensor parallel {tp}" + (f" x {stages} stages" if stages > 1 else ""), pool.count, 0, stages,
+        size * (pool.count // (tp * stages)), a, e, message, step, (busy + head) / step, 0.0, pool.price, bound,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Clocks, power and latency: what VoltanaLLM's control of frequencies saves."""

@@ -1,0 +1,1 @@
+"""Goodput of a run on machines that fail, analytic and played."""

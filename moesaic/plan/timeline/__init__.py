@@ -1,0 +1,1 @@
+"""Operations on streams of ranks, played in order: pipeline schedules, traces of runs, pictures."""
