@@ -3,7 +3,7 @@
     fleet = Fleet(serving, prefill=2, decode=2)
     outcome = serve_trace(trace, fleet, Slo(ttft=0.5, tpot=0.04), "voltana")
 
-Policies: `voltana` (frequency_control.py: control and router), `control` (its control with round-robin routing), or a
+Policies: `voltana` (control.py: control and router), `control` (its control with round-robin routing), or a
 clock in MHz held all the time. A step's duration scatters by `scatter`; the same seed gives the same run.
 """
 

@@ -1,4 +1,4 @@
-"""Seconds and watts of one serving step at one clock: the serving cost model (serving_step.py) under a `ClockModel`.
+"""Seconds and watts of one serving step at one clock: the serving cost model (serving/step.py) under a `ClockModel`.
 
 The batch is padded as engines do it, so time and power grow in steps: a router that knows this avoids the next one.
 """

@@ -2,7 +2,7 @@
 
 Failures come at random (exponentially, per node). `goodput` is analytic: exact for checkpoint and restart (a renewal
 argument, with checkpoints written in the background and failures during restarts), and an average over how many nodes
-are away where spares run out, nodes are repaired or jobs shrink. `failures_simulation.py` plays the same process. The
+are away where spares run out, nodes are repaired or jobs shrink. `simulate.py` plays the same process. The
 redundancy is that of "Bamboo: Making Preemptible Instances Resilient" (Thorpe et al., 2023): each pipeline stage also
 holds its neighbour's layers, and takes over when that one is gone; work is lost only if two neighbours are.
 """

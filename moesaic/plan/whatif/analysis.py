@@ -3,7 +3,7 @@
 After "Understanding Stragglers in Large Model Training Using What-if Analysis" (Lin et al., 2025): the dependency graph
 of the trace (`trace_graph.py`) is replayed with every operation's time replaced by the mean of its kind (transfers: the
 median); the slow-down is actual by ideal. Replays in which only one worker, stage, kind or step is healed, or all but
-it, say what each has to do with it. `straggler_causes.py` looks for what is behind it; causes are ranked by the time
+it, say what each has to do with it. `causes.py` looks for what is behind it; causes are ranked by the time
 that healing each alone would save.
 """
 
