@@ -3,54 +3,47 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as processes
 
 from moesaic.errors import UserError
 from moesaic.parallel.traces import Recorder, merge
 from moesaic.plan.timeline.trace import read_trace
 from moesaic.plan.whatif.analysis import analyse
+from tests.parallel.ranks import on_ranks
 
 WORLD, STEPS, MICRO_BATCHES = 2, 3, 4
 
 
-def _rank(rank: int, folder: str) -> None:
+def train(rank: int, world: int, folder: Path) -> None:
     """Data-parallel training in small: two ranks, four micro-batches a step, gradients reduced, an update."""
-    torch.set_num_threads(1)
-    store = dist.FileStore(os.path.join(folder, "store"), WORLD)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD)
-    try:
-        recorder = Recorder(rank, stage=0, dp=rank)
-        weight = torch.zeros(32, 32, requires_grad=True)
-        dist.barrier()
-        for _ in range(STEPS):
-            for micro_batch in range(MICRO_BATCHES):
-                with recorder.operation("forward", micro_batch=micro_batch, lengths=[8, 8]):
-                    loss = (torch.ones(16, 32) @ weight).square().sum() + weight.sum()
-                with recorder.operation("backward", micro_batch=micro_batch):
-                    loss.backward()
-            assert weight.grad is not None
-            with recorder.operation("all_reduce", group="dp"):
-                dist.all_reduce(weight.grad)
-            with recorder.operation("optimizer"), torch.no_grad():
-                weight -= 1e-3 * weight.grad
-                weight.grad = None
-            recorder.next_step()
-        recorder.write(Path(folder))
-        dist.barrier()
-        if rank == 0:
-            merge(Path(folder), WORLD, Path(folder) / "trace.json")
-    finally:
-        dist.destroy_process_group()
+    recorder = Recorder(rank, stage=0, dp=rank)
+    weight = torch.zeros(32, 32, requires_grad=True)
+    dist.barrier()
+    for _ in range(STEPS):
+        for micro_batch in range(MICRO_BATCHES):
+            with recorder.operation("forward", micro_batch=micro_batch, lengths=[8, 8]):
+                loss = (torch.ones(16, 32) @ weight).square().sum() + weight.sum()
+            with recorder.operation("backward", micro_batch=micro_batch):
+                loss.backward()
+        assert weight.grad is not None
+        with recorder.operation("all_reduce", group="dp"):
+            dist.all_reduce(weight.grad)
+        with recorder.operation("optimizer"), torch.no_grad():
+            weight -= 1e-3 * weight.grad
+            weight.grad = None
+        recorder.next_step()
+    recorder.write(folder)
+    dist.barrier()
+    if rank == 0:
+        merge(folder, world, folder / "trace.json")
 
 
 def test_two_ranks_and_the_planner(tmp_path: Path) -> None:
-    processes.spawn(_rank, args=(str(tmp_path),), nprocs=WORLD)
+    on_ranks(WORLD, train, tmp_path, tmp_path)
     trace = read_trace(tmp_path / "trace.json")
     assert trace.ranks == [0, 1] and trace.steps == [0, 1, 2]
     assert len(trace.records) == WORLD * STEPS * (2 * MICRO_BATCHES + 2)

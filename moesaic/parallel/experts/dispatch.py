@@ -1,0 +1,90 @@
+"""Each assignment's row to the rank of its expert and back, padding-free (X-MoE), in a fixed order (UniEP).
+
+Rows are sorted by expert, then by the rank they come from, then by their place there: the order one process would have
+them in. An expert sees the same rows in the same order, and a token adds up what comes back in the same order, so
+outputs and gradients are those of one process to the bit. With `chunks` the experts of every rank are taken in groups
+(Comet's split along the dimension nothing depends on): rows of the next group travel while this one computes, and the
+matmuls are the same ones, so overlap changes no bit either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from moesaic.errors import UserError
+from moesaic.kernels import reference
+from moesaic.kernels.interface import Dispatched, Routes
+from moesaic.parallel.experts.exchange import Exchange, waited
+
+# (rows sorted by expert with their weights and counts, first and last expert of this rank) -> weighted results
+Compute = Callable[[Dispatched, int, int], Tensor]
+
+
+def check_division(experts: int, ranks: int) -> int:
+    """Experts per rank."""
+    if experts % ranks:
+        near = max(size for size in range(1, ranks + 1) if experts % size == 0)
+        raise UserError(
+            "parallel.ep", f"{experts} experts do not divide over {ranks} ranks", f"Nearest that works: {near}."
+        )
+    return experts // ranks
+
+
+def run_experts(
+    x_TD: Tensor, routes: Routes, here: int, exchange: Exchange, compute: Compute, chunks: int = 1
+) -> Tensor:
+    """`here`: experts of each rank; rank r holds those from r * here on."""
+    ranks = exchange.ranks
+    sent = reference.dispatch(x_TD, routes, here * ranks)
+    leaving_RE = sent.counts_E.view(ranks, here)
+    arriving_RE = exchange.counts(leaving_RE)
+    starts_RE = (sent.counts_E.cumsum(0) - sent.counts_E).view(ranks, here)
+    bounds = _bounds(here, chunks)
+
+    travelling = []
+    for first, last in bounds:  # all begin before any is waited for
+        leaving, arriving = leaving_RE[:, first:last], arriving_RE[:, first:last]
+        index_A = _segments(starts_RE[:, first], leaving.sum(1))
+        splits = leaving.sum(1).tolist(), arriving.sum(1).tolist()
+        rows = exchange.rows(sent.x_AD.index_select(0, index_A), *splits)
+        weights = exchange.rows(sent.weights_A1.index_select(0, index_A), *splits)
+        travelling.append((index_A, splits, arriving, rows, weights))
+
+    returning, places = [], []
+    for (first, last), (index_A, splits, arriving_RC, rows, weights) in zip(bounds, travelling, strict=True):
+        order_A = _by_expert(arriving_RC)
+        x_AD, weights_A1 = (waited(part).index_select(0, order_A) for part in (rows, weights))
+        y_AD = compute(Dispatched(x_AD, weights_A1, arriving_RC.sum(0), order_A, len(order_A)), first, last)
+        back_AD = y_AD.index_select(0, _inverse(order_A))  # as they came: by rank, then by expert
+        returning.append(exchange.rows(back_AD, splits[1], splits[0]))
+        places.append(index_A)
+    y_AD = torch.cat([waited(part) for part in returning]).index_select(0, _inverse(torch.cat(places)))
+    return reference.combine(y_AD, sent)
+
+
+def _bounds(here: int, chunks: int) -> list[tuple[int, int]]:
+    chunks = max(1, min(chunks, here))
+    edges = [here * number // chunks for number in range(chunks + 1)]
+    return list(pairwise(edges))
+
+
+def _segments(starts_R: Tensor, lengths_R: Tensor) -> Tensor:
+    """start, start + 1, ... of every segment, one after the other."""
+    offsets_R = lengths_R.cumsum(0) - lengths_R
+    total = int(lengths_R.sum())
+    return torch.arange(total, device=starts_R.device) + (starts_R - offsets_R).repeat_interleave(lengths_R)
+
+
+def _by_expert(arriving_RC: Tensor) -> Tensor:
+    """Rows came by rank, and from each rank by expert; their places by expert, and for each expert by rank."""
+    ranks, experts = arriving_RC.shape
+    kinds = torch.arange(experts, device=arriving_RC.device).repeat(ranks)
+    return kinds.repeat_interleave(arriving_RC.reshape(-1)).argsort(stable=True)
+
+
+def _inverse(order_A: Tensor) -> Tensor:
+    return torch.empty_like(order_A).scatter_(0, order_A, torch.arange(len(order_A), device=order_A.device))

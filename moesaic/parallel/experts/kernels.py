@@ -1,0 +1,41 @@
+"""The model's experts on other ranks: kernels in which `experts` is dispatch, compute here, and combine.
+
+    model.ops = ExpertParallelKernels(model.ops, Exchange(group), chunks=2)
+
+The model itself holds this rank's experts only and knows nothing of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from torch import Tensor
+
+from moesaic.kernels.interface import Dispatched, Kernels, Routes
+from moesaic.kernels.layer_weights import ExpertWeights
+from moesaic.kernels.wrapped import WrappedKernels
+from moesaic.parallel.experts.bypass import run_experts_once
+from moesaic.parallel.experts.dispatch import run_experts
+from moesaic.parallel.experts.exchange import Exchange
+
+
+class ExpertParallelKernels(WrappedKernels):
+    """`dispatch`: `plain` has the bits of one process; `once` sends a token to a rank once, and sums there."""
+
+    def __init__(
+        self, plain: Kernels, exchange: Exchange, *, chunks: int = 1, dispatch: Literal["plain", "once"] = "plain"
+    ) -> None:
+        super().__init__(plain)
+        self.exchange, self.chunks, self.once = exchange, chunks, dispatch == "once"
+
+    def experts(self, x_TD: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
+        here = len(weights.gate_up_EGD)
+
+        def compute(rows: Dispatched, first: int, last: int) -> Tensor:
+            own = replace(weights, gate_up_EGD=weights.gate_up_EGD[first:last], down_EDF=weights.down_EDF[first:last])
+            return self.plain.compute_experts(rows, own)
+
+        if self.once:
+            return run_experts_once(x_TD, routes, here, self.exchange, compute)
+        return run_experts(x_TD, routes, here, self.exchange, compute, self.chunks)
