@@ -171,6 +171,7 @@ def _serve(
 ) -> tuple[dict[str, Any], str]:  # fmt: skip
     from moesaic.parallel.layout import parse_layout
     from moesaic.plan.serving.estimate import estimate_serving
+    from moesaic.plan.serving.measured_tables import find_tables
     from moesaic.plan.serving.search import search_serving
     from moesaic.plan.serving.summary import found_json, found_text, serving_json, serving_text
 
@@ -183,6 +184,6 @@ def _serve(
     before = parse_layout(prefill, None, "--prefill") if prefill else None
     made = estimate_serving(
         model, cluster, parsed, prompt=prompt, output=output, concurrency=concurrency, dtype=dtype, backend=backend,
-        prefill=before,
+        prefill=before, tables=find_tables(),
     )  # fmt: skip
     return serving_json(model, cluster, parsed, made), serving_text(model, cluster, parsed, made)
