@@ -83,16 +83,20 @@ LARGE = [
 ]
 
 
-def train(case: Case, device: torch.device) -> float:
-    """Peak bytes of the second step."""
-    dtype = getattr(torch, case.config.dtype)
-    torch.set_default_dtype(dtype)
+def made(config: ModelConfig, device: torch.device) -> Model:
+    torch.set_default_dtype(getattr(torch, config.dtype))
     with torch.device(device):
-        model = Model(case.config)
+        model = Model(config)
     torch.set_default_dtype(torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0, 0.02) if parameter.dim() > 1 else parameter.fill_(1.0)
+    return model
+
+
+def train(case: Case, device: torch.device) -> float:
+    """Peak bytes of the second step."""
+    model = made(case.config, device)
     optimizer = AdamW().build(model.named_parameters())
     if device.type == "cuda":
         compile_blocks(model)
@@ -155,13 +159,7 @@ def serve(case: Serving, device: torch.device) -> float:
     from moesaic.serve.core.engine import Engine
     from moesaic.serve.core.scheduling_policies.chunked import Chunked
 
-    torch.set_default_dtype(getattr(torch, case.config.dtype))
-    with torch.device(device):
-        model = Model(case.config)
-    torch.set_default_dtype(torch.float32)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.02) if parameter.dim() > 1 else parameter.fill_(1.0)
+    model = made(case.config, device)
     shape = from_config(case.config, case.name)
     pages = -(-(case.prompt + case.output) // 16) * case.requests
     cache = model.dtype.itemsize * shape.cache_width() * 16 * pages
