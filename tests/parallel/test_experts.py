@@ -15,7 +15,7 @@ from moesaic.errors import UserError
 from moesaic.kernels.interface import Routes
 from moesaic.model.experts import MixtureFeedForward
 from moesaic.parallel import ExpertParallel
-from moesaic.parallel.experts.dispatch import _bounds, _by_expert, _segments, check_division
+from moesaic.parallel.experts.dispatch import _bounds, _by_expert, _segments
 from moesaic.parallel.experts.exchange import Exchange
 from moesaic.parallel.experts.kernels import ExpertParallelKernels
 from tests.parallel.ranks import on_ranks
@@ -161,12 +161,6 @@ def test_orders() -> None:
     assert _segments(torch.tensor([4, 0]), torch.tensor([2, 3])).tolist() == [4, 5, 0, 1, 2]
     # From rank 0: one row for expert 0, two for expert 1; from rank 1: two and one.
     assert _by_expert(torch.tensor([[1, 2], [2, 1]])).tolist() == [0, 3, 4, 1, 2, 5]
-
-
-def test_uneven_division_is_refused() -> None:
-    assert check_division(8, 4) == 2
-    with pytest.raises(UserError, match="Nearest that works: 4"):
-        check_division(8, 6)
 
 
 def wrong(rank: int, world: int) -> None:

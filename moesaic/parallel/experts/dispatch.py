@@ -15,23 +15,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from moesaic.errors import UserError
 from moesaic.kernels import reference
 from moesaic.kernels.interface import Dispatched, Routes
 from moesaic.parallel.experts.exchange import Exchange, waited
 
 # (rows sorted by expert with their weights and counts, first and last expert of this rank) -> weighted results
 Compute = Callable[[Dispatched, int, int], Tensor]
-
-
-def check_division(experts: int, ranks: int) -> int:
-    """Experts per rank."""
-    if experts % ranks:
-        near = max(size for size in range(1, ranks + 1) if experts % size == 0)
-        raise UserError(
-            "parallel.ep", f"{experts} experts do not divide over {ranks} ranks", f"Nearest that works: {near}."
-        )
-    return experts // ranks
 
 
 def run_experts(

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 from moesaic.parallel.layout import ParallelLayout
 from moesaic.plan.shape import AttentionShape, FfnShape, LayerShape, ModelShape
-from moesaic.plan.training.stages import Stage, divide
+from moesaic.plan.training.stages import Stage, divide, held_parameters
 from moesaic.plan.training.workload import TrainingWork
 
 FRAGMENTATION = 0.04  # of what is allocated and freed each step, lost between blocks
@@ -45,26 +45,12 @@ def training_memory(
     ranks = {
         0,
         len(stages) - 1,
-        max(range(len(stages)), key=lambda index: _held(model, stages[index], layout, index)[1]),
+        max(range(len(stages)), key=lambda index: held_parameters(model, layout, index)[1]),
     }
     return max(
         (_stage_memory(model, stages, index, layout, work, micro_batch, micro_batches) for index in ranks),
         key=lambda memory: memory.total,
     )
-
-
-def _held(model: ModelShape, stage: Stage, layout: ParallelLayout, index: int) -> tuple[float, float]:
-    """Parameters of a stage on one rank: outside the experts, and the experts'."""
-    plain = expert = 0.0
-    for layer, count in stage.items():
-        plain += count * (layer.attention.parameters(model.hidden) + layer.ffn.other_parameters(model.hidden))
-        plain += count * 2 * model.hidden * layout.tp  # norms are on every tensor-parallel rank
-        expert += count * layer.ffn.expert_parameters(model.hidden)
-    first, last = index == 0, index == layout.pp - 1
-    tables = first + (last and not (model.tied and first))
-    return (
-        plain + tables * model.embedding_parameters + first * model.positions * model.hidden
-    ) / layout.tp, expert / layout.ep
 
 
 def _stage_memory(
@@ -76,7 +62,7 @@ def _stage_memory(
     size: int,
     count: int,
 ) -> TrainingMemory:
-    plain, expert = _held(model, stages[index], layout, index)
+    plain, expert = held_parameters(model, layout, index)
     copies, expert_copies = layout.dp * layout.cp, layout.expert_dp
     divided = plain / copies + expert / expert_copies
     whole = plain + expert

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from moesaic.errors import UserError
+from moesaic.parallel.layout import ParallelLayout
 from moesaic.plan.shape import LayerShape, ModelShape
 
 Stage = dict[LayerShape, int]
@@ -61,3 +62,16 @@ def _even(count: int, stages: int) -> list[int]:
 
 def _weight(model: ModelShape, layer: LayerShape) -> int:
     return layer.attention.parameters(model.hidden) + layer.ffn.active_parameters(model.hidden)
+
+
+def held_parameters(model: ModelShape, layout: ParallelLayout, index: int) -> tuple[float, float]:
+    """Of one rank of a stage: parameters outside the experts, and the experts', as tp and ep divide them."""
+    plain = expert = 0.0
+    for layer, count in divide(model, layout.pp)[index].items():
+        plain += count * (layer.attention.parameters(model.hidden) + layer.ffn.other_parameters(model.hidden))
+        plain += count * 2 * model.hidden * layout.tp  # norms are on every tensor-parallel rank
+        expert += count * layer.ffn.expert_parameters(model.hidden)
+    first, last = index == 0, index == layout.pp - 1
+    tables = first + (last and not (model.tied and first))
+    plain += tables * model.embedding_parameters + first * model.positions * model.hidden
+    return plain / layout.tp, expert / layout.ep

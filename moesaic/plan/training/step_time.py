@@ -15,7 +15,7 @@ from moesaic.plan.cost import elementwise, matmul
 from moesaic.plan.hardware import Cluster, Device
 from moesaic.plan.shape import LayerShape, ModelShape
 from moesaic.plan.training.layer_cost import Rank, Seconds, layer_passes
-from moesaic.plan.training.stages import divide
+from moesaic.plan.training.stages import divide, held_parameters
 from moesaic.plan.training.workload import TrainingWork
 
 ADAM_BYTES = 30.0  # per parameter: float32 weight and two moments read and written, gradient read, bf16 weight written
@@ -201,7 +201,7 @@ def _data_parallel(
     model: ModelShape, device: Device, layout: ParallelLayout, work: TrainingWork
 ) -> tuple[float, float]:
     """Seconds to reduce gradients and gather parameters, and of the optimizer's own pass, on the fullest stage."""
-    plain, expert = stage_parameters(model, layout)
+    plain, expert = max((held_parameters(model, layout, index) for index in range(layout.pp)), key=sum)
     replicas = layout.dp * layout.cp
     among = group(replicas, layout.tp, device)
     # Copies of an expert are whole expert groups apart.
@@ -212,17 +212,3 @@ def _data_parallel(
         seconds += all_gather((device.reduce_bytes if layout.zero == 0 else 2) * parameters, ranks, device)
     held = plain / (replicas if layout.zero else 1) + expert / (layout.expert_dp if layout.zero else 1)
     return seconds, elementwise(ADAM_BYTES * held, device) + elementwise(2 * 4 * (plain + expert), device)
-
-
-def stage_parameters(model: ModelShape, layout: ParallelLayout) -> tuple[float, float]:
-    """Of the fullest pipeline rank: parameters outside the experts, and the experts', as tp and ep divide them."""
-    fullest = (0.0, 0.0)
-    for index, stage in enumerate(divide(model, layout.pp)):
-        plain = expert = 0.0
-        for layer, count in stage.items():
-            plain += count * (layer.attention.parameters(model.hidden) + layer.ffn.other_parameters(model.hidden))
-            expert += count * layer.ffn.expert_parameters(model.hidden)
-        ends = (index == 0) + (index == layout.pp - 1 and not (model.tied and layout.pp == 1))
-        share = ((plain + ends * model.embedding_parameters) / layout.tp, expert / layout.ep)
-        fullest = max(fullest, share, key=sum)
-    return fullest
