@@ -52,17 +52,6 @@ def all_reduce(bytes_: float, among: Group, device: Device) -> float:
     return 2 * reduce_scatter(bytes_, among, device)
 
 
-def all_to_all(bytes_: float, among: Group, device: Device, imbalance: float = 1.0) -> float:
-    """`bytes_` that each rank holds, spread evenly over all; `imbalance`: the busiest rank's load over the mean."""
-    if among.size == 1 or not bytes_:
-        return 0.0
-    link, network = device.link * device.link_share, device.network * device.network_share
-    local = bytes_ * (among.inside - 1) / among.size / link
-    wide = bytes_ * (among.size - among.inside) / among.size / network
-    latency = device.link_latency if among.domains == 1 else device.network_latency
-    return max(local, wide) * imbalance + latency * math.log2(among.size)
-
-
 def expert_exchange(
     rows: float, row_bytes: float, topk: int, among: Group, device: Device, imbalance: float = 1.0
 ) -> float:
