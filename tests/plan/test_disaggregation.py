@@ -12,6 +12,7 @@ from moesaic.errors import UserError
 from moesaic.plan.disaggregation.colocated import plan_colocated, plan_tensor_parallel
 from moesaic.plan.disaggregation.decode_parts import (
     DecodePlan,
+    Decoding,
     Pool,
     distinct,
     expert_seconds,
@@ -89,8 +90,8 @@ def test_more_bandwidth_never_hurts_and_one_domain_needs_no_network() -> None:
 @pytest.mark.parametrize("context", [700, 2000, 8000])
 def test_a_large_sparse_model_gains_over_tensor_parallel_nodes(context: int) -> None:
     """The paper's comparison and its size: up to 1.9 times per device."""
-    apart = search_split(LARGE, H800, H800, 32, context=context, tpot=0.1)
-    nodes = plan_tensor_parallel(LARGE, Pool(H800, 32), context=context, tpot=0.1)
+    apart = search_split(LARGE, H800, H800, 32, Decoding(context=context, tpot=0.1))
+    nodes = plan_tensor_parallel(LARGE, Pool(H800, 32), Decoding(context=context, tpot=0.1))
     assert apart is not None and nodes is not None
     assert 1.5 < apart.tokens_per_second_per_device / nodes.tokens_per_second_per_device < 2.3
     assert 0 < apart.attention_utilisation <= 1 and 0 < apart.expert_utilisation <= 1
@@ -99,9 +100,9 @@ def test_a_large_sparse_model_gains_over_tensor_parallel_nodes(context: int) -> 
 
 def test_a_small_model_does_not() -> None:
     """It fits a device with room to spare: nothing is gained by moving its tokens about."""
-    apart = search_split(SMALL, H800, H800, 8, context=2000, tpot=0.1)
-    together = plan_colocated(SMALL, Pool(H800, 8), context=2000, tpot=0.1)
-    nodes = plan_tensor_parallel(SMALL, Pool(H800, 8), context=2000, tpot=0.1)
+    apart = search_split(SMALL, H800, H800, 8, Decoding(context=2000, tpot=0.1))
+    together = plan_colocated(SMALL, Pool(H800, 8), Decoding(context=2000, tpot=0.1))
+    nodes = plan_tensor_parallel(SMALL, Pool(H800, 8), Decoding(context=2000, tpot=0.1))
     assert apart is not None and nodes is not None and together is not None
     assert apart.tokens_per_second < together.tokens_per_second
     assert apart.tokens_per_second < 1.1 * nodes.tokens_per_second
@@ -110,20 +111,20 @@ def test_a_small_model_does_not() -> None:
 def test_at_low_load_it_does_not_pay() -> None:
     """A batch of 32 on 32 devices: the round trip counts, not the throughput."""
     pool = Pool(H800, 32)
-    nodes = plan_tensor_parallel(LARGE, pool, context=2000, tpot=1.0, batch=32)
-    apart = plan_disaggregated(LARGE, Pool(H800, 20), Pool(H800, 12), context=2000, tpot=1.0, batch=32)
+    nodes = plan_tensor_parallel(LARGE, pool, Decoding(context=2000, tpot=1.0, batch=32))
+    apart = plan_disaggregated(LARGE, Pool(H800, 20), Pool(H800, 12), Decoding(context=2000, tpot=1.0, batch=32))
     assert nodes is not None and apart is not None
     assert apart.tokens_per_second < nodes.tokens_per_second
-    many = plan_disaggregated(LARGE, Pool(H800, 20), Pool(H800, 12), context=2000, tpot=1.0)
+    many = plan_disaggregated(LARGE, Pool(H800, 20), Pool(H800, 12), Decoding(context=2000, tpot=1.0))
     assert many is not None and many.tokens_per_second > 5 * apart.tokens_per_second
 
 
 def test_a_slow_network_takes_the_gain_away() -> None:
-    nodes = plan_tensor_parallel(LARGE, Pool(H800, 32), context=2000, tpot=0.1)
+    nodes = plan_tensor_parallel(LARGE, Pool(H800, 32), Decoding(context=2000, tpot=0.1))
     rates = []
     for network in (5e9, 20e9, 50e9):
         device = replace(H800, network=network, name=f"h800 {network}")
-        found = search_split(LARGE, device, device, 32, context=2000, tpot=0.1)
+        found = search_split(LARGE, device, device, 32, Decoding(context=2000, tpot=0.1))
         rates.append(found.tokens_per_second if found else 0.0)
     assert nodes is not None
     assert rates[0] < nodes.tokens_per_second < rates[1] < rates[2]
@@ -131,8 +132,8 @@ def test_a_slow_network_takes_the_gain_away() -> None:
 
 def test_wide_expert_parallelism_with_overlap_is_the_harder_rival() -> None:
     """Not the paper's baseline: on alike devices it keeps the whole memory for caches and hides its messages too."""
-    apart = search_split(LARGE, H800, H800, 32, context=2000, tpot=0.1)
-    wide = plan_colocated(LARGE, Pool(H800, 32), context=2000, tpot=0.1, overlap=True)
+    apart = search_split(LARGE, H800, H800, 32, Decoding(context=2000, tpot=0.1))
+    wide = plan_colocated(LARGE, Pool(H800, 32), Decoding(context=2000, tpot=0.1), overlap=True)
     assert apart is not None and wide is not None
     assert apart.tokens_per_second < wide.tokens_per_second
     assert wide.attention_utilisation <= 1
@@ -141,8 +142,8 @@ def test_wide_expert_parallelism_with_overlap_is_the_harder_rival() -> None:
 def test_it_beats_wide_expert_parallelism_where_weights_fill_the_memory() -> None:
     """Every device of wide expert parallelism holds all of attention beside its experts: little is left for caches."""
     model = load_model("deepseek-v3")
-    apart = search_split(model, H800, H800, 32, context=700, tpot=0.15)
-    wide = plan_colocated(model, Pool(H800, 32), context=700, tpot=0.15, overlap=True)
+    apart = search_split(model, H800, H800, 32, Decoding(context=700, tpot=0.15))
+    wide = plan_colocated(model, Pool(H800, 32), Decoding(context=700, tpot=0.15), overlap=True)
     assert apart is not None and wide is not None
     assert apart.tokens_per_second > 1.5 * wide.tokens_per_second
 
@@ -150,34 +151,34 @@ def test_it_beats_wide_expert_parallelism_where_weights_fill_the_memory() -> Non
 def test_unlike_devices_gain_per_dollar() -> None:
     """Attention where bandwidth is cheap (H20), experts where flops are (L40S), against either alone."""
     model = load_model("mixtral-8x22b")
-    mixed = search_split(model, H20, L40S, 64, context=730, tpot=0.15, per_dollar=True)
+    mixed = search_split(model, H20, L40S, 64, Decoding(context=730, tpot=0.15), per_dollar=True)
     assert mixed is not None
     for device in (H20, L40S):
-        apart = search_split(model, device, device, 64, context=730, tpot=0.15, per_dollar=True)
-        nodes = plan_tensor_parallel(model, Pool(device, 64), context=730, tpot=0.15)
+        apart = search_split(model, device, device, 64, Decoding(context=730, tpot=0.15), per_dollar=True)
+        nodes = plan_tensor_parallel(model, Pool(device, 64), Decoding(context=730, tpot=0.15))
         assert apart is not None and nodes is not None
         assert mixed.tokens_per_dollar > 1.2 * apart.tokens_per_dollar
         assert mixed.tokens_per_dollar > 1.5 * nodes.tokens_per_dollar
-    swapped = search_split(model, L40S, H20, 64, context=730, tpot=0.15, per_dollar=True)
+    swapped = search_split(model, L40S, H20, 64, Decoding(context=730, tpot=0.15), per_dollar=True)
     assert swapped is None or swapped.tokens_per_dollar < mixed.tokens_per_dollar
 
 
 def test_a_dense_model_has_one_way_messages_like_any_other() -> None:
     dense = load_model("llama-3-8b")
-    found = plan_disaggregated(dense, Pool(H800, 4), Pool(H800, 4), context=1000, tpot=1.0, batch=256)
+    found = plan_disaggregated(dense, Pool(H800, 4), Pool(H800, 4), Decoding(context=1000, tpot=1.0, batch=256))
     assert found is not None and 0 < found.expert_utilisation <= 1
 
 
 def test_what_does_not_fit_is_none_and_nonsense_refused() -> None:
-    assert plan_disaggregated(LARGE, Pool(H800, 1), Pool(H800, 1), context=2000, tpot=1.0) is None
-    assert plan_colocated(LARGE, Pool(H800, 2), context=2000, tpot=1.0) is None
-    assert search_split(LARGE, H800, H800, 32, context=2000, tpot=1e-4) is None
+    assert plan_disaggregated(LARGE, Pool(H800, 1), Pool(H800, 1), Decoding(context=2000, tpot=1.0)) is None
+    assert plan_colocated(LARGE, Pool(H800, 2), Decoding(context=2000, tpot=1.0)) is None
+    assert search_split(LARGE, H800, H800, 32, Decoding(context=2000, tpot=1e-4)) is None
     with pytest.raises(UserError, match="above zero"):
-        plan_disaggregated(LARGE, Pool(H800, 8), Pool(H800, 0), context=2000, tpot=1.0)
+        plan_disaggregated(LARGE, Pool(H800, 8), Pool(H800, 0), Decoding(context=2000, tpot=1.0))
 
 
 def test_layouts_side_by_side() -> None:
-    found = compare_decoding(SMALL, Pool(H800, 8), context=2000, tpot=0.1)
+    found = compare_decoding(SMALL, Pool(H800, 8), Decoding(context=2000, tpot=0.1))
     assert list(found) == ["tensor parallel", "expert parallel", "overlapped", "disaggregated"]
     for plan in found.values():
         assert plan is not None and plan.devices == 8 and plan.tpot <= 0.1

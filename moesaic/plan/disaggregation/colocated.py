@@ -10,10 +10,10 @@ from __future__ import annotations
 from moesaic.plan.disaggregation.decode_parts import (
     ACTIVATION,
     DecodePlan,
+    Decoding,
     Pool,
     attention_bytes,
     attention_seconds,
-    check,
     exchange_seconds,
     expert_bytes,
     expert_seconds,
@@ -22,34 +22,23 @@ from moesaic.plan.disaggregation.decode_parts import (
 )
 from moesaic.plan.shape import ModelShape
 
-SIZES = 32  # batches tried
 
-
-def plan_colocated(
-    model: ModelShape,
-    pool: Pool,
-    *,
-    context: float,
-    tpot: float,
-    dtype: str = "bf16",
-    batch: int | None = None,
-    overlap: bool = False,
-) -> DecodePlan | None:
+def plan_colocated(model: ModelShape, pool: Pool, asked: Decoding, overlap: bool = False) -> DecodePlan | None:
     """Expert parallelism over the whole pool, attention data parallel on every device; the best that meets `tpot`.
     `overlap`: two micro-batches, one computing while the other's tokens travel."""
-    check(context, tpot, pool.count)
-    free = room(pool.device) - attention_bytes(model, dtype) - expert_bytes(model, dtype, pool.count)
+    asked.check(pool.count)
+    free = room(pool.device) - attention_bytes(model, asked.dtype) - expert_bytes(model, asked.dtype, pool.count)
     if free <= 0:
         return None
-    most = int(free / (model.cache_width() * ACTIVATION * context)) * pool.count
+    most = asked.sequences(model, free) * pool.count
     least = (2 if overlap else 1) * pool.count
-    sizes = [batch] if batch else [round(most * share / SIZES) for share in range(1, SIZES + 1)]
-    plans = [_colocated(model, pool, context, dtype, size, overlap) for size in sizes if least <= size <= most]
-    return max((plan for plan in plans if plan.tpot <= tpot), key=lambda plan: plan.tokens_per_second, default=None)
+    return asked.best(
+        _colocated(model, pool, asked, size, overlap) for size in asked.sizes(most) if least <= size <= most
+    )
 
 
-def _colocated(model: ModelShape, pool: Pool, context: float, dtype: str, batch: int, overlap: bool) -> DecodePlan:
-    count = 2 if overlap else 1
+def _colocated(model: ModelShape, pool: Pool, asked: Decoding, batch: int, overlap: bool) -> DecodePlan:
+    context, dtype, count = asked.context, asked.dtype, 2 if overlap else 1
     tokens, device = batch / count, pool.device
     total = busy_a = busy_e = 0.0
     worst = (0.0, 0.0, 0.0)
@@ -74,47 +63,36 @@ def _colocated(model: ModelShape, pool: Pool, context: float, dtype: str, batch:
     )
 
 
-def plan_tensor_parallel(
-    model: ModelShape,
-    pool: Pool,
-    *,
-    context: float,
-    tpot: float,
-    dtype: str = "bf16",
-    batch: int | None = None,
-) -> DecodePlan | None:
+def plan_tensor_parallel(model: ModelShape, pool: Pool, asked: Decoding) -> DecodePlan | None:
     """The best of 1, 2, 4, ... devices of a domain that share every matrix; the rest are replicas."""
-    check(context, tpot, pool.count)
+    asked.check(pool.count)
     found: list[DecodePlan] = []
     for tp in (1, 2, 4, 8, 16):
         for stages in (1, 2, 4, 8, 16):
             if tp > pool.device.domain or pool.count % (tp * stages) or stages > len(model.layers):
                 continue
-            fewer_do = stages > 1 and _sequences(model, pool, context, dtype, tp, stages // 2)
+            fewer_do = stages > 1 and _sequences(model, pool, asked, tp, stages // 2)
             if fewer_do or (stages > 1 and tp < min(8, pool.device.domain)):
                 continue
             replicas = pool.count // (tp * stages)
-            most = _sequences(model, pool, context, dtype, tp, stages)
-            sizes = [batch // replicas] if batch else [round(most * share / SIZES) for share in range(1, SIZES + 1)]
-            for size in sizes:
+            most = _sequences(model, pool, asked, tp, stages)
+            for size in asked.sizes(most, replicas):
                 if stages <= size <= most:
-                    found.append(_tensor_parallel(model, pool, context, dtype, size, tp, stages))
-    return max((plan for plan in found if plan.tpot <= tpot), key=lambda plan: plan.tokens_per_second, default=None)
+                    found.append(_tensor_parallel(model, pool, asked, size, tp, stages))
+    return asked.best(found)
 
 
-def _sequences(model: ModelShape, pool: Pool, context: float, dtype: str, tp: int, stages: int) -> int:
+def _sequences(model: ModelShape, pool: Pool, asked: Decoding, tp: int, stages: int) -> int:
     """That have room in one replica."""
-    held = (attention_bytes(model, dtype) + expert_bytes(model, dtype, 1)) / (tp * stages)
+    held = (attention_bytes(model, asked.dtype) + expert_bytes(model, asked.dtype, 1)) / (tp * stages)
     shares = 1 if any(layer.attention.latent for layer in model.layers) else tp  # a latent is not divided
     free = room(pool.device) - held
-    return int(free * shares * stages / (model.cache_width() * ACTIVATION * context)) if free > 0 else 0
+    return asked.sequences(model, free * shares * stages) if free > 0 else 0
 
 
-def _tensor_parallel(
-    model: ModelShape, pool: Pool, context: float, dtype: str, size: int, tp: int, stages: int
-) -> DecodePlan:
+def _tensor_parallel(model: ModelShape, pool: Pool, asked: Decoding, size: int, tp: int, stages: int) -> DecodePlan:
     """`size` sequences in a replica: every stage works on its own share of them, one after another."""
-    device, tokens = pool.device, size / stages
+    device, tokens, context, dtype = pool.device, size / stages, asked.context, asked.dtype
     message = 0.0
     if tp > 1:
         moved = 2 * tokens * model.hidden * ACTIVATION * (tp - 1) / tp

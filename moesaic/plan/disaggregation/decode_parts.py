@@ -6,6 +6,7 @@ Shared by the layouts that are compared: attention and experts apart (disaggrega
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,6 +17,7 @@ from moesaic.plan.shape import AttentionShape, FfnShape, ModelShape
 
 RESERVED = 0.1  # of a device's memory: activations, buffers, the runtime
 ACTIVATION = 2.0  # bytes per number on the wire and in activations
+SIZES = 32  # batches tried
 KERNELS = 6  # of attention beside its matmuls: norms, rotary embedding, cache writes
 
 
@@ -62,6 +64,34 @@ class DecodePlan:
     @property
     def tokens_per_dollar(self) -> float:
         return self.tokens_per_second * 3600 / self.dollars_per_hour if self.dollars_per_hour else math.inf
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """What is asked of every layout: tokens of context per sequence, and the seconds per token that must be kept."""
+
+    context: float
+    tpot: float
+    dtype: str = "bf16"
+    batch: int | None = None  # sequences under way; else the layout takes as many as it does best with
+
+    def check(self, *counts: int) -> None:
+        if self.context <= 0 or self.tpot <= 0 or min(counts) < 1:
+            raise UserError("disaggregation", "context, tpot and the numbers of devices must be above zero")
+
+    def sequences(self, model: ModelShape, free: float) -> int:
+        """That have room for their caches in `free` bytes."""
+        return int(free / (model.cache_width() * ACTIVATION * self.context))
+
+    def sizes(self, most: int, replicas: int = 1) -> list[int]:
+        """Batches to try in each of the replicas, `most` having room."""
+        if self.batch:
+            return [self.batch // replicas]
+        return [round(most * share / SIZES) for share in range(1, SIZES + 1)]
+
+    def best(self, plans: Iterable[DecodePlan]) -> DecodePlan | None:
+        kept = (plan for plan in plans if plan.tpot <= self.tpot)
+        return max(kept, key=lambda plan: plan.tokens_per_second, default=None)
 
 
 @lru_cache(maxsize=100_000)
@@ -175,8 +205,3 @@ def expert_bytes(model: ModelShape, dtype: str, devices: int) -> float:
         else:
             total += count * layer.ffn.other_parameters(model.hidden) / devices
     return total * FORMAT_BYTES[dtype]
-
-
-def check(context: float, tpot: float, *counts: int) -> None:
-    if context <= 0 or tpot <= 0 or min(counts) < 1:
-        raise UserError("disaggregation", "context, tpot and the numbers of devices must be above zero")

@@ -1,6 +1,6 @@
 """MegaScale-Infer (arXiv 2504.02263): attention and experts on separate devices, micro-batches ping-pong between them.
 
-    plan = plan_disaggregated(model, Pool(h20, 16), Pool(l40s, 16), context=2000, tpot=0.1)
+    plan = plan_disaggregated(model, Pool(h20, 16), Pool(l40s, 16), Decoding(context=2000, tpot=0.1))
 
 While the experts work on one micro-batch the attention devices work on another. With attention time T_a, expert time
 T_e, T_f the longer one, and T_c one way on the wire (shorter than T_f), m micro-batches keep both busy if
@@ -15,12 +15,11 @@ import math
 
 from moesaic.plan.disaggregation.colocated import plan_colocated, plan_tensor_parallel
 from moesaic.plan.disaggregation.decode_parts import (
-    ACTIVATION,
     DecodePlan,
+    Decoding,
     Pool,
     attention_bytes,
     attention_seconds,
-    check,
     expert_bytes,
     expert_seconds,
     head_seconds,
@@ -32,7 +31,6 @@ from moesaic.plan.shape import ModelShape
 from moesaic.plan.timeline.events import Operation, Timeline, simulate
 
 MOST_MICRO_BATCHES = 6
-SIZES = 32  # batches tried
 
 
 def micro_batches_needed(busy: float, message: float) -> int:
@@ -46,45 +44,37 @@ def layer_seconds(attention: float, experts: float, message: float, micro_batche
 
 
 def plan_disaggregated(
-    model: ModelShape,
-    attention: Pool,
-    experts: Pool,
-    *,
-    context: float,
-    tpot: float,
-    dtype: str = "bf16",
-    batch: int | None = None,
-    micro_batches: int | None = None,
+    model: ModelShape, attention: Pool, experts: Pool, asked: Decoding, micro_batches: int | None = None
 ) -> DecodePlan | None:
     """The best that these two pools do, every device used; None where it does not fit or misses `tpot`.
 
-    The roofline's answer: the largest batch that fits and meets `tpot` (or `batch` sequences), in as many micro-batches
+    The roofline's answer: the largest batch that fits and meets `tpot` (or the one asked for), in as many micro-batches
     as hide the messages; one more or less is tried too.
     """
-    check(context, tpot, attention.count, experts.count)
-    free = room(attention.device) - attention_bytes(model, dtype)
-    weights = expert_bytes(model, dtype, experts.count)
+    asked.check(attention.count, experts.count)
+    free = room(attention.device) - attention_bytes(model, asked.dtype)
+    weights = expert_bytes(model, asked.dtype, experts.count)
     if free <= 0 or weights > room(experts.device):
         return None
-    most = int(free / (model.cache_width() * ACTIVATION * context)) * attention.count
+    most = asked.sequences(model, free) * attention.count
     found: list[DecodePlan] = []
     for count in [micro_batches] if micro_batches else range(1, MOST_MICRO_BATCHES + 1):
-        for size in [batch] if batch else [round(most * share / SIZES) for share in range(1, SIZES + 1)]:
+        for size in asked.sizes(most):
             if count * attention.count <= size <= most:
-                found.append(_disaggregated(model, attention, experts, context, dtype, size, count))
-    return max((plan for plan in found if plan.tpot <= tpot), key=lambda plan: plan.tokens_per_second, default=None)
+                found.append(_disaggregated(model, attention, experts, asked, size, count))
+    return asked.best(found)
 
 
 def _disaggregated(
-    model: ModelShape, attention: Pool, experts: Pool, context: float, dtype: str, batch: int, count: int
+    model: ModelShape, attention: Pool, experts: Pool, asked: Decoding, batch: int, count: int
 ) -> DecodePlan:
     tokens = batch / count
     total = busy_a = busy_e = 0.0
     worst = (0.0, 0.0, 0.0)
     for layer, layers in model.kinds().items():
         own = tokens / attention.count
-        a = attention_seconds(layer.attention, model.hidden, own, context, attention.device, dtype)
-        e = expert_seconds(layer.ffn, model.hidden, tokens, experts.count, experts.device, dtype)
+        a = attention_seconds(layer.attention, model.hidden, own, asked.context, attention.device, asked.dtype)
+        e = expert_seconds(layer.ffn, model.hidden, tokens, experts.count, experts.device, asked.dtype)
         c = message_seconds(layer.ffn, model.hidden, tokens, attention, experts)
         total += layers * layer_seconds(a, e, c, count)
         busy_a += layers * count * a
@@ -101,38 +91,26 @@ def _disaggregated(
 
 
 def search_split(
-    model: ModelShape,
-    attention: Device,
-    experts: Device,
-    devices: int,
-    *,
-    context: float,
-    tpot: float,
-    dtype: str = "bf16",
-    per_dollar: bool = False,
+    model: ModelShape, attention: Device, experts: Device, devices: int, asked: Decoding, per_dollar: bool = False
 ) -> DecodePlan | None:
     """How many of `devices` hold attention and how many experts: the most tokens per second, or per dollar."""
     plans = []
     for count in range(1, devices) if devices <= 16 else range(2, devices, 2):
         pools = Pool(attention, count), Pool(experts, devices - count)
-        if plan := plan_disaggregated(model, *pools, context=context, tpot=tpot, dtype=dtype):
+        if plan := plan_disaggregated(model, *pools, asked):
             plans.append(plan)
     value = (lambda plan: plan.tokens_per_dollar) if per_dollar else (lambda plan: plan.tokens_per_second)
     return max(plans, key=value, default=None)
 
 
-def compare_decoding(
-    model: ModelShape, pool: Pool, *, context: float, tpot: float, dtype: str = "bf16"
-) -> dict[str, DecodePlan | None]:
+def compare_decoding(model: ModelShape, pool: Pool, asked: Decoding) -> dict[str, DecodePlan | None]:
     """The same devices in every layout, each at its best under `tpot`; None where a layout does not fit or is too
     slow."""
     return {
-        "tensor parallel": plan_tensor_parallel(model, pool, context=context, tpot=tpot, dtype=dtype),
-        "expert parallel": plan_colocated(model, pool, context=context, tpot=tpot, dtype=dtype),
-        "overlapped": plan_colocated(model, pool, context=context, tpot=tpot, dtype=dtype, overlap=True),
-        "disaggregated": search_split(
-            model, pool.device, pool.device, pool.count, context=context, tpot=tpot, dtype=dtype
-        ),
+        "tensor parallel": plan_tensor_parallel(model, pool, asked),
+        "expert parallel": plan_colocated(model, pool, asked),
+        "overlapped": plan_colocated(model, pool, asked, overlap=True),
+        "disaggregated": search_split(model, pool.device, pool.device, pool.count, asked),
     }
 
 
