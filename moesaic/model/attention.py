@@ -94,7 +94,7 @@ class LatentAttention(nn.Module):
         if self.indexer is not None:
             context.selected = self.indexer(x_TD, query_TQ, context, cache)
         call = LatentCall(
-            q_THC=self.q_up(query_TQ, ops).unflatten(-1, (shape.heads, shape.key_size)),
+            q_THC=self.q_up(query_TQ, ops).unflatten(-1, (-1, shape.key_size)),
             kv_TX=self.kv_down(x_TD, ops),
             norm_K=self.kv_norm.weight,
             eps=self.kv_norm.eps,

@@ -17,6 +17,7 @@ from moesaic import kernels
 from moesaic.kernels.interface import Kernels, LayerStack, Mode
 from moesaic.kernels.logprobs import token_logprobs
 from moesaic.kernels.quantized import QuantizedKernels, QuantizedWeight
+from moesaic.kernels.wrapped import for_batch
 from moesaic.model.block import Block, PredictionBlock
 from moesaic.model.config import ModelConfig
 from moesaic.model.context import ForwardContext, Routing
@@ -88,7 +89,7 @@ class Model(nn.Module):
     ) -> tuple[Tensor, ForwardContext]:
         """Hidden states before the first layer: of tokens (T,), or given ones (T, D), which an encoder of images or
         speech made, or the pipeline stage before."""
-        ops = ops or self.ops
+        ops = for_batch(ops or self.ops, layout)
         if routing is not None and routing.keep_logits:  # not in a block, which may be compiled
             routing.lengths = [span.new for span in layout.spans]
         context = ForwardContext(layout, ops, rope_of(self.config, layout), routing, self.mode != "invariant")
