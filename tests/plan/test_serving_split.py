@@ -8,17 +8,18 @@ from moesaic.errors import UserError
 from moesaic.parallel.layout import ParallelLayout
 from moesaic.plan.hardware import load_cluster
 from moesaic.plan.models import load_model
-from moesaic.plan.serving.split import Split, confirm, search_split
+from moesaic.plan.serving.split import PrefillDecode, Split, confirm, search_split
 
 MODEL = load_model("llama-3-8b")
 ONE = ParallelLayout()
 
 
+def divided(prompt: int, output: int) -> PrefillDecode:
+    return PrefillDecode(MODEL, load_cluster("8xH200"), ONE, ONE, prompt, output, dtype="fp8")
+
+
 def best(prompt: int, output: int, tpot: float = 12.0) -> list[Split]:
-    return search_split(
-        MODEL, load_cluster("8xH200"), ONE, ONE, prompt=prompt, output=output, max_ttft_ms=2000, max_tpot_ms=tpot,
-        dtype="fp8",
-    )  # fmt: skip
+    return search_split(divided(prompt, output), max_ttft_ms=2000, max_tpot_ms=tpot)
 
 
 def test_long_prompts_want_more_prefill_workers_than_long_answers() -> None:
@@ -38,9 +39,8 @@ def test_every_entry_keeps_the_bounds_and_a_looser_bound_gives_no_less() -> None
 
 def test_events_confirm_the_split_at_less_than_its_full_load() -> None:
     split = next(split for split in best(2048, 256) if split.prefill_workers)
-    asked = {"prompt": 2048, "output": 256, "dtype": "fp8"}
-    calm = confirm(split, MODEL, load_cluster("8xH200"), ONE, ONE, share=0.5, **asked)  # type: ignore[arg-type]
-    crowded = confirm(split, MODEL, load_cluster("8xH200"), ONE, ONE, share=1.5, **asked)  # type: ignore[arg-type]
+    calm = confirm(split, divided(2048, 256), share=0.5)
+    crowded = confirm(split, divided(2048, 256), share=1.5)
     assert calm.attainment(ttft_ms=2000, tpot_ms=14) > 0.9
     assert calm.percentile("ttft", 0.99) < crowded.percentile("ttft", 0.99)
 

@@ -7,7 +7,7 @@ discrete events, since means hide what an SLO is about.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from moesaic.errors import UserError
@@ -23,6 +23,28 @@ KEPT = 6
 
 
 @dataclass(frozen=True)
+class PrefillDecode:
+    """What is divided: a cluster's devices between workers that prefill and workers that decode, for one load."""
+
+    model: ModelShape
+    cluster: Cluster
+    prefill: ParallelLayout  # of one worker
+    decode: ParallelLayout
+    prompt: int
+    output: int
+    dtype: str = "bf16"
+    backend: str = "typical"
+
+    def plan(self, before: int, after: int, clients: int) -> ServingPlan:
+        """With `before` workers that prefill; without any, the `after` others do both."""
+        return estimate_serving(
+            self.model, self.cluster, self.decode, prompt=self.prompt, output=self.output, concurrency=clients,
+            dtype=self.dtype, backend=self.backend, prefill=self.prefill if before else None, workers=after,
+            prefill_workers=max(before, 1),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
 class Split:
     prefill_workers: int  # 0: every worker does both
     workers: int
@@ -35,38 +57,20 @@ class Split:
         return self.plan.tokens_per_second_per_gpu
 
 
-def search_split(
-    model: ModelShape,
-    cluster: Cluster,
-    prefill: ParallelLayout,
-    decode: ParallelLayout,
-    *,
-    prompt: int,
-    output: int,
-    max_ttft_ms: float,
-    max_tpot_ms: float,
-    dtype: str = "bf16",
-    backend: str = "typical",
-) -> list[Split]:
+def search_split(divided: PrefillDecode, max_ttft_ms: float, max_tpot_ms: float) -> list[Split]:
     """Best first. Workers of `decode` that do both stand in the same list."""
-
-    def at(before: int, after: int, clients: int) -> ServingPlan:
-        return estimate_serving(
-            model, cluster, decode, prompt=prompt, output=output, concurrency=clients, dtype=dtype, backend=backend,
-            prefill=prefill if before else None, workers=after, prefill_workers=max(before, 1),
-        )  # fmt: skip
-
     found = []
-    for before in range(cluster.count // prefill.devices + 1):
-        after = (cluster.count - before * prefill.devices) // decode.devices
+    count, each = divided.cluster.count, divided.prefill.devices
+    for before in range(count // each + 1):
+        after = (count - before * each) // divided.decode.devices
         if after < 1:
             break
-        if best := _busiest(partial(at, before, after), max_ttft_ms, max_tpot_ms):
+        if best := _busiest(partial(divided.plan, before, after), max_ttft_ms, max_tpot_ms):
             found.append(Split(before, after, best[1], best[0]))
     if not found:
         raise UserError(
             f"TTFT {max_ttft_ms:g} ms, TPOT {max_tpot_ms:g} ms",
-            f"no split of {cluster.name} keeps both even for one request",
+            f"no split of {divided.cluster.name} keeps both even for one request",
             "Allow more time, divide the model over more devices (tp), or take a shorter prompt.",
         )
     return sorted(found, key=lambda split: -split.plan.output_tokens_per_second)[:KEPT]
@@ -92,26 +96,13 @@ def _busiest(
     return low, at(low)
 
 
-def confirm(
-    split: Split,
-    model: ModelShape,
-    cluster: Cluster,
-    prefill: ParallelLayout,
-    decode: ParallelLayout,
-    *,
-    prompt: int,
-    output: int,
-    dtype: str = "bf16",
-    backend: str = "typical",
-    share: float = 0.8,
-    requests: int = 400,
-    seed: int = 0,
-) -> ServingRun:
+def confirm(split: Split, divided: PrefillDecode, share: float = 0.8, requests: int = 400, seed: int = 0) -> ServingRun:
     """Poisson arrivals at `share` of the split's estimated rate."""
-    engine = load_engine(backend)
-    after = Serving(model, cluster.device, decode, engine, dtype, engine.cache_dtype(dtype))
-    before = Serving(model, cluster.device, prefill, engine, dtype, engine.cache_dtype(dtype))
-    arrivals = poisson(share * split.plan.requests_per_second, requests, prompt, output, seed, 0.1)
+    engine, device, dtype = load_engine(divided.backend), divided.cluster.device, divided.dtype
+    after = Serving(divided.model, device, divided.decode, engine, dtype, engine.cache_dtype(dtype))
+    before = replace(after, layout=divided.prefill)
+    rate = share * split.plan.requests_per_second
+    arrivals = poisson(rate, requests, divided.prompt, divided.output, seed, 0.1)
     return simulate_serving(
         after, arrivals, workers=split.workers, prefill=before if split.prefill_workers else None,
         prefill_workers=max(1, split.prefill_workers),
