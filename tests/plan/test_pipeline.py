@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from moesaic.errors import UserError
 from moesaic.plan.timeline import pipeline
 from moesaic.plan.timeline.events import Operation, simulate
-from moesaic.plan.timeline.pipeline import SCHEDULES, pipeline_step, pipeline_time
+from moesaic.plan.timeline.pipeline import SCHEDULES, Pipeline
 
 
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(1, 3), (2, 2), (4, 4), (4, 9), (7, 20)])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_bubble_of_gpipe_and_1f1b(schedule: str, ranks: int, micro_batches: int) -> None:
-    time = pipeline_time([1.0] * ranks, [2.0] * ranks, 0.0, micro_batches, schedule)
+    time = Pipeline([1.0] * ranks, [2.0] * ranks, 0.0, micro_batches, schedule).time()
     assert time.bubble_over_compute == pytest.approx((ranks - 1) / micro_batches)
     assert time.bubble == pytest.approx((ranks - 1) / (micro_batches + ranks - 1))
 
@@ -27,7 +27,7 @@ def test_bubble_of_gpipe_and_1f1b(schedule: str, ranks: int, micro_batches: int)
 @pytest.mark.parametrize(("ranks", "chunks", "groups"), [(2, 2, 1), (2, 3, 4), (4, 2, 1), (4, 6, 3), (8, 2, 2)])
 def test_bubble_of_interleaved_1f1b(ranks: int, chunks: int, groups: int) -> None:
     times = np.full((ranks, chunks), 1.0)
-    time = pipeline_time(times, 2 * times, 0.0, groups * ranks, "interleaved")
+    time = Pipeline(times, 2 * times, 0.0, groups * ranks, "interleaved").time()
     assert time.bubble_over_compute == pytest.approx((ranks - 1) / (chunks * groups * ranks))
 
 
@@ -36,14 +36,14 @@ def test_bubble_of_interleaved_1f1b(ranks: int, chunks: int, groups: int) -> Non
 def test_bubble_of_zero_bubble_h1(
     ranks: int, micro_batches: int, forward: float, backward: float, weight: float
 ) -> None:
-    time = pipeline_time(
+    time = Pipeline(
         [forward] * ranks,
         [backward + weight] * ranks,
         0.0,
         micro_batches,
         "zb-h1",
         weight_seconds=[weight] * ranks,
-    )
+    ).time()
     idle = time.makespan - micro_batches * (forward + backward + weight)
     assert idle == pytest.approx((ranks - 1) * (forward + backward - weight))
 
@@ -63,9 +63,9 @@ def test_activations_held() -> None:
     """1F1B holds at most as many as ranks are left; ZB-H1 no more than 1F1B's first rank; GPipe all of them."""
     arguments = ([1.0] * 4, [2.0] * 4, 0.1, 12)
     for rank in range(4):
-        assert activations(pipeline_step(*arguments, "gpipe"), rank) == 12
-        assert activations(pipeline_step(*arguments, "1f1b"), rank) == 4 - rank
-        assert activations(pipeline_step(*arguments, "zb-h1"), rank) <= 4
+        assert activations(Pipeline(*arguments, "gpipe").operations(), rank) == 12
+        assert activations(Pipeline(*arguments, "1f1b").operations(), rank) == 4 - rank
+        assert activations(Pipeline(*arguments, "zb-h1").operations(), rank) <= 4
 
 
 @st.composite
@@ -100,9 +100,9 @@ def recurrence(request: pytest.FixtureRequest) -> Iterator[None]:
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps())
 def test_the_recurrence_is_the_simulation(recurrence: None, step: dict) -> None:
-    operations = pipeline_step(**step)
+    operations = Pipeline(**step).operations()
     timeline = simulate(operations)
-    time = pipeline_time(**step)
+    time = Pipeline(**step).time()
     assert time.makespan == pytest.approx(timeline.makespan, rel=1e-9)
     compute = [0.0] * len(time.compute_seconds)
     for operation in operations:
@@ -115,7 +115,7 @@ def test_the_recurrence_is_the_simulation(recurrence: None, step: dict) -> None:
 @given(steps())
 def test_every_micro_batch_passes_every_virtual_stage_in_order(step: dict) -> None:
     """From dependencies alone: data flows down the virtual stages and gradients back up, whatever the durations."""
-    operations = pipeline_step(**step)
+    operations = Pipeline(**step).operations()
     ranks, chunks = step["forward_seconds"].shape
     timeline = simulate(operations)
     kinds = ["forward", "backward"] + ["weight_gradient"] * (step["schedule"] == "zb-h1")
@@ -148,32 +148,32 @@ def test_many_uneven_ranks() -> None:
     forward, sends = random.uniform(0.5, 1.5, (40, 2)), random.uniform(0.0, 0.5, 40)
     arguments = (forward, 2 * forward, sends, 80, "interleaved")
     for overlap in (True, False):
-        simulated = simulate(pipeline_step(*arguments, overlap)).makespan
-        assert pipeline_time(*arguments, overlap).makespan == pytest.approx(simulated, rel=1e-9)
+        step = Pipeline(*arguments, overlap)
+        assert step.time().makespan == pytest.approx(simulate(step.operations()).makespan, rel=1e-9)
 
 
 def test_a_large_step_is_counted_by_hand() -> None:
     """pp 64, 512 micro-batches, 6 chunks: the closed form of even stages."""
     times = np.full((64, 6), 0.25)
-    time = pipeline_time(times, 2 * times, 0.0, 512, "interleaved")
+    time = Pipeline(times, 2 * times, 0.0, 512, "interleaved").time()
     assert time.makespan == pytest.approx((512 * 6 + 63) * 0.75)
 
 
 def test_a_slow_last_stage_sets_the_pace() -> None:
-    time = pipeline_time([1.0, 1.0, 1.0, 1.5], [2.0, 2.0, 2.0, 3.0], 0.0, 100)
-    assert time.makespan == pytest.approx(100 * 4.5 + 3 * 3.0)
-    assert time.makespan == simulate(pipeline_step([1.0, 1.0, 1.0, 1.5], [2.0, 2.0, 2.0, 3.0], 0.0, 100)).makespan
+    step = Pipeline([1.0, 1.0, 1.0, 1.5], [2.0, 2.0, 2.0, 3.0], 0.0, 100)
+    assert step.time().makespan == pytest.approx(100 * 4.5 + 3 * 3.0)
+    assert step.time().makespan == simulate(step.operations()).makespan
 
 
 def test_sends_that_overlap_cost_less() -> None:
     arguments = ([1.0] * 4, [2.0] * 4, 0.2, 16)
-    hidden, exposed = pipeline_time(*arguments, overlap_send=True), pipeline_time(*arguments, overlap_send=False)
-    assert pipeline_time([1.0] * 4, [2.0] * 4, 0.0, 16).makespan < hidden.makespan < exposed.makespan
+    hidden, exposed = Pipeline(*arguments, overlap_send=True).time(), Pipeline(*arguments, overlap_send=False).time()
+    assert Pipeline([1.0] * 4, [2.0] * 4, 0.0, 16).time().makespan < hidden.makespan < exposed.makespan
 
 
 def test_two_steps_stand_in_one_list() -> None:
-    first = pipeline_step([1.0, 1.0], [2.0, 2.0], 0.1, 4, step=0)
-    second = pipeline_step([1.0, 1.0], [2.0, 2.0], 0.1, 4, step=1, first_id=len(first), ranks=[7, 9])
+    first = Pipeline([1.0, 1.0], [2.0, 2.0], 0.1, 4).operations(step=0)
+    second = Pipeline([1.0, 1.0], [2.0, 2.0], 0.1, 4).operations(step=1, first_id=len(first), ranks=[7, 9])
     together = simulate(first + second)
     assert together.makespan == simulate(first).makespan  # on other ranks, they do not meet
     assert {operation.rank for operation in second} == {7, 9}
@@ -206,4 +206,4 @@ def test_two_steps_stand_in_one_list() -> None:
 def test_nonsense_is_refused(change: dict, problem: str) -> None:
     step = {"forward_seconds": [1.0, 1.0], "backward_seconds": [2.0, 2.0], "send_seconds": 0.1, "micro_batches": 4}
     with pytest.raises(UserError, match=problem):
-        pipeline_time(**{**step, **change})
+        Pipeline(**{**step, **change}).time()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from moesaic.errors import UserError
 from moesaic.plan.timeline.events import simulate
 from moesaic.plan.timeline.gantt import write_gantt
-from moesaic.plan.timeline.pipeline import pipeline_step
+from moesaic.plan.timeline.pipeline import Pipeline
 from moesaic.plan.timeline.trace import GROUPS, KINDS, Record, Trace, chrome_trace, read_trace, write_chrome, write_csv
 
 maybe = st.none() | st.integers(0, 99)
@@ -56,7 +56,7 @@ def test_both_forms_give_the_trace_back(tmp_path: Path, found: list[Record]) -> 
 
 
 def test_a_simulation_is_a_trace() -> None:
-    timeline = simulate(pipeline_step([1.0, 1.0], [2.0, 2.0], 0.1, 3, step=4))
+    timeline = simulate(Pipeline([1.0, 1.0], [2.0, 2.0], 0.1, 3).operations(step=4))
     trace = Trace.of_timeline(timeline)
     assert trace.steps == [4] and trace.ranks == [0, 1] and len(trace.records) == len(timeline.operations)
     events = [event for event in chrome_trace(trace)["traceEvents"] if event["ph"] == "X"]
@@ -144,7 +144,7 @@ def test_the_chart_is_a_png_that_shows_every_kind(tmp_path: Path) -> None:
 
     from moesaic.plan.timeline.gantt import COLOURS
 
-    timeline = simulate(pipeline_step([1.0] * 4, [2.0] * 4, 0.2, 8, "zb-h1"))
+    timeline = simulate(Pipeline([1.0] * 4, [2.0] * 4, 0.2, 8, "zb-h1").operations())
     write_gantt(timeline, tmp_path / "gantt.png", "zb-h1")
     picture = imread(tmp_path / "gantt.png")[..., :3]
     assert picture.shape[0] > 200 and picture.shape[1] > 1000

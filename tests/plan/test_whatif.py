@@ -14,7 +14,7 @@ import pytest
 
 from moesaic.errors import UserError
 from moesaic.plan.timeline.events import simulate
-from moesaic.plan.timeline.pipeline import pipeline_step
+from moesaic.plan.timeline.pipeline import Pipeline
 from moesaic.plan.timeline.trace import Record, Trace, read_trace, write_chrome, write_csv
 from moesaic.plan.whatif.analysis import analyse
 from moesaic.plan.whatif.trace_graph import trace_graph
@@ -79,7 +79,7 @@ def test_simulated_steps_replay_exactly(schedule: str, chunks: int, overlap: boo
     forward = random.uniform(0.5, 1.5, (4, chunks))
     scale = random.uniform(0.5, 1.5, 8)
     timeline = simulate(
-        pipeline_step(forward, 2 * forward, 0.2, 8, schedule, overlap, micro_batch_scale=scale.tolist())
+        Pipeline(forward, 2 * forward, 0.2, 8, schedule, overlap, micro_batch_scale=scale.tolist()).operations()
     )
     run = trace_graph(Trace.of_timeline(timeline))
     assert run.delay.max() < 1e-9

@@ -1,10 +1,9 @@
 """Pipeline schedules of one training step: GPipe, 1F1B, interleaved 1F1B and zero-bubble ZB-H1.
 
-`pipeline_step` gives the operations (for `events.simulate`, a trace, a Gantt chart); `pipeline_time` only how long they
-take, by the same recurrence over all ranks at once, which is what a search over layouts calls. Stages may be uneven.
-With p ranks, v chunks a rank and virtual stage `chunk * p + rank`, a send goes from each virtual stage to the next
-(activations) and back (gradients); where sends overlap they occupy one stream a direction, else the sender's compute
-stream.
+`Pipeline.operations` are for `events.simulate`, a trace, a Gantt chart; `Pipeline.time` says only how long they take,
+by the same recurrence over all ranks at once. Stages may be uneven. With p ranks, v chunks a rank and virtual stage
+`chunk * p + rank`, a send goes from each virtual stage to the next (activations) and back (gradients); where sends
+overlap they occupy one stream a direction, else the sender's compute stream.
 """
 
 from __future__ import annotations
@@ -48,23 +47,92 @@ class PipelineTime:
         return self.makespan * len(self.compute_seconds) / compute - 1 if compute else 0.0
 
 
-def pipeline_time(
-    forward_seconds: Seconds,
-    backward_seconds: Seconds,
-    send_seconds: float | Sequence[float],
-    micro_batches: int,
-    schedule: str = "1f1b",
-    overlap_send: bool = True,
-    weight_seconds: Seconds | None = None,
-    micro_batch_scale: Sequence[float] | None = None,
-) -> PipelineTime:
-    """The makespan of `pipeline_step` with the same arguments, without making the operations."""
-    step = _Step.of(
-        forward_seconds, backward_seconds, send_seconds, micro_batches, schedule, weight_seconds, micro_batch_scale
-    )
-    makespan = _one_by_one(step, overlap_send) if step.order.ranks < MANY else _by_wave(step, overlap_send)
-    compute = np.bincount(step.order.rank, step.seconds, step.order.ranks)
-    return PipelineTime(makespan, compute.tolist())
+@dataclass(frozen=True, eq=False)
+class Pipeline:
+    """The micro-batches of one step through the stages.
+
+    `forward_seconds[rank][chunk]` and `backward_seconds` (all of the backward pass) are of one micro-batch; ZB-H1
+    takes `weight_seconds` out of the backward (half of it unless told) and runs it later. `send_seconds` is of one
+    message, or one number per rank: of its link to the next rank, in both directions (the last rank's next is the
+    first, of the next chunk). `micro_batch_scale` multiplies each micro-batch's times.
+    """
+
+    forward_seconds: Seconds
+    backward_seconds: Seconds
+    send_seconds: float | Sequence[float]
+    micro_batches: int
+    schedule: str = "1f1b"
+    overlap_send: bool = True
+    weight_seconds: Seconds | None = None
+    micro_batch_scale: Sequence[float] | None = None
+
+    def time(self) -> PipelineTime:
+        """The makespan of `operations`, without making them."""
+        step = self._step()
+        makespan = (_one_by_one if step.order.ranks < MANY else _by_wave)(step, self.overlap_send)
+        compute = np.bincount(step.order.rank, step.seconds, step.order.ranks)
+        return PipelineTime(makespan, compute.tolist())
+
+    def operations(
+        self, first_id: int = 0, ranks: Sequence[int] | None = None, step: int | None = None
+    ) -> list[Operation]:
+        """Each after what it waits for. The list will stand behind `first_id` others; `ranks` are the ranks' names."""
+        plan = self._step()
+        order = plan.order
+        chunks = int(order.chunk.max()) + 1
+        names = list(range(order.ranks)) if ranks is None else list(ranks)
+        streams = (SEND_FORWARD, SEND_BACKWARD) if self.overlap_send else (COMPUTE, COMPUTE)
+        operations: list[Operation] = []
+        arrival: list[int] = []  # for each computation the operation after which its result is where it is needed
+        columns = (order.rank, order.kind, order.micro_batch, order.chunk, order.waits, order.link)
+        rows = zip(*(column.tolist() for column in (*columns, plan.seconds, plan.sends)))
+        for stage, kind, micro_batch, chunk, waits, link, seconds, send in rows:
+            label = f"{micro_batch}.{chunk}" if chunks > 1 else f"{micro_batch}"
+            after = (arrival[waits],) if waits < len(plan.seconds) else ()
+            place = (micro_batch, stage, chunk, step)
+            computed = first_id + len(operations)
+            operations.append(
+                Operation(f"{KINDS[kind]} {label}", KINDS[kind], names[stage], COMPUTE, seconds, after, *place)
+            )
+            if link < 2 * order.ranks:
+                send_kind = f"send_{KINDS[kind]}"
+                operations.append(
+                    Operation(f"{send_kind} {label}", send_kind, names[stage], streams[kind], send, (computed,), *place)
+                )
+            arrival.append(first_id + len(operations) - 1)
+        return operations
+
+    def _step(self) -> _Step:
+        forward = _by_rank_and_chunk("forward_seconds", self.forward_seconds)
+        backward = _by_rank_and_chunk("backward_seconds", self.backward_seconds, forward.shape)
+        weight = np.zeros_like(backward)
+        if self.schedule == "zb-h1":
+            weight = backward / 2
+            if self.weight_seconds is not None:
+                weight = _by_rank_and_chunk("weight_seconds", self.weight_seconds)
+            if weight.shape != backward.shape or (weight > backward).any():
+                raise UserError("weight_seconds", "is more than backward_seconds", "It is a part of the backward.")
+            backward = backward - weight
+        ranks, chunks = forward.shape
+        links = np.asarray(self.send_seconds, float)
+        if links.ndim == 0:
+            links = np.broadcast_to(links, (ranks,))
+        if links.shape != (ranks,):
+            problem = f"has {links.size} links for {ranks} ranks"
+            raise UserError("send_seconds", problem, "Give one number, or one per rank: of its link to the next.")
+        if not (np.isfinite(links).all() and (links >= 0).all()):
+            raise UserError("send_seconds", "is not a time", "Times are finite and not negative.")
+        order = _order(self.schedule, ranks, chunks, self.micro_batches)
+        seconds = np.stack([forward, backward, weight])[order.kind, order.rank, order.chunk]
+        if self.micro_batch_scale is not None:
+            scale = np.asarray(self.micro_batch_scale, float)
+            if scale.shape != (self.micro_batches,) or not (np.isfinite(scale).all() and (scale >= 0).all()):
+                problem = f"is not {self.micro_batches} factors"
+                raise UserError("micro_batch_scale", problem, "Give one factor, not negative, per micro-batch.")
+            seconds = seconds * scale[order.micro_batch]
+        # A link's number on the way back is of the rank that sends: the link is the one of the rank before it.
+        by_link = np.concatenate([links, np.roll(links, 1), [0.0]])
+        return _Step(order, seconds, by_link[order.link])
 
 
 def _one_by_one(step: _Step, overlap_send: bool) -> float:
@@ -113,63 +181,6 @@ def _by_wave(step: _Step, overlap_send: bool) -> float:
     return float(free.max())
 
 
-def pipeline_step(
-    forward_seconds: Seconds,
-    backward_seconds: Seconds,
-    send_seconds: float | Sequence[float],
-    micro_batches: int,
-    schedule: str = "1f1b",
-    overlap_send: bool = True,
-    weight_seconds: Seconds | None = None,
-    micro_batch_scale: Sequence[float] | None = None,
-    first_id: int = 0,
-    ranks: Sequence[int] | None = None,
-    step: int | None = None,
-) -> list[Operation]:
-    """The operations of a step, each after what it waits for.
-
-    `forward_seconds[rank][chunk]` and `backward_seconds` (all of the backward pass) are of one micro-batch; ZB-H1
-    takes `weight_seconds` out of the backward (half of it unless told) and runs it later. `send_seconds` is of one
-    message, or one number per rank: of its link to the next rank, in both directions (the last rank's next is the
-    first, of the next chunk). `micro_batch_scale` multiplies each micro-batch's times. The list will stand behind
-    `first_id` others; `ranks` are the ranks' names.
-    """
-    plan = _Step.of(
-        forward_seconds, backward_seconds, send_seconds, micro_batches, schedule, weight_seconds, micro_batch_scale
-    )
-    order = plan.order
-    chunks = int(order.chunk.max()) + 1
-    names = list(range(order.ranks)) if ranks is None else list(ranks)
-    streams = (SEND_FORWARD, SEND_BACKWARD) if overlap_send else (COMPUTE, COMPUTE)
-    operations: list[Operation] = []
-    arrival: list[int] = []  # for each computation the operation after which its result is where it is needed
-    columns = (
-        order.rank,
-        order.kind,
-        order.micro_batch,
-        order.chunk,
-        order.waits,
-        order.link,
-        plan.seconds,
-        plan.sends,
-    )
-    for stage, kind, micro_batch, chunk, waits, link, seconds, send in zip(*(column.tolist() for column in columns)):
-        label = f"{micro_batch}.{chunk}" if chunks > 1 else f"{micro_batch}"
-        after = (arrival[waits],) if waits < len(plan.seconds) else ()
-        place = (micro_batch, stage, chunk, step)
-        computed = first_id + len(operations)
-        operations.append(
-            Operation(f"{KINDS[kind]} {label}", KINDS[kind], names[stage], COMPUTE, seconds, after, *place)
-        )
-        if link < 2 * order.ranks:
-            send_kind = f"send_{KINDS[kind]}"
-            operations.append(
-                Operation(f"{send_kind} {label}", send_kind, names[stage], streams[kind], send, (computed,), *place)
-            )
-        arrival.append(first_id + len(operations) - 1)
-    return operations
-
-
 @dataclass(frozen=True)
 class _Order:
     """The computations of all ranks as a wavefront: those of one level run on different ranks, after earlier levels."""
@@ -189,45 +200,6 @@ class _Step:
     order: _Order
     seconds: np.ndarray  # of each computation
     sends: np.ndarray  # of sending its result
-
-    @staticmethod
-    def of(
-        forward_seconds: Seconds,
-        backward_seconds: Seconds,
-        send_seconds: float | Sequence[float],
-        micro_batches: int,
-        schedule: str,
-        weight_seconds: Seconds | None,
-        micro_batch_scale: Sequence[float] | None,
-    ) -> _Step:
-        forward = _by_rank_and_chunk("forward_seconds", forward_seconds)
-        backward = _by_rank_and_chunk("backward_seconds", backward_seconds, forward.shape)
-        weight = np.zeros_like(backward)
-        if schedule == "zb-h1":
-            weight = backward / 2 if weight_seconds is None else _by_rank_and_chunk("weight_seconds", weight_seconds)
-            if weight.shape != backward.shape or (weight > backward).any():
-                raise UserError("weight_seconds", "is more than backward_seconds", "It is a part of the backward.")
-            backward = backward - weight
-        ranks, chunks = forward.shape
-        links = np.broadcast_to(np.asarray(send_seconds, float), (ranks,)) if np.ndim(send_seconds) == 0 else None
-        if links is None:
-            links = np.asarray(send_seconds, float)
-            if links.shape != (ranks,):
-                problem = f"has {links.size} links for {ranks} ranks"
-                raise UserError("send_seconds", problem, "Give one number, or one per rank: of its link to the next.")
-        if not (np.isfinite(links).all() and (links >= 0).all()):
-            raise UserError("send_seconds", "is not a time", "Times are finite and not negative.")
-        order = _order(schedule, ranks, chunks, micro_batches)
-        seconds = np.stack([forward, backward, weight])[order.kind, order.rank, order.chunk]
-        if micro_batch_scale is not None:
-            scale = np.asarray(micro_batch_scale, float)
-            if scale.shape != (micro_batches,) or not (np.isfinite(scale).all() and (scale >= 0).all()):
-                problem = f"is not {micro_batches} factors"
-                raise UserError("micro_batch_scale", problem, "Give one factor, not negative, per micro-batch.")
-            seconds = seconds * scale[order.micro_batch]
-        # A link's number on the way back is of the rank that sends: the link is the one of the rank before it.
-        by_link = np.concatenate([links, np.roll(links, 1), [0.0]])
-        return _Step(order, seconds, by_link[order.link])
 
 
 def _by_rank_and_chunk(name: str, seconds: Seconds, shape: tuple[int, ...] | None = None) -> np.ndarray:

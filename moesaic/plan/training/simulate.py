@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from moesaic.plan.timeline.events import Operation, Timeline, simulate
-from moesaic.plan.timeline.pipeline import COMPUTE, pipeline_step
+from moesaic.plan.timeline.pipeline import COMPUTE, Pipeline
 from moesaic.plan.training.estimate import TrainingPlan
 from moesaic.plan.training.step_time import busy, overlaps, stage_passes
 
@@ -43,10 +43,10 @@ def simulate_step(
     backward = per_chunk([busy(stage, device, hidden_by) for stage in passes.backward])
     schedule = "zb-h1" if work.schedule == "zero-bubble" else "interleaved" if chunks > 1 else "1f1b"
     first = [Operation("load data", "data", rank, COMPUTE, loading) for rank in range(layout.pp) if loading > 0]
-    operations = first + pipeline_step(
-        forward, backward, passes.transfer, step.micro_batches, schedule, "pp" in hidden_by, None, micro_batch_scale,
-        first_id=len(first),
-    )  # fmt: skip
+    pipeline = Pipeline(
+        forward, backward, passes.transfer, step.micro_batches, schedule, "pp" in hidden_by, None, micro_batch_scale
+    )
+    operations = first + pipeline.operations(first_id=len(first))
     # Gradients are reduced when a rank's own backward passes are done; the optimizer waits for all, as its norm does.
     reduced = []
     for rank in range(layout.pp):
