@@ -13,9 +13,8 @@ from typing import Annotated
 
 import typer
 
-from moesaic.cli import destination
 from moesaic.cli.app import JsonFlag, print_json
-from moesaic.cli.options import Device, Force, ModelDirectory
+from moesaic.cli.options import Device, Force, ModelDirectory, out_directory
 from moesaic.cli.progress import progress_bar
 
 ORDER = 60
@@ -30,10 +29,7 @@ def command(
     method: Annotated[
         str, typer.Option(metavar="NAME", help="Compression method; docs/compress.md lists them.")
     ] = "gptq",
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", parser=destination.directory, help="The directory to write.", show_default=False),
-    ] = None,
+    out: Annotated[Path | None, out_directory("The directory to write.")] = None,
     data: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Calibration text; default: Python's own reference.")
     ] = None,

@@ -16,9 +16,8 @@ from typing import Annotated, Any
 
 import typer
 
-from moesaic.cli import destination
 from moesaic.cli.app import JsonFlag, print_json
-from moesaic.cli.options import Device, Dtype, KeyVariable, KVOptions, KVPolicyName, ServedName, Threads
+from moesaic.cli.options import Device, Dtype, KeyVariable, KVOptions, KVPolicyName, ServedName, Threads, out_directory
 from moesaic.cli.progress import progress_bar
 
 ORDER = 70
@@ -40,12 +39,7 @@ def command(
         Path | None, typer.Option(metavar="FILE", help="Text or JSONL; perplexity's default is Python's reference.")
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            parser=destination.directory,
-            help="Keep responses and write evaluation.json and .html; the same command resumes.",
-        ),
+        Path | None, out_directory("Keep responses and write evaluation.json and .html; the same command resumes.")
     ] = None,
     kv_policy: KVPolicyName = None,
     kv: KVOptions = None,

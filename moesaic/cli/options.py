@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from moesaic.cli import destination
+
+
+def out_directory(help: str) -> Any:
+    """The option --out of a command that fills a directory, with what goes there."""
+    return typer.Option("--out", metavar="DIR", parser=destination.directory, help=help)
+
 
 ModelDirectory = Annotated[Path, typer.Argument(metavar="DIR", help="A model directory.", show_default=False)]
 RecipeFile = Annotated[
@@ -16,12 +22,7 @@ RecipeFile = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[section.key=value ...]", help="Override keys of the recipe.")
 ]
-RunDirectory = Annotated[
-    Path,
-    typer.Option(
-        "--out", metavar="DIR", parser=destination.directory, help="Directory of the run; resumed if it exists."
-    ),
-]
+RunDirectory = Annotated[Path, out_directory("Directory of the run; resumed if it exists.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace OUT if it is a model directory.")]
 
 Dtype = Annotated[str | None, typer.Option("--dtype", help="Dtype of the weights; default: what is fast here.")]

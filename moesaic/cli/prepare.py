@@ -11,18 +11,15 @@ from typing import Annotated
 
 import typer
 
-from moesaic.cli import destination
 from moesaic.cli.app import JsonFlag, print_json, stopped
-from moesaic.cli.options import Overrides
+from moesaic.cli.options import Overrides, out_directory
 
 ORDER = 30
 
 
 def command(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="The recipe; its section data is prepared.")],
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", parser=destination.directory, help="Directory of the prepared data.")
-    ],
+    out: Annotated[Path, out_directory("Directory of the prepared data.")],
     overrides: Overrides = None,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first record that cannot be read.")] = False,
     json: JsonFlag = False,

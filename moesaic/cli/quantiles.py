@@ -12,21 +12,15 @@ from typing import Annotated
 
 import typer
 
-from moesaic.cli import destination
 from moesaic.cli.app import JsonFlag, print_json, stopped
-from moesaic.cli.options import Overrides
+from moesaic.cli.options import Overrides, out_directory
 
 ORDER = 35
 
 
 def command(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="Its sources are compared; its model is the proxy.")],
-    out: Annotated[
-        Path,
-        typer.Option(
-            "--out", metavar="DIR", parser=destination.directory, help="Directory of the proxies and the result."
-        ),
-    ],
+    out: Annotated[Path, out_directory("Directory of the proxies and the result.")],
     overrides: Overrides = None,
     quantiles: Annotated[
         int, typer.Option(help="Quantiles of equal token share that each source is cut into.", min=2)

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from moesaic.cli import destination
+from moesaic.cli.options import out_directory
 
 ORDER = 0
 
@@ -24,15 +24,7 @@ def command(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[section.key=value ...]", help="Override keys of the recipes.")
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            parser=destination.directory,
-            help="Directory of everything; default: out/quickstart.",
-            show_default=False,
-        ),
-    ] = None,
+    out: Annotated[Path | None, out_directory("Directory of everything; default: out/quickstart.")] = None,
     model: Annotated[
         str | None,
         typer.Option(
