@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -178,7 +178,7 @@ def save(
         return found[place.part] if place.part else found
 
     head = partial(write_head, state=state)
-    write(path, model.config, tensor, kind, files, life or [], shard_bytes, progress, also=head)
+    write(path, model.config, tensor, kind, files, life or [], shard_bytes=shard_bytes, progress=progress, also=head)
 
 
 def open_source(name: str | Path) -> Source:
@@ -241,8 +241,17 @@ def convert(
         return parts.tensor(place.parameter, place.part)
 
     head = partial(copy_head, source.place)
-    write(path, parts.config, tensor, kind, source.files, life, shard_bytes, progress, also=head)
+    write(path, parts.config, tensor, kind, source.files, life, shard_bytes=shard_bytes, progress=progress, also=head)
     return parts.config
+
+
+class Writing(TypedDict, total=False):
+    """How a directory is written, where that differs from `write_entries`' own defaults."""
+
+    shard_bytes: int
+    progress: Progress | None
+    also: Callable[[Path], None]
+    also_bytes: int
 
 
 def write(
@@ -252,20 +261,16 @@ def write(
     dtype: torch.dtype,
     files: dict[str, bytes],
     life: list[dict[str, Any]],
-    shard_bytes: int = SHARD_BYTES,
-    progress: Progress | None = None,
-    *,
-    also: Callable[[Path], None] | None = None,
-    also_bytes: int = 0,
+    **how: Unpack[Writing],
 ) -> None:
-    """`also` writes more into the directory before it takes its place (a run's state), `also_bytes` of it."""
+    """A model directory in the layout of the model's family; `tensor` makes what belongs in a place."""
     config, raw = write_config(replace(config, dtype=_name(dtype)))
     places: list[Place] = family_for(config.family, path).layouts(config)[0]
     # A tied head is not written twice: `transformers` ties it again.
     places = [place for place in places if not (place.copy and place.name == "lm_head.weight")]
     entries = [Entry(place.name, _kind(place, dtype), place.shape, partial(tensor, place)) for place in places]
     files = _with_generation(files, config)
-    write_entries(path, raw, entries, files, life, shard_bytes, progress, also=also, also_bytes=also_bytes)
+    write_entries(path, raw, entries, files, life, **how)
 
 
 def write_entries(
@@ -274,13 +279,14 @@ def write_entries(
     entries: list[Entry],
     files: dict[str, bytes],
     life: list[dict[str, Any]],
+    *,
     shard_bytes: int = SHARD_BYTES,
     progress: Progress | None = None,
-    *,
     also: Callable[[Path], None] | None = None,
     also_bytes: int = 0,
 ) -> None:
-    """A model directory of the given tensors, which are made one by one; `raw` is its config.json."""
+    """A model directory of the given tensors, which are made one by one; `raw` is its config.json. `also` writes more
+    into the directory before it takes its place (a run's state), `also_bytes` of it."""
     total = sum(entry.bytes for entry in entries)
     shards = list(_shards(entries, shard_bytes))
     names = [SINGLE] if len(shards) == 1 else [_shard_name(n + 1, len(shards)) for n in range(len(shards))]

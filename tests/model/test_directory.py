@@ -647,7 +647,7 @@ directory.convert(Checkpoint(folder / "small"), folder / "small", life=[], dtype
 # 160 MB in matrices of up to 8 MB
 config = ModelConfig("llama", 1000, 1024, GroupedQuery(8, 8, 128), Rope(128), (Layer(Dense(2048)),) * 4)
 blank = lambda place: torch.ones(place.shape)
-directory.write(folder / "model", config, blank, torch.float32, {}, [], 16 * 10**6)
+directory.write(folder / "model", config, blank, torch.float32, {}, [], shard_bytes=16 * 10**6)
 size = sum(file.stat().st_size for file in (folder / "model").glob("*.safetensors"))
 
 def memory(key):
