@@ -52,6 +52,10 @@ class RopeAngles:
     sin_TR: Tensor
     interleaved: bool = False
 
+    def at(self, rows_T: Tensor) -> RopeAngles:
+        """Of some of the tokens."""
+        return RopeAngles(self.cos_TR[rows_T], self.sin_TR[rows_T], self.interleaved)
+
 
 class QKNorm(NamedTuple):
     """RMS norms of every head's query and key."""
@@ -127,6 +131,9 @@ class LayerStack:
 
 class Kernels(Protocol):
     """Shapes are in the legend of `moesaic.model`. A weight may be quantized where the kernels take it."""
+
+    def rows(self, layout: Batch) -> Tensor | None:
+        """Which tokens of a batch these kernels have hidden states of, where others have the rest; None: of all."""
 
     def embed(self, tokens_T: Tensor, table_VD: Tensor, site: str = "") -> Tensor: ...
 

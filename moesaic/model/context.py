@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -57,5 +57,4 @@ class ForwardContext:
 
     def of_tokens(self, layout: Layout, kept_T: Tensor) -> ForwardContext:
         """The same for some of the tokens, which a layout of their own describes."""
-        rope = replace(self.rope, cos_TR=self.rope.cos_TR[kept_T], sin_TR=self.rope.sin_TR[kept_T])
-        return ForwardContext(layout, self.ops, rope, self.routing)
+        return ForwardContext(layout, self.ops, self.rope.at(kept_T), self.routing)
