@@ -194,17 +194,35 @@ ATTACKS = [
 ]
 
 
-def test_a_shell_cannot_harm(tmp_path: Path) -> None:
-    canary = tmp_path / "canary"
-    canary.write_text("alive")
-    canary.chmod(0o666)
-    tmp_path.chmod(0o777)
+class Canary:
+    """A file that anybody may write to, alone in a directory that anybody may write to."""
+
+    def __init__(self, directory: Path) -> None:
+        self.file = directory / "canary"
+        self.file.write_text("alive")
+        self.file.chmod(0o666)
+        directory.chmod(0o777)
+
+    def __str__(self) -> str:
+        return str(self.file)
+
+    @property
+    def alive(self) -> bool:
+        return self.file.read_text() == "alive" and list(self.file.parent.iterdir()) == [self.file]
+
+
+@pytest.fixture
+def canary(tmp_path: Path) -> Canary:
+    return Canary(tmp_path)
+
+
+def test_a_shell_cannot_harm(canary: Canary) -> None:
     terminal = Terminal(random.Random(0), 0, seconds=1.0)
     for attack in ATTACKS:
         seen = terminal.act(attack.format(canary=canary))
         assert isinstance(seen, str) and len(seen) < 5_000
         assert "alive" not in seen and "root:x:" not in seen
-        assert canary.read_text() == "alive" and list(tmp_path.iterdir()) == [canary]
+        assert canary.alive
     terminal.seconds = PATIENCE
     assert terminal.act("echo still here") == "still here"  # and the next command runs as ever
     assert terminal.act("finish") == Finished(0.0)
@@ -255,15 +273,13 @@ SQL_ATTACKS = [
 ]
 
 
-def test_a_database_cannot_harm(tmp_path: Path) -> None:
-    canary = tmp_path / "canary"
-    canary.write_text("alive")
+def test_a_database_cannot_harm(canary: Canary) -> None:
     session = Session(random.Random(0), 0)
     before = session._rows()
     for attack in SQL_ATTACKS:
         with pytest.raises(Invalid, match="The database refuses"):
             session.act(attack.replace("{canary}", str(canary)))
-        assert canary.read_text() == "alive" and list(tmp_path.iterdir()) == [canary]
+        assert canary.alive
         assert session._rows() == before
     assert session.act("SELECT count(*) AS n FROM people") == "n\n26"  # still there
     assert str(session.act("SELECT * FROM people, orders")).endswith("\n...")
