@@ -35,9 +35,16 @@ def _read(line: str, place: str) -> dict[str, Any]:
         raise UserError(place, "is not JSON", "Write one object on each line.") from None
     if not isinstance(content, dict):
         raise UserError(place, "is not a JSON object", "Write one object on each line.")
-    if "\\ud" in line.lower():  # what is not Unicode can only come from an escape
-        try:
-            json.dumps(content, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise UserError(place, "is not Unicode (it holds half of a surrogate pair)", "Correct it.") from None
+    # What is not Unicode can only come from an escape.
+    if "\\ud" in line.lower() and not is_unicode(json.dumps(content, ensure_ascii=False)):
+        raise UserError(place, "is not Unicode (it holds half of a surrogate pair)", "Correct it.")
     return content
+
+
+def is_unicode(text: str) -> bool:
+    """Half of a surrogate pair, which an escape in JSON can spell, is no character and has no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

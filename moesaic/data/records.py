@@ -16,6 +16,8 @@ from typing import IO, Any, BinaryIO, cast
 import pyarrow
 import pyarrow.parquet
 
+from moesaic.json_lines import is_unicode
+
 MAX_RECORD_BYTES = 64 << 20  # bytes of the largest record; a longer one is broken
 BLOCK = 1 << 20
 JSON_LINES = (".jsonl", ".ndjson", ".json")
@@ -168,7 +170,7 @@ def _document(record: Any, form: Format, after: ReadPosition) -> Document:
     text = record[form.text]
     if not isinstance(text, str):
         raise _WrongRecordError(f'the field "{form.text}" is not text')
-    if not _is_unicode(text):
+    if not is_unicode(text):
         raise _WrongRecordError(f'the field "{form.text}" is not valid Unicode (half of a pair)')
     if len(text) > MAX_RECORD_BYTES:
         raise _WrongRecordError(f"longer than {MAX_RECORD_BYTES >> 20} MiB")
@@ -179,14 +181,6 @@ def _document(record: Any, form: Format, after: ReadPosition) -> Document:
             raise _WrongRecordError(f'the field "{name}" is {"missing" if value is None else "not a number"}')
         fields[name] = float(value)
     return Document(text, after, fields)
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 @dataclass(frozen=True)

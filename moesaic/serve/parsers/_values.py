@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from moesaic.json_lines import is_unicode
 from moesaic.serve.parsers import Tools
 
 
@@ -20,7 +21,7 @@ def read_json(text: str) -> Any:
 
 def write_json(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
-    return text if text.isascii() or _encodable(text) else json.dumps(value)
+    return text if text.isascii() or is_unicode(text) else json.dumps(value)
 
 
 def is_name(name: object) -> bool:
@@ -53,12 +54,3 @@ def argument_as_json(text: str, schema: object) -> str:
 
 def _refuse(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
-
-
-def _encodable(text: str) -> bool:
-    """Half a surrogate pair, which an escape can spell, is no character."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
