@@ -81,7 +81,7 @@ def rollouts(policies: list[Model], drafts: bool, options: argparse.Namespace) -
         model.load_state_dict(policy.state_dict())
         engine.weights_changed()
         passes, answers, start = 0, [], time.perf_counter()
-        for number, example in enumerate(examples.examples[: options.questions]):
+        for number, example in enumerate(examples.items[: options.questions]):
             rollouts = generate(engine, [example], options.group, sampling, [], [seed_of(epoch, number)])
             passes += rollouts.steps
             answers += [sample.tokens for group in rollouts.groups for sample in group]

@@ -15,7 +15,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from moesaic.data.sources import BUILTIN, GYM
 from moesaic.data.tasks import Split, check_family, tasks
@@ -25,6 +25,7 @@ from moesaic.json_lines import json_lines
 from moesaic.worlds.example import Example
 
 OWN, SEEDS = 100_000, 100  # a seed has so many tasks of each family before those of the next; so many seeds have some
+Item = TypeVar("Item")
 Place = tuple[int, int]  # an example of a mixture: the number of its source, and its number there
 
 
@@ -51,21 +52,27 @@ class TaskExamples:
         return Example(({"role": "user", "content": task.question.strip()},), task.solution, task)
 
 
-class FileExamples:
-    """JSON lines, again and again, each time in another order."""
+class Shuffled(Generic[Item]):
+    """The same items again and again, each time in another order."""
 
-    def __init__(self, path: Path, seed: int) -> None:
-        self.path, self.seed = path, seed
-        self.examples = [self._read(line, place) for place, line in json_lines(path)]
-        self._order: tuple[int, list[int]] = (-1, [])
+    def __init__(self, items: Sequence[Item], seed: int) -> None:
+        self.items, self.seed = items, seed
+        self._order: tuple[int, list[int]] = (-1, [])  # of the last epoch that was asked for
 
-    def __getitem__(self, index: int) -> Example:
-        epoch, place = divmod(index, len(self.examples))
+    def __getitem__(self, index: int) -> Item:
+        epoch, place = divmod(index, len(self.items))
         if self._order[0] != epoch:
-            order = list(range(len(self.examples)))
+            order = list(range(len(self.items)))
             random.Random(f"{self.seed} {epoch}").shuffle(order)
             self._order = (epoch, order)
-        return self.examples[self._order[1][place]]
+        return self.items[self._order[1][place]]
+
+
+class FileExamples(Shuffled[Example]):
+    """JSON lines."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        super().__init__([self._read(line, place) for place, line in json_lines(path)], seed)
 
     @staticmethod
     def _read(line: dict[str, Any], place: str) -> Example:
@@ -170,4 +177,4 @@ def lines_of(opened: Mixture) -> Iterator[Example]:
     """What was read from files."""
     for source in opened.sources:
         plain = source.examples if isinstance(source, Later) else source
-        yield from plain.examples if isinstance(plain, FileExamples) else ()
+        yield from plain.items if isinstance(plain, FileExamples) else ()

@@ -32,7 +32,7 @@ def test_of_a_trajectory_calls_and_answers_are_learned_and_results_are_not(tmp_p
     import moesaic
 
     model = moesaic.load(talking_model(tmp_path / "base", context=2048))
-    for example in FileExamples(ROOT / "recipes" / "agent-trajectories.jsonl", 0).examples:
+    for example in FileExamples(ROOT / "recipes" / "agent-trajectories.jsonl", 0).items:
         (said,) = read_conversation(model.tokenizer, example.conversation(), example.facts["tools"])
         learned = model.tokenizer.decode([t for t, learn in zip(said.tokens, said.learn) if learn], special=True)
         turns = [message for message in example.messages if message["role"] == "assistant"]

@@ -212,7 +212,7 @@ def test_lines_end_where_json_lines_do(tmp_path):
     """Not at every mark that Unicode has for the end of a line, which a text may hold; a byte order mark is none."""
     file = tmp_path / "a.jsonl"
     file.write_text('\ufeff{"question": "one\u2028two\x85", "answer": "\\ud83d\\ude00"}\r\n', encoding="utf-8")
-    (example,) = FileExamples(file, 0).examples
+    (example,) = FileExamples(file, 0).items
     assert (example.question, example.answer, example.place) == ("one\u2028two\x85", "\U0001f600", f"{file}:1")
 
 

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 
 import moesaic
 from moesaic.align.align import align
+from moesaic.align.examples import Shuffled
 from moesaic.align.preference.batch import GroupStream, pack_pairs
-from moesaic.align.preference.pairs import PairSource, read_pair, read_source
+from moesaic.align.preference.pairs import read_pair, read_source
 from moesaic.align.preference.reference import answer_logprobs, reference_logprobs
 from moesaic.align.stages.preference import Preference as PreferenceStage
 from moesaic.data.packing import IGNORED
@@ -183,7 +184,7 @@ def test_sources_take_turns_and_go_on_from_any_position(model):
     one, other = (read_source(model.tokenizer, FAMILY, split, 5, 500)[0] for split in ("train", "test"))
 
     def stream():
-        return GroupStream([PairSource(one, 1), PairSource(other, 1)], [2.0, 1.0], 3, pack_pairs)
+        return GroupStream([Shuffled(one, 1), Shuffled(other, 1)], [2.0, 1.0], 3, pack_pairs)
 
     whole = stream()
     batches = [next(whole) for _ in range(6)]

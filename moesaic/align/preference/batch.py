@@ -9,8 +9,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from moesaic.align.examples import Mixture
-from moesaic.align.preference.pairs import Pair, PairSource
+from moesaic.align.examples import Mixture, Shuffled
+from moesaic.align.preference.pairs import Pair
 from moesaic.align.sft import pack_said
 from moesaic.data.packing import Batch, divide
 
@@ -65,7 +65,7 @@ class GroupStream:
 
     def __init__(
         self,
-        sources: Sequence[PairSource],
+        sources: Sequence[Shuffled[Any]],
         weights: Sequence[float],
         size: int,
         pack: Callable[[list[Any], dict[str, Any]], Batch],

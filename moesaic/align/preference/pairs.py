@@ -9,7 +9,6 @@ Without prompt and messages, chosen and rejected are whole conversations, and wh
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,22 +118,6 @@ def task_pair(tokenizer: Tokenizer, family: str, tasks: TaskExamples, index: int
             chosen, rejected = (answered(tokenizer, example.messages, [text], None, place) for text in texts)
             return Pair(number, chosen, rejected)
     raise UserError(place, "all answers are right everywhere", "Choose another family.")
-
-
-class PairSource:
-    """Pairs again and again, each time in another order."""
-
-    def __init__(self, pairs: Sequence[Any], seed: int) -> None:
-        self.pairs, self.seed = pairs, seed
-        self._order: tuple[int, list[int]] = (-1, [])  # of the last epoch that was asked for
-
-    def __getitem__(self, index: int) -> Any:
-        epoch, place = divmod(index, len(self.pairs))
-        if self._order[0] != epoch:
-            order = list(range(len(self.pairs)))
-            random.Random(f"{self.seed} {epoch}").shuffle(order)
-            self._order = (epoch, order)
-        return self.pairs[self._order[1][place]]
 
 
 def read_source(

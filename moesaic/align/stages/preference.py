@@ -17,8 +17,9 @@ from pathlib import Path
 
 import torch
 
+from moesaic.align.examples import Shuffled
 from moesaic.align.preference.batch import GroupStream, pack_pairs
-from moesaic.align.preference.pairs import Pair, PairSource, check_pairs, read_source
+from moesaic.align.preference.pairs import Pair, check_pairs, read_source
 from moesaic.align.preference.reference import answer_logprobs, reference_logprobs
 from moesaic.align.stages import Data, Measure, there
 from moesaic.align.stages._pair_stage import PairStage
@@ -40,7 +41,7 @@ class Preference(PairStage):
 
     def open(self, model: Model, out: Path) -> Stream:
         read, left_out = read_pairs(model, self.data, "train", self.pairs, self.max_length, self.seed)
-        opened = [PairSource(pairs, self.seed) for pairs in read]
+        opened = [Shuffled(pairs, self.seed) for pairs in read]
         weights = [float(source.get("weight", 1.0)) for source in self.data]
         notes = {"pairs_left_out": float(left_out)}
         plain = GroupStream(opened, weights, self.batch_pairs, partial(pack_pairs, notes=notes))

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
+from moesaic.align.examples import Shuffled
 from moesaic.align.preference.batch import GroupStream
 from moesaic.align.preference.length_balance import Lengths, balanced, length_bias
-from moesaic.align.preference.pairs import Pair, PairSource, check_pairs
+from moesaic.align.preference.pairs import Pair, check_pairs
 from moesaic.align.preference.reward_model import (
     Judgeable,
     JudgedAccuracy,
@@ -60,7 +61,7 @@ class RewardModel(PairStage):
         pairs = [item for items in read for item in items if isinstance(item, Pair)]
         notes = {"pairs_left_out": float(left_out + len(everything) - len(pairs))}
         notes |= {"length_bias": length_bias(pairs)} if pairs else {}
-        opened = [PairSource(items, self.seed) for items in read]
+        opened = [Shuffled(items, self.seed) for items in read]
         weights = [float(source.get("weight", 1.0)) for source in self.data]
         return GroupStream(opened, weights, self.batch_pairs, partial(pack_judged, notes=notes))
 
