@@ -23,6 +23,9 @@ class Batch(Protocol):
     """What attention needs to know of a flat batch; `moesaic.model.layout.Layout` is one."""
 
     @property
+    def tokens(self) -> int: ...
+
+    @property
     def spans(self) -> list[Any]: ...
 
     @property
