@@ -24,6 +24,8 @@ from moesaic.atomic import write_json
 from moesaic.errors import UserError
 from moesaic.json_files import read_json
 
+COMPUTE = ("forward", "backward", "weight_gradient", "optimizer", "data")
+
 
 class Recorder:
     """Operations of one rank. On a GPU an operation ends when the device is done with it, so recording makes the host
@@ -66,7 +68,7 @@ class Recorder:
                 "name": kind if micro_batch is None else f"{kind} {micro_batch}",
                 "cat": kind,
                 "pid": self.rank,
-                "tid": "compute" if kind in ("forward", "backward", "optimizer", "data") else "communication",
+                "tid": "compute" if kind in COMPUTE else "communication",
                 "ts": start * 1e6,
                 "dur": (end - start) * 1e6,
                 "args": args,

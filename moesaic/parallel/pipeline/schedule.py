@@ -1,0 +1,263 @@
+"""A step of training on a pipeline: each rank holds some layers (stages.py), and micro-batches pass through all.
+
+    stages = divide(model.config, ranks=4)
+    keep(model, stages, rank)
+    model.ops = ...                                     # kernels for experts, context and tensor parallelism first
+    pipeline = Pipeline(model, stages, group, schedule="1f1b")
+    loss = pipeline.forward_backward(parts, objective)  # in place of a loop over parts: loss.total, loss.parts
+
+`group` is this pipeline's: its rank r holds `stages.of_rank(r)`. Every rank of it calls `forward_backward` with the
+same micro-batches (`Batch.parts(accumulate, device)`), as many as the schedule asks for (`check`), and gets the same
+loss; gradients are those of one process that accumulates over the micro-batches, already summed for an embedding that
+two stages hold, and not yet over other ranks. The remaining arguments are what a run has:
+
+    runner          how a layer is run (recompute, token drop, ...): `LayerRunners.runner(step)`
+    routing         makes the record of a forward's routes: `Balance.routing`
+    extra           losses of those routes and their share of the batch: `Balance.losses`
+    count           is given the routes of every micro-batch: `Balance.count`
+    scale           of the loss before the backward pass: `LossScale.apply`
+    frozen          only forward, without gradients
+
+`Balance(model, ...)` of a model that was cut sees this rank's layers only, so its bias updates and loads are theirs.
+Losses per layer are means over all mixture layers, here as there; a layer that layer dropping leaves out counts too.
+
+Schedules are torch.distributed.pipelining's: `gpipe` and `1f1b` (one stage per rank), `interleaved` (several),
+`zero_bubble` (ZB1P, one or several) and `zbv` (a V of two), which divide the backward pass into gradients of rows and
+of weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import pipelining
+
+from moesaic.errors import UserError
+from moesaic.kernels.interface import Kernels
+from moesaic.model.block import Block
+from moesaic.model.config import Experts, ModelConfig
+from moesaic.model.context import ForwardContext, Routing
+from moesaic.model.layout import Layout
+from moesaic.model.transformer import LayerRunner, Model, run_plainly
+from moesaic.parallel.pipeline.aux_loss import with_loss
+from moesaic.parallel.pipeline.kernels import StageKernels
+from moesaic.parallel.pipeline.ragged_stage import RaggedStage, StageWork
+from moesaic.parallel.pipeline.stages import Stages
+from moesaic.parallel.pipeline.totals import over_stages
+from moesaic.parallel.traces import Recorder
+from moesaic.sharded import local
+
+SCHEDULES = {
+    "gpipe": pipelining.ScheduleGPipe,
+    "1f1b": pipelining.Schedule1F1B,
+    "interleaved": pipelining.ScheduleInterleaved1F1B,
+    "zero_bubble": pipelining.ScheduleInterleavedZeroBubble,
+    "zbv": pipelining.ScheduleZBVZeroBubble,
+}
+SINGLE = ("gpipe", "1f1b")
+
+
+class MicroBatch(Protocol):
+    tokens_T: Tensor
+    lengths: list[int]
+
+
+class Found(Protocol):
+    """What an objective says of a micro-batch; `moesaic.train.objectives.Loss` is one."""
+
+    total: Tensor
+    parts: dict[str, Tensor]
+    notes: dict[str, Tensor]
+
+
+Objective = Callable[[Model, Any, Routing, LayerRunner], Found]
+
+
+@dataclass
+class PipelineLoss:
+    """Sums over the micro-batches, of NAME_max the largest: `loss/NAME`, the objective's notes, `balance/NAME`."""
+
+    total: Tensor
+    parts: dict[str, Tensor]
+
+
+@dataclass
+class Step:
+    """What `forward_backward` was asked for, and what this rank has found so far."""
+
+    parts: Sequence[MicroBatch]
+    objective: Objective
+    runner: LayerRunner
+    routing: Callable[[], Routing]
+    extra: Callable[[Routing, float], dict[str, Tensor]]
+    count: Callable[[Routing], None]
+    scale: Callable[[Tensor], Tensor]
+    frozen: bool
+    found: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(part.tokens_T) for part in self.parts)
+
+    def note(self, name: str, value: Tensor) -> None:
+        so_far, value = self.found.get(name), value.detach().float()
+        if so_far is None:
+            so_far = torch.zeros_like(value)
+        self.found[name] = torch.maximum(so_far, value) if name.endswith("_max") else so_far + value
+
+
+def check(schedule: str, stages: Stages, micro_batches: int) -> None:
+    """Refuse what cannot run, before anything is made."""
+    place = "parallel.schedule"
+    if schedule not in SCHEDULES:
+        raise UserError(place, f"unknown schedule {schedule!r}", f"Known: {', '.join(SCHEDULES)}.")
+    if schedule in SINGLE and stages.chunks != 1:
+        problem = f"{schedule} has one stage per rank, not {stages.chunks}"
+        raise UserError(place, problem, "Take interleaved or zero_bubble, or interleave=1.")
+    if schedule == "interleaved" and stages.chunks < 2:
+        raise UserError(place, "interleaved needs several stages per rank", "Set interleave=2, or take 1f1b.")
+    if (schedule == "zbv") != (stages.shape == "v"):
+        raise UserError(place, "zbv, and no other, has its stages laid out as a V", "Divide the layers with shape='v'.")
+    if schedule == "1f1b" and micro_batches < stages.count:
+        problem = f"{micro_batches} micro-batches for {stages.count} stages leave stages idle all the time"
+        raise UserError("train.accumulate", problem, f"Set it to {stages.count} or more.")
+    rounds = max(1, micro_batches // stages.ranks)
+    if schedule in ("interleaved", "zero_bubble") and micro_batches % rounds:
+        problem = f"{micro_batches} micro-batches do not divide into {rounds} rounds of equal length"
+        nearest = micro_batches - micro_batches % stages.ranks
+        raise UserError("train.accumulate", problem, f"Nearest that works: {nearest}.")
+
+
+class Pipeline:
+    def __init__(
+        self,
+        model: Model,
+        stages: Stages,
+        group: dist.ProcessGroup | None = None,
+        *,
+        schedule: str = "1f1b",
+        rows: Callable[[MicroBatch], int] | None = None,
+        dtype: torch.dtype | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        """`rows`: how many rows of a micro-batch this rank has between layers, where context or tensor parallelism
+        divides them; `dtype`: of hidden states, where it is not the model's."""
+        if dist.get_world_size(group) != stages.ranks:
+            ranks = dist.get_world_size(group)
+            raise UserError("parallel.pp", f"stages for {stages.ranks} ranks, but the group has {ranks}")
+        self.model, self.stages, self.group, self.schedule = model, stages, group, schedule
+        self.rank, self.device = dist.get_rank(group), model.device
+        self.mine = stages.of_rank(self.rank)
+        self.rows = rows or (lambda part: len(part.tokens_T))
+        self.recorder = recorder
+        self.kernels = StageKernels(model.ops, model.norm)
+        model.ops = cast(Kernels, self.kernels)
+        self._like_D = torch.empty(model.config.hidden, dtype=dtype or model.dtype, device=self.device)
+        self._mixtures = _mixtures(model.config)
+        self._made: dict[int, tuple[list[RaggedStage], Any]] = {}  # by number of micro-batches
+
+    def forward_backward(
+        self,
+        parts: Sequence[MicroBatch],
+        objective: Objective,
+        *,
+        runner: LayerRunner = run_plainly,
+        routing: Callable[[], Routing] = Routing,
+        extra: Callable[[Routing, float], dict[str, Tensor]] = lambda routing, share: {},
+        count: Callable[[Routing], None] = lambda routing: None,
+        scale: Callable[[Tensor], Tensor] = lambda loss: loss,
+        frozen: bool = False,
+    ) -> PipelineLoss:
+        step = Step(parts, objective, runner, routing, extra, count, scale, frozen)
+        made, schedule = self._schedule(len(parts))
+
+        def forward(stage: int, number: int, rows_TD: Tensor | None) -> Tensor:
+            return self._forward(step, stage, number, rows_TD)
+
+        for stage in made:
+            stage.work = StageWork(forward, [self.rows(part) for part in parts], self.recorder)
+        numbers = torch.arange(len(parts))
+        with torch.set_grad_enabled(not frozen):
+            run = schedule.eval if frozen else schedule.step
+            run(numbers, target=numbers, number=numbers, return_outputs=False)
+        for stage in made:
+            stage.clear_runtime_states()
+            del stage.work
+        if not frozen:
+            self._sum_embedding()
+        total = over_stages(step.found, self.group, self.device)
+        return PipelineLoss(total.pop(""), total)
+
+    def _forward(self, step: Step, stage: int, number: int, rows_TD: Tensor | None) -> Tensor:
+        part, is_last = step.parts[number], stage == self.stages.last
+        routing = step.routing()
+        layers = self.stages.layers[stage]
+        runner = only(layers, step.runner)
+        self.kernels.enter(part.tokens_T, rows_TD, finishes=is_last)
+        if is_last:
+            loss = step.objective(self.model, part, routing, runner)
+            out = loss.total
+            step.note("", out)
+            for name, value in ({f"loss/{name}": value for name, value in loss.parts.items()} | loss.notes).items():
+                step.note(name, value)
+        else:
+            layout = Layout(part.lengths, device=part.tokens_T.device)
+            out = self.model(part.tokens_T if rows_TD is None else rows_TD, layout, routing, runner)
+        share = len(part.tokens_T) / step.tokens * len(routing.logits) / max(1, self._mixtures)
+        extra = step.extra(routing, share)
+        for name, value in extra.items():
+            step.note(f"balance/{name}", value)
+        if step.frozen:
+            return out
+        step.count(routing)
+        if is_last:
+            return step.scale(sum(extra.values(), out))
+        return with_loss(out, step.scale(sum(extra.values(), out.new_zeros(())))) if extra else out
+
+    def _schedule(self, micro_batches: int) -> tuple[list[RaggedStage], Any]:
+        if micro_batches not in self._made:
+            check(self.schedule, self.stages, micro_batches)
+            made = [
+                RaggedStage(self.model, stage, self.stages.count, chunk, self._like_D, self.group)
+                for chunk, stage in enumerate(self.mine)
+            ]
+            kind: Any = SCHEDULES[self.schedule]
+            given = made[0] if self.schedule in SINGLE else made
+            schedule = kind(given, micro_batches, loss_fn=lambda loss, number: loss, scale_grads=False)
+            self._made[micro_batches] = made, schedule
+        return self._made[micro_batches]
+
+    def _sum_embedding(self) -> None:
+        """The first and the last stage add up their gradients of the embedding, each to the same bits."""
+        ends = self.stages.rank_of(0), self.stages.rank_of(self.stages.last)
+        if not self.stages.shares_embedding or self.rank not in ends:
+            return
+        peer = ends[0] if self.rank == ends[1] else ends[1]
+        embed = self.model.embed
+        if embed.grad is None:
+            embed.grad = torch.zeros_like(embed)
+        mine = local(embed.grad)
+        theirs = torch.empty_like(mine)
+        sent = dist.P2POp(dist.isend, mine.contiguous(), group=self.group, group_peer=peer)
+        came = dist.P2POp(dist.irecv, theirs, group=self.group, group_peer=peer)
+        for waiting in dist.batch_isend_irecv([sent, came]):
+            waiting.wait()
+        mine += theirs
+
+
+def only(layers: range, inner: LayerRunner) -> LayerRunner:
+    """Run these layers; the others are another stage's."""
+
+    def runner(block: Block, number: int, x_TD: Tensor, context: ForwardContext) -> Tensor:
+        return inner(block, number, x_TD, context) if number in layers else x_TD
+
+    return runner
+
+
+def _mixtures(config: ModelConfig) -> int:
+    return sum(isinstance(layer.ffn, Experts) for layer in config.layers + config.mtp)
