@@ -14,18 +14,13 @@ TRAITS = Traits(rotary_share=0.5, interleaved=True, post_norms=True)
 
 
 def read(keys: Keys) -> ModelConfig:
-    heads = keys.integer("num_attention_heads")
-    head_size = keys.integer("head_dim", default=128)
+    bias = keys.flag("attention_bias", default=True)
+    attention = keys.grouped_query(kv_heads=2, head_size=128, qkv_bias=bias)
     context = keys.integer("max_position_embeddings", default=131072)
     return ModelConfig(
         family="glm4",
-        attention=GroupedQuery(
-            heads,
-            keys.integer("num_key_value_heads", default=2),
-            head_size,
-            qkv_bias=keys.flag("attention_bias", default=True),
-        ),
-        rope=keys.rope(head_size, context=context, share=0.5, interleaved=True),
+        attention=attention,
+        rope=keys.rope(attention.head_size, context=context, share=0.5, interleaved=True),
         layers=(Layer(Dense(keys.integer("intermediate_size"))),) * keys.layer_count(),
         post_norms=True,
         **keys.every(context, eps=1.5625e-7),

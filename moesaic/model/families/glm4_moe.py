@@ -15,20 +15,14 @@ TRAITS = Traits(rotary_share=0.5)
 
 
 def read(keys: Keys) -> ModelConfig:
-    heads = keys.integer("num_attention_heads")
-    head_size = keys.maybe_integer("head_dim") or keys.integer("hidden_size") // max(heads, 1)
+    bias, norm = keys.flag("attention_bias", default=False), keys.flag("use_qk_norm", default=False)
+    attention = keys.grouped_query(kv_heads=8, qkv_bias=bias, qk_norm=norm)
     context = keys.integer("max_position_embeddings", default=131072)
     layers, mtp = read_layers(keys, dense_first=1, groups=1, top_groups=1, scale=1.0)
     return ModelConfig(
         family="glm4_moe",
-        attention=GroupedQuery(
-            heads,
-            keys.integer("num_key_value_heads", default=8),
-            head_size,
-            qkv_bias=keys.flag("attention_bias", default=False),
-            qk_norm=keys.flag("use_qk_norm", default=False),
-        ),
-        rope=keys.rope(head_size, context=context, share=0.5),
+        attention=attention,
+        rope=keys.rope(attention.head_size, context=context, share=0.5),
         layers=layers,
         mtp=mtp,
         **keys.every(context, eps=1e-5),

@@ -108,6 +108,18 @@ class Keys:
             "tied": self.flag("tie_word_embeddings", default=False),
         }
 
+    def grouped_query(
+        self, *, kv_heads: int | None = None, head_size: int | None = None, **flags: bool
+    ) -> GroupedQuery:
+        """`kv_heads` and `head_size` are the family's own, for files that leave them out. A family without them means
+        as many as there are heads, and an equal share of the hidden size."""
+        heads = self.integer("num_attention_heads")
+        if head_size is None:
+            head_size = self.maybe_integer("head_dim") or self.integer("hidden_size") // max(heads, 1)
+        else:
+            head_size = self.integer("head_dim", default=head_size)
+        return GroupedQuery(heads, self.integer("num_key_value_heads", default=kv_heads or heads), head_size, **flags)
+
     def rope(
         self,
         head_size: int,

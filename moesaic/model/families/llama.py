@@ -14,15 +14,14 @@ TRAITS = Traits(mixture="mixtral")
 
 
 def read(keys: Keys) -> ModelConfig:
-    heads = keys.integer("num_attention_heads")
-    head_size = keys.maybe_integer("head_dim") or keys.integer("hidden_size") // max(heads, 1)
     bias = keys.flag("attention_bias", default=False)
+    attention = keys.grouped_query(qkv_bias=bias, out_bias=bias)
     context = keys.integer("max_position_embeddings", default=2048)
     ffn = Dense(keys.integer("intermediate_size"), keys.flag("mlp_bias", default=False))
     return ModelConfig(
         family="llama",
-        attention=GroupedQuery(heads, keys.integer("num_key_value_heads", default=heads), head_size, bias, bias),
-        rope=keys.rope(head_size, context=context),
+        attention=attention,
+        rope=keys.rope(attention.head_size, context=context),
         layers=(Layer(ffn),) * keys.layer_count(),
         **keys.every(context, eps=1e-6),
     )

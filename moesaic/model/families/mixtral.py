@@ -14,8 +14,7 @@ TRAITS = Traits()
 
 
 def read(keys: Keys) -> ModelConfig:
-    heads = keys.integer("num_attention_heads")
-    head_size = keys.maybe_integer("head_dim") or keys.integer("hidden_size") // max(heads, 1)
+    attention = keys.grouped_query()
     context = keys.integer("max_position_embeddings", default=131072)
     experts = Experts(
         count=keys.integer("num_local_experts", "num_experts", default=8),
@@ -24,8 +23,8 @@ def read(keys: Keys) -> ModelConfig:
     )
     return ModelConfig(
         family="mixtral",
-        attention=GroupedQuery(heads, keys.integer("num_key_value_heads", default=heads), head_size),
-        rope=keys.rope(head_size, context=context, theta=1e6),
+        attention=attention,
+        rope=keys.rope(attention.head_size, context=context, theta=1e6),
         layers=(Layer(experts, keys.maybe_integer("sliding_window")),) * keys.layer_count(),
         **keys.every(context, eps=1e-5),
     )

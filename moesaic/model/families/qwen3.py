@@ -14,9 +14,8 @@ TRAITS = Traits(mixture="qwen3_moe")
 
 
 def read(keys: Keys) -> ModelConfig:
-    heads = keys.integer("num_attention_heads")
-    head_size = keys.integer("head_dim", default=128)
     bias = keys.flag("attention_bias", default=False)
+    attention = keys.grouped_query(head_size=128, qkv_bias=bias, out_bias=bias, qk_norm=True)
     context = keys.integer("max_position_embeddings", default=32768)
     count = keys.layer_count()
     window = keys.maybe_integer("sliding_window") if keys.flag("use_sliding_window", default=False) else None
@@ -27,10 +26,8 @@ def read(keys: Keys) -> ModelConfig:
     ffn = Dense(keys.integer("intermediate_size"))
     return ModelConfig(
         family="qwen3",
-        attention=GroupedQuery(
-            heads, keys.integer("num_key_value_heads", default=heads), head_size, bias, bias, qk_norm=True
-        ),
-        rope=keys.rope(head_size, context=context),
+        attention=attention,
+        rope=keys.rope(attention.head_size, context=context),
         layers=tuple(Layer(ffn, window if kind == "sliding_attention" else None) for kind in kinds[:count]),
         **keys.every(context, eps=1e-6),
     )

@@ -14,9 +14,8 @@ TRAITS = Traits()
 
 
 def read(keys: Keys) -> ModelConfig:
-    heads = keys.integer("num_attention_heads")
-    head_size = keys.maybe_integer("head_dim") or keys.integer("hidden_size") // max(heads, 1)
     bias = keys.flag("attention_bias", default=False)
+    attention = keys.grouped_query(kv_heads=4, qkv_bias=bias, out_bias=bias, qk_norm=True)
     context = keys.integer("max_position_embeddings", default=32768)
     window = keys.maybe_integer("sliding_window") if keys.flag("use_sliding_window", default=False) else None
     experts = Experts(
@@ -29,10 +28,8 @@ def read(keys: Keys) -> ModelConfig:
     always_dense, step = keys.tokens("mlp_only_layers"), max(keys.integer("decoder_sparse_step", default=1), 1)
     return ModelConfig(
         family="qwen3_moe",
-        attention=GroupedQuery(
-            heads, keys.integer("num_key_value_heads", default=4), head_size, bias, bias, qk_norm=True
-        ),
-        rope=keys.rope(head_size, context=context),
+        attention=attention,
+        rope=keys.rope(attention.head_size, context=context),
         layers=tuple(
             Layer(dense if number in always_dense or (number + 1) % step else experts, window)
             for number in range(keys.layer_count())
