@@ -12,10 +12,10 @@ from typing import Any
 
 from bench.measure import record
 from moesaic.plan.disaggregation.colocated import plan_colocated, plan_tensor_parallel
-from moesaic.plan.disaggregation.decode_parts import DecodePlan, Decoding, Pool
+from moesaic.plan.disaggregation.decode_parts import DecodePlan, Decoding
 from moesaic.plan.disaggregation.disagmoe import af_pipe, compare
 from moesaic.plan.disaggregation.megascale_infer import compare_decoding, ping_pong, plan_disaggregated, search_split
-from moesaic.plan.hardware import load_cluster, load_device
+from moesaic.plan.hardware import Cluster, load_cluster, load_device
 from moesaic.plan.models import load_model
 
 SERVING = (
@@ -46,7 +46,7 @@ def serving(rows: list[dict[str, Any]], smoke: bool) -> None:
         model = load_model(name)
         for context in CONTEXTS[:1] if smoke else CONTEXTS:
             plans = compare_decoding(
-                model, Pool(load_device(device), count), Decoding(context=context, tpot=TPOT, dtype=dtype)
+                model, Cluster(load_device(device), count), Decoding(context=context, tpot=TPOT, dtype=dtype)
             )
             rates = {kind: rate(plan) for kind, plan in plans.items()}
             apart = plans["disaggregated"]
@@ -76,12 +76,13 @@ def crossings(rows: list[dict[str, Any]]) -> None:
     model, device = load_model("qwen3-235b-a22b"), load_device("h800")
     print("\nqwen3-235b-a22b on 32xh800, context 2000: sequences under way from which disaggregation wins")
     for batch in (32, 64, 128, 256, 512, 1024, 1472, 2048, 3072):
-        pool, asked = Pool(device, 32), Decoding(context=2000, tpot=1.0, batch=batch)
-        nodes = plan_tensor_parallel(model, pool, asked)
+        cluster, asked = Cluster(device, 32), Decoding(context=2000, tpot=1.0, batch=batch)
+        nodes = plan_tensor_parallel(model, cluster, asked)
         apart = max(
-            (plan_disaggregated(model, Pool(device, n), Pool(device, 32 - n), asked) for n in range(2, 32, 2)), key=rate
+            (plan_disaggregated(model, Cluster(device, n), Cluster(device, 32 - n), asked) for n in range(2, 32, 2)),
+            key=rate,
         )
-        wide = plan_colocated(model, pool, asked)
+        wide = plan_colocated(model, cluster, asked)
         print(f"  {batch:5} TP {rate(nodes):7.0f}  wide EP {rate(wide):7.0f}  disaggregated {rate(apart):7.0f}")
         rows.append({"part": "batch", "batch": batch, "nodes": rate(nodes), "wide": rate(wide), "apart": rate(apart)})
     print("  bandwidth between nodes, GB/s per device (best batch):")
@@ -89,7 +90,7 @@ def crossings(rows: list[dict[str, Any]]) -> None:
         other = replace(device, network=network * 1e9, name=f"h800-{network}")
         rates = {
             kind: rate(plan)
-            for kind, plan in compare_decoding(model, Pool(other, 32), Decoding(context=2000, tpot=TPOT)).items()
+            for kind, plan in compare_decoding(model, Cluster(other, 32), Decoding(context=2000, tpot=TPOT)).items()
         }
         print(f"  {network:5} " + "  ".join(f"{kind} {value:7.0f}" for kind, value in rates.items()))
         rows.append({"part": "network", "network": network * 1e9, **rates})
@@ -104,7 +105,7 @@ def prices(rows: list[dict[str, Any]], smoke: bool) -> None:
             apart = search_split(model, one, other, 64, Decoding(context=730, tpot=TPOT), per_dollar=True)
             values = {"apart": apart.tokens_per_dollar / 1e6 if apart else 0.0}
             if attention == experts:
-                found = compare_decoding(model, Pool(one, 64), Decoding(context=730, tpot=TPOT))
+                found = compare_decoding(model, Cluster(one, 64), Decoding(context=730, tpot=TPOT))
                 values |= {
                     kind: plan.tokens_per_dollar / 1e6
                     for kind, plan in found.items()

@@ -141,7 +141,7 @@ def disaggregate(
     from dataclasses import asdict
 
     from moesaic.plan.disaggregation import disagmoe
-    from moesaic.plan.disaggregation.decode_parts import Decoding, Pool
+    from moesaic.plan.disaggregation.decode_parts import Decoding
     from moesaic.plan.disaggregation.megascale_infer import compare_decoding
     from moesaic.plan.hardware import load_cluster
     from moesaic.plan.models import load_model
@@ -158,8 +158,7 @@ def disaggregate(
             for name, one in layers.items()
         ]  # fmt: skip
         return print(table([("one layer, forward and backward", "devices", "time", "", ""), *parts]))
-    pool = Pool(machines.device, machines.count)
-    plans = compare_decoding(shape, pool, Decoding(context, tpot_ms / 1e3, dtype))
+    plans = compare_decoding(shape, machines, Decoding(context, tpot_ms / 1e3, dtype))
     if json:
         return print_json({name: asdict(one) if one else None for name, one in plans.items()})
     rows = []

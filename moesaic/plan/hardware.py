@@ -93,6 +93,10 @@ class Cluster:
     def name(self) -> str:
         return f"{self.count}x{self.device.name.upper()}"
 
+    @property
+    def price(self) -> float:
+        return self.device.price * self.count
+
 
 CLOCKS = {"clock", "lowest_clock", "sustained_clock", "knee_clock", "clock_idle_power", "core_power", "memory_power"}
 ZERO = {"price", "step_overhead", "mixture_overhead", "mixture_launch", "idle_power", "wave", *CLOCKS}  # may be 0

@@ -13,7 +13,6 @@ from moesaic.plan.disaggregation.colocated import plan_colocated, plan_tensor_pa
 from moesaic.plan.disaggregation.decode_parts import (
     DecodePlan,
     Decoding,
-    Pool,
     distinct,
     expert_seconds,
     expert_split,
@@ -27,7 +26,7 @@ from moesaic.plan.disaggregation.megascale_infer import (
     plan_disaggregated,
     search_split,
 )
-from moesaic.plan.hardware import load_device
+from moesaic.plan.hardware import Cluster, load_device
 from moesaic.plan.models import load_model
 from moesaic.plan.shape import FfnShape
 
@@ -81,9 +80,9 @@ def test_experts_are_divided_evenly_or_the_fullest_counts() -> None:
 def test_more_bandwidth_never_hurts_and_one_domain_needs_no_network() -> None:
     ffn = LARGE.layers[0].ffn
     slow, fast = (replace(H800, network=rate, name=f"net{rate}") for rate in (25e9, 100e9))
-    times = [message_seconds(ffn, 4096, 1000.0, Pool(one, 16), Pool(one, 16)) for one in (slow, fast)]
+    times = [message_seconds(ffn, 4096, 1000.0, Cluster(one, 16), Cluster(one, 16)) for one in (slow, fast)]
     assert times[0] > 3 * times[1]
-    near = [message_seconds(ffn, 4096, 1000.0, Pool(one, 4), Pool(one, 4)) for one in (slow, fast)]
+    near = [message_seconds(ffn, 4096, 1000.0, Cluster(one, 4), Cluster(one, 4)) for one in (slow, fast)]
     assert near[0] == near[1]
 
 
@@ -91,7 +90,7 @@ def test_more_bandwidth_never_hurts_and_one_domain_needs_no_network() -> None:
 def test_a_large_sparse_model_gains_over_tensor_parallel_nodes(context: int) -> None:
     """The paper's comparison and its size: up to 1.9 times per device."""
     apart = search_split(LARGE, H800, H800, 32, Decoding(context=context, tpot=0.1))
-    nodes = plan_tensor_parallel(LARGE, Pool(H800, 32), Decoding(context=context, tpot=0.1))
+    nodes = plan_tensor_parallel(LARGE, Cluster(H800, 32), Decoding(context=context, tpot=0.1))
     assert apart is not None and nodes is not None
     assert 1.5 < apart.tokens_per_second_per_device / nodes.tokens_per_second_per_device < 2.3
     assert 0 < apart.attention_utilisation <= 1 and 0 < apart.expert_utilisation <= 1
@@ -101,8 +100,8 @@ def test_a_large_sparse_model_gains_over_tensor_parallel_nodes(context: int) -> 
 def test_a_small_model_does_not() -> None:
     """It fits a device with room to spare: nothing is gained by moving its tokens about."""
     apart = search_split(SMALL, H800, H800, 8, Decoding(context=2000, tpot=0.1))
-    together = plan_colocated(SMALL, Pool(H800, 8), Decoding(context=2000, tpot=0.1))
-    nodes = plan_tensor_parallel(SMALL, Pool(H800, 8), Decoding(context=2000, tpot=0.1))
+    together = plan_colocated(SMALL, Cluster(H800, 8), Decoding(context=2000, tpot=0.1))
+    nodes = plan_tensor_parallel(SMALL, Cluster(H800, 8), Decoding(context=2000, tpot=0.1))
     assert apart is not None and nodes is not None and together is not None
     assert apart.tokens_per_second < together.tokens_per_second
     assert apart.tokens_per_second < 1.1 * nodes.tokens_per_second
@@ -110,17 +109,17 @@ def test_a_small_model_does_not() -> None:
 
 def test_at_low_load_it_does_not_pay() -> None:
     """A batch of 32 on 32 devices: the round trip counts, not the throughput."""
-    pool = Pool(H800, 32)
-    nodes = plan_tensor_parallel(LARGE, pool, Decoding(context=2000, tpot=1.0, batch=32))
-    apart = plan_disaggregated(LARGE, Pool(H800, 20), Pool(H800, 12), Decoding(context=2000, tpot=1.0, batch=32))
+    cluster = Cluster(H800, 32)
+    nodes = plan_tensor_parallel(LARGE, cluster, Decoding(context=2000, tpot=1.0, batch=32))
+    apart = plan_disaggregated(LARGE, Cluster(H800, 20), Cluster(H800, 12), Decoding(context=2000, tpot=1.0, batch=32))
     assert nodes is not None and apart is not None
     assert apart.tokens_per_second < nodes.tokens_per_second
-    many = plan_disaggregated(LARGE, Pool(H800, 20), Pool(H800, 12), Decoding(context=2000, tpot=1.0))
+    many = plan_disaggregated(LARGE, Cluster(H800, 20), Cluster(H800, 12), Decoding(context=2000, tpot=1.0))
     assert many is not None and many.tokens_per_second > 5 * apart.tokens_per_second
 
 
 def test_a_slow_network_takes_the_gain_away() -> None:
-    nodes = plan_tensor_parallel(LARGE, Pool(H800, 32), Decoding(context=2000, tpot=0.1))
+    nodes = plan_tensor_parallel(LARGE, Cluster(H800, 32), Decoding(context=2000, tpot=0.1))
     rates = []
     for network in (5e9, 20e9, 50e9):
         device = replace(H800, network=network, name=f"h800 {network}")
@@ -133,7 +132,7 @@ def test_a_slow_network_takes_the_gain_away() -> None:
 def test_wide_expert_parallelism_with_overlap_is_the_harder_rival() -> None:
     """Not the paper's baseline: on alike devices it keeps the whole memory for caches and hides its messages too."""
     apart = search_split(LARGE, H800, H800, 32, Decoding(context=2000, tpot=0.1))
-    wide = plan_colocated(LARGE, Pool(H800, 32), Decoding(context=2000, tpot=0.1), overlap=True)
+    wide = plan_colocated(LARGE, Cluster(H800, 32), Decoding(context=2000, tpot=0.1), overlap=True)
     assert apart is not None and wide is not None
     assert apart.tokens_per_second < wide.tokens_per_second
     assert wide.attention_utilisation <= 1
@@ -143,7 +142,7 @@ def test_it_beats_wide_expert_parallelism_where_weights_fill_the_memory() -> Non
     """Every device of wide expert parallelism holds all of attention beside its experts: little is left for caches."""
     model = load_model("deepseek-v3")
     apart = search_split(model, H800, H800, 32, Decoding(context=700, tpot=0.15))
-    wide = plan_colocated(model, Pool(H800, 32), Decoding(context=700, tpot=0.15), overlap=True)
+    wide = plan_colocated(model, Cluster(H800, 32), Decoding(context=700, tpot=0.15), overlap=True)
     assert apart is not None and wide is not None
     assert apart.tokens_per_second > 1.5 * wide.tokens_per_second
 
@@ -155,7 +154,7 @@ def test_unlike_devices_gain_per_dollar() -> None:
     assert mixed is not None
     for device in (H20, L40S):
         apart = search_split(model, device, device, 64, Decoding(context=730, tpot=0.15), per_dollar=True)
-        nodes = plan_tensor_parallel(model, Pool(device, 64), Decoding(context=730, tpot=0.15))
+        nodes = plan_tensor_parallel(model, Cluster(device, 64), Decoding(context=730, tpot=0.15))
         assert apart is not None and nodes is not None
         assert mixed.tokens_per_dollar > 1.2 * apart.tokens_per_dollar
         assert mixed.tokens_per_dollar > 1.5 * nodes.tokens_per_dollar
@@ -165,20 +164,20 @@ def test_unlike_devices_gain_per_dollar() -> None:
 
 def test_a_dense_model_has_one_way_messages_like_any_other() -> None:
     dense = load_model("llama-3-8b")
-    found = plan_disaggregated(dense, Pool(H800, 4), Pool(H800, 4), Decoding(context=1000, tpot=1.0, batch=256))
+    found = plan_disaggregated(dense, Cluster(H800, 4), Cluster(H800, 4), Decoding(context=1000, tpot=1.0, batch=256))
     assert found is not None and 0 < found.expert_utilisation <= 1
 
 
 def test_what_does_not_fit_is_none_and_nonsense_refused() -> None:
-    assert plan_disaggregated(LARGE, Pool(H800, 1), Pool(H800, 1), Decoding(context=2000, tpot=1.0)) is None
-    assert plan_colocated(LARGE, Pool(H800, 2), Decoding(context=2000, tpot=1.0)) is None
+    assert plan_disaggregated(LARGE, Cluster(H800, 1), Cluster(H800, 1), Decoding(context=2000, tpot=1.0)) is None
+    assert plan_colocated(LARGE, Cluster(H800, 2), Decoding(context=2000, tpot=1.0)) is None
     assert search_split(LARGE, H800, H800, 32, Decoding(context=2000, tpot=1e-4)) is None
     with pytest.raises(UserError, match="above zero"):
-        plan_disaggregated(LARGE, Pool(H800, 8), Pool(H800, 0), Decoding(context=2000, tpot=1.0))
+        plan_disaggregated(LARGE, Cluster(H800, 8), Cluster(H800, 0), Decoding(context=2000, tpot=1.0))
 
 
 def test_layouts_side_by_side() -> None:
-    found = compare_decoding(SMALL, Pool(H800, 8), Decoding(context=2000, tpot=0.1))
+    found = compare_decoding(SMALL, Cluster(H800, 8), Decoding(context=2000, tpot=0.1))
     assert list(found) == ["tensor parallel", "expert parallel", "overlapped", "disaggregated"]
     for plan in found.values():
         assert plan is not None and plan.devices == 8 and plan.tpot <= 0.1

@@ -1,6 +1,6 @@
 """One micro-batch in one layer of decoding, part by part: attention, experts, messages; and what a device has room for.
 
-Shared by the layouts that are compared: attention and experts apart (disaggregation.py) or together (colocated.py).
+Shared by the layouts that are compared: attention and experts apart (megascale_infer.py) or together (colocated.py).
 """
 
 from __future__ import annotations
@@ -12,23 +12,13 @@ from functools import lru_cache
 
 from moesaic.errors import UserError
 from moesaic.plan import cost
-from moesaic.plan.hardware import FORMAT_BYTES, Device
+from moesaic.plan.hardware import FORMAT_BYTES, Cluster, Device
 from moesaic.plan.shape import AttentionShape, FfnShape, ModelShape
 
 RESERVED = 0.1  # of a device's memory: activations, buffers, the runtime
 ACTIVATION = 2.0  # bytes per number on the wire and in activations
 SIZES = 32  # batches tried
 KERNELS = 6  # of attention beside its matmuls: norms, rotary embedding, cache writes
-
-
-@dataclass(frozen=True)
-class Pool:
-    device: Device
-    count: int
-
-    @property
-    def price(self) -> float:
-        return self.device.price * self.count
 
 
 @dataclass(frozen=True)
@@ -147,7 +137,7 @@ def _ffn(rows: float, width: float, hidden: int, matrices: int, device: Device, 
     return up + cost.matmul(rows, hidden, width, device, dtype, count)
 
 
-def message_seconds(ffn: FfnShape, hidden: int, tokens: float, attention: Pool, experts: Pool) -> float:
+def message_seconds(ffn: FfnShape, hidden: int, tokens: float, attention: Cluster, experts: Cluster) -> float:
     """One way, many to many: a token goes once to each group of devices that holds one of its experts."""
     volume = tokens * distinct(ffn, experts.count) * hidden * ACTIVATION
     one, other = attention.device, experts.device
@@ -166,15 +156,15 @@ def distinct(ffn: FfnShape, devices: int) -> float:
     return groups * (1 - (1 - 1 / groups) ** ffn.topk)
 
 
-def exchange_seconds(ffn: FfnShape, hidden: int, tokens: float, pool: Pool) -> float:
+def exchange_seconds(ffn: FfnShape, hidden: int, tokens: float, cluster: Cluster) -> float:
     """All-to-all of expert parallelism, one way: what stays in the domain goes over the link, the rest over the
     network, both at once."""
-    device = pool.device
-    volume = tokens / pool.count * distinct(ffn, pool.count) * hidden * ACTIVATION
-    inside = min(pool.count, device.domain)
-    local = volume * (inside - 1) / pool.count / (device.link * device.link_share)
-    wide = volume * (pool.count - inside) / pool.count / (device.network * device.network_share)
-    latency = device.network_latency if pool.count > device.domain else device.link_latency
+    device = cluster.device
+    volume = tokens / cluster.count * distinct(ffn, cluster.count) * hidden * ACTIVATION
+    inside = min(cluster.count, device.domain)
+    local = volume * (inside - 1) / cluster.count / (device.link * device.link_share)
+    wide = volume * (cluster.count - inside) / cluster.count / (device.network * device.network_share)
+    latency = device.network_latency if cluster.count > device.domain else device.link_latency
     return max(local, wide) + latency
 
 

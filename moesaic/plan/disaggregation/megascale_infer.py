@@ -1,12 +1,12 @@
 """MegaScale-Infer (arXiv 2504.02263): attention and experts on separate devices, micro-batches ping-pong between them.
 
-    plan = plan_disaggregated(model, Pool(h20, 16), Pool(l40s, 16), Decoding(context=2000, tpot=0.1))
+    plan = plan_disaggregated(model, Cluster(h20, 16), Cluster(l40s, 16), Decoding(context=2000, tpot=0.1))
 
 While the experts work on one micro-batch the attention devices work on another. With attention time T_a, expert time
 T_e, T_f the longer one, and T_c one way on the wire (shorter than T_f), m micro-batches keep both busy if
 m T_f >= 2 (T_f + T_c); then a layer costs m T_f, else what one micro-batch needs for its round trip. All attention
 devices feed the same experts, so their batches add up there. `colocated.py` has what this is compared with. Decode
-only; devices of a pool are alike; experts are chosen evenly. `ping_pong` replays the pipeline event by event.
+only; the devices of each are alike; experts are chosen evenly. `ping_pong` replays the pipeline event by event.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from moesaic.plan.disaggregation.colocated import plan_colocated, plan_tensor_pa
 from moesaic.plan.disaggregation.decode_parts import (
     DecodePlan,
     Decoding,
-    Pool,
     attention_bytes,
     attention_seconds,
     expert_bytes,
@@ -26,7 +25,7 @@ from moesaic.plan.disaggregation.decode_parts import (
     message_seconds,
     room,
 )
-from moesaic.plan.hardware import Device
+from moesaic.plan.hardware import Cluster, Device
 from moesaic.plan.shape import ModelShape
 from moesaic.plan.timeline.events import Operation, Timeline, simulate
 
@@ -44,9 +43,9 @@ def layer_seconds(attention: float, experts: float, message: float, micro_batche
 
 
 def plan_disaggregated(
-    model: ModelShape, attention: Pool, experts: Pool, asked: Decoding, micro_batches: int | None = None
+    model: ModelShape, attention: Cluster, experts: Cluster, asked: Decoding, micro_batches: int | None = None
 ) -> DecodePlan | None:
-    """The best that these two pools do, every device used; None where it does not fit or misses `tpot`.
+    """The best that these two clusters do, every device used; None where it does not fit or misses `tpot`.
 
     The roofline's answer: the largest batch that fits and meets `tpot` (or the one asked for), in as many micro-batches
     as hide the messages; one more or less is tried too.
@@ -66,7 +65,7 @@ def plan_disaggregated(
 
 
 def _disaggregated(
-    model: ModelShape, attention: Pool, experts: Pool, asked: Decoding, batch: int, count: int
+    model: ModelShape, attention: Cluster, experts: Cluster, asked: Decoding, batch: int, count: int
 ) -> DecodePlan:
     tokens = batch / count
     total = busy_a = busy_e = 0.0
@@ -96,21 +95,21 @@ def search_split(
     """How many of `devices` hold attention and how many experts: the most tokens per second, or per dollar."""
     plans = []
     for count in range(1, devices) if devices <= 16 else range(2, devices, 2):
-        pools = Pool(attention, count), Pool(experts, devices - count)
-        if plan := plan_disaggregated(model, *pools, asked):
+        clusters = Cluster(attention, count), Cluster(experts, devices - count)
+        if plan := plan_disaggregated(model, *clusters, asked):
             plans.append(plan)
     value = (lambda plan: plan.tokens_per_dollar) if per_dollar else (lambda plan: plan.tokens_per_second)
     return max(plans, key=value, default=None)
 
 
-def compare_decoding(model: ModelShape, pool: Pool, asked: Decoding) -> dict[str, DecodePlan | None]:
+def compare_decoding(model: ModelShape, cluster: Cluster, asked: Decoding) -> dict[str, DecodePlan | None]:
     """The same devices in every layout, each at its best under `tpot`; None where a layout does not fit or is too
     slow."""
     return {
-        "tensor parallel": plan_tensor_parallel(model, pool, asked),
-        "expert parallel": plan_colocated(model, pool, asked),
-        "overlapped": plan_colocated(model, pool, asked, overlap=True),
-        "disaggregated": search_split(model, pool.device, pool.device, pool.count, asked),
+        "tensor parallel": plan_tensor_parallel(model, cluster, asked),
+        "expert parallel": plan_colocated(model, cluster, asked),
+        "overlapped": plan_colocated(model, cluster, asked, overlap=True),
+        "disaggregated": search_split(model, cluster.device, cluster.device, cluster.count, asked),
     }
 
 
