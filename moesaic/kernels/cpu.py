@@ -19,7 +19,6 @@ from moesaic.kernels.reference import dispatch as dispatch
 from moesaic.kernels.reference import embed as embed
 from moesaic.kernels.reference import rotate as rotate
 from moesaic.kernels.reference import route as route
-from moesaic.kernels.reference import rows as rows
 from moesaic.kernels.reference import run_layers as run_layers
 
 # One row runs at memory speed (a matrix-vector product); the matrix-matrix path starts four times slower and only

@@ -135,9 +135,6 @@ class LayerStack:
 class Kernels(Protocol):
     """Shapes are in the legend of `moesaic.model`. A weight may be quantized where the kernels take it."""
 
-    def rows(self, layout: Batch) -> Tensor | None:
-        """Which tokens of a batch these kernels have hidden states of, where others have the rest; None: of all."""
-
     def embed(self, tokens_T: Tensor, table_VD: Tensor, site: str = "") -> Tensor: ...
 
     def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor: ...

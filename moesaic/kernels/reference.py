@@ -32,10 +32,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def rows(layout: Batch) -> None:
-    return None  # all of them
-
-
 def embed(tokens_T: Tensor, table_VD: Tensor, site: str = "") -> Tensor:
     return F.embedding(tokens_T, table_VD)
 

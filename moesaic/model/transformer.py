@@ -92,10 +92,7 @@ class Model(nn.Module):
         ops = for_batch(ops or self.ops, layout)
         if routing is not None and routing.keep_logits:  # not in a block, which may be compiled
             routing.lengths = [span.new for span in layout.spans]
-        rope, rows_T = rope_of(self.config, layout), ops.rows(layout)
-        if rows_T is not None:  # hidden states that are given are of those already
-            rope, inputs = rope.at(rows_T), inputs if inputs.is_floating_point() else inputs[rows_T]
-        context = ForwardContext(layout, ops, rope, routing, self.mode != "invariant")
+        context = ForwardContext(layout, ops, rope_of(self.config, layout), routing, self.mode != "invariant")
         return (inputs if inputs.is_floating_point() else self.embedded(inputs, ops)), context
 
     def run_layers(

@@ -107,97 +107,73 @@ class Traffic:
             self.forward += size
 
 
-def all_to_all(
-    rows: Tensor, leaving: list[int], arriving: list[int], group: dist.ProcessGroup, traffic: Traffic
-) -> Tensor:
+class RowGroup:
+    """The ranks that divide rows among them, and what this one has sent."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.group: Any = group if group is not None else dist.group.WORLD
+        self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.traffic = Traffic()
+
+    def exchange(self, rows: Tensor, leaving: list[int], arriving: list[int], *, backward: bool = False) -> Tensor:
+        size = rows[:1].numel() * rows.element_size()
+        self.traffic.count(size * (sum(leaving) - leaving[self.rank]), backward=backward)
+        found = rows.new_empty(sum(arriving), *rows.shape[1:])
+        dist.all_to_all_single(found, rows.contiguous(), arriving, leaving, group=self.group)
+        return found
+
+    def gather(self, rows_T: Tensor, counts: list[int], *, backward: bool = False) -> Tensor:
+        """All ranks' rows, one rank after the other. Shares are padded to the largest, which is a row or two more than
+        the others: one collective for all."""
+        mine = rows_T.new_zeros(max(counts), *rows_T.shape[1:])
+        mine[: len(rows_T)] = rows_T
+        found = [torch.empty_like(mine) for _ in counts]
+        self.traffic.count((self.size - 1) * mine.numel() * mine.element_size(), backward=backward)
+        dist.all_gather(found, mine, group=self.group)
+        return torch.cat([part[:count] for part, count in zip(found, counts, strict=True)])
+
+    def reduce(self, rows_T: Tensor, counts: list[int], *, backward: bool = False) -> Tensor:
+        """What every rank found for this rank's rows, added up in the order of ranks: the same bits every time."""
+        here = counts[self.rank]
+        found = self.exchange(rows_T, counts, [here] * self.size, backward=backward)
+        return found.view(self.size, here, *rows_T.shape[1:]).sum(0)
+
+
+def all_to_all(rows: Tensor, leaving: list[int], arriving: list[int], ranks: RowGroup) -> Tensor:
     """As many rows (along the first dimension) to every rank as `leaving` says; gradients travel back."""
-    return cast(Tensor, _AllToAll.apply(rows, leaving, arriving, group, traffic))
+    return cast(Tensor, _AllToAll.apply(rows, leaving, arriving, ranks))
 
 
 class _AllToAll(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, leaving: list[int], arriving: list[int], group: dist.ProcessGroup, traffic: Traffic
-    ) -> Tensor:
-        ctx.back = arriving, leaving, group, traffic
-        return exchanged(rows, leaving, arriving, group, traffic)
+    def forward(ctx: Any, rows: Tensor, leaving: list[int], arriving: list[int], ranks: RowGroup) -> Tensor:
+        ctx.way, ctx.ranks = (arriving, leaving), ranks
+        return ranks.exchange(rows, leaving, arriving)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return exchanged(grads[0], *ctx.back, backward=True), None, None, None, None
+        return ctx.ranks.exchange(grads[0], *ctx.way, backward=True), None, None, None
 
 
-def exchanged(
-    rows: Tensor,
-    leaving: list[int],
-    arriving: list[int],
-    group: dist.ProcessGroup,
-    traffic: Traffic,
-    *,
-    backward: bool = False,
-) -> Tensor:
-    size = rows[:1].numel() * rows.element_size() if len(rows) else 0
-    traffic.count(size * (sum(leaving) - leaving[dist.get_rank(group)]), backward=backward)
-    found = rows.new_empty(sum(arriving), *rows.shape[1:])
-    dist.all_to_all_single(found, rows.contiguous(), arriving, leaving, group=group)
-    return found
-
-
-def gather_rows(
-    rows_T: Tensor,
-    split: RowSplit,
-    group: dist.ProcessGroup,
-    traffic: Traffic | None = None,
-    *,
-    gradient: Literal["sum", "own"] = "sum",
-) -> Tensor:
+def gather_rows(rows_T: Tensor, split: RowSplit, ranks: RowGroup, *, gradient: Literal["sum", "own"] = "sum") -> Tensor:
     """Every rank's rows as the whole batch has them, on every rank.
 
     Where every rank goes on to compute a part of the loss, a row's gradient is the `sum` of what the ranks found. Where
     every rank computes the same whole loss (a balance loss that needs whole sequences), all found the same: its `own`
     is all of it, and nothing is sent.
     """
-    gathered = cast(Tensor, _Gather.apply(rows_T, split, group, traffic or Traffic(), gradient == "sum"))
-    return split.ordered(gathered)
+    return split.ordered(cast(Tensor, _Gather.apply(rows_T, split.counts, ranks, gradient == "sum")))
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, rows_T: Tensor, split: RowSplit, group: dist.ProcessGroup, traffic: Traffic, summed: bool
-    ) -> Tensor:
-        ctx.back = split, group, traffic, summed
-        return gathered_by_rank(rows_T, split, group, traffic)
+    def forward(ctx: Any, rows_T: Tensor, counts: list[int], ranks: RowGroup, summed: bool) -> Tensor:
+        ctx.back = counts, ranks, summed
+        return ranks.gather(rows_T, counts)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        split, group, traffic, summed = ctx.back
+        counts, ranks, summed = ctx.back
         if summed:
-            d_rows_T = summed_by_rank(grads[0], split, group, traffic, backward=True)
-        else:
-            d_rows_T = grads[0].split(split.counts)[dist.get_rank(group)].contiguous()
-        return d_rows_T, None, None, None, None
-
-
-def gathered_by_rank(
-    rows_T: Tensor, split: RowSplit, group: dist.ProcessGroup, traffic: Traffic, *, backward: bool = False
-) -> Tensor:
-    """Shares are padded to the largest, which is a row or a few more than the others: one collective for all."""
-    counts, ranks = split.counts, len(split.parts)
-    widest = max(counts)
-    mine = rows_T.new_zeros(widest, *rows_T.shape[1:])
-    mine[: len(rows_T)] = rows_T
-    found = [torch.empty_like(mine) for _ in range(ranks)]
-    traffic.count((ranks - 1) * mine.numel() * mine.element_size(), backward=backward)
-    dist.all_gather(found, mine, group=group)
-    return torch.cat([part[:count] for part, count in zip(found, counts, strict=True)])
-
-
-def summed_by_rank(
-    rows_T: Tensor, split: RowSplit, group: dist.ProcessGroup, traffic: Traffic, *, backward: bool = False
-) -> Tensor:
-    """What every rank found for this rank's rows, added up in the order of ranks: the same bits every time."""
-    rank, ranks = dist.get_rank(group), len(split.parts)
-    count = split.counts[rank]
-    found = exchanged(rows_T, split.counts, [count] * ranks, group, traffic, backward=backward)
-    return found.view(ranks, count, *rows_T.shape[1:]).sum(0)
+            return ranks.reduce(grads[0], counts, backward=True), None, None, None
+        return grads[0].split(counts)[ranks.rank].contiguous(), None, None, None

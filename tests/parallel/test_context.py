@@ -17,7 +17,7 @@ from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
 from moesaic.parallel.context.heads import divide_heads
 from moesaic.parallel.context.kernels import ContextParallelKernels
-from moesaic.parallel.rows import RowSplit, SplitKind, Traffic, gather_rows
+from moesaic.parallel.rows import RowGroup, RowSplit, SplitKind, gather_rows
 from moesaic.recipe import load_recipe
 from moesaic.train.architecture import architecture
 from moesaic.train.balance import sequence_loss
@@ -32,6 +32,8 @@ SHAPES = {
     "glm4_moe": "heads: 6, kv_heads: 2, head_size: 8, mtp_layers: 2, shared_experts: 1, dense_layers: 1",
     "qwen3_moe": "heads: 4, kv_heads: 1, head_size: 8, shared_experts: 0, dense_layers: 0,"
     " router: {score: softmax, correction: false}",
+    "deepseek_v3": "heads: 3, mtp_layers: 1, dense_layers: 1, router: {groups: 2, top_groups: 1},"
+    " latent: {kv_rank: 10, q_rank: 12, plain_size: 8, rope_size: 4, value_size: 6}",
 }
 # Ragged, with sequences of one token; fewer rows than ranks.
 BATCHES = ([9, 1, 14, 5], [1, 2], [23])
@@ -107,7 +109,7 @@ def attention_alone(rank: int, world: int) -> None:
                 weight_THC = torch.randn(out_THC.shape, generator=generator)
                 (out_THC * weight_THC).sum().backward()
 
-                rows_T = ops.rows(layout)
+                rows_T = ops.split(layout).parts[rank]
                 mine = [part.detach()[rows_T].requires_grad_() for part in whole]
                 found_THC = ops.attend(*mine, call)
                 assert torch.equal(found_THC.detach(), out_THC.detach()[rows_T]), (heads, kv_heads, window, lengths)
@@ -136,7 +138,7 @@ def balance_losses(rank: int, world: int) -> None:
     expected.backward()
     ops = ContextParallelKernels(model_of("glm4_moe").ops, split="zigzag")
     layout = Layout(lengths)
-    rows_T = ops.rows(layout)
+    rows_T = ops.split(layout).parts[rank]
     mine_TE = logits_TE.detach()[rows_T].requires_grad_()
     found = sequence_loss(ops.gather(mine_TE, layout), ops.gather(routes_TK[rows_T], layout), lengths, shape)
     assert torch.equal(found.detach(), expected.detach())
@@ -148,16 +150,16 @@ def balance_losses(rank: int, world: int) -> None:
 
 def gradients_add_up(rank: int, world: int) -> None:
     """Where every rank uses all rows for a part of the loss, gradients are the sum of what ranks found."""
-    split, traffic = RowSplit.of([5, 1, 3], world, "zigzag"), Traffic()
+    split, ranks = RowSplit.of([5, 1, 3], world, "zigzag"), RowGroup()
     whole_TD = torch.arange(18.0).view(9, 2)
     mine_TD = whole_TD[split.parts[rank]].requires_grad_()
-    found_TD = gather_rows(mine_TD, split, dist.group.WORLD, traffic)
+    found_TD = gather_rows(mine_TD, split, ranks)
     assert torch.equal(found_TD.detach(), whole_TD)
     (found_TD * whole_TD * (rank + 1)).sum().backward()
     expected_TD = whole_TD * (world * (world + 1) // 2)
     assert mine_TD.grad is not None and torch.equal(mine_TD.grad, expected_TD[split.parts[rank]])
-    assert traffic.forward == (world - 1) * max(split.counts) * 8
-    assert traffic.backward == (9 - len(mine_TD)) * 8
+    assert ranks.traffic.forward == (world - 1) * max(split.counts) * 8
+    assert ranks.traffic.backward == (9 - len(mine_TD)) * 8
 
 
 def every_part(rank: int, world: int) -> None:

@@ -26,7 +26,6 @@ from moesaic.kernels.reference import dispatch as dispatch
 from moesaic.kernels.reference import embed as embed
 from moesaic.kernels.reference import gated as gated
 from moesaic.kernels.reference import rotate as rotate
-from moesaic.kernels.reference import rows as rows
 from moesaic.kernels.reference import run_layers as run_layers
 from moesaic.kernels.reference import visible_TM
 from moesaic.kernels.triton import linear as invariant

@@ -22,7 +22,6 @@ from moesaic.kernels.cuda.fast import embed as embed
 from moesaic.kernels.cuda.fast import experts as experts
 from moesaic.kernels.cuda.fast import gated as gated
 from moesaic.kernels.cuda.fast import rotate as rotate
-from moesaic.kernels.cuda.fast import rows as rows
 from moesaic.kernels.cuda.fast import run_layers as run_layers
 from moesaic.kernels.cuda.layout_rows import flat_rows
 from moesaic.kernels.exact_forward import exact_forward, exact_matmul, needs_grad

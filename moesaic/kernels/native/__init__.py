@@ -86,7 +86,6 @@ class NativeKernels:
         self.library: Any = library
 
     rotate, linear_cross_entropy = staticmethod(cpu.rotate), staticmethod(cpu.linear_cross_entropy)
-    rows = staticmethod(cpu.rows)
     dispatch, combine = staticmethod(cpu.dispatch), staticmethod(cpu.combine)
 
     def run_layers(

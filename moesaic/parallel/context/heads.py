@@ -11,10 +11,9 @@ from functools import lru_cache
 from itertools import pairwise
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from moesaic.parallel.rows import RowSplit, Traffic, all_to_all
+from moesaic.parallel.rows import RowGroup, RowSplit, all_to_all
 
 
 @dataclass(frozen=True)
@@ -49,12 +48,11 @@ def to_heads(
     parts: list[Tensor],
     columns: list[list[tuple[int, ...]]],
     split: RowSplit,
-    group: dist.ProcessGroup,
-    traffic: Traffic,
+    ranks: RowGroup,
 ) -> list[Tensor]:
     """Tensors (T, heads, size) of this rank's rows; `columns[i][r]` are the heads of tensor i that rank r gets. Returns
     all rows of those this rank gets."""
-    rank, counts = dist.get_rank(group), split.counts
+    rank, counts = ranks.rank, split.counts
     leaving, packed = [], []
     for other in range(len(counts)):
         pieces = [_heads(part, chosen[other]).flatten(1) for part, chosen in zip(parts, columns, strict=True)]
@@ -63,7 +61,7 @@ def to_heads(
         packed.append(row_TX.reshape(-1))
     widths = [len(chosen[rank]) * part.shape[2] for part, chosen in zip(parts, columns, strict=True)]
     arriving = [count * sum(widths) for count in counts]
-    found = all_to_all(torch.cat(packed), leaving, arriving, group, traffic)
+    found = all_to_all(torch.cat(packed), leaving, arriving, ranks)
     all_TX = split.ordered(found.view(split.tokens, sum(widths)))
     pieces = all_TX.split(widths, 1)
     return [
@@ -72,15 +70,13 @@ def to_heads(
     ]
 
 
-def to_rows(
-    out_THC: Tensor, shares: tuple[HeadShare, ...], split: RowSplit, group: dist.ProcessGroup, traffic: Traffic
-) -> Tensor:
+def to_rows(out_THC: Tensor, shares: tuple[HeadShare, ...], split: RowSplit, ranks: RowGroup) -> Tensor:
     """All rows of this rank's heads to this rank's rows of all heads."""
-    rank, size = dist.get_rank(group), out_THC.shape[2]
+    rank, size = ranks.rank, out_THC.shape[2]
     count = split.counts[rank]
     leaving = [other * out_THC.shape[1] * size for other in split.counts]
     arriving = [count * share.heads * size for share in shares]
-    found = all_to_all(split.by_rank(out_THC).reshape(-1), leaving, arriving, group, traffic)
+    found = all_to_all(split.by_rank(out_THC).reshape(-1), leaving, arriving, ranks)
     pieces = found.split(arriving)
     return torch.cat([piece.view(count, share.heads, size) for piece, share in zip(pieces, shares, strict=True)], 1)
 

@@ -8,67 +8,81 @@ their gradients as under data parallelism: the sum over the group is the gradien
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from moesaic.kernels.interface import AttentionCall, Batch, Kernels
-from moesaic.kernels.wrapped import WrappedKernels
-from moesaic.parallel.context.heads import divide_heads, to_heads, to_rows
-from moesaic.parallel.rows import RowSplit, SplitKind, Traffic, gather_rows
+from moesaic.kernels.interface import AttentionCall, Batch, Kernels, LatentCall, QKNorm, RopeAngles
+from moesaic.kernels.wrapped import WrappedKernels, for_batch
+from moesaic.parallel.context.ulysses import attend_by_heads, attend_latent_by_heads
+from moesaic.parallel.rows import RowGroup, RowSplit, SplitKind, gather_rows
 
 
 class ContextParallelKernels(WrappedKernels):
-    """`traffic` counts the bytes this rank sent. Under tensor parallelism these are the outer kernels: a loss takes the
-    rows of this rank first, then what is left is divided further."""
+    """`traffic` counts the bytes this rank sent. Under tensor parallelism these are the outer kernels: what they leave
+    of a batch is divided further."""
 
     def __init__(
         self, plain: Kernels, group: dist.ProcessGroup | None = None, *, split: SplitKind = "contiguous"
     ) -> None:
         super().__init__(plain)
-        self.group: Any = group if group is not None else dist.group.WORLD
-        self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.ranks = RowGroup(group)
         self.kind: SplitKind = split
-        self.traffic = Traffic()
+        self.traffic = self.ranks.traffic
         self._begun: RowSplit | None = None
+        self._rope: tuple[RopeAngles, RopeAngles] | None = None  # the batch's, and of the rows that are here
 
-    def rows(self, layout: Batch) -> Tensor:
-        self._begun = self.split(layout)
-        return self._begun.parts[self.rank]
+    def for_batch(self, layout: Batch, rows: int | None = None) -> Self:
+        assert rows is None, "whoever divides rows further stands within these kernels"
+        self._begun = split = self.split(layout)  # a loss is asked for without a layout, right behind its forward
+        bound = object.__new__(type(self))
+        plain = for_batch(self.plain, layout, split.counts[self.ranks.rank])
+        bound.__dict__.update(self.__dict__, plain=plain)
+        return bound
 
     def split(self, layout: Batch) -> RowSplit:
         assert layout.pages_SP is None and not layout.has_trees, "only whole sequences are divided"
-        device = layout.spans_S4.device
-        return RowSplit.of([span.new for span in layout.spans], self.ranks, self.kind, device)
+        lengths = [span.new for span in layout.spans]
+        return RowSplit.of(lengths, self.ranks.size, self.kind, layout.spans_S4.device)
 
     def gather(self, rows_T: Tensor, layout: Batch) -> Tensor:
         """The whole batch's rows, for a loss that every rank computes whole (a balance loss over sequences): its
         gradient counts once."""
-        return gather_rows(rows_T, self.split(layout), self.group, self.traffic, gradient="own")
+        return gather_rows(rows_T, self.split(layout), self.ranks, gradient="own")
+
+    def embed(self, tokens_T: Tensor, table_VD: Tensor, site: str = "") -> Tensor:
+        return self.plain.embed(tokens_T[self._rows(len(tokens_T))], table_VD, site)
 
     def linear_cross_entropy(
         self, hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, scale_T: Tensor, **options: Any
     ) -> tuple[Tensor, Tensor]:
-        """Of the batch whose forward began last, whose targets and scales are whole; the sum and losses of the rows
-        that are here."""
-        split = self._begun
-        assert split is not None and len(targets_T) == split.tokens, "targets of another batch"
-        rows_T = split.parts[self.rank]
-        return self.plain.linear_cross_entropy(
-            hidden_TD, weight_VD, targets_T.index_select(0, rows_T), scale_T.index_select(0, rows_T), **options
-        )
+        """Targets and scales are the whole batch's; the sum and the losses are of the rows that are here."""
+        rows_T = self._rows(len(targets_T))
+        return self.plain.linear_cross_entropy(hidden_TD, weight_VD, targets_T[rows_T], scale_T[rows_T], **options)
+
+    def rotate(self, x_THC: Tensor, rope: RopeAngles) -> Tensor:
+        return self.plain.rotate(x_THC, self._rope_here(rope))
+
+    def qk_norm_rope(
+        self, qkv_TXC: Tensor, kv_heads: int, norm: QKNorm | None, rope: RopeAngles
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return self.plain.qk_norm_rope(qkv_TXC, kv_heads, norm, self._rope_here(rope))
 
     def attend(self, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
-        split, kv_heads = self.split(call.layout), k_TNC.shape[1]
-        shares = divide_heads(q_THC.shape[1], kv_heads, self.ranks)
-        mine = shares[self.rank]
-        queries = [tuple(range(share.first, share.last)) for share in shares]
-        read = [share.kv for share in shares]
-        q, k, v = to_heads([q_THC, k_TNC, v_TNC], [queries, read, read], split, self.group, self.traffic)
-        if mine.kv_of is not None:
-            chosen = torch.tensor(mine.kv_of, device=k.device)
-            k, v = k.index_select(1, chosen), v.index_select(1, chosen)
-        out_THC = self.plain.attend(q, k, v, call) if mine.heads else q
-        return to_rows(out_THC, shares, split, self.group, self.traffic)
+        return attend_by_heads(self.plain, q_THC, k_TNC, v_TNC, call, self.split(call.layout), self.ranks)
+
+    def attend_latent(self, call: LatentCall) -> Tensor:
+        split = self.split(call.attention.layout)
+        return attend_latent_by_heads(self.plain, call, self._rope_here(call.rope), split, self.ranks)
+
+    def _rows(self, tokens: int) -> Tensor:
+        """Those of the batch whose forward began last."""
+        split = self._begun
+        assert split is not None and split.tokens == tokens, f"{tokens} tokens are not of the batch that was begun"
+        return split.parts[self.ranks.rank]
+
+    def _rope_here(self, rope: RopeAngles) -> RopeAngles:
+        if self._rope is None or self._rope[0] is not rope:
+            self._rope = rope, rope.at(self._rows(len(rope.cos_TR)))
+        return self._rope[1]
