@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import httpx
@@ -12,11 +13,12 @@ import moesaic
 from moesaic.errors import UserError
 from moesaic.serve.bench.server_process import serving
 from moesaic.serve.cluster.prefix_routing import PrefixIndex
+from moesaic.serve.cluster.replica import Replica
 from moesaic.serve.cluster.replicas import Replicas, frontend_engine
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.engine_loop import ReplicaDied
 from moesaic.serve.core.grammar import Grammar
-from moesaic.serve.core.request import Request, Sampling
+from moesaic.serve.core.request import Output, Request, Sampling
 from tests.serve.api.test_adapters import write_adapter
 from tests.serve.made import talking_model
 from tests.waiting import PATIENCE
@@ -131,11 +133,27 @@ def test_a_busy_replica_is_left_alone_even_if_it_knows_the_prompt():
     assert small.tokens("a", list(range(32)), 16) == 0 and len(small.pages) == 2
 
 
+def hold(replica: Replica) -> None:
+    """In the replica: no step after the first that has outputs, until `gate` is set."""
+    step, written, replica.gate = replica.engine.step, threading.Event(), threading.Event()
+
+    def step_unless_held() -> list[Output]:
+        if written.is_set():
+            replica.gate.wait()
+        outputs = step()
+        if outputs:
+            written.set()
+        return outputs
+
+    replica.engine.step = step_unless_held
+
+
 def test_a_dead_replica_loses_only_the_answers_it_was_writing(directory, alone):
-    long, short = greedy(300), greedy(4)
+    long, short = greedy(40), greedy(4)
 
     async def ask() -> None:
         async with replicas(directory, max_requests=1) as loop:
+            await asyncio.gather(*(replica.actor.__ray_call__.remote(hold) for replica in loop.replicas))
             writing = [loop.engine.request(f"the number {n}", long) for n in range(2)]
             answers = [loop.submit([request]) for request in writing]
             for each in answers:  # both replicas write
@@ -144,13 +162,14 @@ def test_a_dead_replica_loses_only_the_answers_it_was_writing(directory, alone):
             waiting = [asyncio.create_task(text_of(loop, request)) for request in queued]
             while not all(request.number in loop._assigned for request in queued):
                 await asyncio.sleep(0)
-            (dead,) = [replica for replica in loop.replicas if loop._assigned[writing[0].number] is replica]
+            dead, living = (loop._assigned[request.number] for request in writing)
             assert {loop._assigned[request.number].number for request in queued} == {0, 1}  # behind both
             ray.kill(dead.actor)
             with pytest.raises(ReplicaDied, match="died; send it again"):
                 async for _ in answers[0]:
                     pass
             answers[0].close()
+            await living.actor.__ray_call__.remote(lambda replica: replica.gate.set())
             async for _ in answers[1]:
                 pass
             await asyncio.gather(*waiting)
