@@ -13,7 +13,9 @@ A method says which parameters go by which rule, and a rule how a list of weight
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import ClassVar
 
+import torch.distributed as dist
 from torch import nn
 
 from moesaic.train.optimizers._optimizer import Named, Optimizer, Rule, Slot, Step, StepResult
@@ -26,13 +28,22 @@ class OptimizerMethod:
     """An optimizer as a recipe describes it."""
 
     lr: float  # the peak learning rate; a step uses its schedule's share of it
+    reduces_gradients: ClassVar[bool] = False  # whether, given a group, it takes gradients not yet reduced over it
 
     def groups(self, parameters: list[Named]) -> list[tuple[Rule, list[Named]]]:
         """Which rule updates which parameters; each parameter belongs to one rule."""
         raise NotImplementedError
 
-    def build(self, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
-        """The optimizer of these parameters, as they are now; one that takes no gradient is left out."""
+    def build(
+        self, named_parameters: Iterable[tuple[str, nn.Parameter]], group: dist.ProcessGroup | None = None
+    ) -> Optimizer:
+        """The optimizer of these parameters, as they are now; one that takes no gradient is left out.
+
+        `group` is of ranks that hold equal parameters and have gradients of other data. A method that reduces gradients
+        is given it, gets each rank's share of the gradients as it came, and sees to it that parameters stay equal; of
+        any other method's gradients the caller takes the sum over ranks first.
+        """
+        assert group is None or self.reduces_gradients, "these gradients are reduced before the optimizer"
         trained = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
         return Optimizer(trained, [(rule, group) for rule, group in self.groups(trained) if group])
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from moesaic.errors import UserError
+from moesaic.parallel.one_bit import OneBitExchange
 from moesaic.sharded import local, whole
 
 Named = tuple[str, nn.Parameter]
@@ -49,6 +50,7 @@ class Step:
     divisor: Tensor  # float32: a gradient divided by it is unscaled and clipped
     skip: Tensor  # bool: leave everything as it is, to the bit; the gradients are not finite
     updates: Tensor  # int64: how many updates were taken before this one
+    number: int  # how many steps were taken before this one, skipped ones too: what the host knows without asking
 
     def keep(self, old: Tensor, new: Tensor) -> None:
         """Write `new` over `old`, unless the step is skipped."""
@@ -66,6 +68,9 @@ class Rule:
         """Update the slots' weights and states. The gradients are as they came, float32, and may be overwritten."""
         raise NotImplementedError
 
+    def bring_together(self, slots: Sequence[Slot], number: int) -> None:
+        """Make the weights equal on all ranks, after `number` steps, if this rule lets them differ between steps."""
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -81,9 +86,18 @@ class Optimizer:
 
     A bfloat16 or float16 parameter has a float32 master, which is what is updated; the parameter is its rounding to
     nearest. Whoever changes such a parameter elsewhere must load a state too, or the next step undoes the change.
+
+    With an `exchange`, gradients are this rank's shares, whose sum over the ranks is the gradient, and it is the rules
+    that bring them together. All ranks clip by the root mean square of what each takes the norm to be, which is never
+    below the true norm, and skip together.
     """
 
-    def __init__(self, parameters: Sequence[Named], groups: Sequence[tuple[Rule, Sequence[Named]]]) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[Named],
+        groups: Sequence[tuple[Rule, Sequence[Named]]],
+        exchange: OneBitExchange | None = None,
+    ) -> None:
         if not parameters:
             raise UserError("optimizer", "no parameter takes a gradient, so there is nothing to train")
         assert len({name for name, _ in parameters}) == len(parameters), "two parameters have one name"
@@ -97,6 +111,8 @@ class Optimizer:
         device = self.slots[0].parameter.device
         self.updates = torch.zeros((), dtype=torch.int64, device=device)
         self.skipped = torch.zeros((), dtype=torch.int64, device=device)
+        self.number = 0
+        self.exchange = exchange
 
     @torch.no_grad()
     def step(self, lr_factor: float, *, clip: float, loss_scale: Tensor | None = None) -> StepResult:
@@ -107,11 +123,19 @@ class Optimizer:
         skipped: parameters, states and counts stay as they are to the bit, and one more step is counted as skipped.
         """
         assert clip > 0, f"clip at {clip}"
+        ranks = 1
+        if self.exchange is not None:
+            ranks = self.exchange.ranks
+            for slot in self.slots:  # all ranks must exchange the same, whoever has no gradient of it
+                if slot.parameter.grad is None:
+                    slot.parameter.grad = torch.zeros_like(slot.parameter)
         norm = total_norm([slot.parameter.grad for slot in self.slots if slot.parameter.grad is not None], self.device)
+        if self.exchange is not None:
+            norm = (self.exchange.sum(norm.double().square()) * ranks).sqrt().float()
         divisor = torch.ones_like(norm) if loss_scale is None else loss_scale.to(norm)
         norm = norm / divisor
         skip = ~norm.isfinite()
-        step = Step(lr_factor, divisor * (norm / clip).clamp(min=1.0), skip, self.updates)
+        step = Step(lr_factor, divisor * (norm / clip).clamp(min=1.0) / ranks, skip, self.updates, self.number)
         for rule, slots in self.groups:
             for piece in _pieces([slot for slot in slots if slot.parameter.grad is not None]):
                 rule.update(piece, [slot.gradient() for slot in piece], step)
@@ -120,7 +144,17 @@ class Optimizer:
                         slot.own.copy_(slot.weight)
         self.updates += ~skip
         self.skipped += skip
+        self.number += 1
         return StepResult(norm, skip, self.updates.clone())
+
+    @torch.no_grad()
+    def bring_together(self) -> None:
+        """Make parameters equal on all ranks: before they are saved, and after the last step. All ranks must ask."""
+        for rule, slots in self.groups:
+            rule.bring_together(slots, self.number)
+        for slot in self.slots:
+            if slot.has_master and self.exchange is not None:
+                slot.own.copy_(slot.weight)
 
     def zero_grad(self) -> None:
         for slot in self.slots:
@@ -150,6 +184,7 @@ class Optimizer:
         _check(own, tensors)
         for key, tensor in own.items():
             tensor.copy_(tensors[key])
+        self.number = int(self.updates + self.skipped)
         for slot in self.slots:
             if slot.has_master:
                 slot.own.copy_(slot.weight)

@@ -3,27 +3,38 @@
     moesaic train recipes/tiny.yaml --out out/run "optimizer={name: zero_one_adam, lr: 3e-4, variance_double_every: 16}"
 
 The paper (Maximizing Communication Efficiency for Large-scale Training via 0/1 Adam) makes Adam linear so that workers
-may exchange one bit per weight, and not at every step. Here is what one process does. The variance is updated at steps
-whose distance doubles after every `variance_double_every` of them (the policy T_v), and is frozen between. The momentum
-is what processes will exchange, compressed to one bit with error feedback; that comes with the parallel trainer, at
-`ZeroOneAdamRule.exchange`. Until then every step communicates, with itself, and the policy of local steps T_u (as many
-as `local_limit` of them between exchanges, doubling every `local_double_every` updates) is recorded and not used.
+may exchange one bit per weight, and not at every step. The variance is updated at steps whose distance doubles after
+every `variance_double_every` of them (the policy T_v), and is frozen between.
 
-Two things are ours. Bias correction counts the updates of each moment by themselves, so that while the variance is
-updated at each step this is Adam; `bias_correction: false` is the paper's form. And a weight whose variance is still
-zero (a rare token's embedding, an idle expert) takes its first gradient's square as its variance: a frozen zero would
-turn that gradient into a step of any size.
+Built with a group of ranks, each with gradients of its own data, it exchanges in place of an all-reduce of gradients:
+
+- Where the variance is updated, the gradients, at full precision. So momentum and variance are Adam's there.
+- At other steps the momentum, at one bit per weight (`parallel/one_bit.py`).
+- After `local_double_every` steps only at every 2nd step, after as many more at every 4th, up to every `local_limit`-th
+  (the policy T_u). Between, each rank moves by its own momentum. What it moved by is what is exchanged: weights go back
+  to where all ranks were equal and move by the mean; and the mean over those steps is the momentum from there on.
+
+Policies then count steps, skipped ones too, so that no rank has to ask its device when to exchange. Between exchanges
+weights differ by rank: `Optimizer.bring_together` before they are saved.
+
+Three things are ours. Bias correction counts the updates of each moment by themselves, so that while the variance is
+updated at each step this is Adam; `bias_correction: false` is the paper's form. A weight whose variance is still zero
+(a rare token's embedding, an idle expert) takes its first gradient's square as its variance: a frozen zero would turn
+that gradient into a step of any size. And scales of the compression are per block of weights, not per tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 
-from moesaic.train.optimizers import Named, OptimizerMethod, Rule, Slot, Step, by_decay, need
+from moesaic.parallel.one_bit import OneBitExchange
+from moesaic.train.optimizers import Named, Optimizer, OptimizerMethod, Rule, Slot, Step, by_decay, need
 from moesaic.train.optimizers.adamw import check_adam
 
 # So many weights are updated at a time, to bound the memory of what is computed on the way.
@@ -39,8 +50,10 @@ class ZeroOneAdam(OptimizerMethod):
     decay_embeddings: bool = True
     bias_correction: bool = True
     variance_double_every: int = 16
-    local_double_every: int = 32_768
-    local_limit: int = 16
+    local_double_every: int = 32_768  # updates after which ranks take twice as many steps between exchanges
+    local_limit: int = 16  # the most they take; 1: they exchange at every step, and need less memory
+
+    reduces_gradients: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_adam(self.lr, self.betas, self.eps, self.weight_decay)
@@ -52,6 +65,17 @@ class ZeroOneAdam(OptimizerMethod):
             (ZeroOneAdamRule(self, decay), group)
             for decay, group in by_decay(parameters, self.weight_decay, self.decay_embeddings)
         ]
+
+    def build(
+        self, named_parameters: Iterable[tuple[str, nn.Parameter]], group: dist.ProcessGroup | None = None
+    ) -> Optimizer:
+        if group is None or dist.get_world_size(group) == 1:
+            return super().build(named_parameters)
+        exchange = OneBitExchange(group)
+        trained = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
+        groups = by_decay(trained, self.weight_decay, self.decay_embeddings)
+        rules = [(ExchangingRule(self, decay, exchange), part) for decay, part in groups if part]
+        return Optimizer(trained, rules, exchange)
 
 
 @dataclass(frozen=True)
@@ -92,7 +116,7 @@ class ZeroOneAdamRule(Rule):
         (beta1, beta2), lr = self.options.betas, self.options.lr * step.lr_factor
         correction1, correction2 = self._correction(beta1, counts[0]), self._correction(beta2, counts[1])
         square = gradient.square()
-        moved = self.exchange(momentum.lerp(gradient, 1 - beta1))
+        moved = momentum.lerp(gradient, 1 - beta1)
         frozen = torch.where(variance == 0, square * correction2, variance)
         scale = torch.where(due, variance.lerp(square, 1 - beta2), frozen)
         step.keep(momentum, moved)
@@ -103,17 +127,149 @@ class ZeroOneAdamRule(Rule):
         new.sub_(moved.div(denominator).mul_(lr / correction1))
         step.keep(weight, new)
 
-    def exchange(self, momentum: Tensor) -> Tensor:
-        """The mean of all processes' momenta; the only communication while the variance is frozen.
-
-        There is one process so far.
-        """
-        return momentum
-
     def _correction(self, beta: float, count: Tensor) -> Tensor:
         """What a moment of `count` updates is divided by; float64, since one less a beta keeps few float32 digits."""
         exact = count.double()
         return 1 - beta**exact if self.options.bias_correction else torch.ones_like(exact)
+
+
+@dataclass(frozen=True)
+class ExchangingRule(ZeroOneAdamRule):
+    """The same on several ranks. `moved` sums what a rank moved by since the last exchange, before it is divided by the
+    root of the variance; `rates` sums the learning rates of those steps, and `shrink` is their weight decay."""
+
+    exchange: OneBitExchange
+
+    # What of a weight's state is this rank's own, even just after an exchange; zeros will do if it is lost.
+    rank_state: ClassVar[tuple[str, ...]] = ("worker_error", "server_error")
+
+    def start(self, weight: Tensor) -> dict[str, Tensor]:
+        state = super().start(weight)
+        state["worker_error"] = torch.zeros_like(weight)
+        state["server_error"] = weight.new_zeros(self.exchange.chunk(weight.numel()))
+        if self.options.local_limit > 1:
+            state["anchor"] = torch.zeros_like(weight)  # the weight after the last exchange
+            state["moved"] = torch.zeros_like(weight)
+            state["rates"] = torch.zeros((), dtype=torch.float64, device=weight.device)
+            state["shrink"] = torch.ones((), dtype=torch.float64, device=weight.device)
+        return state
+
+    def update(self, slots: Sequence[Slot], gradients: Sequence[Tensor], step: Step) -> None:
+        of = dict(zip((slot.name for slot in slots), gradients, strict=True))
+        due = bool(variance_due(torch.tensor(step.number), self.options.variance_double_every))
+        every = local_steps(step.number, self.options.local_double_every, self.options.local_limit)
+        for part in _parts(slots):
+            own = [of[slot.name].view(-1) / step.divisor for slot in part]
+            if due:
+                own = self.exchange.full_mean(own)
+            momenta = [
+                _flat(slot, "momentum").lerp(g, 1 - self.options.betas[0]) for slot, g in zip(part, own, strict=True)
+            ]
+            counts = [(slot.state["step"] + 1, slot.state["variance_step"] + due) for slot in part]
+            if due:
+                for slot, gradient in zip(part, own, strict=True):
+                    variance = _flat(slot, "variance")
+                    step.keep(variance, variance.lerp(gradient.square(), 1 - self.options.betas[1]))
+            for slot, (updates, variance_updates) in zip(part, counts, strict=True):
+                step.keep(slot.state["step"], updates)
+                step.keep(slot.state["variance_step"], variance_updates)
+            if every == 1:
+                self._move_together(part, momenta, step, exchanged=due)
+            else:
+                self._move_alone(part, momenta, step)
+                if due or (step.number + 1) % every == 0:
+                    self._gather(part, step.skip)
+
+    def bring_together(self, slots: Sequence[Slot], number: int) -> None:
+        if local_steps(number, self.options.local_double_every, self.options.local_limit) > 1:
+            for part in _parts(slots):
+                self._gather(part, torch.zeros((), dtype=torch.bool, device=part[0].weight.device))
+
+    def _move_together(self, part: list[Slot], momenta: list[Tensor], step: Step, exchanged: bool) -> None:
+        """A step of all ranks."""
+        if not exchanged:
+            momenta = self._mean(part, momenta, step.skip)
+        lr = self.options.lr * step.lr_factor
+        for slot, momentum in zip(part, momenta, strict=True):
+            step.keep(_flat(slot, "momentum"), momentum)
+            weight = slot.weight.detach().view(-1)
+            moved = momentum / self._denominator(slot, momentum, step.skip) * self._rate(slot, lr)
+            step.keep(weight, weight * (1 - lr * self.weight_decay) - moved)
+
+    def _move_alone(self, part: list[Slot], momenta: list[Tensor], step: Step) -> None:
+        """A step of this rank. A weight without variance waits for the exchange, which gives it one that all share."""
+        lr = self.options.lr * step.lr_factor
+        for slot, momentum in zip(part, momenta, strict=True):
+            state, weight = slot.state, slot.weight.detach().view(-1)
+            rate = self._rate(slot, lr).clamp(min=1e-20)  # momenta of steps that move nothing have a mean too
+            first = state["rates"] == 0
+            step.keep(_flat(slot, "anchor"), torch.where(first, weight, _flat(slot, "anchor")))
+            step.keep(_flat(slot, "moved"), _flat(slot, "moved") + momentum * rate)
+            step.keep(state["rates"], state["rates"] + rate)
+            step.keep(state["shrink"], state["shrink"] * (1 - lr * self.weight_decay))
+            step.keep(_flat(slot, "momentum"), momentum)
+            moved = torch.where(_flat(slot, "variance") == 0, 0.0, momentum / self._root(slot)) * rate
+            step.keep(weight, weight * (1 - lr * self.weight_decay) - moved)
+
+    def _gather(self, part: list[Slot], skip: Tensor) -> None:
+        """Replace what ranks moved by since they were last equal by its mean."""
+        # All slots have taken the same steps. If there are none, or the step is skipped, everything stays as it is.
+        skip = skip | (part[0].state["rates"] == 0)
+        rates = [slot.state["rates"].clamp(min=1e-30) for slot in part]
+        own = [_flat(slot, "moved") / rate for slot, rate in zip(part, rates, strict=True)]
+        momenta = self._mean(part, [tensor.float() for tensor in own], skip)
+        for slot, momentum, rate in zip(part, momenta, rates, strict=True):
+            state, weight = slot.state, slot.weight.detach().view(-1)
+            moved = momentum / self._denominator(slot, momentum, skip) * rate
+            _keep(skip, weight, _flat(slot, "anchor") * state["shrink"] - moved)
+            _keep(skip, _flat(slot, "momentum"), momentum)
+            for name, value in (("anchor", 0.0), ("moved", 0.0), ("rates", 0.0), ("shrink", 1.0)):
+                _keep(skip, state[name], torch.full_like(state[name], value))
+
+    def _mean(self, part: list[Slot], momenta: list[Tensor], skip: Tensor) -> list[Tensor]:
+        errors = [[_flat(slot, name) for slot in part] for name in self.rank_state]
+        means, *left = self.exchange.mean(momenta, *errors)
+        for olds, news in zip(errors, left, strict=True):
+            for old, new in zip(olds, news, strict=True):
+                _keep(skip, old, new)
+        return means
+
+    def _denominator(self, slot: Slot, momentum: Tensor, skip: Tensor) -> Tensor:
+        """What a momentum that all ranks share is divided by; it gives a weight its variance, if that is zero."""
+        variance = _flat(slot, "variance")
+        first = (momentum / (1 - self.options.betas[0])).square() * self._variance_correction(slot)
+        _keep(skip, variance, torch.where(variance == 0, first.float(), variance))
+        return self._root(slot)
+
+    def _root(self, slot: Slot) -> Tensor:
+        root = _flat(slot, "variance").sqrt()
+        return root.div_(self._variance_correction(slot).sqrt()).add_(self.options.eps)
+
+    def _variance_correction(self, slot: Slot) -> Tensor:
+        return self._correction(self.options.betas[1], slot.state["variance_step"].clamp(min=1))
+
+    def _rate(self, slot: Slot, lr: float) -> Tensor:
+        return lr / self._correction(self.options.betas[0], slot.state["step"].clamp(min=1))
+
+
+def _flat(slot: Slot, name: str) -> Tensor:
+    return slot.state[name].view(-1)
+
+
+def _keep(skip: Tensor, old: Tensor, new: Tensor) -> None:
+    torch.where(skip, old, new.to(old.dtype), out=old)
+
+
+def _parts(slots: Sequence[Slot]) -> Iterator[list[Slot]]:
+    """Slots in groups of up to PIECE weights, which are exchanged by one message."""
+    part: list[Slot] = []
+    for slot in slots:
+        if part and sum(other.weight.numel() for other in part) + slot.weight.numel() > PIECE:
+            yield part
+            part = []
+        part.append(slot)
+    if part:
+        yield part
 
 
 def variance_due(updates: Tensor, double_every: int) -> Tensor:
@@ -122,3 +278,8 @@ def variance_due(updates: Tensor, double_every: int) -> Tensor:
     doublings = torch.frexp((updates // double_every + 1).double()).exponent - 1
     distance = torch.ones_like(updates) << doublings
     return (updates - double_every * (distance - 1)) % distance == 0
+
+
+def local_steps(number: int, double_every: int, limit: int) -> int:
+    """How many steps there are from one exchange to the next, after `number` steps: 1, then 2, 4, up to `limit`."""
+    return min(1 << min(number // double_every, 62), limit)
