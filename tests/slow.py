@@ -16,6 +16,8 @@ SLOW = [
     "test_docs_commands.py",
     "compress/test_methods.py",
     "kernels/test_triton_serving.py",
+    "parallel/test_tensor.py",
+    "parallel/test_tensor_tiles.py",
     "serve/test_drafters.py",
     "plan/test_straggler_causes.py",
     "serve/test_engine_batch.py",

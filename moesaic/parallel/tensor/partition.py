@@ -102,14 +102,19 @@ def place(own: Tensor, part: Part | None, whole: Tensor) -> None:
         whole.narrow(part.dim, start, stop - start).copy_(piece)
 
 
-def squared_norm(own: Tensor, part: Part | None) -> Tensor:
-    """What this rank adds to a sum of squares over all ranks that hold parts: copies share theirs."""
+def squared_norm(own: Tensor, part: Part | None, ranks: int, first: int = 0) -> Tensor:
+    """What this rank adds to a sum of squares over all ranks: those that hold the same share it. `own` may be a run of
+    rows only, from `first` on, as FSDP leaves a rank."""
     if part is None:
+        return own.float().square().sum() / ranks
+    if part.dim != 0 or max(part.copies) == 1:
         return own.float().square().sum()
-    pieces = own.split(_lengths(part), part.dim)
-    return torch.stack(
-        [piece.float().square().sum() / copies for piece, copies in zip(pieces, part.copies, strict=True)]
-    ).sum()
+    total, begin = torch.zeros((), device=own.device), 0
+    for length, copies in zip(_lengths(part), part.copies, strict=True):
+        rows = own[max(begin - first, 0) : max(begin + length - first, 0)]
+        total = total + rows.float().square().sum() / copies
+        begin += length
+    return total
 
 
 def _lengths(part: Part) -> list[int]:
