@@ -22,7 +22,9 @@ from moesaic.data.records import Document
 from moesaic.data.shards import Shards
 from moesaic.data.sources import open_source
 from moesaic.kernels import hardware
-from moesaic.recipe import SourceSection, load_recipe
+from moesaic.parallel.world import World
+from moesaic.recipe import load_recipe
+from moesaic.recipe_sections import SourceSection
 from moesaic.train.held_out_loss import HeldOutLoss
 
 RECIPE = r"""
@@ -95,7 +97,7 @@ def main() -> None:
     file.write_text(RECIPE.replace("NOISY", str(noisy)).replace("TOKENIZER", str(out / "clean" / "tokenizer")))
     if not (out / "data" / "manifest.json").exists():
         prepare(load_recipe(file), out / "data")
-    held_out = HeldOutLoss(Shards(out / "clean"), tokens=60_000, sequence_length=64, device=hardware.device())
+    held_out = HeldOutLoss(Shards(out / "clean"), tokens=60_000, sequence_length=64, world=World(hardware.device()))
 
     results: dict[str, dict[int, Result]] = defaultdict(dict)
     for seed in arguments.seeds:

@@ -16,6 +16,7 @@ from bench.trained import Result, against_plain, bench_arguments, table, trained
 from moesaic.data.preparation.prepare import prepare
 from moesaic.data.shards import Shards
 from moesaic.kernels import hardware
+from moesaic.parallel.world import World
 from moesaic.recipe import load_recipe
 from moesaic.train.held_out_loss import HeldOutLoss
 
@@ -50,7 +51,7 @@ def main() -> None:
     file.write_text(RECIPE)
     if not (data / "manifest.json").exists():
         prepare(load_recipe(file), data)
-    held_out = HeldOutLoss(Shards(data), tokens=100_000, longest=256, device=hardware.device())
+    held_out = HeldOutLoss(Shards(data), tokens=100_000, sequence_length=256, world=World(hardware.device()))
 
     results: dict[str, dict[int, Result]] = defaultdict(dict)
     for seed in arguments.seeds:

@@ -20,7 +20,7 @@ from bench.forward import MODELS
 from bench.measure import machine, record, side_by_side
 from moesaic.data.packing import Batch
 from moesaic.kernels import hardware
-from moesaic.recipe import BalanceSection
+from moesaic.recipe_sections import BalanceSection
 from moesaic.train.balance import Balance
 from moesaic.train.objectives.next_token import NextToken
 from moesaic.train.optimizers.adamw import AdamW

@@ -16,7 +16,8 @@ from pydantic import BaseModel, ValidationError
 
 from moesaic.errors import UserError
 from moesaic.methods import Method
-from moesaic.recipe import PhaseSection, Recipe, SourceSection, TrainSection, load_recipe
+from moesaic.recipe import Recipe, load_recipe
+from moesaic.recipe_sections import PhaseSection, SourceSection, TrainSection
 from moesaic.strict import keys
 
 Load = Callable[..., Recipe]

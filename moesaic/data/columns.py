@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moesaic.errors import UserError
-from moesaic.recipe import DataSection, SourceSection
+from moesaic.recipe_sections import DataSection, SourceSection
 from moesaic.strict import did_you_mean
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from moesaic.data.preparation.shard_writer import GrowingFile
-from moesaic.recipe import DedupeSection
+from moesaic.recipe_sections import DedupeSection
 
 Verdict = Literal["new", "duplicate", "near_duplicate"]
 HASH = 16  # bytes

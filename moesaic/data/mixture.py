@@ -31,7 +31,7 @@ from moesaic.data.ordering import Pool, Table, TokenSpans, cut, sorted_window, t
 from moesaic.data.reuse import effective_epochs, marginal_worth, max_useful_epochs
 from moesaic.data.shards import Shards
 from moesaic.errors import UserError
-from moesaic.recipe import DataSection, PhaseSection
+from moesaic.recipe_sections import DataSection, PhaseSection
 from moesaic.strict import did_you_mean
 
 

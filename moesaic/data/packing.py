@@ -41,6 +41,15 @@ class Batch:
     samples: list[str] = field(default_factory=list)  # a few samples as text, for the log
     warnings: list[str] = field(default_factory=list)  # what went wrong while it was made, logged at once
     frozen: bool = False  # only evaluated: the model is not updated
+    everywhere: list[int] = field(default_factory=list)  # lengths of all ranks' pieces; none: these are all
+
+    @property
+    def all_lengths(self) -> list[int]:
+        return self.everywhere or self.lengths
+
+    @property
+    def all_tokens(self) -> int:
+        return sum(self.all_lengths)
 
     def parts(self, number: int, device: torch.device | str | None = None) -> list[Batch]:
         """Divided into at most `number` batches of about equal size, each on `device`."""
@@ -86,7 +95,7 @@ def pack(
 ) -> Batch:
     """One rank's share of the batch that consists of `spans`, in pieces of at most `max_length` tokens."""
     starts, lengths, domains = _cut(spans, max_length)
-    count = int(lengths.sum()) - len(lengths)
+    count, everywhere = int(lengths.sum()) - len(lengths), lengths.tolist()
     if ranks > 1:
         mine = divide(lengths.tolist(), ranks)[rank]
         starts, lengths, domains = starts[mine], lengths[mine], domains[mine]
@@ -101,6 +110,7 @@ def pack(
         domains.tolist(),
         count,
         position_after,
+        everywhere=everywhere,
     )
 
 

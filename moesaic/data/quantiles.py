@@ -35,7 +35,7 @@ from moesaic.data.ordering import token_ranks
 from moesaic.data.shards import Shards
 from moesaic.data.stream import TokenStream
 from moesaic.errors import UserError
-from moesaic.recipe import DataSection, PhaseSection, SourceSection
+from moesaic.recipe_sections import DataSection, PhaseSection, SourceSection
 from moesaic.units import plural
 
 

@@ -26,7 +26,7 @@ from moesaic.data.records import Document, Format, ReadPosition, Record, is_text
 from moesaic.data.tasks import as_text, check_family, tasks
 from moesaic.data.tasks.families import PRESETS, split_names
 from moesaic.errors import UserError
-from moesaic.recipe import SourceSection
+from moesaic.recipe_sections import SourceSection
 from moesaic.strict import did_you_mean
 
 BUILTIN = "builtin:"

@@ -23,7 +23,8 @@ from moesaic.data.mixture import Plan, make_plan
 from moesaic.data.packing import Batch, pack
 from moesaic.data.shards import Shards
 from moesaic.errors import UserError
-from moesaic.recipe import LengthWarmupSection, Recipe
+from moesaic.recipe import Recipe
+from moesaic.recipe_sections import LengthWarmupSection
 
 __all__ = ["Batch", "ClosableStream", "StatefulStream", "Stream", "TokenStream"]
 

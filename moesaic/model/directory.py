@@ -41,7 +41,7 @@ class Entry(NamedTuple):
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-    make: Callable[[], Tensor]
+    make: Callable[[], Tensor | None]
 
     @property
     def bytes(self) -> int:
@@ -257,20 +257,26 @@ class Writing(TypedDict, total=False):
 def write(
     path: str | Path,
     config: ModelConfig,
-    tensor: Callable[[Place], Tensor],
+    tensor: Callable[[Place], Tensor | None],
     dtype: torch.dtype,
     files: dict[str, bytes],
     life: list[dict[str, Any]],
     **how: Unpack[Writing],
 ) -> None:
-    """A model directory in the layout of the model's family; `tensor` makes what belongs in a place."""
-    config, raw = write_config(replace(config, dtype=_name(dtype)))
-    places: list[Place] = family_for(config.family, path).layouts(config)[0]
-    # A tied head is not written twice: `transformers` ties it again.
-    places = [place for place in places if not (place.copy and place.name == "lm_head.weight")]
+    """A model directory in the layout of the model's family; `tensor` makes what belongs in a place, or leaves a hole
+    (None) that `also` fills."""
+    config, raw, places = written_places(config, dtype)
     entries = [Entry(place.name, _kind(place, dtype), place.shape, partial(tensor, place)) for place in places]
     files = _with_generation(files, config)
     write_entries(path, raw, entries, files, life, **how)
+
+
+def written_places(config: ModelConfig, dtype: torch.dtype) -> tuple[ModelConfig, dict[str, Any], list[Place]]:
+    """The config as it will be read back, config.json, and the tensors of a directory."""
+    config, raw = write_config(replace(config, dtype=_name(dtype)))
+    places: list[Place] = family_for(config.family, "config").layouts(config)[0]
+    # A tied head is not written twice: `transformers` ties it again.
+    return config, raw, [place for place in places if not (place.copy and place.name == "lm_head.weight")]
 
 
 def write_entries(
@@ -296,7 +302,7 @@ def write_entries(
         texts[INDEX] = _json({"metadata": {"total_size": total}, "weight_map": where})
     done = 0
 
-    def make(entry: Entry) -> Tensor:
+    def make(entry: Entry) -> Tensor | None:
         nonlocal done
         made = entry.make()
         done += entry.bytes

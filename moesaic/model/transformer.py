@@ -21,6 +21,7 @@ from moesaic.kernels.wrapped import for_batch
 from moesaic.model.block import Block, PredictionBlock
 from moesaic.model.config import ModelConfig
 from moesaic.model.context import ForwardContext, Routing
+from moesaic.model.first_weights import first_weight
 from moesaic.model.layout import Layout, PagedCache
 from moesaic.model.linear import Norm, name_sites
 from moesaic.model.rope import rope_of
@@ -239,15 +240,7 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def initialize(self, seed: int = 0) -> Model:
-        """Fresh weights for training from scratch: matrices normal, norms one, biases zero."""
-        generator = torch.Generator().manual_seed(seed)
-        for name, parameter in self.named_parameters():
-            if parameter.dim() > 1:
-                fresh = torch.empty(parameter.shape).normal_(0, self.config.init_std, generator=generator)
-                parameter.copy_(fresh)
-            else:
-                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
-        for name, buffer in self.named_buffers():
-            if name.endswith("correction"):
-                buffer.zero_()
+        """Fresh weights for training from scratch."""
+        for name, tensor in self.state_dict().items():
+            tensor.copy_(first_weight(name, tuple(tensor.shape), seed, self.config.init_std))
         return self

@@ -91,6 +91,41 @@ def parse_layout(text: str, devices: int | None = None, place: str = "--layout")
     return layout
 
 
+def check_sizes(
+    layout: ParallelLayout, model: str, *, heads: set[int], experts: set[int], layers: int, place: str = "--layout"
+) -> None:
+    """Refuse what cannot be divided so, with the nearest division that works."""
+    for count in heads:
+        if count % layout.tp:
+            raise UserError(
+                f"{place}: tp={layout.tp}",
+                f"does not divide {model}'s {count} attention heads",
+                f"Nearest that works: tp={nearest_divisor(layout.tp, count)}.",
+            )
+    if layout.ep > 1 and not experts:
+        raise UserError(f"{place}: ep={layout.ep}", f"{model} has no experts", "Leave ep out.")
+    for count in experts:
+        if count % layout.ep:
+            raise UserError(
+                f"{place}: ep={layout.ep}",
+                f"does not divide {model}'s {count} experts",
+                f"Nearest that works: ep={nearest_divisor(layout.ep, count)}.",
+            )
+    if layout.pp > layers:
+        raise UserError(
+            f"{place}: pp={layout.pp}", f"{model} has only {layers} layers", f"Nearest that works: pp={layers}."
+        )
+    if layout.interleave > 1 and layout.pp == 1:
+        raise UserError(
+            f"{place}: interleave={layout.interleave}", "needs pipeline stages (pp=2 or more)", "Leave it out."
+        )
+
+
+def nearest_divisor(size: int, whole: int) -> int:
+    """The largest number up to `size` that divides `whole`."""
+    return max(part for part in range(1, min(size, whole) + 1) if whole % part == 0)
+
+
 def _from_plan(file: Path) -> str:
     """The layout that `moesaic plan` wrote."""
     parallel = read_json(file, "Write it again with moesaic plan --save.").get("parallel")

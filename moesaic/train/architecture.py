@@ -8,7 +8,7 @@ from moesaic.errors import UserError
 from moesaic.model.config import Dense, Experts, GroupedQuery, Indexer, Latent, Layer, ModelConfig, Rope
 from moesaic.model.families import family_for, known, write_config
 from moesaic.model.families.traits import Traits
-from moesaic.recipe import IndexerSection, LatentSection, ModelSection
+from moesaic.recipe_sections import IndexerSection, LatentSection, ModelSection
 
 
 def architecture(section: ModelSection, *, bos: int | None, eos: tuple[int, ...], pad: int | None) -> ModelConfig:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from moesaic.model.transformer import Model
-from moesaic.recipe import AverageSection
+from moesaic.recipe_sections import AverageSection
+from moesaic.sharded import local
 
 
 class WeightAverage:
@@ -37,7 +38,7 @@ class WeightAverage:
             case "ema":
                 weight = 1 - self.settings.decay if self.count > 1 else 1.0
         for name, parameter in model.named_parameters():
-            value = parameter.detach().float()
+            value = local(parameter.detach()).float()
             if name not in self.tensors:
                 self.tensors[name] = value.clone()
             else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -9,14 +11,18 @@ from moesaic.model.config import Experts
 from moesaic.model.context import Routing
 from moesaic.model.experts import MixtureFeedForward
 from moesaic.model.transformer import Model
-from moesaic.recipe import BalanceSection
+from moesaic.recipe_sections import BalanceSection
 
 
 class Balance:
-    """Counts the tokens of each expert during a step, updates the balancing bias after it, and computes the losses."""
+    """Counts the tokens of each expert during a step, updates the balancing bias after it, and computes the losses.
 
-    def __init__(self, model: Model, settings: BalanceSection) -> None:
-        self.settings = settings
+    `add_up` is the sum of counts over all ranks that train on other tokens."""
+
+    def __init__(
+        self, model: Model, settings: BalanceSection, add_up: Callable[[Tensor], Tensor] = lambda counts: counts
+    ) -> None:
+        self.settings, self.add_up = settings, add_up
         blocks = [*model.layers, *(layer.block for layer in model.mtp)]
         self.layers = {n: block.ffn for n, block in enumerate(blocks) if isinstance(block.ffn, MixtureFeedForward)}
         self.loads: dict[int, Tensor] = {}
@@ -52,8 +58,12 @@ class Balance:
     @torch.no_grad()
     def update(self) -> dict[int, Tensor]:
         """Move each bias towards equal load; returns the step's counts by layer and resets them."""
+        if self.loads:
+            sizes = [len(counts_E) for counts_E in self.loads.values()]
+            totals = self.add_up(torch.cat(list(self.loads.values()))).split(sizes)
+            self.loads = dict(zip(self.loads, totals, strict=True))
         loads = self.loads
-        for layer, counts_E in self.loads.items():
+        for layer, counts_E in loads.items():
             correction_E = self.layers[layer].router.correction
             if correction_E is not None and self.settings.bias_rate:
                 counts_E = counts_E.float()

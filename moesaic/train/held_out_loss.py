@@ -15,6 +15,7 @@ from moesaic.data.held_out import held_out_batches
 from moesaic.data.shards import Shards
 from moesaic.kernels.cross_entropy import IGNORED
 from moesaic.model.transformer import Model
+from moesaic.parallel.world import World
 from moesaic.train.objectives import layout_of
 
 BATCH = 8192  # tokens of a forward pass
@@ -22,21 +23,27 @@ BATCH = 8192  # tokens of a forward pass
 
 class HeldOutLoss:
     def __init__(
-        self, data: Shards, *, tokens: int, sequence_length: int, device: torch.device, source: str | None = None
+        self, data: Shards, *, tokens: int, sequence_length: int, world: World, source: str | None = None
     ) -> None:
         size = min(BATCH, tokens)
         found = held_out_batches(
             data, batch_tokens=size, sequence_length=sequence_length, max_tokens=tokens, source=source
         )
-        self.batches = [part for batch in found for part in batch.parts(1, device)]
+        self.world = world
+        self.batches = [part for batch in found for part in batch.parts(1, world.device)]
+        self.count = sum(int((batch.targets_T != IGNORED).sum()) for batch in self.batches)
 
     @torch.no_grad()
     def __call__(self, model: Model) -> float:
-        total = count = 0.0
-        for batch in self.batches:
+        """Data ranks take turns; all take part in each round, whose last may have too few batches, with nothing to
+        count."""
+        total = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        ranks = self.world.data_ranks
+        for first in range(0, len(self.batches), ranks):
+            number = first + self.world.data_rank
+            batch = self.batches[min(number, len(self.batches) - 1)]
             hidden_TD = model(batch.tokens_T, layout_of(batch))
-            there_T = (batch.targets_T != IGNORED).float()
-            loss, _ = model.ops.linear_cross_entropy(hidden_TD, model.output.detach(), batch.targets_T, there_T)
-            total += float(loss)
-            count += float(there_T.sum())
-        return total / count
+            counts_T = (batch.targets_T != IGNORED).float() * (number < len(self.batches))
+            loss, _ = model.cross_entropy(hidden_TD, batch.targets_T, counts_T)
+            total += loss
+        return float(self.world.add_up({"total": total})["total"]) / self.count

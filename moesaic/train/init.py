@@ -10,10 +10,13 @@ import torch
 from moesaic.errors import UserError
 from moesaic.kernels import hardware
 from moesaic.kernels.quantized import QuantizedWeight
-from moesaic.model import directory, lineage
+from moesaic.model import lineage
 from moesaic.model.formats.checkpoint import SIDE_FILES
+from moesaic.model.formats.matching import match
+from moesaic.model.formats.opening import open_checkpoint
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.model.transformer import Model
+from moesaic.parallel.world import World
 from moesaic.recipe import Recipe
 from moesaic.train.architecture import architecture
 
@@ -51,29 +54,33 @@ def check_vocab(vocab: int, tokenizer: Tokenizer) -> None:
         raise UserError("model.vocab", f"{vocab}, but the tokenizer has {len(tokenizer)} tokens", "Raise it.")
 
 
-def model(recipe: Recipe, data: Path, device: torch.device, before: str = "auto") -> InitialModel:
+def model(recipe: Recipe, data: Path, world: World, before: str = "auto") -> InitialModel:
     """The model, the files that go with it, and its life before this run. `before` is the dtype of a run that is
     resumed: another may be fast here."""
     settings = recipe.train
-    kind = dtype(recipe, device, before)
+    kind = dtype(recipe, world.device, before)
     folder = data / "tokenizer"
     files = {name: (folder / name).read_bytes() for name in SIDE_FILES if (folder / name).is_file()}
     tokenizer = Tokenizer.from_files(files, folder)
     if tokenizer is None:
         raise UserError(folder / "tokenizer.json", "no such file", "Prepare the data again.")
     if settings.init:
-        initial = directory.load(settings.init, dtype=kind, device=device)
-        check_trainable(initial, settings.init)
-        if len(tokenizer) > initial.config.vocab:
-            problem = f"has {initial.config.vocab} tokens, and the data was prepared with {len(tokenizer)}"
+        source = open_checkpoint(settings.init)
+        config, _ = match(source)
+        if len(tokenizer) > config.vocab:
+            problem = f"has {config.vocab} tokens, and the data was prepared with {len(tokenizer)}"
             raise UserError(settings.init, problem, f"Prepare the data with data.tokenizer={settings.init}.")
-        if initial.tokenizer is not None:
-            check_tokens(settings.init, initial.tokenizer, tokenizer, data)
-            files = dict(initial.tokenizer.files)  # its own, with its chat template
+        initial = world.build(config, kind, source)
+        check_trainable(initial, settings.init)
+        own = Tokenizer.from_files(source.files, source.place)
+        if own is not None:
+            check_tokens(settings.init, own, tokenizer, data)
+            files = dict(own.files)  # its own, with its chat template
+        initial.tokenizer = own
         return initial, files, lineage.read(Path(settings.init))
     eos = tuple(sorted(tokenizer.stop_tokens))
     config = architecture(recipe.model, bos=None, eos=eos, pad=eos[0] if eos else None)
     check_vocab(config.vocab, tokenizer)
-    fresh = Model(config).initialize(settings.seed).to(device, kind)
+    fresh = world.build(config, kind, settings.seed)
     fresh.tokenizer = tokenizer
     return fresh, files, []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +12,26 @@ from moesaic.data.preparation.report import progress_bar
 from moesaic.data.shards import MANIFEST
 from moesaic.recipe import Recipe
 from moesaic.train.loop import train
+from moesaic.train.ranks import open_world
 from moesaic.train.resume import steps_done
 from moesaic.train.run import Run
-from moesaic.train.validate import check, check_columns
+from moesaic.train.validate import check, check_columns, model_config
 
 
 def pretrain(recipe: Recipe, out: Path, *, quiet: bool = False) -> dict[str, Any]:
     """Returns the run's summary."""
     check(recipe)
+    world = open_world(recipe, model_config(recipe))
     data = Path(recipe.train.data) if recipe.train.data else out / "data"
     if not recipe.train.data and not (data / MANIFEST).exists():  # else a column may have been computed since
         check_columns(recipe)
-    with exclusive(out):
+    with exclusive(out) if world.is_main else nullcontext():
         steps_done(recipe, out, "train")  # refuses what is not this run
-        if not recipe.train.data:
+        if not recipe.train.data and world.is_main:
             with progress_bar() as on_status:
                 prepare(recipe, data, on_status=on_status)
-        run = Run(recipe, out, data, quiet=quiet)
+        world.barrier()
+        run = Run(recipe, out, data, quiet=quiet, world=world)
         train(run)
+        world.barrier()
     return run.summary

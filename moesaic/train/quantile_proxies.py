@@ -31,6 +31,7 @@ from moesaic.data.stream import TokenStream
 from moesaic.errors import UserError
 from moesaic.json_files import read_json
 from moesaic.kernels import hardware
+from moesaic.parallel.world import World
 from moesaic.recipe import Recipe
 from moesaic.strict import did_you_mean
 from moesaic.train.held_out_loss import HeldOutLoss
@@ -90,7 +91,7 @@ def run_proxies(
     data = Shards(folder)
     sequence_length = recipe.data.sequence_length
     measured = [
-        HeldOutLoss(data, tokens=tokens, sequence_length=sequence_length, device=hardware.device(), source=name)
+        HeldOutLoss(data, tokens=tokens, sequence_length=sequence_length, world=World(hardware.device()), source=name)
         for name in ([on] if on else names)
     ]
     total, losses = steps * quantiles * len(names) * seeds, dict[str, list[float]]()

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from moesaic.errors import UserError
 from moesaic.model import lineage
 from moesaic.model.formats.checkpoint import read_json
-from moesaic.recipe import ModelSection, Recipe
+from moesaic.recipe import Recipe
+from moesaic.recipe_sections import ModelSection
 from moesaic.train.checkpoints import Checkpoints
 from moesaic.train.law.loss_law import write_json
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -15,9 +16,11 @@ from torch import Tensor
 from moesaic.data.stream import Batch, ClosableStream, StatefulStream, Stream, TokenStream
 from moesaic.errors import UserError
 from moesaic.kernels import hardware
-from moesaic.model import directory, lineage
+from moesaic.model import lineage
 from moesaic.model.transformer import Model
+from moesaic.parallel.world import World
 from moesaic.recipe import Recipe
+from moesaic.sharded import local
 from moesaic.train import init
 from moesaic.train.averaging import WeightAverage
 from moesaic.train.balance import Balance
@@ -31,17 +34,22 @@ from moesaic.train.objectives import Loss, Objective
 from moesaic.train.optimizers import OptimizerMethod, StepResult
 from moesaic.train.report.mfu import peak_flops, step_flops
 from moesaic.train.report.report import Report, StepRecord
+from moesaic.train.report.silent import SilentReport
 from moesaic.train.resume import fingerprint, record_dtype, run_dtype, steps_done
+from moesaic.train.sharded_checkpoints import ShardedCheckpoints
 from moesaic.train.spike_detection import SpikeDetector
 from moesaic.train.validate import fit_to_data, fit_warmup, rates
+
+if TYPE_CHECKING:
+    from moesaic.parallel.ranks import Ranks
 
 
 class Run:
     """`Run(recipe, out, data)` is a new run or, if `out` holds one, resumes it.
 
     Other parts than the recipe's can be given: `initial`, the model with its files and its life so far; `stream`, which
-    makes the batches for the model; `measure`, the evaluation every `train.evaluate_every` steps; `device`, by default
-    the GPU if there is one.
+    makes the batches for the model; `measure`, the evaluation every `train.evaluate_every` steps; `world`, the other
+    ranks, by default none and the GPU if there is one.
     """
 
     plots = True  # training.png, at the end
@@ -57,11 +65,12 @@ class Run:
         initial: InitialModel | None = None,
         stream: Callable[[Model], Stream] | None = None,
         measure: Callable[[Model], dict[str, float]] | None = None,
-        device: torch.device | None = None,
+        world: World | None = None,
     ) -> None:
         recipe, shortened = fit_warmup(recipe)
         self.recipe, self.out, self.settings, self.name = recipe, out, recipe.train, name
-        self.device = device or hardware.device()
+        self.world = world or World(hardware.device())
+        self.device = self.world.device
         torch.set_num_threads(hardware.threads())
         self.step = 0
         self.rewinds = 0
@@ -70,10 +79,10 @@ class Run:
 
         done = steps_done(recipe, out, name)
         self._origin = fingerprint(recipe.train.init)
-        self.checkpoints = Checkpoints(out, self.settings.keep_last, self.settings.keep_every, self._saved)
         before = run_dtype(out)
-        self.model, self.files, self.life = initial or init.model(recipe, _given(data), self.device, before)
-        self.data: Stream = stream(self.model) if stream else TokenStream.open(_given(data), recipe)
+        self.model, self.files, self.life = initial or init.model(recipe, _given(data), self.world, before)
+        self.checkpoints = self._checkpoints()
+        self.data: Stream = stream(self.model) if stream else self._tokens(_given(data))
         recipe, ends = fit_to_data(recipe, self.data)
         self.recipe, self.settings = recipe, recipe.train
         self.objective = recipe.build("train.objective", Objective)
@@ -81,25 +90,33 @@ class Run:
         method = recipe.build("optimizer", OptimizerMethod)
         self.peak = method.lr
         self.optimizer = method.build(self.model.named_parameters())
+        if self.world.ranks > 1:
+            self.optimizer.norm = partial(self.world.norm, self.model)  # type: ignore[method-assign]
         self.scale = LossScale(device=self.device) if self.model.dtype == torch.float16 else None
         self.rates = rates(recipe)
         self.measure = measure or self._held_out()
-        self.balance = Balance(self.model, recipe.balance)
+        self.balance = Balance(self.model, recipe.balance, self.world.add_up_counts)
         self.spike_detector = SpikeDetector(self.settings.spike.sigmas, self.settings.spike.patience)
         self.average = WeightAverage(self.settings.average, self.settings.steps)
         self.layer_runners = LayerRunners(self.settings, self.model.config)
-        if self.device.type == "cuda" and stream is None and not self.settings.token_drop:  # batches of one size
+        one_size = stream is None and not self.settings.token_drop  # of all batches
+        if self.device.type == "cuda" and one_size and self.world.ranks == 1:
             compile_blocks(self.model)
         report_state = self._restore(done) if done else None
-        if not done:
+        if not done and self.world.is_main:
             record_dtype(out, self.model.dtype)
-        self.report = Report(
-            out,
-            self.settings.steps,
-            self.step,
-            state=report_state,
-            peak_flops=peak_flops(self.device, self.model.dtype),
-            quiet=quiet,
+        flops = peak_flops(self.device, self.model.dtype)
+        self.report = (
+            Report(
+                out,
+                self.settings.steps,
+                self.step,
+                state=report_state,
+                peak_flops=flops * self.world.ranks if flops else flops,
+                quiet=quiet,
+            )
+            if self.world.is_main
+            else SilentReport()
         )
         kind = str(self.model.dtype).removeprefix("torch.")
         self.report.note(f"dtype {kind}, {init.why(recipe, before)}", kind="dtype", dtype=kind)
@@ -113,6 +130,9 @@ class Run:
         if ends:
             self.report.note(f"the data ends after {self.settings.steps:,} steps, and the run with it")
         self._clock = time.perf_counter()
+
+    def _tokens(self, data: Path) -> TokenStream:
+        return TokenStream.open(data, self.recipe, rank=self.world.data_rank, ranks=self.world.data_ranks)
 
     # -- a step, in the order of the loop
 
@@ -129,7 +149,7 @@ class Run:
             routing = self.balance.routing()
             with torch.set_grad_enabled(not batch.frozen):
                 loss = self.objective(self.model, part, routing, runner)
-                extra = self.balance.losses(routing, len(part.tokens_T) / len(batch.tokens_T))
+                extra = self.balance.losses(routing, len(part.tokens_T) / batch.all_tokens)
             total = sum(extra.values(), loss.total)
             if not batch.frozen:
                 (total if self.scale is None else self.scale.apply(total)).backward()
@@ -140,7 +160,10 @@ class Run:
                 so_far = whole.parts.get(name, torch.zeros((), device=self.device))
                 largest = name.endswith("_max")
                 whole.parts[name] = torch.maximum(so_far, value.detach()) if largest else so_far + value.detach()
-        return whole
+        if not batch.frozen:
+            self.world.reduce_gradients(self.model)
+        found = self.world.add_up({"total": whole.total, **whole.parts})
+        return Loss(found.pop("total"), found)
 
     def rate(self, step: int) -> float:
         """The learning rate of the step after step `step`, as a share of the peak."""
@@ -163,14 +186,14 @@ class Run:
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now
         lr = self.peak * self.rate(self.step - 1)
-        tokens = len(batch.tokens_T)
+        self.stopping = self.world.any(self.stopping)
         parts: dict[str, Tensor | float] = dict(loss.parts)
         parts |= batch.notes
         measure = self.measure if self.measure is not None and self.due_to_evaluate() else None
         if measure is not None:
             parts |= measure(self.model)
             self._clock = time.perf_counter()  # evaluation does not count as a step's time
-        flops = step_flops(self.model.config, batch.lengths)
+        tokens, flops = batch.all_tokens, step_flops(self.model.config, batch.all_lengths)
         self.report.step(
             StepRecord(self.step, loss.total, lr, tokens, seconds, result.norm, result.skipped, flops, parts, loads)
         )
@@ -186,6 +209,7 @@ class Run:
         lost = self.spike_detector.lost
         what = f"{lost} consecutive steps were not finite" if lost > self.spike_detector.high else "the loss spiked"
         self.checkpoints.wait()
+        self.world.barrier()  # now the last checkpoint is there for every rank
         # A loss is read a step late, and is high from the step after the update that broke the weights.
         broke = spike - self.spike_detector.bad - 1
         steps = [step for step in self.checkpoints.steps() if step < broke]
@@ -194,7 +218,10 @@ class Run:
             problem = f"{what} at step {spike}, {when}"
             raise UserError(self.out, problem, "Lower the learning rate, or look at the data.")
         rewinds, life = self.rewinds + 1, self.life
-        self.checkpoints.forget(after=steps[-1])
+        self.world.barrier()  # every rank has seen the same checkpoints
+        if self.world.is_main:
+            self.checkpoints.forget(after=steps[-1])
+        self.world.barrier()
         state = self._restore(steps[-1])
         self.data = self.data.skip(position)
         self.rewinds, self.life = rewinds, [*life, lineage.stage("rewind", spiked_at=spike, back_to=self.step)]
@@ -218,10 +245,18 @@ class Run:
         if not self.settings.evaluate_every or not isinstance(self.data, TokenStream):
             return None
         sequence_length, tokens = self.recipe.data.sequence_length, self.settings.evaluate_tokens
-        held_out = HeldOutLoss(self.data.data, tokens=tokens, sequence_length=sequence_length, device=self.device)
+        held_out = HeldOutLoss(self.data.data, tokens=tokens, sequence_length=sequence_length, world=self.world)
         return lambda model: {"loss/held_out": float(held_out(model))}
 
     # -- checkpoints
+
+    def _checkpoints(self) -> Checkpoints:
+        kept = self.out, self.settings.keep_last, self.settings.keep_every, self._saved
+        if self.world.ranks == 1:
+            return Checkpoints(*kept)
+        made = ShardedCheckpoints(cast("Ranks", self.world), *kept)
+        made.owned(self.model.state_dict())
+        return made
 
     def save(self) -> None:
         weights = copied(self.model.state_dict())
@@ -267,8 +302,9 @@ class Run:
         self.data = self.data.from_position(numbers["position"])
         if isinstance(self.data, StatefulStream):
             self.data.restore(group)
-        saved = directory.load(place, dtype=self.model.dtype, device=self.device).state_dict()
-        self.model.load_state_dict(saved | group("last"))
+        self.world.load(self.model, place)
+        for name, tensor in group("last").items():
+            local(self.model.state_dict()[name]).copy_(tensor)
         self.optimizer.load_state_dict(group("optimizer"))
         self.average.restore(group("average"))
         if self.scale is not None:
@@ -300,7 +336,7 @@ class Run:
             return
         try:
             self.checkpoints.wait()
-            if self.done():
+            if self.done() and self.world.is_main:
                 self.checkpoints.finish()
         except BaseException as late:  # the last checkpoint could not be written
             self.report.__exit__(type(late), late, late.__traceback__)
@@ -314,4 +350,5 @@ def _given(data: Path | None) -> Path:
 
 
 def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+    """What of them lies here."""
+    return {name: local(tensor.detach()).to("cpu", copy=True) for name, tensor in tensors.items()}

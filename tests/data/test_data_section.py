@@ -8,7 +8,8 @@ import pytest
 
 from moesaic.errors import UserError
 from moesaic.methods import Method
-from moesaic.recipe import DedupeSection, LengthWarmupSection, Recipe, load_recipe
+from moesaic.recipe import Recipe, load_recipe
+from moesaic.recipe_sections import DedupeSection, LengthWarmupSection
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moesaic.data.dedupe import DocumentIndex, bands
-from moesaic.recipe import DedupeSection
+from moesaic.recipe_sections import DedupeSection
 
 WORDS = [f"word{n}" for n in range(3000)]
 

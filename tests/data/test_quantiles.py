@@ -15,7 +15,7 @@ from moesaic.data.quantiles import QuantileTable, benchmark_quantiles
 from moesaic.data.shards import Shards
 from moesaic.data.stream import TokenStream
 from moesaic.errors import UserError
-from moesaic.recipe import DataSection, PhaseSection
+from moesaic.recipe_sections import DataSection, PhaseSection
 from tests.data.made import make_recipe, make_shards, random_lengths
 
 

@@ -16,7 +16,7 @@ from moesaic.data.sources import Files, open_source
 from moesaic.data.tasks import BLOCK, FIRST_SEED, INDICES, TEST_IN, check_family, families, score, tasks
 from moesaic.data.tasks.families import PRESETS, UNSUITABLE, split_names
 from moesaic.errors import UserError
-from moesaic.recipe import SourceSection
+from moesaic.recipe_sections import SourceSection
 
 
 def texts(path: str, **more: object) -> list[str]:

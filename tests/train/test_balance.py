@@ -11,7 +11,7 @@ from moesaic.model.config import Experts, GroupedQuery, Layer, Rope
 from moesaic.model.context import Routing
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
-from moesaic.recipe import BalanceSection
+from moesaic.recipe_sections import BalanceSection
 from moesaic.train.balance import Balance, sequence_loss
 from moesaic.train.layer_runners.token_drop import TokenDrop
 from tests.train.small import small_mixture

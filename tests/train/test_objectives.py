@@ -15,7 +15,7 @@ from moesaic.model.config import Dense, Experts, GroupedQuery, Layer, Rope
 from moesaic.model.context import Routing
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
-from moesaic.recipe import BalanceSection
+from moesaic.recipe_sections import BalanceSection
 from moesaic.train.balance import Balance, sequence_loss
 from moesaic.train.objectives import shifted
 from moesaic.train.objectives.blank_infilling import BlankInfilling

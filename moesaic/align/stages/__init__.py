@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from moesaic.data.stream import Stream
 from moesaic.methods import Method
 from moesaic.model.transformer import Model
-from moesaic.recipe import Count, Natural, Seed, Steps
+from moesaic.recipe_sections import Count, Natural, Seed, Steps
 from moesaic.worlds.stage_outputs import names_stage_output
 
 Measure = Callable[[Model], dict[str, float]]

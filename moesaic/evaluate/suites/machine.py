@@ -32,7 +32,7 @@ from moesaic.model.config import Experts, GroupedQuery, Layer, ModelConfig, Rope
 from moesaic.model.directory import chosen_threads
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
-from moesaic.recipe import BalanceSection
+from moesaic.recipe_sections import BalanceSection
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Sampling
 from moesaic.train.balance import Balance

@@ -12,6 +12,7 @@ import stat
 import struct
 import weakref
 from collections.abc import Callable, Iterable
+from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -147,8 +148,9 @@ def printable(name: str) -> bool:
     return name.isprintable() and 0 < len(name) <= LONGEST_NAME
 
 
-def write(path: Path, tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...], Callable[[], Tensor]]]) -> None:
-    """Write a file whose tensors are made one by one, so that no more than one is in memory."""
+def write(path: Path, tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...], Callable[[], Tensor | None]]]) -> None:
+    """Write a file whose tensors are made one by one, so that no more than one is in memory. One that is None stays a
+    hole, which others fill (`fill_box`)."""
     # Wider numbers first: then every tensor begins at a multiple of its number's size, which readers rely on.
     ordered = sorted(tensors, key=lambda entry: -entry[1].itemsize)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -162,7 +164,11 @@ def write(path: Path, tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...],
     with path.open("wb", buffering=0) as file:
         _write(file.fileno(), memoryview(struct.pack("<Q", len(text)) + text))
         for name, dtype, shape, make in ordered:
-            made = make().detach()
+            if (fresh := make()) is None:
+                os.lseek(file.fileno(), prod(shape) * dtype.itemsize, os.SEEK_CUR)
+                continue
+            made = fresh.detach()
+            del fresh
             tensor = made.to("cpu", dtype).contiguous()
             if dtype == torch.float16 != made.dtype and tensor.isinf().sum() > made.isinf().sum():
                 raise UserError(name, "holds numbers that are too large for float16", "Take bfloat16 or float32.")
@@ -170,6 +176,26 @@ def write(path: Path, tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...],
             assert tensor.shape == shape, f"{name}: {tuple(tensor.shape)} for {shape}"
             _write(file.fileno(), _bytes(tensor))
             del tensor  # before the next one is made
+        os.ftruncate(file.fileno(), 8 + len(text) + position)
+
+
+def fill_box(handle: int, stored: Stored, box: Part, values: Tensor) -> None:
+    """Write `values` to a box of a tensor in an open file: a slice for every dimension."""
+    values = values.detach().to("cpu", stored.dtype).contiguous()
+    inner = len(box)  # dimensions from here on lie in one piece
+    while inner and values.shape[inner - 1] == stored.shape[inner - 1]:
+        inner -= 1
+    inner = max(0, inner - 1)
+    starts = [index.start if isinstance(index, slice) else index for index in box]
+    strides = [prod(stored.shape[dimension + 1 :]) for dimension in range(len(box))]
+    runs = values.reshape(prod(values.shape[:inner]), -1)
+    for number, place in enumerate(product(*(range(size) for size in values.shape[:inner]))):
+        outer = [start + step for start, step in zip(starts, place, strict=False)]
+        first = sum(at * stride for at, stride in zip([*outer, *starts[inner:]], strides, strict=True))
+        data, offset = _bytes(runs[number]), stored.offset + first * stored.dtype.itemsize
+        while len(data):
+            done = os.pwrite(handle, data[:_AT_ONCE], offset)
+            data, offset = data[done:], offset + done
 
 
 def _write(handle: int, data: memoryview) -> None:

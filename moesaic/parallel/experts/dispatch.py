@@ -24,9 +24,16 @@ Compute = Callable[[Dispatched, int, int], Tensor]
 
 
 def run_experts(
-    x_TD: Tensor, routes: Routes, here: int, exchange: Exchange, compute: Compute, chunks: int = 1
+    x_TD: Tensor,
+    routes: Routes,
+    here: int,
+    exchange: Exchange,
+    compute: Compute,
+    chunks: int = 1,
+    by_source: bool = False,
 ) -> Tensor:
-    """`here`: experts of each rank; rank r holds those from r * here on."""
+    """`here`: experts of each rank; rank r holds those from r * here on. `by_source` computes every rank's rows by
+    themselves: the matmuls of one process that takes the ranks' batches one after the other."""
     ranks = exchange.ranks
     sent = reference.dispatch(x_TD, routes, here * ranks)
     leaving_RE = sent.counts_E.view(ranks, here)
@@ -45,14 +52,31 @@ def run_experts(
 
     returning, places = [], []
     for (first, last), (index_A, splits, arriving_RC, rows, weights) in zip(bounds, travelling, strict=True):
-        order_A = _by_expert(arriving_RC)
-        x_AD, weights_A1 = (waited(part).index_select(0, order_A) for part in (rows, weights))
-        y_AD = compute(Dispatched(x_AD, weights_A1, arriving_RC.sum(0), order_A, len(order_A)), first, last)
-        back_AD = y_AD.index_select(0, _inverse(order_A))  # as they came: by rank, then by expert
+        if by_source:
+            back_AD = _by_source(waited(rows), waited(weights), arriving_RC, compute, first, last)
+        else:
+            order_A = _by_expert(arriving_RC)
+            x_AD, weights_A1 = (waited(part).index_select(0, order_A) for part in (rows, weights))
+            y_AD = compute(Dispatched(x_AD, weights_A1, arriving_RC.sum(0), order_A, len(order_A)), first, last)
+            back_AD = y_AD.index_select(0, _inverse(order_A))  # as they came: by rank, then by expert
         returning.append(exchange.rows(back_AD, splits[1], splits[0]))
         places.append(index_A)
     y_AD = torch.cat([waited(part) for part in returning]).index_select(0, _inverse(torch.cat(places)))
     return reference.combine(y_AD, sent)
+
+
+def _by_source(
+    x_AD: Tensor, weights_A1: Tensor, arriving_RC: Tensor, compute: Compute, first: int, last: int
+) -> Tensor:
+    """Rows as they came, by rank and then by expert. The last rank's come first: gradients of one weight are added up
+    in the opposite order, which is then that of the ranks."""
+    sizes = arriving_RC.sum(1).tolist()
+    parts = list(zip(x_AD.split(sizes), weights_A1.split(sizes), arriving_RC, strict=True))
+    done = [
+        compute(Dispatched(x, weights, counts_C, torch.arange(len(x), device=x.device), len(x)), first, last)
+        for x, weights, counts_C in reversed(parts)
+    ]
+    return torch.cat(done[::-1])
 
 
 def _bounds(here: int, chunks: int) -> list[tuple[int, int]]:

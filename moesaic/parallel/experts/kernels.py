@@ -21,13 +21,21 @@ from moesaic.parallel.experts.exchange import Exchange
 
 
 class ExpertParallelKernels(WrappedKernels):
-    """`dispatch`: `plain` has the bits of one process; `once` sends a token to a rank once, and sums there."""
+    """`dispatch`: `plain` has the bits of one process with all tokens at once; `once` sends a token to a rank once, and
+    sums there. `exact` takes the ranks' rows one rank after the other: the bits of one process that accumulates their
+    batches, for which `dispatch` must be plain."""
 
     def __init__(
-        self, plain: Kernels, exchange: Exchange, *, chunks: int = 1, dispatch: Literal["plain", "once"] = "plain"
+        self,
+        plain: Kernels,
+        exchange: Exchange,
+        *,
+        chunks: int = 1,
+        dispatch: Literal["plain", "once"] = "plain",
+        exact: bool = False,
     ) -> None:
         super().__init__(plain)
-        self.exchange, self.chunks, self.once = exchange, chunks, dispatch == "once"
+        self.exchange, self.chunks, self.once, self.exact = exchange, chunks, dispatch == "once", exact
 
     def experts(self, x_TD: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
         here = len(weights.gate_up_EGD)
@@ -38,4 +46,4 @@ class ExpertParallelKernels(WrappedKernels):
 
         if self.once:
             return run_experts_once(x_TD, routes, here, self.exchange, compute)
-        return run_experts(x_TD, routes, here, self.exchange, compute, self.chunks)
+        return run_experts(x_TD, routes, here, self.exchange, compute, self.chunks, self.exact)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from moesaic.errors import UserError
-from moesaic.parallel.layout import ParallelLayout
+from moesaic.parallel.layout import ParallelLayout, check_sizes, nearest_divisor
 from moesaic.plan.hardware import Cluster
 from moesaic.plan.shape import ModelShape
 from moesaic.plan.training.expected_error import expected_error
@@ -118,40 +118,13 @@ def plan_training(model: ModelShape, cluster: Cluster, layout: ParallelLayout, w
 
 def check_layout(model: ModelShape, layout: ParallelLayout, work: TrainingWork) -> None:
     """Refuse what cannot be divided so, with the nearest division that works."""
-
-    def nearest(size: int, whole: int) -> int:
-        return max(part for part in range(1, min(size, whole) + 1) if whole % part == 0)
-
     heads = {layer.attention.heads for layer in model.layers}
-    for count in heads:
-        if count % layout.tp:
-            raise UserError(
-                f"--layout: tp={layout.tp}",
-                f"does not divide {model.name}'s {count} attention heads",
-                f"Nearest that works: tp={nearest(layout.tp, count)}.",
-            )
-    if layout.ep > 1 and not model.experts:
-        raise UserError(f"--layout: ep={layout.ep}", f"{model.name} has no experts", "Leave ep out.")
-    if layout.ep > 1 and model.experts % layout.ep:
-        raise UserError(
-            f"--layout: ep={layout.ep}",
-            f"does not divide {model.name}'s {model.experts} experts",
-            f"Nearest that works: ep={nearest(layout.ep, model.experts)}.",
-        )
+    experts = {model.experts} - {0}
+    check_sizes(layout, model.name, heads=heads, experts=experts, layers=len(model.layers))
     if work.sequence % layout.cp:
         raise UserError(
             f"--layout: cp={layout.cp}",
             f"does not divide sequences of {work.sequence} tokens",
-            f"Nearest that works: cp={nearest(layout.cp, work.sequence)}.",
-        )
-    if layout.pp > len(model.layers):
-        raise UserError(
-            f"--layout: pp={layout.pp}",
-            f"{model.name} has only {len(model.layers)} layers",
-            f"Nearest that works: pp={len(model.layers)}.",
-        )
-    if layout.interleave > 1 and layout.pp == 1:
-        raise UserError(
-            f"--layout: interleave={layout.interleave}", "needs pipeline stages (pp=2 or more)", "Leave it out."
+            f"Nearest that works: cp={nearest_divisor(layout.cp, work.sequence)}.",
         )
     sequences_per_rank(layout, work)

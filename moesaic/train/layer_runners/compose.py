@@ -7,7 +7,7 @@ from itertools import accumulate
 from moesaic.errors import UserError
 from moesaic.model.config import Latent, ModelConfig
 from moesaic.model.transformer import LayerRunner, run_plainly
-from moesaic.recipe import TrainSection
+from moesaic.recipe_sections import TrainSection
 from moesaic.train.layer_runners.embedding_shrink import EmbeddingShrink
 from moesaic.train.layer_runners.layer_drop import LayerDrop
 from moesaic.train.layer_runners.recompute import recompute

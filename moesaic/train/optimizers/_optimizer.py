@@ -129,9 +129,7 @@ class Optimizer:
             for slot in self.slots:  # all ranks must exchange the same, whoever has no gradient of it
                 if slot.parameter.grad is None:
                     slot.parameter.grad = torch.zeros_like(slot.parameter)
-        norm = total_norm([slot.parameter.grad for slot in self.slots if slot.parameter.grad is not None], self.device)
-        if self.exchange is not None:
-            norm = (self.exchange.sum(norm.double().square()) * ranks).sqrt().float()
+        norm = self.norm()
         divisor = torch.ones_like(norm) if loss_scale is None else loss_scale.to(norm)
         norm = norm / divisor
         skip = ~norm.isfinite()
@@ -155,6 +153,13 @@ class Optimizer:
         for slot in self.slots:
             if slot.has_master and self.exchange is not None:
                 slot.own.copy_(slot.weight)
+
+    def norm(self) -> Tensor:
+        """Of all gradients together; a run on many ranks puts its own here, which counts every element once."""
+        norm = total_norm([slot.parameter.grad for slot in self.slots if slot.parameter.grad is not None], self.device)
+        if self.exchange is None:
+            return norm
+        return (self.exchange.sum(norm.double().square()) * self.exchange.ranks).sqrt().float()
 
     def zero_grad(self) -> None:
         for slot in self.slots:

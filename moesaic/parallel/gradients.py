@@ -1,0 +1,70 @@
+"""Gradients of many ranks: added up in the order of ranks where bits must not depend on it, and their norm over all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from moesaic.parallel.division import Division
+from moesaic.sharded import local
+
+
+class OrderedReduceScatter:
+    """For FSDP: every rank gets the others' pieces of its shard and adds them up first to last, so that the sum is the
+    one that a single process has after as many micro-batches. The library's order depends on the number of ranks."""
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> None:
+        found = torch.empty_like(input_tensor)
+        dist.all_to_all_single(found, input_tensor, group=group)
+        output_tensor.copy_(_in_order(list(found.chunk(dist.get_world_size(group)))))
+
+
+def _in_order(parts: list[Tensor]) -> Tensor:
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    return total
+
+
+@torch.no_grad()
+def reduce_replicated(model: nn.Module, division: Division, exact: bool) -> None:
+    """The sum of the gradients of whatever several ranks hold whole, on each of them."""
+    for name, parameter in model.named_parameters():
+        group = division.mesh.sharers(division.kind(name)).get_group()
+        if parameter.grad is None or local(parameter) is not parameter or dist.get_world_size(group) == 1:
+            continue
+        if exact:
+            parts = [torch.empty_like(parameter.grad) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(parts, parameter.grad.contiguous(), group=group)
+            parameter.grad.copy_(_in_order(parts))
+        else:
+            dist.all_reduce(parameter.grad, group=group)
+
+
+@torch.no_grad()
+def global_norm(parameters: Mapping[str, nn.Parameter], division: Division, exact: bool) -> Tensor:
+    """Of the gradients of all parameters, each element counted once. `exact` has the bits of one process, by sending
+    every gradient to every rank."""
+    if exact:
+        norms: list[Tensor] = []
+        for name in division.shapes:
+            parameter = parameters.get(name)
+            whole = division.assemble(name, parameter, parameter.grad if parameter is not None else None)
+            norms += torch._foreach_norm([whole], 2.0, dtype=torch.float32)
+        return torch.linalg.vector_norm(torch.stack(norms))
+    squares = torch.zeros((), device=division.mesh.device, dtype=torch.float32)
+    for name, parameter in parameters.items():
+        if parameter.grad is not None:
+            norm = torch.linalg.vector_norm(local(parameter.grad), dtype=torch.float32)
+            squares += norm.square() / division.copies(name, parameter)
+    dist.all_reduce(squares)
+    return squares.sqrt()

@@ -1,0 +1,109 @@
+"""From a layout to the groups of ranks that talk to each other: made once, and passed into a run.
+
+Ranks are ordered pp, dp, cp, tp, the last running fastest, so that those that talk most are neighbours. Experts lie
+within the dp x cp x tp ranks of a pipeline stage, `ep` of them side by side sharing one set.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from moesaic.kernels import hardware
+from moesaic.parallel.layout import ParallelLayout
+
+PATIENCE = timedelta(days=1)  # while one rank prepares data or writes, the others wait
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank stands in the layout."""
+
+    pp: int = 0
+    dp: int = 0
+    cp: int = 0
+    tp: int = 0
+    ep: int = 0
+
+
+class ParallelMesh:
+    """`groups[name]` for dp, cp, tp, pp, ep; `stage` is dp x cp x tp, `copies` those that hold the same experts."""
+
+    def __init__(self, layout: ParallelLayout, device: torch.device) -> None:
+        assert dist.get_world_size() == layout.devices
+        self.layout, self.device = layout, device
+        self.rank, self.ranks = dist.get_rank(), layout.devices
+        sizes = (layout.pp, layout.dp, layout.cp, layout.tp)
+        kind = device.type
+        self.mesh = init_device_mesh(kind, sizes, mesh_dim_names=("pp", "dp", "cp", "tp"))
+        stage = prod(sizes[1:])
+        self.expert_mesh = init_device_mesh(
+            kind, (layout.pp, stage // layout.ep, layout.ep), mesh_dim_names=("stage", "copies", "ep")
+        )
+        at = self.mesh.get_coordinate()
+        assert at is not None
+        pp, dp, cp, tp = at
+        self.place = Place(pp, dp, cp, tp, self.expert_mesh.get_local_rank("ep"))
+        self.host = dist.new_group(backend="gloo", timeout=PATIENCE)
+        self.writers = dist.new_group(backend="gloo", timeout=PATIENCE)  # of a thread of its own
+
+    def group(self, name: str) -> dist.ProcessGroup:
+        if name in ("ep", "copies"):
+            return self.expert_mesh.get_group(name)
+        if name == "stage":
+            return self.stage.get_group()
+        return self.mesh.get_group(name)
+
+    @cached_property
+    def stage(self) -> DeviceMesh:
+        return self.mesh["dp", "cp", "tp"]._flatten("stage")
+
+    @cached_property
+    def data(self) -> DeviceMesh:
+        return self.mesh["dp", "cp"]._flatten("data")
+
+    def sharers(self, kind: str) -> DeviceMesh:
+        """The ranks that hold the same part of a parameter of this kind, among which FSDP divides it."""
+        return {"dense": lambda: self.stage, "tensor": lambda: self.data, "expert": lambda: self.expert_mesh["copies"]}[
+            kind
+        ]()
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank writes what is written once."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        dist.barrier(group=self.host)
+
+    def collect(self, value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+        """What every rank says, in their order. It travels as JSON: nothing is unpickled."""
+        group = group or self.host
+        said = torch.frombuffer(bytearray(json.dumps(value).encode() or b" "), dtype=torch.uint8)
+        sizes = [torch.empty(1, dtype=torch.int64) for _ in range(self.ranks)]
+        dist.all_gather(sizes, torch.tensor([len(said)]), group=group)
+        longest = max(int(size) for size in sizes)
+        heard = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.ranks)]
+        dist.all_gather(heard, torch.nn.functional.pad(said, (0, longest - len(said))), group=group)
+        return [json.loads(text[: int(size)].numpy().tobytes()) for text, size in zip(heard, sizes, strict=True)]
+
+
+def join(timeout: float) -> torch.device:
+    """Meet the other processes; the device this one computes on."""
+    device = hardware.device()
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+    return device

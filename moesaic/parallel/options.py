@@ -1,0 +1,14 @@
+"""How ranks work together, besides the layout: what a recipe's `parallel` section says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class ParallelOptions:
+    exact: bool = False  # sums in the order of ranks: the bits of one process that accumulates as many micro-batches
+    chunks: int = 1  # groups of experts whose rows travel while others compute
+    dispatch: Literal["plain", "once"] = "plain"  # once: a token crosses to a rank once, however many experts want it
+    timeout: float = 600.0  # seconds after which a rank that does not answer is given up

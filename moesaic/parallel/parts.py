@@ -1,0 +1,83 @@
+"""Which part of every parameter lies on this rank, in terms of the whole one: so a checkpoint knows no layout.
+
+A parameter is divided twice: by what a rank computes with (its experts, its heads), which is a `Part`; and what the
+rank then holds is divided by rows among those that compute with the same part (FSDP). `regions` puts both together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Slices = tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Of dimension `dim` these stretches, one after the other; the other dimensions whole."""
+
+    dim: int
+    pieces: tuple[tuple[int, int], ...]
+
+    @property
+    def size(self) -> int:
+        return sum(stop - start for start, stop in self.pieces)
+
+    def shape(self, whole: Sequence[int]) -> tuple[int, ...]:
+        return (*whole[: self.dim], self.size, *whole[self.dim + 1 :])
+
+    def take(self, whole: Tensor) -> Tensor:
+        return torch.cat([whole.narrow(self.dim, start, stop - start) for start, stop in self.pieces], self.dim)
+
+
+class Region(NamedTuple):
+    """A box of the whole tensor, and where it lies in this rank's."""
+
+    whole: Slices
+    here: Slices
+
+
+def regions(shape: Sequence[int], part: Part | None = None, rows: tuple[int, int] | None = None) -> list[Region]:
+    """Of a whole tensor of `shape`, what a rank holds that computes with `part` and keeps `rows` of it."""
+    if not shape:
+        return [Region((), ())]
+    dim, pieces = (part.dim, part.pieces) if part is not None else (0, ((0, shape[0]),))
+    first, last = rows if rows is not None else (0, part.shape(shape)[0] if part is not None else shape[0])
+    found, at = [], 0
+    for start, stop in pieces:
+        here = at, at + stop - start
+        at = here[1]
+        if dim == 0:  # rows of the part are rows of the whole, further on
+            begin, end = max(here[0], first), min(here[1], last)
+            if begin >= end:
+                continue
+            shift = start - here[0]
+            whole, own = [slice(begin + shift, end + shift)], [slice(begin - first, end - first)]
+            whole += [slice(0, size) for size in shape[1:]]
+            own += [slice(0, size) for size in shape[1:]]
+        else:
+            if first >= last:
+                continue
+            whole = [slice(0, size) for size in shape]
+            own = [slice(0, size) for size in shape]
+            whole[0], own[0] = slice(first, last), slice(0, last - first)
+            whole[dim], own[dim] = slice(start, stop), slice(*here)
+        found.append(Region(tuple(whole), tuple(own)))
+    return found
+
+
+def overlap(region: Region, box: Slices) -> tuple[Region, Slices] | None:
+    """What a region has in common with a box of the whole tensor, and where that lies in the box."""
+    whole, here, inside = [], [], []
+    for mine, own, other in zip(region.whole, region.here, box, strict=True):
+        start, stop = max(mine.start, other.start), min(mine.stop, other.stop)
+        if start >= stop:
+            return None
+        whole.append(slice(start, stop))
+        here.append(slice(own.start + start - mine.start, own.start + stop - mine.start))
+        inside.append(slice(start - other.start, stop - other.start))
+    return Region(tuple(whole), tuple(here)), tuple(inside)

@@ -1,0 +1,79 @@
+"""The ranks of a mesh that train one model: what each must hear of the others in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from moesaic.errors import UserError
+from moesaic.model.config import ModelConfig
+from moesaic.model.formats.checkpoint import Source
+from moesaic.model.formats.opening import is_compressed, open_checkpoint
+from moesaic.model.transformer import Model
+from moesaic.parallel.boxes import first_boxes, stored_boxes
+from moesaic.parallel.division import Division
+from moesaic.parallel.gradients import global_norm, reduce_replicated
+from moesaic.parallel.mesh import ParallelMesh
+from moesaic.parallel.options import ParallelOptions
+from moesaic.parallel.spread import fill, spread
+from moesaic.parallel.world import World
+
+
+class Ranks(World):
+    def __init__(self, mesh: ParallelMesh, options: ParallelOptions) -> None:
+        super().__init__(mesh.device)
+        self.mesh, self.options = mesh, options
+        self.rank, self.ranks, self.is_main = mesh.rank, mesh.ranks, mesh.is_main
+        self.data_rank, self.data_ranks = mesh.place.dp, mesh.layout.dp
+        self.division: Division
+
+    def build(self, config: ModelConfig, dtype: torch.dtype, weights: Source | int) -> Model:
+        """This rank's share of it; the whole is never in memory."""
+        if not isinstance(weights, int) and is_compressed(weights):
+            raise UserError(weights.place, "is quantized, and cannot be trained", "Name the model it was made from.")
+        model, self.division = spread(config, self.mesh, dtype, self.options)
+        if isinstance(weights, int):
+            fill(model, self.division, first_boxes(config, self.division.shapes, weights))
+        else:
+            fill(model, self.division, stored_boxes(weights))
+        return model
+
+    def barrier(self) -> None:
+        self.mesh.barrier()
+
+    def any(self, flag: bool) -> bool:
+        said = torch.tensor([flag], dtype=torch.int32)
+        dist.all_reduce(said, dist.ReduceOp.MAX)
+        return bool(said)
+
+    def add_up(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if not values:
+            return {}
+        stacked_N = torch.stack([value.detach().float().reshape(()) for value in values.values()])
+        found = [torch.empty_like(stacked_N) for _ in range(self.ranks)]
+        dist.all_gather(found, stacked_N)
+        total_N = found[0].clone()
+        for other_N in found[1:]:  # in the order of ranks, so that the bits are the same everywhere and every time
+            total_N += other_N
+        largest_N = torch.stack(found).amax(0)
+        return {
+            name: largest if name.endswith("_max") else total
+            for name, total, largest in zip(values, total_N, largest_N, strict=True)
+        }
+
+    def add_up_counts(self, counts_N: Tensor) -> Tensor:
+        dist.all_reduce(counts_N, group=self.mesh.group("stage"))
+        return counts_N
+
+    def reduce_gradients(self, model: nn.Module) -> None:
+        reduce_replicated(model, self.division, self.options.exact)
+
+    def load(self, model: Model, place: Path) -> None:
+        fill(model, self.division, stored_boxes(open_checkpoint(place)))
+
+    def norm(self, model: nn.Module) -> Tensor:
+        return global_norm(dict(model.named_parameters()), self.division, self.options.exact)

@@ -1,0 +1,106 @@
+"""A model's share on this rank: made without the whole ever being in memory, with kernels that talk to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
+from torch.distributed.tensor import Shard
+
+from moesaic import kernels
+from moesaic.kernels.interface import Kernels
+from moesaic.model.config import ModelConfig
+from moesaic.model.transformer import Model
+from moesaic.parallel.division import Division
+from moesaic.parallel.experts.exchange import Exchange
+from moesaic.parallel.experts.kernels import ExpertParallelKernels
+from moesaic.parallel.gradients import OrderedReduceScatter
+from moesaic.parallel.mesh import ParallelMesh
+from moesaic.parallel.options import ParallelOptions
+from moesaic.sharded import local
+
+# (a parameter's name, the box of it that is wanted) -> that box
+ReadBox = Callable[[str, tuple[slice, ...]], Tensor]
+
+
+def spread(
+    config: ModelConfig, mesh: ParallelMesh, dtype: torch.dtype, options: ParallelOptions
+) -> tuple[Model, Division]:
+    """The model with this rank's part of every parameter, still to be filled."""
+    with torch.device("meta"):
+        model = Model(config).to(dtype)
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    division = Division(config, shapes, mesh)
+    for name, parameter in list(model.named_parameters()):
+        if (shape := division.local_shape(name)) != parameter.shape:
+            _replace(model, name, nn.Parameter(torch.empty(shape, dtype=dtype, device="meta")))
+    if mesh.layout.zero:
+        _shard(model, division, mesh, options.exact)
+    model.to_empty(device=mesh.device)
+    model.ops = _kernels(kernels.choose(mesh.device, model.mode), mesh, options)
+    return model, division
+
+
+@torch.no_grad()
+def fill(model: Model, division: Division, read: ReadBox) -> None:
+    for name, tensor in model.state_dict().items():
+        for region in division.regions(name, tensor):
+            local(tensor)[region.here] = read(name, region.whole).to(tensor.dtype)
+
+
+def _kernels(plain: Kernels, mesh: ParallelMesh, options: ParallelOptions) -> Any:
+    ops: Any = plain
+    if mesh.layout.ep > 1:
+        exchange = Exchange(mesh.group("ep"))
+        ops = ExpertParallelKernels(
+            ops, exchange, chunks=options.chunks, dispatch=options.dispatch, exact=options.exact
+        )
+    return ops
+
+
+def _shard(model: Model, division: Division, mesh: ParallelMesh, exact: bool) -> None:
+    """FSDP2 over every layer and what is left: each kind of parameter among the ranks that share it."""
+    if mesh.stage.size() == 1:
+        return
+    alone = {parameter for name, parameter in model.named_parameters() if mesh.sharers(division.kind(name)).size() == 1}
+    names = {parameter: name for name, parameter in model.named_parameters()}
+
+    infos: dict[str, Any] = {}
+
+    def placement(parameter: nn.Parameter) -> Any:
+        kind = division.kind(names[parameter])
+        if mesh.sharers(kind).size() == mesh.stage.size():  # the same ranks
+            return None
+        infos.setdefault(kind, FSDPMeshInfo(mesh.sharers(kind), shard_mesh_dim=0))
+        return ShardPlacementResult(Shard(0), infos[kind])
+
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    options: dict[str, Any] = {
+        "mesh": mesh.stage,
+        "mp_policy": policy,
+        "ignored_params": alone,
+        "shard_placement_fn": placement,
+    }
+    for block in [*model.layers, *model.mtp]:
+        fully_shard(block, reshard_after_forward=mesh.layout.zero == 3, **options)
+    fully_shard(model, **options)
+    for module in _sharded(model):
+        module.set_gradient_divide_factor(1.0)  # losses are divided by the batch's count: gradients add up
+        module.set_force_sum_reduction_for_comms(True)
+        if exact:
+            # Not by its setter, which refuses parameters on several meshes: ours is told the group at each call.
+            for group in module._get_fsdp_state()._fsdp_param_groups:
+                group._reduce_scatter_comm = OrderedReduceScatter()  # type: ignore[assignment]
+
+
+def _sharded(model: nn.Module) -> Iterable[FSDPModule]:
+    return (module for module in model.modules() if isinstance(module, FSDPModule))
+
+
+def _replace(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    path, _, leaf = name.rpartition(".")
+    setattr(model.get_submodule(path), leaf, parameter)

@@ -1,0 +1,63 @@
+"""Whom a run works with: nobody (`World`), or the other ranks of a mesh (`moesaic.parallel.ranks.Ranks`). A run asks it
+wherever ranks must agree, and does not know how many there are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from moesaic.model import directory
+from moesaic.model.config import ModelConfig
+from moesaic.model.formats.checkpoint import Source
+from moesaic.model.transformer import Model
+
+
+def launched() -> bool:
+    """Whether this process is one of several that torchrun started."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
+
+
+class World:
+    """One process."""
+
+    ranks = data_ranks = 1
+    rank = data_rank = 0
+    is_main = True
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def build(self, config: ModelConfig, dtype: torch.dtype, weights: Source | int) -> Model:
+        """A model with the weights of a directory, or fresh ones of a seed."""
+        if isinstance(weights, int):
+            return Model(config).initialize(weights).to(self.device, dtype)
+        return directory.load(weights.place, dtype=dtype, device=self.device)
+
+    def barrier(self) -> None: ...
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is so on any rank."""
+        return flag
+
+    def add_up(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Scalars of all ranks together: sums, and of what ends in _max the largest."""
+        return dict(values)
+
+    def add_up_counts(self, counts_N: Tensor) -> Tensor:
+        """Of tokens, over the ranks that train on others."""
+        return counts_N
+
+    def reduce_gradients(self, model: nn.Module) -> None:
+        """After the last backward of a step."""
+
+    def norm(self, model: nn.Module) -> Tensor:
+        """Of all gradients of all ranks, each element counted once."""
+        raise NotImplementedError
+
+    def load(self, model: Model, place: Path) -> None:
+        """Another directory's weights into a model."""
+        model.load_state_dict(directory.load(place, dtype=model.dtype, device=self.device).state_dict())
