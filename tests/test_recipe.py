@@ -207,7 +207,7 @@ class TestWrongKeysAndTypes:
             ("schedule: {decay: 3}", "schedule: names no method; write name: and then its options"),
             ("data: {quality: {bits: 3}}", "data.quality: names no method"),
             ("compress: {method: gptq}", "compress: no section of a recipe; moesaic compress takes its method"),
-            ("parallel: {shard: 2}", "parallel.shard: unknown key"),
+            ("parallel: {shard: 2}", "parallel.shard: no such key"),
             ("train: {steps: x, clip: y, seed: z}", 'train.steps: expected a whole number, found text "x". 2 more'),
         ],
     )  # fmt: skip
