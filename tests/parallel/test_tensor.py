@@ -19,7 +19,6 @@ from moesaic.model.experts import MixtureFeedForward
 from moesaic.model.transformer import LayerRunner, Model, run_plainly
 from moesaic.parallel.experts.exchange import Exchange
 from moesaic.parallel.experts.kernels import ExpertParallelKernels
-from moesaic.parallel.tensor.exchange import TensorExchange
 from moesaic.parallel.tensor.kernels import TensorParallelKernels
 from moesaic.parallel.tensor.partition import Part, shard_model, take
 from moesaic.train.objectives.next_token import NextToken
@@ -133,13 +132,14 @@ def own_experts(model: Model, rank: int, ranks: int) -> None:
                 setattr(module, name, nn.Parameter(getattr(module, name).detach().chunk(ranks)[rank].clone()))
 
 
-def divided(whole: Model, exchange: TensorExchange, experts: bool, **options: Any) -> tuple[Model, dict[str, Any]]:
+def divided(whole: Model, rank: int, ranks: int, experts: bool, **options: Any) -> tuple[Model, dict[str, Part | None]]:
+    """All ranks are tensor-parallel, and divide experts among them too or hold them all."""
     model = copy.deepcopy(whole)
-    parts = shard_model(model, exchange.rank, exchange.ranks)
-    ops: Any = TensorParallelKernels(model.ops, exchange, model.config, **options)
+    parts = shard_model(model, rank, ranks)
+    ops: Any = TensorParallelKernels(model.ops, None, model.config, **options)
     if experts:
-        own_experts(model, exchange.rank, exchange.ranks)
-        ops = ExpertParallelKernels(ops, Exchange(exchange.group), chunks=2)
+        own_experts(model, rank, ranks)
+        ops = ExpertParallelKernels(ops, Exchange(), chunks=2)
     model.ops = ops
     return model, parts
 
@@ -153,25 +153,36 @@ def near(found: Tensor, expected: Tensor, what: str, noise: float = 0.0) -> None
     )
 
 
-def compare(found: Outcome, expected: Outcome, parts: dict[str, Part | None], exchange: TensorExchange) -> None:
-    """A divided run beside a whole one: own rows of hidden states, the sum of losses, own parts of gradients."""
-    rank, ranks = exchange.rank, exchange.ranks
+def compare(
+    found: Outcome,
+    expected: Outcome,
+    parts: dict[str, Part | None],
+    rows_N: Tensor,
+    beside: dist.ProcessGroup | None = None,
+) -> None:
+    """A divided run beside a whole one: own rows of hidden states, the sum of losses, own parts of gradients. `beside`:
+    ranks that hold the same parts for other rows."""
     for number, (own, whole) in enumerate(zip(found.hidden, expected.hidden, strict=True)):
-        mine = slice(len(whole) * rank // ranks, len(whole) * (rank + 1) // ranks)
-        near(own, whole[mine], f"hidden states {number}")
+        near(own, whole[rows_N], f"hidden states {number}")
     loss = found.loss.clone()
-    dist.all_reduce(loss, group=exchange.group)
+    dist.all_reduce(loss)
     near(loss, expected.loss, "loss")
     noise = 1e-7 * max(float(gradient.abs().max()) for gradient in expected.gradients.values())
     for name, whole in expected.gradients.items():
-        gradient, part = found.gradients[name], parts[name]
+        gradient, part = found.gradients[name].clone(), parts[name]
         if part is not None:
-            near(gradient, take(whole, part), name, noise)
-        elif gradient.shape != whole.shape:  # own experts
-            near(gradient, whole.chunk(ranks)[rank], name, noise)
-        else:
-            dist.all_reduce(gradient, group=exchange.group)
-            near(gradient, whole, name, noise)
+            whole = take(whole, part)
+            if beside is not None:
+                dist.all_reduce(gradient, group=beside)
+        elif gradient.shape == whole.shape:
+            dist.all_reduce(gradient)
+        else:  # own experts
+            whole = whole.chunk(dist.get_world_size())[dist.get_rank()]
+        near(gradient, whole, name, noise)
+
+
+def rows_of(total: int, rank: int, ranks: int) -> Tensor:
+    return torch.arange(total)[total * rank // ranks : total * (rank + 1) // ranks]
 
 
 def every_model(rank: int, world: int) -> None:
@@ -181,10 +192,9 @@ def every_model(rank: int, world: int) -> None:
             batch = batch_of(lengths)
             expected = run(whole, batch)
             for experts in (False, True):
-                exchange = TensorExchange()
-                model, parts = divided(whole, exchange, experts)
+                model, parts = divided(whole, rank, world, experts)
                 try:
-                    compare(run(model, batch), expected, parts, exchange)
+                    compare(run(model, batch), expected, parts, rows_of(sum(lengths), rank, world))
                 except AssertionError as error:
                     raise AssertionError(f"{name}, {lengths}, experts divided: {experts}, rank {rank}") from error
 

@@ -16,7 +16,8 @@ from moesaic.errors import UserError
 from moesaic.kernels import native
 from moesaic.model.config import Latent, ModelConfig
 from moesaic.model.transformer import Model
-from moesaic.parallel.tensor.exchange import Chunks, Gathering, Scattering, TensorExchange
+from moesaic.parallel.rows import Traffic
+from moesaic.parallel.tensor.exchange import Chunks, Gathering, Scattering, TileExchange
 from moesaic.parallel.tensor.kernels import TensorParallelKernels
 from moesaic.parallel.tensor.matmul import (
     Copies,
@@ -38,6 +39,7 @@ from tests.parallel.test_tensor import (
     divided,
     model_of,
     near,
+    rows_of,
     run,
 )
 
@@ -52,8 +54,8 @@ def grad(tensor: Tensor) -> Tensor:
     return tensor.grad
 
 
-def same_matmuls(exchange: TensorExchange, total: int, tiles: int, keep: bool) -> None:
-    rank, ranks = exchange.rank, exchange.ranks
+def same_matmuls(exchange: TileExchange, total: int, tiles: int, keep: bool) -> None:
+    rank, ranks = exchange.rank, exchange.size
     division = Division(exchange, Chunks(total, ranks), tiles, keep)
     mine = division.chunks.of(rank)
     inputs, outputs = 5, 3 * ranks
@@ -95,9 +97,9 @@ def same_matmuls(exchange: TensorExchange, total: int, tiles: int, keep: bool) -
     assert torch.equal(found_TD, x_TD) and torch.equal(grad(x_ND), slopes_TD[mine] * sum(range(1, ranks + 1)))
 
 
-def same_copies(exchange: TensorExchange, held: int) -> None:
+def same_copies(exchange: TileExchange, held: int) -> None:
     """Rows of a weight that `held` ranks have alike: each gets the sum of their gradients, and only of theirs."""
-    rank, ranks = exchange.rank, exchange.ranks
+    rank, ranks = exchange.rank, exchange.size
     chunks = Chunks(6, ranks)
     x_ND = whole_numbers(1, 6, 5)[chunks.of(rank)].requires_grad_()
     weight_OD, bias_O = whole_numbers(20, 4, 5).requires_grad_(), whole_numbers(21, 4).requires_grad_()
@@ -114,25 +116,24 @@ def same_copies(exchange: TensorExchange, held: int) -> None:
     assert torch.equal(grad(bias_O)[:1], slopes[rank].sum(0)[:1])
 
 
-class Watched(TensorExchange):
+class Watched(TileExchange):
     """Notes when tiles begin and are waited for."""
 
     def __init__(self) -> None:
         super().__init__()
         self.events: list[str] = []
 
-    def gather_tiles(self, own_ND: Tensor, chunks: Chunks, tiles: int) -> Any:
-        for number, tile in enumerate(super().gather_tiles(own_ND, chunks, tiles)):
-            self.events.append(f"begin {number}")
-            yield self._noted(tile, number)
+    def begin_gathers(self, own_ND: Tensor, chunks: Chunks, tiles: int, *, backward: bool = False) -> list[Gathering]:
+        begun = super().begin_gathers(own_ND, chunks, tiles, backward=backward)
+        return [self._noted(tile, number) for number, tile in enumerate(begun)]
 
-    def scatter_others(self, parts_AD: Tensor, sizes: list[int]) -> Scattering:
+    def begin_scatter_others(self, parts_AD: Tensor, sizes: list[int], *, backward: bool = False) -> Scattering:
         number = sum(event.startswith("begin") for event in self.events)
-        self.events.append(f"begin {number}")
-        tile: Scattering = self._noted(super().scatter_others(parts_AD, sizes), number)
+        tile: Scattering = self._noted(super().begin_scatter_others(parts_AD, sizes, backward=backward), number)
         return tile
 
     def _noted(self, tile: Gathering | Scattering, number: int) -> Any:
+        self.events.append(f"begin {number}")
         wait = tile.wait
         tile.wait = lambda: self.events.append(f"wait {number}") or wait()  # type: ignore[method-assign, func-returns-value]
         return tile
@@ -161,44 +162,41 @@ def order(rank: int, world: int) -> None:
     assert exchange.events == [*begun, "wait 0", "wait 1", "wait 2"]
 
 
-def expected_bytes(config: ModelConfig, total: int, ranks: int, tiles: int, keep: bool) -> tuple[int, int]:
-    """What leaves the last rank in a forward and a backward pass: gathered and scattered. Each half of a layer gathers
-    its input's rows and scatters its output's, and on the way back the other way round."""
+def expected_traffic(config: ModelConfig, total: int, ranks: int, tiles: int, keep: bool) -> Traffic:
+    """What leaves the last rank. Each half of a layer gathers its input's rows and scatters its output's, and on the
+    way back the other way round; a gathered row goes to all other ranks, a scattered one to its owner."""
     chunks = Chunks(total, ranks)
-    tiled = sum(max(chunks.sizes(number, tiles)) for number in range(tiles)) * (ranks - 1)
+    gathered = sum(max(chunks.sizes(number, tiles)) for number in range(tiles)) * (ranks - 1)
     at_once = max(chunks.sizes()) * (ranks - 1)
-    foreign = total - chunks.sizes()[-1]
-    attention = config.attention
-    gathered = scattered = 0
+    scattered = total - chunks.sizes()[-1]
+    forward = backward = 0
+    attention, hidden = config.attention, config.hidden
     for _ in config.layers:
+        read = hidden
         if isinstance(attention, Latent):
             latent = attention.kv_rank + attention.rope_size
-            read = attention.q_rank or config.hidden
-            gathered += at_once * latent
-            scattered += foreign * latent
+            read = attention.q_rank or hidden
+            forward += at_once * latent
+            backward += scattered * latent
         else:
-            read = config.hidden
             copies = max(1, ranks // attention.kv_heads)
             rows = 2 * max(1, attention.kv_heads // ranks) * attention.head_size
-            scattered += (copies - 1) * rows * (config.hidden + attention.qkv_bias)
-        gathered += tiled * (read + config.hidden) + 2 * tiled * config.hidden  # forward, and backward
-        gathered += 0 if keep else at_once * (read + config.hidden)
-        scattered += 2 * foreign * config.hidden + foreign * (read + config.hidden)
-    return 4 * gathered, 4 * scattered
+            backward += (copies - 1) * rows * (hidden + attention.qkv_bias)
+        forward += gathered * (read + hidden) + scattered * 2 * hidden
+        backward += gathered * 2 * hidden + scattered * (read + hidden)
+        backward += 0 if keep else at_once * (read + hidden)
+    return Traffic(4 * forward, 4 * backward)
 
 
-def bytes_of(exchange: TensorExchange, config: ModelConfig, lengths: list[int], tiles: int, keep: bool) -> None:
-    exchange.gathered_bytes = exchange.scattered_bytes = 0
-    model, _ = divided(model_of(config), exchange, experts=False, tiles=tiles, keep=keep)
+def same_traffic(rank: int, world: int, config: ModelConfig, lengths: list[int], tiles: int, keep: bool) -> None:
+    model, _ = divided(model_of(config), rank, world, experts=False, tiles=tiles, keep=keep)
     run(model, batch_of(lengths))
-    found = exchange.gathered_bytes, exchange.scattered_bytes
-    if exchange.rank == exchange.ranks - 1:
-        assert found == expected_bytes(config, sum(lengths), exchange.ranks, tiles, keep)
-    assert exchange.sent_bytes == sum(found)
+    if rank == world - 1:
+        assert model.ops.traffic == expected_traffic(config, sum(lengths), world, tiles, keep)  # type: ignore[attr-defined]
 
 
 def every_schedule(rank: int, world: int) -> None:
-    exchange = TensorExchange()
+    exchange = TileExchange()
     for total in (0, 1, 3, 8, 13):
         for tiles in (1, 2, 5):
             for keep in (True, False):
@@ -212,30 +210,30 @@ def every_schedule(rank: int, world: int) -> None:
 
     for config in (replace(GLM, mtp=()), replace(DEEPSEEK, mtp=())):
         for lengths, tiles, keep in (([16, 8], 1, True), ([16, 8], 3, False), (LENGTHS, 2, True)):
-            bytes_of(exchange, config, lengths, tiles, keep)
+            same_traffic(rank, world, config, lengths, tiles, keep)
 
     batch = batch_of(LENGTHS)
     for config in (GLM, DEEPSEEK):
         whole = model_of(config)
         expected = run(whole, batch)
-        plain = run(divided(whole, exchange, experts=False)[0], batch)
+        plain = run(divided(whole, rank, world, experts=False)[0], batch)
         for options, runner in (({"tiles": 3}, None), ({"tiles": 2, "keep": False}, recompute)):
-            model, parts = divided(whole, exchange, experts=False, **options)
+            model, parts = divided(whole, rank, world, experts=False, **options)
             found = run(model, batch) if runner is None else run(model, batch, runner)
             for one, other in zip(found.hidden, plain.hidden, strict=True):
                 near(one, other, "hidden states", 1e-6)
-            compare(found, expected, parts, exchange)
+            compare(found, expected, parts, rows_of(sum(LENGTHS), rank, world))
 
     if native.kernels() is not None:  # a row has the same bits in any batch, so tiles change nothing
         whole = Model(GLM, mode="invariant")
         whole.load_state_dict(model_of(GLM).state_dict())
-        outcomes = [run(divided(whole, exchange, experts=False, tiles=tiles)[0], batch) for tiles in (1, 2, 5)]
+        outcomes = [run(divided(whole, rank, world, experts=False, tiles=tiles)[0], batch) for tiles in (1, 2, 5)]
         for outcome in outcomes[1:]:
             assert all(map(torch.equal, outcome.hidden, outcomes[0].hidden))
             assert torch.equal(outcome.loss, outcomes[0].loss)
 
     with pytest.raises(UserError, match="from 1 on"):
-        TensorParallelKernels(model_of(GLM).ops, exchange, GLM, tiles=0)
+        TensorParallelKernels(model_of(GLM).ops, None, GLM, tiles=0)
 
 
 @pytest.mark.parametrize("world", [2, 4])

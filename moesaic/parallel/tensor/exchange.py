@@ -7,13 +7,14 @@ ranks, in float32: the sum does not depend on tiles, and costs the bytes of a ri
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from moesaic.parallel.rows import RowGroup
 
 # The collective got another name in newer torch, which warns of the old one.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -40,66 +41,52 @@ class Chunks:
         return [rows.stop - rows.start for rows in found]
 
 
-class TensorExchange:
-    """`gathered_bytes` and `scattered_bytes` count what leaves this rank, forward and backward."""
+class TileExchange(RowGroup):
+    """Collectives that are begun, and waited for by whoever needs what they bring."""
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self.group: Any = group if group is not None else dist.group.WORLD
-        self.ranks = dist.get_world_size(self.group)
-        self.rank = dist.get_rank(self.group)
-        self.gathered_bytes = 0
-        self.scattered_bytes = 0
+    def begin_gather(self, own_ND: Tensor, chunks: Chunks, *, backward: bool = False) -> Gathering:
+        return self.begin_gathers(own_ND, chunks, 1, backward=backward)[0]
 
-    @property
-    def sent_bytes(self) -> int:
-        return self.gathered_bytes + self.scattered_bytes
-
-    def gather(self, own_ND: Tensor, chunks: Chunks) -> Gathering:
-        return next(self.gather_tiles(own_ND, chunks, 1))
-
-    def gather_tiles(self, own_ND: Tensor, chunks: Chunks, tiles: int) -> Iterator[Gathering]:
-        """Each tile begins when it is asked for. A rank with a row less than others sends one that nobody reads."""
-        first = chunks.of(self.rank).start
+    def begin_gathers(self, own_ND: Tensor, chunks: Chunks, tiles: int, *, backward: bool = False) -> list[Gathering]:
+        """All ranks' rows, in tiles. A rank with a row less than others sends one that nobody reads."""
+        first, begun = chunks.of(self.rank).start, []
         for number in range(tiles):
-            rows = chunks.tile(self.rank, number, tiles)
-            widest = max(chunks.sizes(number, tiles))
+            rows, sizes = chunks.tile(self.rank, number, tiles), chunks.sizes(number, tiles)
             tile_ND = own_ND[rows.start - first : rows.stop - first].contiguous()
-            if len(tile_ND) < widest:
-                spare = tile_ND.new_zeros(widest - len(tile_ND), *own_ND.shape[1:])
-                tile_ND = torch.cat([tile_ND, spare])
-            found_AD = own_ND.new_empty(widest * self.ranks, *own_ND.shape[1:])
-            work = None
-            if widest:
-                work = _all_gather(found_AD, tile_ND, group=self.group, async_op=True)
-            self.gathered_bytes += tile_ND.nbytes * (self.ranks - 1)
-            yield Gathering(tile_ND, found_AD, work, chunks.sizes(number, tiles))
+            if len(tile_ND) < max(sizes):
+                tile_ND = torch.cat([tile_ND, tile_ND.new_zeros(1, *own_ND.shape[1:])])
+            found_AD = own_ND.new_empty(max(sizes) * self.size, *own_ND.shape[1:])
+            work = _all_gather(found_AD, tile_ND, group=self.group, async_op=True) if max(sizes) else None
+            self.traffic.count(tile_ND.nbytes * (self.size - 1), backward=backward)
+            begun.append(Gathering(tile_ND, found_AD, work, sizes))
+        return begun
 
-    def scatter(self, parts_AD: Tensor, sizes: list[int]) -> Scattering:
-        """Rows for every rank, in the order of ranks, as many as `sizes` says (none for this rank if it keeps its own):
-        begins their way to it. Every rank's rows are as many as this rank's, when they arrive."""
-        return self._send(parts_AD, sizes, [sizes[self.rank]] * self.ranks)
+    def begin_scatter(self, parts_AD: Tensor, sizes: list[int], *, backward: bool = False) -> Scattering:
+        """Rows for every rank, in the order of ranks, as many as `sizes` says; from each come as many as it has for
+        this one."""
+        return self._begin(parts_AD, sizes, [sizes[self.rank]] * self.size, backward)
 
-    def scatter_others(self, parts_AD: Tensor, sizes: list[int]) -> Scattering:
+    def begin_scatter_others(self, parts_AD: Tensor, sizes: list[int], *, backward: bool = False) -> Scattering:
         """The same, with this rank's own rows left out."""
-        leaving, arriving = list(sizes), [sizes[self.rank]] * self.ranks
+        leaving, arriving = list(sizes), [sizes[self.rank]] * self.size
         leaving[self.rank] = arriving[self.rank] = 0
-        return self._send(parts_AD, leaving, arriving)
+        return self._begin(parts_AD, leaving, arriving, backward)
 
     def add_copies(self, own_OI: Tensor, copies: int) -> Tensor:
         """The sum over `copies` ranks in a row that hold the same, in the order of ranks: the same bits on each."""
         begin = self.rank // copies * copies
         holders = range(begin, begin + copies)
-        counts = [len(own_OI) if rank in holders and rank != self.rank else 0 for rank in range(self.ranks)]
-        others = self._send(own_OI.repeat(copies - 1, 1), counts, counts).wait()
-        others[self.rank] = own_OI
-        return summed([others[rank] for rank in holders])
+        counts = [len(own_OI) if rank in holders and rank != self.rank else 0 for rank in range(self.size)]
+        found = self._begin(own_OI.repeat(copies - 1, 1), counts, counts, backward=True).wait()
+        found[self.rank] = own_OI
+        return summed([found[rank] for rank in holders])
 
-    def _send(self, parts_AD: Tensor, leaving: list[int], arriving: list[int]) -> Scattering:
+    def _begin(self, parts_AD: Tensor, leaving: list[int], arriving: list[int], backward: bool) -> Scattering:
         parts_AD = parts_AD.contiguous()
         found_AD = parts_AD.new_empty(sum(arriving), *parts_AD.shape[1:])
         work = dist.all_to_all_single(found_AD, parts_AD, arriving, leaving, group=self.group, async_op=True)
         row_bytes = parts_AD.element_size() * parts_AD.shape[1:].numel()
-        self.scattered_bytes += row_bytes * (sum(leaving) - leaving[self.rank])
+        self.traffic.count(row_bytes * (sum(leaving) - leaving[self.rank]), backward=backward)
         return Scattering(parts_AD, found_AD, work, arriving)
 
 

@@ -1,7 +1,7 @@
 """The model's matmuls divided among ranks, and rows between them too (sequence parallel), by standing in for `ops`.
 
     shard_model(model, rank, ranks)                      # or fill parts as `partition.part_of` says
-    model.ops = TensorParallelKernels(model.ops, TensorExchange(group), model.config, tiles=2)
+    model.ops = TensorParallelKernels(model.ops, group, model.config, tiles=2)
 
 Every hidden state is of this rank's rows only. A matrix that makes heads or hidden units gathers the rows first; the
 one that reads them scatters its sums. In between a rank has all rows of its own heads or hidden units, so attention
@@ -16,13 +16,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Self
 
+import torch.distributed as dist
 from torch import Tensor
 
 from moesaic.errors import UserError
 from moesaic.kernels.interface import Batch, Kernels, QKNorm, RopeAngles
 from moesaic.kernels.wrapped import WrappedKernels, for_batch
 from moesaic.model.config import GroupedQuery, ModelConfig
-from moesaic.parallel.tensor.exchange import Chunks, TensorExchange
+from moesaic.parallel.tensor.exchange import Chunks, TileExchange
 from moesaic.parallel.tensor.matmul import Copies, Division, Gather, GatherMatmul, MatmulScatter
 from moesaic.parallel.tensor.partition import READS, check, kv_copies, kv_heads_of
 
@@ -32,23 +33,32 @@ GATHERS_AFTER = frozenset({"kv_down", "keys", "head_weights"})  # their outputs 
 
 class TensorParallelKernels(WrappedKernels):
     """`tiles`: how many a collective and its matmul are cut into; `keep`: whether gathered rows are kept for the
-    backward pass (memory) or gathered again there (bytes)."""
+    backward pass (memory) or gathered again there (bytes). `traffic` counts the bytes this rank sent. Under context
+    parallelism these are the inner kernels: they divide further what those leave of a batch."""
 
     def __init__(
-        self, plain: Kernels, exchange: TensorExchange, config: ModelConfig, *, tiles: int = 1, keep: bool = True
+        self,
+        plain: Kernels,
+        group: dist.ProcessGroup | None,
+        config: ModelConfig,
+        *,
+        tiles: int = 1,
+        keep: bool = True,
     ) -> None:
         super().__init__(plain)
-        check(config, exchange.ranks)
+        exchange = TileExchange(group)
+        check(config, exchange.size)
         if tiles < 1:
             raise UserError("parallel.tiles", f"must be a whole number from 1 on, not {tiles}")
         self.exchange, self.tiles, self.keep = exchange, tiles, keep
+        self.traffic = exchange.traffic
         self.kv_heads: int | None = None
         self.copies: Copies | None = None
         if isinstance(config.attention, GroupedQuery):
-            self.kv_heads = kv_heads_of(config.attention, exchange.ranks)
-            copies = kv_copies(config.attention, exchange.ranks)
+            self.kv_heads = kv_heads_of(config.attention, exchange.size)
+            copies = kv_copies(config.attention, exchange.size)
             if copies > 1:
-                first = config.attention.heads // exchange.ranks * config.attention.head_size
+                first = config.attention.heads // exchange.size * config.attention.head_size
                 self.copies = Copies(first, copies)
         self._division: Division | None = None
         self._gathered: tuple[Tensor, Tensor] | None = None  # rows and all ranks', for a second reader of the same
@@ -61,7 +71,7 @@ class TensorParallelKernels(WrappedKernels):
         return bound
 
     def chunks(self, total: int) -> Chunks:
-        return Chunks(total, self.exchange.ranks)
+        return Chunks(total, self.exchange.size)
 
     def mine(self, total: int) -> slice:
         """This rank's rows."""
@@ -80,7 +90,7 @@ class TensorParallelKernels(WrappedKernels):
     def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor:
         kind, division = site.rpartition(".")[2], self._division
         plain = partial(self.plain.linear, site=site)
-        if division is None or self.exchange.ranks == 1:
+        if division is None or self.exchange.size == 1:
             return plain(x_TI, weight_OI, bias_O)
         if kind in GATHERS_FIRST:
             copies = self.copies if kind == "qkv" else None
@@ -95,7 +105,7 @@ class TensorParallelKernels(WrappedKernels):
             out = Gather.apply(plain(x_TI, weight_OI, bias_O), division)
             return out
         if kind == "queries":  # of the indexer, from the latents that the up-projection reads next
-            all_TI = self.exchange.gather(x_TI.detach(), division.chunks).whole()
+            all_TI = self.exchange.begin_gather(x_TI.detach(), division.chunks).whole()
             self._gathered = (x_TI, all_TI)
             return plain(all_TI, weight_OI, bias_O)
         return plain(x_TI, weight_OI, bias_O)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from moesaic.parallel.tensor.exchange import Chunks, TensorExchange, summed
+from moesaic.parallel.tensor.exchange import Chunks, TileExchange, summed
 
 Product = Callable[[Tensor], Tensor]
 
@@ -22,7 +22,7 @@ Product = Callable[[Tensor], Tensor]
 class Division(NamedTuple):
     """How the rows of one forward are divided, and how they travel."""
 
-    exchange: TensorExchange
+    exchange: TileExchange
     chunks: Chunks
     tiles: int
     keep: bool  # gathered rows are kept for the backward pass, or gathered again there
@@ -35,13 +35,15 @@ class Copies(NamedTuple):
     ranks: int
 
 
-def gather_then(x_ND: Tensor, product: Product, division: Division, keep: bool) -> tuple[Tensor, Tensor | None]:
+def gather_then(
+    x_ND: Tensor, product: Product, division: Division, *, keep: bool, backward: bool = False
+) -> tuple[Tensor, Tensor | None]:
     """The product of all ranks' rows, and if they are to be kept the rows."""
     exchange, chunks, tiles = division.exchange, division.chunks, division.tiles
+    travelling = exchange.begin_gathers(x_ND, chunks, tiles, backward=backward)
     if tiles == 1:
-        x_TD = exchange.gather(x_ND, chunks).whole()
+        x_TD = travelling[0].whole()
         return product(x_TD), x_TD if keep else None
-    travelling = list(exchange.gather_tiles(x_ND, chunks, tiles))  # all begin
     mine = chunks.of(exchange.rank)
     y_NO = product(x_ND)
     y_TO = y_NO.new_empty(chunks.total, y_NO.shape[1])
@@ -50,7 +52,7 @@ def gather_then(x_ND: Tensor, product: Product, division: Division, keep: bool) 
     if keep:
         kept_TD = x_ND.new_empty(chunks.total, x_ND.shape[1])
         kept_TD[mine] = x_ND
-    others = [rank for rank in range(exchange.ranks) if rank != exchange.rank]
+    others = [rank for rank in range(exchange.size) if rank != exchange.rank]
     for number, tile in enumerate(travelling):
         blocks = tile.wait()
         found = [blocks[rank] for rank in others]
@@ -64,27 +66,33 @@ def gather_then(x_ND: Tensor, product: Product, division: Division, keep: bool) 
 
 
 def then_scatter(
-    x_TD: Tensor, product: Product, division: Division, meanwhile: Callable[[], None] | None = None
+    x_TD: Tensor,
+    product: Product,
+    division: Division,
+    meanwhile: Callable[[], None] | None = None,
+    *,
+    backward: bool = False,
 ) -> Tensor:
     """The sum over ranks of the products of all rows, of which each rank gets its own. `meanwhile` is done when all
     are on their way."""
     exchange, chunks, tiles = division.exchange, division.chunks, division.tiles
     if tiles == 1:
-        travelling = [exchange.scatter(product(x_TD), chunks.sizes())]
+        travelling = [exchange.begin_scatter(product(x_TD), chunks.sizes(), backward=backward)]
         own_NO = None
     else:
-        others = [rank for rank in range(exchange.ranks) if rank != exchange.rank]
+        others = [rank for rank in range(exchange.size) if rank != exchange.rank]
         travelling = []
         for number in range(tiles):
             rows = torch.cat([x_TD[chunks.tile(rank, number, tiles)] for rank in others])
-            travelling.append(exchange.scatter_others(product(rows), chunks.sizes(number, tiles)))
+            sizes = chunks.sizes(number, tiles)
+            travelling.append(exchange.begin_scatter_others(product(rows), sizes, backward=backward))
         own_NO = product(x_TD[chunks.of(exchange.rank)])
     if meanwhile is not None:
         meanwhile()
     arrived = [tile.wait() for tile in travelling]
     if own_NO is None:
         return summed(arrived[0])
-    parts = [torch.cat([blocks[rank] for blocks in arrived]) for rank in range(exchange.ranks)]
+    parts = [torch.cat([blocks[rank] for blocks in arrived]) for rank in range(exchange.size)]
     parts[exchange.rank] = own_NO
     return summed(parts)
 
@@ -112,7 +120,7 @@ class GatherMatmul(torch.autograd.Function):
         if gathered_TD is not None:
             y_TO = product(gathered_TD)
         else:
-            y_TO, kept_TD = gather_then(x_ND, product, division, keep)
+            y_TO, kept_TD = gather_then(x_ND, product, division, keep=keep)
         ctx.save_for_backward(kept_TD if keep else x_ND, weight_OD)
         ctx.kept, ctx.division, ctx.copies, ctx.biased = keep, division, copies, bias_O is not None
         return y_TO
@@ -124,7 +132,9 @@ class GatherMatmul(torch.autograd.Function):
         rows_AD, weight_OD = ctx.saved_tensors
         d_y_TO = grads[0].to(weight_OD.dtype).contiguous()
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        again = None if ctx.kept or not wants_weight else exchange.gather(rows_AD, division.chunks)
+        again = None
+        if wants_weight and not ctx.kept:
+            again = exchange.begin_gather(rows_AD, division.chunks, backward=True)
         d_weight_OD: Tensor | None = None
         d_bias_O: Tensor | None = None
 
@@ -137,7 +147,7 @@ class GatherMatmul(torch.autograd.Function):
 
         d_x_ND = None
         if wants_x:
-            d_x_ND = then_scatter(d_y_TO, lambda rows_AO: rows_AO @ weight_OD, division, of_weight)
+            d_x_ND = then_scatter(d_y_TO, lambda rows_AO: rows_AO @ weight_OD, division, of_weight, backward=True)
         else:
             of_weight()
         if copies is not None:
@@ -162,7 +172,9 @@ class MatmulScatter(torch.autograd.Function):
         x_TI, weight_DI = ctx.saved_tensors
         d_y_ND = grads[0].to(weight_DI.dtype)
         wants_weight = ctx.needs_input_grad[1]
-        d_x_TI, d_y_TD = gather_then(d_y_ND, lambda rows_AD: rows_AD @ weight_DI, ctx.division, wants_weight)
+        d_x_TI, d_y_TD = gather_then(
+            d_y_ND, lambda rows_AD: rows_AD @ weight_DI, ctx.division, keep=wants_weight, backward=True
+        )
         d_weight_DI = d_y_TD.t() @ x_TI if d_y_TD is not None else None
         return d_x_TI, d_weight_DI, None, None
 
@@ -173,9 +185,9 @@ class Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, division: Division) -> Tensor:
         ctx.division = division
-        return division.exchange.gather(x_ND, division.chunks).whole()
+        return division.exchange.begin_gather(x_ND, division.chunks).whole()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         exchange, chunks = ctx.division.exchange, ctx.division.chunks
-        return summed(exchange.scatter(grads[0], chunks.sizes()).wait()), None
+        return summed(exchange.begin_scatter(grads[0], chunks.sizes(), backward=True).wait()), None
