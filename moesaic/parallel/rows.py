@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -20,13 +20,22 @@ from torch import Tensor
 SplitKind = Literal["contiguous", "zigzag"]
 
 
-@dataclass(frozen=True)
+class Run(NamedTuple):
+    """Rows of a rank from `row` on that follow one another in a sequence too, there from `position` on."""
+
+    sequence: int
+    row: int
+    position: int
+    length: int
+
+
+@dataclass(frozen=True, eq=False)
 class RowSplit:
-    """`parts[r]` are the places in the batch of rank r's rows; `lengths[r][s]` how many of them are of sequence s."""
+    """`parts[r]` are the places in the batch of rank r's rows, `runs[r]` what they are of which sequences."""
 
     tokens: int
     parts: tuple[Tensor, ...]
-    lengths: tuple[tuple[int, ...], ...]
+    runs: tuple[tuple[Run, ...], ...]
     in_order: bool  # whether all ranks' rows, one rank after the other, are the batch as it is
     order_T: Tensor  # the places of all ranks' rows, one rank after the other
     place_T: Tensor  # of each row of the batch, where it is among those
@@ -62,12 +71,19 @@ def _split(lengths: tuple[int, ...], ranks: int, kind: SplitKind, device: torch.
     rank_T = _contiguous(tokens, ranks) if kind == "contiguous" else _zigzag(lengths, ranks)
     parts = [(rank_T == rank).nonzero().squeeze(1) for rank in range(ranks)]
     order_T = torch.cat(parts)
-    sequences = rank_T.split(list(lengths))
-    counts = tuple(tuple(int((part == rank).sum()) for part in sequences) for rank in range(ranks))
+    runs: list[list[Run]] = [[] for _ in range(ranks)]
+    rows = [0] * ranks
+    for sequence, rank_S in enumerate(rank_T.split(list(lengths))):
+        position = 0
+        for rank, length in zip(
+            *(found.tolist() for found in rank_S.unique_consecutive(return_counts=True)), strict=True
+        ):
+            runs[rank].append(Run(sequence, rows[rank], position, length))
+            rows[rank], position = rows[rank] + length, position + length
     return RowSplit(
         tokens,
         tuple(part.to(device) for part in parts),
-        counts,
+        tuple(map(tuple, runs)),
         bool((order_T == torch.arange(tokens)).all()),
         order_T.to(device),
         order_T.argsort().to(device),

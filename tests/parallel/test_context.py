@@ -180,8 +180,11 @@ def test_every_row_has_one_rank(kind: SplitKind) -> None:
             split = RowSplit.of(lengths, ranks, kind)
             assert split.order_T.sort().values.tolist() == list(range(sum(lengths)))
             assert all(part.tolist() == sorted(part.tolist()) for part in split.parts)
-            assert [sum(of_rank) for of_rank in split.lengths] == split.counts
-            assert [sum(of_sequence) for of_sequence in zip(*split.lengths)] == lengths
+            starts = [sum(lengths[:number]) for number in range(len(lengths))]
+            for part, runs in zip(split.parts, split.runs):
+                places = [starts[run.sequence] + run.position + at for run in runs for at in range(run.length)]
+                assert places == part.tolist()
+                assert [run.row for run in runs] == [sum(run.length for run in runs[:at]) for at in range(len(runs))]
             assert max(split.counts) - min(split.counts) <= 1 + (kind == "zigzag")
             rows_T = torch.arange(sum(lengths))
             assert torch.equal(split.ordered(split.by_rank(rows_T)), rows_T)

@@ -8,27 +8,48 @@ their gradients as under data parallelism: the sum over the group is the gradien
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch.distributed as dist
 from torch import Tensor
 
+from moesaic.errors import UserError
 from moesaic.kernels.interface import AttentionCall, Batch, Kernels, LatentCall, QKNorm, RopeAngles
 from moesaic.kernels.wrapped import WrappedKernels, for_batch
+from moesaic.parallel.context.mesh_tiles import Tile
+from moesaic.parallel.context.tiles import attend_by_tiles, attend_latent_by_tiles
 from moesaic.parallel.context.ulysses import attend_by_heads, attend_latent_by_heads
 from moesaic.parallel.rows import RowGroup, RowSplit, SplitKind, gather_rows
 
+Method = Literal["ulysses", "mesh", "ring"]
+
 
 class ContextParallelKernels(WrappedKernels):
-    """`traffic` counts the bytes this rank sent. Under tensor parallelism these are the outer kernels: what they leave
-    of a batch is divided further."""
+    """`method`: Ulysses divides heads, Mesh-Attention (`mesh`, of which `ring` is one shape) the pairs of queries and
+    keys, in tiles of the shape that sends least or of a given `tile`. `split`: which rows a rank has; by default equal
+    runs for Ulysses, and for the others pieces that give every rank as many causal pairs. `traffic` counts the bytes
+    this rank sent. Under tensor parallelism these are the outer kernels: what they leave of a batch is divided
+    further."""
 
     def __init__(
-        self, plain: Kernels, group: dist.ProcessGroup | None = None, *, split: SplitKind = "contiguous"
+        self,
+        plain: Kernels,
+        group: dist.ProcessGroup | None = None,
+        *,
+        method: Method = "ulysses",
+        split: SplitKind | None = None,
+        tile: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(plain)
         self.ranks = RowGroup(group)
-        self.kind: SplitKind = split
+        self.method = method
+        self.kind: SplitKind = split or ("contiguous" if method == "ulysses" else "zigzag")
+        self.tile = Tile(1, self.ranks.size) if method == "ring" else None if tile is None else Tile(*tile)
+        if self.tile is not None and self.tile.queries * self.tile.keys != self.ranks.size:
+            shown = f"{self.tile.queries} x {self.tile.keys} blocks"
+            raise UserError(
+                f"a tile of {shown}", f"must be as many as ranks: {self.ranks.size}", "Leave it to be chosen."
+            )
         self.traffic = self.ranks.traffic
         self._begun: RowSplit | None = None
         self._rope: tuple[RopeAngles, RopeAngles] | None = None  # the batch's, and of the rows that are here
@@ -70,11 +91,16 @@ class ContextParallelKernels(WrappedKernels):
         return self.plain.qk_norm_rope(qkv_TXC, kv_heads, norm, self._rope_here(rope))
 
     def attend(self, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
-        return attend_by_heads(self.plain, q_THC, k_TNC, v_TNC, call, self.split(call.layout), self.ranks)
+        split = self.split(call.layout)
+        if self.method == "ulysses":
+            return attend_by_heads(self.plain, q_THC, k_TNC, v_TNC, call, split, self.ranks)
+        return attend_by_tiles(q_THC, k_TNC, v_TNC, call, split, self.ranks, self.tile)
 
     def attend_latent(self, call: LatentCall) -> Tensor:
-        split = self.split(call.attention.layout)
-        return attend_latent_by_heads(self.plain, call, self._rope_here(call.rope), split, self.ranks)
+        split, rope = self.split(call.attention.layout), self._rope_here(call.rope)
+        if self.method == "ulysses" or not isinstance(call.up, Tensor):
+            return attend_latent_by_heads(self.plain, call, rope, split, self.ranks)
+        return attend_latent_by_tiles(self.plain, call, rope, split, self.ranks, self.tile)
 
     def _rows(self, tokens: int) -> Tensor:
         """Those of the batch whose forward began last."""
