@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -51,6 +52,29 @@ def replicas(directory: Path, count: int = 2, **options) -> Replicas:
     )
 
 
+@pytest.fixture(scope="module")
+def events() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def shared(directory: Path, events: asyncio.Runner, cluster: None) -> Iterator[Replicas]:
+    """Two, for all tests that leave replicas as they are: starting them takes longer than what they are asked."""
+    loop = replicas(directory)
+    events.run(loop.__aenter__())
+    yield loop
+    events.run(loop.__aexit__())
+
+
+@pytest.fixture
+def loop(shared: Replicas) -> Replicas:
+    """To which every prompt is new, as to replicas that have just started."""
+    for replica in shared.replicas:
+        replica.prefixes = PrefixIndex()
+    return shared
+
+
 async def text_of(loop: Replicas, request: Request) -> str:
     answers = loop.submit([request])
     try:
@@ -71,7 +95,7 @@ def greedy(tokens: int) -> Sampling:
     return Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True)
 
 
-def test_answers_are_those_of_one_engine(directory, alone):
+def test_answers_are_those_of_one_engine(loop, events, alone):
     params = [
         greedy(9),
         Sampling(max_tokens=9, seed=5, temperature=1.0, logprobs=2, prompt_logprobs=1, ignore_eos=True),
@@ -81,15 +105,14 @@ def test_answers_are_those_of_one_engine(directory, alone):
     prompts = [f"{n} The number {n} is a number; def f(x): return x + {n}" for n in range(8)]
 
     async def ask() -> list[tuple[Request, str]]:
-        async with replicas(directory) as loop:
-            requests = [loop.engine.request(p, params[n % 4]) for n, p in enumerate(prompts)]
-            requests.append(loop.engine.request(prompts[0], embed=True))
-            texts = await asyncio.gather(*(text_of(loop, request) for request in requests))
-            await all_free(loop)
-            assert all(replica.prefixes.pages for replica in loop.replicas)  # both had something to do
-            return list(zip(requests, texts, strict=True))
+        requests = [loop.engine.request(p, params[n % 4]) for n, p in enumerate(prompts)]
+        requests.append(loop.engine.request(prompts[0], embed=True))
+        texts = await asyncio.gather(*(text_of(loop, request) for request in requests))
+        await all_free(loop)
+        assert all(replica.prefixes.pages for replica in loop.replicas)  # both had something to do
+        return list(zip(requests, texts, strict=True))
 
-    *generated, (embedded, _) = asyncio.run(ask())
+    *generated, (embedded, _) = events.run(ask())
     for number, (request, text) in enumerate(generated):
         wanted = alone.request(prompts[number], params[number % 4])
         wanted.seed = request.seed
@@ -106,19 +129,18 @@ def test_answers_are_those_of_one_engine(directory, alone):
     assert embedded.hidden_D is not None and embedded.hidden_D.shape == (alone.model.config.hidden,)
 
 
-def test_a_prompt_goes_where_its_beginning_is(directory):
+def test_a_prompt_goes_where_its_beginning_is(loop, events):
     async def ask() -> None:
-        async with replicas(directory) as loop:
-            starts = ["one two three four five six seven eight nine ten " * 3, "other words come here for a while " * 3]
-            for round in range(4):
-                for start in starts if round % 2 else reversed(starts):
-                    request = loop.engine.request(f"{start} {round}", greedy(1))
-                    await text_of(loop, request)
-                    if round:
-                        assert request.cached > 0.6 * len(request.prompt)
-            assert all(replica.prefixes.pages for replica in loop.replicas)
+        starts = ["one two three four five six seven eight nine ten " * 3, "other words come here for a while " * 3]
+        for round in range(4):
+            for start in starts if round % 2 else reversed(starts):
+                request = loop.engine.request(f"{start} {round}", greedy(1))
+                await text_of(loop, request)
+                if round:
+                    assert request.cached > 0.6 * len(request.prompt)
+        assert all(replica.prefixes.pages for replica in loop.replicas)
 
-    asyncio.run(ask())
+    events.run(ask())
 
 
 def test_a_busy_replica_is_left_alone_even_if_it_knows_the_prompt():
@@ -186,20 +208,19 @@ def test_a_dead_replica_loses_only_the_answers_it_was_writing(directory, alone):
     asyncio.run(ask())
 
 
-def test_a_request_that_is_given_up_leaves_nothing_behind(directory):
+def test_a_request_that_is_given_up_leaves_nothing_behind(loop, events):
     async def ask() -> None:
-        async with replicas(directory) as loop:
-            for moment in (0, 1, 3):
-                answers = loop.submit([loop.engine.request(f"the number {moment}", greedy(400)) for _ in range(3)])
-                for _ in range(moment):
-                    await anext(answers)
-                answers.close()
-            await asyncio.wait_for(loop.until_idle(), PATIENCE)
-            while loop._tasks:
-                await asyncio.sleep(0.01)
-            await all_free(loop)
+        for moment in (0, 1, 3):
+            answers = loop.submit([loop.engine.request(f"the number {moment}", greedy(400)) for _ in range(3)])
+            for _ in range(moment):
+                await anext(answers)
+            answers.close()
+        await asyncio.wait_for(loop.until_idle(), PATIENCE)
+        while loop._tasks:
+            await asyncio.sleep(0.01)
+        await all_free(loop)
 
-    asyncio.run(ask())
+    events.run(ask())
 
 
 def test_the_command_serves_with_replicas(directory):
