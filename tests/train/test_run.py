@@ -25,12 +25,14 @@ from moesaic.data.shards import Shards
 from moesaic.errors import UserError
 from moesaic.model import lineage
 from moesaic.recipe import Recipe, load_recipe
+from moesaic.train import spike_detection
 from moesaic.train.checkpoints import Checkpoints
 from moesaic.train.law.runs import HELD_OUT, read_run
 from moesaic.train.loop import train
 from moesaic.train.pretrain import pretrain
 from moesaic.train.report.metrics import read_events
 from moesaic.train.run import Run
+from moesaic.train.spike_detection import MAX_NONFINITE
 from tests.train import killable
 
 RECIPE = """
@@ -437,10 +439,15 @@ def test_a_spike_goes_back_before_the_update_that_broke_the_weights(recipe_file,
     assert (stage["back_to"], stage["spiked_at"]) == (5, 13)
 
 
-@pytest.mark.parametrize("sigmas", [8.0, 0.0])  # whether or not losses that are only high are looked for
-def test_steps_that_are_never_finite_go_back_and_are_not_kept_in_place_of_good_ones(sigmas, recipe_file, tmp_path):
-    settings = ["train.steps=60", "train.save_every=10", "train.spike.max_rewinds=1", f"train.spike.sigmas={sigmas}"]
-    recipe = load_recipe(recipe_file, [*settings, "train.batch_tokens=64"])
+# Whether or not losses that are only high are looked for; and the limit itself once, which takes long.
+@pytest.mark.parametrize(("sigmas", "limit"), [(8.0, MAX_NONFINITE), (0.0, 6)])
+def test_steps_that_are_never_finite_go_back_and_are_not_kept_in_place_of_good_ones(
+    sigmas, limit, recipe_file, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(spike_detection, "MAX_NONFINITE", limit)
+    steps = limit + 30
+    settings = ["train.save_every=10", "train.spike.max_rewinds=1", f"train.spike.sigmas={sigmas}"]
+    recipe = load_recipe(recipe_file, [*settings, f"train.steps={steps}", "train.batch_tokens=64"])
 
     class Lost(Run):
         until = 1  # rewinds that mend it
@@ -456,10 +463,11 @@ def test_steps_that_are_never_finite_go_back_and_are_not_kept_in_place_of_good_o
 
     lost = Lost(recipe, tmp_path / "run", Path(recipe.train.data), quiet=True)
     train(lost)
-    assert lost.rewinds == 1 and lost.summary["skipped"] == 0 and len(losses(tmp_path / "run")) == 60
+    assert lost.rewinds == 1 and lost.summary["skipped"] == 0 and len(losses(tmp_path / "run")) == steps
     [stage] = [stage for stage in lineage.read(tmp_path / "run") if stage["stage"] == "rewind"]
-    assert (stage["back_to"], stage["spiked_at"]) == (10, 45)
-    with pytest.raises(UserError, match="30 consecutive steps were not finite at step 45, after 1 rewinds"):
+    assert (stage["back_to"], stage["spiked_at"]) == (10, 15 + limit)
+    problem = f"{limit} consecutive steps were not finite at step {15 + limit}, after 1 rewinds"
+    with pytest.raises(UserError, match=problem):
         train(LostForGood(recipe, tmp_path / "for good", Path(recipe.train.data), quiet=True))
     assert Checkpoints(tmp_path / "for good", 2, 0).steps() == [10]
 
