@@ -270,6 +270,11 @@ class ParallelSection(Section):
     dispatch: Literal["plain", "once"] = Field(
         "plain", description="once: a token crosses to a rank once, however many experts there want it"
     )
+    tiles: Count = Field(1, description="tensor parallel: tiles of rows that travel while others are multiplied")
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv"] = Field(
+        "1f1b", description="of a pipeline; its micro-batches are train.accumulate"
+    )
+    stages: tuple[int, ...] = Field((), description="layers of each pipeline stage; by default as equal as can be")
     timeout: float = Field(600.0, gt=0, description="seconds after which a rank that does not answer is given up")
 
 

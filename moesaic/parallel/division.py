@@ -13,6 +13,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from moesaic.model.config import ModelConfig
 from moesaic.parallel.mesh import ParallelMesh
 from moesaic.parallel.parts import Part, Region, regions
+from moesaic.parallel.pipeline.stages import Stages
+from moesaic.parallel.tensor.partition import part_of
 from moesaic.sharded import local
 
 Kind = Literal["dense", "tensor", "expert"]
@@ -24,12 +26,16 @@ Shapes = Mapping[str, tuple[int, ...]]
 class Division:
     """`shapes` are of the whole model's tensors, by name and in its order."""
 
-    def __init__(self, config: ModelConfig, shapes: Shapes, mesh: ParallelMesh) -> None:
-        self.config, self.shapes, self.mesh = config, dict(shapes), mesh
-        self._held: dict[str, Tensor] = {}
+    def __init__(self, config: ModelConfig, shapes: Shapes, mesh: ParallelMesh, stages: Stages | None = None) -> None:
+        self.config, self.shapes, self.mesh, self.stages = config, dict(shapes), mesh, stages
 
     def kind(self, name: str) -> Kind:
-        return "expert" if name.rpartition(".")[2] in EXPERTS else "dense"
+        if name.rpartition(".")[2] in EXPERTS:
+            return "expert"
+        return "dense" if self._tensor_part(name) is None else "tensor"
+
+    def _tensor_part(self, name: str) -> Part | None:
+        return part_of(name, self.shapes[name], self.config, self.mesh.place.tp, self.mesh.layout.tp)
 
     def part(self, name: str) -> Part | None:
         """What this rank computes with; None is all of it."""
@@ -37,7 +43,7 @@ class Division:
         if self.kind(name) == "expert" and layout.ep > 1:
             here = shape[0] // layout.ep
             return Part(0, ((self.mesh.place.ep * here, (self.mesh.place.ep + 1) * here),))
-        return None
+        return self._tensor_part(name)
 
     def local_shape(self, name: str) -> tuple[int, ...]:
         part = self.part(name)
@@ -54,8 +60,14 @@ class Division:
             return sharers
         return sharers // tensor.device_mesh.size() * _replicas(tensor)
 
+    def is_copy(self, name: str) -> bool:
+        """Whether another pipeline stage holds it too, and counts it."""
+        return self.stages is not None and name in self.stages.copied(self.mesh.place.pp)
+
     def is_first(self, name: str, tensor: Tensor) -> bool:
         """Whether this rank is the first of those that hold the same numbers."""
+        if self.is_copy(name):
+            return False
         if isinstance(tensor, DTensor):
             at = tensor.device_mesh.get_coordinate()
             assert at is not None

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from moesaic.parallel.division import Division
+from moesaic.parallel.division import Division, rows_of
 from moesaic.sharded import local
 
 
@@ -63,8 +63,13 @@ def global_norm(parameters: Mapping[str, nn.Parameter], division: Division, exac
         return torch.linalg.vector_norm(torch.stack(norms))
     squares = torch.zeros((), device=division.mesh.device, dtype=torch.float32)
     for name, parameter in parameters.items():
-        if parameter.grad is not None:
-            norm = torch.linalg.vector_norm(local(parameter.grad), dtype=torch.float32)
-            squares += norm.square() / division.copies(name, parameter)
+        if parameter.grad is None or division.is_copy(name):
+            continue
+        own, part, rows = local(parameter.grad), division.part(name), rows_of(parameter)
+        if part is None:
+            found = torch.linalg.vector_norm(own, dtype=torch.float32).square()
+        else:
+            found = part.squares(own, rows[0] if rows is not None else 0)
+        squares += found / division.copies(name, parameter)
     dist.all_reduce(squares)
     return squares.sqrt()

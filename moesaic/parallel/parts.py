@@ -18,10 +18,12 @@ Slices = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class Part:
-    """Of dimension `dim` these stretches, one after the other; the other dimensions whole."""
+    """Pieces [start, stop) of dimension `dim`, which follow each other in a rank's own tensor. `copies` says how many
+    ranks hold a piece, if several do: whoever sums something over ranks, such as a norm, counts it once."""
 
     dim: int
     pieces: tuple[tuple[int, int], ...]
+    copies: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -30,8 +32,23 @@ class Part:
     def shape(self, whole: Sequence[int]) -> tuple[int, ...]:
         return (*whole[: self.dim], self.size, *whole[self.dim + 1 :])
 
+    @property
+    def lengths(self) -> list[int]:
+        return [stop - start for start, stop in self.pieces]
+
     def take(self, whole: Tensor) -> Tensor:
         return torch.cat([whole.narrow(self.dim, start, stop - start) for start, stop in self.pieces], self.dim)
+
+    def squares(self, own: Tensor, first: int = 0) -> Tensor:
+        """The sum of squares of a rank's rows from `first` on, each piece's divided by its copies."""
+        if self.dim or max(self.copies, default=1) == 1:
+            return torch.linalg.vector_norm(own, dtype=torch.float32).square()
+        total, begin = torch.zeros((), device=own.device), 0
+        for length, copies in zip(self.lengths, self.copies, strict=True):
+            rows = own[max(begin - first, 0) : max(begin + length - first, 0)]
+            total = total + torch.linalg.vector_norm(rows, dtype=torch.float32).square() / copies
+            begin += length
+        return total
 
 
 class Region(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from moesaic.errors import UserError
 from moesaic.model.config import ModelConfig
+from moesaic.model.context import Routing
 from moesaic.model.formats.checkpoint import Source
 from moesaic.model.formats.opening import is_compressed, open_checkpoint
 from moesaic.model.transformer import Model
@@ -19,6 +21,8 @@ from moesaic.parallel.division import Division
 from moesaic.parallel.gradients import global_norm, reduce_replicated
 from moesaic.parallel.mesh import ParallelMesh
 from moesaic.parallel.options import ParallelOptions
+from moesaic.parallel.pipeline.schedule import MicroBatch, Pipeline
+from moesaic.parallel.rows import RowGroup, RowSplit, gather_rows
 from moesaic.parallel.spread import fill, spread
 from moesaic.parallel.world import World
 
@@ -29,6 +33,8 @@ class Ranks(World):
         self.mesh, self.options = mesh, options
         self.rank, self.ranks, self.is_main = mesh.rank, mesh.ranks, mesh.is_main
         self.data_rank, self.data_ranks = mesh.place.dp, mesh.layout.dp
+        self.row_ranks = mesh.layout.cp * mesh.layout.tp
+        self.context_rows, self.tensor_rows = RowGroup(mesh.group("cp")), RowGroup(mesh.group("tp"))
         self.division: Division
 
     def build(self, config: ModelConfig, dtype: torch.dtype, weights: Source | int) -> Model:
@@ -40,7 +46,15 @@ class Ranks(World):
             fill(model, self.division, first_boxes(config, self.division.shapes, weights))
         else:
             fill(model, self.division, stored_boxes(weights))
+        if self.division.stages is not None:
+            schedule, rows = self.options.schedule, self._rows_here
+            self.pipeline = Pipeline(model, self.division.stages, self.mesh.group("pp"), schedule=schedule, rows=rows)
         return model
+
+    def _rows_here(self, part: MicroBatch) -> int:
+        """Of a micro-batch, how many rows this rank has between layers."""
+        here = RowSplit.of(part.lengths, self.mesh.layout.cp).counts[self.mesh.place.cp]
+        return RowSplit.of([here], self.mesh.layout.tp).counts[self.mesh.place.tp]
 
     def barrier(self) -> None:
         self.mesh.barrier()
@@ -54,8 +68,9 @@ class Ranks(World):
         if not values:
             return {}
         stacked_N = torch.stack([value.detach().float().reshape(()) for value in values.values()])
-        found = [torch.empty_like(stacked_N) for _ in range(self.ranks)]
-        dist.all_gather(found, stacked_N)
+        group = self.mesh.group("stage")  # all stages of a pipeline have found the same
+        found = [torch.empty_like(stacked_N) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(found, stacked_N, group=group)
         total_N = found[0].clone()
         for other_N in found[1:]:  # in the order of ranks, so that the bits are the same everywhere and every time
             total_N += other_N
@@ -68,6 +83,23 @@ class Ranks(World):
     def add_up_counts(self, counts_N: Tensor) -> Tensor:
         dist.all_reduce(counts_N, group=self.mesh.group("stage"))
         return counts_N
+
+    def whole_routing(self, routing: Routing) -> Routing:
+        if self.row_ranks == 1:
+            return routing
+        layout, place = self.mesh.layout, self.mesh.place
+        whole = replace(routing, logits={}, choices={})
+        split = RowSplit.of(routing.lengths, layout.cp, device=self.device)
+        among = RowSplit.of([split.counts[place.cp]], layout.tp, device=self.device)
+
+        def gathered(rows_T: Tensor) -> Tensor:
+            rows_T = gather_rows(rows_T, among, self.tensor_rows, gradient="own")
+            return gather_rows(rows_T, split, self.context_rows, gradient="own")
+
+        for layer, logits_TE in routing.logits.items():
+            whole.logits[layer] = gathered(logits_TE)
+            whole.choices[layer] = gathered(routing.choices[layer])
+        return whole
 
     def reduce_gradients(self, model: nn.Module) -> None:
         reduce_replicated(model, self.division, self.options.exact)

@@ -15,12 +15,17 @@ from moesaic import kernels
 from moesaic.kernels.interface import Kernels
 from moesaic.model.config import ModelConfig
 from moesaic.model.transformer import Model
+from moesaic.parallel.context.kernels import ContextParallelKernels
 from moesaic.parallel.division import Division
 from moesaic.parallel.experts.exchange import Exchange
 from moesaic.parallel.experts.kernels import ExpertParallelKernels
 from moesaic.parallel.gradients import OrderedReduceScatter
+from moesaic.parallel.layout import ParallelLayout
 from moesaic.parallel.mesh import ParallelMesh
 from moesaic.parallel.options import ParallelOptions
+from moesaic.parallel.pipeline.stages import Shape, Stages, divide, keep
+from moesaic.parallel.tensor.exchange import TensorExchange
+from moesaic.parallel.tensor.kernels import TensorParallelKernels
 from moesaic.sharded import local
 
 # (a parameter's name, the box of it that is wanted) -> that box
@@ -34,15 +39,23 @@ def spread(
     with torch.device("meta"):
         model = Model(config).to(dtype)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    division = Division(config, shapes, mesh)
+    stages = stages_of(config, mesh.layout, options) if mesh.layout.pp > 1 else None
+    division = Division(config, shapes, mesh, stages)
+    if stages is not None:
+        keep(model, stages, mesh.place.pp)
     for name, parameter in list(model.named_parameters()):
         if (shape := division.local_shape(name)) != parameter.shape:
             _replace(model, name, nn.Parameter(torch.empty(shape, dtype=dtype, device="meta")))
     if mesh.layout.zero:
         _shard(model, division, mesh, options.exact)
     model.to_empty(device=mesh.device)
-    model.ops = _kernels(kernels.choose(mesh.device, model.mode), mesh, options)
+    model.ops = _kernels(kernels.choose(mesh.device, model.mode), config, mesh, options)
     return model, division
+
+
+def stages_of(config: ModelConfig, layout: ParallelLayout, options: ParallelOptions) -> Stages:
+    shape: Shape = "v" if options.schedule == "zbv" else "loop"
+    return divide(config, layout.pp, chunks=layout.interleave, shape=shape, given=options.stages or None)
 
 
 @torch.no_grad()
@@ -52,8 +65,13 @@ def fill(model: Model, division: Division, read: ReadBox) -> None:
             local(tensor)[region.here] = read(name, region.whole).to(tensor.dtype)
 
 
-def _kernels(plain: Kernels, mesh: ParallelMesh, options: ParallelOptions) -> Any:
+def _kernels(plain: Kernels, config: ModelConfig, mesh: ParallelMesh, options: ParallelOptions) -> Any:
+    """Rows are divided among cp ranks, and what each has among its tp ranks; experts take whatever rows there are."""
     ops: Any = plain
+    if mesh.layout.tp > 1:
+        ops = TensorParallelKernels(ops, TensorExchange(mesh.group("tp")), config, tiles=options.tiles)
+    if mesh.layout.cp > 1:
+        ops = ContextParallelKernels(ops, mesh.group("cp"))
     if mesh.layout.ep > 1:
         exchange = Exchange(mesh.group("ep"))
         ops = ExpertParallelKernels(
@@ -86,6 +104,8 @@ def _shard(model: Model, division: Division, mesh: ParallelMesh, exact: bool) ->
         "shard_placement_fn": placement,
     }
     for block in [*model.layers, *model.mtp]:
+        if next(block.parameters(), None) is None:  # of another pipeline stage
+            continue
         fully_shard(block, reshard_after_forward=mesh.layout.zero == 3, **options)
     fully_shard(model, **options)
     for module in _sharded(model):

@@ -6,14 +6,19 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from moesaic.model import directory
 from moesaic.model.config import ModelConfig
+from moesaic.model.context import Routing
 from moesaic.model.formats.checkpoint import Source
 from moesaic.model.transformer import Model
+
+if TYPE_CHECKING:
+    from moesaic.parallel.pipeline.schedule import Pipeline
 
 
 def launched() -> bool:
@@ -26,7 +31,9 @@ class World:
 
     ranks = data_ranks = 1
     rank = data_rank = 0
+    row_ranks = 1  # ranks that divide the rows of one batch among them
     is_main = True
+    pipeline: Pipeline | None = None  # how a step is taken, where layers lie on several ranks
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -50,6 +57,10 @@ class World:
     def add_up_counts(self, counts_N: Tensor) -> Tensor:
         """Of tokens, over the ranks that train on others."""
         return counts_N
+
+    def whole_routing(self, routing: Routing) -> Routing:
+        """Of all rows of the batch, for losses over whole sequences that every rank then computes alike."""
+        return routing
 
     def reduce_gradients(self, model: nn.Module) -> None:
         """After the last backward of a step."""

@@ -58,5 +58,6 @@ def open_world(recipe: Recipe, config: ModelConfig) -> World:
 
     section = recipe.parallel
     device = join(section.timeout)
-    options = ParallelOptions(section.exact, section.chunks, section.dispatch)
+    keys = ("exact", "chunks", "dispatch", "tiles", "schedule", "stages")
+    options = ParallelOptions(**{key: getattr(section, key) for key in keys})
     return Ranks(ParallelMesh(layout, device), options)

@@ -17,7 +17,8 @@ from moesaic.data.stream import Batch, ClosableStream, StatefulStream, Stream, T
 from moesaic.errors import UserError
 from moesaic.kernels import hardware
 from moesaic.model import lineage
-from moesaic.model.transformer import Model
+from moesaic.model.context import Routing
+from moesaic.model.transformer import LayerRunner, Model
 from moesaic.parallel.world import World
 from moesaic.recipe import Recipe
 from moesaic.sharded import local
@@ -144,26 +145,56 @@ class Run:
         self.optimizer.zero_grad()
         self._frozen = batch.frozen
         runner = self.layer_runners.runner(self.step)
+        parts = batch.parts(self.settings.accumulate, self.device)
+        whole = self._pipelined(batch, parts, runner) or self._accumulated(batch, parts, runner)
+        if not batch.frozen:
+            self.world.reduce_gradients(self.model)
+        found = self.world.add_up({"total": whole.total, **whole.parts})
+        return Loss(found.pop("total"), found)
+
+    def _accumulated(self, batch: Batch, parts: list[Batch], runner: LayerRunner) -> Loss:
         whole = Loss(torch.zeros((), device=self.device))
-        for part in batch.parts(self.settings.accumulate, self.device):
+        for part in parts:
             routing = self.balance.routing()
             with torch.set_grad_enabled(not batch.frozen):
                 loss = self.objective(self.model, part, routing, runner)
-                extra = self.balance.losses(routing, len(part.tokens_T) / batch.all_tokens)
+                extra = self._balance_losses(routing, len(part.tokens_T) / batch.all_tokens)
             total = sum(extra.values(), loss.total)
             if not batch.frozen:
                 (total if self.scale is None else self.scale.apply(total)).backward()
                 self.balance.count(routing)
             whole.total += loss.total.detach()
             named = {f"loss/{name}": value for name, value in loss.parts.items()} | loss.notes
-            for name, value in (named | {f"balance/{name}": value for name, value in extra.items()}).items():
+            extra = {f"balance/{name}": value / self.world.row_ranks for name, value in extra.items()}
+            for name, value in (named | extra).items():
                 so_far = whole.parts.get(name, torch.zeros((), device=self.device))
                 largest = name.endswith("_max")
                 whole.parts[name] = torch.maximum(so_far, value.detach()) if largest else so_far + value.detach()
-        if not batch.frozen:
-            self.world.reduce_gradients(self.model)
-        found = self.world.add_up({"total": whole.total, **whole.parts})
-        return Loss(found.pop("total"), found)
+        return whole
+
+    def _pipelined(self, batch: Batch, parts: list[Batch], runner: LayerRunner) -> Loss | None:
+        """The same where layers lie on several ranks."""
+        if self.world.pipeline is None:
+            return None
+        share = len(batch.tokens_T) / batch.all_tokens  # of this rank's data
+        found = self.world.pipeline.forward_backward(
+            parts,
+            self.objective,
+            runner=runner,
+            routing=self.balance.routing,
+            extra=lambda routing, part: self._balance_losses(routing, part * share),
+            count=self.balance.count,
+            scale=self.scale.apply if self.scale is not None else lambda loss: loss,
+            frozen=batch.frozen,
+        )
+        shown = {
+            name: value / self.world.row_ranks if name.startswith("balance/") else value
+            for name, value in found.parts.items()
+        }
+        return Loss(found.total, shown)
+
+    def _balance_losses(self, routing: Routing, share: float) -> dict[str, Tensor]:
+        return self.balance.losses(self.world.whole_routing(routing), share)
 
     def rate(self, step: int) -> float:
         """The learning rate of the step after step `step`, as a share of the peak."""

@@ -9,7 +9,8 @@ import torch
 
 from moesaic.errors import UserError
 from moesaic.model.config import Dense, GroupedQuery, Layer, ModelConfig
-from moesaic.parallel.tensor.partition import Part, check, part_of, place, shard_model, squared_norm, take
+from moesaic.parallel.parts import Part
+from moesaic.parallel.tensor.partition import check, part_of, place, shard_model, take
 from tests.parallel.test_tensor import CONFIGS, DEEPSEEK, GLM, QWEN, model_of
 
 
@@ -21,7 +22,7 @@ def test_query_key_and_value_heads() -> None:
     assert part_of(name, shape, GLM, 1, 4) == Part(0, ((12, 24), (48, 54), (60, 66)), (1, 2, 2))
     assert part_of(name, shape, GLM, 2, 4) == Part(0, ((24, 36), (54, 60), (66, 72)), (1, 2, 2))
     bias = part_of("mtp.0.block.attention.qkv.bias", (72,), GLM, 2, 4)
-    assert bias == part_of(name, shape, GLM, 2, 4) and bias is not None and bias.shape_of((72,)) == (24,)
+    assert bias == part_of(name, shape, GLM, 2, 4) and bias is not None and bias.shape((72,)) == (24,)
 
 
 def test_other_matrices() -> None:
@@ -57,13 +58,15 @@ def test_parts_are_the_whole(name: str, ranks: int) -> None:
         for key, own in model.named_parameters():
             part = parts[key]
             assert own.requires_grad and tuple(own.shape) == (
-                part.shape_of(whole[key].shape) if part is not None else tuple(whole[key].shape)
+                part.shape(whole[key].shape) if part is not None else tuple(whole[key].shape)
             )
             assert torch.equal(own, take(whole[key].detach(), part))
             place(own.detach(), part, again[key])
             half = len(own) // 2  # as FSDP divides it further
-            squares[key] = squares[key] + squared_norm(own[:half].detach(), part, ranks)
-            squares[key] = squares[key] + squared_norm(own[half:].detach(), part, ranks, half)
+            for first, rows in ((0, own[:half].detach()), (half, own[half:].detach())):
+                squares[key] = squares[key] + (
+                    part.squares(rows, first) if part is not None else rows.square().sum() / ranks
+                )
             held[key] += own.numel()
     for key, tensor in whole.items():
         assert torch.equal(again[key], tensor), key

@@ -11,7 +11,6 @@ gradient is a part of the sum, and the kernels add the copies' up in the backwar
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -19,27 +18,11 @@ from torch import Tensor, nn
 from moesaic.errors import UserError
 from moesaic.model.config import Experts, GroupedQuery, Latent, ModelConfig
 from moesaic.model.transformer import Model
+from moesaic.parallel.parts import Part
 
 # By the last name of a call site: whether it makes what is divided (its rows are divided) or reads it (its columns).
 MAKES = frozenset({"qkv", "q_up", "kv_up", "gate_up"})
 READS = frozenset({"out", "down"})
-
-
-@dataclass(frozen=True)
-class Part:
-    """Pieces [start, stop) of dimension `dim`, which follow each other in a rank's own tensor. `copies` says how many
-    ranks hold a piece: whoever sums something over ranks, such as a norm, counts it once."""
-
-    dim: int
-    pieces: tuple[tuple[int, int], ...]
-    copies: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        return sum(stop - start for start, stop in self.pieces)
-
-    def shape_of(self, whole: Sequence[int]) -> tuple[int, ...]:
-        return (*whole[: self.dim], self.size, *whole[self.dim + 1 :])
 
 
 def part_of(name: str, shape: Sequence[int], config: ModelConfig, rank: int, ranks: int) -> Part | None:
@@ -90,7 +73,7 @@ def take(whole: Tensor, part: Part | None) -> Tensor:
     """A rank's own tensor, new memory; all of it where nothing is divided."""
     if part is None:
         return whole.clone()
-    return torch.cat([whole.narrow(part.dim, start, stop - start) for start, stop in part.pieces], part.dim)
+    return part.take(whole)
 
 
 def place(own: Tensor, part: Part | None, whole: Tensor) -> None:
@@ -98,27 +81,8 @@ def place(own: Tensor, part: Part | None, whole: Tensor) -> None:
     if part is None:
         whole.copy_(own)
         return
-    for (start, stop), piece in zip(part.pieces, own.split(_lengths(part), part.dim), strict=True):
+    for (start, stop), piece in zip(part.pieces, own.split(part.lengths, part.dim), strict=True):
         whole.narrow(part.dim, start, stop - start).copy_(piece)
-
-
-def squared_norm(own: Tensor, part: Part | None, ranks: int, first: int = 0) -> Tensor:
-    """What this rank adds to a sum of squares over all ranks: those that hold the same share it. `own` may be a run of
-    rows only, from `first` on, as FSDP leaves a rank."""
-    if part is None:
-        return own.float().square().sum() / ranks
-    if part.dim != 0 or max(part.copies) == 1:
-        return own.float().square().sum()
-    total, begin = torch.zeros((), device=own.device), 0
-    for length, copies in zip(_lengths(part), part.copies, strict=True):
-        rows = own[max(begin - first, 0) : max(begin + length - first, 0)]
-        total = total + rows.float().square().sum() / copies
-        begin += length
-    return total
-
-
-def _lengths(part: Part) -> list[int]:
-    return [stop - start for start, stop in part.pieces]
 
 
 @torch.no_grad()
