@@ -24,7 +24,6 @@ from moesaic.parallel.layout import ParallelLayout
 from moesaic.parallel.mesh import ParallelMesh
 from moesaic.parallel.options import ParallelOptions
 from moesaic.parallel.pipeline.stages import Shape, Stages, divide, keep
-from moesaic.parallel.tensor.exchange import TensorExchange
 from moesaic.parallel.tensor.kernels import TensorParallelKernels
 from moesaic.sharded import local
 
@@ -69,7 +68,7 @@ def _kernels(plain: Kernels, config: ModelConfig, mesh: ParallelMesh, options: P
     """Rows are divided among cp ranks, and what each has among its tp ranks; experts take whatever rows there are."""
     ops: Any = plain
     if mesh.layout.tp > 1:
-        ops = TensorParallelKernels(ops, TensorExchange(mesh.group("tp")), config, tiles=options.tiles)
+        ops = TensorParallelKernels(ops, mesh.group("tp"), config, tiles=options.tiles)
     if mesh.layout.cp > 1:
         ops = ContextParallelKernels(ops, mesh.group("cp"))
     if mesh.layout.ep > 1:
