@@ -13,7 +13,7 @@ class _WithLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows_TD: Tensor, loss: Tensor) -> Tensor:
         ctx.save_for_backward(torch.ones_like(loss))
-        return rows_TD.view_as(rows_TD)
+        return rows_TD.clone()  # a schedule detaches what a stage puts out, which a view refuses
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:

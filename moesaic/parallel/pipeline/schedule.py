@@ -7,9 +7,10 @@
     loss = pipeline.forward_backward(parts, objective)  # in place of a loop over parts: loss.total, loss.parts
 
 `group` is this pipeline's: its rank r holds `stages.of_rank(r)`. Every rank of it calls `forward_backward` with the
-same micro-batches (`Batch.parts(accumulate, device)`), as many as the schedule asks for (`check`), and gets the same
-loss; gradients are those of one process that accumulates over the micro-batches, already summed for an embedding that
-two stages hold, and not yet over other ranks. The remaining arguments are what a run has:
+same micro-batches (`Batch.parts(accumulate, device)`) and gets the same loss. Gradients are those of one process that
+accumulates over the micro-batches, already summed for an embedding that two stages hold, and not yet over other ranks.
+Whoever sets up a run asks `check` first; a single batch that falls into a number of micro-batches that its schedule
+cannot run, as a short last one may, runs all forward first (gpipe). The other arguments are what a run has:
 
     runner          how a layer is run (recompute, token drop, ...): `LayerRunners.runner(step)`
     routing         makes the record of a forward's routes: `Balance.routing`
@@ -30,12 +31,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import pipelining
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 
 from moesaic.errors import UserError
 from moesaic.kernels.interface import Kernels
@@ -123,14 +126,19 @@ def check(schedule: str, stages: Stages, micro_batches: int) -> None:
         raise UserError(place, "interleaved needs several stages per rank", "Set interleave=2, or take 1f1b.")
     if (schedule == "zbv") != (stages.shape == "v"):
         raise UserError(place, "zbv, and no other, has its stages laid out as a V", "Divide the layers with shape='v'.")
+    if problem := misfit(schedule, stages, micro_batches):
+        enough = max(stages.count, micro_batches - micro_batches % stages.ranks)
+        raise UserError("train.accumulate", problem, f"Nearest that works: {enough}.")
+
+
+def misfit(schedule: str, stages: Stages, micro_batches: int) -> str:
+    """What is wrong with a number of micro-batches, or nothing."""
     if schedule == "1f1b" and micro_batches < stages.count:
-        problem = f"{micro_batches} micro-batches for {stages.count} stages leave stages idle all the time"
-        raise UserError("train.accumulate", problem, f"Set it to {stages.count} or more.")
+        return f"{micro_batches} micro-batches for {stages.count} stages leave stages idle all the time"
     rounds = max(1, micro_batches // stages.ranks)
     if schedule in ("interleaved", "zero_bubble") and micro_batches % rounds:
-        problem = f"{micro_batches} micro-batches do not divide into {rounds} rounds of equal length"
-        nearest = micro_batches - micro_batches % stages.ranks
-        raise UserError("train.accumulate", problem, f"Nearest that works: {nearest}.")
+        return f"{micro_batches} micro-batches do not divide into {rounds} rounds of equal length"
+    return ""
 
 
 class Pipeline:
@@ -174,24 +182,47 @@ class Pipeline:
         frozen: bool = False,
     ) -> PipelineLoss:
         step = Step(parts, objective, runner, routing, extra, count, scale, frozen)
-        made, schedule = self._schedule(len(parts))
-
-        def forward(stage: int, number: int, rows_TD: Tensor | None) -> Tensor:
-            return self._forward(step, stage, number, rows_TD)
-
-        for stage in made:
-            stage.work = StageWork(forward, [self.rows(part) for part in parts], self.recorder)
-        numbers = torch.arange(len(parts))
-        with torch.set_grad_enabled(not frozen):
-            run = schedule.eval if frozen else schedule.step
-            run(numbers, target=numbers, number=numbers, return_outputs=False)
-        for stage in made:
-            stage.clear_runtime_states()
-            del stage.work
-        if not frozen:
+        if frozen:
+            with torch.no_grad():
+                self._forward_only(step)
+        else:
+            self._both_ways(step)
             self._sum_embedding()
         total = over_stages(step.found, self.group, self.device)
         return PipelineLoss(total.pop(""), total)
+
+    def _both_ways(self, step: Step) -> None:
+        made, schedule = self._schedule(len(step.parts))
+        work = StageWork(partial(self._forward, step), [self.rows(part) for part in step.parts], self.recorder)
+        for stage in made:
+            stage.work = work
+        numbers = torch.arange(len(step.parts))
+        with torch.enable_grad():
+            schedule.step(numbers, target=numbers, number=numbers, return_outputs=False)
+        for stage in made:
+            stage.clear_runtime_states()
+            del stage.work
+
+    def _forward_only(self, step: Step) -> None:
+        """Stage by stage, every micro-batch; torch's schedules cannot do without their backward pass on a V."""
+        here: dict[int, Tensor] = {}  # rows between two stages of this rank
+        sent: list[dist.Work] = []
+        for stage in self.mine:
+            before, after = self.stages.rank_of(stage - 1), self.stages.rank_of(stage + 1)
+            for number, part in enumerate(step.parts):
+                rows_TD = None
+                if stage and before == self.rank:
+                    rows_TD = here.pop(number)
+                elif stage:
+                    rows_TD = self._like_D.new_empty(self.rows(part), len(self._like_D))
+                    dist.recv(rows_TD, group=self.group, group_src=before)
+                out = self._forward(step, stage, number, rows_TD)
+                if stage != self.stages.last and after == self.rank:
+                    here[number] = out
+                elif stage != self.stages.last:
+                    sent.append(cast(dist.Work, dist.isend(out.contiguous(), group=self.group, group_dst=after)))
+        for waiting in sent:
+            waiting.wait()
 
     def _forward(self, step: Step, stage: int, number: int, rows_TD: Tensor | None) -> Tensor:
         part, is_last = step.parts[number], stage == self.stages.last
@@ -221,13 +252,14 @@ class Pipeline:
 
     def _schedule(self, micro_batches: int) -> tuple[list[RaggedStage], Any]:
         if micro_batches not in self._made:
-            check(self.schedule, self.stages, micro_batches)
             made = [
                 RaggedStage(self.model, stage, self.stages.count, chunk, self._like_D, self.group)
                 for chunk, stage in enumerate(self.mine)
             ]
             kind: Any = SCHEDULES[self.schedule]
-            given = made[0] if self.schedule in SINGLE else made
+            if misfit(self.schedule, self.stages, micro_batches):
+                kind = pipelining.ScheduleGPipe if self.stages.chunks == 1 else pipelining.ScheduleLoopedBFS
+            given = made if issubclass(kind, PipelineScheduleMulti) else made[0]
             schedule = kind(given, micro_batches, loss_fn=lambda loss, number: loss, scale_grads=False)
             self._made[micro_batches] = made, schedule
         return self._made[micro_batches]
