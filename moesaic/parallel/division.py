@@ -84,7 +84,7 @@ class Division:
         device = self.mesh.device
         found = torch.zeros(shape, device=device) if values is None else local(values).new_zeros(shape)
         if parameter is not None and values is not None and self.is_first(name, parameter):
-            for region in self.regions(name, parameter):
+            for region in regions(shape, self.part(name), rows_of(parameter), once=True):
                 found[region.whole] = local(values)[region.here]
         torch.distributed.all_reduce(found)
         return found

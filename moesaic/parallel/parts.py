@@ -19,11 +19,13 @@ Slices = tuple[slice, ...]
 @dataclass(frozen=True)
 class Part:
     """Pieces [start, stop) of dimension `dim`, which follow each other in a rank's own tensor. `copies` says how many
-    ranks hold a piece, if several do: whoever sums something over ranks, such as a norm, counts it once."""
+    ranks hold a piece, if several do: whoever sums something over ranks, such as a norm, counts it once. `copy` is
+    which of them this rank is."""
 
     dim: int
     pieces: tuple[tuple[int, int], ...]
     copies: tuple[int, ...] = ()
+    copy: int = 0
 
     @property
     def size(self) -> int:
@@ -31,6 +33,11 @@ class Part:
 
     def shape(self, whole: Sequence[int]) -> tuple[int, ...]:
         return (*whole[: self.dim], self.size, *whole[self.dim + 1 :])
+
+    @property
+    def counted(self) -> list[bool]:
+        """Of each piece, whether this rank is the first that holds it."""
+        return [self.copy == 0 or copies == 1 for copies in self.copies or (1,) * len(self.pieces)]
 
     @property
     def lengths(self) -> list[int]:
@@ -58,16 +65,22 @@ class Region(NamedTuple):
     here: Slices
 
 
-def regions(shape: Sequence[int], part: Part | None = None, rows: tuple[int, int] | None = None) -> list[Region]:
-    """Of a whole tensor of `shape`, what a rank holds that computes with `part` and keeps `rows` of it."""
+def regions(
+    shape: Sequence[int], part: Part | None = None, rows: tuple[int, int] | None = None, *, once: bool = False
+) -> list[Region]:
+    """Of a whole tensor of `shape`, what a rank holds that computes with `part` and keeps `rows` of it. `once`: without
+    what another rank holds too, and counts."""
     if not shape:
         return [Region((), ())]
     dim, pieces = (part.dim, part.pieces) if part is not None else (0, ((0, shape[0]),))
+    wanted = part.counted if part is not None and once else [True] * len(pieces)
     first, last = rows if rows is not None else (0, part.shape(shape)[0] if part is not None else shape[0])
     found, at = [], 0
-    for start, stop in pieces:
+    for (start, stop), mine in zip(pieces, wanted, strict=True):
         here = at, at + stop - start
         at = here[1]
+        if not mine:
+            continue
         if dim == 0:  # rows of the part are rows of the whole, further on
             begin, end = max(here[0], first), min(here[1], last)
             if begin >= end:

@@ -9,7 +9,7 @@ import torch
 
 from moesaic.errors import UserError
 from moesaic.model.config import Dense, GroupedQuery, Layer, ModelConfig
-from moesaic.parallel.parts import Part
+from moesaic.parallel.parts import Part, regions
 from moesaic.parallel.tensor.partition import check, part_of, place, shard_model, take
 from tests.parallel.test_tensor import CONFIGS, DEEPSEEK, GLM, QWEN, model_of
 
@@ -19,7 +19,7 @@ def test_query_key_and_value_heads() -> None:
     name, shape = "layers.0.attention.qkv.weight", (72, 24)
     assert part_of(name, shape, GLM, 1, 2) == Part(0, ((24, 48), (54, 60), (66, 72)), (1, 1, 1))
     # On four ranks two hold the same key/value head, and other queries that read it.
-    assert part_of(name, shape, GLM, 1, 4) == Part(0, ((12, 24), (48, 54), (60, 66)), (1, 2, 2))
+    assert part_of(name, shape, GLM, 1, 4) == Part(0, ((12, 24), (48, 54), (60, 66)), (1, 2, 2), 1)
     assert part_of(name, shape, GLM, 2, 4) == Part(0, ((24, 36), (54, 60), (66, 72)), (1, 2, 2))
     bias = part_of("mtp.0.block.attention.qkv.bias", (72,), GLM, 2, 4)
     assert bias == part_of(name, shape, GLM, 2, 4) and bias is not None and bias.shape((72,)) == (24,)
@@ -49,6 +49,7 @@ def test_other_matrices() -> None:
 def test_parts_are_the_whole(name: str, ranks: int) -> None:
     whole = dict(model_of(CONFIGS[name]).named_parameters())
     again = {key: torch.full_like(tensor, float("nan")) for key, tensor in whole.items()}
+    summed = {key: torch.zeros_like(tensor) for key, tensor in whole.items()}
     squares = dict.fromkeys(whole, torch.zeros(()))
     held = dict.fromkeys(whole, 0)
     for rank in range(ranks):
@@ -68,8 +69,12 @@ def test_parts_are_the_whole(name: str, ranks: int) -> None:
                     part.squares(rows, first) if part is not None else rows.square().sum() / ranks
                 )
             held[key] += own.numel()
+            if part is not None or rank == 0:
+                for region in regions(whole[key].shape, part, once=True):
+                    summed[key][region.whole] += own[region.here].detach()
     for key, tensor in whole.items():
         assert torch.equal(again[key], tensor), key
+        assert torch.equal(summed[key], tensor), key  # nothing is counted twice
         torch.testing.assert_close(squares[key], tensor.detach().square().sum(), msg=key)
         divided = key.endswith(("q_up.weight", "kv_up.weight", "gate_up.weight", "out.weight", "down.weight"))
         if divided and not key.endswith(("q_down.weight", "kv_down.weight")):

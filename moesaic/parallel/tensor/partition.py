@@ -66,7 +66,7 @@ def _query_key_value(attention: GroupedQuery, rank: int, ranks: int) -> Part:
     first = rank // copies * own
     begin_k, begin_v = attention.heads, attention.heads + attention.kv_heads
     runs = ((rank * heads, heads), (begin_k + first, own), (begin_v + first, own))
-    return Part(0, tuple((at * size, (at + count) * size) for at, count in runs), (1, copies, copies))
+    return Part(0, tuple((at * size, (at + count) * size) for at, count in runs), (1, copies, copies), rank % copies)
 
 
 def take(whole: Tensor, part: Part | None) -> Tensor:
