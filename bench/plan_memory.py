@@ -1,7 +1,8 @@
 """What training and serving really hold in memory beside what `moesaic plan` says, configuration by configuration.
 
     python -m bench.plan_memory               this machine: the CPU's small cases, and the GPU's where there is one
-    python -m bench.plan_memory --detail      with the planner's parts
+    python -m bench.plan_memory --detail      with the planner's parts, and what a GPU holds
+    python -m bench.plan_memory --work serving --device cuda
 
 Training: two steps of the product's own trainer parts (model, optimizer, recomputation), the peak of the second. On a
 GPU that is the allocator's own peak; on a CPU torch's MemTracker counts the bytes of living tensors. Serving: an engine
@@ -14,7 +15,7 @@ import argparse
 import gc
 import statistics
 import weakref
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from moesaic.model.config import Dense, Experts, GroupedQuery, Latent, Layer, Mo
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
 from moesaic.plan.own_models import from_config
-from moesaic.plan.training.own_memory import OwnTrainer, own_serving_memory, own_training_memory
+from moesaic.plan.training.own_memory import OwnTrainer, ServingMemory, own_serving_memory, own_training_memory
 from moesaic.train.compile import compile_blocks
 from moesaic.train.layer_runners.recompute import recompute as recomputed
 from moesaic.train.optimizers.adamw import AdamW
@@ -154,7 +155,7 @@ SERVED = {
 STEP = {"cpu": 512, "cuda": 8192}  # tokens of a step
 
 
-def serve(case: Serving, device: torch.device) -> float:
+def serve(case: Serving, device: torch.device, detail: bool = False) -> float:
     """Peak bytes while the requests are prefilled and decode."""
     from moesaic.serve.core.engine import Engine
     from moesaic.serve.core.scheduling_policies.chunked import Chunked
@@ -168,14 +169,25 @@ def serve(case: Serving, device: torch.device) -> float:
     prompts = [torch.randint(5, case.config.vocab, (case.prompt,)).tolist() for _ in range(case.requests)]
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
         engine.generate(prompts, max_tokens=case.output, temperature=0.0)
         free, total = torch.cuda.mem_get_info()
-        unused = torch.cuda.memory_reserved() - torch.cuda.max_memory_allocated()
-        return float(total - free - unused)
+        reserved, most = torch.cuda.memory_reserved(), torch.cuda.max_memory_allocated()
+        if detail:
+            graphs = graph_bytes()
+            held = {"weights and cache": before, "peak": most, "after": torch.cuda.memory_allocated()}
+            held |= {"reserved": reserved, "outside the allocator": total - free - reserved, "graphs": graphs}
+            print("       held", {name: f"{size / 1e6:,.1f}" for name, size in held.items()})
+        return float(total - free - (reserved - most))
     kept = [tensor for layer in engine.cache.layers for tensor in layer.values()]
     with LivingTensors([*model.parameters(), *kept]) as living:
         engine.generate(prompts, max_tokens=case.output, temperature=0.0)
     return float(living.peak)
+
+
+def graph_bytes() -> int:
+    """Of the allocator's segments that belong to CUDA graphs, used or not: nobody else can have them."""
+    return sum(one["total_size"] for one in torch.cuda.memory_snapshot() if tuple(one["segment_pool_id"]) != (0, 0))
 
 
 class LivingTensors(TorchDispatchMode):
@@ -206,15 +218,17 @@ class LivingTensors(TorchDispatchMode):
         return result
 
 
-def planned_serving(case: Serving, device: str) -> float:
+def planned_serving(case: Serving, device: str) -> ServingMemory:
     shape = from_config(case.config, case.name)
     tokens = case.prompt + case.output
-    return own_serving_memory(shape, case.config.dtype, device, case.requests, tokens, STEP[device]).total
+    return own_serving_memory(shape, case.config.dtype, device, case.requests, tokens, STEP[device])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--detail", action="store_true")
+    parser.add_argument("--work", choices=["training", "serving"], help="default: both")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: both, where there is a GPU")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
 
@@ -231,7 +245,8 @@ def main() -> None:
             torch.cuda.reset_peak_memory_stats()
 
     devices = [torch.device("cpu")] + ([torch.device("cuda", 0)] if torch.cuda.is_available() else [])
-    for device in devices:
+    devices = [device for device in devices if options.device in (None, device.type)]
+    for device in devices if options.work != "serving" else []:
         for case in LARGE if device.type == "cuda" else SMALL:
             trainer = OwnTrainer(case.config.dtype, case.recompute, device.type)
             shape = from_config(case.config, case.name)
@@ -239,10 +254,12 @@ def main() -> None:
             compare("training", device.type, case.name, train(case, device), planned.total)
             if options.detail:
                 print("      ", {name: f"{size / 1e6:,.1f}" for name, size in planned.parts().items()})
-    for device in devices:
+    for device in devices if options.work != "training" else []:
         for served in SERVED[device.type]:
-            planned_bytes = planned_serving(served, device.type)
-            compare("serving", device.type, served.name, serve(served, device), planned_bytes)
+            plan = planned_serving(served, device.type)
+            compare("serving", device.type, served.name, serve(served, device, options.detail), plan.total)
+            if options.detail:
+                print("       planned", {name: f"{size / 1e6:,.1f}" for name, size in asdict(plan).items()})
     worst = max(abs(row["error"]) for row in rows)
     print(f"median {statistics.median(abs(row['error']) for row in rows):.1%}, worst {worst:.1%} of {len(rows)}")
     record("plan_memory", rows)
