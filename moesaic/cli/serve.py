@@ -84,6 +84,7 @@ def command(
 ) -> None:
     """Serve a model over HTTP: OpenAI-compatible API, metrics, and a web page to chat with it."""
     import asyncio
+    import gc
 
     from moesaic.cli.method_options import MethodOptions
     from moesaic.errors import UserError
@@ -140,6 +141,7 @@ def command(
     )
 
     def ready(server: Server, service: Service) -> None:
+        gc.freeze()  # what is there now stays: a collection that walks it would hold up every stream
         shown = f"[{host}]" if ":" in host else host
         print(f"moesaic: {settings.name} at http://{shown}:{listener.getsockname()[1]}", flush=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import APIRouter
 from fastapi import Request as HttpRequest
@@ -86,7 +86,8 @@ class Completions(Generation):
         choice = self.choices[output.request.number]
         part = choice.push(output)
         if part.text or part.logprobs is not None or part.finish_reason is not None:
-            return [part.model_dump(exclude={"prompt_logprobs"}) | {"index": choice.index}]
+            logprobs = part.logprobs.model_dump() if part.logprobs is not None else None
+            return [{"index": choice.index, **part._asdict(), "logprobs": logprobs}]
         return []
 
     def response(self) -> CompletionResponse:
@@ -109,6 +110,14 @@ class Completions(Generation):
         return best
 
 
+class Part(NamedTuple):
+    """What one output adds to a choice."""
+
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+
+
 class ChoiceBuilder:
     """One choice as it is generated, with the prompt before it if that is to be echoed."""
 
@@ -118,7 +127,7 @@ class ChoiceBuilder:
         self.decoder = decoder
         self.echo = echo if body.echo else ""
         self.body = body
-        self.parts: list[CompletionChoice] = []
+        self.parts: list[Part] = []
         self.offset = 0  # characters of the text so far, as its tokens spell it
         self.utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -127,7 +136,7 @@ class ChoiceBuilder:
         answer = self.request.logprobs
         return sum(one.logprob for one in answer) / max(1, len(answer))
 
-    def push(self, output: Output) -> CompletionChoice:
+    def push(self, output: Output) -> Part:
         """What an output adds; the first also brings the prompt."""
         text, tokens = (output.text, output.logprobs) if self.body.max_tokens != 0 else ("", [])
         prompt: list[tuple[int, TokenLogprob | None]] = []
@@ -139,7 +148,7 @@ class ChoiceBuilder:
         if self.body.logprobs is not None:
             logprobs = self._logprobs([*prompt, *((one.token, one) for one in tokens)], len(prompt))
         finish_reason = "length" if self.body.max_tokens == 0 else output.finish_reason
-        part = CompletionChoice(index=0, text=text, logprobs=logprobs, finish_reason=finish_reason)
+        part = Part(text, logprobs, finish_reason)
         self.parts.append(part)
         return part
 

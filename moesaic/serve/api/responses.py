@@ -129,9 +129,9 @@ class Responses(Generation):
 
         yield numbered({"type": "response.created", "response": self.response().model_dump()})
         yield numbered({"type": "response.in_progress", "response": self.response().model_dump()})
-        async for output in outputs:
-            for data in self.take(output):
-                yield numbered(data)
+        async for batch in outputs.batches():
+            if streamed := [numbered(data) for output in batch for data in self.take(output)]:
+                yield "".join(streamed)
         response = self.response()
         yield numbered({"type": f"response.{response.status}", "response": response.model_dump()})
 

@@ -24,6 +24,8 @@ from moesaic.serve.core.request import Output, Request
 
 Result = TypeVar("Result")
 
+ENCODE = json.JSONEncoder(check_circular=False).encode
+
 DONE = "data: [DONE]\n\n"
 HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}  # no proxy shall buffer the events
 
@@ -107,8 +109,9 @@ class Generation:
         return self.push(output)
 
     async def collect(self, outputs: OutputStream) -> BaseModel:
-        async for output in outputs:
-            self.take(output)
+        async for batch in outputs.batches():
+            for output in batch:
+                self.take(output)
         return self.response()
 
     async def events(self, outputs: OutputStream) -> AsyncIterator[str]:
@@ -116,18 +119,19 @@ class Generation:
         with_usage = options is not None and options.include_usage
         continuous = options is not None and options.continuous_usage_stats
         frame = {"id": self.id, "object": self.chunk_object, "created": self.created, "model": self.model}
+        head = f'data: {json.dumps(frame)[:-1]}, "choices": ['  # the same in every chunk
 
-        def chunk(choices: list[dict[str, Any]], usage: bool) -> str:
-            shown = {"usage": self.usage().model_dump() if usage else None} if with_usage else {}
-            return event({**frame, "choices": choices, **shown})
+        def chunk(choice: dict[str, Any] | None, usage: bool) -> str:
+            shown = f', "usage": {json.dumps(self.usage().model_dump() if usage else None)}' if with_usage else ""
+            return f"{head}{ENCODE(choice) if choice is not None else ''}]{shown}}}\n\n"
 
         for choice in self.first_choices():
-            yield chunk([choice], continuous)
-        async for output in outputs:
-            for choice in self.take(output):
-                yield chunk([choice], continuous)
+            yield chunk(choice, continuous)
+        async for batch in outputs.batches():
+            if chunks := [chunk(choice, continuous) for output in batch for choice in self.take(output)]:
+                yield "".join(chunks)
         if with_usage:
-            yield chunk([], True)
+            yield chunk(None, True)
 
     def _check_grammar(self, request: Request) -> None:
         """Some grammars turn out to be more than their library will follow only in the middle of a completion."""
@@ -185,22 +189,40 @@ class EventStream(Response):
                 self.close()
 
     async def _send(self, send: Send) -> None:
-        async def put(text: str, more: bool = True) -> None:
-            try:
-                async with asyncio.timeout(self.stall_seconds):
-                    await send({"type": "http.response.body", "body": text.encode(), "more_body": more})
-            except TimeoutError:
-                raise Stalled from None
+        """One timer looks after all events: one for each would cost as much as sending it."""
+        events = asyncio.get_running_loop()
+        since: float | None = None  # when the event was made that is being sent
+        timer: asyncio.TimerHandle | None = None
 
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async def put(text: str, more: bool = True) -> None:
+            nonlocal since
+            since = events.time()
+            await send({"type": "http.response.body", "body": text.encode(), "more_body": more})
+            since = None
+
+        def watch() -> None:
+            nonlocal timer
+            now = events.time()
+            if since is not None and since + self.stall_seconds <= now:
+                patience.reschedule(now)
+            else:
+                timer = events.call_at((now if since is None else since) + self.stall_seconds, watch)
+
         try:
-            async for text in self.events:
-                await put(text)
-        except Stalled:
-            raise
-        except Exception as error:
-            await put(event(api_error(error).body))
-        await put(self.ending, more=False)
+            async with asyncio.timeout(None) as patience:
+                watch()
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                try:
+                    async for text in self.events:
+                        await put(text)
+                except Exception as error:
+                    await put(event(api_error(error).body))
+                await put(self.ending, more=False)
+        except TimeoutError:
+            raise Stalled from None
+        finally:
+            if timer is not None:
+                timer.cancel()
 
 
 async def while_connected(http: HttpRequest, work: Coroutine[Any, Any, BaseModel]) -> Response:

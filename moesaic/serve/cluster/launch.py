@@ -1,4 +1,4 @@
-"""Load the model that is served: one engine in this process, or replicas on Ray behind one frontend."""
+"""Load the model that is served: one engine in this process, on a GPU in one of its own, or replicas on Ray."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import torch
 from moesaic.errors import UserError
 from moesaic.kernels import hardware
 from moesaic.model.directory import load
+from moesaic.serve.cluster.engine_process import EngineOptions, EngineProcess
+from moesaic.serve.cluster.process_loop import ProcessLoop
 from moesaic.serve.cluster.replicas import Replicas, frontend_engine
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.engine_loop import EngineLoop
@@ -31,10 +33,32 @@ def launch(
     """The engine, and what makes the loop that drives it."""
     if replicas is not None:
         return _with_replicas(directory, replicas, cache_bytes, seed, load_options, engine_options, adapters)
+    if on_gpu(load_options):
+        options = engine_options | {"cache_bytes": cache_bytes, "seed": seed}
+        return in_own_process(EngineOptions(directory, load_options, options, adapters))
     engine = Engine(load(directory, **load_options), cache_bytes=cache_bytes, seed=seed, **engine_options)
     for name, path in adapters.items():
         engine.load_adapter(name, path)
     return engine, EngineLoop
+
+
+def on_gpu(load_options: dict[str, Any]) -> bool:
+    return torch.cuda.is_available() and str(load_options.get("device") or "cuda").startswith("cuda")
+
+
+def in_own_process(options: EngineOptions) -> tuple[Engine, Callable[..., ProcessLoop]]:
+    """A GPU waits for nobody: the engine's Python must not share an interpreter with that of HTTP."""
+    process = EngineProcess.start(options)
+    same = {name: options.engine_options.get(name) for name in ("seed", "kv_policy", "cache_dtype")}
+    frontend = frontend_engine(
+        options.directory,
+        pages=process.wait().pages,
+        max_requests=options.engine_options["max_requests"],
+        **same,
+    )
+    for name, path in options.adapters.items():
+        frontend.load_adapter(name, path)
+    return frontend, partial(ProcessLoop, options=options, process=process)
 
 
 def _with_replicas(
@@ -48,10 +72,10 @@ def _with_replicas(
 ) -> tuple[Engine, Callable[..., Replicas]]:
     """The frontend's engine, and what makes the loop behind it. Replicas on one machine share its cores, and its memory
     for KV caches; on GPUs each has its own."""
-    on_gpu = torch.cuda.is_available() and str(load_options.get("device") or "cuda").startswith("cuda")
-    if cache_bytes is None and not on_gpu:
+    gpu = on_gpu(load_options)
+    if cache_bytes is None and not gpu:
         cache_bytes = int(free_bytes(torch.device("cpu")) * SHARE) // count
-    if not load_options.get("threads") and not on_gpu:
+    if not load_options.get("threads") and not gpu:
         load_options = load_options | {"threads": max(1, hardware.threads() // count)}
     frontend = frontend_engine(
         directory,
@@ -68,7 +92,7 @@ def _with_replicas(
         load_options=load_options,
         engine_options=engine_options | {"cache_bytes": cache_bytes},
         adapters=adapters,
-        resources={"num_gpus": 1} if on_gpu else None,
+        resources={"num_gpus": 1} if gpu else None,
     )
     return frontend, make_loop
 

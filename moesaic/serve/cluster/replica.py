@@ -37,11 +37,9 @@ class Replica:
     async def generate(self, number: int, data: dict[str, Any]) -> Any:
         """The outputs of a request, as they come."""
         outputs = self.streams[number] = self.loop.submit([deserialize_request(self.engine, data)])
-        first = True
         try:
             async for output in outputs:
-                yield serialize_output(output, first)
-                first = False
+                yield serialize_output(output)
         finally:
             outputs.close()
             del self.streams[number]
@@ -97,34 +95,40 @@ def deserialize_request(engine: Engine, data: dict[str, Any]) -> Request:
     return request
 
 
-def serialize_output(output: Output, first: bool) -> dict[str, Any]:
-    request = output.request
+def serialize_output(output: Output) -> tuple[Any, ...]:
+    """Small, because there is one for every token. What is known only then goes with the first and the last."""
+    request, count = output.request, len(output.tokens)
     finished = output.finish_reason is not None
-    return {
-        "tokens": output.tokens,
-        "text": output.text,
-        "logprobs": [tuple(one) for one in output.logprobs],
-        "finish_reason": output.finish_reason,
-        "cached": request.cached,
-        "versions": request.versions[-len(output.tokens) :] if output.tokens else [],
-        "preemptions": request.preemptions,
-        "prompt_logprobs": [one and tuple(one) for one in request.prompt_logprobs] if first else [],
-        "routes": {layer: torch.cat(rows).tolist() for layer, rows in request.routes.items()} if finished else {},
-        "hidden": request.hidden_D.tolist() if finished and request.hidden_D is not None else None,
-    }
+    more = None
+    if finished or request.written == count:
+        more = {
+            "cached": request.cached,
+            "preemptions": request.preemptions,
+            "prompt_logprobs": [one and tuple(one) for one in request.prompt_logprobs],
+            "routes": {layer: torch.cat(rows).tolist() for layer, rows in request.routes.items()} if finished else {},
+            "hidden": request.hidden_D.tolist() if finished and request.hidden_D is not None else None,
+        }
+    logprobs = [tuple(one) for one in output.logprobs]
+    versions = request.versions[-count:] if count else []
+    return output.tokens, output.text, logprobs, versions, output.finish_reason, more
 
 
-def deserialize_output(request: Request, data: dict[str, Any], now: float) -> Output:
+def deserialize_output(request: Request, data: tuple[Any, ...], now: float) -> Output:
     """Also brings the frontend's request to the state of the replica's."""
-    logprobs = [TokenLogprob(*one) for one in data["logprobs"]]
-    request.tokens.extend(data["tokens"])
+    tokens, text, plain, versions, finish_reason, more = data
+    logprobs = [TokenLogprob(*one) for one in plain]
+    request.tokens.extend(tokens)
     request.logprobs.extend(logprobs)
-    request.versions.extend(data["versions"])
-    request.cached, request.preemptions = data["cached"], data["preemptions"]
-    request.prompt_logprobs += [one and TokenLogprob(*one) for one in data["prompt_logprobs"]]
-    request.routes = {layer: [torch.tensor(rows)] for layer, rows in data["routes"].items()}
-    request.hidden_D = None if data["hidden"] is None else torch.tensor(data["hidden"])
+    request.versions.extend(versions)
+    if more is not None:
+        request.cached, request.preemptions = more["cached"], more["preemptions"]
+        request.prompt_logprobs = [one and TokenLogprob(*one) for one in more["prompt_logprobs"]]
+        request.routes = {layer: [torch.tensor(rows)] for layer, rows in more["routes"].items()}
+        request.hidden_D = None if more["hidden"] is None else torch.tensor(more["hidden"])
+    if request.matcher is not None:  # which tells at the end whether the grammar could be followed
+        for token in tokens:
+            request.matcher.accept(token)
     request.first_token = now if request.first_token is None else request.first_token
     request.last_token = now
-    request.finish_reason = data["finish_reason"]
-    return Output(request, data["tokens"], data["text"], logprobs, data["finish_reason"])
+    request.finish_reason = finish_reason
+    return Output(request, tokens, text, logprobs, finish_reason)

@@ -28,8 +28,9 @@ from moesaic.model.transformer import Model
 from moesaic.serve.cluster.prefix_routing import PrefixIndex
 from moesaic.serve.cluster.replica import Replica, deserialize_output, serialize_request
 from moesaic.serve.core.adapters import load_adapter
-from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.engine import PAGE_SIZE, Engine
 from moesaic.serve.core.engine_loop import OutputStream, Queue, ReplicaDied
+from moesaic.serve.core.memory import dtype_of_cache, page_bytes
 from moesaic.serve.core.request import Output, Request
 from moesaic.serve.core.stats import EngineStats
 
@@ -40,13 +41,17 @@ RESTART_SECONDS = 1.0  # before a replica that died is restarted; doubled while 
 STATS_SECONDS = 1.0  # between two reads of a replica's stats
 
 
-def frontend_engine(directory: Path, **engine_options: Any) -> Engine:
-    """An engine that validates requests and computes nothing: its weights and its KV cache are on the meta device."""
+def frontend_engine(directory: Path, *, pages: int | None = None, **engine_options: Any) -> Engine:
+    """An engine that validates requests and computes nothing: its weights and its KV cache are on the meta device.
+    `pages`, where that is known, are how many the cache of the engine behind it has."""
     source = open_checkpoint(directory)
     config, _ = match(source)
     with torch.device("meta"):
         model = Model(config)
     model.tokenizer = Tokenizer.from_files(source.files, source.place)
+    if pages is not None:
+        dtype = dtype_of_cache(model, engine_options.get("cache_dtype"))
+        engine_options["cache_bytes"] = pages * page_bytes(model, PAGE_SIZE, dtype)
     return Engine(model, **engine_options)
 
 

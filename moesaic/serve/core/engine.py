@@ -39,6 +39,7 @@ from moesaic.serve.core.scheduling_policies import SchedulingPolicy
 from moesaic.serve.core.scheduling_policies.chunked import Chunked
 from moesaic.serve.core.stats import ExpertCounts
 
+PAGE_SIZE = 16  # tokens
 GPU_TOKENS = 8192  # of a step on a GPU, which is no faster with fewer
 PAUSED = 0.002  # seconds between two looks whether to resume
 
@@ -66,7 +67,7 @@ class Engine:
         model: Model,
         *,
         cache_bytes: int | None = None,
-        page_size: int = 16,
+        page_size: int = PAGE_SIZE,
         max_requests: int = 64,
         policy: SchedulingPolicy | None = None,
         drafter: Drafter | None = None,
@@ -192,6 +193,11 @@ class Engine:
             request.root = None
             if recompute and not request.in_forward:
                 self.restart(request)
+
+    def warm_up(self) -> None:
+        """Do before the first request what it, or a later one, would wait for: compile kernels, capture graphs."""
+        with torch.inference_mode():
+            self.runner.warm_up()
 
     @property
     def working(self) -> bool:

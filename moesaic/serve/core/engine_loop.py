@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -168,14 +168,16 @@ class Submitter(Protocol):
 
 
 class OutputStream:
-    """The outputs of some requests, until all of them have finished or `seconds` have passed."""
+    """The outputs of some requests, until all of them have finished or `seconds` have passed: one by one, or in batches
+    of all that have come since, which cost those who are behind little more than one."""
 
     def __init__(self, loop: Submitter, requests: Sequence[Request], seconds: float | None) -> None:
         self.loop = loop
         self.requests = requests
         self.queue: Queue = asyncio.Queue()
         self.waiting = {request.number: request for request in requests}
-        self.until = None if seconds is None else asyncio.get_running_loop().time() + seconds
+        events = asyncio.get_running_loop()
+        self.timer = None if seconds is None else events.call_later(seconds, self.queue.put_nowait, TimeoutError())
 
     def __aiter__(self) -> OutputStream:
         return self
@@ -183,9 +185,21 @@ class OutputStream:
     async def __anext__(self) -> Output:
         if not self.waiting:
             raise StopAsyncIteration
-        async with asyncio.timeout_at(self.until):
-            output = await self.queue.get()
-        if isinstance(output, EngineFailed):
+        return self._take(await self.queue.get())
+
+    async def batches(self) -> AsyncIterator[list[Output]]:
+        while self.waiting:
+            batch = [self._take(await self.queue.get())]
+            try:
+                while self.waiting and not self.queue.empty():
+                    batch.append(self._take(self.queue.get_nowait()))
+            except (EngineFailed, TimeoutError) as error:  # after what came before it
+                yield batch
+                raise error
+            yield batch
+
+    def _take(self, output: Output | BaseException) -> Output:
+        if isinstance(output, EngineFailed | TimeoutError):
             raise output
         if isinstance(output, BaseException):
             raise EngineFailed("the engine failed") from output
@@ -195,6 +209,8 @@ class OutputStream:
 
     def close(self) -> None:
         """Abort what has not finished."""
+        if self.timer is not None:
+            self.timer.cancel()
         while self.waiting:
             self.loop.abort(self.waiting.popitem()[1])
 

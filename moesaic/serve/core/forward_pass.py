@@ -175,6 +175,9 @@ class Runner:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
+    def warm_up(self) -> None:
+        """Do now what would else be done when it is first needed."""
+
     def queued_outputs(self) -> list[Output] | None:
         """Outputs of steps that were queued ahead, while more are; None where the next step is to be scheduled."""
         return None

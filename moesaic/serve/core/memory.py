@@ -28,16 +28,19 @@ def pages_that_fit(
     model: Model, cache_bytes: int | None, page_size: int, max_requests: int, dtype: torch.dtype | None = None
 ) -> int:
     """Never more than `max_requests` requests could fill."""
-    numbers = sum(torch.Size(shape).numel() for layer in model.cache_shapes() for shape in layer.values())
-    page_bytes = numbers * (dtype or model.dtype).itemsize * page_size
+    size = page_bytes(model, page_size, dtype or model.dtype)
     useful = max_requests * -(-model.config.context // page_size)
     budget = cache_bytes if cache_bytes is not None else int(free_bytes(model.device) * SHARE)
-    pages = min(useful, budget // page_bytes)
+    pages = min(useful, budget // size)
     if pages < 1:
-        raise UserError(
-            "cache_bytes", f"{budget} bytes hold no page of {page_bytes} bytes", "Give the cache more memory."
-        )
+        raise UserError("cache_bytes", f"{budget} bytes hold no page of {size} bytes", "Give the cache more memory.")
     return int(pages)
+
+
+def page_bytes(model: Model, page_size: int, dtype: torch.dtype) -> int:
+    """Of one page, in all layers."""
+    numbers = sum(torch.Size(shape).numel() for layer in model.cache_shapes() for shape in layer.values())
+    return numbers * dtype.itemsize * page_size
 
 
 def free_bytes(device: torch.device) -> int:
