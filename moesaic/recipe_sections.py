@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, PlainSerializer, PlainValidator
 
 from moesaic.methods import Method
+from moesaic.recipe_offload import OffloadSection
 from moesaic.strict import STRICT, found, wrong
 
 Count = Annotated[int, Field(gt=0)]
@@ -236,6 +237,7 @@ class TrainSection(Section):
     embedding_shrink: float = Field(
         1.0, gt=0, le=1, description="embedding gradient shrink: factor on the gradient of the embedding"
     )
+    offload: OffloadSection | None = None
     average: AverageSection | None = None
     token_drop: TokenDropSection | None = None
     layer_drop: LayerDropSection | None = None

@@ -27,9 +27,10 @@ def test_no_key_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_is_off_can_be_turned_on_by_taking_the_marks_away(tmp_path: Path) -> None:
-    text = re.sub(r"^  # (average|token_drop):", r"  \1:", keys("train"), flags=re.MULTILINE)
+    text = re.sub(r"^  # (offload|average|token_drop):", r"  \1:", keys("train"), flags=re.MULTILINE)
     text = re.sub(r"^  #   (\w+: )", r"    \1", text, flags=re.MULTILINE)
     text = re.sub(r"^  # layer_drop:", "  layer_drop:", text, flags=re.MULTILINE)
     (tmp_path / "on.yaml").write_text(text)
     train = load_recipe(tmp_path / "on.yaml").train
     assert train.average is not None and train.token_drop is not None and train.layer_drop is not None
+    assert train.offload is not None

@@ -17,10 +17,16 @@ from moesaic.data.stream import Batch, ClosableStream, StatefulStream, Stream, T
 from moesaic.errors import UserError
 from moesaic.kernels import hardware
 from moesaic.model import lineage
+<<<<<<< Updated upstream
 from moesaic.model.context import Routing
 from moesaic.model.transformer import LayerRunner, Model
+=======
+from moesaic.model.transformer import Model
+from moesaic.parallel.offload.activations import saved_activations
+>>>>>>> Stashed changes
 from moesaic.parallel.world import World
 from moesaic.recipe import Recipe
+from moesaic.recipe_offload import check_ranks
 from moesaic.sharded import local
 from moesaic.train import init
 from moesaic.train.averaging import WeightAverage
@@ -90,7 +96,9 @@ class Run:
         self.objective.prepare(self.model)
         method = recipe.build("optimizer", OptimizerMethod)
         self.peak = method.lr
-        self.optimizer = method.build(self.model.named_parameters())
+        check_ranks(self.settings.offload, self.world.ranks)
+        self.optimizer = method.build(self.model.named_parameters(), offload=self.settings.offload)
+        self.saved_activations = saved_activations(self.settings.offload, self.model)
         if self.world.ranks > 1:
             self.optimizer.norm = partial(self.world.norm, self.model)  # type: ignore[method-assign]
         self.scale = LossScale(device=self.device) if self.model.dtype == torch.float16 else None
@@ -154,9 +162,14 @@ class Run:
 
     def _accumulated(self, batch: Batch, parts: list[Batch], runner: LayerRunner) -> Loss:
         whole = Loss(torch.zeros((), device=self.device))
+<<<<<<< Updated upstream
+=======
+        parts = batch.parts(self.settings.accumulate, self.device)
+        self.optimizer.expect(len(parts), self.rate(self.step))
+>>>>>>> Stashed changes
         for part in parts:
             routing = self.balance.routing()
-            with torch.set_grad_enabled(not batch.frozen):
+            with torch.set_grad_enabled(not batch.frozen), self.saved_activations:
                 loss = self.objective(self.model, part, routing, runner)
                 extra = self._balance_losses(routing, len(part.tokens_T) / batch.all_tokens)
             total = sum(extra.values(), loss.total)
@@ -290,6 +303,7 @@ class Run:
         return made
 
     def save(self) -> None:
+        self.optimizer.bring_together()
         weights = copied(self.model.state_dict())
         tensors = {"optimizer": copied(self.optimizer.state_dict())}
         if self.average.count:

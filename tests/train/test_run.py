@@ -183,6 +183,7 @@ def test_kill_9_at_random_moments_loses_nothing(recipe_file, whole, tmp_path):
         ["balance={sequence_loss: 0.01, z_loss: 0.001}"],
         ["train.embedding_shrink=0.1"],
         ["train.objective={name: blank_infilling}"],
+        ["train.offload={delay: true, activations: true}", "train.accumulate=2"],
     ],
     ids=lambda extra: extra[0].split("=")[0] + "=" + extra[0].split("=")[1][:18],
 )
@@ -197,6 +198,12 @@ def test_every_option_resumes_to_the_same_bits(extra, recipe_file, tmp_path):
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
     assert equal(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
     assert all(map(torch.isfinite, map(torch.tensor, losses(tmp_path / "whole"))))
+
+
+def test_offloaded_state_trains_to_the_same_bits(recipe_file, whole, tmp_path):
+    run(recipe_file, tmp_path / "run", "train.offload={speculative: 1, activations: true}", "train.steps=30")
+    assert losses(tmp_path / "run") == losses(whole)
+    assert equal(weights(tmp_path / "run"), weights(whole))
 
 
 def test_parts_of_a_batch_add_up(recipe_file, whole, tmp_path):

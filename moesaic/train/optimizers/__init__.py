@@ -18,6 +18,8 @@ from typing import ClassVar
 import torch.distributed as dist
 from torch import nn
 
+from moesaic.recipe_offload import OffloadSection
+from moesaic.train.optimizers._offloaded import OffloadedOptimizer
 from moesaic.train.optimizers._optimizer import Named, Optimizer, Rule, Slot, Step, StepResult
 from moesaic.train.optimizers._roles import by_decay, role
 
@@ -35,17 +37,23 @@ class OptimizerMethod:
         raise NotImplementedError
 
     def build(
-        self, named_parameters: Iterable[tuple[str, nn.Parameter]], group: dist.ProcessGroup | None = None
+        self,
+        named_parameters: Iterable[tuple[str, nn.Parameter]],
+        group: dist.ProcessGroup | None = None,
+        offload: OffloadSection | None = None,
     ) -> Optimizer:
         """The optimizer of these parameters, as they are now; one that takes no gradient is left out.
 
         `group` is of ranks that hold equal parameters and have gradients of other data. A method that reduces gradients
         is given it, gets each rank's share of the gradients as it came, and sees to it that parameters stay equal; of
-        any other method's gradients the caller takes the sum over ranks first.
+        any other method's gradients the caller takes the sum over ranks first. `offload`: what is not on the device.
         """
         assert group is None or self.reduces_gradients, "these gradients are reduced before the optimizer"
         trained = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
-        return Optimizer(trained, [(rule, group) for rule, group in self.groups(trained) if group])
+        groups = [(rule, part) for rule, part in self.groups(trained) if part]
+        if offload is None or offload.optimizer is None:
+            return Optimizer(trained, groups)
+        return OffloadedOptimizer(trained, groups, offload)
 
 
 def need(right: bool, problem: str) -> None:

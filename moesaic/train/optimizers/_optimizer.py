@@ -35,7 +35,7 @@ class Slot:
 
     @property
     def has_master(self) -> bool:
-        return self.weight is not self.own
+        return self.weight.dtype != self.own.dtype
 
     def gradient(self) -> Tensor:
         assert self.parameter.grad is not None
@@ -103,7 +103,9 @@ class Optimizer:
         assert len({name for name, _ in parameters}) == len(parameters), "two parameters have one name"
         assert len({parameter for _, parameter in parameters}) == len(parameters), "a parameter is given twice"
         assert len({parameter.device for _, parameter in parameters}) == 1, "parameters on several devices"
-        self.groups = [(rule, [_slot(rule, name, parameter) for name, parameter in group]) for rule, group in groups]
+        self.groups = [
+            (rule, [self._slot(rule, name, parameter) for name, parameter in group]) for rule, group in groups
+        ]
         of = {slot.name: slot for _, slots in self.groups for slot in slots}
         assert sum(len(slots) for _, slots in self.groups) == len(of) == len(parameters), "not one rule for each"
         # In the order given, whatever the rules: the norm is a sum, and a sum's bits depend on its order.
@@ -145,9 +147,14 @@ class Optimizer:
         self.number += 1
         return StepResult(norm, skip, self.updates.clone())
 
+    def expect(self, backwards: int, lr_factor: float) -> None:
+        """Before the forward pass: how many backward passes the next step's gradients come from, and its learning rate.
+        Who begins before `step` needs to know."""
+
     @torch.no_grad()
     def bring_together(self) -> None:
-        """Make parameters equal on all ranks: before they are saved, and after the last step. All ranks must ask."""
+        """Make parameters what the updates so far say, and equal on all ranks: before they are saved, and at the end.
+        All ranks must ask."""
         for rule, slots in self.groups:
             rule.bring_together(slots, self.number)
         for slot in self.slots:
@@ -194,6 +201,17 @@ class Optimizer:
             if slot.has_master:
                 slot.own.copy_(slot.weight)
 
+    def _slot(self, rule: Rule, name: str, parameter: nn.Parameter) -> Slot:
+        own = local(parameter)
+        own = own if own is parameter else own.detach()
+        assert own.is_contiguous(), f"{name} is not contiguous"
+        if parameter.dtype == torch.float32:
+            weight = own
+        else:
+            assert parameter.dtype in (torch.bfloat16, torch.float16), f"{name} is {parameter.dtype}"
+            weight = own.detach().float()
+        return Slot(name, parameter, own, weight, rule.start(weight.detach()))
+
 
 def total_norm(gradients: list[Tensor], device: torch.device) -> Tensor:
     """The Euclidean norm of all gradients together, accumulated in float32 whatever their type."""
@@ -203,18 +221,6 @@ def total_norm(gradients: list[Tensor], device: torch.device) -> Tensor:
         norms = [whole(torch.linalg.vector_norm(gradient, dtype=torch.float32)) for gradient in gradients]
         return torch.linalg.vector_norm(torch.stack(norms))
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0, dtype=torch.float32)))
-
-
-def _slot(rule: Rule, name: str, parameter: nn.Parameter) -> Slot:
-    own = local(parameter)
-    own = own if own is parameter else own.detach()
-    assert own.is_contiguous(), f"{name} is not contiguous"
-    if parameter.dtype == torch.float32:
-        weight = own
-    else:
-        assert parameter.dtype in (torch.bfloat16, torch.float16), f"{name} is {parameter.dtype}"
-        weight = own.detach().float()
-    return Slot(name, parameter, own, weight, rule.start(weight.detach()))
 
 
 def _pieces(slots: Sequence[Slot]) -> Iterator[list[Slot]]:

@@ -33,7 +33,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from moesaic.errors import UserError
 from moesaic.parallel.one_bit import OneBitExchange
+from moesaic.recipe_offload import OffloadSection
 from moesaic.train.optimizers import Named, Optimizer, OptimizerMethod, Rule, Slot, Step, by_decay, need
 from moesaic.train.optimizers.adamw import check_adam
 
@@ -67,10 +69,15 @@ class ZeroOneAdam(OptimizerMethod):
         ]
 
     def build(
-        self, named_parameters: Iterable[tuple[str, nn.Parameter]], group: dist.ProcessGroup | None = None
+        self,
+        named_parameters: Iterable[tuple[str, nn.Parameter]],
+        group: dist.ProcessGroup | None = None,
+        offload: OffloadSection | None = None,
     ) -> Optimizer:
         if group is None or dist.get_world_size(group) == 1:
-            return super().build(named_parameters)
+            return super().build(named_parameters, offload=offload)
+        if offload is not None and offload.optimizer is not None:
+            raise UserError("train.offload.optimizer", "is for one device, and 0/1 Adam is to exchange between ranks")
         exchange = OneBitExchange(group)
         trained = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
         groups = by_decay(trained, self.weight_decay, self.decay_embeddings)
