@@ -17,13 +17,9 @@ from moesaic.data.stream import Batch, ClosableStream, StatefulStream, Stream, T
 from moesaic.errors import UserError
 from moesaic.kernels import hardware
 from moesaic.model import lineage
-<<<<<<< Updated upstream
 from moesaic.model.context import Routing
 from moesaic.model.transformer import LayerRunner, Model
-=======
-from moesaic.model.transformer import Model
 from moesaic.parallel.offload.activations import saved_activations
->>>>>>> Stashed changes
 from moesaic.parallel.world import World
 from moesaic.recipe import Recipe
 from moesaic.recipe_offload import check_ranks
@@ -154,6 +150,7 @@ class Run:
         self._frozen = batch.frozen
         runner = self.layer_runners.runner(self.step)
         parts = batch.parts(self.settings.accumulate, self.device)
+        self.optimizer.expect(len(parts), self.rate(self.step))
         whole = self._pipelined(batch, parts, runner) or self._accumulated(batch, parts, runner)
         if not batch.frozen:
             self.world.reduce_gradients(self.model)
@@ -162,11 +159,6 @@ class Run:
 
     def _accumulated(self, batch: Batch, parts: list[Batch], runner: LayerRunner) -> Loss:
         whole = Loss(torch.zeros((), device=self.device))
-<<<<<<< Updated upstream
-=======
-        parts = batch.parts(self.settings.accumulate, self.device)
-        self.optimizer.expect(len(parts), self.rate(self.step))
->>>>>>> Stashed changes
         for part in parts:
             routing = self.balance.routing()
             with torch.set_grad_enabled(not batch.frozen), self.saved_activations:
