@@ -6,11 +6,13 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from moesaic.model.context import Routing
+from moesaic.model.layout import Layout
 from moesaic.parallel.context.kernels import ContextParallelKernels
 from moesaic.parallel.experts.exchange import Exchange
 from moesaic.parallel.experts.kernels import ExpertParallelKernels
@@ -54,6 +56,13 @@ def within_context(rank: int, world: int) -> None:
             rows_N = RowSplit.of(LENGTHS, world // TP, split).parts[outer]
             rows_N = rows_N[rows_of(len(rows_N), inner, TP)]
             compare(run(model, batch), run(whole, batch), parts, rows_N, beside=cp)
+            # What a loss over whole sequences reads, which every rank computes.
+            layout, all_T3 = Layout(LENGTHS), torch.randn(sum(LENGTHS), 3, generator=torch.Generator().manual_seed(9))
+            own_N3 = all_T3[rows_N].requires_grad_()
+            found_T3 = model.ops.gather(own_N3, layout)
+            assert torch.equal(found_T3, all_T3)
+            (found_T3 * all_T3.square()).sum().backward()
+            assert own_N3.grad is not None and torch.equal(own_N3.grad, all_T3.square()[rows_N])
 
 
 def within_data(rank: int, world: int) -> None:

@@ -92,7 +92,7 @@ def same_matmuls(exchange: TileExchange, total: int, tiles: int, keep: bool) -> 
 
     # Gathered rows that every rank uses its own way: their gradients add up.
     x_ND = x_TD.detach()[mine].clone().requires_grad_()
-    found_TD: Any = Gather.apply(x_ND, division)
+    found_TD: Any = Gather.apply(x_ND, division, True)
     found_TD.backward(slopes_TD * (rank + 1))
     assert torch.equal(found_TD, x_TD) and torch.equal(grad(x_ND), slopes_TD[mine] * sum(range(1, ranks + 1)))
 

@@ -70,7 +70,10 @@ class ContextParallelKernels(WrappedKernels):
     def gather(self, rows_T: Tensor, layout: Batch) -> Tensor:
         """The whole batch's rows, for a loss that every rank computes whole (a balance loss over sequences): its
         gradient counts once."""
-        return gather_rows(rows_T, self.split(layout), self.ranks, gradient="own")
+        split = self.split(layout)
+        if (inner := getattr(self.plain, "gather", None)) is not None:  # those that divide rows further
+            rows_T = inner(rows_T, layout, split.counts[self.ranks.rank])
+        return gather_rows(rows_T, split, self.ranks, gradient="own")
 
     def embed(self, tokens_T: Tensor, table_VD: Tensor, site: str = "") -> Tensor:
         return self.plain.embed(tokens_T[self._rows(len(tokens_T))], table_VD, site)

@@ -66,9 +66,18 @@ class TensorParallelKernels(WrappedKernels):
     def for_batch(self, layout: Batch, rows: int | None = None) -> Self:
         bound = object.__new__(type(self))
         bound.__dict__.update(self.__dict__, plain=for_batch(self.plain, layout, rows))
-        total = layout.tokens if rows is None else rows
-        bound._division = Division(self.exchange, self.chunks(total), self.tiles, self.keep)
+        bound._division = self._divide(layout, rows)
         return bound
+
+    def _divide(self, layout: Batch, rows: int | None) -> Division:
+        chunks = self.chunks(layout.tokens if rows is None else rows)
+        return Division(self.exchange, chunks, self.tiles, self.keep)
+
+    def gather(self, rows_ND: Tensor, layout: Batch, rows: int | None = None) -> Tensor:
+        """The whole batch's rows, for a loss that every rank computes whole (a balance loss over sequences): its
+        gradient counts once."""
+        found_TD: Tensor = Gather.apply(rows_ND, self._divide(layout, rows), False)
+        return found_TD
 
     def chunks(self, total: int) -> Chunks:
         return Chunks(total, self.exchange.size)
@@ -102,7 +111,7 @@ class TensorParallelKernels(WrappedKernels):
             out = MatmulScatter.apply(x_TI, weight_OI, plain, division)
             return out if bias_O is None else out + bias_O
         if kind in GATHERS_AFTER:
-            out = Gather.apply(plain(x_TI, weight_OI, bias_O), division)
+            out = Gather.apply(plain(x_TI, weight_OI, bias_O), division, True)
             return out
         if kind == "queries":  # of the indexer, from the latents that the up-projection reads next
             all_TI = self.exchange.begin_gather(x_TI.detach(), division.chunks).whole()

@@ -180,14 +180,17 @@ class MatmulScatter(torch.autograd.Function):
 
 
 class Gather(torch.autograd.Function):
-    """All ranks' rows; on the way back each rank gets the sum of the gradients of its own."""
+    """All ranks' rows; on the way back each rank gets the sum of the gradients of its own, or where all found the same
+    just what it found itself."""
 
     @staticmethod
-    def forward(ctx: Any, x_ND: Tensor, division: Division) -> Tensor:
-        ctx.division = division
+    def forward(ctx: Any, x_ND: Tensor, division: Division, add: bool) -> Tensor:
+        ctx.division, ctx.add = division, add
         return division.exchange.begin_gather(x_ND, division.chunks).whole()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         exchange, chunks = ctx.division.exchange, ctx.division.chunks
-        return summed(exchange.begin_scatter(grads[0], chunks.sizes(), backward=True).wait()), None
+        if not ctx.add:
+            return grads[0][chunks.of(exchange.rank)], None, None
+        return summed(exchange.begin_scatter(grads[0], chunks.sizes(), backward=True).wait()), None, None
