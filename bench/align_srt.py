@@ -83,7 +83,7 @@ def rollouts(policies: list[Model], drafts: bool, options: argparse.Namespace) -
         passes, answers, start = 0, [], time.perf_counter()
         for number, example in enumerate(examples.items[: options.questions]):
             rollouts = generate(engine, [example], options.group, sampling, [], [seed_of(epoch, number)])
-            passes += rollouts.steps
+            passes += rollouts.work.steps
             answers += [sample.tokens for group in rollouts.groups for sample in group]
         rows.append({"seconds": time.perf_counter() - start, "passes": passes, "answers": answers})
     return rows

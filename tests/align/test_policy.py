@@ -12,6 +12,7 @@ from moesaic.align.advantages import ADVANTAGES, generalised_advantages
 from moesaic.align.align import align
 from moesaic.align.examples import Mixture
 from moesaic.align.rewards import Judged
+from moesaic.align.rollouts.engine_work import EngineWork
 from moesaic.align.rollouts.rollout import Rollouts, Sample, as_batch
 from moesaic.align.rollouts.stream import PolicyStream, RolloutSettings
 from moesaic.align.selection.uniform import InTurn
@@ -51,7 +52,7 @@ def test_answers_worth_the_same_have_no_advantage(name):
                 [Sample([1], [2], [0.0], [0], "", "stop", Judged(worth, {})) for _ in range(7)]
                 for worth in (10.3, 0.7, -87.7)
             ]
-            return groups, [Rollouts(groups, 1, 1, 0)]
+            return groups, [Rollouts(groups, EngineWork(1, 1, 0))]
 
     examples = Mixture([[]], [1.0])
     settings = RolloutSettings(3, 7, 1, name, "token", 1, {}, 0)
@@ -67,7 +68,7 @@ def test_an_answer_that_several_gave_is_told_once():
         def collect_rollouts(self):
             texts = ["12", "12", " 12", "7", "9"]
             group = [Sample([1], [2], [0.0], [0], text, "stop", Judged(0.0, {}), question="5 + 7 =") for text in texts]
-            return [group], [Rollouts([group], 1, 1, 0)]
+            return [group], [Rollouts([group], EngineWork(1, 1, 0))]
 
     examples = Mixture([[]], [1.0])
     settings = RolloutSettings(1, 5, 1, "group_centred", "token", 1, {}, 0)

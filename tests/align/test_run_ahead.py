@@ -41,10 +41,10 @@ def test_what_was_written_ahead_is_guessed(model):
         ahead.announce(announce)
         ahead.run(until=lambda: False)
         assert not engine.working and not engine.scheduler.requests and not ahead.coming
-        assert ahead.counts.generated_tokens == engine.counts.generated_tokens == len(announce) * 2 * 40
-        assert ahead.counts.steps == engine.counts.steps
+        assert ahead.work.generated == engine.counts.generated_tokens == len(announce) * 2 * 40
+        assert ahead.work.steps == engine.counts.steps
         rollouts = generate(engine, EXAMPLES, 2, SAMPLING, [], [7, 8, 9])
-        steps.append(rollouts.steps)
+        steps.append(rollouts.work.steps)
         answers.append([sample.tokens for group in rollouts.groups for sample in group])
     assert answers[0] == answers[1]  # and nothing is said otherwise for it
     assert steps[1] < 0.5 * steps[0]
@@ -70,7 +70,7 @@ def test_a_question_that_cannot_be_asked_is_passed_over(model):
         requests_for(engine, long, 1, SAMPLING, 0)
     ahead.announce([(long, 1), (EXAMPLES[0], 2)])
     ahead.run(until=lambda: False)
-    assert ahead.counts.generated_tokens == 40
+    assert ahead.work.generated == 40
 
 
 @pytest.mark.parametrize("name", SELECTIONS)

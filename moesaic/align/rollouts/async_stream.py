@@ -33,6 +33,7 @@ from pydantic import BaseModel, Field
 
 from moesaic.align.examples import Place
 from moesaic.align.rollouts.buffer import Buffer, Group, Task
+from moesaic.align.rollouts.engine_work import EngineWork
 from moesaic.align.rollouts.rollout import Rollouts, Sample
 from moesaic.align.rollouts.stream import PolicyStream, informative
 from moesaic.align.rollouts.worker import Finished
@@ -127,8 +128,7 @@ class AsyncRolloutStream(PolicyStream):
 
     def collect_rollouts(self) -> tuple[list[list[Sample]], list[Rollouts]]:
         groups, rounds = self._in_turn() if self.in_turn else self._as_they_finish()
-        counts = self.workers.counts
-        rounds[0].steps, rounds[0].generated, rounds[0].accepted = counts.steps, counts.generated, counts.accepted
+        rounds[0].work = self.workers.counts.work
         self._note_staleness(groups)
         if self.options.run_ahead:
             self._announce()
@@ -278,4 +278,4 @@ class AsyncRolloutStream(PolicyStream):
 
 def _rollouts(groups: Sequence[Group]) -> Rollouts:
     problems = [problem for group in groups for sample in group.samples for problem in sample.judged.problems]
-    return Rollouts([group.samples for group in groups], 0, 0, 0, problems)
+    return Rollouts([group.samples for group in groups], EngineWork(), problems)

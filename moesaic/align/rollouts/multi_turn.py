@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from moesaic.align.rewards import Judged, Reward, reward_of
+from moesaic.align.rollouts.engine_work import EngineWork
 from moesaic.align.rollouts.pool import Rollout, RolloutPool
 from moesaic.align.rollouts.rollout import Rollouts, Sample, sample_of
 from moesaic.errors import UserError
@@ -167,8 +168,7 @@ def generate_multi_turn(
     seeds: Sequence[int],
 ) -> Rollouts:
     """As `rollout.generate`, in an environment. What fails, fails the run: there is nobody else to go on."""
-    counts = engine.counts
-    before = (counts.steps, counts.generated_tokens, counts.accepted_tokens)
+    before = EngineWork.of(engine)
     pool = RolloutPool(engine, rewards)
     found: dict[int, list[Sample]] = {}
     try:
@@ -183,8 +183,7 @@ def generate_multi_turn(
                 pool.changed.wait(1.0)
     finally:
         pool.close()
-    after = (counts.steps, counts.generated_tokens, counts.accepted_tokens)
-    steps, generated, accepted = (a - b for a, b in zip(after, before))
+    work = EngineWork.of(engine) - before
     groups = [found[number] for number in range(len(examples))]
     problems = [problem for group in groups for sample in group for problem in sample.judged.problems]
-    return Rollouts(groups, steps, generated, accepted, problems)
+    return Rollouts(groups, work, problems)

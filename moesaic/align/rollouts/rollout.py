@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from moesaic.align.rewards import Judged, Reward, judge
+from moesaic.align.rollouts.engine_work import EngineWork
 from moesaic.data.packing import IGNORED, Batch
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Completion, Request, completion
@@ -96,9 +97,7 @@ class Rollouts:
     """Groups of completions, one for each prompt, and what it took to get them."""
 
     groups: list[list[Sample]]
-    steps: int
-    generated: int
-    accepted: int
+    work: EngineWork
     problems: list[str] = field(default_factory=list)
 
 
@@ -134,18 +133,17 @@ def generate(
     asked: list[tuple[Example, Request]] = []
     for example, seed in zip(examples, seeds, strict=True):
         asked += [(example, request) for request in requests_for(engine, example, group, sampling, seed)]
-    before = (engine.counts.steps, engine.counts.generated_tokens, engine.counts.accepted_tokens)
+    before = EngineWork.of(engine)
     completions = engine.complete([request for _, request in asked])
     judged = judge(rewards, [answer_of(*pair, done.text) for pair, done in zip(asked, completions, strict=True)])
     samples = [
         sample_from(request.prompt, done, verdict, example.question)
         for (example, request), done, verdict in zip(asked, completions, judged, strict=True)
     ]
-    after = (engine.counts.steps, engine.counts.generated_tokens, engine.counts.accepted_tokens)
-    steps, generated, accepted = (a - b for a, b in zip(after, before))
+    work = EngineWork.of(engine) - before
     problems = [problem for verdict in judged for problem in verdict.problems]
     groups = [samples[start : start + group] for start in range(0, len(samples), group)]
-    return Rollouts(groups, steps, generated, accepted, problems)
+    return Rollouts(groups, work, problems)
 
 
 def as_batch(

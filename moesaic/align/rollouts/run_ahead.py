@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from moesaic.serve.core.engine import Counts, Engine
+from moesaic.align.rollouts.engine_work import EngineWork
+from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Request
 from moesaic.worlds.completions import requests_for
 from moesaic.worlds.example import Example
@@ -24,7 +25,7 @@ class RunAhead:
     def __init__(self, engine: Engine, group: int, sampling: Mapping[str, Any]) -> None:
         self.engine, self.group, self.sampling = engine, group, sampling
         self.coming: deque[tuple[Example, int]] = deque()
-        self.counts = Counts()  # what of the engine's work was done for this
+        self.work = EngineWork()  # what the engine did for this
 
     def announce(self, coming: Sequence[tuple[Example, int]]) -> None:
         """Prompts with their seeds, in the order in which they will be submitted, in place of those before."""
@@ -52,8 +53,6 @@ class RunAhead:
                 self.engine.abort(request)
 
     def _step(self) -> None:
-        names = ("steps", "generated_tokens", "accepted_tokens")
-        before = [getattr(self.engine.counts, name) for name in names]
+        before = EngineWork.of(self.engine)
         self.engine.step()
-        for name, value in zip(names, before, strict=True):
-            setattr(self.counts, name, getattr(self.counts, name) + getattr(self.engine.counts, name) - value)
+        self.work += EngineWork.of(self.engine) - before

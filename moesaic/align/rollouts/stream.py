@@ -17,6 +17,7 @@ from torch import Tensor
 from moesaic.align.advantages import ADVANTAGES
 from moesaic.align.examples import Mixture, Place
 from moesaic.align.rewards import Reward
+from moesaic.align.rollouts.engine_work import EngineWork
 from moesaic.align.rollouts.multi_turn import StartGroup, generate_multi_turn
 from moesaic.align.rollouts.rollout import Rollouts, Sample, as_batch, generate
 from moesaic.align.rollouts.weight_sync import WeightSync
@@ -245,7 +246,7 @@ def informative(group: Sequence[Sample]) -> bool:
 def _notes(rounds: Sequence[Rollouts], groups: Sequence[Sequence[Sample]]) -> dict[str, float]:
     """Over all that was sampled, not only what is learned from."""
     samples = [sample for rollouts in rounds for group in rollouts.groups for sample in group]
-    steps = sum(rollouts.steps for rollouts in rounds)
+    work = sum((rollouts.work for rollouts in rounds), EngineWork())
     rewards = [sample.judged.total for sample in samples]
     mean = sum(rewards) / len(samples)
     return {
@@ -256,7 +257,7 @@ def _notes(rounds: Sequence[Rollouts], groups: Sequence[Sequence[Sample]]) -> di
         "groups": float(len(groups)),
         "rounds": float(len(rounds)),
         "staleness_max": 0.0,
-        "accepted_per_step": sum(rollouts.accepted for rollouts in rounds) / max(steps, 1),
-        "tokens_per_pass": sum(rollouts.generated for rollouts in rounds) / max(steps, 1),
+        "accepted_per_step": work.accepted / max(work.steps, 1),
+        "tokens_per_pass": work.generated / max(work.steps, 1),
         "reward_problems": float(sum(len(rollouts.problems) for rollouts in rounds)),
     }

@@ -24,6 +24,7 @@ import torch
 
 from moesaic.align.rewards import weighted_rewards
 from moesaic.align.rollouts.buffer import Task
+from moesaic.align.rollouts.engine_work import EngineWork
 from moesaic.align.rollouts.multi_turn import StartGroup, multi_turn_rollouts, open_environment
 from moesaic.align.rollouts.pool import Rollout, RolloutPool
 from moesaic.align.rollouts.rollout import Sample
@@ -94,9 +95,7 @@ class Events:
     """What happened in a worker since the last time."""
 
     finished: list[Finished]
-    steps: int
-    generated: int
-    accepted: int
+    work: EngineWork
     ahead: int  # tokens generated ahead, for the drafter only
     idle: float  # seconds it had nothing to do
     process: int
@@ -118,7 +117,7 @@ class Worker:
         self.inbox: deque[Callable[[], None]] = deque()
         self.outbox: list[Finished] = []
         self.idle = 0.0
-        self._sent = (0, 0, 0, 0, 0.0)
+        self._sent = (EngineWork(), 0, 0.0)
         self._ready = asyncio.Event()
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
 
@@ -152,17 +151,10 @@ class Worker:
         if not self._thread.is_alive():
             raise RuntimeError("the engine's thread has ended")
         finished, self.outbox = self.outbox, []
-        counts, ahead = self.engine.counts, self.ahead.counts
-        now = (
-            counts.steps - ahead.steps,
-            counts.generated_tokens - ahead.generated_tokens,
-            counts.accepted_tokens - ahead.accepted_tokens,
-            ahead.generated_tokens,
-            self.idle,
-        )
-        steps, generated, accepted, ahead_tokens, idle = (a - b for a, b in zip(now, self._sent))
+        work, ahead, idle = now = EngineWork.of(self.engine) - self.ahead.work, self.ahead.work.generated, self.idle
+        work_before, ahead_before, idle_before = self._sent
         self._sent = now
-        return Events(finished, int(steps), int(generated), int(accepted), int(ahead_tokens), idle, os.getpid())
+        return Events(finished, work - work_before, ahead - ahead_before, idle - idle_before, os.getpid())
 
     def _post(self, message: Callable[[], None]) -> None:
         self.inbox.append(message)

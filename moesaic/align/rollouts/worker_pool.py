@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from moesaic.align.rollouts.buffer import Task
+from moesaic.align.rollouts.engine_work import EngineWork
 from moesaic.align.rollouts.worker import Events, Finished, Setup, Worker
 from moesaic.errors import UserError
 from moesaic.worlds.example import Example
@@ -27,9 +28,7 @@ STORE_BYTES = 128 << 20  # bytes of Ray's object store beside those for weights
 class PoolCounts:
     """What the workers did since the counts were last reset."""
 
-    steps: int = 0
-    generated: int = 0
-    accepted: int = 0
+    work: EngineWork = field(default_factory=EngineWork)
     ahead: int = 0
     idle: float = 0.0
     deaths: int = 0
@@ -147,9 +146,7 @@ class WorkerPool:
             handle.tasks = {number: (task, example, now) for number, (task, example, _) in handle.tasks.items()}
         handle.last_events, handle.started, handle.process = now, True, events.process
         handle.events = handle.actor.events.remote()
-        self.counts.steps += events.steps
-        self.counts.generated += events.generated
-        self.counts.accepted += events.accepted
+        self.counts.work += events.work
         self.counts.ahead += events.ahead
         self.counts.idle += events.idle
         # What was submitted again elsewhere may come twice; the first counts.
