@@ -20,6 +20,7 @@ from moesaic.kernels.reference import embed as embed
 from moesaic.kernels.reference import rotate as rotate
 from moesaic.kernels.reference import route as route
 from moesaic.kernels.reference import run_layers as run_layers
+from moesaic.kernels.reference import select_tokens as select_tokens
 
 # One row runs at memory speed (a matrix-vector product); the matrix-matrix path starts four times slower and only
 # catches up at five rows, so a few rows are cheaper one at a time.

@@ -166,6 +166,12 @@ class Kernels(Protocol):
     def attend_latent(self, call: LatentCall) -> Tensor:
         """The same for latent attention, which caches one latent per token: (T, H, value size)."""
 
+    def select_tokens(
+        self, q_THC: Tensor, k_TC: Tensor, weights_TH: Tensor, layout: Batch, cache: KVCache | None, topk: int
+    ) -> list[Tensor | None]:
+        """For latent attention that looks at `topk` earlier tokens only: a mask of them for each sequence, None where
+        all fit. Keys are in the cache already where there is one."""
+
     def gated(self, gate_up_TG: Tensor, activation: str) -> Tensor:
         """activation(first half) * second half."""
 

@@ -23,6 +23,7 @@ from moesaic.kernels.interface import (
 )
 from moesaic.kernels.latent_attention import attend_latent as attend_latent_by
 from moesaic.kernels.layer_weights import ExpertWeights, RouteRules
+from moesaic.kernels.token_selection import select_tokens as select_tokens
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,

@@ -156,28 +156,6 @@ class LightningIndexer(nn.Module):
         if all(span.total <= self.topk for span in layout.spans):
             return [None] * len(layout.spans)
         q_THC = self.queries(query_TQ, ops).unflatten(-1, (self.heads, self.size))
-        q_THC = ops.rotate(q_THC, context.rope).float()
+        q_THC = ops.rotate(q_THC, context.rope)
         weights_TH = self.head_weights(x_TD, ops).float() * self.heads**-0.5
-        selected: list[Tensor | None] = []
-        for span in layout.spans:
-            rows = slice(span.start, span.stop)
-            if span.total <= self.topk or not span.new:
-                selected.append(None)
-                continue
-            cached = cache is not None and (span.cached > 0 or cache["index"].dtype != k_TC.dtype)
-            k_MC = layout.read(cache["index"], span) if cache is not None and cached else k_TC[rows]
-            selected.append(self._select(q_THC[rows], k_MC.float(), weights_TH[rows]))
-        return selected
-
-    def _select(self, q_THC: Tensor, k_MC: Tensor, weights_TH: Tensor) -> Tensor:
-        new, total = q_THC.shape[0], k_MC.shape[0]
-        scores_THM = torch.relu(torch.matmul(q_THC, k_MC.T) * self.size**-0.5)
-        scores_TM = torch.matmul(weights_TH.unsqueeze(1), scores_THM).squeeze(1)
-        last_T1 = torch.arange(total - new, total, device=k_MC.device)[:, None]
-        scores_TM = scores_TM.masked_fill(torch.arange(total, device=k_MC.device) > last_T1, float("-inf"))
-        # Rectified scores tie at zero, and a library's top-k breaks ties as it likes, differently for another length;
-        # here the earliest token wins, so that a sequence gives the same answer however it was split.
-        least_T1 = scores_TM.topk(self.topk, dim=-1).values[:, -1:]
-        above_TM, tied_TM = scores_TM > least_T1, scores_TM == least_T1
-        room_T1 = self.topk - above_TM.sum(-1, keepdim=True)
-        return above_TM | (tied_TM & (tied_TM.cumsum(-1) <= room_T1))
+        return ops.select_tokens(q_THC, k_TC, weights_TH, layout, cache, self.topk)

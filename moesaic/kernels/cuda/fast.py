@@ -27,6 +27,7 @@ from moesaic.kernels.reference import embed as embed
 from moesaic.kernels.reference import gated as gated
 from moesaic.kernels.reference import rotate as rotate
 from moesaic.kernels.reference import run_layers as run_layers
+from moesaic.kernels.reference import select_tokens as select_tokens
 from moesaic.kernels.reference import visible_TM
 from moesaic.kernels.triton import linear as invariant
 from moesaic.kernels.triton import norm as norms

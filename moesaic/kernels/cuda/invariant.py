@@ -23,6 +23,7 @@ from moesaic.kernels.cuda.fast import experts as experts
 from moesaic.kernels.cuda.fast import gated as gated
 from moesaic.kernels.cuda.fast import rotate as rotate
 from moesaic.kernels.cuda.fast import run_layers as run_layers
+from moesaic.kernels.cuda.fast import select_tokens as select_tokens
 from moesaic.kernels.cuda.layout_rows import flat_rows
 from moesaic.kernels.exact_forward import exact_forward, exact_matmul, needs_grad
 from moesaic.kernels.interface import AttentionCall, LatentCall, Mask, QKNorm, RopeAngles, Routes

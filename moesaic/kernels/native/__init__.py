@@ -87,6 +87,7 @@ class NativeKernels:
 
     rotate, linear_cross_entropy = staticmethod(cpu.rotate), staticmethod(cpu.linear_cross_entropy)
     dispatch, combine = staticmethod(cpu.dispatch), staticmethod(cpu.combine)
+    select_tokens = staticmethod(cpu.select_tokens)
 
     def run_layers(
         self, stack: LayerStack, x_TD: Tensor, rope: RopeAngles, layout: Batch, caches: Sequence[KVCache]

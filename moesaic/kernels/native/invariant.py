@@ -31,7 +31,7 @@ class InvariantKernels:
         self.embed, self.rotate, self.rms_norm = native.embed, native.rotate, native.rms_norm
         self.qk_norm_rope, self.gated, self.run_layers = native.qk_norm_rope, native.gated, native.run_layers
         self.dispatch, self.combine = native.dispatch, native.combine
-        self.linear_cross_entropy = native.linear_cross_entropy
+        self.linear_cross_entropy, self.select_tokens = native.linear_cross_entropy, native.select_tokens
 
     def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor:
         return exact_matmul(self.native.linear, x_TI, weight_OI, bias_O)

@@ -14,9 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from moesaic.errors import UserError
-from moesaic.kernels.interface import AttentionCall, Batch, Kernels, LatentCall, QKNorm, RopeAngles
+from moesaic.kernels.interface import AttentionCall, Batch, Kernels, KVCache, LatentCall, QKNorm, RopeAngles
 from moesaic.kernels.wrapped import WrappedKernels, for_batch
 from moesaic.parallel.context.mesh_tiles import Tile
+from moesaic.parallel.context.sparse import attend_selected, select_here
 from moesaic.parallel.context.tiles import attend_by_tiles, attend_latent_by_tiles
 from moesaic.parallel.context.ulysses import attend_by_heads, attend_latent_by_heads
 from moesaic.parallel.rows import RowGroup, RowSplit, SplitKind, gather_rows
@@ -101,9 +102,16 @@ class ContextParallelKernels(WrappedKernels):
 
     def attend_latent(self, call: LatentCall) -> Tensor:
         split, rope = self.split(call.attention.layout), self._rope_here(call.rope)
+        if call.selected is not None and any(mask is not None for mask in call.selected):
+            return attend_selected(self.plain, call, rope, split, self.ranks)
         if self.method == "ulysses" or not isinstance(call.up, Tensor):
             return attend_latent_by_heads(self.plain, call, rope, split, self.ranks)
         return attend_latent_by_tiles(self.plain, call, rope, split, self.ranks, self.tile)
+
+    def select_tokens(
+        self, q_THC: Tensor, k_TC: Tensor, weights_TH: Tensor, layout: Batch, cache: KVCache | None, topk: int
+    ) -> list[Tensor | None]:
+        return select_here(q_THC, k_TC, weights_TH, layout, topk, self.split(layout), self.ranks)
 
     def _rows(self, tokens: int) -> Tensor:
         """Those of the batch whose forward began last."""

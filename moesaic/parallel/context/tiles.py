@@ -11,6 +11,7 @@ from moesaic.kernels.interface import AttentionCall, Kernels, LatentCall, RopeAn
 from moesaic.parallel.context.block_attention import Rule
 from moesaic.parallel.context.mesh import Mesh
 from moesaic.parallel.context.mesh_tiles import RowBytes, Tile, best_tile
+from moesaic.parallel.context.ulysses import rotated_rows
 from moesaic.parallel.rows import RowGroup, RowSplit
 
 
@@ -33,12 +34,8 @@ def attend_latent_by_tiles(
     plain: Kernels, call: LatentCall, rope: RopeAngles, split: RowSplit, ranks: RowGroup, tile: Tile | None
 ) -> Tensor:
     """Latents travel, and every rank expands those that come. `rope` is of the rows that are here."""
-    size, heads, rank = call.plain_size, call.q_THC.shape[1], len(call.norm_K)
-    plain_THC, rotated_THC = call.q_THC.split([size, call.q_THC.shape[2] - size], dim=2)
-    q_THC = torch.cat([plain_THC, plain.rotate(rotated_THC, rope)], dim=2)
-    latent_TK, key_TC = call.kv_TX.split([rank, call.kv_TX.shape[1] - rank], dim=1)
-    key_TC = plain.rotate(key_TC.unsqueeze(1), rope).squeeze(1)
-    latent_TX = torch.cat([plain.rms_norm(latent_TK, call.norm_K, call.eps), key_TC], dim=1)
+    size, heads = call.plain_size, call.q_THC.shape[1]
+    q_THC, latent_TX = rotated_rows(plain, call, rope)
     row = row_bytes(q_THC, latent_TX, call.up.shape[0] // heads - size)
     open_ = partial(_expand, heads=heads, size=size)
     mesh = Mesh(split, ranks, tile or best_tile(ranks.size, row), Rule(call.attention.scale), row, open_)

@@ -79,7 +79,8 @@ def _linear(plain: Kernels, weight_OI: Tensor, site: str, x_TI: Tensor) -> Tenso
 
 
 def _expanded_here(plain: Kernels, call: LatentCall, rope: RopeAngles, split: RowSplit, ranks: RowGroup) -> Tensor:
-    q_THC, k_THC, v_THV = expanded_rows(plain, call, rope)
+    q_THC, latent_TX = rotated_rows(plain, call, rope)
+    k_THC, v_THV = expanded(call, latent_TX)
     heads = q_THC.shape[1]
     shares = divide_heads(heads, heads, ranks.size)
     columns = _queries(shares)
@@ -93,16 +94,22 @@ def _expanded_here(plain: Kernels, call: LatentCall, rope: RopeAngles, split: Ro
     return to_rows(out_THV, shares, split, ranks)
 
 
-def expanded_rows(plain: Kernels, call: LatentCall, rope: RopeAngles) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of the rows that are here, as if they were no latent's."""
-    size, heads, rank = call.plain_size, call.q_THC.shape[1], len(call.norm_K)
+def rotated_rows(plain: Kernels, call: LatentCall, rope: RopeAngles) -> tuple[Tensor, Tensor]:
+    """Queries of the rows that are here, and their latents with the rotated key, normed: as they are cached."""
+    size, rank = call.plain_size, len(call.norm_K)
     plain_THC, rotated_THC = call.q_THC.split([size, call.q_THC.shape[2] - size], dim=2)
     q_THC = torch.cat([plain_THC, plain.rotate(rotated_THC, rope)], dim=2)
     latent_TK, key_TC = call.kv_TX.split([rank, call.kv_TX.shape[1] - rank], dim=1)
-    key_T1C = plain.rotate(key_TC.unsqueeze(1), rope)
-    kv_THX = call.expand(plain.rms_norm(latent_TK, call.norm_K, call.eps)).unflatten(-1, (heads, -1))
-    k_THC = torch.cat([kv_THX[..., :size], key_T1C.expand(-1, heads, -1)], dim=2)
-    return q_THC, k_THC, kv_THX[..., size:]
+    key_TC = plain.rotate(key_TC.unsqueeze(1), rope).squeeze(1)
+    return q_THC, torch.cat([plain.rms_norm(latent_TK, call.norm_K, call.eps), key_TC], dim=1)
+
+
+def expanded(call: LatentCall, latent_MX: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values of all heads, as if they were no latent's."""
+    rank, heads, size = len(call.norm_K), call.q_THC.shape[1], call.plain_size
+    kv_MHX = call.expand(latent_MX[:, :rank]).unflatten(-1, (heads, -1))
+    key_M1C = latent_MX[:, None, rank:].expand(-1, heads, -1)
+    return torch.cat([kv_MHX[..., :size], key_M1C], dim=2), kv_MHX[..., size:]
 
 
 def _queries(shares: tuple[HeadShare, ...]) -> list[tuple[int, ...]]:
