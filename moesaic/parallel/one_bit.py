@@ -38,6 +38,11 @@ class OneBitExchange:
         block = self._block(numel)
         return -(-numel // (self.ranks * block)) * block
 
+    def own_chunk(self, flat: Tensor) -> Tensor:
+        """What of a tensor this rank owns."""
+        length = self.chunk(len(flat))
+        return flat[self.rank * length : (self.rank + 1) * length]
+
     def mean(
         self, tensors: Sequence[Tensor], worker_errors: Sequence[Tensor], server_errors: Sequence[Tensor]
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:

@@ -174,15 +174,20 @@ def is_adam_at_full_precision(rank: int, world: int) -> None:
 
 
 def resumes(rank: int, world: int, dtype: torch.dtype) -> None:
-    """In the middle of local steps, where every rank has weights of its own."""
+    """From a save in the middle of local steps: on as many ranks to the same bits, on others from the same state."""
     model, optimizer = build(SOON, dtype)
     train(model, optimizer, range(9), rank, world)
+    assert not same_everywhere(weights_of(model))
+    lost = torch.cat([slot.state["worker_error"].flatten() for slot in optimizer.slots])
+    optimizer.bring_together()
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state = {name: tensor.clone() for name, tensor in optimizer.state_dict().items()}
-    assert not same_everywhere(weights_of(model))
+    assert all(same_everywhere(tensor) for tensor in (weights | state).values())
+    assert not same_everywhere(lost)
     train(model, optimizer, range(9, 12), rank, world)
 
     again, fresh = build(SOON, dtype)
+    train(again, fresh, range(2), rank, world)  # whatever it did before
     again.load_state_dict(weights)
     fresh.load_state_dict(state)
     train(again, fresh, range(9, 12), rank, world)
@@ -191,31 +196,64 @@ def resumes(rank: int, world: int, dtype: torch.dtype) -> None:
     for name, tensor in optimizer.state_dict().items():
         assert torch.equal(tensor, fresh.state_dict()[name]), name
 
+    alone = SOON.build(model_of().to(dtype).named_parameters())
+    alone.load_state_dict(state)
+    assert torch.equal(alone.state_dict()["embed/momentum"], state["embed/momentum"])
+    assert "embed/worker_error" in state and "embed/worker_error" not in alone.state_dict()
+    fresh.load_state_dict(alone.state_dict())
+    assert not fresh.state_dict()["embed/worker_error"].any()
+
+
+def keeps_what_was_lost(rank: int, world: int) -> None:
+    """Bringing together moves what compression has lost, and loses nothing of it."""
+    model, optimizer = build(LOCAL)
+    train(model, optimizer, range(6), rank, world)
+
+    def to_make_up() -> Tensor:
+        errors = [slot.state["worker_error"].flatten() for slot in optimizer.slots]
+        total = torch.cat(errors)
+        dist.all_reduce(total)
+        server = [whole(slot.state["server_error"], slot.weight.numel()) for slot in optimizer.slots]
+        return total / world + torch.cat(server)
+
+    before = to_make_up()
+    optimizer.bring_together()
+    assert before.abs().max() > 0
+    torch.testing.assert_close(to_make_up(), before)
+
 
 def skips_together(rank: int, world: int, done: int) -> None:
     """A gradient that is not finite on one rank; `done` steps before it, one of each kind of step."""
     model, optimizer = build(SOON)
     train(model, optimizer, range(done), rank, world)
-    before = {name: tensor.clone() for name, tensor in (model.state_dict() | optimizer.state_dict()).items()}
+    before = {name: tensor.clone() for name, tensor in (model.state_dict() | all_state(optimizer)).items()}
     optimizer.zero_grad()
     backward(model, rank, done, world)
     if rank == world - 1:
         model.layers[0].ffn.down_EDF.grad[0, 0, 0] = float("nan")  # type: ignore[union-attr, index]
     result = optimizer.step(1.0, clip=1.0)
     assert bool(result.skipped) and int(optimizer.skipped) == 1 and int(optimizer.updates) == done
-    for name, tensor in (model.state_dict() | optimizer.state_dict()).items():
-        assert name == "skipped" or torch.equal(tensor, before[name]), name
+    for name, tensor in (model.state_dict() | all_state(optimizer)).items():
+        assert torch.equal(tensor, before[name]), name
     losses = train(model, optimizer, range(done, done + 4), rank, world)
     assert all(loss < 6 for loss in losses), losses
     optimizer.bring_together()
     assert same_everywhere(weights_of(model))
 
 
+def anchor_of(optimizer: Optimizer, name: str) -> Tensor:
+    return next(slot.state["anchor"] for slot in optimizer.slots if slot.name == name)
+
+
+def all_state(optimizer: Optimizer) -> dict[str, Tensor]:
+    return {f"{slot.name}/{key}": tensor for slot in optimizer.slots for key, tensor in slot.state.items()}
+
+
 def brings_together(rank: int, world: int) -> None:
     model, optimizer = build(SOON)
     train(model, optimizer, range(9), rank, world)
     weight = model.layers[0].ffn.down_EDF.detach()  # type: ignore[union-attr]
-    mean, before = weight.clone(), optimizer.state_dict()["layers.0.ffn.down_EDF/anchor"].clone()
+    mean, before = weight.clone(), anchor_of(optimizer, "layers.0.ffn.down_EDF").clone()
     dist.all_reduce(mean)
     mean /= world
     assert not same_everywhere(weight) and same_everywhere(before)
@@ -264,6 +302,7 @@ def everything(rank: int, world: int) -> None:
 def recovery(rank: int, world: int) -> None:
     resumes(rank, world, torch.float32)
     resumes(rank, world, torch.bfloat16)
+    keeps_what_was_lost(rank, world)
     for done in (2, 3, 8, 10):  # full precision, one bit, alone, full precision after steps alone
         skips_together(rank, world, done)
     brings_together(rank, world)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +60,9 @@ class Step:
 
 class Rule:
     """How weights are updated. A rule holds options alone; its state for a weight is in that weight's slot."""
+
+    unsaved: ClassVar[tuple[str, ...]] = ()  # state that is zero once parameters are brought together
+    optional: ClassVar[tuple[str, ...]] = ()  # state that zeros may stand in for, or that may be dropped, in loading
 
     def start(self, weight: Tensor) -> dict[str, Tensor]:
         """The state of a weight before its first update."""
@@ -177,11 +181,16 @@ class Optimizer:
         return self.updates.device
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything the next step depends on but the parameters: the tensors themselves, so copy them before it."""
+        """Everything the next step depends on but the parameters: the tensors themselves, so copy them before it.
+
+        Between ranks whose parameters differ, that is so once they are brought together.
+        """
         tensors = {"updates": self.updates, "skipped": self.skipped}
+        unsaved = {slot.name: rule.unsaved for rule, slots in self.groups for slot in slots}
         for slot in self.slots:
             for key, tensor in slot.state.items():
-                tensors[f"{slot.name}/{key}"] = tensor
+                if key not in unsaved[slot.name]:
+                    tensors[f"{slot.name}/{key}"] = tensor
             if slot.has_master:
                 tensors[f"{slot.name}/master"] = slot.weight
         return tensors
@@ -193,9 +202,16 @@ class Optimizer:
         A parameter that has a master is set from it; the others are the model's to load.
         """
         own = self.state_dict()
+        optional = {f"{slot.name}/{key}" for rule, slots in self.groups for slot in slots for key in rule.optional}
+        tensors = {key: tensor for key, tensor in tensors.items() if key in own or key not in optional}
+        tensors |= {key: torch.zeros_like(own[key]) for key in optional & own.keys() - tensors.keys()}
         _check(own, tensors)
         for key, tensor in own.items():
             tensor.copy_(tensors[key])
+        for rule, slots in self.groups:
+            for slot in slots:
+                for key in slot.state.keys() & set(rule.unsaved):
+                    slot.state[key].zero_()
         self.number = int(self.updates + self.skipped)
         for slot in self.slots:
             if slot.has_master:

@@ -25,6 +25,7 @@ that gradient into a step of any size. And scales of the compression are per blo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -90,6 +91,8 @@ class ZeroOneAdamRule(Rule):
     options: ZeroOneAdam
     weight_decay: float
 
+    optional: ClassVar[tuple[str, ...]] = ("worker_error",)
+
     def start(self, weight: Tensor) -> dict[str, Tensor]:
         return {
             "step": torch.zeros((), dtype=torch.int64, device=weight.device),
@@ -143,12 +146,11 @@ class ZeroOneAdamRule(Rule):
 @dataclass(frozen=True)
 class ExchangingRule(ZeroOneAdamRule):
     """The same on several ranks. `moved` sums what a rank moved by since the last exchange, before it is divided by the
-    root of the variance; `rates` sums the learning rates of those steps, and `shrink` is their weight decay."""
+    root of the variance; `rates` sums the learning rates of those steps, `decay` logarithms of their weight decay."""
 
     exchange: OneBitExchange
 
-    # What of a weight's state is this rank's own, even just after an exchange; zeros will do if it is lost.
-    rank_state: ClassVar[tuple[str, ...]] = ("worker_error", "server_error")
+    unsaved: ClassVar[tuple[str, ...]] = ("server_error", "anchor", "moved", "rates", "decay")
 
     def start(self, weight: Tensor) -> dict[str, Tensor]:
         state = super().start(weight)
@@ -158,7 +160,7 @@ class ExchangingRule(ZeroOneAdamRule):
             state["anchor"] = torch.zeros_like(weight)  # the weight after the last exchange
             state["moved"] = torch.zeros_like(weight)
             state["rates"] = torch.zeros((), dtype=torch.float64, device=weight.device)
-            state["shrink"] = torch.ones((), dtype=torch.float64, device=weight.device)
+            state["decay"] = torch.zeros((), dtype=torch.float64, device=weight.device)
         return state
 
     def update(self, slots: Sequence[Slot], gradients: Sequence[Tensor], step: Step) -> None:
@@ -188,9 +190,18 @@ class ExchangingRule(ZeroOneAdamRule):
                     self._gather(part, step.skip)
 
     def bring_together(self, slots: Sequence[Slot], number: int) -> None:
-        if local_steps(number, self.options.local_double_every, self.options.local_limit) > 1:
-            for part in _parts(slots):
+        """What compression has lost so far is brought together too, so that all state is the same on all ranks, and
+        others than these can resume from it: every rank then holds the mean of what is to be made up for."""
+        for part in _parts(slots):
+            if local_steps(number, self.options.local_double_every, self.options.local_limit) > 1:
                 self._gather(part, torch.zeros((), dtype=torch.bool, device=part[0].weight.device))
+            own = [_flat(slot, "worker_error").clone() for slot in part]
+            for slot, error in zip(part, own, strict=True):
+                chunk = self.exchange.own_chunk(error)
+                chunk.add_(_flat(slot, "server_error")[: len(chunk)], alpha=self.exchange.ranks)
+            for slot, error in zip(part, self.exchange.full_mean(own), strict=True):
+                _flat(slot, "worker_error").copy_(error)
+                _flat(slot, "server_error").zero_()
 
     def _move_together(self, part: list[Slot], momenta: list[Tensor], step: Step, exchanged: bool) -> None:
         """A step of all ranks."""
@@ -213,7 +224,7 @@ class ExchangingRule(ZeroOneAdamRule):
             step.keep(_flat(slot, "anchor"), torch.where(first, weight, _flat(slot, "anchor")))
             step.keep(_flat(slot, "moved"), _flat(slot, "moved") + momentum * rate)
             step.keep(state["rates"], state["rates"] + rate)
-            step.keep(state["shrink"], state["shrink"] * (1 - lr * self.weight_decay))
+            step.keep(state["decay"], state["decay"] + math.log1p(-lr * self.weight_decay))
             step.keep(_flat(slot, "momentum"), momentum)
             moved = torch.where(_flat(slot, "variance") == 0, 0.0, momentum / self._root(slot)) * rate
             step.keep(weight, weight * (1 - lr * self.weight_decay) - moved)
@@ -228,13 +239,13 @@ class ExchangingRule(ZeroOneAdamRule):
         for slot, momentum, rate in zip(part, momenta, rates, strict=True):
             state, weight = slot.state, slot.weight.detach().view(-1)
             moved = momentum / self._denominator(slot, momentum, skip) * rate
-            _keep(skip, weight, _flat(slot, "anchor") * state["shrink"] - moved)
+            _keep(skip, weight, _flat(slot, "anchor") * state["decay"].exp() - moved)
             _keep(skip, _flat(slot, "momentum"), momentum)
-            for name, value in (("anchor", 0.0), ("moved", 0.0), ("rates", 0.0), ("shrink", 1.0)):
-                _keep(skip, state[name], torch.full_like(state[name], value))
+            for name in ("anchor", "moved", "rates", "decay"):
+                _keep(skip, state[name], torch.zeros_like(state[name]))
 
     def _mean(self, part: list[Slot], momenta: list[Tensor], skip: Tensor) -> list[Tensor]:
-        errors = [[_flat(slot, name) for slot in part] for name in self.rank_state]
+        errors = [[_flat(slot, name) for slot in part] for name in ("worker_error", "server_error")]
         means, *left = self.exchange.mean(momenta, *errors)
         for olds, news in zip(errors, left, strict=True):
             for old, new in zip(olds, news, strict=True):
