@@ -48,7 +48,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         d_weight_VD: Tensor | None = None
         # A token of a large batch counts less than float16 can tell from nothing, and a loss scale comes too late.
         lift = torch.ones((), device=scale_T.device)
-        if hidden_TD.dtype == torch.float16:
+        if hidden_TD.dtype == torch.float16 and len(scale_T):  # a rank may have no rows
             lift = LARGEST_COUNT / scale_T.abs().max().clamp(min=1e-30)
         for start in range(0, len(targets_T), rows):
             part = slice(start, start + rows)

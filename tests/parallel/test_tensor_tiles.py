@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -95,6 +96,18 @@ def same_matmuls(exchange: TileExchange, total: int, tiles: int, keep: bool) -> 
     found_TD: Any = Gather.apply(x_ND, division, True)
     found_TD.backward(slopes_TD * (rank + 1))
     assert torch.equal(found_TD, x_TD) and torch.equal(grad(x_ND), slopes_TD[mine] * sum(range(1, ranks + 1)))
+
+
+def half_precision(rank: int, world: int) -> None:
+    """Everything in bfloat16 but sums over ranks; float16 where a rank has no row."""
+    for dtype, lengths in ((torch.bfloat16, LENGTHS), (torch.float16, [3])):
+        whole = model_of(GLM).to(dtype)
+        expected = run(whole, batch_of(lengths))
+        model, _ = divided(whole, rank, world, experts=False, tiles=2)
+        found = run(model, batch_of(lengths))
+        dist.all_reduce(found.loss)
+        torch.testing.assert_close(found.loss, expected.loss, rtol=0.01, atol=0)
+        assert all(gradient.dtype == dtype and gradient.isfinite().all() for gradient in found.gradients.values())
 
 
 def same_copies(exchange: TileExchange, held: int) -> None:
@@ -207,6 +220,7 @@ def every_schedule(rank: int, world: int) -> None:
     for held in {1, 2, world}:
         same_copies(exchange, held)
     order(rank, world)
+    half_precision(rank, world)
 
     for config in (replace(GLM, mtp=()), replace(DEEPSEEK, mtp=())):
         for lengths, tiles, keep in (([16, 8], 1, True), ([16, 8], 3, False), (LENGTHS, 2, True)):
