@@ -88,11 +88,12 @@ class ParallelMesh:
     def collect(self, value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
         """What every rank says, in their order. It travels as JSON: nothing is unpickled."""
         group = group or self.host
+        ranks = range(dist.get_world_size(group))
         said = torch.frombuffer(bytearray(json.dumps(value).encode() or b" "), dtype=torch.uint8)
-        sizes = [torch.empty(1, dtype=torch.int64) for _ in range(self.ranks)]
+        sizes = [torch.empty(1, dtype=torch.int64) for _ in ranks]
         dist.all_gather(sizes, torch.tensor([len(said)]), group=group)
         longest = max(int(size) for size in sizes)
-        heard = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.ranks)]
+        heard = [torch.empty(longest, dtype=torch.uint8) for _ in ranks]
         dist.all_gather(heard, torch.nn.functional.pad(said, (0, longest - len(said))), group=group)
         return [json.loads(text[: int(size)].numpy().tobytes()) for text, size in zip(heard, sizes, strict=True)]
 

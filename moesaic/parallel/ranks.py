@@ -33,6 +33,7 @@ class Ranks(World):
         self.mesh, self.options = mesh, options
         self.rank, self.ranks, self.is_main = mesh.rank, mesh.ranks, mesh.is_main
         self.data_rank, self.data_ranks = mesh.place.dp, mesh.layout.dp
+        self.data_group = mesh.group("dp")
         self.row_ranks = mesh.layout.cp * mesh.layout.tp
         self.context_rows, self.tensor_rows = RowGroup(mesh.group("cp")), RowGroup(mesh.group("tp"))
         self.division: Division
@@ -83,6 +84,14 @@ class Ranks(World):
     def add_up_counts(self, counts_N: Tensor) -> Tensor:
         dist.all_reduce(counts_N, group=self.mesh.group("stage"))
         return counts_N
+
+    def all_loads(self, loads: dict[int, Tensor]) -> dict[int, Tensor]:
+        if self.pipeline is None:
+            return loads
+        said = self.mesh.collect(
+            [[layer, counts_E.tolist()] for layer, counts_E in loads.items()], self.mesh.group("pp")
+        )
+        return {layer: torch.tensor(counts) for stage in said for layer, counts in stage}
 
     def whole_routing(self, routing: Routing) -> Routing:
         if self.row_ranks == 1:

@@ -20,10 +20,9 @@ from moesaic.parallel.division import Division
 from moesaic.parallel.experts.exchange import Exchange
 from moesaic.parallel.experts.kernels import ExpertParallelKernels
 from moesaic.parallel.gradients import OrderedReduceScatter
-from moesaic.parallel.layout import ParallelLayout
 from moesaic.parallel.mesh import ParallelMesh
 from moesaic.parallel.options import ParallelOptions
-from moesaic.parallel.pipeline.stages import Shape, Stages, divide, keep
+from moesaic.parallel.pipeline.stages import keep, stages_of
 from moesaic.parallel.tensor.kernels import TensorParallelKernels
 from moesaic.sharded import local
 
@@ -50,11 +49,6 @@ def spread(
     model.to_empty(device=mesh.device)
     model.ops = _kernels(kernels.choose(mesh.device, model.mode), config, mesh, options)
     return model, division
-
-
-def stages_of(config: ModelConfig, layout: ParallelLayout, options: ParallelOptions) -> Stages:
-    shape: Shape = "v" if options.schedule == "zbv" else "loop"
-    return divide(config, layout.pp, chunks=layout.interleave, shape=shape, given=options.stages or None)
 
 
 @torch.no_grad()

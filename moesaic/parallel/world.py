@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from moesaic.model import directory
@@ -33,6 +34,7 @@ class World:
     rank = data_rank = 0
     row_ranks = 1  # ranks that divide the rows of one batch among them
     is_main = True
+    data_group: dist.ProcessGroup | None = None  # ranks that see other sequences
     pipeline: Pipeline | None = None  # how a step is taken, where layers lie on several ranks
 
     def __init__(self, device: torch.device) -> None:
@@ -57,6 +59,10 @@ class World:
     def add_up_counts(self, counts_N: Tensor) -> Tensor:
         """Of tokens, over the ranks that train on others."""
         return counts_N
+
+    def all_loads(self, loads: dict[int, Tensor]) -> dict[int, Tensor]:
+        """Tokens of each expert by layer, with the layers of other pipeline stages."""
+        return loads
 
     def whole_routing(self, routing: Routing) -> Routing:
         """Of all rows of the batch, for losses over whole sequences that every rank then computes alike."""

@@ -8,9 +8,13 @@ from moesaic.errors import UserError
 from moesaic.kernels import hardware
 from moesaic.model.config import Experts, ModelConfig
 from moesaic.parallel.layout import ParallelLayout, check_sizes, parse_layout
+from moesaic.parallel.options import ParallelOptions
+from moesaic.parallel.pipeline.stages import check_schedule, stages_of
+from moesaic.parallel.tensor.partition import check as check_tensor
 from moesaic.parallel.world import World, launched
 from moesaic.recipe import Recipe
 from moesaic.recipe_sections import ParallelSection
+from moesaic.train.optimizers import OptimizerMethod
 
 
 def layout_of(section: ParallelSection, world: int) -> ParallelLayout:
@@ -45,7 +49,36 @@ def check_parallel(recipe: Recipe, config: ModelConfig) -> ParallelLayout:
             f" {settings.accumulate} sequences of {recipe.data.sequence_length} each",
             f"Nearest that works: train.batch_tokens={needed}, or parallel.dp={most}.",
         )
+    if layout.tp > 1:
+        check_tensor(config, layout.tp)
+    if layout.pp > 1:
+        options = parallel_options(section)
+        check_schedule(section.schedule, stages_of(config, layout, options), settings.accumulate)
+    _check_methods(recipe, layout)
     return layout
+
+
+def _check_methods(recipe: Recipe, layout: ParallelLayout) -> None:
+    """What needs more of a sequence, of a matrix or of the parameters than a rank has."""
+    divided = [f"{key}={value}" for key in ("tp", "cp") if (value := getattr(layout, key)) > 1]
+    if recipe.parallel.exact and divided:
+        problem = f"{divided[0]} adds up parts of sums, whose bits are not one process's"
+        raise UserError("parallel.exact", problem, "Leave it out, or divide by dp, ep or pp alone.")
+    if recipe.train.token_drop is not None and divided:
+        problem = f"chooses tokens of whole sequences, and {divided[0]} divides them"
+        raise UserError("train.token_drop", problem, "Leave it out, or set tp=1 and cp=1.")
+    if recipe.optimizer.name == "muon" and layout.tp > 1:
+        problem = f"muon works on whole matrices, and tp={layout.tp} divides them"
+        raise UserError("optimizer", problem, "Take adamw, or set tp=1 (dp, ep, cp and pp will do).")
+    method = recipe.build("optimizer", OptimizerMethod)
+    if method.reduces_gradients and layout.devices > 1 and (layout.devices > layout.dp or layout.ep > 1 or layout.zero):
+        problem = f"{recipe.optimizer.name} exchanges momenta between ranks that hold all parameters"
+        raise UserError("parallel", problem, "Set zero=0, ep=1 and tp=cp=pp=1.")
+
+
+def parallel_options(section: ParallelSection) -> ParallelOptions:
+    keys = ("exact", "chunks", "dispatch", "tiles", "schedule", "stages")
+    return ParallelOptions(**{key: getattr(section, key) for key in keys})
 
 
 def open_world(recipe: Recipe, config: ModelConfig) -> World:
@@ -53,11 +86,7 @@ def open_world(recipe: Recipe, config: ModelConfig) -> World:
     if not launched():
         return World(hardware.device())
     from moesaic.parallel.mesh import ParallelMesh, join  # a second to import, and most runs are of one process
-    from moesaic.parallel.options import ParallelOptions
     from moesaic.parallel.ranks import Ranks
 
-    section = recipe.parallel
-    device = join(section.timeout)
-    keys = ("exact", "chunks", "dispatch", "tiles", "schedule", "stages")
-    options = ParallelOptions(**{key: getattr(section, key) for key in keys})
-    return Ranks(ParallelMesh(layout, device), options)
+    device = join(recipe.parallel.timeout)
+    return Ranks(ParallelMesh(layout, device), parallel_options(recipe.parallel))

@@ -93,9 +93,11 @@ class Run:
         method = recipe.build("optimizer", OptimizerMethod)
         self.peak = method.lr
         check_ranks(self.settings.offload, self.world.ranks)
-        self.optimizer = method.build(self.model.named_parameters(), offload=self.settings.offload)
+        self.exchanges = method.reduces_gradients and self.world.ranks > 1  # the optimizer, in place of gradients
+        group = self.world.data_group if self.exchanges else None
+        self.optimizer = method.build(self.model.named_parameters(), group, self.settings.offload)
         self.saved_activations = saved_activations(self.settings.offload, self.model)
-        if self.world.ranks > 1:
+        if self.world.ranks > 1 and not self.exchanges:
             self.optimizer.norm = partial(self.world.norm, self.model)  # type: ignore[method-assign]
         self.scale = LossScale(device=self.device) if self.model.dtype == torch.float16 else None
         self.rates = rates(recipe)
@@ -152,7 +154,7 @@ class Run:
         parts = batch.parts(self.settings.accumulate, self.device)
         self.optimizer.expect(len(parts), self.rate(self.step))
         whole = self._pipelined(batch, parts, runner) or self._accumulated(batch, parts, runner)
-        if not batch.frozen:
+        if not batch.frozen and not self.exchanges:
             self.world.reduce_gradients(self.model)
         found = self.world.add_up({"total": whole.total, **whole.parts})
         return Loss(found.pop("total"), found)
@@ -222,7 +224,7 @@ class Run:
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now
         lr = self.peak * self.rate(self.step - 1)
-        self.stopping = self.world.any(self.stopping)
+        self.stopping, loads = self.world.any(self.stopping), self.world.all_loads(loads)
         parts: dict[str, Tensor | float] = dict(loss.parts)
         parts |= batch.notes
         measure = self.measure if self.measure is not None and self.due_to_evaluate() else None

@@ -12,8 +12,7 @@ import torch
 from moesaic.errors import UserError
 from moesaic.model.config import Dense, Indexer, Layer
 from moesaic.model.transformer import Model
-from moesaic.parallel.pipeline.schedule import check
-from moesaic.parallel.pipeline.stages import Stages, divide, keep, stage_holds, token_cost
+from moesaic.parallel.pipeline.stages import Stages, check_schedule, divide, keep, stage_holds, token_cost
 from tests.parallel.test_pipeline import LATENT, config
 
 
@@ -114,4 +113,4 @@ def test_a_selection_of_tokens_does_not_travel() -> None:
 )
 def test_impossible_schedules_are_refused(schedule: str, chunks: int, micro_batches: int, words: str) -> None:
     with pytest.raises(UserError, match=re.escape(words)):
-        check(schedule, divide(config("glm-4.5", 8), 4, chunks=chunks), micro_batches)
+        check_schedule(schedule, divide(config("glm-4.5", 8), 4, chunks=chunks), micro_batches)

@@ -62,7 +62,6 @@ SCHEDULES = {
     "zero_bubble": pipelining.ScheduleInterleavedZeroBubble,
     "zbv": pipelining.ScheduleZBVZeroBubble,
 }
-SINGLE = ("gpipe", "1f1b")
 
 
 class MicroBatch(Protocol):
@@ -112,33 +111,6 @@ class Step:
         if so_far is None:
             so_far = torch.zeros_like(value)
         self.found[name] = torch.maximum(so_far, value) if name.endswith("_max") else so_far + value
-
-
-def check(schedule: str, stages: Stages, micro_batches: int) -> None:
-    """Refuse what cannot run, before anything is made."""
-    place = "parallel.schedule"
-    if schedule not in SCHEDULES:
-        raise UserError(place, f"unknown schedule {schedule!r}", f"Known: {', '.join(SCHEDULES)}.")
-    if schedule in SINGLE and stages.chunks != 1:
-        problem = f"{schedule} has one stage per rank, not {stages.chunks}"
-        raise UserError(place, problem, "Take interleaved or zero_bubble, or interleave=1.")
-    if schedule == "interleaved" and stages.chunks < 2:
-        raise UserError(place, "interleaved needs several stages per rank", "Set interleave=2, or take 1f1b.")
-    if (schedule == "zbv") != (stages.shape == "v"):
-        raise UserError(place, "zbv, and no other, has its stages laid out as a V", "Divide the layers with shape='v'.")
-    if problem := misfit(schedule, stages, micro_batches):
-        enough = max(stages.count, micro_batches - micro_batches % stages.ranks)
-        raise UserError("train.accumulate", problem, f"Nearest that works: {enough}.")
-
-
-def misfit(schedule: str, stages: Stages, micro_batches: int) -> str:
-    """What is wrong with a number of micro-batches, or nothing."""
-    if schedule == "1f1b" and micro_batches < stages.count:
-        return f"{micro_batches} micro-batches for {stages.count} stages leave stages idle all the time"
-    rounds = max(1, micro_batches // stages.ranks)
-    if schedule in ("interleaved", "zero_bubble") and micro_batches % rounds:
-        return f"{micro_batches} micro-batches do not divide into {rounds} rounds of equal length"
-    return ""
 
 
 class Pipeline:

@@ -27,10 +27,14 @@ from moesaic.errors import UserError
 from moesaic.model.block import Block
 from moesaic.model.config import Experts, GroupedQuery, Layer, ModelConfig
 from moesaic.model.transformer import Model
+from moesaic.parallel.layout import ParallelLayout
+from moesaic.parallel.options import ParallelOptions
 from moesaic.units import plural
 
 Shape = Literal["loop", "v"]
 PLACE = "parallel.stages"
+SCHEDULE_NAMES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "zbv")
+SINGLE = ("gpipe", "1f1b")  # one stage per rank
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,38 @@ def divide(
             raise UserError(PLACE, problem, f"Stages may begin at layers {', '.join(map(str, full))}.")
     embed_twice = count > 1 and (config.tied or bool(config.mtp))
     return Stages(tuple(range(*edge) for edge in pairwise(edges)), ranks, shape, embed_twice)
+
+
+def stages_of(config: ModelConfig, layout: ParallelLayout, options: ParallelOptions) -> Stages:
+    shape: Shape = "v" if options.schedule == "zbv" else "loop"
+    return divide(config, layout.pp, chunks=layout.interleave, shape=shape, given=options.stages or None)
+
+
+def check_schedule(schedule: str, stages: Stages, micro_batches: int) -> None:
+    """Refuse what cannot run, before anything is made."""
+    place = "parallel.schedule"
+    if schedule not in SCHEDULE_NAMES:
+        raise UserError(place, f"unknown schedule {schedule!r}", f"Known: {', '.join(SCHEDULE_NAMES)}.")
+    if schedule in SINGLE and stages.chunks != 1:
+        problem = f"{schedule} has one stage per rank, not {stages.chunks}"
+        raise UserError(place, problem, "Take interleaved or zero_bubble, or interleave=1.")
+    if schedule == "interleaved" and stages.chunks < 2:
+        raise UserError(place, "interleaved needs several stages per rank", "Set interleave=2, or take 1f1b.")
+    if (schedule == "zbv") != (stages.shape == "v"):
+        raise UserError(place, "zbv, and no other, has its stages laid out as a V", "Divide the layers with shape='v'.")
+    if problem := misfit(schedule, stages, micro_batches):
+        enough = max(stages.count, micro_batches - micro_batches % stages.ranks)
+        raise UserError("train.accumulate", problem, f"Nearest that works: {enough}.")
+
+
+def misfit(schedule: str, stages: Stages, micro_batches: int) -> str:
+    """What is wrong with a number of micro-batches, or nothing."""
+    if schedule == "1f1b" and micro_batches < stages.count:
+        return f"{micro_batches} micro-batches for {stages.count} stages leave stages idle all the time"
+    rounds = max(1, micro_batches // stages.ranks)
+    if schedule in ("interleaved", "zero_bubble") and micro_batches % rounds:
+        return f"{micro_batches} micro-batches do not divide into {rounds} rounds of equal length"
+    return ""
 
 
 def stage_holds(name: str, stages: Stages, rank: int) -> bool:

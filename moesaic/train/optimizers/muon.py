@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from moesaic.sharded import gathered, local, own_rows
 from moesaic.train.optimizers import Named, OptimizerMethod, Rule, Slot, Step, need, role
 from moesaic.train.optimizers.adamw import AdamW, check_adam
 
@@ -74,8 +75,19 @@ class MuonRule(Rule):
 
     def update(self, slots: Sequence[Slot], gradients: Sequence[Tensor], step: Step) -> None:
         for slot, gradient in zip(slots, gradients, strict=True):
+            if gradient.dim() == 2 and local(slot.parameter) is not slot.parameter:  # a matrix is orthogonal as a whole
+                self._update_divided(slot, gradient, step)
+                continue
             for piece in _pieces(gradient):
                 self._update(slot.weight[piece], slot.state["momentum"][piece], gradient[piece], step)
+
+    def _update_divided(self, slot: Slot, gradient: Tensor, step: Step) -> None:
+        """Of a matrix whose rows lie on several ranks: each works on the whole, and keeps its rows."""
+        held = (slot.weight, slot.state["momentum"])
+        weight, momentum = (gathered(tensor, slot.parameter) for tensor in held)
+        self._update(weight, momentum, gathered(gradient, slot.parameter), step)
+        for own, updated in zip(held, (weight, momentum), strict=True):
+            own.copy_(own_rows(updated, slot.parameter))
 
     def _update(self, weight: Tensor, momentum: Tensor, gradient: Tensor, step: Step) -> None:
         options, lr = self.options, self.options.lr * step.lr_factor
