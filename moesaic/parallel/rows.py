@@ -91,9 +91,10 @@ def _split(lengths: tuple[int, ...], ranks: int, kind: SplitKind, device: torch.
 
 
 def _contiguous(tokens: int, ranks: int) -> Tensor:
-    """Equal runs, the first ones a row longer where they do not come out even."""
-    each, more = divmod(tokens, ranks)
-    return torch.arange(ranks).repeat_interleave(torch.tensor([each + (rank < more) for rank in range(ranks)]))
+    """Equal runs, some a row longer where they do not come out even: those that tensor-parallel ranks divide rows by,
+    too (tensor/exchange.py)."""
+    edges_R = torch.arange(ranks + 1) * tokens // ranks
+    return torch.arange(ranks).repeat_interleave(edges_R.diff())
 
 
 def _zigzag(lengths: tuple[int, ...], ranks: int) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -23,6 +24,11 @@ from moesaic.parallel.context.ulysses import attend_by_heads, attend_latent_by_h
 from moesaic.parallel.rows import RowGroup, RowSplit, SplitKind, gather_rows
 
 Method = Literal["ulysses", "mesh", "ring"]
+
+
+def split_for(method: Method) -> SplitKind:
+    """Ulysses has all rows of a head on one rank: any will do. Tiles want as many causal pairs on every rank."""
+    return "contiguous" if method == "ulysses" else "zigzag"
 
 
 class ContextParallelKernels(WrappedKernels):
@@ -44,7 +50,7 @@ class ContextParallelKernels(WrappedKernels):
         super().__init__(plain)
         self.ranks = RowGroup(group)
         self.method = method
-        self.kind: SplitKind = split or ("contiguous" if method == "ulysses" else "zigzag")
+        self.kind = split or split_for(method)
         self.tile = Tile(1, self.ranks.size) if method == "ring" else None if tile is None else Tile(*tile)
         if self.tile is not None and self.tile.queries * self.tile.keys != self.ranks.size:
             shown = f"{self.tile.queries} x {self.tile.keys} blocks"
@@ -94,12 +100,14 @@ class ContextParallelKernels(WrappedKernels):
     ) -> tuple[Tensor, Tensor, Tensor]:
         return self.plain.qk_norm_rope(qkv_TXC, kv_heads, norm, self._rope_here(rope))
 
+    @torch.compiler.disable  # a collective has no place in a compiled layer
     def attend(self, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
         split = self.split(call.layout)
         if self.method == "ulysses":
             return attend_by_heads(self.plain, q_THC, k_TNC, v_TNC, call, split, self.ranks)
         return attend_by_tiles(q_THC, k_TNC, v_TNC, call, split, self.ranks, self.tile)
 
+    @torch.compiler.disable
     def attend_latent(self, call: LatentCall) -> Tensor:
         split, rope = self.split(call.attention.layout), self._rope_here(call.rope)
         if call.selected is not None and any(mask is not None for mask in call.selected):
@@ -108,6 +116,7 @@ class ContextParallelKernels(WrappedKernels):
             return attend_latent_by_heads(self.plain, call, rope, split, self.ranks)
         return attend_latent_by_tiles(self.plain, call, rope, split, self.ranks, self.tile)
 
+    @torch.compiler.disable
     def select_tokens(
         self, q_THC: Tensor, k_TC: Tensor, weights_TH: Tensor, layout: Batch, cache: KVCache | None, topk: int
     ) -> list[Tensor | None]:
