@@ -17,6 +17,7 @@ SLOW = [
     "compress/test_methods.py",
     "kernels/test_triton_serving.py",
     "parallel/test_zero_one_adam.py",
+    "parallel/test_zero_one_run.py",
     "parallel/test_tensor.py",
     "parallel/test_tensor_tiles.py",
     "serve/test_drafters.py",
