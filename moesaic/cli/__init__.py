@@ -52,10 +52,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if "--debug" in ours:
             traceback.print_exception(error)
-        code, message = explain(error, name)
-        print(message, file=sys.stderr)
+        code, message = explain(error, name_of_rank(name))
+        if message:
+            print(message, file=sys.stderr)
         return code
     return 0
+
+
+def name_of_rank(name: str) -> str:
+    """A process of torchrun says which rank it is."""
+    rank = os.environ.get("RANK", "0")
+    return name if rank == "0" else f"{name}, rank {rank}"
 
 
 def limit_spinning(environment: MutableMapping[str, str]) -> None:
@@ -83,6 +90,8 @@ def json_alone(wanted: bool) -> Iterator[None]:
 def explain(error: BaseException, name: str) -> tuple[int, str]:
     """The exit code of an error, and its message to the user, in at most two lines."""
     match error:
+        case UserError() if all_ranks_say_it():
+            return 2, ""
         case UserError():
             return 2, in_two_lines(f"{name}: {error}", error.remedy)
         case typer.TyperException():
@@ -99,6 +108,14 @@ def explain(error: BaseException, name: str) -> tuple[int, str]:
     remedy = "run again with --debug for the traceback"
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return 1, in_two_lines(f"{name}: internal error: {what}; {remedy}", remedy)
+
+
+def all_ranks_say_it() -> bool:
+    """Whether the first rank has found the same, and says it: so it is with all that is checked before ranks meet."""
+    if os.environ.get("RANK", "0") == "0":
+        return False
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is None or not distributed.is_initialized()
 
 
 def in_two_lines(message: str, remedy: str = "") -> str:

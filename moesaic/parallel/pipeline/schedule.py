@@ -50,7 +50,7 @@ from moesaic.model.transformer import LayerRunner, Model, run_plainly
 from moesaic.parallel.pipeline.aux_loss import with_loss
 from moesaic.parallel.pipeline.kernels import StageKernels
 from moesaic.parallel.pipeline.ragged_stage import RaggedStage, StageWork
-from moesaic.parallel.pipeline.stages import Stages
+from moesaic.parallel.pipeline.stages import Stages, misfit
 from moesaic.parallel.pipeline.totals import over_stages
 from moesaic.parallel.traces import Recorder
 from moesaic.sharded import local
