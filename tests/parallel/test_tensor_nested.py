@@ -23,10 +23,10 @@ from moesaic.sharded import whole as gathered
 from moesaic.train.objectives.next_token import NextToken
 from tests.parallel.ranks import on_ranks
 from tests.parallel.test_tensor import (
+    CONFIGS,
     DEEPSEEK,
     GLM,
     LENGTHS,
-    QWEN,
     batch_of,
     compare,
     model_of,
@@ -45,7 +45,7 @@ def within_context(rank: int, world: int) -> None:
     cp, tp = mesh.get_group("cp"), mesh.get_group("tp")
     outer, inner = dist.get_rank(cp), dist.get_rank(tp)
     batch = batch_of(LENGTHS)
-    for config in (GLM, DEEPSEEK, QWEN):
+    for config in (GLM, DEEPSEEK, CONFIGS["sparse"]):
         for split in ("contiguous", "zigzag"):
             whole = model_of(config)
             model = copy.deepcopy(whole)
