@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from moesaic.data.stream import Batch, ClosableStream, StatefulStream, Stream, TokenStream
+from moesaic.data.stream import Batch, ClosableStream, Stream, TokenStream
 from moesaic.errors import UserError
 from moesaic.kernels import hardware
 from moesaic.model import lineage
@@ -23,11 +23,10 @@ from moesaic.parallel.offload.activations import saved_activations
 from moesaic.parallel.world import World
 from moesaic.recipe import Recipe
 from moesaic.recipe_offload import check_ranks
-from moesaic.sharded import local
-from moesaic.train import init
+from moesaic.train import init, state
 from moesaic.train.averaging import WeightAverage
 from moesaic.train.balance import Balance
-from moesaic.train.checkpoints import Checkpoints, Snapshot
+from moesaic.train.checkpoints import Checkpoints
 from moesaic.train.compile import compile_blocks
 from moesaic.train.held_out_loss import HeldOutLoss
 from moesaic.train.init import InitialModel
@@ -81,7 +80,7 @@ class Run:
         self._frozen = False  # whether the current batch updates nothing
 
         done = steps_done(recipe, out, name)
-        self._origin = fingerprint(recipe.train.init)
+        self.origin = fingerprint(recipe.train.init)
         before = run_dtype(out)
         self.model, self.files, self.life = initial or init.model(recipe, _given(data), self.world, before)
         self.checkpoints = self._checkpoints()
@@ -260,10 +259,10 @@ class Run:
         if self.world.is_main:
             self.checkpoints.forget(after=steps[-1])
         self.world.barrier()
-        state = self._restore(steps[-1])
+        report_state = self._restore(steps[-1])
         self.data = self.data.skip(position)
         self.rewinds, self.life = rewinds, [*life, lineage.stage("rewind", spiked_at=spike, back_to=self.step)]
-        self.report.rewind(self.step, state, f"{what} at step {spike}")
+        self.report.rewind(self.step, report_state, f"{what} at step {spike}")
 
     def due_to_evaluate(self) -> bool:
         return self.step % self.settings.evaluate_every == 0 or self.done()
@@ -298,38 +297,7 @@ class Run:
 
     def save(self) -> None:
         self.optimizer.bring_together()
-        weights = copied(self.model.state_dict())
-        tensors = {"optimizer": copied(self.optimizer.state_dict())}
-        if self.average.count:
-            tensors["average"] = copied(self.average.state())
-            if self.done():  # the averaged weights are the result
-                tensors["last"] = weights
-                weights = weights | copied(self.average.tensors)
-        if self.scale is not None:
-            tensors["loss_scale"] = copied(self.scale.state_dict())
-        if isinstance(self.data, StatefulStream):
-            tensors |= {name: copied(group) for name, group in self.data.state().items()}
-        report = self.report.state()
-        numbers = {
-            "step": self.step,
-            "rewinds": self.rewinds,
-            "position": self.data.position,
-            "watch": self.spike_detector.state(),
-            "report": report,
-            "recipe": self.recipe.dump(),
-            "init": self._origin,
-            "life": self.life,
-        }
-        learned = {"steps": self.step, "tokens": report["tokens"]}
-        if (loss := self.report.loss) is not None:
-            learned["loss"] = round(loss, 4)
-        recipe = self.recipe.dump()
-        if self.settings.init:
-            del recipe["model"]  # these sizes are of a model from scratch; what was trained is train.init
-        stage = lineage.stage(self.name, **learned, recipe=recipe)
-        life = [*self.life, stage]
-        config, dtype = self.model.config, self.model.dtype
-        self.checkpoints.save(Snapshot(self.step, config, weights, dtype, self.files, life, tensors, numbers))
+        self.checkpoints.save(state.snapshot(self))
 
     def _saved(self, step: int) -> None:
         self.report.note(f"checkpoint of step {step:,} saved", kind="save")
@@ -337,21 +305,8 @@ class Run:
     def _restore(self, step: int) -> dict[str, Any]:
         """Restore the run as it was after `step`; returns the report's state of that step."""
         numbers, group = self.checkpoints.read(step)
-        place = self.checkpoints.path(step)
-        self.data = self.data.from_position(numbers["position"])
-        if isinstance(self.data, StatefulStream):
-            self.data.restore(group)
-        self.world.load(self.model, place)
-        for name, tensor in group("last").items():
-            local(self.model.state_dict()[name]).copy_(tensor)
-        self.optimizer.load_state_dict(group("optimizer"))
-        self.average.restore(group("average"))
-        if self.scale is not None:
-            self.scale.load_state_dict(group("loss_scale"))
-        self.step, self.rewinds, self.life = numbers["step"], numbers["rewinds"], numbers["life"]
-        self.spike_detector.restore(numbers["watch"])
-        report: dict[str, Any] = numbers["report"]
-        return report
+        self.world.load(self.model, self.checkpoints.path(step))
+        return state.restore(self, numbers, group)
 
     # -- Ctrl-C
 
@@ -386,8 +341,3 @@ class Run:
 def _given(data: Path | None) -> Path:
     assert data is not None, "a run trains on prepared data or on a stream"
     return data
-
-
-def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What of them lies here."""
-    return {name: local(tensor.detach()).to("cpu", copy=True) for name, tensor in tensors.items()}
