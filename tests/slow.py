@@ -9,6 +9,7 @@ SLOW = [
     "kernels/test_triton_engine.py",
     "quickstart/test_quickstart.py",
     "kernels/test_triton_compiles.py",
+    "parallel/test_pipeline.py",
     "train/test_run.py",
     "kernels/test_triton_quantized.py",
     "align/test_asynchronous.py",

@@ -27,16 +27,18 @@ class Routing:
     replay: bool = False
 
 
-@dataclass
 class ForwardContext:
-    layout: Layout
-    ops: Kernels
-    rope: RopeAngles
-    routing: Routing | None = None
-    # Whether latent attention may take the shorter of its two ways, whose results differ in the last bits.
-    absorb: bool = True
-    # DSA: which tokens the last full layer selected, one (T, M) mask per sequence; None where all fit.
-    selected: list[Tensor | None] | None = None
+    """Not a dataclass: FSDP looks into those that pass it by, and gives a layer a copy of one in which it found router
+    logits, so that what later layers note would be lost."""
+
+    def __init__(
+        self, layout: Layout, ops: Kernels, rope: RopeAngles, routing: Routing | None = None, absorb: bool = True
+    ) -> None:
+        self.layout, self.ops, self.rope, self.routing = layout, ops, rope, routing
+        # Whether latent attention may take the shorter of its two ways, whose results differ in the last bits.
+        self.absorb = absorb
+        # DSA: which tokens the last full layer selected, one (T, M) mask per sequence; None where all fit.
+        self.selected: list[Tensor | None] | None = None
 
     def cache_layer(self, layer: int) -> KVCache | None:
         return self.layout.cache.layers[layer] if self.layout.cache is not None else None

@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from moesaic.data.packing import IGNORED, Batch
 from moesaic.model.config import Dense, Experts, GroupedQuery, Latent, Layer, ModelConfig, Rope
@@ -18,6 +20,7 @@ from moesaic.parallel.experts.kernels import ExpertParallelKernels
 from moesaic.parallel.pipeline.schedule import Pipeline, PipelineLoss
 from moesaic.parallel.pipeline.stages import Stages, divide, keep, stage_holds
 from moesaic.recipe import BalanceSection
+from moesaic.sharded import whole as entire
 from moesaic.train.balance import Balance
 from moesaic.train.layer_runners.recompute import recompute
 from moesaic.train.objectives.next_token import NextToken
@@ -154,6 +157,41 @@ def four(rank: int, world: int) -> None:
     check(rank, "glm-4.5", "zbv", divide(config("glm-4.5", 8), 4, chunks=2, shape="v"), 7, runner=recompute)
     with_experts_divided(rank, "glm-4.5", "1f1b", 1)
     with_experts_divided(rank, "deepseek-v3", "zero_bubble", 2)
+    with_parameters_divided(rank, "glm-4.5", "1f1b", 1, run_plainly)
+    with_parameters_divided(rank, "glm-4.5", "zero_bubble", 2, recompute)
+
+
+def with_parameters_divided(rank: int, name: str, schedule: str, chunks: int, runner: LayerRunner) -> None:
+    """Two stages of two ranks, each with a batch of its own and half of every parameter (FSDP2, ZeRO-3)."""
+    stage, data = divmod(rank, 2)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
+    whole = model_of(name)
+    stages = divide(whole.config, 2, chunks=chunks)
+    model = keep(copy.deepcopy(whole), stages, stage)
+    for block in [*model.layers, *model.mtp]:
+        if next(block.parameters(), None) is not None:
+            fully_shard(block, mesh=mesh["dp"], reshard_after_forward=True)
+    fully_shard(model, mesh=mesh["dp"])
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    pipeline = Pipeline(model, stages, mesh.get_group("pp"), schedule=schedule)
+    balance = Balance(model, BALANCE)
+    for step in range(2):
+        parts = [batch_of(seed=2 * step + number).parts(4) for number in range(2)]
+        found = pipeline.forward_backward(
+            parts[data], NextToken(), runner=runner, routing=balance.routing, extra=balance.losses
+        )
+        expected = [alone(whole, some, runner, BALANCE) for some in parts][data]
+        for part, value in expected.parts.items():
+            same(found.parts[part], value, part)
+        for parameter, tensor in model.named_parameters():
+            other = whole.get_parameter(parameter).grad
+            assert tensor.grad is not None and other is not None, parameter
+            same(entire(tensor.grad), other, parameter)
+        model.zero_grad()
+        whole.zero_grad()
 
 
 def with_experts_divided(rank: int, name: str, schedule: str, chunks: int) -> None:

@@ -4,14 +4,15 @@ are awaited until their backward pass is done. (torch's own has one buffer per m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 
 from moesaic.parallel.traces import Recorder
@@ -31,18 +32,35 @@ class StageWork:
         return self.recorder.operation(kind, micro_batch=number, chunk=chunk)
 
 
+class _Weights(nn.Module):
+    """The parameters of one stage, asked for anew each time: FSDP exchanges them."""
+
+    def __init__(self, weights: Callable[[], Iterator[nn.Parameter]]) -> None:
+        super().__init__()
+        self.weights = weights
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        return self.weights()
+
+
 class RaggedStage(PipelineStage):
     work: StageWork
 
     def __init__(
-        self, module: nn.Module, stage: int, stages: int, chunk: int, like_D: Tensor, group: dist.ProcessGroup | None
+        self,
+        weights: Callable[[], Iterator[nn.Parameter]],
+        stage: int,
+        stages: int,
+        chunk: int,
+        like_D: Tensor,
+        group: dist.ProcessGroup | None,
     ) -> None:
-        """`like_D`: a hidden state, for its width, dtype and device."""
+        """`weights` are those that the stage reads; `like_D` is a hidden state, for its width, dtype and device."""
         none_TD = like_D.new_empty(0, len(like_D)).requires_grad_()  # the real rows are received into others
         number = torch.zeros(1, dtype=torch.long)
         loss = torch.zeros((), device=like_D.device, requires_grad=True)
         super().__init__(
-            module,
+            _Weights(weights),
             stage,
             stages,
             like_D.device,
@@ -54,6 +72,15 @@ class RaggedStage(PipelineStage):
 
     def forward_maybe_with_nosync(self, *args: Any, number: Tensor) -> Tensor:
         return self.work.forward(self.stage_index, int(number), None if self.is_first else args[0])
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        """Not when one stage is done, while others of this rank, which share a model, still have gradients to come."""
+
+    def reduce(self, model: FSDPModule) -> None:
+        """Sum gradients over the ranks that share the model's parameters, once for all micro-batches and stages."""
+        own, self.submod = self.submod, cast(nn.Module, model)
+        super().perform_reduce_grad(1)
+        self.submod = own
 
     # -- rows of their own size
 

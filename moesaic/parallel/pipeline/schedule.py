@@ -8,8 +8,9 @@
 
 `group` is this pipeline's: its rank r holds `stages.of_rank(r)`. Every rank of it calls `forward_backward` with the
 same micro-batches (`Batch.parts(accumulate, device)`) and gets the same loss. Gradients are those of one process that
-accumulates over the micro-batches, already summed for an embedding that two stages hold, and not yet over other ranks.
-Whoever sets up a run asks `check` first; a single batch that falls into a number of micro-batches that its schedule
+accumulates over the micro-batches, already summed for an embedding that two stages hold, and not yet over other ranks
+except those of an FSDP model's mesh, over which they are reduced once per step.
+Whoever sets up a run asks `check_schedule` first; a single batch that falls into a number of micro-batches that its schedule
 cannot run, as a short last one may, runs all forward first (gpipe). The other arguments are what a run has:
 
     runner          how a layer is run (recompute, token drop, ...): `LayerRunners.runner(step)`
@@ -24,20 +25,21 @@ Losses per layer are means over all mixture layers, here as there; a layer that 
 
 Schedules are torch.distributed.pipelining's: `gpipe` and `1f1b` (one stage per rank), `interleaved` (several),
 `zero_bubble` (ZB1P, one or several) and `zbv` (a V of two), which divide the backward pass into gradients of rows and
-of weights.
+of weights. These two keep an FSDP model's parameters whole from forward to backward, as ZeRO-2 does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import pipelining
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 
 from moesaic.errors import UserError
@@ -50,7 +52,7 @@ from moesaic.model.transformer import LayerRunner, Model, run_plainly
 from moesaic.parallel.pipeline.aux_loss import with_loss
 from moesaic.parallel.pipeline.kernels import StageKernels
 from moesaic.parallel.pipeline.ragged_stage import RaggedStage, StageWork
-from moesaic.parallel.pipeline.stages import Stages, misfit
+from moesaic.parallel.pipeline.stages import Stages, belongs, misfit
 from moesaic.parallel.pipeline.totals import over_stages
 from moesaic.parallel.traces import Recorder
 from moesaic.sharded import local
@@ -62,6 +64,7 @@ SCHEDULES = {
     "zero_bubble": pipelining.ScheduleInterleavedZeroBubble,
     "zbv": pipelining.ScheduleZBVZeroBubble,
 }
+SPLIT = ("zero_bubble", "zbv")
 
 
 class MicroBatch(Protocol):
@@ -138,6 +141,8 @@ class Pipeline:
         self.kernels = StageKernels(model.ops, model.norm)
         model.ops = cast(Kernels, self.kernels)
         self._like_D = torch.empty(model.config.hidden, dtype=dtype or model.dtype, device=self.device)
+        if isinstance(model, FSDPModule) and schedule in SPLIT:  # gradients of weights come when rows' have long passed
+            model.set_reshard_after_forward(False)
         self._mixtures = _mixtures(model.config)
         self._made: dict[int, tuple[list[RaggedStage], Any]] = {}  # by number of micro-batches
 
@@ -169,8 +174,15 @@ class Pipeline:
         for stage in made:
             stage.work = work
         numbers = torch.arange(len(step.parts))
+        sharded = self.model if isinstance(self.model, FSDPModule) else None
+        if sharded is not None:  # gradients add up here until the last is there
+            sharded.set_is_last_backward(False)
+            sharded.set_reshard_after_backward(False)
+            sharded.set_requires_gradient_sync(False)
         with torch.enable_grad():
             schedule.step(numbers, target=numbers, number=numbers, return_outputs=False)
+        if sharded is not None:
+            made[0].reduce(sharded)
         for stage in made:
             stage.clear_runtime_states()
             del stage.work
@@ -225,7 +237,7 @@ class Pipeline:
     def _schedule(self, micro_batches: int) -> tuple[list[RaggedStage], Any]:
         if micro_batches not in self._made:
             made = [
-                RaggedStage(self.model, stage, self.stages.count, chunk, self._like_D, self.group)
+                RaggedStage(partial(self._weights, stage), stage, self.stages.count, chunk, self._like_D, self.group)
                 for chunk, stage in enumerate(self.mine)
             ]
             kind: Any = SCHEDULES[self.schedule]
@@ -235,6 +247,9 @@ class Pipeline:
             schedule = kind(given, micro_batches, loss_fn=lambda loss, number: loss, scale_grads=False)
             self._made[micro_batches] = made, schedule
         return self._made[micro_batches]
+
+    def _weights(self, stage: int) -> Iterator[nn.Parameter]:
+        return (weight for name, weight in self.model.named_parameters() if belongs(name, self.stages, stage))
 
     def _sum_embedding(self) -> None:
         """The first and the last stage add up their gradients of the embedding, each to the same bits."""

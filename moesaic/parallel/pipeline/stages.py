@@ -153,14 +153,17 @@ def misfit(schedule: str, stages: Stages, micro_batches: int) -> str:
 
 def stage_holds(name: str, stages: Stages, rank: int) -> bool:
     """Whether `rank` holds the parameter or buffer `name` of the whole model."""
-    mine = stages.of_rank(rank)
+    return any(belongs(name, stages, stage) for stage in stages.of_rank(rank))
+
+
+def belongs(name: str, stages: Stages, stage: int) -> bool:
+    """Whether stage `stage` reads the parameter `name`."""
     first, _, rest = name.partition(".")
     if first == "layers":
-        number = int(rest.partition(".")[0])
-        return any(number in stages.layers[stage] for stage in mine)
+        return int(rest.partition(".")[0]) in stages.layers[stage]
     if first == "embed":
-        return 0 in mine or (stages.embed_twice and stages.last in mine)
-    return stages.last in mine
+        return stage == 0 or (stages.embed_twice and stage == stages.last)
+    return stage == stages.last
 
 
 @torch.no_grad()
