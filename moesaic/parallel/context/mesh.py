@@ -110,15 +110,16 @@ class _Transfers:
         self.begun[transfer] = works, found, sent
 
     def take(self, kind: Kind, number: int) -> list[Tensor] | None:
-        """What a transfer brought, once it is there; None where nothing was to come."""
+        """What a transfer brought, once it is there, and once only; None where nothing was to come."""
         works, found, _ = self.begun[Transfer(kind, number)]
         for work in works:
             work.wait()
-        works.clear()
+        self.begun[Transfer(kind, number)] = [], None, []  # whoever took it lets go of it
         return found
 
     def finish(self) -> None:
-        for transfer in self.begun:
+        """What was sent must have left before its memory is used again."""
+        for transfer in list(self.begun):
             self.take(*transfer)
 
 
@@ -129,6 +130,7 @@ class _MeshAttention(torch.autograd.Function):
         queries, keys = {0: q_THC}, {0: mesh.open(carried_T, *weights)}
         value_size = keys[0][1].shape[2]
         found: dict[int, Findings] = {}
+        left = dict.fromkeys(range(mesh.tile.keys), mesh.tile.queries)  # blocks that will still look at these keys
 
         def findings(number: int) -> Findings:
             if number not in found:
@@ -162,6 +164,10 @@ class _MeshAttention(torch.autograd.Function):
                     into.add(
                         *mesh.kernel.forward(queries[query][rows], k_MNC[seen], v_MNV[seen], offset, mesh.rule), rows
                     )
+            for _, key in blocks:
+                left[key] -= 1
+                if not left[key]:
+                    keys.pop(key, None)
         own = findings(0)
         for number in range(1, mesh.tile.queries):
             if (came := transfers.take("query results", number)) is not None:
@@ -225,12 +231,12 @@ class _MeshAttention(torch.autograd.Function):
         for number in range(1, mesh.tile.queries):
             if (came := transfers.take("query results", number)) is not None:
                 d_q_THC += came[0]
-        (d_carried_T,) = key_result(0)
+        d_carried_T = key_result(0)[0].float()
         for number in range(1, mesh.tile.keys):
             if (came := transfers.take("key results", number)) is not None:
-                d_carried_T = d_carried_T + came[0]
+                d_carried_T += came[0]
         transfers.finish()
-        return None, d_q_THC.to(q_THC.dtype), d_carried_T, *d_weights
+        return None, d_q_THC.to(q_THC.dtype), d_carried_T.to(carried_T.dtype), *d_weights
 
 
 class _Opened:
