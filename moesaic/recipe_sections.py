@@ -277,7 +277,15 @@ class ParallelSection(Section):
         "1f1b", description="of a pipeline; its micro-batches are train.accumulate"
     )
     stages: tuple[int, ...] = Field((), description="layers of each pipeline stage; by default as equal as can be")
-    timeout: float = Field(600.0, gt=0, description="seconds after which a rank that does not answer is given up")
+    timeout: float = Field(
+        600.0, gt=0, description="seconds within which a rank that holds the others up is named, and the run ended"
+    )
+    trace: bool = Field(False, description="record what every rank does when, and report who is slow; takes time")
+    trace_every: Count = Field(10, description="steps between two reports of who is slow")
+    redundancy: bool = Field(False, description="keep every rank's state in its neighbour's memory: no step is lost")
+    redundancy_folder: str | None = Field(
+        None, description="where, on each machine; by default its shared memory (/dev/shm)"
+    )
 
 
 class AlignSection(Section):

@@ -20,6 +20,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from moesaic.kernels import hardware
 from moesaic.parallel.layout import ParallelLayout
+from moesaic.parallel.staying_up.activity import Activity
+from moesaic.parallel.staying_up.meeting import meet
 
 PATIENCE = timedelta(days=1)  # while one rank prepares data or writes, the others wait
 
@@ -53,8 +55,9 @@ class ParallelMesh:
         assert at is not None
         pp, dp, cp, tp = at
         self.place = Place(pp, dp, cp, tp, self.expert_mesh.get_local_rank("ep"))
-        self.host = dist.new_group(backend="gloo", timeout=PATIENCE)
-        self.writers = dist.new_group(backend="gloo", timeout=PATIENCE)  # of a thread of its own
+        self.activity = Activity()
+        self.host = dist.new_group(backend="gloo", timeout=PATIENCE, group_desc="host")
+        self.writers = dist.new_group(backend="gloo", timeout=PATIENCE, group_desc="writers")  # of a thread of its own
 
     def group(self, name: str) -> dist.ProcessGroup:
         if name in ("ep", "copies"):
@@ -83,7 +86,8 @@ class ParallelMesh:
         return self.rank == 0
 
     def barrier(self) -> None:
-        dist.barrier(group=self.host)
+        with self.activity.doing("waiting for all", patient=True):
+            dist.barrier(group=self.host)
 
     def collect(self, value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
         """What every rank says, in their order. It travels as JSON: nothing is unpickled."""
@@ -106,5 +110,11 @@ def join(timeout: float) -> torch.device:
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+        limit = timedelta(seconds=timeout)
+        if os.environ.get("TORCHELASTIC_RUN_ID") is None:
+            dist.init_process_group(backend, timeout=limit)
+        else:
+            store, rank, ranks = next(dist.rendezvous("env://", timeout=limit))
+            store = meet(dist.PrefixStore("moesaic", store), rank, ranks, timeout)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=limit)
     return device

@@ -14,3 +14,8 @@ class ParallelOptions:
     tiles: int = 1  # of rows, that travel while others are multiplied (tensor parallel)
     schedule: str = "1f1b"  # of a pipeline
     stages: tuple[int, ...] = ()  # layers of each pipeline stage; none given: as equal as can be
+    timeout: float = 600.0  # seconds within which a rank that holds the others up is named, and the run ended
+    trace: bool = False  # what every rank did when, and who was slow
+    trace_every: int = 10  # steps between two reports of who was slow
+    redundancy: bool = False  # each rank's state in its neighbour's memory, after every step
+    redundancy_folder: str | None = None  # of the machine's own memory or disk; by default its shared memory

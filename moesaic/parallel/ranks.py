@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,6 +26,7 @@ from moesaic.parallel.options import ParallelOptions
 from moesaic.parallel.pipeline.schedule import MicroBatch, Pipeline
 from moesaic.parallel.rows import RowGroup, RowSplit, gather_rows
 from moesaic.parallel.spread import fill, spread
+from moesaic.parallel.staying_up.upkeep import Upkeep
 from moesaic.parallel.world import World
 
 
@@ -36,6 +39,7 @@ class Ranks(World):
         self.data_group = mesh.group("dp")
         self.row_ranks = mesh.layout.cp * mesh.layout.tp
         self.context_rows, self.tensor_rows = RowGroup(mesh.group("cp")), RowGroup(mesh.group("tp"))
+        self.upkeep = Upkeep(mesh, options)
         self.division: Division
 
     def build(self, config: ModelConfig, dtype: torch.dtype, weights: Source | int) -> Model:
@@ -59,6 +63,21 @@ class Ranks(World):
 
     def barrier(self) -> None:
         self.mesh.barrier()
+
+    @property
+    def restarted(self) -> bool:  # type: ignore[override]
+        return self.upkeep.cut_off is not None
+
+    def watched(self, out: Path, signs: Sequence[str], events: str) -> AbstractContextManager[None]:
+        return self.upkeep.watched(out, signs, events)
+
+    def doing(
+        self, operation: str, *, step: int | None = None, patient: bool = False, **facts: Any
+    ) -> AbstractContextManager[None]:
+        return self.upkeep.doing(operation, step=step, patient=patient, **facts)
+
+    def resumed(self, step: int, note: Callable[..., None]) -> None:
+        self.upkeep.resumed(step, note)
 
     def any(self, flag: bool) -> bool:
         said = torch.tensor([flag], dtype=torch.int32)

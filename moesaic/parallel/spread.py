@@ -66,7 +66,7 @@ def _kernels(plain: Kernels, config: ModelConfig, mesh: ParallelMesh, options: P
     if mesh.layout.cp > 1:
         ops = ContextParallelKernels(ops, mesh.group("cp"))
     if mesh.layout.ep > 1:
-        exchange = Exchange(mesh.group("ep"))
+        exchange = Exchange(mesh.group("ep"), mesh.activity)
         ops = ExpertParallelKernels(
             ops, exchange, chunks=options.chunks, dispatch=options.dispatch, exact=options.exact
         )

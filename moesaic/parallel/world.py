@@ -4,9 +4,10 @@ wherever ranks must agree, and does not know how many there are."""
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -47,6 +48,23 @@ class World:
         return directory.load(weights.place, dtype=dtype, device=self.device)
 
     def barrier(self) -> None: ...
+
+    # -- staying up
+
+    restarted = False  # whether an earlier attempt at this run was cut off
+
+    def watched(self, out: Path, signs: Sequence[str], events: str) -> AbstractContextManager[None]:
+        """As long as a run in a directory lasts: a rank that holds the others up ends it, in words."""
+        return nullcontext()
+
+    def doing(
+        self, operation: str, *, step: int | None = None, patient: bool = False, **facts: Any
+    ) -> AbstractContextManager[None]:
+        """What this process does next; `patient` may take as long as it takes."""
+        return nullcontext()
+
+    def resumed(self, step: int, note: Callable[..., None]) -> None:
+        """Before the first step, `step` of which are done: say what it took to get here."""
 
     def any(self, flag: bool) -> bool:
         """Whether it is so on any rank."""

@@ -13,6 +13,7 @@ from moesaic.data.shards import MANIFEST
 from moesaic.recipe import Recipe
 from moesaic.train.loop import train
 from moesaic.train.ranks import open_world
+from moesaic.train.report.metrics import EVENTS, METRICS
 from moesaic.train.resume import steps_done
 from moesaic.train.run import Run
 from moesaic.train.validate import check, check_columns, model_config
@@ -25,13 +26,14 @@ def pretrain(recipe: Recipe, out: Path, *, quiet: bool = False) -> dict[str, Any
     data = Path(recipe.train.data) if recipe.train.data else out / "data"
     if not recipe.train.data and not (data / MANIFEST).exists():  # else a column may have been computed since
         check_columns(recipe)
-    with exclusive(out) if world.is_main else nullcontext():
+    with world.watched(out, (METRICS, EVENTS), EVENTS), exclusive(out) if world.is_main else nullcontext():
         steps_done(recipe, out, "train")  # refuses what is not this run
         if not recipe.train.data and world.is_main:
             with progress_bar() as on_status:
                 prepare(recipe, data, on_status=on_status)
         world.barrier()
         run = Run(recipe, out, data, quiet=quiet, world=world)
+        world.resumed(run.step, run.report.note)
         train(run)
         world.barrier()
     return run.summary

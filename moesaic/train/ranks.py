@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 
 from moesaic.errors import UserError
 from moesaic.kernels import hardware
@@ -77,7 +78,7 @@ def _check_methods(recipe: Recipe, layout: ParallelLayout) -> None:
 
 
 def parallel_options(section: ParallelSection) -> ParallelOptions:
-    keys = ("exact", "chunks", "dispatch", "tiles", "schedule", "stages")
+    keys = [field.name for field in fields(ParallelOptions)]
     return ParallelOptions(**{key: getattr(section, key) for key in keys})
 
 

@@ -120,6 +120,7 @@ class Run:
                 state=report_state,
                 peak_flops=flops * self.world.ranks if flops else flops,
                 quiet=quiet,
+                again=self.world.restarted,
             )
             if self.world.is_main
             else SilentReport()
@@ -143,7 +144,8 @@ class Run:
     # -- a step, in the order of the loop
 
     def next_batch(self) -> Batch:
-        return next(self.data)
+        with self.world.doing("data", step=self.step + 1):
+            return next(self.data)
 
     def forward_backward(self, batch: Batch) -> Loss:
         """Gradients of the whole batch, accumulated over micro-batches to save memory; the sum of their losses."""
@@ -153,21 +155,24 @@ class Run:
         parts = batch.parts(self.settings.accumulate, self.device)
         self.optimizer.expect(len(parts), self.rate(self.step))
         whole = self._pipelined(batch, parts, runner) or self._accumulated(batch, parts, runner)
-        if not batch.frozen and not self.exchanges:
-            self.world.reduce_gradients(self.model)
-        found = self.world.add_up({"total": whole.total, **whole.parts})
+        with self.world.doing("reduce"):
+            if not batch.frozen and not self.exchanges:
+                self.world.reduce_gradients(self.model)
+            found = self.world.add_up({"total": whole.total, **whole.parts})
         return Loss(found.pop("total"), found)
 
     def _accumulated(self, batch: Batch, parts: list[Batch], runner: LayerRunner) -> Loss:
         whole = Loss(torch.zeros((), device=self.device))
-        for part in parts:
+        for number, part in enumerate(parts):
             routing = self.balance.routing()
-            with torch.set_grad_enabled(not batch.frozen), self.saved_activations:
+            forward = self.world.doing("forward", micro_batch=number, lengths=part.lengths)
+            with forward, torch.set_grad_enabled(not batch.frozen), self.saved_activations:
                 loss = self.objective(self.model, part, routing, runner)
                 extra = self._balance_losses(routing, len(part.tokens_T) / batch.all_tokens)
             total = sum(extra.values(), loss.total)
             if not batch.frozen:
-                (total if self.scale is None else self.scale.apply(total)).backward()
+                with self.world.doing("backward", micro_batch=number):
+                    (total if self.scale is None else self.scale.apply(total)).backward()
                 self.balance.count(routing)
             whole.total += loss.total.detach()
             named = {f"loss/{name}": value for name, value in loss.parts.items()} | loss.notes
@@ -183,16 +188,17 @@ class Run:
         if self.world.pipeline is None:
             return None
         share = len(batch.tokens_T) / batch.all_tokens  # of this rank's data
-        found = self.world.pipeline.forward_backward(
-            parts,
-            self.objective,
-            runner=runner,
-            routing=self.balance.routing,
-            extra=lambda routing, part: self._balance_losses(routing, part * share),
-            count=self.balance.count,
-            scale=self.scale.apply if self.scale is not None else lambda loss: loss,
-            frozen=batch.frozen,
-        )
+        with self.world.doing("pipeline"):
+            found = self.world.pipeline.forward_backward(
+                parts,
+                self.objective,
+                runner=runner,
+                routing=self.balance.routing,
+                extra=lambda routing, part: self._balance_losses(routing, part * share),
+                count=self.balance.count,
+                scale=self.scale.apply if self.scale is not None else lambda loss: loss,
+                frozen=batch.frozen,
+            )
         shown = {
             name: value / self.world.row_ranks if name.startswith("balance/") else value
             for name, value in found.parts.items()
@@ -212,7 +218,8 @@ class Run:
             none = torch.zeros((), device=self.device)
             result = StepResult(none, none.bool(), self.optimizer.updates.clone())
         else:
-            result = self.optimizer.step(self.rate(self.step), clip=self.settings.clip, loss_scale=value)
+            with self.world.doing("optimizer"):
+                result = self.optimizer.step(self.rate(self.step), clip=self.settings.clip, loss_scale=value)
         if self.scale is not None and not self._frozen:
             self.scale.update(result.skipped)
         self.step += 1
@@ -228,7 +235,8 @@ class Run:
         parts |= batch.notes
         measure = self.measure if self.measure is not None and self.due_to_evaluate() else None
         if measure is not None:
-            parts |= measure(self.model)
+            with self.world.doing("evaluate"):
+                parts |= measure(self.model)
             self._clock = time.perf_counter()  # evaluation does not count as a step's time
         tokens, flops = batch.all_tokens, step_flops(self.model.config, batch.all_lengths)
         self.report.step(
@@ -296,8 +304,9 @@ class Run:
         return made
 
     def save(self) -> None:
-        self.optimizer.bring_together()
-        self.checkpoints.save(state.snapshot(self))
+        with self.world.doing("save", patient=True):
+            self.optimizer.bring_together()
+            self.checkpoints.save(state.snapshot(self))
 
     def _saved(self, step: int) -> None:
         self.report.note(f"checkpoint of step {step:,} saved", kind="save")

@@ -9,20 +9,24 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
 from torch import Tensor
 
+from moesaic.parallel.staying_up.activity import Activity
+
 
 class Exchange:
     """`sent_bytes` counts what leaves this rank in forward passes; the backward pass sends as many rows back."""
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None, activity: Activity | None = None) -> None:
         self.group: Any = group if group is not None else dist.group.WORLD
         self.ranks = dist.get_world_size(self.group)
         self.rank = dist.get_rank(self.group)
         self.sent_bytes = 0
+        self.activity = activity or Activity()
 
     def counts(self, leaving_RC: Tensor) -> Tensor:
         """How many of each kind go to every rank, for how many come from it. Ranks with nothing to send take part."""
         arriving_RC = torch.empty_like(leaving_RC)
-        dist.all_to_all_single(arriving_RC, leaving_RC.contiguous(), group=self.group)
+        with self.activity.doing("dispatch"):
+            dist.all_to_all_single(arriving_RC, leaving_RC.contiguous(), group=self.group)
         return arriving_RC
 
     def numbers(self, values_A: Tensor, leaving: list[int], arriving: list[int]) -> Tensor:

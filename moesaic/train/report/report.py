@@ -60,7 +60,8 @@ class StepRecord:
 class Report:
     """Only one process of a run has one.
 
-    `start` is the step the run resumes from: what was recorded after it is dropped; 0 is a new run.
+    `start` is the step the run resumes from: what was recorded after it is dropped; 0 is a new run, or,
+    `again`, one that was cut off before its first checkpoint, whose events stay.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Report:
         state: Mapping[str, Any] | None = None,
         peak_flops: float | None = None,
         quiet: bool = False,
+        again: bool = False,
         every: float = 10.0,
         full_every: int = 100,
         dead_after: int = 100,
@@ -92,7 +94,7 @@ class Report:
         self._restore(state)
         self._step = start
         self._events = Journal(self.directory / EVENTS)
-        if not start:
+        if not start and not again:
             self._events.replace([])
         self._progress = Progress(steps, start)
         self._live: Live | None = None

@@ -1,0 +1,101 @@
+"""What a rank does to stay up, in one object that `Ranks` holds: what it is doing is known to the others, a failed
+collective ends in words, and what a run that was cut off left behind is found."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store, _world
+
+from moesaic.parallel.mesh import ParallelMesh
+from moesaic.parallel.options import ParallelOptions
+from moesaic.parallel.staying_up.watch import Watch, first_line
+
+MARK = ".running"  # in a run's directory: touched as long as it runs, and gone once it has ended in order
+FAILED = ("gloo", "nccl", "connection", "timed out", "rank ", "writeset", "recv")  # in what a failed collective says
+
+
+class Upkeep:
+    def __init__(self, mesh: ParallelMesh, options: ParallelOptions) -> None:
+        self.mesh, self.options, self.activity = mesh, options, mesh.activity
+        self.watch: Watch | None = None
+        self.cut_off: float | None = None  # when an earlier attempt at this run gave its last sign
+
+    @contextmanager
+    def watched(self, out: Path, signs: Sequence[str], events: str) -> Iterator[None]:
+        """As long as a run in `out` lasts. `signs` are files that it writes as it goes."""
+        mark = out / MARK
+        if self.mesh.is_main:
+            self.cut_off = _last_sign([mark, *(out / name for name in signs)]) if mark.exists() else None
+
+        def beat() -> None:
+            if self.mesh.is_main and out.is_dir():
+                mark.touch()
+
+        self.watch = Watch(
+            self.activity, _get_default_store(), self.mesh.rank, self.mesh.ranks, collectives_begun,
+            self.options.timeout, out / events, beat,
+        )  # fmt: skip
+        self.watch.start()
+        try:
+            self.cut_off = self.mesh.collect(self.cut_off)[0]
+            yield
+        except Exception as error:
+            self.activity.enter("ending")
+            if is_collective_failure(error):
+                raise ConnectionError(errno.ECONNABORTED, self.watch.lost(error)) from error
+            raise
+        else:
+            self.watch.stop()
+            if self.mesh.is_main:
+                mark.unlink(missing_ok=True)
+
+    @contextmanager
+    def doing(self, operation: str, *, step: int | None = None, patient: bool = False, **facts: Any) -> Iterator[None]:
+        if step is not None:
+            self.activity.step = step
+        with self.activity.doing(operation, patient=patient):
+            yield
+
+    def resumed(self, step: int, note: Callable[..., None]) -> None:
+        """A run that goes on where another was cut off says how long that took."""
+        if self.cut_off is None:
+            return
+        seconds = max(0.0, time.time() - self.cut_off)
+        restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        what = f"resumed after {seconds:.1f} s" + (f" (restart {restart})" if restart else "")
+        note(f"{what}: goes on after step {step:,}", kind="recovery", seconds=round(seconds, 3), restart=restart)
+
+
+def collectives_begun() -> dict[str, int]:
+    """Of every group that this rank is in, how many collectives it has begun. It only reads numbers."""
+    found: dict[str, int] = {}
+    for group in list(_world.pg_map):
+        ranks = dist.get_process_group_ranks(group)
+        if len(ranks) > 1:
+            name = group.group_desc.removeprefix("mesh_").removeprefix("default_pg") or "all"
+            key = f"{name} ({', '.join(map(str, ranks)) if len(ranks) <= 8 else f'{ranks[0]} to {ranks[-1]}'})"
+            with suppress(RuntimeError):  # a backend that does not count
+                found[key] = found.get(key, 0) + group._get_sequence_number_for_group()  # type: ignore[attr-defined]
+    return found
+
+
+def is_collective_failure(error: BaseException) -> bool:
+    if isinstance(error, dist.DistError):
+        return True
+    return type(error) is RuntimeError and any(word in first_line(error).lower() for word in FAILED)
+
+
+def _last_sign(files: Sequence[Path]) -> float:
+    times = []
+    for file in files:
+        with suppress(OSError):
+            times.append(file.stat().st_mtime)
+    return max(times, default=time.time())
