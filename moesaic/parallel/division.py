@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from moesaic.model.config import ModelConfig
+from moesaic.model.transformer import Model
 from moesaic.parallel.mesh import ParallelMesh
 from moesaic.parallel.parts import Part, Region, regions
 from moesaic.parallel.pipeline.stages import Stages
@@ -20,14 +19,14 @@ from moesaic.sharded import local
 Kind = Literal["dense", "tensor", "expert"]
 EXPERTS = ("gate_up_EGD", "down_EDF")
 
-Shapes = Mapping[str, tuple[int, ...]]
-
 
 class Division:
-    """`shapes` are of the whole model's tensors, by name and in its order."""
+    """`shapes` are of the whole model's tensors, by name and in its order; `parameters` those that are learned."""
 
-    def __init__(self, config: ModelConfig, shapes: Shapes, mesh: ParallelMesh, stages: Stages | None = None) -> None:
-        self.config, self.shapes, self.mesh, self.stages = config, dict(shapes), mesh, stages
+    def __init__(self, whole: Model, mesh: ParallelMesh, stages: Stages | None = None) -> None:
+        self.config, self.mesh, self.stages = whole.config, mesh, stages
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in whole.state_dict().items()}
+        self.parameters = [name for name, _ in whole.named_parameters()]
 
     def kind(self, name: str) -> Kind:
         if name.rpartition(".")[2] in EXPERTS:

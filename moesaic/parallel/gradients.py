@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from moesaic.model.block import PredictionBlock
+from moesaic.model.context import ForwardContext
 from moesaic.parallel.division import Division, rows_of
 from moesaic.sharded import local
 
@@ -35,6 +37,30 @@ def _in_order(parts: list[Tensor]) -> Tensor:
     return total
 
 
+class BesideOutput(torch.autograd.Function):
+    """Rows pass unchanged. A layer's router logits leave it beside its output, for the balance losses, and so their
+    gradient would come back before FSDP hears of the layer's backward pass; behind this it comes with the output's."""
+
+    @staticmethod
+    def forward(ctx: Any, output_TD: Tensor, logits_TE: Tensor) -> tuple[Tensor, Tensor]:
+        return output_TD.view_as(output_TD), logits_TE.view_as(logits_TE)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        return grads[0], grads[1]
+
+
+def keep_logits_beside(layer: Any, given: tuple[Any, ...], output_TD: Tensor) -> Tensor:
+    """A forward hook of a layer."""
+    context: ForwardContext = given[-1]
+    number: int = (layer.block if isinstance(layer, PredictionBlock) else layer).attention.number
+    if context.routing is None or number not in context.routing.logits or not torch.is_grad_enabled():
+        return output_TD
+    logits = context.routing.logits
+    output_TD, logits[number] = BesideOutput.apply(output_TD, logits[number])
+    return output_TD
+
+
 @torch.no_grad()
 def reduce_replicated(model: nn.Module, division: Division, exact: bool) -> None:
     """The sum of the gradients of whatever several ranks hold whole, on each of them."""
@@ -56,7 +82,7 @@ def global_norm(parameters: Mapping[str, nn.Parameter], division: Division, exac
     every gradient to every rank."""
     if exact:
         norms: list[Tensor] = []
-        for name in division.shapes:
+        for name in division.parameters:
             parameter = parameters.get(name)
             whole = division.assemble(name, parameter, parameter.grad if parameter is not None else None)
             norms += torch._foreach_norm([whole], 2.0, dtype=torch.float32)

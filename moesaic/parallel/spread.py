@@ -19,7 +19,7 @@ from moesaic.parallel.context.kernels import ContextParallelKernels
 from moesaic.parallel.division import Division
 from moesaic.parallel.experts.exchange import Exchange
 from moesaic.parallel.experts.kernels import ExpertParallelKernels
-from moesaic.parallel.gradients import OrderedReduceScatter
+from moesaic.parallel.gradients import OrderedReduceScatter, keep_logits_beside
 from moesaic.parallel.mesh import ParallelMesh
 from moesaic.parallel.options import ParallelOptions
 from moesaic.parallel.pipeline.stages import keep, stages_of
@@ -36,9 +36,8 @@ def spread(
     """The model with this rank's part of every parameter, still to be filled."""
     with torch.device("meta"):
         model = Model(config).to(dtype)
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     stages = stages_of(config, mesh.layout, options) if mesh.layout.pp > 1 else None
-    division = Division(config, shapes, mesh, stages)
+    division = Division(model, mesh, stages)
     if stages is not None:
         keep(model, stages, mesh.place.pp)
     for name, parameter in list(model.named_parameters()):
@@ -100,6 +99,7 @@ def _shard(model: Model, division: Division, mesh: ParallelMesh, exact: bool) ->
         if next(block.parameters(), None) is None:  # of another pipeline stage
             continue
         fully_shard(block, reshard_after_forward=mesh.layout.zero == 3, **options)
+        block.register_forward_hook(keep_logits_beside)
     fully_shard(model, **options)
     for module in _sharded(model):
         module.set_gradient_divide_factor(1.0)  # losses are divided by the batch's count: gradients add up

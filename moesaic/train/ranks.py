@@ -20,11 +20,16 @@ from moesaic.train.optimizers import OptimizerMethod
 
 def layout_of(section: ParallelSection, world: int) -> ParallelLayout:
     """As the recipe says, for so many processes."""
-    if section.layout:
-        return parse_layout(section.layout, world, "parallel.layout")
     given = {key: getattr(section, key) for key in ("tp", "cp", "pp", "ep", "zero", "interleave")}
-    text = " ".join(f"{key}={value}" for key, value in given.items())
-    return parse_layout(text + (f" dp={section.dp}" if section.dp else ""), world, "parallel")
+    text = " ".join(f"{key}={value}" for key, value in given.items()) + (f" dp={section.dp}" if section.dp else "")
+    place, text = ("parallel.layout", section.layout) if section.layout else ("parallel", text)
+    asked = max(section.dp, 1) * section.tp * section.cp * section.pp
+    if section.layout:
+        asked = parse_layout(section.layout, place=place).devices
+    if world == 1 and asked > 1:
+        remedy = f"Start it with torchrun --nproc-per-node {asked} -m moesaic train ..."
+        raise UserError(place, f"asks for {asked} processes, and this is one", remedy)
+    return parse_layout(text, world, place)
 
 
 def check_parallel(recipe: Recipe, config: ModelConfig) -> ParallelLayout:
