@@ -19,8 +19,6 @@ import multiprocessing
 import os
 import random
 import re
-import subprocess
-import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -54,11 +52,10 @@ class Heard:
 
 
 def mixed(count: int, vocab: int, seed: int, most: int) -> list[Sent]:
-    rng = random.Random(seed)
-    return [
-        Sent(0.0, rng.choices(range(10, vocab), k=rng.randint(64, 2048) * most // 2048), rng.randint(16, 512 * most // 2048))
-        for _ in range(count)
-    ]  # fmt: skip
+    """Prompts of up to `most` tokens, answers of up to a quarter of that."""
+    rng, scale = random.Random(seed), most / 2048
+    lengths = [(int(rng.randint(64, 2048) * scale), int(rng.randint(16, 512) * scale)) for _ in range(count)]
+    return [Sent(0.0, rng.choices(range(10, vocab), k=prompt), out) for prompt, out in lengths]
 
 
 def arriving(rate: float, seconds: float, vocab: int, seed: int, prompt: int, out: int) -> list[Sent]:
@@ -189,8 +186,8 @@ def main() -> None:
             vocab, most, flags = 300, 256, ["--cache-gb", "0.05", "--threads", "1"]
         else:
             if not directory.exists():
-                make = f"from bench.gpu_http import make_large; from pathlib import Path; make_large(Path({str(directory)!r}), {options.layers})"
-                subprocess.run([sys.executable, "-c", make], check=True)
+                with ProcessPoolExecutor(1, mp_context=spawn) as alone:  # whose memory is free again after it
+                    alone.submit(make_large, directory, options.layers).result()
             vocab, most, flags = 32000, 2048, ["--device", "cuda", "--cache-gb", str(options.cache_gb)]
         list(pool.map(abs, range(CLIENTS)))
         environment = {"TRITON_CACHE_DIR": f"{path}/triton", "TORCHINDUCTOR_CACHE_DIR": f"{path}/inductor"}

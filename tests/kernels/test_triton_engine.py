@@ -51,6 +51,16 @@ def same(given, wanted):
         assert found == pytest.approx(expected, abs=1e-4)
 
 
+def test_what_was_warmed_up_is_not_captured_again(model):
+    queued, plain = engines(model, page_size=4, max_requests=2, policy=Chunked(tokens=16))
+    queued.warm_up()
+    ready = set(queued.runner.steps.graphs)
+    asked = prompts(3, 17, 9)
+    same(*(engine.generate(asked, max_tokens=3, temperature=0.0) for engine in (queued, plain)))
+    assert set(queued.runner.steps.graphs) == ready
+    assert queued.experts.by_layer() == plain.experts.by_layer()
+
+
 def test_greedy_and_drawn_answers(model):
     queued, plain = engines(model, page_size=4, seed=5)
     asked = prompts(3, 17, 9)

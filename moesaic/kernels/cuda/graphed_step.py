@@ -108,9 +108,7 @@ class GraphedSteps:
 
     def launch(self, inputs: StepInputs) -> LaunchedStep:
         """The pages the step writes to must have been given."""
-        captured = self.graphs.get(inputs.shape)
-        if captured is None:
-            captured = self.graphs[inputs.shape] = self.capture(inputs.shape)
+        captured = self.prepare(inputs.shape)
         buffer = captured.buffer = (captured.buffer + 1) % BUFFERS
         captured.to_device[buffer].numpy()[:] = inputs.words
         captured.inputs.copy_(captured.to_device[buffer], non_blocking=True)
@@ -125,6 +123,12 @@ class GraphedSteps:
             copied = torch.cuda.Event()
             copied.record()
         return LaunchedStep(hidden_TD, logits_RV, routes_LTK, captured.to_host[buffer].numpy(), copied)
+
+    def prepare(self, shape: StepShape) -> CapturedStep:
+        captured = self.graphs.get(shape)
+        if captured is None:
+            captured = self.graphs[shape] = self.capture(shape)
+        return captured
 
     def capture(self, shape: StepShape) -> CapturedStep:
         words, _ = StepInputs.padding(shape)  # a step of nothing else compiles everything and changes nothing

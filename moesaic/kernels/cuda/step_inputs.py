@@ -110,6 +110,11 @@ def shape_for(
     )
 
 
+def plan_for(chunks: Sequence[ChunkRows], tiling: Tiling) -> ExpansionPlan | None:
+    reading = [chunk for chunk in chunks if tiling.prompt_rows and chunk.expanded]
+    return ExpansionPlan.of((chunk.slot, chunk.start + chunk.expanded) for chunk in reading) if reading else None
+
+
 def sections(shape: StepShape) -> dict[str, tuple[int, type]]:
     """Name -> (length in words of four bytes, dtype), in the order in which they lie."""
     T, R = shape.tokens, shape.sampled
@@ -156,8 +161,7 @@ class StepInputs:
 
     @staticmethod
     def of(batch: DecodeRows, chunks: Sequence[ChunkRows], max_sequences: int, tiling: Tiling) -> StepInputs:
-        reading = [chunk for chunk in chunks if tiling.prompt_rows and chunk.expanded]
-        plan = ExpansionPlan.of((chunk.slot, chunk.start + chunk.expanded) for chunk in reading) if reading else None
+        plan = plan_for(chunks, tiling)
         shape = shape_for(batch, chunks, max_sequences, tiling, plan)
         words, given = StepInputs.padding(shape)
         row = sampled = len(batch.slots_S)

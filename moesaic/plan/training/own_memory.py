@@ -15,6 +15,7 @@ from moesaic.plan.training.memory import TrainingMemory
 PIECE = 2**26  # gradients turned to float32 at a time, as train/optimizers does
 LOGITS = 2**26  # numbers of logits at a time, as kernels/cross_entropy.py does
 
+CONTEXT = 0.8e9  # of a process on a GPU, outside its allocator
 UPDATE_COPIES = {"cpu": 1.0, "cuda": 1.0}  # float32 temporaries of a piece, in pieces
 
 
@@ -88,8 +89,8 @@ def _working(ffn: FfnShape, hidden: int) -> float:
 class ServingMemory:
     weights: float
     cache: float
-    working: float  # the largest step's activations and logits
-    context: float  # the CUDA context and libraries' workspaces
+    working: float  # the largest step's activations and logits; on a GPU also those of the graphs
+    context: float  # the CUDA context, kernels and libraries' workspaces
 
     @property
     def total(self) -> float:
@@ -104,8 +105,21 @@ def own_serving_memory(
     width = 4.0 if dtype == "float32" else 2.0
     pages = -(-tokens // 16) * requests
     rows = min(largest_step, requests * tokens)
-    widest = max(2 * layer.ffn.hidden * max(1, layer.ffn.topk) for layer in model.kinds())  # gate and up
+    cuda = device == "cuda"
+    widest = max(_serving_width(layer.ffn, model.hidden, cuda) for layer in model.kinds())
     attention = max(layer.attention.heads * layer.attention.key_size * 3 for layer in model.kinds())
     working = width * rows * (4 * model.hidden + max(widest, attention)) + 4.0 * requests * model.vocab
-    context = 1.0e9 if device == "cuda" else 0.0
-    return ServingMemory(width * model.parameters, width * pages * 16 * model.cache_width(), working, context)
+    # A shape of step first runs as it is, then is captured; graphs share a pool of memory, which nobody else may use.
+    copies = 2.0 if cuda else 1.0
+    context = CONTEXT if cuda else 0.0
+    cache = width * pages * 16 * model.cache_width()
+    return ServingMemory(width * model.parameters, cache, copies * working, context)
+
+
+def _serving_width(ffn: FfnShape, hidden: int, cuda: bool) -> float:
+    """Numbers of one token at the widest place of an FFN: gate and up; on a GPU, where operations do not run in pieces,
+    beside their product, or that beside what each expert makes of it."""
+    chosen = max(1, ffn.topk)
+    if not cuda:
+        return 2 * ffn.hidden * chosen
+    return max(3 * ffn.hidden * chosen, (ffn.hidden + hidden) * ffn.topk)

@@ -16,6 +16,7 @@ drafter has any, steps are synchronous (`forward.py`); while it rests, they over
 from __future__ import annotations
 
 import gc
+import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from moesaic.kernels.cuda.expected_shapes import expected_shapes
 from moesaic.kernels.cuda.fused_forward import FusedForward, StepWeights, takes
 from moesaic.kernels.cuda.graphed_step import GraphedSteps, LaunchedStep
 from moesaic.kernels.cuda.step_inputs import ChunkRows, StepInputs
@@ -40,6 +42,8 @@ from moesaic.serve.gpu.forward import GraphedForward, rows_of, token_logprob
 
 if TYPE_CHECKING:
     from moesaic.serve.core.engine import Engine
+
+logger = logging.getLogger("moesaic.serve")
 
 
 @dataclass
@@ -97,6 +101,20 @@ class OverlapLoop(Runner):
         plain = model.mode != "reference" and model.config.rope.kind != "dynamic"
         scheduled = engine.page_pool.store is None and isinstance(engine.scheduler.policy, Chunked)
         return plain and scheduled and takes(step_weights(model))
+
+    def warm_up(self) -> None:
+        """Compile and capture all steps that are to be expected: else the first of a kind makes everybody wait."""
+        scheduler = self.engine.scheduler
+        assert isinstance(scheduler.policy, Chunked)
+        expected = expected_shapes(
+            scheduler.max_requests, scheduler.policy.tokens, self.engine.max_length, self.steps.tiling
+        )
+        for number, shape in enumerate(expected):
+            try:
+                self.steps.prepare(shape)
+            except torch.cuda.OutOfMemoryError:
+                logger.warning("no memory for %d of %d CUDA graphs", len(expected) - number, len(expected))
+                return
 
     # The loop
 
