@@ -21,7 +21,9 @@ import random
 import re
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,9 +31,15 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+import moesaic
+from bench.gpu_train import VOCAB, make_ours
 from bench.measure import record
 from bench.soak import make_directory
+from moesaic.data.tokenizer_training import save_tokenizer, train_tokenizer
+from moesaic.model.directory import save
 from moesaic.serve.bench.server_process import serving
+from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.request import Sampling
 
 CLIENTS = 8  # processes
 GENERATED = re.compile(rb'"completion_tokens": ?(\d+)')
@@ -52,10 +60,11 @@ class Heard:
 
 
 def mixed(count: int, vocab: int, seed: int, most: int) -> list[Sent]:
-    """Prompts of up to `most` tokens, answers of up to a quarter of that."""
-    rng, scale = random.Random(seed), most / 2048
+    """Prompts of up to `most` tokens, answers of up to a quarter; the same lengths in every run, and other tokens."""
+    rng, scale = random.Random(0), most / 2048
     lengths = [(int(rng.randint(64, 2048) * scale), int(rng.randint(16, 512) * scale)) for _ in range(count)]
-    return [Sent(0.0, rng.choices(range(10, vocab), k=prompt), out) for prompt, out in lengths]
+    tokens = random.Random(seed)
+    return [Sent(0.0, tokens.choices(range(10, vocab), k=prompt), out) for prompt, out in lengths]
 
 
 def arriving(rate: float, seconds: float, vocab: int, seed: int, prompt: int, out: int) -> list[Sent]:
@@ -133,30 +142,22 @@ def summary(what: str, heard: list[Heard]) -> dict[str, Any]:
 # The model
 
 
-def make_large(path: Path, layers: int) -> int:
+def make_large(path: Path, layers: int) -> None:
     """The directory of a random model with a tokenizer that has a text for every token."""
-    from bench.gpu_train import VOCAB, make_ours
-    from moesaic.data.tokenizer_training import save_tokenizer, train_tokenizer
-    from moesaic.model.directory import save
-
     rng = random.Random(0)
     words = ("".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(3, 7))) for _ in range(60_000))
     save(make_ours(layers), path)
     save_tokenizer(train_tokenizer([" ".join(words)], VOCAB), path)
-    return VOCAB
 
 
-def offline(directory: str, requests: list[list[tuple[list[int], int]]], options: dict[str, Any]) -> list[float]:
-    """Output tokens a second of each list of (prompt, tokens out)."""
-    import moesaic
-    from moesaic.serve.core.engine import Engine
-    from moesaic.serve.core.request import Sampling
-
+def offline(directory: str, bursts: list[list[Sent]], **options: Any) -> list[float]:
+    """Output tokens a second of each burst."""
     engine = Engine(moesaic.load(directory), **options)
     rates = []
-    for burst in requests:
+    for burst in bursts:
         made = [
-            engine.request(prompt, Sampling(max_tokens=out, temperature=0.0, ignore_eos=True)) for prompt, out in burst
+            engine.request(sent.prompt, Sampling(max_tokens=sent.max_tokens, temperature=0.0, ignore_eos=True))
+            for sent in burst
         ]
         start = time.perf_counter()
         engine.complete(made)
@@ -175,6 +176,7 @@ def main() -> None:
     parser.add_argument("--cache-gb", type=float, default=40.0)
     parser.add_argument("--model", type=Path, help="where the model is, or is to be, kept")
     parser.add_argument("--result", default="gpu_http", help="name of the result's file")
+    parser.add_argument("--no-restart", action="store_true", help="only once, from no compiled kernels")
     parser.add_argument("--serve-option", action="append", default=[])
     options = parser.parse_args()
     count, rows = options.requests, []
@@ -188,49 +190,47 @@ def main() -> None:
             if not directory.exists():
                 with ProcessPoolExecutor(1, mp_context=spawn) as alone:  # whose memory is free again after it
                     alone.submit(make_large, directory, options.layers).result()
-            vocab, most, flags = 32000, 2048, ["--device", "cuda", "--cache-gb", str(options.cache_gb)]
-        list(pool.map(abs, range(CLIENTS)))
-        environment = {"TRITON_CACHE_DIR": f"{path}/triton", "TORCHINDUCTOR_CACHE_DIR": f"{path}/inductor"}
-        os.environ.update(environment)
-        began = time.perf_counter()
-        with serving(directory, [*flags, "--max-requests", str(count), *options.serve_option]) as url:
-            ready = time.perf_counter() - began
-            print(f"ready after {ready:.1f} s", flush=True)
-            rows.append(summary("first burst, streamed", send(pool, url, mixed(count, vocab, 1, most), True)))
+            vocab, most, flags = VOCAB, 2048, ["--device", "cuda", "--cache-gb", str(options.cache_gb)]
+        list(pool.map(abs, range(CLIENTS)))  # so that they have started
+        os.environ |= {"TRITON_CACHE_DIR": f"{path}/triton", "TORCHINDUCTOR_CACHE_DIR": f"{path}/inductor"}
+        flags += ["--max-requests", str(count), *options.serve_option]
+        ready: list[float] = []
+
+        @contextmanager
+        def server() -> Iterator[str]:
+            began = time.perf_counter()
+            with serving(directory, flags) as url:
+                ready.append(round(time.perf_counter() - began, 1))
+                print(f"ready after {ready[-1]} s", flush=True)
+                yield url
+
+        def burst(what: str, url: str, seed: int, stream: bool = True) -> None:
+            rows.append(summary(what, send(pool, url, mixed(count, vocab, seed, most), stream)))
+
+        with server() as url:
+            burst("first burst, streamed", url, 1)
             for number in range(options.bursts):
-                requests = mixed(count, vocab, 10 + number, most)
-                rows.append(summary("burst, streamed", send(pool, url, requests, True)))
+                burst("burst, streamed", url, 10 + number)
             for number in range(options.bursts):
-                requests = mixed(count, vocab, 20 + number, most)
-                rows.append(summary("burst, not streamed", send(pool, url, requests, False)))
+                burst("burst, not streamed", url, 20 + number, stream=False)
             requests = arriving(options.rate, options.rate_seconds, vocab, 30, most // 4, most // 16)
             rows.append(summary(f"{options.rate:g} requests a second", send(pool, url, requests, True)))
-        began = time.perf_counter()
-        with serving(directory, [*flags, "--max-requests", str(count), *options.serve_option]) as url:
-            again = time.perf_counter() - began
-            print(f"ready again after {again:.1f} s", flush=True)
-            rows.append(
-                summary("first burst, kernels compiled before", send(pool, url, mixed(count, vocab, 2, most), True))
-            )
-        bursts = [
-            [(sent.prompt, sent.max_tokens) for sent in mixed(count, vocab, 10 + number, most)]
-            for number in (90, *range(options.bursts))
-        ]
-        engine_options = {
-            "max_requests": count,
-            "cache_bytes": int(float(flags[flags.index("--cache-gb") + 1]) * 2**30),
-        }
+        if not options.no_restart:
+            with server() as url:
+                burst("first burst, kernels compiled before", url, 2)
+        bursts = [mixed(count, vocab, 30 + number, most) for number in range(options.bursts + 1)]
+        cache = int(float(flags[flags.index("--cache-gb") + 1]) * 2**30)
         with ProcessPoolExecutor(1, mp_context=spawn) as alone:
-            rates = alone.submit(offline, str(directory), bursts, engine_options).result()[1:]
+            rates = alone.submit(offline, str(directory), bursts, max_requests=count, cache_bytes=cache).result()[1:]
     best = {
         what: max(row["output_tokens_per_second"] for row in rows if row["what"] == what)
         for what in ("burst, streamed", "burst, not streamed")
     }
     ratios = {what: round(rate / max(rates), 3) for what, rate in best.items()}
-    print(json.dumps({"offline": [round(rate) for rate in rates], "over offline": ratios}), flush=True)
+    facts = {"offline_tokens_per_second": [round(rate) for rate in rates], "over_offline": ratios}
+    print(json.dumps(facts), flush=True)
     if not options.tiny:
-        facts = {"offline_tokens_per_second": [round(rate) for rate in rates], "over_offline": ratios}
-        print(record(options.result, rows, **facts, ready_seconds=round(ready, 1), ready_again_seconds=round(again, 1)))
+        print(record(options.result, rows, **facts, ready_seconds=ready))
 
 
 if __name__ == "__main__":

@@ -85,12 +85,14 @@ def command(
     """Serve a model over HTTP: OpenAI-compatible API, metrics, and a web page to chat with it."""
     import asyncio
     import gc
+    import sys
 
     from moesaic.cli.method_options import MethodOptions
     from moesaic.errors import UserError
     from moesaic.serve.api.keys import Keys
     from moesaic.serve.api.server import Server, listen, serve
     from moesaic.serve.api.service import Service, Settings
+    from moesaic.serve.cluster.engine_process import SWITCH_SECONDS
     from moesaic.serve.cluster.launch import launch, parse_adapters
     from moesaic.serve.core.drafters import Drafter
     from moesaic.serve.core.kv_policies import KVPolicy
@@ -142,6 +144,7 @@ def command(
 
     def ready(server: Server, service: Service) -> None:
         gc.freeze()  # what is there now stays: a collection that walks it would hold up every stream
+        sys.setswitchinterval(SWITCH_SECONDS)
         shown = f"[{host}]" if ":" in host else host
         print(f"moesaic: {settings.name} at http://{shown}:{listener.getsockname()[1]}", flush=True)
 

@@ -92,6 +92,7 @@ class GraphedSteps:
         self.graphs: dict[StepShape, CapturedStep] = {}
         self.pool: Any = None
         self.real = device.type == "cuda"  # elsewhere, in tests, steps run as they come
+        self.stream = torch.cuda.Stream() if self.real else None  # of captures: one, or they would share no memory
 
     def give_pages(self, pages: dict[tuple[int, int], int]) -> None:
         """Entries (slot, number of the page in its sequence) of the page table that are new or changed."""
@@ -140,8 +141,13 @@ class GraphedSteps:
         if self.real:
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with no_collection(), torch.cuda.graph(graph, pool=self.pool):
-                outputs = self.step(shape, inputs)
+            # Not `torch.cuda.graph`, which gives back all free memory before: the next shape would ask for it again.
+            with no_collection(), torch.cuda.stream(self.stream):
+                graph.capture_begin(*([] if self.pool is None else [self.pool]))
+                try:
+                    outputs = self.step(shape, inputs)
+                finally:
+                    graph.capture_end()
             self.pool = self.pool or graph.pool()
         host = partial(torch.empty, dtype=torch.int32, pin_memory=self.real)
         to_device = [host(len(words)) for _ in range(BUFFERS)]

@@ -16,7 +16,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from moesaic.serve.api.errors import ApiError
 
 HEADER_SECONDS = 20.0
-HUGE_NUMBER = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{300}")
+HUGE_EXPONENT = re.compile(rb"[eE]\+?[0-9]{3}")
+ONLY_DIGITS = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else 32 for byte in range(256))
+HUGE_DIGITS = b"0" * 300  # of any value, after that
 
 
 class HeaderTimeout(H11Protocol):
@@ -146,7 +148,7 @@ def check_json(body: bytes) -> None:
     which would fail later, where nobody expects them."""
     try:
         content = from_json(body, allow_inf_nan=False)
-        if HUGE_NUMBER.search(body):
+        if HUGE_EXPONENT.search(body) or HUGE_DIGITS in body.translate(ONLY_DIGITS):
             json.dumps(content, allow_nan=False)
     except ValueError as error:
         raise ApiError(400, f"the body is not JSON ({error})", code="invalid_json") from None

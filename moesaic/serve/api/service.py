@@ -87,10 +87,15 @@ class Service:
         raise ApiError(404, f"the model {model!r} does not exist", param="model", code="model_not_found")
 
     async def prepare(
-        self, make: Callable[[], Result], field_name: Callable[[str], str] = lambda place: place
+        self,
+        make: Callable[[], Result],
+        field_name: Callable[[str], str] = lambda place: place,
+        *,
+        light: bool = False,
     ) -> Result:
-        """Work that takes a while (chat templates, tokenization, grammars), beside the event loop. `field_name` is what
-        the client calls a field in which an error was found."""
+        """Work that takes a while (chat templates, tokenization, grammars), beside the event loop; what is `light`, at
+        once: of many requests that come together the first is then under way before the last is read. `field_name` is
+        what the client calls a field in which an error was found."""
 
         def guarded() -> Result:
             try:
@@ -104,7 +109,7 @@ class Service:
                 logger.warning("a library panicked at a request: %s", error)
                 raise UserError("", "the request cannot be read", "Make it simpler.") from None
 
-        return await asyncio.to_thread(guarded)
+        return guarded() if light else await asyncio.to_thread(guarded)
 
     def tokenize(self, text: str, *, special: bool = True) -> list[int]:
         """The tokens of a prompt. One far too long is refused by its first characters: all of it may take seconds."""

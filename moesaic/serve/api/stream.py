@@ -29,6 +29,12 @@ ENCODE = json.JSONEncoder(check_circular=False).encode
 DONE = "data: [DONE]\n\n"
 HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}  # no proxy shall buffer the events
 
+LIGHT_BYTES = 4096  # of a request's body
+HEAVY_FIELDS = (
+    *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("tools", "text"),
+)
+
 # For the OpenAPI document.
 EVENTS: dict[str, Any] = {
     "text/event-stream": {
@@ -144,7 +150,8 @@ class Generation:
 async def generate(kind: type[Generation], service: Service, body: Any, http: HttpRequest) -> Response:
     """What every route that generates text does."""
     salt = service.cache_salt(http.state, body.cache_salt)
-    generation = await service.prepare(lambda: kind.prepare(service, body, salt), kind.field_name)
+    light = is_light(body, int(http.headers.get("content-length", LIGHT_BYTES + 1)))
+    generation = await service.prepare(lambda: kind.prepare(service, body, salt), kind.field_name, light=light)
     outputs = service.submit(generation.requests)
     if body.stream:
         return EventStream(generation.events(outputs), kind.ending, outputs.close)
@@ -152,6 +159,14 @@ async def generate(kind: type[Generation], service: Service, body: Any, http: Ht
         return await while_connected(http, generation.collect(outputs))
     finally:
         outputs.close()
+
+
+def is_light(body: Any, size: int) -> bool:
+    """Whether a request is prepared in less time than a thread takes to answer: no grammar to compile, and no more than
+    a page of text to tokenize."""
+    prompt = getattr(body, "prompt", None)
+    tokens = isinstance(prompt, list) and isinstance(prompt[0], int)
+    return (size <= LIGHT_BYTES or tokens) and all(getattr(body, name, None) is None for name in HEAVY_FIELDS)
 
 
 def event(data: BaseModel | dict[str, Any], name: str | None = None) -> str:

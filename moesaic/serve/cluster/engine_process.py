@@ -14,6 +14,7 @@ import contextlib
 import logging
 import multiprocessing
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from moesaic.serve.core.stats import EngineStats
 
 logger = logging.getLogger("moesaic.serve")
 
+SWITCH_SECONDS = 0.001  # until a thread that waits for Python gets it: messages wait for it, and streams
 END_SECONDS = 10.0  # for a process to end before it is killed
 
 
@@ -145,6 +147,7 @@ class EngineProcess:
 def _run(options: EngineOptions, pipe: Connection) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # they mean the server, which lets requests finish
         signal.signal(number, signal.SIG_IGN)
+    sys.setswitchinterval(SWITCH_SECONDS)
     try:
         engine = Engine(load(options.directory, **options.load_options), **options.engine_options)
         for name, path in options.adapters.items():

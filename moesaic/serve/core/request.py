@@ -284,7 +284,7 @@ def new_request(
 
 
 def check_tokens(name: str, tokens: Sequence[int], vocab: int) -> None:
-    if any(not 0 <= token < vocab for token in tokens):
+    if tokens and not (min(tokens) >= 0 and max(tokens) < vocab):
         raise UserError(name, f"holds a token outside the vocabulary of {vocab}")
 
 
