@@ -5,9 +5,10 @@
     python bench/gpu_offload.py --device cpu --tiny          the same program at a size for two cores (some minutes)
 
 Rows: `memory`, `offload`, `speculative`, `delay` and `fsdp2` train a mixture of --layers layers; `large-memory` and
-`large` one of --large layers, whose 16 bytes per parameter are more than the GPU has; `activations`, `nvme` and
-`large-delay` run if named. All take the same steps: bfloat16 weights, AdamW with float32 weights and moments, clipping,
---accumulate micro-batches of --sequences x --length tokens. Every row is a process of its own.
+`large` one of --large layers, whose 16 bytes per parameter are more than the GPU has, `large-shared` the same with the
+state of its first layers on the GPU; `activations`, `nvme`, `large-delay` and `largest` (shared too) run if named. All
+take the same steps: bfloat16 weights, AdamW with float32 weights and moments, clipping, --accumulate micro-batches of
+--sequences x --length tokens. Every row is a process of its own.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ from moesaic.train.optimizers._offloaded import OffloadedOptimizer
 from moesaic.train.optimizers.adamw import AdamW
 
 HEAD_SIZE, LR, GIB = 128, 1e-4, 2**30
-USUAL = ["memory", "offload", "speculative", "delay", "fsdp2", "large-memory", "large"]
-FURTHER = ["activations", "nvme", "large-delay"]
+USUAL = ["memory", "offload", "speculative", "delay", "fsdp2", "large-memory", "large", "large-shared"]
+FURTHER = ["activations", "nvme", "large-delay", "largest"]
 TINY = {
-    "layers": 2, "large": 4, "hidden": 64, "experts": 4, "expert_hidden": 32, "vocab": 256, "sequences": 2,
-    "length": 32, "accumulate": 2,
+    "layers": 2, "large": 4, "largest": 6, "hidden": 64, "experts": 4, "expert_hidden": 32, "vocab": 256,
+    "sequences": 2, "length": 32, "accumulate": 2,
 }  # fmt: skip
 
 
@@ -105,13 +106,14 @@ Stepper = Callable[[int], Tensor]
 
 def ours(options: argparse.Namespace, row: str, layers: int, device: torch.device) -> tuple[Stepper, dict[str, Any]]:
     model = on_device(config_of(options, layers), device)
-    kind = row.removeprefix("large-").removeprefix("large") or "offload"
+    kind = {"large": "offload", "largest": "shared"}.get(row, row.removeprefix("large-"))
     folder = options.folder or tempfile.gettempdir()
     settings = {
         "memory": None,
         "offload": OffloadSection(),
         "speculative": OffloadSection(speculative=options.undo),
         "delay": OffloadSection(delay=True),
+        "shared": OffloadSection(on_device=options.on_device),
         "activations": OffloadSection(activations=True),
         "nvme": OffloadSection(optimizer=folder),
     }[kind]
@@ -189,7 +191,7 @@ def run_row(options: argparse.Namespace, row: str) -> dict[str, Any]:
         torch.cuda.set_device(0)
         device = torch.device("cuda", 0)
     torch.manual_seed(0)
-    layers = options.large if row.startswith("large") else options.layers
+    layers = options.largest if row == "largest" else options.large if row.startswith("large") else options.layers
     begun = time.perf_counter()
     result: dict[str, Any] = {"row": row, "layers": layers}
     try:
@@ -226,12 +228,14 @@ def main() -> None:
     parser.add_argument("--rows", nargs="*", default=USUAL, choices=[*USUAL, *FURTHER])
     parser.add_argument("--layers", type=int, default=12, help="3.98 B parameters: 59 GiB of state")
     parser.add_argument("--large", type=int, default=29, help="9.43 B parameters: 141 GiB, of which the host holds 105")
+    parser.add_argument("--largest", type=int, default=42, help="13.6 B parameters: 203 GiB")
     for name, usual in (("hidden", 2048), ("experts", 64), ("expert-hidden", 768), ("vocab", 32000)):
         parser.add_argument(f"--{name}", type=int, default=usual)
     for name, usual in (("sequences", 2), ("length", 4096), ("accumulate", 16), ("steps", 3), ("warm", 2)):
         parser.add_argument(f"--{name}", type=int, default=usual)
     parser.add_argument("--clip", type=float, default=10.0)
     parser.add_argument("--undo", type=float, default=24.0, help="GiB of host memory for speculation")
+    parser.add_argument("--on-device", type=float, default=60.0, help="GiB of GPU memory for state, in shared rows")
     parser.add_argument("--folder", help="of the row nvme")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true")

@@ -20,6 +20,9 @@ class OffloadSection(BaseModel):
     optimizer: Annotated[str, Field(min_length=1)] | None = Field(
         CPU, description="float32 weights and optimizer state: cpu, or a folder on an NVMe disk; null: on the device"
     )
+    on_device: float = Field(
+        0.0, ge=0, description="GiB of the device's memory for such state of the first layers, which then stays there"
+    )
     delay: bool = Field(False, description="take a step's update while the next one computes, which so does not see it")
     speculative: float = Field(
         0.0, ge=0, description="GiB of host memory to undo updates taken before the gradient norm is known; 0: none"
@@ -33,8 +36,10 @@ class OffloadSection(BaseModel):
     def _possible(self) -> OffloadSection:
         if self.delay and self.speculative:
             raise wrong("delay and speculative exclude each other: a delayed update waits for nothing")
-        if self.optimizer is None and (self.delay or self.speculative):
-            raise wrong("delay and speculative are of an optimizer that is offloaded; set optimizer: cpu")
+        if self.delay and self.on_device:
+            raise wrong("delay and on_device exclude each other: the device's share would not be late")
+        if self.optimizer is None and (self.delay or self.speculative or self.on_device):
+            raise wrong("delay, speculative and on_device are of an optimizer that is offloaded; set optimizer: cpu")
         return self
 
 

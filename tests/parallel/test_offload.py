@@ -23,6 +23,7 @@ from moesaic.train.optimizers.zero_one_adam import ZeroOneAdam
 from tests.parallel.test_seams import model_of
 
 CLIP = 1.0
+HALF = 50121 * 12 / 2 / 2**30  # GiB for the state of about half of the weights
 MANY = 100.0  # GiB to undo with: every bucket speculates
 
 
@@ -72,7 +73,7 @@ def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize(
     "method", [AdamW(lr=0.01), Muon(lr=0.01), ZeroOneAdam(lr=0.01)], ids=lambda m: type(m).__name__
 )
-@pytest.mark.parametrize("where", ["cpu", "disk", "speculative", "cast"])
+@pytest.mark.parametrize("where", ["cpu", "disk", "speculative", "cast", "shared"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_has_the_bits_of_one_in_memory(method: OptimizerMethod, where: str, dtype: torch.dtype, tmp_path: Path) -> None:
     settings = {
@@ -80,11 +81,14 @@ def test_has_the_bits_of_one_in_memory(method: OptimizerMethod, where: str, dtyp
         "disk": OffloadSection(optimizer=str(tmp_path / "nvme")),
         "speculative": OffloadSection(speculative=MANY),
         "cast": OffloadSection(cast="device"),
+        "shared": OffloadSection(on_device=HALF, speculative=MANY),
     }[where]
     model, optimizer = build(method, dtype=dtype)
     norms = train(model, optimizer, range(5))
     other, offloaded = build(method, settings, dtype)
-    assert isinstance(offloaded, OffloadedOptimizer) and len(offloaded.buckets) > 10
+    assert isinstance(offloaded, OffloadedOptimizer) and len(offloaded.buckets) > 2
+    away = sum(slot.weight.numel() for bucket in offloaded.buckets for _, slot in bucket.slots)
+    assert (away < 0.7 * 50121) == (where == "shared") and away > 0
     assert train(other, offloaded, range(5)) == norms and max(norms) > CLIP  # some steps clip
     assert_same(everything(model, optimizer), everything(other, offloaded))
     if where == "disk":
@@ -142,7 +146,16 @@ class TestSpeculation:
         train(model, optimizer, range(1))
 
 
-@pytest.mark.parametrize("settings", [OffloadSection(), OffloadSection(speculative=MANY), OffloadSection(delay=True)])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        OffloadSection(),
+        OffloadSection(speculative=MANY),
+        OffloadSection(delay=True),
+        OffloadSection(speculative=MANY, on_device=HALF),
+    ],
+    ids=["plain", "speculative", "delay", "shared"],
+)
 def test_a_step_that_is_not_finite_changes_nothing(settings: OffloadSection) -> None:
     model, optimizer = build(AdamW(lr=0.01), settings)
     train(model, optimizer, range(2))
@@ -219,7 +232,16 @@ def test_a_delayed_update_is_one_step_late() -> None:
     assert_same(everything(other, offloaded), everything(model, optimizer))
 
 
-@pytest.mark.parametrize("settings", [OffloadSection(), OffloadSection(speculative=MANY), OffloadSection(delay=True)])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        OffloadSection(),
+        OffloadSection(speculative=MANY),
+        OffloadSection(delay=True),
+        OffloadSection(speculative=MANY, on_device=HALF),
+    ],
+    ids=["plain", "speculative", "delay", "shared"],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_resumes_with_and_without(settings: OffloadSection, dtype: torch.dtype) -> None:
     model, optimizer = build(AdamW(lr=0.01), settings, dtype)

@@ -5,6 +5,9 @@ in buckets, in the order in which they become complete, as far as there are buff
 rules update the host's weights a bucket at a time, and the device gets them back rounded to its type while the next
 bucket is updated. On the host the arithmetic is that of `Optimizer` on a CPU: the same bits.
 
+With `on_device` the state of the first layers stays on the device, as much as fits into that, and the device updates
+them while the host updates the others: their gradients come last, and would only be waited for.
+
 A step must know the norm of all gradients before it updates the first weight. Two ways not to wait for it:
 
 - `speculative`: update a bucket during the backward pass as if nothing had to be clipped, and keep a copy of what was
@@ -62,10 +65,13 @@ class OffloadedOptimizer(Optimizer):
         assert settings.optimizer is not None
         self.settings = settings
         self.memory = HostMemory(None if settings.optimizer == CPU else Path(settings.optimizer))
+        self._stays = _fitting(parameters, int(settings.on_device * 2**30))
         super().__init__(parameters, groups)
         self._device = self.updates.device
         self.updates, self.skipped = self.updates.cpu(), self.skipped.cpu()
-        self.buckets = list(_buckets(self.groups, {slot.name: number for number, slot in enumerate(self.slots)}))
+        self._here = [(rule, [slot for slot in slots if slot.name in self._stays]) for rule, slots in self.groups]
+        away = [(rule, [slot for slot in slots if slot.name not in self._stays]) for rule, slots in self.groups]
+        self.buckets = list(_buckets(away, {slot.name: number for number, slot in enumerate(self.slots)}))
         self._of = {slot.name: bucket for bucket in self.buckets for _, slot in bucket.slots}
         self.rollbacks = 0
         self._allow_undo(int(settings.speculative * 2**30))
@@ -80,7 +86,7 @@ class OffloadedOptimizer(Optimizer):
         largest = max(sum(slot.weight.numel() for _, slot in bucket.slots) for bucket in self.buckets)
         self._float32 = torch.empty(largest)  # a bucket's gradients, as the rules want them
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="offload")
-        self._update: Future[None] | None = None  # the delayed one
+        self._delayed: Future[None] | None = None  # the delayed one
         self._norms: dict[str, Tensor] = {}
         self._backwards = 1
         self._lr_factor: float | None = None  # of the next step, if it is known
@@ -89,7 +95,8 @@ class OffloadedOptimizer(Optimizer):
         # Parameters may outlive this, and need not keep it.
         arrived: weakref.WeakMethod[Callable[[Slot], None]] = weakref.WeakMethod(self._arrived)
         for slot in self.slots:
-            slot.parameter.register_post_accumulate_grad_hook(_hook(arrived, slot))
+            if slot.name in self._of:
+                slot.parameter.register_post_accumulate_grad_hook(_hook(arrived, slot))
 
     # -- the backward pass
 
@@ -125,8 +132,11 @@ class OffloadedOptimizer(Optimizer):
             assert gradient is not None
             bucket.gradients.append(gradient)
             slot.parameter.grad = None
-        norms = torch._foreach_norm(bucket.gradients, 2.0, dtype=torch.float32) if bucket.gradients else ()
-        self._norms |= {slot.name: norm for (_, slot), norm in zip(bucket.present, norms, strict=True)}
+        self._note_norms([slot for _, slot in bucket.present], bucket.gradients)
+
+    def _note_norms(self, slots: Sequence[Slot], gradients: list[Tensor]) -> None:
+        norms = torch._foreach_norm(gradients, 2.0, dtype=torch.float32) if gradients else ()
+        self._norms |= {slot.name: norm for slot, norm in zip(slots, norms, strict=True)}
 
     def _fetch(self, bucket: Bucket, buffer: Buffer, complete: torch.cuda.Event | None) -> None:
         self.staging.fetch(buffer, bucket.gradients, complete)
@@ -173,22 +183,26 @@ class OffloadedOptimizer(Optimizer):
         for bucket in self.buckets:
             if bucket.buffer is None:
                 self._collect(bucket)
+        here = [slot for _, slots in self._here for slot in slots if slot.parameter.grad is not None]
+        self._note_norms(here, [slot.parameter.grad for slot in here if slot.parameter.grad is not None])
         # In the order of the parameters, whatever the buckets: a sum's bits depend on its order.
         norms = [self._norms[slot.name] for slot in self.slots if slot.name in self._norms]
         norm = torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros((), device=self._device)
         divisor = torch.ones_like(norm) if loss_scale is None else loss_scale.to(norm)
         norm = norm / divisor
         skip = ~norm.isfinite()
-        divisor = (divisor * (norm / clip).clamp(min=1.0)).cpu()  # here the host waits for the backward pass
-        skipped = bool(skip)
-        self._resolve(right=not skipped and float(divisor) == 1.0 and lr_factor == self._lr_factor)
-        step = Step(lr_factor, divisor, torch.zeros((), dtype=torch.bool), self.updates.clone(), self.number)
+        divisor = divisor * (norm / clip).clamp(min=1.0)
+        skipped, on_host, complete = bool(skip), divisor.cpu(), self.staging.now()  # waits for the backward pass
+        self._resolve(right=not skipped and float(on_host) == 1.0 and lr_factor == self._lr_factor)
+        # The device begins its own share, and the host does the other beside it.
+        self._update(self._here, Step(lr_factor, divisor, skip, self.updates.to(self._device), self.number))
+        step = Step(lr_factor, on_host, torch.zeros((), dtype=torch.bool), self.updates.clone(), self.number)
         if skipped:
             self._release()
         elif self.settings.delay:
-            self._update = self._worker.submit(self._apply, step, self.staging.now())
+            self._delayed = self._worker.submit(self._apply, step, complete)
         else:
-            self._apply(step, self.staging.now())
+            self._apply(step, complete)
             self.staging.settle()
         self._norms = {}
         self.updates += not skipped
@@ -229,9 +243,7 @@ class OffloadedOptimizer(Optimizer):
         gradients, at = [], 0
         for view in _given(bucket.buffer).wait():
             wide = view
-            if (
-                view.dtype != torch.float32 or bucket.undo is not None
-            ):  # rules may overwrite what speculation needs again
+            if view.dtype != torch.float32 or bucket.undo is not None:  # rules may overwrite what is yet needed
                 wide = self._float32[at : at + view.numel()].view(view.shape).copy_(view)
                 at += view.numel()
             gradients.append(wide)
@@ -255,8 +267,8 @@ class OffloadedOptimizer(Optimizer):
     @torch.no_grad()
     def _finish_delayed(self) -> None:
         """Wait for the update that is under way, and give the device its weights."""
-        if self._update is not None:
-            update, self._update = self._update, None
+        if self._delayed is not None:
+            update, self._delayed = self._delayed, None
             update.result()
             for bucket in self.buckets:
                 self._send(_given(self.staging.take()), [slot for _, slot in bucket.slots])
@@ -281,8 +293,8 @@ class OffloadedOptimizer(Optimizer):
         return self._device
 
     def state_dict(self) -> dict[str, Tensor]:
-        if self._update is not None:
-            self._update.result()
+        if self._delayed is not None:
+            self._delayed.result()
         return super().state_dict()
 
     @torch.no_grad()
@@ -296,10 +308,23 @@ class OffloadedOptimizer(Optimizer):
     def _slot(self, rule: Rule, name: str, parameter: nn.Parameter) -> Slot:
         if local(parameter) is not parameter:
             raise UserError("train.offload.optimizer", "is for one device", "Leave it out, or train on one rank.")
+        if name in self._stays:
+            return super()._slot(rule, name, parameter)
         assert parameter.is_contiguous(), f"{name} is not contiguous"
         weight = self.memory.copy(parameter.detach(), torch.float32)
         state = {key: self.memory.keep(tensor) for key, tensor in rule.start(weight).items()}
         return Slot(name, parameter, parameter, weight, state)
+
+
+def _fitting(parameters: Sequence[Named], size: int) -> set[str]:
+    """The first parameters whose float32 weights and two moments fit into so many bytes; at least one is offloaded."""
+    names: set[str] = set()
+    for name, parameter in parameters[:-1]:
+        size -= parameter.numel() * (8 if parameter.dtype == torch.float32 else 12)
+        if size < 0:
+            break
+        names.add(name)
+    return names
 
 
 def _buckets(groups: Sequence[tuple[Rule, Sequence[Slot]]], order: dict[str, int]) -> Iterator[Bucket]:

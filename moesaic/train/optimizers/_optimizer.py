@@ -140,16 +140,19 @@ class Optimizer:
         norm = norm / divisor
         skip = ~norm.isfinite()
         step = Step(lr_factor, divisor * (norm / clip).clamp(min=1.0) / ranks, skip, self.updates, self.number)
-        for rule, slots in self.groups:
+        self._update(self.groups, step)
+        self.updates += ~skip
+        self.skipped += skip
+        self.number += 1
+        return StepResult(norm, skip, self.updates.clone())
+
+    def _update(self, groups: Sequence[tuple[Rule, Sequence[Slot]]], step: Step) -> None:
+        for rule, slots in groups:
             for piece in _pieces([slot for slot in slots if slot.parameter.grad is not None]):
                 rule.update(piece, [slot.gradient() for slot in piece], step)
                 for slot in piece:
                     if slot.has_master:
                         slot.own.copy_(slot.weight)
-        self.updates += ~skip
-        self.skipped += skip
-        self.number += 1
-        return StepResult(norm, skip, self.updates.clone())
 
     def expect(self, backwards: int, lr_factor: float) -> None:
         """Before the forward pass: how many backward passes the next step's gradients come from, and its learning rate.
