@@ -10,6 +10,7 @@ SLOW = [
     "quickstart/test_quickstart.py",
     "kernels/test_triton_compiles.py",
     "parallel/test_pipeline.py",
+    "parallel/test_pipeline_disaggregated.py",
     "train/test_run.py",
     "kernels/test_triton_quantized.py",
     "align/test_asynchronous.py",

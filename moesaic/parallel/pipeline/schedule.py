@@ -9,9 +9,9 @@
 `group` is this pipeline's: its rank r holds `stages.of_rank(r)`. Every rank of it calls `forward_backward` with the
 same micro-batches (`Batch.parts(accumulate, device)`) and gets the same loss. Gradients are those of one process that
 accumulates over the micro-batches, already summed for an embedding that two stages hold, and not yet over other ranks
-except those of an FSDP model's mesh, over which they are reduced once per step.
-Whoever sets up a run asks `check_schedule` first; a single batch that falls into a number of micro-batches that its schedule
-cannot run, as a short last one may, runs all forward first (gpipe). The other arguments are what a run has:
+except those of an FSDP model's mesh, over which they are reduced once per step. Whoever sets up a run asks
+`check_schedule` first; a single batch that falls into a number of micro-batches that its schedule cannot run, as a
+short last one may, runs all forward first (gpipe). The other arguments are what a run has:
 
     runner          how a layer is run (recompute, token drop, ...): `LayerRunners.runner(step)`
     routing         makes the record of a forward's routes: `Balance.routing`
