@@ -13,7 +13,9 @@ once. Values are the same to the bit.
 
 from __future__ import annotations
 
+import sys
 import weakref
+from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 
@@ -25,48 +27,52 @@ from moesaic.recipe_offload import OffloadSection
 
 SMALLEST = 2**16  # bytes; what is smaller stays where it is
 AHEAD = 3
+LEAVING = 4  # tensors that are on their way to the host at a time
 
 
 class _Saved:
-    """A tensor that is on the host, or on its way there or back."""
+    """A tensor on the host, and on the device until its copy is made, or again once the way back has begun.
+
+    What is on the device belongs to the stream that computes, which waits for a copy before it lets go of a tensor or
+    uses one. So memory is free again in the order of the device's work, however far ahead of it the host is.
+    """
 
     def __init__(self, tensor: Tensor, offload: ActivationOffload) -> None:
         self.device, self.offload = tensor.device, offload
-        self.stride = tensor.stride()
-        self.back: Tensor | None = None
-        self.host = torch.empty_strided(tensor.shape, self.stride, dtype=tensor.dtype, pin_memory=offload.cuda)
+        self.host = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, pin_memory=offload.cuda)
+        self.tensor: Tensor | None = None
         if not offload.cuda:
             self.host.copy_(tensor)
             return
-        offload.down.wait_stream(torch.cuda.current_stream(tensor.device))
-        with torch.cuda.stream(offload.down):
-            self.host.copy_(tensor, non_blocking=True)
-            self.there = torch.cuda.Event()
-            self.there.record()
-        tensor.record_stream(offload.down)
+        self.tensor = tensor.detach()  # not itself, which may hold on to whoever saved it
+        self.copied = offload.copy(offload.down, self.host, self.tensor)
+
+    def let_go(self) -> None:
+        torch.cuda.current_stream(self.device).wait_event(self.copied)
+        self.tensor = None
 
     def begin(self) -> None:
-        """Start the way back. A pinned block is not given out again before the copies recorded on it are done."""
-        if self.back is not None:
+        """Start the way back."""
+        if self.tensor is not None:
             return
         if not self.offload.cuda:
-            self.back = self.host.clone(memory_format=torch.preserve_format)
+            self.tensor = self.host.clone(memory_format=torch.preserve_format)
             return
-        with torch.cuda.stream(self.offload.up):
-            self.offload.up.wait_event(self.there)
-            self.back = torch.empty_strided(self.host.shape, self.stride, dtype=self.host.dtype, device=self.device)
-            self.back.copy_(self.host, non_blocking=True)
-            self.here = torch.cuda.Event()
-            self.here.record()
+        self.tensor = torch.empty_strided(
+            self.host.shape, self.host.stride(), dtype=self.host.dtype, device=self.device
+        )
+        self.copied = self.offload.copy(self.offload.up, self.tensor, self.host)
 
     def take(self) -> Tensor:
         self.begin()
-        assert self.back is not None
+        assert self.tensor is not None
         if self.offload.cuda:
-            stream = torch.cuda.current_stream(self.device)
-            stream.wait_event(self.here)
-            self.back.record_stream(stream)
-        return self.back
+            torch.cuda.current_stream(self.device).wait_event(self.copied)
+        return self.tensor
+
+    def __del__(self) -> None:
+        if self.tensor is not None and self.offload.cuda and not sys.is_finalizing():  # fetched, and never asked for
+            torch.cuda.current_stream(self.device).wait_event(self.copied)
 
 
 def saved_activations(offload: OffloadSection | None, model: nn.Module) -> AbstractContextManager[object]:
@@ -84,12 +90,13 @@ class ActivationOffload:
         self.bytes = 0
         self._stay: set[int] = set()
         self._saved: list[weakref.ref[_Saved]] = []  # in the order in which the forward pass saved them
+        self._leaving: deque[_Saved] = deque()  # still on the device
         self._known: dict[tuple[object, ...], tuple[StorageWeakRef, weakref.ref[_Saved], int]] = {}
         if self.cuda:
             self.down, self.up = torch.cuda.Stream(self.device), torch.cuda.Stream(self.device)
 
     def __enter__(self) -> ActivationOffload:
-        self._saved, self._known = [], {}
+        self._saved, self._known, self._leaving = [], {}, deque()
         # Parameters, and views of them, are on the device anyway.
         self._stay = {parameter.untyped_storage().data_ptr() for parameter in self.model.parameters()}
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
@@ -100,6 +107,7 @@ class ActivationOffload:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._hooks.__exit__(kind, error, trace)
+        self._leaving.clear()  # the last ones stay on the device: the backward pass begins with them
 
     def _pack(self, tensor: Tensor) -> Tensor | tuple[_Saved, int]:
         size = tensor.numel() * tensor.element_size()
@@ -117,7 +125,20 @@ class ActivationOffload:
         self._saved.append(weakref.ref(saved))
         self._known[place] = StorageWeakRef(storage), weakref.ref(saved), number
         self.bytes += size
+        if self.cuda:
+            self._leaving.append(saved)
+            if len(self._leaving) > LEAVING:
+                self._leaving.popleft().let_go()
         return saved, number
+
+    def copy(self, stream: torch.cuda.Stream, target: Tensor, source: Tensor) -> torch.cuda.Event:
+        """Begin a copy beside the device's work, after what that has to do so far; the event says when it is done."""
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            target.copy_(source, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        return event
 
     def _unpack(self, packed: Tensor | tuple[_Saved, int]) -> Tensor:
         if isinstance(packed, Tensor):
