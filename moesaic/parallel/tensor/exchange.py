@@ -1,8 +1,8 @@
 """Rows between tensor-parallel ranks: gathered from all, or summed and scattered to their owners, in tiles.
 
 A tile is a share of every rank's rows. All tiles of a collective are begun before the first is waited for, so that one
-travels while another is multiplied. Scattering sends partial rows to their owner, who adds them up in the order of
-ranks, in float32: the sum does not depend on tiles, and costs the bytes of a ring.
+travels while another is multiplied. Scattering sends partial rows to their owner, who adds them up when all are there,
+in float32: the sum does not depend on tiles, and costs the bytes of a ring.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ class TileExchange(RowGroup):
         return self._begin(parts_AD, leaving, arriving, backward)
 
     def add_copies(self, own_OI: Tensor, copies: int) -> Tensor:
-        """The sum over `copies` ranks in a row that hold the same, in the order of ranks: the same bits on each."""
+        """The sum over `copies` ranks in a row that hold the same: the same bits on each."""
         begin = self.rank // copies * copies
         holders = range(begin, begin + copies)
         counts = [len(own_OI) if rank in holders and rank != self.rank else 0 for rank in range(self.size)]
         found = self._begin(own_OI.repeat(copies - 1, 1), counts, counts, backward=True).wait()
         found[self.rank] = own_OI
-        return summed([found[rank] for rank in holders])
+        return summed(torch.stack([found[rank] for rank in holders]))
 
     def _begin(self, parts_AD: Tensor, leaving: list[int], arriving: list[int], backward: bool) -> Scattering:
         parts_AD = parts_AD.contiguous()
@@ -122,16 +122,16 @@ class Scattering:
 
     def wait(self) -> list[Tensor]:
         """What came from each rank."""
-        if self.work is not None:
-            self.work.wait()
+        self.work.wait()
         return list(self.found_AD.split(self.sizes))
 
+    def total(self) -> Tensor:
+        """The sum of what came, as many rows from each rank."""
+        self.work.wait()
+        return summed(self.found_AD.view(len(self.sizes), self.sizes[0], *self.found_AD.shape[1:]))
 
-def summed(parts: list[Tensor]) -> Tensor:
-    """In the order given, in float32 or better."""
-    narrow = parts[0].dtype
-    wide = torch.promote_types(narrow, torch.float32)
-    total = parts[0].to(wide)
-    for number, part in enumerate(parts[1:]):
-        total = total + part if number == 0 else total.add_(part)  # the first may be somebody else's memory
-    return total.to(narrow)
+
+def summed(parts_RND: Tensor) -> Tensor:
+    """Over ranks, in one pass, in float32 or better."""
+    wide = torch.promote_types(parts_RND.dtype, torch.float32)
+    return parts_RND.sum(0, dtype=wide).to(parts_RND.dtype)

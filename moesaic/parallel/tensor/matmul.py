@@ -77,24 +77,27 @@ def then_scatter(
     are on their way."""
     exchange, chunks, tiles = division.exchange, division.chunks, division.tiles
     if tiles == 1:
-        travelling = [exchange.begin_scatter(product(x_TD), chunks.sizes(), backward=backward)]
-        own_NO = None
-    else:
-        others = [rank for rank in range(exchange.size) if rank != exchange.rank]
-        travelling = []
-        for number in range(tiles):
-            rows = torch.cat([x_TD[chunks.tile(rank, number, tiles)] for rank in others])
-            sizes = chunks.sizes(number, tiles)
-            travelling.append(exchange.begin_scatter_others(product(rows), sizes, backward=backward))
-        own_NO = product(x_TD[chunks.of(exchange.rank)])
+        all_at_once = exchange.begin_scatter(product(x_TD), chunks.sizes(), backward=backward)
+        if meanwhile is not None:
+            meanwhile()
+        return all_at_once.total()
+    others = [rank for rank in range(exchange.size) if rank != exchange.rank]
+    travelling = []
+    for number in range(tiles):
+        rows_AD = torch.cat([x_TD[chunks.tile(rank, number, tiles)] for rank in others])
+        sizes = chunks.sizes(number, tiles)
+        travelling.append(exchange.begin_scatter_others(product(rows_AD), sizes, backward=backward))
+    mine = chunks.of(exchange.rank)
+    own_NO = product(x_TD[mine])
     if meanwhile is not None:
         meanwhile()
-    arrived = [tile.wait() for tile in travelling]
-    if own_NO is None:
-        return summed(arrived[0])
-    parts = [torch.cat([blocks[rank] for blocks in arrived]) for rank in range(exchange.size)]
-    parts[exchange.rank] = own_NO
-    return summed(parts)
+    parts_RNO = own_NO.new_empty(exchange.size, *own_NO.shape)
+    parts_RNO[exchange.rank] = own_NO
+    for number, tile in enumerate(travelling):
+        rows, blocks = chunks.tile(exchange.rank, number, tiles), tile.wait()
+        for rank in others:
+            parts_RNO[rank, rows.start - mine.start : rows.stop - mine.start] = blocks[rank]
+    return summed(parts_RNO)
 
 
 class GatherMatmul(torch.autograd.Function):
@@ -193,4 +196,4 @@ class Gather(torch.autograd.Function):
         exchange, chunks = ctx.division.exchange, ctx.division.chunks
         if not ctx.add:
             return grads[0][chunks.of(exchange.rank)], None, None
-        return summed(exchange.begin_scatter(grads[0], chunks.sizes(), backward=True).wait()), None, None
+        return exchange.begin_scatter(grads[0], chunks.sizes(), backward=True).total(), None, None
