@@ -7,7 +7,7 @@ may be uneven or empty. `Traffic` counts what leaves a rank, forward and backwar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, cast
 
@@ -39,6 +39,7 @@ class RowSplit:
     in_order: bool  # whether all ranks' rows, one rank after the other, are the batch as it is
     order_T: Tensor  # the places of all ranks' rows, one rank after the other
     place_T: Tensor  # of each row of the batch, where it is among those
+    kept: dict[Any, Any] = field(default_factory=dict)  # what others found out about it, for as long as it lives
 
     @classmethod
     def of(
@@ -64,7 +65,7 @@ class RowSplit:
         return rows_T if self.in_order else rows_T.index_select(0, self.order_T)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 @torch.inference_mode(False)  # what is kept must serve training, too
 def _split(lengths: tuple[int, ...], ranks: int, kind: SplitKind, device: torch.device) -> RowSplit:
     tokens = sum(lengths)

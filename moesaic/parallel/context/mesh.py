@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -62,7 +62,12 @@ class Mesh:
         return bool(self.runs(query_rank, key_rank))
 
     def runs(self, query_rank: int, key_rank: int) -> tuple[tuple[slice, slice, int], ...]:
-        return _runs(self.split, query_rank, key_rank, self.rule.window)
+        window, kept = self.rule.window, self.split.kept
+        asked = query_rank, key_rank, window
+        if asked not in kept:
+            kept[asked] = tuple(visible_runs(self.split.runs[query_rank], self.split.runs[key_rank], window))
+        found: tuple[tuple[slice, slice, int], ...] = kept[asked]
+        return found
 
     def uses(self, rank: int, kind: Kind, number: int) -> bool:
         """Whether a rank's tile has anything to compute with one of its blocks."""
@@ -70,11 +75,6 @@ class Mesh:
         if kind in ("queries", "query results"):
             return any(self.sees(place.across(number), place.down(key)) for key in range(self.tile.keys))
         return any(self.sees(place.across(query), place.down(number)) for query in range(self.tile.queries))
-
-
-@lru_cache(maxsize=1 << 14)
-def _runs(split: RowSplit, query_rank: int, key_rank: int, window: int | None) -> tuple[tuple[slice, slice, int], ...]:
-    return tuple(visible_runs(split.runs[query_rank], split.runs[key_rank], window))
 
 
 class _Transfers:
