@@ -6,7 +6,6 @@ within the dp x cp x tp ranks of a pipeline stage, `ep` of them side by side sha
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from moesaic.kernels import hardware
 from moesaic.parallel.layout import ParallelLayout
+from moesaic.parallel.messages import collect
 from moesaic.parallel.staying_up.activity import Activity
 from moesaic.parallel.staying_up.meeting import meet
 
@@ -76,9 +76,9 @@ class ParallelMesh:
 
     def sharers(self, kind: str) -> DeviceMesh:
         """The ranks that hold the same part of a parameter of this kind, among which FSDP divides it."""
-        return {"dense": lambda: self.stage, "tensor": lambda: self.data, "expert": lambda: self.expert_mesh["copies"]}[
-            kind
-        ]()
+        if kind == "expert":
+            return self.expert_mesh["copies"]
+        return self.data if kind == "tensor" else self.stage
 
     @property
     def is_main(self) -> bool:
@@ -90,16 +90,8 @@ class ParallelMesh:
             dist.barrier(group=self.host)
 
     def collect(self, value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-        """What every rank says, in their order. It travels as JSON: nothing is unpickled."""
-        group = group or self.host
-        ranks = range(dist.get_world_size(group))
-        said = torch.frombuffer(bytearray(json.dumps(value).encode() or b" "), dtype=torch.uint8)
-        sizes = [torch.empty(1, dtype=torch.int64) for _ in ranks]
-        dist.all_gather(sizes, torch.tensor([len(said)]), group=group)
-        longest = max(int(size) for size in sizes)
-        heard = [torch.empty(longest, dtype=torch.uint8) for _ in ranks]
-        dist.all_gather(heard, torch.nn.functional.pad(said, (0, longest - len(said))), group=group)
-        return [json.loads(text[: int(size)].numpy().tobytes()) for text, size in zip(heard, sizes, strict=True)]
+        """What every rank says, in their order."""
+        return collect(value, group or self.host)
 
 
 def join(timeout: float) -> torch.device:

@@ -8,14 +8,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from moesaic.parallel.messages import collect
+
 
 def over_stages(
     found: Mapping[str, Tensor], group: dist.ProcessGroup | None, device: torch.device
 ) -> dict[str, Tensor]:
     """Sums over the ranks of `group`, and of NAME_max the largest; ranks may have found different things. What one
     rank alone found keeps its bits."""
-    named: list[list[str]] = [[] for _ in range(dist.get_world_size(group))]
-    dist.all_gather_object(named, list(found), group)
+    named: list[list[str]] = collect(list(found), group)
     names = list(dict.fromkeys(name for some in reversed(named) for name in some))  # the last stage's first
     if not names:
         return {}
