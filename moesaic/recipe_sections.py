@@ -272,6 +272,10 @@ class ParallelSection(Section):
     dispatch: Literal["plain", "once"] = Field(
         "plain", description="once: a token crosses to a rank once, however many experts there want it"
     )
+    context: Literal["ulysses", "mesh", "ring"] = Field(
+        "ulysses", description="context parallel: by heads (all-to-all), or by tiles of queries and keys"
+    )
+    replicas: Count = Field(1, description="HSDP: copies of what FSDP divides, as between nodes; divides dp")
     tiles: Count = Field(1, description="tensor parallel: tiles of rows that travel while others are multiplied")
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv"] = Field(
         "1f1b", description="of a pipeline; its micro-batches are train.accumulate"

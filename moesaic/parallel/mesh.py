@@ -80,6 +80,16 @@ class ParallelMesh:
             return self.expert_mesh["copies"]
         return self.data if kind == "tensor" else self.stage
 
+    def replicated(self, kind: str, replicas: int) -> DeviceMesh:
+        """The same ranks as `replicas` groups that each divide the parameter among them (HSDP)."""
+        layout = self.layout
+        stage = layout.dp * layout.cp * layout.tp
+        apart = {"dense": 1, "tensor": layout.tp, "expert": layout.ep}[kind]  # ranks that hold other parts
+        sizes = (layout.pp, replicas, stage // apart // replicas, apart)
+        return init_device_mesh(self.device.type, sizes, mesh_dim_names=("pp", "copy", "shard", "part"))[
+            "copy", "shard"
+        ]
+
     @property
     def is_main(self) -> bool:
         """Whether this rank writes what is written once."""

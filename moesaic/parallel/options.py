@@ -11,6 +11,8 @@ class ParallelOptions:
     exact: bool = False  # sums in the order of ranks: the bits of one process that accumulates as many micro-batches
     chunks: int = 1  # groups of experts whose rows travel while others compute
     dispatch: Literal["plain", "once"] = "plain"  # once: a token crosses to a rank once, however many experts want it
+    context: Literal["ulysses", "mesh", "ring"] = "ulysses"  # how ranks that share sequences attend
+    replicas: int = 1  # copies of what FSDP divides (HSDP): gradients of copies are added up between them
     tiles: int = 1  # of rows, that travel while others are multiplied (tensor parallel)
     schedule: str = "1f1b"  # of a pipeline
     stages: tuple[int, ...] = ()  # layers of each pipeline stage; none given: as equal as can be

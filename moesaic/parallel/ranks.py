@@ -19,6 +19,7 @@ from moesaic.model.formats.checkpoint import Source
 from moesaic.model.formats.opening import is_compressed, open_checkpoint
 from moesaic.model.transformer import Model
 from moesaic.parallel.boxes import first_boxes, stored_boxes
+from moesaic.parallel.context.kernels import split_for
 from moesaic.parallel.division import Division
 from moesaic.parallel.gradients import global_norm, reduce_replicated
 from moesaic.parallel.mesh import ParallelMesh
@@ -58,7 +59,9 @@ class Ranks(World):
 
     def _rows_here(self, part: MicroBatch) -> int:
         """Of a micro-batch, how many rows this rank has between layers."""
-        here = RowSplit.of(part.lengths, self.mesh.layout.cp).counts[self.mesh.place.cp]
+        here = RowSplit.of(part.lengths, self.mesh.layout.cp, split_for(self.options.context)).counts[
+            self.mesh.place.cp
+        ]
         return RowSplit.of([here], self.mesh.layout.tp).counts[self.mesh.place.tp]
 
     def barrier(self) -> None:
@@ -117,7 +120,7 @@ class Ranks(World):
             return routing
         layout, place = self.mesh.layout, self.mesh.place
         whole = replace(routing, logits={}, choices={})
-        split = RowSplit.of(routing.lengths, layout.cp, device=self.device)
+        split = RowSplit.of(routing.lengths, layout.cp, split_for(self.options.context), self.device)
         among = RowSplit.of([split.counts[place.cp]], layout.tp, device=self.device)
 
         def gathered(rows_T: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult
 from torch.distributed.tensor import Shard
 
 from moesaic import kernels
@@ -44,7 +44,7 @@ def spread(
         if (shape := division.local_shape(name)) != parameter.shape:
             _replace(model, name, nn.Parameter(torch.empty(shape, dtype=dtype, device="meta")))
     if mesh.layout.zero:
-        _shard(model, division, mesh, options.exact)
+        _shard(model, division, mesh, options)
     model.to_empty(device=mesh.device)
     model.ops = _kernels(kernels.choose(mesh.device, model.mode), config, mesh, options)
     return model, division
@@ -63,7 +63,7 @@ def _kernels(plain: Kernels, config: ModelConfig, mesh: ParallelMesh, options: P
     if mesh.layout.tp > 1:
         ops = TensorParallelKernels(ops, mesh.group("tp"), config, tiles=options.tiles)
     if mesh.layout.cp > 1:
-        ops = ContextParallelKernels(ops, mesh.group("cp"))
+        ops = ContextParallelKernels(ops, mesh.group("cp"), method=options.context)
     if mesh.layout.ep > 1:
         exchange = Exchange(mesh.group("ep"), mesh.activity)
         ops = ExpertParallelKernels(
@@ -72,25 +72,26 @@ def _kernels(plain: Kernels, config: ModelConfig, mesh: ParallelMesh, options: P
     return ops
 
 
-def _shard(model: Model, division: Division, mesh: ParallelMesh, exact: bool) -> None:
+def _shard(model: Model, division: Division, mesh: ParallelMesh, options: ParallelOptions) -> None:
     """FSDP2 over every layer and what is left: each kind of parameter among the ranks that share it."""
     if mesh.stage.size() == 1:
         return
     alone = {parameter for name, parameter in model.named_parameters() if mesh.sharers(division.kind(name)).size() == 1}
     names = {parameter: name for name, parameter in model.named_parameters()}
-
     infos: dict[str, Any] = {}
 
     def placement(parameter: nn.Parameter) -> Any:
         kind = division.kind(names[parameter])
         if mesh.sharers(kind).size() == mesh.stage.size():  # the same ranks
             return None
-        infos.setdefault(kind, FSDPMeshInfo(mesh.sharers(kind), shard_mesh_dim=0))
+        if kind not in infos:
+            infos[kind] = _mesh_info(mesh, kind, options.replicas)
         return ShardPlacementResult(Shard(0), infos[kind])
 
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
-    options: dict[str, Any] = {
-        "mesh": mesh.stage,
+    copies = options.replicas
+    how: dict[str, Any] = {
+        "mesh": mesh.stage if copies == 1 else mesh.replicated("dense", copies),
         "mp_policy": policy,
         "ignored_params": alone,
         "shard_placement_fn": placement,
@@ -98,16 +99,22 @@ def _shard(model: Model, division: Division, mesh: ParallelMesh, exact: bool) ->
     for block in [*model.layers, *model.mtp]:
         if next(block.parameters(), None) is None:  # of another pipeline stage
             continue
-        fully_shard(block, reshard_after_forward=mesh.layout.zero == 3, **options)
+        fully_shard(block, reshard_after_forward=mesh.layout.zero == 3, **how)
         block.register_forward_hook(keep_logits_beside)
-    fully_shard(model, **options)
+    fully_shard(model, **how)
     for module in _sharded(model):
         module.set_gradient_divide_factor(1.0)  # losses are divided by the batch's count: gradients add up
         module.set_force_sum_reduction_for_comms(True)
-        if exact:
+        if options.exact:
             # Not by its setter, which refuses parameters on several meshes: ours is told the group at each call.
             for group in module._get_fsdp_state()._fsdp_param_groups:
                 group._reduce_scatter_comm = OrderedReduceScatter()  # type: ignore[assignment]
+
+
+def _mesh_info(mesh: ParallelMesh, kind: str, replicas: int) -> FSDPMeshInfo:
+    if replicas == 1:
+        return FSDPMeshInfo(mesh.sharers(kind), shard_mesh_dim=0)
+    return HSDPMeshInfo(mesh.replicated(kind, replicas), shard_mesh_dim=1, replicate_mesh_dim=0)
 
 
 def _sharded(model: nn.Module) -> Iterable[FSDPModule]:

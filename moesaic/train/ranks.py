@@ -70,6 +70,12 @@ def _check_methods(recipe: Recipe, layout: ParallelLayout) -> None:
     if recipe.parallel.exact and divided:
         problem = f"{divided[0]} adds up parts of sums, whose bits are not one process's"
         raise UserError("parallel.exact", problem, "Leave it out, or divide by dp, ep or pp alone.")
+    copies = recipe.parallel.replicas
+    if copies > 1 and (layout.dp % copies or layout.expert_dp % copies or not layout.zero or recipe.parallel.exact):
+        problem = (
+            f"{copies} copies need a dp ({layout.dp}) and as many sets of experts ({layout.expert_dp}) as they divide"
+        )
+        raise UserError("parallel.replicas", problem, "They also need zero=1 or more, and are not exact.")
     if recipe.train.token_drop is not None and divided:
         problem = f"chooses tokens of whole sequences, and {divided[0]} divides them"
         raise UserError("train.token_drop", problem, "Leave it out, or set tp=1 and cp=1.")

@@ -15,8 +15,17 @@ EXACT = "parallel.exact=true"
 
 # Layouts of two and of four ranks, for all shapes; each in words of the command line.
 LAYOUTS = {
-    2: ["dp=2", "dp=2 zero=0", "dp=2 zero=3", "ep=2", "tp=2", "cp=2", "pp=2"],
-    4: ["dp=4 ep=2", "ep=4", "dp=2 tp=2", "dp=2 cp=2 ep=2", "tp=2 cp=2", "pp=2 tp=2", "pp=2 cp=2", "pp=2 dp=2 ep=2"],
+    2: ["dp=2 zero=0", "dp=2 zero=3", "ep=2", "tp=2", "cp=2", "cp=2 context=mesh", "pp=2"],
+    4: [
+        "dp=4 ep=2 replicas=2",
+        "ep=4 dispatch=once",
+        "dp=2 tp=2",
+        "dp=2 cp=2 ep=2",
+        "tp=2 cp=2 tiles=2",
+        "pp=2 tp=2",
+        "pp=2 cp=2 schedule=zero_bubble",
+        "pp=2 dp=2 ep=2",
+    ],
 }
 
 
