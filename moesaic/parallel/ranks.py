@@ -27,6 +27,7 @@ from moesaic.parallel.options import ParallelOptions
 from moesaic.parallel.pipeline.schedule import MicroBatch, Pipeline
 from moesaic.parallel.rows import RowGroup, RowSplit, gather_rows
 from moesaic.parallel.spread import fill, spread
+from moesaic.parallel.staying_up.redundancy import Redundancy
 from moesaic.parallel.staying_up.upkeep import Upkeep
 from moesaic.parallel.world import World
 
@@ -79,8 +80,12 @@ class Ranks(World):
     ) -> AbstractContextManager[None]:
         return self.upkeep.doing(operation, step=step, patient=patient, **facts)
 
-    def resumed(self, step: int, note: Callable[..., None]) -> None:
-        self.upkeep.resumed(step, note)
+    @property
+    def redundancy(self) -> Redundancy | None:
+        return self.upkeep.redundancy
+
+    def resumed(self, step: int, again: int, note: Callable[..., None]) -> None:
+        self.upkeep.resumed(step, again, note)
 
     def any(self, flag: bool) -> bool:
         said = torch.tensor([flag], dtype=torch.int32)

@@ -21,6 +21,7 @@ from moesaic.model.transformer import Model
 
 if TYPE_CHECKING:
     from moesaic.parallel.pipeline.schedule import Pipeline
+    from moesaic.parallel.staying_up.redundancy import Redundancy
 
 
 def launched() -> bool:
@@ -63,8 +64,13 @@ class World:
         """What this process does next; `patient` may take as long as it takes."""
         return nullcontext()
 
-    def resumed(self, step: int, note: Callable[..., None]) -> None:
-        """Before the first step, `step` of which are done: say what it took to get here."""
+    @property
+    def redundancy(self) -> Redundancy | None:
+        """Copies of this rank's state in its own memory and its neighbour's."""
+        return None
+
+    def resumed(self, step: int, again: int, note: Callable[..., None]) -> None:
+        """Before the first step, when `step` are done and `again` are lost: say what it took to get here."""
 
     def any(self, flag: bool) -> bool:
         """Whether it is so on any rank."""

@@ -18,3 +18,4 @@ def train(run: Run) -> None:
                 run.rewind()  # to the last checkpoint, past the data that caused it
             elif run.due_to_save():
                 run.save()  # asynchronous, atomic
+            run.keep_copy()  # in the neighbour's memory, if asked for

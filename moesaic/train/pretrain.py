@@ -33,7 +33,7 @@ def pretrain(recipe: Recipe, out: Path, *, quiet: bool = False) -> dict[str, Any
                 prepare(recipe, data, on_status=on_status)
         world.barrier()
         run = Run(recipe, out, data, quiet=quiet, world=world)
-        world.resumed(run.step, run.report.note)
+        world.resumed(run.step, run.report.dropped, run.report.note)
         train(run)
         world.barrier()
     return run.summary

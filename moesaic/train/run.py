@@ -41,6 +41,7 @@ from moesaic.train.resume import fingerprint, record_dtype, run_dtype, steps_don
 from moesaic.train.sharded_checkpoints import ShardedCheckpoints
 from moesaic.train.spike_detection import SpikeDetector
 from moesaic.train.validate import fit_to_data, fit_warmup, rates
+from moesaic.units import readable_bytes
 
 if TYPE_CHECKING:
     from moesaic.parallel.ranks import Ranks
@@ -77,6 +78,7 @@ class Run:
         self.step = 0
         self.rewinds = 0
         self.stopping = False
+        self._copied = False  # whether a copy was kept yet
         self._frozen = False  # whether the current batch updates nothing
 
         done = steps_done(recipe, out, name)
@@ -108,7 +110,8 @@ class Run:
         one_size = stream is None and not self.settings.token_drop  # of all batches
         if self.device.type == "cuda" and one_size and self.world.ranks == 1:
             compile_blocks(self.model)
-        report_state = self._restore(done) if done else None
+        in_memory = self.world.redundancy.newest() if self.world.redundancy is not None else 0
+        report_state = state.recall(self, in_memory) if in_memory > done else self._restore(done) if done else None
         if not done and self.world.is_main:
             record_dtype(out, self.model.dtype)
         flops = peak_flops(self.device, self.model.dtype)
@@ -264,6 +267,8 @@ class Run:
             raise UserError(self.out, problem, "Lower the learning rate, or look at the data.")
         rewinds, life = self.rewinds + 1, self.life
         self.world.barrier()  # every rank has seen the same checkpoints
+        if self.world.redundancy is not None:
+            self.world.redundancy.forget()
         if self.world.is_main:
             self.checkpoints.forget(after=steps[-1])
         self.world.barrier()
@@ -307,6 +312,14 @@ class Run:
         with self.world.doing("save", patient=True):
             self.optimizer.bring_together()
             self.checkpoints.save(state.snapshot(self))
+
+    def keep_copy(self) -> None:
+        if self.world.redundancy is not None:
+            with self.world.doing("copy"):
+                size = self.world.redundancy.keep(self.step, state.numbers(self), state.tensors_between_steps(self))
+            if not self._copied:
+                self.report.note(f"{readable_bytes(size)} of state in memory after each step", kind="copy", bytes=size)
+            self._copied = True
 
     def _saved(self, step: int) -> None:
         self.report.note(f"checkpoint of step {step:,} saved", kind="save")

@@ -31,6 +31,16 @@ def tensors(run: Run) -> dict[str, Tensors]:
     return {group: {name: local(tensor.detach()) for name, tensor in of.items()} for group, of in found.items()}
 
 
+def tensors_between_steps(run: Run) -> dict[str, Tensors]:
+    """With what a checkpoint may leave out, since ranks bring their weights together before it."""
+    return tensors(run) | {"between": _unsaved(run)}
+
+
+def _unsaved(run: Run) -> Tensors:
+    groups = run.optimizer.groups
+    return {f"{slot.name}/{key}": slot.state[key] for rule, slots in groups for slot in slots for key in rule.unsaved}
+
+
 def numbers(run: Run) -> dict[str, Any]:
     """The rest of it, as JSON."""
     return {
@@ -62,6 +72,19 @@ def snapshot(run: Run) -> Snapshot:
         del recipe["model"]  # these sizes are of a model from scratch; what was trained is train.init
     life = [*run.life, lineage.stage(run.name, **learned, recipe=recipe)]
     return Snapshot(run.step, run.model.config, weights, run.model.dtype, run.files, life, groups, facts)
+
+
+def recall(run: Run, step: int) -> dict[str, Any]:
+    """The run as it was after a step, from the memories of its ranks; returns the report's state."""
+    assert run.world.redundancy is not None
+    facts, groups = run.world.redundancy.read(step)
+    weights = run.model.state_dict()
+    for name, tensor in groups["weights"].items():
+        local(weights[name]).copy_(tensor)
+    report = restore(run, facts, lambda group: {name: t.clone() for name, t in groups.get(group, {}).items()})
+    for name, tensor in _unsaved(run).items():
+        tensor.copy_(groups["between"][name])
+    return report
 
 
 def restore(run: Run, facts: dict[str, Any], group: Callable[[str], Tensors]) -> dict[str, Any]:

@@ -4,7 +4,10 @@ collective ends in words, and what a run that was cut off left behind is found."
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
+import secrets
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -16,6 +19,7 @@ from torch.distributed.distributed_c10d import _get_default_store, _world
 
 from moesaic.parallel.mesh import ParallelMesh
 from moesaic.parallel.options import ParallelOptions
+from moesaic.parallel.staying_up.redundancy import Redundancy
 from moesaic.parallel.staying_up.watch import Watch, first_line
 
 MARK = ".running"  # in a run's directory: touched as long as it runs, and gone once it has ended in order
@@ -27,16 +31,19 @@ class Upkeep:
         self.mesh, self.options, self.activity = mesh, options, mesh.activity
         self.watch: Watch | None = None
         self.cut_off: float | None = None  # when an earlier attempt at this run gave its last sign
+        self.redundancy: Redundancy | None = None
+        self._mark = Path()
+        self._run = ""  # a name that all attempts at a run share
 
     @contextmanager
     def watched(self, out: Path, signs: Sequence[str], events: str) -> Iterator[None]:
         """As long as a run in `out` lasts. `signs` are files that it writes as it goes."""
-        mark = out / MARK
-        if self.mesh.is_main:
-            self.cut_off = _last_sign([mark, *(out / name for name in signs)]) if mark.exists() else None
+        mark = self._mark = out / MARK
+        if self.mesh.is_main and mark.exists():
+            self._run, self.cut_off = mark.read_text(), _last_sign([mark, *(out / name for name in signs)])
 
         def beat() -> None:
-            if self.mesh.is_main and out.is_dir():
+            if self.mesh.is_main and mark.exists():
                 mark.touch()
 
         self.watch = Watch(
@@ -45,7 +52,11 @@ class Upkeep:
         )  # fmt: skip
         self.watch.start()
         try:
-            self.cut_off = self.mesh.collect(self.cut_off)[0]
+            self._run, self.cut_off = self.mesh.collect([self._run or secrets.token_hex(8), self.cut_off])[0]
+            if self.options.redundancy:
+                here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+                distance = here if here < self.mesh.ranks else 1  # to the next machine, if there is one
+                self.redundancy = Redundancy(self.mesh, self._folder(out), self._run, distance)
             yield
         except Exception as error:
             self.activity.enter("ending")
@@ -53,9 +64,19 @@ class Upkeep:
                 raise ConnectionError(errno.ECONNABORTED, self.watch.lost(error)) from error
             raise
         else:
+            if self.redundancy is not None:
+                self.redundancy.forget()
             self.watch.stop()
             if self.mesh.is_main:
                 mark.unlink(missing_ok=True)
+
+    def _folder(self, out: Path) -> Path:
+        """Where a machine keeps copies of this run's state."""
+        given, memory = self.options.redundancy_folder, Path("/dev/shm")
+        place = Path(given) if given else memory if memory.is_dir() else Path(tempfile.gettempdir())
+        return (
+            place / f"moesaic-{os.getuid()}-{hashlib.blake2b(str(out.resolve()).encode(), digest_size=8).hexdigest()}"
+        )
 
     @contextmanager
     def doing(self, operation: str, *, step: int | None = None, patient: bool = False, **facts: Any) -> Iterator[None]:
@@ -64,14 +85,18 @@ class Upkeep:
         with self.activity.doing(operation, patient=patient):
             yield
 
-    def resumed(self, step: int, note: Callable[..., None]) -> None:
+    def resumed(self, step: int, again: int, note: Callable[..., None]) -> None:
         """A run that goes on where another was cut off says how long that took."""
+        if self.mesh.is_main:
+            self._mark.write_text(self._run)
         if self.cut_off is None:
             return
         seconds = max(0.0, time.time() - self.cut_off)
         restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         what = f"resumed after {seconds:.1f} s" + (f" (restart {restart})" if restart else "")
-        note(f"{what}: goes on after step {step:,}", kind="recovery", seconds=round(seconds, 3), restart=restart)
+        lost = f", {again:,} of its steps are taken again" if again else ", no step is lost"
+        facts = {"seconds": round(seconds, 3), "restart": restart, "lost": again}
+        note(f"{what}: goes on after step {step:,}{lost}", kind="recovery", **facts)
 
 
 def collectives_begun() -> dict[str, int]:

@@ -90,7 +90,7 @@ class Report:
         self._closed = False
 
         self._metrics = Metrics(self.directory)
-        self._metrics.resume(start)
+        self.dropped = len(self._metrics.resume(start))  # steps that will be taken again
         self._restore(state)
         self._step = start
         self._events = Journal(self.directory / EVENTS)

@@ -7,6 +7,7 @@ from typing import Any
 
 class SilentReport:
     loss: float | None = None
+    dropped = 0
 
     def note(self, *args: Any, **facts: Any) -> None: ...
 
