@@ -10,7 +10,7 @@ import torch
 from moesaic.errors import UserError
 from moesaic.model.config import Dense, GroupedQuery, Layer, ModelConfig
 from moesaic.parallel.parts import Part, regions
-from moesaic.parallel.tensor.partition import check, part_of, place, shard_model, take
+from moesaic.parallel.tensor.partition import check, part_of, shard_model
 from tests.parallel.test_tensor import CONFIGS, DEEPSEEK, GLM, QWEN, model_of
 
 
@@ -61,8 +61,9 @@ def test_parts_are_the_whole(name: str, ranks: int) -> None:
             assert own.requires_grad and tuple(own.shape) == (
                 part.shape(whole[key].shape) if part is not None else tuple(whole[key].shape)
             )
-            assert torch.equal(own, take(whole[key].detach(), part))
-            place(own.detach(), part, again[key])
+            assert torch.equal(own, whole[key] if part is None else part.take(whole[key]))
+            for region in regions(whole[key].shape, part):
+                again[key][region.whole] = own[region.here].detach()
             half = len(own) // 2  # as FSDP divides it further
             for first, rows in ((0, own[:half].detach()), (half, own[half:].detach())):
                 squares[key] = squares[key] + (

@@ -29,6 +29,7 @@ from moesaic.parallel.tensor.partition import READS, check, kv_copies, kv_heads_
 
 GATHERS_FIRST = frozenset({"qkv", "q_up", "gate_up"})
 GATHERS_AFTER = frozenset({"kv_down", "keys", "head_weights"})  # their outputs are narrower than their inputs
+DIVIDED = GATHERS_FIRST | GATHERS_AFTER | READS | {"queries"}
 
 
 class TensorParallelKernels(WrappedKernels):
@@ -99,8 +100,9 @@ class TensorParallelKernels(WrappedKernels):
     def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor:
         kind, division = site.rpartition(".")[2], self._division
         plain = partial(self.plain.linear, site=site)
-        if division is None or self.exchange.size == 1:
+        if self.exchange.size == 1 or kind not in DIVIDED:
             return plain(x_TI, weight_OI, bias_O)
+        assert division is not None, f"{site} needs all rows, and nobody said of which batch (`for_batch`)"
         if kind in GATHERS_FIRST:
             copies = self.copies if kind == "qkv" else None
             found, self._gathered = self._gathered, None
@@ -113,11 +115,10 @@ class TensorParallelKernels(WrappedKernels):
         if kind in GATHERS_AFTER:
             out = Gather.apply(plain(x_TI, weight_OI, bias_O), division, True)
             return out
-        if kind == "queries":  # of the indexer, from the latents that the up-projection reads next
-            all_TI = self.exchange.begin_gather(x_TI.detach(), division.chunks).whole()
-            self._gathered = (x_TI, all_TI)
-            return plain(all_TI, weight_OI, bias_O)
-        return plain(x_TI, weight_OI, bias_O)
+        # The indexer's queries, from the latents that the up-projection reads next.
+        all_TI = self.exchange.begin_gather(x_TI.detach(), division.chunks).whole()
+        self._gathered = (x_TI, all_TI)
+        return plain(all_TI, weight_OI, bias_O)
 
     def qk_norm_rope(
         self, qkv_TXC: Tensor, kv_heads: int, norm: QKNorm | None, rope: RopeAngles

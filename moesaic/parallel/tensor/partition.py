@@ -1,4 +1,4 @@
-"""Which part of each parameter a tensor-parallel rank holds, and how parts become the whole again.
+"""Which part of each parameter a tensor-parallel rank holds (`parallel/parts.py` says how it is taken and put back).
 
 Heads and hidden units are divided: rows of the matrices that make them (and of their biases), columns of those that
 read them. What works on single tokens (embedding, head, norms, routers, the down-projections of latent attention,
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from moesaic.errors import UserError
 from moesaic.model.config import Experts, GroupedQuery, Latent, ModelConfig
@@ -69,22 +69,6 @@ def _query_key_value(attention: GroupedQuery, rank: int, ranks: int) -> Part:
     return Part(0, tuple((at * size, (at + count) * size) for at, count in runs), (1, copies, copies), rank % copies)
 
 
-def take(whole: Tensor, part: Part | None) -> Tensor:
-    """A rank's own tensor, new memory; all of it where nothing is divided."""
-    if part is None:
-        return whole.clone()
-    return part.take(whole)
-
-
-def place(own: Tensor, part: Part | None, whole: Tensor) -> None:
-    """The inverse of `take`: a rank's own tensor into its places of the whole."""
-    if part is None:
-        whole.copy_(own)
-        return
-    for (start, stop), piece in zip(part.pieces, own.split(part.lengths, part.dim), strict=True):
-        whole.narrow(part.dim, start, stop - start).copy_(piece)
-
-
 @torch.no_grad()
 def shard_model(model: Model, rank: int, ranks: int) -> dict[str, Part | None]:
     """Replace a whole model's parameters by this rank's parts of them, in place; what became of each."""
@@ -94,7 +78,7 @@ def shard_model(model: Model, rank: int, ranks: int) -> dict[str, Part | None]:
         parts[name] = part = part_of(name, parameter.shape, model.config, rank, ranks)
         if part is not None:
             owner, _, last = name.rpartition(".")
-            own = nn.Parameter(take(parameter.detach(), part), parameter.requires_grad)
+            own = nn.Parameter(part.take(parameter.detach()), parameter.requires_grad)
             setattr(model.get_submodule(owner), last, own)
     return parts
 
