@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from moesaic.data.packing import Batch
 from moesaic.kernels.interface import AttentionCall
-from moesaic.model.config import Latent
+from moesaic.model.config import Latent, ModelConfig
 from moesaic.model.context import Routing
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
@@ -44,14 +45,19 @@ TOPK = 5  # of a sparse model's tokens; none is trained from scratch to choose s
 BATCHES = ([9, 1, 14, 5], [1, 2], [23])
 
 
-def model_of(family: str) -> Model:
+@cache
+def config_of(family: str) -> ModelConfig:
     given = f"model={{family: {family}, {SIZES}, {SHAPES[family]}}}"
     recipe = load_recipe(Path(__file__).parents[2] / "recipes/tiny.yaml", [given])
     config = architecture(recipe.model, bos=None, eos=(), pad=None)
     if isinstance(config.attention, Latent) and config.attention.indexer is not None:
         chosen = replace(config.attention.indexer, topk=TOPK)
         config = replace(config, attention=replace(config.attention, indexer=chosen))
-    return Model(config).initialize(3)
+    return config
+
+
+def model_of(family: str) -> Model:
+    return Model(config_of(family)).initialize(3)
 
 
 def batch_of(lengths: list[int]) -> Batch:
@@ -79,11 +85,15 @@ def compare(family: str, lengths: list[int], make: Callable[[Model], ContextPara
     close(hidden_TD, single(batch.tokens_T, layout).detach(), f"{what}: hidden states")
     alone.total.backward()
     spread.total.backward()
-    for name, parameter in model.named_parameters():
-        expected = single.get_parameter(name).grad
-        found = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
-        dist.all_reduce(found)
-        close(found, torch.zeros_like(found) if expected is None else expected, f"{what}: {name}")
+    expected, found = (
+        [torch.zeros_like(part) if part.grad is None else part.grad for part in one.parameters()]
+        for one in (single, model)
+    )
+    summed = torch.cat([part.reshape(-1) for part in found])
+    dist.all_reduce(summed)
+    parts = summed.split([part.numel() for part in found])
+    for (name, _), part, other in zip(model.named_parameters(), parts, expected):
+        close(part.view(other.shape), other, f"{what}: {name}")
 
 
 def every_model(rank: int, world: int) -> None:
