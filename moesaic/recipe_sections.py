@@ -277,6 +277,9 @@ class ParallelSection(Section):
     )
     replicas: Count = Field(1, description="HSDP: copies of what FSDP divides, as between nodes; divides dp")
     tiles: Count = Field(1, description="tensor parallel: tiles of rows that travel while others are multiplied")
+    regather: bool = Field(
+        False, description="tensor parallel: gather rows again in the backward pass, not keep them (memory for bytes)"
+    )
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv"] = Field(
         "1f1b", description="of a pipeline; its micro-batches are train.accumulate"
     )

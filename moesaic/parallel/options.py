@@ -14,6 +14,7 @@ class ParallelOptions:
     context: Literal["ulysses", "mesh", "ring"] = "ulysses"  # how ranks that share sequences attend
     replicas: int = 1  # copies of what FSDP divides (HSDP): gradients of copies are added up between them
     tiles: int = 1  # of rows, that travel while others are multiplied (tensor parallel)
+    regather: bool = False  # gathered rows again in the backward pass, in place of keeping them (tensor parallel)
     schedule: str = "1f1b"  # of a pipeline
     stages: tuple[int, ...] = ()  # layers of each pipeline stage; none given: as equal as can be
     timeout: float = 600.0  # seconds within which a rank that holds the others up is named, and the run ended

@@ -61,7 +61,8 @@ def _kernels(plain: Kernels, config: ModelConfig, mesh: ParallelMesh, options: P
     """Rows are divided among cp ranks, and what each has among its tp ranks; experts take whatever rows there are."""
     ops: Any = plain
     if mesh.layout.tp > 1:
-        ops = TensorParallelKernels(ops, mesh.group("tp"), config, tiles=options.tiles)
+        tiles, keep_rows = options.tiles, not options.regather
+        ops = TensorParallelKernels(ops, mesh.group("tp"), config, tiles=tiles, keep=keep_rows)
     if mesh.layout.cp > 1:
         ops = ContextParallelKernels(ops, mesh.group("cp"), method=options.context)
     if mesh.layout.ep > 1:

@@ -21,7 +21,7 @@ LAYOUTS = {
         "ep=4 dispatch=once",
         "dp=2 tp=2",
         "dp=2 cp=2 ep=2",
-        "tp=2 cp=2 tiles=2",
+        "tp=2 cp=2 tiles=2 regather=true",
         "pp=2 tp=2",
         "pp=2 cp=2 schedule=zero_bubble",
         "pp=2 dp=2 ep=2",
