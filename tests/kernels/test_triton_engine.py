@@ -3,6 +3,8 @@
 pytest tests/kernels/test_triton_engine.py
 """
 
+import weakref
+
 import pytest
 import torch
 
@@ -49,6 +51,14 @@ def same(given, wanted):
         assert one.tokens == other.tokens and one.finish_reason == other.finish_reason
         found, expected = ([entry.logprob for entry in answer.logprobs] for answer in (one, other))
         assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_an_engine_that_is_gone_is_collected_by_the_next(model):
+    queued, _ = engines(model, page_size=4)
+    gone = weakref.ref(queued)
+    del queued, _
+    engines(model, page_size=4)
+    assert gone() is None
 
 
 def test_what_was_warmed_up_is_not_captured_again(model):

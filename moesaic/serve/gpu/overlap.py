@@ -92,6 +92,9 @@ class OverlapLoop(Runner):
         self.addresses = self._addresses()
         self.last_decoded: float | None = None  # when the results of a step of the decode batch alone were processed
         # A step makes thousands of small objects, and collections that walk the whole program would stop the device.
+        # What an earlier engine froze is looked at once more: if that is gone, its memory is.
+        gc.unfreeze()
+        gc.collect()
         gc.freeze()
 
     @staticmethod
