@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from moesaic.json_files import read_json
 from moesaic.model import directory
 from moesaic.model.config import ModelConfig
 from moesaic.model.families import Place, read_config
+from moesaic.model.formats import tensor_file
 from moesaic.model.value_head import write_head
 
 SHOWN = Path("checkpoints") / "latest"  # where DIR's links lead
@@ -95,9 +97,14 @@ class Checkpoints:
             write_head(fresh, snapshot.weights)
             (fresh / "state").mkdir()
             for group, tensors in snapshot.tensors.items():
-                save_file(
-                    {name: t.contiguous() for name, t in tensors.items()}, fresh / "state" / f"{group}.safetensors"
-                )
+                file = fresh / "state" / f"{group}.safetensors"
+                if group == "optimizer":  # the largest, and so a tensor at a time
+                    tensor_file.write(
+                        file,
+                        [(name, t.dtype, tuple(t.shape), partial(Tensor.detach, t)) for name, t in tensors.items()],
+                    )
+                else:
+                    save_file({name: t.contiguous() for name, t in tensors.items()}, file)
             (fresh / "state" / "run.json").write_text(json.dumps(snapshot.numbers, indent=1))
 
         path = self.path(snapshot.step)

@@ -94,6 +94,7 @@ class Run:
         method = recipe.build("optimizer", OptimizerMethod)
         self.peak = method.lr
         check_ranks(self.settings.offload, self.world.ranks)
+        self.offloaded = self.settings.offload is not None and self.settings.offload.optimizer is not None
         self.exchanges = method.reduces_gradients and self.world.ranks > 1  # the optimizer, in place of gradients
         group = self.world.data_group if self.exchanges else None
         self.optimizer = method.build(self.model.named_parameters(), group, self.settings.offload)
@@ -312,6 +313,8 @@ class Run:
         with self.world.doing("save", patient=True):
             self.optimizer.bring_together()
             self.checkpoints.save(state.snapshot(self))
+            if self.offloaded:  # what is written is the state itself
+                self.checkpoints.wait()
 
     def keep_copy(self) -> None:
         if self.world.redundancy is not None:

@@ -37,8 +37,8 @@ def tensors_between_steps(run: Run) -> dict[str, Tensors]:
 
 
 def _unsaved(run: Run) -> Tensors:
-    groups = run.optimizer.groups
-    return {f"{slot.name}/{key}": slot.state[key] for rule, slots in groups for slot in slots for key in rule.unsaved}
+    every = [(slot, key) for rule, slots in run.optimizer.groups for slot in slots for key in rule.unsaved]
+    return {f"{slot.name}/{key}": slot.state[key] for slot, key in every if key in slot.state}
 
 
 def numbers(run: Run) -> dict[str, Any]:
@@ -56,10 +56,11 @@ def numbers(run: Run) -> dict[str, Any]:
 
 
 def snapshot(run: Run) -> Snapshot:
-    """A copy that can be written while training goes on."""
-    groups = {
-        group: {name: tensor.to("cpu", copy=True) for name, tensor in of.items()} for group, of in tensors(run).items()
-    }
+    """A copy that can be written while training goes on; not of offloaded state, which may not fit twice."""
+    groups = tensors(run)
+    for group, of in groups.items():
+        if group != "optimizer" or not run.offloaded:
+            groups[group] = {name: tensor.to("cpu", copy=True) for name, tensor in of.items()}
     weights = groups.pop("weights")
     if run.average.count and run.done():  # the averaged weights are the result
         groups["last"] = weights
