@@ -12,6 +12,8 @@ SLOW = [
     "parallel/test_pipeline.py",
     "parallel/test_pipeline_disaggregated.py",
     "train/test_run.py",
+    "parallel/test_staying_up_restart.py",
+    "parallel/test_staying_up.py",
     "kernels/test_triton_quantized.py",
     "align/test_asynchronous.py",
     "serve/test_replicas.py",

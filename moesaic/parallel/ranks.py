@@ -55,7 +55,15 @@ class Ranks(World):
             fill(model, self.division, stored_boxes(weights))
         if self.division.stages is not None:
             schedule, rows = self.options.schedule, self._rows_here
-            self.pipeline = Pipeline(model, self.division.stages, self.mesh.group("pp"), schedule=schedule, rows=rows)
+            timings = self.upkeep.timings
+            self.pipeline = Pipeline(
+                model,
+                self.division.stages,
+                self.mesh.group("pp"),
+                schedule=schedule,
+                rows=rows,
+                recorder=timings.recorder if timings is not None else None,
+            )
         return model
 
     def _rows_here(self, part: MicroBatch) -> int:
@@ -84,6 +92,9 @@ class Ranks(World):
     def redundancy(self) -> Redundancy | None:
         return self.upkeep.redundancy
 
+    def after_step(self, model: nn.Module, note: Callable[..., None]) -> None:
+        self.upkeep.after_step(model, note)
+
     def resumed(self, step: int, again: int, note: Callable[..., None]) -> None:
         self.upkeep.resumed(step, again, note)
 
@@ -93,6 +104,7 @@ class Ranks(World):
         return bool(said)
 
     def add_up(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        self.upkeep.own_loss = values.get("total")
         if not values:
             return {}
         stacked_N = torch.stack([value.detach().float().reshape(()) for value in values.values()])
@@ -144,4 +156,6 @@ class Ranks(World):
         fill(model, self.division, stored_boxes(open_checkpoint(place)))
 
     def norm(self, model: nn.Module) -> Tensor:
-        return global_norm(dict(model.named_parameters()), self.division, self.options.exact)
+        norm = global_norm(dict(model.named_parameters()), self.division, self.options.exact)
+        self.upkeep.look_at_gradients(model, norm)
+        return norm

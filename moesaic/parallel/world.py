@@ -69,6 +69,9 @@ class World:
         """Copies of this rank's state in its own memory and its neighbour's."""
         return None
 
+    def after_step(self, model: nn.Module, note: Callable[..., None]) -> None:
+        """When a step is logged: what ranks have to say of it."""
+
     def resumed(self, step: int, again: int, note: Callable[..., None]) -> None:
         """Before the first step, when `step` are done and `again` are lost: say what it took to get here."""
 

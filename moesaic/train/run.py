@@ -250,6 +250,7 @@ class Run:
             self.report.note(sample, kind="sample")
         for warning in batch.warnings:
             self.report.note(warning, kind="warning")
+        self.world.after_step(self.model, self.report.note)
         self.checkpoints.poll()
 
     def rewind(self) -> None:

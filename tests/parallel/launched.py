@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-from functools import cache
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -23,7 +23,6 @@ SETTINGS = (
 )  # fmt: skip
 
 
-@cache
 def prepared(folder: Path) -> str:
     data = folder / "data"
     prepare(load_recipe(RECIPE, SETTINGS), data)
@@ -31,26 +30,16 @@ def prepared(folder: Path) -> str:
 
 
 def train(
-    out: Path,
-    data: str,
-    *overrides: str,
-    ranks: int = 2,
-    restarts: int = 0,
-    fault: tuple[object, ...] = (0, "KILL", "-", 0),
+    out: Path, data: str, *overrides: str, ranks: int = 2, faults: Sequence[str] = (), restarts: int | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """`fault`: rank, signal, operation and step, as dying.py takes them."""
+    """`faults`: one for each attempt, as dying.py takes them."""
     words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-    words += [
-        "--master-port",
-        str(free_port()),
-        "--max-restarts",
-        str(restarts),
-        str(ROOT / "tests" / "parallel" / "dying.py"),
-        *map(str, fault),
-    ]
+    words += ["--master-port", str(free_port())]
+    words += ["--max-restarts", str(len(faults) if restarts is None else restarts)]
+    words += [str(ROOT / "tests" / "parallel" / "dying.py"), ",".join(faults)]
     words += ["train", str(RECIPE), "--out", str(out), *SETTINGS, data, *overrides]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
+    return subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
 
 
 def free_port() -> int:

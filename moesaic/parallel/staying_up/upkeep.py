@@ -10,16 +10,20 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.distributed_c10d import _get_default_store, _world
 
 from moesaic.parallel.mesh import ParallelMesh
 from moesaic.parallel.options import ParallelOptions
+from moesaic.parallel.staying_up.flows import group_name
+from moesaic.parallel.staying_up.nonfinite import Gradients, explain, look, own_word
 from moesaic.parallel.staying_up.redundancy import Redundancy
+from moesaic.parallel.staying_up.timings import Timings
 from moesaic.parallel.staying_up.watch import Watch, first_line
 
 MARK = ".running"  # in a run's directory: touched as long as it runs, and gone once it has ended in order
@@ -32,6 +36,9 @@ class Upkeep:
         self.watch: Watch | None = None
         self.cut_off: float | None = None  # when an earlier attempt at this run gave its last sign
         self.redundancy: Redundancy | None = None
+        self.timings: Timings | None = None
+        self.own_loss: Tensor | None = None  # of this rank, in this step
+        self._gradients: list[Gradients] = []  # of the steps that are not looked into yet
         self._mark = Path()
         self._run = ""  # a name that all attempts at a run share
 
@@ -52,12 +59,17 @@ class Upkeep:
         )  # fmt: skip
         self.watch.start()
         try:
+            if self.options.trace:
+                self.timings = Timings(self.mesh, out, self.options.trace_every)
             self._run, self.cut_off = self.mesh.collect([self._run or secrets.token_hex(8), self.cut_off])[0]
             if self.options.redundancy:
                 here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
                 distance = here if here < self.mesh.ranks else 1  # to the next machine, if there is one
                 self.redundancy = Redundancy(self.mesh, self._folder(out), self._run, distance)
-            yield
+            with self.timings.flows if self.timings is not None else nullcontext():
+                yield
+            if self.timings is not None:
+                self.timings.write()
         except Exception as error:
             self.activity.enter("ending")
             if is_collective_failure(error):
@@ -83,7 +95,25 @@ class Upkeep:
         if step is not None:
             self.activity.step = step
         with self.activity.doing(operation, patient=patient):
-            yield
+            if self.timings is None:
+                yield
+            else:
+                with self.timings.operation(operation, self.activity.step, **facts):
+                    yield
+
+    def after_step(self, model: nn.Module, note: Callable[..., None]) -> None:
+        """Say why a step was skipped, and every few steps who was slow."""
+        late = self.mesh.device.type != "cpu"  # there a norm is read a step later, when it has long been there
+        while len(self._gradients) > late:
+            found = self._gradients.pop(0)
+            if not bool(found.norm.isfinite()):
+                text, facts = explain(self.mesh.collect(own_word(found, model, self.own_loss)))
+                note(f"step {found.step:,} was skipped: {text}", kind="nonfinite", of=found.step, **facts)
+        if self.timings is not None:
+            self.timings.after_step(note)
+
+    def look_at_gradients(self, model: nn.Module, norm: Tensor) -> None:
+        self._gradients.append(look(model, norm, self.activity.step))
 
     def resumed(self, step: int, again: int, note: Callable[..., None]) -> None:
         """A run that goes on where another was cut off says how long that took."""
@@ -103,10 +133,8 @@ def collectives_begun() -> dict[str, int]:
     """Of every group that this rank is in, how many collectives it has begun. It only reads numbers."""
     found: dict[str, int] = {}
     for group in list(_world.pg_map):
-        ranks = dist.get_process_group_ranks(group)
-        if len(ranks) > 1:
-            name = group.group_desc.removeprefix("mesh_").removeprefix("default_pg") or "all"
-            key = f"{name} ({', '.join(map(str, ranks)) if len(ranks) <= 8 else f'{ranks[0]} to {ranks[-1]}'})"
+        if dist.get_world_size(group) > 1:
+            key = group_name(group)
             with suppress(RuntimeError):  # a backend that does not count
                 found[key] = found.get(key, 0) + group._get_sequence_number_for_group()  # type: ignore[attr-defined]
     return found
