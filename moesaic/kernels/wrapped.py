@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Self
 
-from moesaic.kernels.interface import Batch, Kernels
+from torch import Tensor
+
+from moesaic.kernels.interface import Batch, Kernels, Routes
+from moesaic.kernels.layer_weights import ExpertWeights
 
 
 class WrappedKernels:
@@ -26,6 +30,8 @@ class WrappedKernels:
         return None  # every operation must pass by: more than one in a call has no place for others
 
     def __getattr__(self, name: str) -> Any:
+        if name == "begin_experts" and hasattr(type(self), "experts"):
+            raise AttributeError(name)  # the plain ones' would pass by the experts of these
         return getattr(self.plain, name)
 
 
@@ -33,3 +39,15 @@ def for_batch(kernels: Kernels, layout: Batch, rows: int | None = None) -> Kerne
     """Kernels as a forward over this batch uses them."""
     bind = getattr(kernels, "for_batch", None)
     return kernels if bind is None else bind(layout, rows)
+
+
+def begin_experts(
+    kernels: Kernels, x_TD: Tensor, routes: Routes, weights: ExpertWeights
+) -> Tensor | Callable[[], Tensor]:
+    """Experts of other ranks are asked here and answer in `finished`; those of this device compute at once."""
+    begin = getattr(kernels, "begin_experts", None)
+    return kernels.experts(x_TD, routes, weights) if begin is None else begin(x_TD, routes, weights)
+
+
+def finished(begun: Tensor | Callable[[], Tensor]) -> Tensor:
+    return begun if isinstance(begun, Tensor) else begun()

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from moesaic.kernels.layer_weights import DenseWeights, ExpertWeights, MixtureWeights
+from moesaic.kernels.wrapped import begin_experts, finished
 from moesaic.model.config import Dense, Experts, ModelConfig
 from moesaic.model.context import ForwardContext
 from moesaic.model.linear import Linear
@@ -46,10 +47,11 @@ class MixtureFeedForward(nn.Module):
 
     def forward(self, x_TD: Tensor, context: ForwardContext) -> Tensor:
         routes = self.router(x_TD, context.routing, context.ops)
-        out_TD = context.ops.experts(x_TD, routes, self.expert_weights())
+        begun = begin_experts(context.ops, x_TD, routes, self.expert_weights())
         if self.shared is None:
-            return out_TD
-        shared_TD = self.shared(x_TD, context)
+            return finished(begun)
+        shared_TD = self.shared(x_TD, context)  # while rows travel, if experts are elsewhere
+        out_TD = finished(begun)
         if self.residual is None:
             return out_TD + shared_TD
         # DeepSpeed-MoE: the expert corrects the dense network, by a learned share per token.

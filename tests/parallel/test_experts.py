@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from moesaic.errors import UserError
 from moesaic.kernels.interface import Routes
+from moesaic.kernels.wrapped import WrappedKernels
 from moesaic.model.experts import MixtureFeedForward
 from moesaic.parallel import ExpertParallel
 from moesaic.parallel.experts.dispatch import _bounds, _by_expert, _segments
@@ -120,12 +121,19 @@ def test_any_experts_on_ranks(world: int, tmp_path: Path) -> None:
 
 def own_model(rank: int, world: int) -> None:
     """The product's model: the loss to the bit, though experts see others' tokens too; gradients within rounding."""
-    for chunks in (1, 2):
-        own_model_in(rank, world, chunks)
+    own_model_in(rank, world, chunks=1, shared=0)
+    own_model_in(rank, world, chunks=2, shared=1)
 
 
-def own_model_in(rank: int, world: int, chunks: int) -> None:
-    single = model_of(experts=8)
+class Sequential(WrappedKernels):
+    """Kernels that say themselves what experts are: nothing is begun before, and the shared expert waits."""
+
+    def experts(self, *given: Any) -> Tensor:
+        return self.plain.experts(*given)
+
+
+def own_model_in(rank: int, world: int, chunks: int, shared: int) -> None:
+    single = model_of(experts=8, shared=shared)
     model = copy.deepcopy(single)
     for block in model.layers:
         assert isinstance(block.ffn, MixtureFeedForward)
@@ -150,6 +158,17 @@ def own_model_in(rank: int, world: int, chunks: int) -> None:
         else:
             dist.all_reduce(parameter.grad)
         torch.testing.assert_close(parameter.grad, expected, rtol=1e-4, atol=1e-6, msg=name)
+
+    # The shared expert computed while rows travel, or after they are back: the same bits.
+    found = []
+    for ops in (model.ops, Sequential(model.ops)):
+        assert hasattr(ops, "begin_experts") == (ops is model.ops)
+        model.ops = ops  # type: ignore[assignment]
+        model.zero_grad()
+        loss = loss_of(model, rank, 1.0)
+        loss.backward()
+        found.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 def test_the_products_model(tmp_path: Path) -> None:

@@ -30,8 +30,9 @@ SIZES = [
 ]
 
 
-def model_of(experts: int = 7) -> Model:
-    recipe = load_recipe(Path(__file__).parents[2] / "recipes/tiny.yaml", [*SIZES, f"model.experts={experts}"])
+def model_of(experts: int = 7, shared: int = 0) -> Model:
+    given = [*SIZES, f"model.experts={experts}", f"model.shared_experts={shared}"]
+    recipe = load_recipe(Path(__file__).parents[2] / "recipes/tiny.yaml", given)
     return Model(architecture(recipe.model, bos=None, eos=(), pad=None)).initialize(3)
 
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from moesaic.kernels import reference
 from moesaic.kernels.interface import Dispatched, Routes
-from moesaic.parallel.experts.dispatch import Compute
+from moesaic.parallel.experts.dispatch import Compute, Finish
 from moesaic.parallel.experts.exchange import Exchange, waited
 
 
-def run_experts_once(x_TD: Tensor, routes: Routes, here: int, exchange: Exchange, compute: Compute) -> Tensor:
+def begin_experts_once(x_TD: Tensor, routes: Routes, here: int, exchange: Exchange, compute: Compute) -> Finish:
     ranks, (tokens, per_token) = exchange.ranks, routes.experts_TK.shape
     # Pairs of a token and a rank that needs it, by rank and then by token; and each assignment's pair.
     rank_A = (routes.experts_TK // here).reshape(-1)
@@ -36,15 +36,18 @@ def run_experts_once(x_TD: Tensor, routes: Routes, here: int, exchange: Exchange
     weights_A1 = exchange.rows(routes.weights_TK.reshape(-1).index_select(0, order_A).unsqueeze(1), leaving, arriving)
     wants_A2 = exchange.numbers(wants_A2.to(torch.int32), leaving, arriving).long()
 
-    # Here: expand the rows for the experts that want them, compute, and add up what belongs to one row.
-    came_R = torch.tensor(arriving_rows, device=x_TD.device)
-    source_A = torch.arange(ranks, device=x_TD.device).repeat_interleave(torch.tensor(arriving, device=x_TD.device))
-    row_A = wants_A2[:, 1] + (came_R.cumsum(0) - came_R)[source_A]
-    sorted_A = wants_A2[:, 0].argsort(stable=True)
-    row_A = row_A.index_select(0, sorted_A)
-    counts_E = torch.bincount(wants_A2[:, 0], minlength=here)
-    x_AD = waited(rows_PD).index_select(0, row_A)
-    mine = Dispatched(x_AD, waited(weights_A1).index_select(0, sorted_A), counts_E, row_A, int(came_R.sum()))
-    sums_PD = reference.combine(compute(mine, 0, here), mine)
-    back_PD = waited(exchange.rows(sums_PD, arriving_rows, leaving_rows))
-    return back_PD.new_zeros(tokens, back_PD.shape[1]).index_add(0, token_P, back_PD)
+    def finish() -> Tensor:
+        # Here: expand the rows for the experts that want them, compute, and add up what belongs to one row.
+        came_R = torch.tensor(arriving_rows, device=x_TD.device)
+        source_A = torch.arange(ranks, device=x_TD.device).repeat_interleave(torch.tensor(arriving, device=x_TD.device))
+        row_A = wants_A2[:, 1] + (came_R.cumsum(0) - came_R)[source_A]
+        sorted_A = wants_A2[:, 0].argsort(stable=True)
+        row_A = row_A.index_select(0, sorted_A)
+        counts_E = torch.bincount(wants_A2[:, 0], minlength=here)
+        x_AD = waited(rows_PD).index_select(0, row_A)
+        mine = Dispatched(x_AD, waited(weights_A1).index_select(0, sorted_A), counts_E, row_A, int(came_R.sum()))
+        sums_PD = reference.combine(compute(mine, 0, here), mine)
+        back_PD = waited(exchange.rows(sums_PD, arriving_rows, leaving_rows))
+        return back_PD.new_zeros(tokens, back_PD.shape[1]).index_add(0, token_P, back_PD)
+
+    return finish

@@ -4,13 +4,15 @@ Rows are sorted by expert, then by the rank they come from, then by their place 
 them in. An expert sees the same rows in the same order, and a token adds up what comes back in the same order, so
 outputs and gradients are those of one process to the bit. With `chunks` the experts of every rank are taken in groups
 (Comet's split along the dimension nothing depends on): rows of the next group travel while this one computes, and the
-matmuls are the same ones, so overlap changes no bit either.
+matmuls are the same ones, so overlap changes no bit either. Everything leaves in `begin_experts`, and is computed on
+arrival in what that returns: between the two there is time for work that needs no other rank, as a shared expert.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,9 +23,10 @@ from moesaic.parallel.experts.exchange import Exchange, waited
 
 # (rows sorted by expert with their weights and counts, first and last expert of this rank) -> weighted results
 Compute = Callable[[Dispatched, int, int], Tensor]
+Finish = Callable[[], Tensor]
 
 
-def run_experts(
+def begin_experts(
     x_TD: Tensor,
     routes: Routes,
     here: int,
@@ -31,11 +34,19 @@ def run_experts(
     compute: Compute,
     chunks: int = 1,
     by_source: bool = False,
-) -> Tensor:
+) -> Finish:
     """`here`: experts of each rank; rank r holds those from r * here on. `by_source` computes every rank's rows by
     themselves: the matmuls of one process that takes the ranks' batches one after the other."""
+    sent = reference.dispatch(x_TD, routes, here * exchange.ranks)
+    finish = begin_rows(sent, here, exchange, compute, chunks, by_source)
+    return lambda: reference.combine(finish(), sent)
+
+
+def begin_rows(
+    sent: Dispatched, here: int, exchange: Exchange, compute: Compute, chunks: int = 1, by_source: bool = False
+) -> Finish:
+    """Of rows that are sorted by expert already; what comes back is in the same order, not yet added up."""
     ranks = exchange.ranks
-    sent = reference.dispatch(x_TD, routes, here * ranks)
     leaving_RE = sent.counts_E.view(ranks, here)
     arriving_RE = exchange.counts(leaving_RE)
     starts_RE = (sent.counts_E.cumsum(0) - sent.counts_E).view(ranks, here)
@@ -50,6 +61,15 @@ def run_experts(
         weights = exchange.rows(sent.weights_A1.index_select(0, index_A), *splits)
         travelling.append((index_A, splits, arriving, rows, weights))
 
+    def finish() -> Tensor:
+        return _compute_and_return(travelling, bounds, exchange, compute, by_source)
+
+    return finish
+
+
+def _compute_and_return(
+    travelling: list[Any], bounds: list[tuple[int, int]], exchange: Exchange, compute: Compute, by_source: bool
+) -> Tensor:
     returning, places = [], []
     for (first, last), (index_A, splits, arriving_RC, rows, weights) in zip(bounds, travelling, strict=True):
         if by_source:
@@ -58,11 +78,10 @@ def run_experts(
             order_A = _by_expert(arriving_RC)
             x_AD, weights_A1 = (waited(part).index_select(0, order_A) for part in (rows, weights))
             y_AD = compute(Dispatched(x_AD, weights_A1, arriving_RC.sum(0), order_A, len(order_A)), first, last)
-            back_AD = y_AD.index_select(0, _inverse(order_A))  # as they came: by rank, then by expert
+            back_AD = y_AD.index_select(0, inverse(order_A))  # as they came: by rank, then by expert
         returning.append(exchange.rows(back_AD, splits[1], splits[0]))
         places.append(index_A)
-    y_AD = torch.cat([waited(part) for part in returning]).index_select(0, _inverse(torch.cat(places)))
-    return reference.combine(y_AD, sent)
+    return torch.cat([waited(part) for part in returning]).index_select(0, inverse(torch.cat(places)))
 
 
 def _by_source(
@@ -99,5 +118,5 @@ def _by_expert(arriving_RC: Tensor) -> Tensor:
     return kinds.repeat_interleave(arriving_RC.reshape(-1)).argsort(stable=True)
 
 
-def _inverse(order_A: Tensor) -> Tensor:
+def inverse(order_A: Tensor) -> Tensor:
     return torch.empty_like(order_A).scatter_(0, order_A, torch.arange(len(order_A), device=order_A.device))

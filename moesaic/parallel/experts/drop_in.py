@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from moesaic.errors import UserError
 from moesaic.kernels.interface import Dispatched, Routes
-from moesaic.parallel.experts.bypass import run_experts_once
-from moesaic.parallel.experts.dispatch import run_experts
+from moesaic.parallel.experts.bypass import begin_experts_once
+from moesaic.parallel.experts.dispatch import begin_experts
 from moesaic.parallel.experts.exchange import Exchange
 
 
@@ -58,8 +58,8 @@ class ExpertParallel(nn.Module):
             )
         routes = Routes(experts_TK, weights_TK)
         if self.once:
-            return run_experts_once(x_TD, routes, here, self.exchange, self._compute)
-        return run_experts(x_TD, routes, here, self.exchange, self._compute, self.chunks)
+            return begin_experts_once(x_TD, routes, here, self.exchange, self._compute)()
+        return begin_experts(x_TD, routes, here, self.exchange, self._compute, self.chunks)()
 
     def _compute(self, rows: Dispatched, first: int, last: int) -> Tensor:
         parts = rows.x_AD.split(rows.counts_E.tolist())

@@ -10,14 +10,26 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from moesaic.kernels.interface import Dispatched, Kernels, Routes
 from moesaic.kernels.layer_weights import ExpertWeights
 from moesaic.kernels.wrapped import WrappedKernels
-from moesaic.parallel.experts.bypass import run_experts_once
-from moesaic.parallel.experts.dispatch import run_experts
+from moesaic.parallel.experts.bypass import begin_experts_once
+from moesaic.parallel.experts.dispatch import Finish, begin_experts
 from moesaic.parallel.experts.exchange import Exchange
+
+
+class Travelling:
+    """Rows on their way. An object, not a closure: a compiled layer knows it by its type and is not compiled anew."""
+
+    def __init__(self, finish: Finish) -> None:
+        self._finish = finish
+
+    @torch.compiler.disable  # a collective has no place in a compiled layer
+    def __call__(self) -> Tensor:
+        return self._finish()
 
 
 class ExpertParallelKernels(WrappedKernels):
@@ -38,6 +50,11 @@ class ExpertParallelKernels(WrappedKernels):
         self.exchange, self.chunks, self.once, self.exact = exchange, chunks, dispatch == "once", exact
 
     def experts(self, x_TD: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
+        return self.begin_experts(x_TD, routes, weights)()
+
+    @torch.compiler.disable
+    def begin_experts(self, x_TD: Tensor, routes: Routes, weights: ExpertWeights) -> Travelling:
+        """Rows leave; what this returns computes those that arrive, and waits for the others' answers."""
         here = len(weights.gate_up_EGD)
 
         def compute(rows: Dispatched, first: int, last: int) -> Tensor:
@@ -45,5 +62,5 @@ class ExpertParallelKernels(WrappedKernels):
             return self.plain.compute_experts(rows, own)
 
         if self.once:
-            return run_experts_once(x_TD, routes, here, self.exchange, compute)
-        return run_experts(x_TD, routes, here, self.exchange, compute, self.chunks, self.exact)
+            return Travelling(begin_experts_once(x_TD, routes, here, self.exchange, compute))
+        return Travelling(begin_experts(x_TD, routes, here, self.exchange, compute, self.chunks, self.exact))
