@@ -7,22 +7,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from moesaic.align.plot import plot_alignment
 from moesaic.align.stages import Stage
+from moesaic.align.stages.sft import Sft
 from moesaic.atomic import exclusive
 from moesaic.errors import UserError
 from moesaic.kernels import hardware
 from moesaic.methods import Method, renamed
 from moesaic.model import directory, lineage
+from moesaic.model.config import ModelConfig
 from moesaic.model.formats.matching import match
 from moesaic.model.formats.opening import open_checkpoint
+from moesaic.model.tokenizer import Tokenizer
+from moesaic.model.transformer import Model
 from moesaic.model.value_head import give_head
+from moesaic.parallel.layout import ParallelLayout
+from moesaic.parallel.world import World
 from moesaic.recipe import Recipe
 from moesaic.train import init
 from moesaic.train.loop import train
+from moesaic.train.ranks import check_batch, check_parallel, open_world
 from moesaic.train.resume import run_dtype, steps_done
 from moesaic.train.run import Run
 from moesaic.train.validate import check_learning
@@ -47,20 +57,42 @@ def align(recipe: Recipe, model: Path, out: Path, *, quiet: bool = False) -> dic
     config, _ = match(open_checkpoint(model))
     for stage in stages:
         check_learning(of_stage(recipe, stage, model), config)
-    with exclusive(out):
+    layout = check_ranks(recipe, stages, names, config)
+    world = open_world(recipe, layout)
+    with exclusive(out) if world.is_main else nullcontext():
         check_resumable(recipe, stages, names, model, out)
-        return {"directory": str(out), "stages": _run(recipe, stages, model, out, quiet=quiet)}
+        return {"directory": str(out), "stages": _run(recipe, stages, model, out, world, quiet=quiet)}
 
 
-def _run(recipe: Recipe, stages: Sequence[Stage], model: Path, out: Path, *, quiet: bool) -> list[dict[str, Any]]:
+def check_ranks(recipe: Recipe, stages: Sequence[Stage], names: Sequence[str], config: ModelConfig) -> ParallelLayout:
+    """The layout, if these stages can be trained under it."""
+    layout = check_parallel(recipe, config)
+    if layout.devices == 1:
+        return layout
+    for number, (stage, name) in enumerate(zip(stages, names, strict=True)):
+        key = f"align.stages.{number}"
+        if not isinstance(stage, Sft):
+            raise UserError(key, f"{name} is trained by one process", "Run it without torchrun.")
+        longest = min(stage.max_length, config.context)
+        check_batch(layout, recipe.train.accumulate, stage.batch_tokens, longest, f"{key}.batch_tokens")
+    if layout.devices > layout.dp:
+        raise UserError("parallel", "alignment divides batches and experts only", "Set tp=cp=pp=1.")
+    return layout
+
+
+def _run(
+    recipe: Recipe, stages: Sequence[Stage], model: Path, out: Path, world: World, *, quiet: bool
+) -> list[dict[str, Any]]:
     named = recipe.align.stages
     names = [each.name for each in named]
     summaries = []
     for number, (stage, method) in enumerate(zip(stages, named), 1):
         place = place_of(number, out, names)
-        run = begin(recipe, stage, method.name, model, place, quiet=quiet)
+        run = begin(recipe, stage, method.name, model, place, world, quiet=quiet)
         train(run)
-        plot_alignment(place)
+        world.barrier()  # what the next stage reads is there
+        if world.is_main:
+            plot_alignment(place)
         summaries.append({"stage": method.name} | run.summary)
         if run.step < stage.steps:  # stopped
             break
@@ -105,13 +137,16 @@ def resolved(options: Any, out: Path, names: Sequence[str], before: int) -> Any:
     return f"{place_of(number, out, names)}{found[2] or ''}"
 
 
-def begin(recipe: Recipe, stage: Stage, name: str, model: Path, out: Path, *, quiet: bool = False) -> Run:
-    device = hardware.device()
+def begin(
+    recipe: Recipe, stage: Stage, name: str, model: Path, out: Path, world: World | None = None, *, quiet: bool = False
+) -> Run:
+    world = world or World(hardware.device())
+    device = world.device
     before = run_dtype(out)
     # On a CPU as it is stored: there, bits are promised in float32 only.
     as_stored = device.type == "cpu" and before == recipe.train.dtype == "auto"
     dtype = None if as_stored else init.dtype(recipe, device, before)
-    initial = directory.load(model, dtype=dtype, device=device)
+    initial = directory.load(model, dtype=dtype, device=device) if world.ranks == 1 else _share(world, model, dtype)
     init.check_trainable(initial, model)
     if initial.tokenizer is None or initial.tokenizer.chat_template is None:
         raise UserError(model, "has no tokenizer with a chat template", "Alignment needs one.")
@@ -129,7 +164,17 @@ def begin(recipe: Recipe, stage: Stage, name: str, model: Path, out: Path, *, qu
         initial=(initial, dict(initial.tokenizer.files), lineage.read(model)),
         stream=lambda model: stage.open(model, out),
         measure=stage.measure(initial) if stage.evaluate_every else None,
+        world=world,
     )
+
+
+def _share(world: World, model: Path, dtype: torch.dtype | None) -> Model:
+    """This rank's share of the model."""
+    source = open_checkpoint(model)
+    config, _ = match(source)
+    share = world.build(config, dtype or hardware.dtype(world.device, getattr(torch, config.dtype)), source)
+    share.tokenizer = Tokenizer.from_files(source.files, source.place)
+    return share
 
 
 def of_stage(recipe: Recipe, stage: Stage, model: Path) -> Recipe:

@@ -56,6 +56,13 @@ class Batch:
         shares = [list(range(len(self.lengths)))] if number == 1 else divide(self.lengths, number)
         return [self._only(share, device) for share in shares if share]
 
+    def share(self, rank: int, ranks: int) -> Batch:
+        """One rank's pieces of it."""
+        made = self._only(divide(self.lengths, ranks)[rank], None)
+        made.everywhere = self.all_lengths
+        made.samples, made.warnings, made.frozen = self.samples, self.warnings, self.frozen
+        return made
+
     def to(self, device: torch.device | str) -> Batch:
         return self._only(list(range(len(self.lengths))), device)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from moesaic.errors import UserError
 from moesaic.model.config import ModelConfig
@@ -154,6 +155,18 @@ class Ranks(World):
 
     def load(self, model: Model, place: Path) -> None:
         fill(model, self.division, stored_boxes(open_checkpoint(place)))
+
+    @contextmanager
+    def evaluating(self, model: nn.Module) -> Iterator[None]:
+        """Embedding, norm and head are gathered by the whole model's forward, layers by their own."""
+        if not isinstance(model, FSDPModule):
+            yield
+            return
+        model.unshard()
+        try:
+            yield
+        finally:
+            model.reshard()
 
     def norm(self, model: nn.Module) -> Tensor:
         norm = global_norm(dict(model.named_parameters()), self.division, self.options.exact)

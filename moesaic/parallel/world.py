@@ -4,8 +4,8 @@ wherever ranks must agree, and does not know how many there are."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +97,11 @@ class World:
 
     def reduce_gradients(self, model: nn.Module) -> None:
         """After the last backward of a step."""
+
+    @contextmanager
+    def evaluating(self, model: nn.Module) -> Iterator[None]:
+        """While an engine or another calls parts of the model, and not the whole."""
+        yield
 
     def norm(self, model: nn.Module) -> Tensor:
         """Of all gradients of all ranks, each element counted once."""

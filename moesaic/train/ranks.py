@@ -33,28 +33,12 @@ def layout_of(section: ParallelSection, world: int) -> ParallelLayout:
 
 
 def check_parallel(recipe: Recipe, config: ModelConfig) -> ParallelLayout:
-    """The layout, if the model, the data and the processes can be divided so."""
-    world = int(os.environ.get("WORLD_SIZE", "1")) if launched() else 1
+    """The layout, if the model and the processes can be divided so."""
     section, settings = recipe.parallel, recipe.train
-    layout = layout_of(section, world)
+    layout = layout_of(section, int(os.environ["WORLD_SIZE"]) if launched() else 1)
     experts = {layer.ffn.count for layer in [*config.layers, *config.mtp] if isinstance(layer.ffn, Experts)}
-    check_sizes(
-        layout,
-        "the model",
-        heads={config.attention.heads},
-        experts=experts,
-        layers=len(config.layers),
-        place="parallel",
-    )
-    needed = layout.dp * settings.accumulate * recipe.data.sequence_length
-    if world > 1 and settings.batch_tokens < needed:
-        most = max(1, settings.batch_tokens // (settings.accumulate * recipe.data.sequence_length))
-        raise UserError(
-            "train.batch_tokens",
-            f"{settings.batch_tokens:,} tokens do not give {layout.dp} data ranks"
-            f" {settings.accumulate} sequences of {recipe.data.sequence_length} each",
-            f"Nearest that works: train.batch_tokens={needed}, or parallel.dp={most}.",
-        )
+    heads, layers = {config.attention.heads}, len(config.layers)
+    check_sizes(layout, "the model", heads=heads, experts=experts, layers=layers, place="parallel")
     if layout.tp > 1:
         check_tensor(config, layout.tp)
     if layout.pp > 1:
@@ -62,6 +46,17 @@ def check_parallel(recipe: Recipe, config: ModelConfig) -> ParallelLayout:
         check_schedule(section.schedule, stages_of(config, layout, options), settings.accumulate)
     _check_methods(recipe, layout)
     return layout
+
+
+def check_batch(layout: ParallelLayout, accumulate: int, tokens: int, longest: int, key: str) -> None:
+    """Whether a batch has a sequence for every data rank and micro-batch: it may have no more than its longest ones."""
+    needed = layout.dp * accumulate * longest
+    if layout.devices > 1 and tokens < needed:
+        raise UserError(
+            key,
+            f"{tokens:,} tokens do not give {layout.dp} data ranks {accumulate} sequences of {longest} each",
+            f"Nearest that works: {key}={needed}, or parallel.dp={max(1, tokens // (accumulate * longest))}.",
+        )
 
 
 def _check_methods(recipe: Recipe, layout: ParallelLayout) -> None:
@@ -93,8 +88,7 @@ def parallel_options(section: ParallelSection) -> ParallelOptions:
     return ParallelOptions(**{key: getattr(section, key) for key in keys})
 
 
-def open_world(recipe: Recipe, config: ModelConfig) -> World:
-    layout = check_parallel(recipe, config)
+def open_world(recipe: Recipe, layout: ParallelLayout) -> World:
     if not launched():
         return World(hardware.device())
     from moesaic.parallel.mesh import ParallelMesh, join  # a second to import, and most runs are of one process

@@ -149,7 +149,10 @@ class Run:
 
     def next_batch(self) -> Batch:
         with self.world.doing("data", step=self.step + 1):
-            return next(self.data)
+            batch = next(self.data)
+        if isinstance(self.data, TokenStream) or self.world.data_ranks == 1:
+            return batch
+        return batch.share(self.world.data_rank, self.world.data_ranks)  # every rank has read all of it
 
     def forward_backward(self, batch: Batch) -> Loss:
         """Gradients of the whole batch, accumulated over micro-batches to save memory; the sum of their losses."""
@@ -239,7 +242,7 @@ class Run:
         parts |= batch.notes
         measure = self.measure if self.measure is not None and self.due_to_evaluate() else None
         if measure is not None:
-            with self.world.doing("evaluate"):
+            with self.world.doing("evaluate"), self.world.evaluating(self.model):
                 parts |= measure(self.model)
             self._clock = time.perf_counter()  # evaluation does not count as a step's time
         tokens, flops = batch.all_tokens, step_flops(self.model.config, batch.all_lengths)
