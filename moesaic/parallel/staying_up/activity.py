@@ -19,13 +19,11 @@ class Activity:
 
     @contextmanager
     def doing(self, operation: str, *, patient: bool = False) -> Iterator[None]:
-        """One within another stands for it as long as it lasts."""
+        """One within another stands for it as long as it lasts. One that fails stays: what failed is to be said."""
         before = self.operation, self.patient
         self.enter(operation, patient)
-        try:
-            yield
-        finally:
-            self.enter(*before)
+        yield
+        self.enter(*before)
 
     def enter(self, operation: str, patient: bool = False) -> None:
         self.operation, self.patient = operation, patient

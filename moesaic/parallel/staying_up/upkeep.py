@@ -71,9 +71,10 @@ class Upkeep:
             if self.timings is not None:
                 self.timings.write()
         except Exception as error:
-            self.activity.enter("ending")
-            if is_collective_failure(error):
-                raise ConnectionError(errno.ECONNABORTED, self.watch.lost(error)) from error
+            why = self.watch.lost(error) if is_collective_failure(error) else ""
+            self.activity.enter("ending")  # which has its bound too: a thread may wait for the others
+            if why:
+                raise ConnectionError(errno.ECONNABORTED, why) from error
             raise
         else:
             if self.redundancy is not None:

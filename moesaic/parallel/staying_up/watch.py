@@ -126,22 +126,29 @@ class Watch:
 
     def lost(self, error: BaseException) -> str:
         """Why a collective failed, in words: which ranks are gone."""
+        step, operation = self.activity.step, self.activity.operation
+        gone: list[Word] = []
+        with suppress(RuntimeError):  # the store may be gone too
+            gone = self._gone()
+        names = ", ".join(f"rank {word.rank} (last heard of in step {word.step}, {word.operation})" for word in gone)
+        why = f"{names} ended" if gone else f"another rank ended or did not answer ({first_line(error)})"
+        text = f"{why}; rank {self.rank} was in step {step}, {operation}"
+        with suppress(RuntimeError):
+            if self.store.add("told", 1) == 1:
+                ranks = [word.rank for word in gone]
+                write_event(self.events, text, kind="lost", step=step, ranks=ranks, operation=operation)
+        return text
+
+    def _gone(self) -> list[Word]:
+        """Ranks whose process has ended, or, for a while, whoever falls silent: of another machine no more is known."""
         until = time.monotonic() + min(LONGEST, (SILENCE + 1) * self.interval)
         while True:
-            gone = [word for word in self.words() if word.rank != self.rank and process_state(word) in ("Z", "X")]
-            gone = gone or [word for word in self.words() if word.silent >= SILENCE * self.interval]
+            words = self.words()
+            gone = [word for word in words if word.rank != self.rank and process_state(word) in ("Z", "X")]
+            gone = gone or [word for word in words if word.silent >= SILENCE * self.interval]
             if gone or time.monotonic() > until:
-                break
+                return gone
             time.sleep(self.interval / 4)
-        at = f"step {self.activity.step}, {self.activity.operation}"
-        names = ", ".join(f"rank {word.rank} (last in step {word.step}, {word.operation})" for word in gone)
-        why = f"{names} ended" if gone else f"another rank ended or did not answer ({first_line(error)})"
-        text = f"{why}; rank {self.rank} was in {at}"
-        if self.store.add("told", 1) == 1:
-            ranks = [word.rank for word in gone]
-            write_event(self.events, text, kind="lost", step=self.activity.step, ranks=ranks,
-                        operation=self.activity.operation)  # fmt: skip
-        return text
 
 
 STATES = {"T": "is stopped", "D": "waits for a device or disk", "Z": "has ended", "X": "has ended"}
