@@ -108,12 +108,13 @@ def check(
     assert set(held) == {name for name, _ in whole.named_parameters() if stage_holds(name, stages, rank)}
     balance = Balance(model, settings)
     pipeline = Pipeline(model, stages, schedule=schedule)
+    run = pipeline.recompute or runner if runner is recompute else runner
     for step in range(2):  # the second begins where the first left everything
         parts = batch_of(seed=step).parts(micro_batches if step else first or micro_batches)
         assert len({len(part.tokens_T) for part in parts}) > 1, "micro-batches of one length would show less"
         expected = alone(whole, parts, runner, settings)
         found = pipeline.forward_backward(
-            parts, NextToken(), runner=runner, routing=balance.routing, extra=balance.losses, count=balance.count
+            parts, NextToken(), runner=run, routing=balance.routing, extra=balance.losses, count=balance.count
         )
         bits = exact and (step > 0 or not first)
         same(found.total, expected.total, "loss", bits)
@@ -178,10 +179,11 @@ def with_parameters_divided(rank: int, name: str, schedule: str, chunks: int, ru
             module.set_force_sum_reduction_for_comms(True)
     pipeline = Pipeline(model, stages, mesh.get_group("pp"), schedule=schedule)
     balance = Balance(model, BALANCE)
+    run = pipeline.recompute or runner if runner is recompute else runner
     for step in range(2):
         parts = [batch_of(seed=2 * step + number).parts(4) for number in range(2)]
         found = pipeline.forward_backward(
-            parts[data], NextToken(), runner=runner, routing=balance.routing, extra=balance.losses
+            parts[data], NextToken(), runner=run, routing=balance.routing, extra=balance.losses
         )
         expected = [alone(whole, some, runner, BALANCE) for some in parts][data]
         for part, value in expected.parts.items():

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 
+from moesaic.parallel.pipeline.split_recompute import SplitRecompute
 from moesaic.parallel.traces import Recorder
 
 
@@ -24,6 +25,7 @@ class StageWork:
 
     forward: Callable[[int, int, Tensor | None], Tensor]
     rows: list[int]
+    split: SplitRecompute
     recorder: Recorder | None = None
 
     def operation(self, kind: str, number: int, chunk: int) -> AbstractContextManager[None]:
@@ -112,6 +114,7 @@ class RaggedStage(PipelineStage):
         return out
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
+        self.dw_builder = self.work.split.take if self.work.split.used else None
         with self.work.operation("backward", bwd_chunk_id, self.chunk):
             super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
         if not self.is_last and self.has_backward:

@@ -52,6 +52,7 @@ from moesaic.model.transformer import LayerRunner, Model, run_plainly
 from moesaic.parallel.pipeline.aux_loss import with_loss
 from moesaic.parallel.pipeline.kernels import StageKernels
 from moesaic.parallel.pipeline.ragged_stage import RaggedStage, StageWork
+from moesaic.parallel.pipeline.split_recompute import SplitRecompute
 from moesaic.parallel.pipeline.stages import Stages, belongs, misfit
 from moesaic.parallel.pipeline.totals import over_stages
 from moesaic.parallel.traces import Recorder
@@ -143,8 +144,15 @@ class Pipeline:
         self._like_D = torch.empty(model.config.hidden, dtype=dtype or model.dtype, device=self.device)
         if isinstance(model, FSDPModule) and schedule in SPLIT:  # gradients of weights come when rows' have long passed
             model.set_reshard_after_forward(False)
+        self._split = SplitRecompute()
         self._mixtures = _mixtures(model.config)
         self._made: dict[int, tuple[list[RaggedStage], Any]] = {}  # by number of micro-batches
+
+    @property
+    def recompute(self) -> LayerRunner | None:
+        """How a layer is run that keeps its input only, where the backward pass is divided; None where any way will
+        do. What runs a layer plainly or drops it may stand around it."""
+        return self._split.runner if self.schedule in SPLIT else None
 
     def forward_backward(
         self,
@@ -170,7 +178,9 @@ class Pipeline:
 
     def _both_ways(self, step: Step) -> None:
         made, schedule = self._schedule(len(step.parts))
-        work = StageWork(partial(self._forward, step), [self.rows(part) for part in step.parts], self.recorder)
+        rows = [self.rows(part) for part in step.parts]
+        self._split.used = False
+        work = StageWork(partial(self._forward, step), rows, self._split, self.recorder)
         for stage in made:
             stage.work = work
         numbers = torch.arange(len(step.parts))
