@@ -108,6 +108,8 @@ class Run:
         self.spike_detector = SpikeDetector(self.settings.spike.sigmas, self.settings.spike.patience)
         self.average = WeightAverage(self.settings.average, self.settings.steps)
         self.layer_runners = LayerRunners(self.settings, self.model.config)
+        if self.settings.recompute and self.world.pipeline is not None and self.world.pipeline.recompute is not None:
+            self.layer_runners.innermost = self.world.pipeline.recompute
         one_size = stream is None and not self.settings.token_drop  # of all batches
         if self.device.type == "cuda" and one_size and self.world.ranks == 1:
             compile_blocks(self.model)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from moesaic.data.packing import IGNORED, Batch
 from moesaic.model.config import Dense, Experts, GroupedQuery, Latent, Layer, ModelConfig, Rope
@@ -145,6 +148,38 @@ def two(rank: int, world: int) -> None:
         check(rank, name, "zero_bubble", looped, runner=runner)
         check(rank, name, "zbv", divide(config(name), 2, chunks=2, shape="v"), runner=runner)
     check(rank, "glm-4.5", "zero_bubble", divide(glm, 2))
+    division_costs_nothing(rank)
+
+
+class Matmuls(TorchDispatchMode):
+    """Counts the multiply-adds that run inside."""
+
+    total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func._overloadpacket in flop_registry:
+            self.total += flop_registry[func._overloadpacket](*args, **(kwargs or {}), out_val=out)
+        return out
+
+
+def division_costs_nothing(rank: int) -> None:
+    """A divided backward pass has the matmuls of a whole one; with recompute, each layer is run again once. (torch's
+    checkpoint also leaves out a layer's last matmuls when it runs it again.)"""
+    found = {}
+    for runner in (run_plainly, recompute):
+        for schedule in ("1f1b", "zero_bubble"):
+            stages = divide(config("glm-4.5"), 2)
+            pipeline = Pipeline(keep(model_of("glm-4.5"), stages, rank), stages, schedule=schedule)
+            run = pipeline.recompute or runner if runner is recompute else runner
+            with Matmuls() as matmuls:
+                pipeline.forward_backward(batch_of().parts(4), NextToken(), runner=run)
+            total = torch.tensor(matmuls.total)
+            dist.all_reduce(total)
+            found[runner, schedule] = int(total)
+    assert found[run_plainly, "zero_bubble"] == found[run_plainly, "1f1b"] > 0
+    assert found[run_plainly, "1f1b"] < found[recompute, "1f1b"] < found[recompute, "zero_bubble"]
+    assert found[recompute, "zero_bubble"] < 1.05 * found[recompute, "1f1b"]
 
 
 def test_on_two_processes(tmp_path: Path) -> None:
