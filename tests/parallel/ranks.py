@@ -1,7 +1,12 @@
-"""Runs a function on several real processes (gloo), which end together or with the first error."""
+"""Runs a function on several real processes (gloo), which end together or with the first error.
+
+They are forked from a server that has imported what they need and computed nothing yet: importing takes each of them
+longer than most of what it does.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,10 +15,18 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
 
+IMPORTED = ["moesaic.train.pretrain", "moesaic.parallel.ranks", "moesaic.align.align"]
+
 
 def on_ranks(world: int, check: Callable[..., None], folder: Path, *args: Any) -> None:
     """`check(rank, world, *args)` on every rank."""
-    processes.spawn(_rank, args=(world, check, str(folder / "store"), args), nprocs=world)
+    start(_rank, (world, check, str(folder / "store"), args), world)
+
+
+def start(function: Callable[..., None], args: tuple[Any, ...], world: int, join: bool = True) -> Any:
+    """`function(rank, *args)` in so many processes."""
+    multiprocessing.set_forkserver_preload(IMPORTED)
+    return processes.start_processes(function, args, world, join, start_method="forkserver")
 
 
 def _rank(rank: int, world: int, check: Callable[..., None], store: str, args: tuple[Any, ...]) -> None:

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-import torch.multiprocessing as processes
 
 import moesaic
 from moesaic.train.sharded_checkpoints import ShardedCheckpoints
-from tests.parallel.ranks import on_ranks
+from tests.parallel.ranks import on_ranks, start
 from tests.parallel.small_runs import as_rank, losses, prepared, run, weights
 
 FIRST, ALL = ("train.steps=3", "train.save_every=3"), ("train.steps=6", "train.save_every=3")
@@ -88,9 +87,7 @@ def killed_while_saving(rank: int, world: int, store: str, data: Path, out: Path
 @pytest.mark.parametrize("moment", ["unwritten", "written"])
 def test_a_rank_that_dies_while_saving_leaves_the_last_checkpoint(tmp_path: Path, data: Path, moment: str) -> None:
     out = tmp_path / "out"
-    context = processes.spawn(
-        killed_while_saving, args=(2, str(tmp_path / "store"), data, out, moment), nprocs=2, join=False
-    )
+    context = start(killed_while_saving, (2, str(tmp_path / "store"), data, out, moment), 2, join=False)
     with pytest.raises(Exception, match="SIGKILL"):
         while not context.join():
             pass
