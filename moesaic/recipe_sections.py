@@ -269,9 +269,10 @@ class ParallelSection(Section):
         False, description="add up in the order of ranks: the bits of one process that accumulates (dp, ep)"
     )
     chunks: Count = Field(1, description="groups of a rank's experts whose tokens travel while others compute")
-    dispatch: Literal["plain", "once"] = Field(
-        "plain", description="once: a token crosses to a rank once, however many experts there want it"
+    dispatch: Literal["plain", "once", "node"] = Field(
+        "plain", description="once: a token crosses to a rank once, however many experts there want it; node: to a node"
     )
+    node_ranks: int = Field(0, ge=0, description="ranks of each node, for dispatch=node; 0: as torchrun says")
     context: Literal["ulysses", "mesh", "ring"] = Field(
         "ulysses", description="context parallel: by heads (all-to-all), or by tiles of queries and keys"
     )

@@ -7,6 +7,7 @@ within dp x cp x tp of one pipeline stage, as in Megatron and torchtitan.
 from __future__ import annotations
 
 import difflib
+import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -119,6 +120,11 @@ def check_sizes(
         raise UserError(
             f"{place}: interleave={layout.interleave}", "needs pipeline stages (pp=2 or more)", "Leave it out."
         )
+
+
+def ranks_per_node() -> int:
+    """As torchrun says; without it there is one node."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1)
 
 
 def nearest_divisor(size: int, whole: int) -> int:

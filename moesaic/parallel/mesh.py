@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from moesaic.kernels import hardware
-from moesaic.parallel.layout import ParallelLayout
+from moesaic.parallel.layout import ParallelLayout, ranks_per_node
 from moesaic.parallel.messages import collect
 from moesaic.parallel.staying_up.activity import Activity
 from moesaic.parallel.staying_up.meeting import meet
@@ -89,6 +89,17 @@ class ParallelMesh:
         return init_device_mesh(self.device.type, sizes, mesh_dim_names=("pp", "copy", "shard", "part"))[
             "copy", "shard"
         ]
+
+    def nodes(self, size: int = 0) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+        """Of the ranks that share this one's experts: those with its place on each node, and those of its node."""
+        size, layout = size or ranks_per_node(), self.layout
+        copies = layout.dp * layout.cp * layout.tp // layout.ep
+        mesh = init_device_mesh(
+            self.device.type,
+            (layout.pp, copies, layout.ep // size, size),
+            mesh_dim_names=("stage", "copies", "node", "local"),
+        )
+        return mesh.get_group("node"), mesh.get_group("local")
 
     @property
     def is_main(self) -> bool:

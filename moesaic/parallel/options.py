@@ -10,7 +10,8 @@ from typing import Literal
 class ParallelOptions:
     exact: bool = False  # sums in the order of ranks: the bits of one process that accumulates as many micro-batches
     chunks: int = 1  # groups of experts whose rows travel while others compute
-    dispatch: Literal["plain", "once"] = "plain"  # once: a token crosses to a rank once, however many experts want it
+    dispatch: Literal["plain", "once", "node"] = "plain"  # once: a token crosses to a rank once; node: to a node once
+    node_ranks: int = 0  # ranks of each node; 0: as torchrun says
     context: Literal["ulysses", "mesh", "ring"] = "ulysses"  # how ranks that share sequences attend
     replicas: int = 1  # copies of what FSDP divides (HSDP): gradients of copies are added up between them
     tiles: int = 1  # of rows, that travel while others are multiplied (tensor parallel)

@@ -19,6 +19,7 @@ from moesaic.parallel.context.kernels import ContextParallelKernels
 from moesaic.parallel.division import Division
 from moesaic.parallel.experts.exchange import Exchange
 from moesaic.parallel.experts.kernels import ExpertParallelKernels
+from moesaic.parallel.experts.nodes import NodeExchange
 from moesaic.parallel.gradients import OrderedReduceScatter, keep_logits_beside
 from moesaic.parallel.mesh import ParallelMesh
 from moesaic.parallel.options import ParallelOptions
@@ -67,8 +68,11 @@ def _kernels(plain: Kernels, config: ModelConfig, mesh: ParallelMesh, options: P
         ops = ContextParallelKernels(ops, mesh.group("cp"), method=options.context)
     if mesh.layout.ep > 1:
         exchange = Exchange(mesh.group("ep"), mesh.activity)
+        nodes = None
+        if options.dispatch == "node":
+            nodes = NodeExchange(*(Exchange(group, mesh.activity) for group in mesh.nodes(options.node_ranks)))
         ops = ExpertParallelKernels(
-            ops, exchange, chunks=options.chunks, dispatch=options.dispatch, exact=options.exact
+            ops, exchange, chunks=options.chunks, dispatch=options.dispatch, nodes=nodes, exact=options.exact
         )
     return ops
 

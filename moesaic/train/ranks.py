@@ -8,7 +8,7 @@ from dataclasses import fields
 from moesaic.errors import UserError
 from moesaic.kernels import hardware
 from moesaic.model.config import Experts, ModelConfig
-from moesaic.parallel.layout import ParallelLayout, check_sizes, parse_layout
+from moesaic.parallel.layout import ParallelLayout, check_sizes, parse_layout, ranks_per_node
 from moesaic.parallel.options import ParallelOptions
 from moesaic.parallel.pipeline.stages import check_schedule, stages_of
 from moesaic.parallel.tensor.partition import check as check_tensor
@@ -16,6 +16,8 @@ from moesaic.parallel.world import World, launched
 from moesaic.recipe import Recipe
 from moesaic.recipe_sections import ParallelSection
 from moesaic.train.optimizers import OptimizerMethod
+
+NAMED = {"once": "rank", "node": "node"}
 
 
 def layout_of(section: ParallelSection, world: int) -> ParallelLayout:
@@ -44,6 +46,7 @@ def check_parallel(recipe: Recipe, config: ModelConfig) -> ParallelLayout:
     if layout.pp > 1:
         options = parallel_options(section)
         check_schedule(section.schedule, stages_of(config, layout, options), settings.accumulate)
+    _check_dispatch(section, layout)
     _check_methods(recipe, layout)
     return layout
 
@@ -56,6 +59,21 @@ def check_batch(layout: ParallelLayout, accumulate: int, tokens: int, longest: i
             key,
             f"{tokens:,} tokens do not give {layout.dp} data ranks {accumulate} sequences of {longest} each",
             f"Nearest that works: {key}={needed}, or parallel.dp={max(1, tokens // (accumulate * longest))}.",
+        )
+
+
+def _check_dispatch(section: ParallelSection, layout: ParallelLayout) -> None:
+    if layout.ep == 1:
+        return
+    if section.exact and section.dispatch != "plain":
+        problem = f"dispatch={section.dispatch} adds up a token's experts by {NAMED[section.dispatch]} first"
+        raise UserError("parallel.exact", problem, "Leave one of them out.")
+    size = section.node_ranks or ranks_per_node()
+    if section.dispatch == "node" and layout.ep % size:
+        raise UserError(
+            "parallel.dispatch",
+            f"experts are shared by ep={layout.ep} ranks, which are not whole nodes of {size}",
+            f"Set parallel.ep to a multiple of {size}, or parallel.dispatch=once.",
         )
 
 

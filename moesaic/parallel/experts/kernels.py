@@ -19,6 +19,7 @@ from moesaic.kernels.wrapped import WrappedKernels
 from moesaic.parallel.experts.bypass import begin_experts_once
 from moesaic.parallel.experts.dispatch import Finish, begin_experts
 from moesaic.parallel.experts.exchange import Exchange
+from moesaic.parallel.experts.nodes import NodeExchange, begin_experts_by_node
 
 
 class Travelling:
@@ -34,8 +35,8 @@ class Travelling:
 
 class ExpertParallelKernels(WrappedKernels):
     """`dispatch`: `plain` has the bits of one process with all tokens at once; `once` sends a token to a rank once, and
-    sums there. `exact` takes the ranks' rows one rank after the other: the bits of one process that accumulates their
-    batches, for which `dispatch` must be plain."""
+    sums there; `node` to a node once, for which `nodes` tells its ranks from the others. `exact` takes the ranks' rows
+    one rank after the other: the bits of one process that accumulates their batches; `dispatch` must be plain."""
 
     def __init__(
         self,
@@ -43,11 +44,13 @@ class ExpertParallelKernels(WrappedKernels):
         exchange: Exchange,
         *,
         chunks: int = 1,
-        dispatch: Literal["plain", "once"] = "plain",
+        dispatch: Literal["plain", "once", "node"] = "plain",
+        nodes: NodeExchange | None = None,
         exact: bool = False,
     ) -> None:
         super().__init__(plain)
-        self.exchange, self.chunks, self.once, self.exact = exchange, chunks, dispatch == "once", exact
+        self.exchange, self.chunks, self.exact = exchange, chunks, exact
+        self.dispatch, self.nodes = dispatch, nodes
 
     def experts(self, x_TD: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
         return self.begin_experts(x_TD, routes, weights)()
@@ -61,6 +64,9 @@ class ExpertParallelKernels(WrappedKernels):
             own = replace(weights, gate_up_EGD=weights.gate_up_EGD[first:last], down_EDF=weights.down_EDF[first:last])
             return self.plain.compute_experts(rows, own)
 
-        if self.once:
+        if self.dispatch == "node":
+            assert self.nodes is not None
+            return Travelling(begin_experts_by_node(x_TD, routes, here, self.nodes, compute, self.chunks))
+        if self.dispatch == "once":
             return Travelling(begin_experts_once(x_TD, routes, here, self.exchange, compute))
         return Travelling(begin_experts(x_TD, routes, here, self.exchange, compute, self.chunks, self.exact))
