@@ -78,7 +78,7 @@ class Ranks(World):
         self.mesh.barrier()
 
     @property
-    def restarted(self) -> bool:  # type: ignore[override]
+    def restarted(self) -> bool:
         return self.upkeep.cut_off is not None
 
     def watched(self, out: Path, signs: Sequence[str], events: str) -> AbstractContextManager[None]:

@@ -18,6 +18,7 @@ from moesaic.model.config import ModelConfig
 from moesaic.model.context import Routing
 from moesaic.model.formats.checkpoint import Source
 from moesaic.model.transformer import Model
+from moesaic.parallel.staying_up.recovery import MARK, last_sign, note_recovery
 
 if TYPE_CHECKING:
     from moesaic.parallel.pipeline.schedule import Pipeline
@@ -52,11 +53,22 @@ class World:
 
     # -- staying up
 
-    restarted = False  # whether an earlier attempt at this run was cut off
+    cut_off: float | None = None  # when an earlier attempt at this run, by several ranks, gave its last sign
+
+    @property
+    def restarted(self) -> bool:
+        return self.cut_off is not None
 
     def watched(self, out: Path, signs: Sequence[str], events: str) -> AbstractContextManager[None]:
-        """As long as a run in a directory lasts: a rank that holds the others up ends it, in words."""
-        return nullcontext()
+        """As long as a run in a directory lasts: a rank that holds the others up ends it, in words. `signs` and
+        `events` are files that it writes there."""
+        return self._alone(out, signs)
+
+    @contextmanager
+    def _alone(self, out: Path, signs: Sequence[str]) -> Iterator[None]:
+        self.cut_off = last_sign(out, signs)
+        yield
+        (out / MARK).unlink(missing_ok=True)
 
     def doing(
         self, operation: str, *, step: int | None = None, patient: bool = False, **facts: Any
@@ -74,6 +86,7 @@ class World:
 
     def resumed(self, step: int, again: int, note: Callable[..., None]) -> None:
         """Before the first step, when `step` are done and `again` are lost: say what it took to get here."""
+        note_recovery(self.cut_off, step, again, note)
 
     def any(self, flag: bool) -> bool:
         """Whether it is so on any rank."""

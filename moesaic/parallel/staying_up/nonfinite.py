@@ -25,26 +25,27 @@ class Gradients:
     norm: Tensor
     names: list[str]
     finite_P: Tensor | None  # None: not looked at, since the norm is finite
+    loss: Tensor | None  # this rank's own
 
 
-def look(model: nn.Module, norm: Tensor, step: int) -> Gradients:
+def look(model: nn.Module, norm: Tensor, step: int, loss: Tensor | None) -> Gradients:
     """Before the optimizer uses gradients up. On a GPU nothing is read: one more pass over the gradients costs less
     than to wait for it."""
     if norm.device.type == "cpu" and bool(norm.isfinite()):
-        return Gradients(step, norm, [], None)
+        return Gradients(step, norm, [], None, loss)
     every = ((name, local(p.grad)) for name, p in model.named_parameters() if p.grad is not None)
     named = [(name, grad) for name, grad in every if grad.numel()]
     finite = [found.isfinite() for found in torch._foreach_norm([grad for _, grad in named], float("inf"))]
-    return Gradients(step, norm, [name for name, _ in named], torch.stack(finite) if finite else None)
+    return Gradients(step, norm, [name for name, _ in named], torch.stack(finite) if finite else None, loss)
 
 
-def own_word(found: Gradients, model: nn.Module, loss: Tensor | None) -> dict[str, Any]:
+def own_word(found: Gradients, model: nn.Module) -> dict[str, Any]:
     """What this rank has to say of a skipped step."""
     good = found.finite_P.tolist() if found.finite_P is not None else []
     bad = [name for name, fine in zip(found.names, good, strict=True) if not fine]
     weights = (name for name, p in model.named_parameters() if not bool(local(p.detach()).isfinite().all()))
     return {
-        "loss": loss is None or bool(loss.isfinite()),
+        "loss": found.loss is None or bool(found.loss.isfinite()),
         "weights": next(weights, None),
         "parameter": bad[-1] if bad else None,  # the backward pass goes from the last to the first
         "count": len(bad),

@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -184,12 +183,15 @@ class Redundancy:
         return next((file for of, at, file in rows if (of, at) == (owner, step)), "")
 
     def forget(self) -> None:
-        """What this rank holds is not to be resumed from, or is no longer needed."""
-        with suppress(Exception):
-            self.wait()
+        """What this rank holds is not to be resumed from."""
+        self.wait()
         shutil.rmtree(self.folder / f"holder-{self.mesh.rank}", ignore_errors=True)
-        with suppress(OSError):
-            self.folder.rmdir()  # by the last
+
+    def close(self) -> None:
+        """The run has ended: nothing stays behind, nor what another number of ranks has left. All ranks must ask."""
+        self.wait()
+        self.mesh.barrier()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _plan(groups: Groups) -> tuple[list[tuple[str, str, str, list[int], int]], int]:

@@ -8,7 +8,6 @@ import hashlib
 import os
 import secrets
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -22,12 +21,12 @@ from moesaic.parallel.mesh import ParallelMesh
 from moesaic.parallel.options import ParallelOptions
 from moesaic.parallel.staying_up.flows import group_name
 from moesaic.parallel.staying_up.nonfinite import Gradients, explain, look, own_word
+from moesaic.parallel.staying_up.recovery import MARK, last_sign, note_recovery
 from moesaic.parallel.staying_up.redundancy import Redundancy
 from moesaic.parallel.staying_up.timings import Timings
 from moesaic.parallel.staying_up.watch import Watch, first_line
 
-MARK = ".running"  # in a run's directory: touched as long as it runs, and gone once it has ended in order
-FAILED = ("gloo", "nccl", "connection", "timed out", "rank ", "writeset", "recv")  # in what a failed collective says
+FAILED = ("gloo", "nccl", "connection reset", "connection closed", "timed out waiting")  # in what a collective says
 
 
 class Upkeep:
@@ -47,7 +46,7 @@ class Upkeep:
         """As long as a run in `out` lasts. `signs` are files that it writes as it goes."""
         mark = self._mark = out / MARK
         if self.mesh.is_main and mark.exists():
-            self._run, self.cut_off = mark.read_text(), _last_sign([mark, *(out / name for name in signs)])
+            self._run, self.cut_off = mark.read_text(), last_sign(out, signs)
 
         def beat() -> None:
             if self.mesh.is_main and mark.exists():
@@ -78,7 +77,7 @@ class Upkeep:
             raise
         else:
             if self.redundancy is not None:
-                self.redundancy.forget()
+                self.redundancy.close()
             self.watch.stop()
             if self.mesh.is_main:
                 mark.unlink(missing_ok=True)
@@ -87,20 +86,16 @@ class Upkeep:
         """Where a machine keeps copies of this run's state."""
         given, memory = self.options.redundancy_folder, Path("/dev/shm")
         place = Path(given) if given else memory if memory.is_dir() else Path(tempfile.gettempdir())
-        return (
-            place / f"moesaic-{os.getuid()}-{hashlib.blake2b(str(out.resolve()).encode(), digest_size=8).hexdigest()}"
-        )
+        run = hashlib.blake2b(str(out.resolve()).encode(), digest_size=8).hexdigest()
+        return place / f"moesaic-{os.getuid()}-{run}"
 
     @contextmanager
     def doing(self, operation: str, *, step: int | None = None, patient: bool = False, **facts: Any) -> Iterator[None]:
         if step is not None:
             self.activity.step = step
-        with self.activity.doing(operation, patient=patient):
-            if self.timings is None:
-                yield
-            else:
-                with self.timings.operation(operation, self.activity.step, **facts):
-                    yield
+        timed = self.timings.operation(operation, self.activity.step, **facts) if self.timings is not None else None
+        with timed or nullcontext(), self.activity.doing(operation, patient=patient):
+            yield
 
     def after_step(self, model: nn.Module, note: Callable[..., None]) -> None:
         """Say why a step was skipped, and every few steps who was slow."""
@@ -108,26 +103,19 @@ class Upkeep:
         while len(self._gradients) > late:
             found = self._gradients.pop(0)
             if not bool(found.norm.isfinite()):
-                text, facts = explain(self.mesh.collect(own_word(found, model, self.own_loss)))
+                text, facts = explain(self.mesh.collect(own_word(found, model)))
                 note(f"step {found.step:,} was skipped: {text}", kind="nonfinite", of=found.step, **facts)
         if self.timings is not None:
             self.timings.after_step(note)
 
     def look_at_gradients(self, model: nn.Module, norm: Tensor) -> None:
-        self._gradients.append(look(model, norm, self.activity.step))
+        self._gradients.append(look(model, norm, self.activity.step, self.own_loss))
 
     def resumed(self, step: int, again: int, note: Callable[..., None]) -> None:
         """A run that goes on where another was cut off says how long that took."""
         if self.mesh.is_main:
             self._mark.write_text(self._run)
-        if self.cut_off is None:
-            return
-        seconds = max(0.0, time.time() - self.cut_off)
-        restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-        what = f"resumed after {seconds:.1f} s" + (f" (restart {restart})" if restart else "")
-        lost = f", {again:,} of its steps are taken again" if again else ", no step is lost"
-        facts = {"seconds": round(seconds, 3), "restart": restart, "lost": again}
-        note(f"{what}: goes on after step {step:,}{lost}", kind="recovery", **facts)
+        note_recovery(self.cut_off, step, again, note)
 
 
 def collectives_begun() -> dict[str, int]:
@@ -145,11 +133,3 @@ def is_collective_failure(error: BaseException) -> bool:
     if isinstance(error, dist.DistError):
         return True
     return type(error) is RuntimeError and any(word in first_line(error).lower() for word in FAILED)
-
-
-def _last_sign(files: Sequence[Path]) -> float:
-    times = []
-    for file in files:
-        with suppress(OSError):
-            times.append(file.stat().st_mtime)
-    return max(times, default=time.time())
