@@ -30,6 +30,7 @@ class _Paused:
     def __init__(self, work: Work) -> None:
         self.work, self.done, self.abandoned = work, False, False
         self.error: BaseException | None = None
+        self.device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # each thread has its own
         self.mine, self.yours = threading.Semaphore(0), threading.Semaphore(0)
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
@@ -58,6 +59,8 @@ class _Paused:
     def _run(self) -> None:
         self.mine.acquire()
         try:
+            if self.device is not None:
+                torch.cuda.set_device(self.device)
             # A backward pass that stops must do so in this thread, not in one that all of a device's share.
             with torch.autograd.set_multithreading_enabled(False):
                 if not self.abandoned:
