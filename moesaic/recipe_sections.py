@@ -277,6 +277,9 @@ class ParallelSection(Section):
         "ulysses", description="context parallel: by heads (all-to-all), or by tiles of queries and keys"
     )
     replicas: Count = Field(1, description="HSDP: copies of what FSDP divides, as between nodes; divides dp")
+    shadow: Natural | Literal["auto"] = Field(
+        0, description="copy so many experts, those most tokens want, to all ranks; auto: where it sends less"
+    )
     tiles: Count = Field(1, description="tensor parallel: tiles of rows that travel while others are multiplied")
     regather: bool = Field(
         False, description="tensor parallel: gather rows again in the backward pass, not keep them (memory for bytes)"

@@ -14,6 +14,7 @@ class ParallelOptions:
     node_ranks: int = 0  # ranks of each node; 0: as torchrun says
     context: Literal["ulysses", "mesh", "ring"] = "ulysses"  # how ranks that share sequences attend
     replicas: int = 1  # copies of what FSDP divides (HSDP): gradients of copies are added up between them
+    shadow: int | Literal["auto"] = 0  # experts most tokens want, that go to all ranks in place of their tokens
     tiles: int = 1  # of rows, that travel while others are multiplied (tensor parallel)
     regather: bool = False  # gathered rows again in the backward pass, in place of keeping them (tensor parallel)
     schedule: str = "1f1b"  # of a pipeline

@@ -72,7 +72,13 @@ def _kernels(plain: Kernels, config: ModelConfig, mesh: ParallelMesh, options: P
         if options.dispatch == "node":
             nodes = NodeExchange(*(Exchange(group, mesh.activity) for group in mesh.nodes(options.node_ranks)))
         ops = ExpertParallelKernels(
-            ops, exchange, chunks=options.chunks, dispatch=options.dispatch, nodes=nodes, exact=options.exact
+            ops,
+            exchange,
+            chunks=options.chunks,
+            dispatch=options.dispatch,
+            nodes=nodes,
+            exact=options.exact,
+            shadow=options.shadow,
         )
     return ops
 

@@ -68,6 +68,9 @@ def _check_dispatch(section: ParallelSection, layout: ParallelLayout) -> None:
     if section.exact and section.dispatch != "plain":
         problem = f"dispatch={section.dispatch} adds up a token's experts by {NAMED[section.dispatch]} first"
         raise UserError("parallel.exact", problem, "Leave one of them out.")
+    if section.shadow and (section.exact or section.dispatch != "plain"):
+        problem = "tokens of copied experts stay at home, which dispatch=plain without exact knows how to do"
+        raise UserError("parallel.shadow", problem, "Leave the others out.")
     size = section.node_ranks or ranks_per_node()
     if section.dispatch == "node" and layout.ep % size:
         raise UserError(

@@ -18,7 +18,6 @@ from moesaic.parallel.experts.kernels import ExpertParallelKernels
 from moesaic.parallel.experts.nodes import NodeExchange, expected_crossings
 from moesaic.parallel.layout import ParallelLayout
 from moesaic.parallel.mesh import ParallelMesh
-from moesaic.parallel.options import ParallelOptions
 from moesaic.train.ranks import check_parallel
 from tests.parallel.ranks import on_ranks
 from tests.parallel.small_runs import recipe_of
@@ -27,11 +26,11 @@ from tests.parallel.test_seams import model_of
 HIDDEN, WIDTH, EXPERTS, PER_TOKEN, NODES, LOCAL = 16, 12, 8, 4, 2, 2
 
 
-def all_weights() -> tuple[Tensor, Tensor]:
+def all_weights(width: int = WIDTH) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     return (
-        torch.randn(EXPERTS, 2 * WIDTH, HIDDEN, generator=generator) / 4,
-        torch.randn(EXPERTS, HIDDEN, WIDTH, generator=generator) / 4,
+        torch.randn(EXPERTS, 2 * width, HIDDEN, generator=generator) / 4,
+        torch.randn(EXPERTS, HIDDEN, width, generator=generator) / 4,
     )
 
 
@@ -98,7 +97,7 @@ def test_expected_crossings() -> None:
     assert expected_crossings(256, 8, 8, once=True) == pytest.approx(4.63, abs=0.01)
 
 
-def test_nodes_must_be_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
     config = model_of(experts=8).config
     for key, value in {"RANK": "0", "WORLD_SIZE": "6", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3"}.items():
         monkeypatch.setenv(key, value)
@@ -108,4 +107,5 @@ def test_nodes_must_be_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     check_parallel(recipe_of("glm", *given, "parallel.node_ranks=2"), config)
     with pytest.raises(UserError, match="adds up a token's experts by node first"):
         check_parallel(recipe_of("glm", *given, "parallel.node_ranks=2", "parallel.exact=true"), config)
-    assert ParallelOptions().dispatch == "plain"
+    with pytest.raises(UserError, match=r"parallel\.shadow.*stay at home"):
+        check_parallel(recipe_of("glm", *given, "parallel.node_ranks=2", "parallel.shadow=auto"), config)
