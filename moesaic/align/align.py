@@ -33,6 +33,7 @@ from moesaic.recipe import Recipe
 from moesaic.train import init
 from moesaic.train.loop import train
 from moesaic.train.ranks import check_batch, check_parallel, open_world
+from moesaic.train.report.metrics import EVENTS, METRICS
 from moesaic.train.resume import run_dtype, steps_done
 from moesaic.train.run import Run
 from moesaic.train.validate import check_learning
@@ -88,9 +89,11 @@ def _run(
     summaries = []
     for number, (stage, method) in enumerate(zip(stages, named), 1):
         place = place_of(number, out, names)
-        run = begin(recipe, stage, method.name, model, place, world, quiet=quiet)
-        train(run)
-        world.barrier()  # what the next stage reads is there
+        with world.watched(place, (METRICS, EVENTS), EVENTS):
+            run = begin(recipe, stage, method.name, model, place, world, quiet=quiet)
+            world.resumed(run.step, run.report.dropped, run.report.note)
+            train(run)
+            world.barrier()  # what the next stage reads is there
         if world.is_main:
             plot_alignment(place)
         summaries.append({"stage": method.name} | run.summary)
