@@ -63,10 +63,18 @@ def alone(world: int, how: str) -> tuple[Tensor, Tensor, nn.ModuleList]:
     return y_TD.detach(), x_TD.grad, experts
 
 
+def close(found: Tensor, expected: Tensor) -> bool:
+    """As a whole: single numbers are differences of large ones, whose rounding is theirs."""
+    return bool((found - expected).norm() <= 1e-6 * expected.norm())
+
+
 def drop_in(rank: int, world: int, how: str, chunks: int, dispatch: str) -> None:
     here = EXPERTS // world
     layer = ExpertParallel(
-        [expert(number) for number in range(rank * here, (rank + 1) * here)], chunks=chunks, dispatch=dispatch
+        [expert(number) for number in range(rank * here, (rank + 1) * here)],
+        chunks=chunks,
+        dispatch=dispatch,
+        node_ranks=2,
     )
     x_TD, routes = work(rank, how)
     x_TD.requires_grad_()
@@ -77,7 +85,7 @@ def drop_in(rank: int, world: int, how: str, chunks: int, dispatch: str) -> None
     begin = sum(len(work(other, how)[0]) for other in range(rank))
     mine = slice(begin, begin + len(x_TD))
     assert x_TD.grad is not None
-    same = torch.equal if dispatch == "plain" else lambda a, b: torch.allclose(a, b, rtol=1e-5, atol=1e-6)
+    same = torch.equal if dispatch == "plain" else close
     assert same(y_TD.detach(), expected_TD[mine])
     assert same(x_TD.grad, gradient_TD[mine])
     for number, own in enumerate(layer.experts):
@@ -85,7 +93,9 @@ def drop_in(rank: int, world: int, how: str, chunks: int, dispatch: str) -> None
             if other.grad is None:
                 assert parameter.grad is None or not parameter.grad.any()
             else:
-                assert parameter.grad is not None and torch.equal(parameter.grad, other.grad)
+                # Sent once per rank, an expert's rows still come in order; by way of a node's ranks they do not.
+                alike = close if dispatch == "node" else torch.equal
+                assert parameter.grad is not None and alike(parameter.grad, other.grad)
 
     # Bytes: every assignment whose expert is elsewhere, or each token once per rank that needs it; there and back.
     ranks_TK = routes.experts_TK // here
@@ -96,7 +106,7 @@ def drop_in(rank: int, world: int, how: str, chunks: int, dispatch: str) -> None
             int((work(other, how)[1].experts_TK // here == rank).sum()) for other in range(world) if other != rank
         )
         assert layer.exchange.sent_bytes == away * (row + 4) + arrived * row
-    else:
+    elif dispatch == "once":
         pairs = sum(len(set(line) - {rank}) for line in ranks_TK.tolist())
         others = [work(other, how)[1].experts_TK // here for other in range(world) if other != rank]
         back = sum(rank in line for table in others for line in table.tolist())
@@ -106,7 +116,7 @@ def drop_in(rank: int, world: int, how: str, chunks: int, dispatch: str) -> None
 
 def every_way(rank: int, world: int) -> None:
     for how in ("as they come", "imbalanced", "idle rank"):
-        for chunks, dispatch in ((1, "plain"), (2, "plain"), (3, "plain"), (1, "once")):
+        for chunks, dispatch in ((1, "plain"), (2, "plain"), (3, "plain"), (1, "once"), (2, "node")):
             try:
                 drop_in(rank, world, how, chunks, dispatch)
             except AssertionError as error:
@@ -185,6 +195,8 @@ def test_orders() -> None:
 def wrong(rank: int, world: int) -> None:
     with pytest.raises(UserError, match="no experts"):
         ExpertParallel([])
+    with pytest.raises(UserError, match="1 ranks are not whole nodes of 2"):
+        ExpertParallel([expert(0)], dispatch="node", node_ranks=2)
     layer = ExpertParallel([expert(0)])
     with pytest.raises(UserError, match="outside 0 to 0"):
         layer(torch.zeros(1, HIDDEN), torch.tensor([[1]]), torch.ones(1, 1))

@@ -24,10 +24,13 @@ from moesaic.kernels.interface import Dispatched, Routes
 from moesaic.parallel.experts.bypass import begin_experts_once
 from moesaic.parallel.experts.dispatch import begin_experts
 from moesaic.parallel.experts.exchange import Exchange
+from moesaic.parallel.experts.nodes import NodeExchange, begin_experts_by_node
+from moesaic.parallel.layout import ranks_per_node
 
 
 class ExpertParallel(nn.Module):
-    """`chunks`: groups of experts whose rows travel while others compute; `dispatch` as in `ExpertParallelKernels`."""
+    """`chunks`: groups of experts whose rows travel while others compute; `dispatch` as in `ExpertParallelKernels`,
+    by nodes of `node_ranks`, or as many as torchrun started."""
 
     def __init__(
         self,
@@ -35,14 +38,16 @@ class ExpertParallel(nn.Module):
         group: dist.ProcessGroup | None = None,
         *,
         chunks: int = 1,
-        dispatch: Literal["plain", "once"] = "plain",
+        dispatch: Literal["plain", "once", "node"] = "plain",
+        node_ranks: int = 0,
     ) -> None:
         super().__init__()
         if not experts:
             raise UserError("ExpertParallel", "no experts were given", "Every rank holds as many, one at least.")
         self.experts = nn.ModuleList(experts)
         self.exchange = Exchange(group)
-        self.chunks, self.once = chunks, dispatch == "once"
+        self.chunks, self.dispatch = chunks, dispatch
+        self.nodes = NodeExchange.of(group, node_ranks or ranks_per_node()) if dispatch == "node" else None
 
     def forward(self, x_TD: Tensor, experts_TK: Tensor, weights_TK: Tensor) -> Tensor:
         here = len(self.experts)
@@ -57,7 +62,9 @@ class ExpertParallel(nn.Module):
                 "ExpertParallel", f"an expert outside 0 to {most} was chosen", "Does the router know them all?"
             )
         routes = Routes(experts_TK, weights_TK)
-        if self.once:
+        if self.nodes is not None:
+            return begin_experts_by_node(x_TD, routes, here, self.nodes, self._compute, self.chunks)()
+        if self.dispatch == "once":
             return begin_experts_once(x_TD, routes, here, self.exchange, self._compute)()
         return begin_experts(x_TD, routes, here, self.exchange, self._compute, self.chunks)()
 

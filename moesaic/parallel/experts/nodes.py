@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from math import comb
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from moesaic.errors import UserError
 from moesaic.kernels.interface import Dispatched, Routes
 from moesaic.parallel.experts.bypass import begin_experts_once
 from moesaic.parallel.experts.dispatch import Compute, Finish, begin_experts
@@ -25,6 +27,18 @@ class NodeExchange:
 
     between: Exchange
     within: Exchange
+
+    @classmethod
+    def of(cls, group: dist.ProcessGroup | None, size: int) -> NodeExchange:
+        """A group's ranks as nodes of `size`, in their order; made by all of them together."""
+        whole = Exchange(group)
+        if whole.ranks % size:
+            raise UserError(
+                "dispatch by nodes", f"{whole.ranks} ranks are not whole nodes of {size}", "Say node_ranks=..."
+            )
+        ranks, first = dist.get_process_group_ranks(whole.group), whole.rank - whole.rank % size
+        members = ranks[whole.rank % size :: size], ranks[first : first + size]
+        return cls(*(Exchange(dist.new_group(part, use_local_synchronization=True)) for part in members))
 
 
 def begin_experts_by_node(
