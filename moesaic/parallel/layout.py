@@ -96,22 +96,16 @@ def check_sizes(
     layout: ParallelLayout, model: str, *, heads: set[int], experts: set[int], layers: int, place: str = "--layout"
 ) -> None:
     """Refuse what cannot be divided so, with the nearest division that works."""
-    for count in heads:
-        if count % layout.tp:
-            raise UserError(
-                f"{place}: tp={layout.tp}",
-                f"does not divide {model}'s {count} attention heads",
-                f"Nearest that works: tp={nearest_divisor(layout.tp, count)}.",
-            )
     if layout.ep > 1 and not experts:
         raise UserError(f"{place}: ep={layout.ep}", f"{model} has no experts", "Leave ep out.")
-    for count in experts:
-        if count % layout.ep:
-            raise UserError(
-                f"{place}: ep={layout.ep}",
-                f"does not divide {model}'s {count} experts",
-                f"Nearest that works: ep={nearest_divisor(layout.ep, count)}.",
-            )
+    for key, what, counts in (("tp", "attention heads", heads), ("ep", "experts", experts)):
+        size = getattr(layout, key)
+        for count in counts:
+            if count % size:
+                problem = f"does not divide {model}'s {count} {what}"
+                raise UserError(
+                    f"{place}: {key}={size}", problem, f"Nearest that works: {key}={nearest_divisor(size, count)}."
+                )
     if layout.pp > layers:
         raise UserError(
             f"{place}: pp={layout.pp}", f"{model} has only {layers} layers", f"Nearest that works: pp={layers}."

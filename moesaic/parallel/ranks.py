@@ -25,7 +25,8 @@ from moesaic.parallel.division import Division
 from moesaic.parallel.gradients import global_norm, reduce_replicated
 from moesaic.parallel.mesh import ParallelMesh
 from moesaic.parallel.options import ParallelOptions
-from moesaic.parallel.pipeline.schedule import MicroBatch, Pipeline
+from moesaic.parallel.pipeline.schedule import Pipeline
+from moesaic.parallel.pipeline.step import MicroBatch
 from moesaic.parallel.rows import RowGroup, RowSplit, gather_rows
 from moesaic.parallel.spread import fill, spread
 from moesaic.parallel.staying_up.redundancy import Redundancy

@@ -20,6 +20,7 @@ from moesaic.model import lineage
 from moesaic.model.context import Routing
 from moesaic.model.transformer import LayerRunner, Model
 from moesaic.parallel.offload.activations import saved_activations
+from moesaic.parallel.pipeline.step import Step
 from moesaic.parallel.world import World
 from moesaic.recipe import Recipe
 from moesaic.recipe_offload import check_ranks
@@ -199,14 +200,16 @@ class Run:
         share = len(batch.tokens_T) / batch.all_tokens  # of this rank's data
         with self.world.doing("pipeline"):
             found = self.world.pipeline.forward_backward(
-                parts,
-                self.objective,
-                runner=runner,
-                routing=self.balance.routing,
-                extra=lambda routing, part: self._balance_losses(routing, part * share),
-                count=self.balance.count,
-                scale=self.scale.apply if self.scale is not None else lambda loss: loss,
-                frozen=batch.frozen,
+                Step(
+                    parts,
+                    self.objective,
+                    runner=runner,
+                    routing=self.balance.routing,
+                    extra=lambda routing, part: self._balance_losses(routing, part * share),
+                    count=self.balance.count,
+                    scale=self.scale.apply if self.scale is not None else lambda loss: loss,
+                    frozen=batch.frozen,
+                )
             )
         shown = {
             name: value / self.world.row_ranks if name.startswith("balance/") else value

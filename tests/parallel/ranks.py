@@ -23,6 +23,12 @@ def on_ranks(world: int, check: Callable[..., None], folder: Path, *args: Any) -
     start(_rank, (world, check, str(folder / "store"), args), world)
 
 
+def in_turn(rank: int, world: int, *checks: Callable[..., None]) -> None:
+    """Several checks in the same processes."""
+    for check in checks:
+        check(rank, world)
+
+
 def start(function: Callable[..., None], args: tuple[Any, ...], world: int, join: bool = True) -> Any:
     """`function(rank, *args)` in so many processes."""
     multiprocessing.set_forkserver_preload(IMPORTED)

@@ -26,7 +26,7 @@ from moesaic.train.architecture import architecture
 from moesaic.train.balance import sequence_loss
 from moesaic.train.objectives import shifted
 from moesaic.train.objectives.next_token import NextToken
-from tests.parallel.ranks import on_ranks
+from tests.parallel.ranks import in_turn, on_ranks
 
 VOCAB = 61
 SIZES = "vocab: 61, hidden: 24, layers: 2, dense_hidden: 40, experts: 6, experts_per_token: 2,"
@@ -176,16 +176,9 @@ def gradients_add_up(rank: int, world: int) -> None:
     assert ranks.traffic.backward == (9 - len(mine_TD)) * 8
 
 
-def everything(rank: int, world: int) -> None:
-    every_model(rank, world)
-    attention_alone(rank, world)
-    balance_losses(rank, world)
-    gradients_add_up(rank, world)
-
-
 @pytest.mark.parametrize("world", [2, 4])
 def test_beside_one_process(world: int, tmp_path: Path) -> None:
-    on_ranks(world, everything, tmp_path)
+    on_ranks(world, in_turn, tmp_path, every_model, attention_alone, balance_losses, gradients_add_up)
 
 
 @pytest.mark.parametrize("kind", ["contiguous", "zigzag"])

@@ -26,7 +26,7 @@ from moesaic.parallel.context.mesh_tiles import (
     ulysses_volume,
 )
 from moesaic.parallel.rows import SplitKind
-from tests.parallel.ranks import on_ranks
+from tests.parallel.ranks import in_turn, on_ranks
 from tests.parallel.test_context import BATCHES, SHAPES, close, compare, model_of
 
 
@@ -105,15 +105,9 @@ def bytes_sent(rank: int, world: int) -> None:
     assert ops.traffic.forward == (world - 1 - rank) * rows * row.keys_values
 
 
-def everything(rank: int, world: int) -> None:
-    every_model(rank, world)
-    every_shape(rank, world)
-    bytes_sent(rank, world)
-
-
 @pytest.mark.parametrize("world", [2, 4])
 def test_beside_one_process(world: int, tmp_path: Path) -> None:
-    on_ranks(world, everything, tmp_path)
+    on_ranks(world, in_turn, tmp_path, every_model, every_shape, bytes_sent)
 
 
 def test_tiles_cover_every_pair_of_blocks_once() -> None:

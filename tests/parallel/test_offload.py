@@ -146,7 +146,7 @@ class TestSpeculation:
         train(model, optimizer, range(1))
 
 
-@pytest.mark.parametrize(
+every_setting = pytest.mark.parametrize(
     "settings",
     [
         OffloadSection(),
@@ -156,6 +156,9 @@ class TestSpeculation:
     ],
     ids=["plain", "speculative", "delay", "shared"],
 )
+
+
+@every_setting
 def test_a_step_that_is_not_finite_changes_nothing(settings: OffloadSection) -> None:
     model, optimizer = build(AdamW(lr=0.01), settings)
     train(model, optimizer, range(2))
@@ -232,16 +235,7 @@ def test_a_delayed_update_is_one_step_late() -> None:
     assert_same(everything(other, offloaded), everything(model, optimizer))
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        OffloadSection(),
-        OffloadSection(speculative=MANY),
-        OffloadSection(delay=True),
-        OffloadSection(speculative=MANY, on_device=HALF),
-    ],
-    ids=["plain", "speculative", "delay", "shared"],
-)
+@every_setting
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_resumes_with_and_without(settings: OffloadSection, dtype: torch.dtype) -> None:
     model, optimizer = build(AdamW(lr=0.01), settings, dtype)

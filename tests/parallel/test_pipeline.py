@@ -20,8 +20,9 @@ from moesaic.model.experts import MixtureFeedForward
 from moesaic.model.transformer import LayerRunner, Model, run_plainly
 from moesaic.parallel.experts.exchange import Exchange
 from moesaic.parallel.experts.kernels import ExpertParallelKernels
-from moesaic.parallel.pipeline.schedule import Pipeline, PipelineLoss
+from moesaic.parallel.pipeline.schedule import Pipeline
 from moesaic.parallel.pipeline.stages import Stages, divide, keep, stage_holds
+from moesaic.parallel.pipeline.step import PipelineLoss, Step
 from moesaic.recipe import BalanceSection
 from moesaic.sharded import whole as entire
 from moesaic.train.balance import Balance
@@ -117,7 +118,7 @@ def check(
         assert len({len(part.tokens_T) for part in parts}) > 1, "micro-batches of one length would show less"
         expected = alone(whole, parts, runner, settings)
         found = pipeline.forward_backward(
-            parts, NextToken(), runner=run, routing=balance.routing, extra=balance.losses, count=balance.count
+            Step(parts, NextToken(), runner=run, routing=balance.routing, extra=balance.losses, count=balance.count)
         )
         bits = exact and (step > 0 or not first)
         same(found.total, expected.total, "loss", bits)
@@ -130,7 +131,7 @@ def check(
             same(tensor.grad, other.grad, parameter, bits and not (parameter == "embed" and stages.embed_twice))
         model.zero_grad()
         whole.zero_grad()
-    frozen = pipeline.forward_backward(parts, NextToken(), frozen=True)
+    frozen = pipeline.forward_backward(Step(parts, NextToken(), frozen=True))
     same(frozen.total, expected.total, "frozen loss")  # without gradients other kernels run
     assert all(tensor.grad is None for tensor in held.values())
 
@@ -173,7 +174,7 @@ def division_costs_nothing(rank: int) -> None:
             pipeline = Pipeline(keep(model_of("glm-4.5"), stages, rank), stages, schedule=schedule)
             run = pipeline.recompute or runner if runner is recompute else runner
             with Matmuls() as matmuls:
-                pipeline.forward_backward(batch_of().parts(4), NextToken(), runner=run)
+                pipeline.forward_backward(Step(batch_of().parts(4), NextToken(), runner=run))
             total = torch.tensor(matmuls.total)
             dist.all_reduce(total)
             found[runner, schedule] = int(total)
@@ -218,7 +219,7 @@ def with_parameters_divided(rank: int, name: str, schedule: str, chunks: int, ru
     for step in range(2):
         parts = [batch_of(seed=2 * step + number).parts(4) for number in range(2)]
         found = pipeline.forward_backward(
-            parts[data], NextToken(), runner=run, routing=balance.routing, extra=balance.losses
+            Step(parts[data], NextToken(), runner=run, routing=balance.routing, extra=balance.losses)
         )
         expected = [alone(whole, some, runner, BALANCE) for some in parts][data]
         for part, value in expected.parts.items():
@@ -248,7 +249,7 @@ def with_experts_divided(rank: int, name: str, schedule: str, chunks: int) -> No
     balance = Balance(model, BALANCE)
     parts = [batch_of(seed=number).parts(4) for number in range(2)]
     found = pipeline.forward_backward(
-        parts[data], NextToken(), routing=balance.routing, extra=balance.losses, count=balance.count
+        Step(parts[data], NextToken(), routing=balance.routing, extra=balance.losses, count=balance.count)
     )
     expected = [alone(whole, some, run_plainly, BALANCE) for some in parts][data]
     same(found.total, expected.total, "loss")

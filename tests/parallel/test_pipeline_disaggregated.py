@@ -17,6 +17,7 @@ from moesaic.model.transformer import run_plainly
 from moesaic.parallel.pipeline import in_flight
 from moesaic.parallel.pipeline.disaggregated import HEAD, AttentionHalf, ExpertHalf
 from moesaic.parallel.pipeline.halves import Groups, group_sizes, shares
+from moesaic.parallel.pipeline.step import Step
 from moesaic.parallel.traces import Recorder, merge
 from moesaic.plan.timeline.trace import read_trace
 from moesaic.train.balance import Balance
@@ -53,7 +54,7 @@ def apart(rank: int, name: str, groups: Groups, micro_batches: int, depth: int, 
         attending = AttentionHalf(copy.deepcopy(whole), groups, depth=depth, recorder=recorder)
         balance = Balance(attending.module, BALANCE)
         found = attending.forward_backward(
-            parts[rank], NextToken(), routing=balance.routing, extra=balance.losses, count=balance.count
+            Step(parts[rank], NextToken(), routing=balance.routing, extra=balance.losses, count=balance.count)
         )
         same(found.total, expected[rank].total, "loss")
         assert set(found.parts) == set(expected[rank].parts)
@@ -73,7 +74,7 @@ def apart(rank: int, name: str, groups: Groups, micro_batches: int, depth: int, 
         expected_bytes = rows * 4 * whole.config.hidden + heads * 8 * (HEAD + attending.widest)
         assert attending.ports.sent_bytes == expected_bytes
 
-        frozen = attending.forward_backward(parts[rank], NextToken(), frozen=True)
+        frozen = attending.forward_backward(Step(parts[rank], NextToken(), frozen=True))
         same(frozen.total, expected[rank].total, "frozen loss")
         for parameter, tensor in attending.module.named_parameters():
             assert tensor.grad is not None and torch.equal(tensor.grad, gradients[parameter])

@@ -104,8 +104,8 @@ class ContextParallelKernels(WrappedKernels):
     def attend(self, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
         split = self.split(call.layout)
         if self.method == "ulysses":
-            return attend_by_heads(self.plain, q_THC, k_TNC, v_TNC, call, split, self.ranks)
-        return attend_by_tiles(q_THC, k_TNC, v_TNC, call, split, self.ranks, self.tile)
+            return attend_by_heads(self.plain, (q_THC, k_TNC, v_TNC), call, split, self.ranks)
+        return attend_by_tiles((q_THC, k_TNC, v_TNC), call, split, self.ranks, self.tile)
 
     @torch.compiler.disable
     def attend_latent(self, call: LatentCall) -> Tensor:

@@ -11,19 +11,12 @@ from moesaic.kernels.interface import AttentionCall, Kernels, LatentCall, RopeAn
 from moesaic.parallel.context.block_attention import Rule
 from moesaic.parallel.context.mesh import Mesh
 from moesaic.parallel.context.mesh_tiles import RowBytes, Tile, best_tile
-from moesaic.parallel.context.ulysses import rotated_rows
+from moesaic.parallel.context.ulysses import QKV, rotated_rows
 from moesaic.parallel.rows import RowGroup, RowSplit
 
 
-def attend_by_tiles(
-    q_THC: Tensor,
-    k_TNC: Tensor,
-    v_TNC: Tensor,
-    call: AttentionCall,
-    split: RowSplit,
-    ranks: RowGroup,
-    tile: Tile | None,
-) -> Tensor:
+def attend_by_tiles(qkv: QKV, call: AttentionCall, split: RowSplit, ranks: RowGroup, tile: Tile | None) -> Tensor:
+    q_THC, k_TNC, v_TNC = qkv
     carried_TNX = torch.cat([k_TNC, v_TNC], dim=2)
     row = row_bytes(q_THC, carried_TNX, v_TNC.shape[2])
     rule, open_ = Rule(call.scale, call.window), partial(_split_keys, size=k_TNC.shape[2])

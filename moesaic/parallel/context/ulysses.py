@@ -15,16 +15,11 @@ from moesaic.kernels.interface import AttentionCall, Kernels, LatentCall, Mask, 
 from moesaic.parallel.context.heads import HeadShare, divide_heads, to_heads, to_rows
 from moesaic.parallel.rows import RowGroup, RowSplit, gather_rows
 
+QKV = tuple[Tensor, Tensor, Tensor]  # (T, H, C), (T, N, C), (T, N, X)
 
-def attend_by_heads(
-    plain: Kernels,
-    q_THC: Tensor,
-    k_TNC: Tensor,
-    v_TNC: Tensor,
-    call: AttentionCall,
-    split: RowSplit,
-    ranks: RowGroup,
-) -> Tensor:
+
+def attend_by_heads(plain: Kernels, qkv: QKV, call: AttentionCall, split: RowSplit, ranks: RowGroup) -> Tensor:
+    q_THC, k_TNC, v_TNC = qkv
     shares = divide_heads(q_THC.shape[1], k_TNC.shape[1], ranks.size)
     mine, read = shares[ranks.rank], [share.kv for share in shares]
     q, k, v = to_heads([q_THC, k_TNC, v_TNC], [_queries(shares), read, read], split, ranks)

@@ -3,7 +3,7 @@
     groups = Groups(*group_sizes(config, ranks), group)              # by a roofline, or as given: Groups(2, 2, group)
     if groups.rank in groups.attention_ranks:
         half = AttentionHalf(model, groups, depth=4)
-        loss = half.forward_backward(parts, objective)               # a step, of micro-batches of its own
+        loss = half.forward_backward(Step(parts, objective))         # a step, of micro-batches of its own
     else:
         half = ExpertHalf(model, groups)
         half.serve()                                                 # the same step
@@ -35,11 +35,10 @@ from moesaic.kernels import reference
 from moesaic.kernels.interface import Dispatched, Kernels, Routes
 from moesaic.kernels.layer_weights import ExpertWeights
 from moesaic.kernels.wrapped import WrappedKernels
-from moesaic.model.context import Routing
-from moesaic.model.transformer import LayerRunner, Model, run_plainly
+from moesaic.model.transformer import Model
 from moesaic.parallel.pipeline import in_flight
 from moesaic.parallel.pipeline.halves import Groups, Ports, mixtures, only_experts, shares, without_experts
-from moesaic.parallel.pipeline.schedule import MicroBatch, Objective, PipelineLoss, Step
+from moesaic.parallel.pipeline.step import PipelineLoss, Step
 from moesaic.parallel.traces import Recorder
 
 DONE, FORWARD, BACKWARD, FORWARD_ONLY = range(4)  # what is asked for
@@ -58,21 +57,9 @@ class AttentionHalf:
         self.kernels = AwayKernels(model.ops, self)
         model.ops = cast(Kernels, self.kernels)
 
-    def forward_backward(
-        self,
-        parts: Sequence[MicroBatch],
-        objective: Objective,
-        *,
-        runner: LayerRunner = run_plainly,
-        routing: Callable[[], Routing] = Routing,
-        extra: Callable[[Routing, float], dict[str, Tensor]] = lambda routing, share: {},
-        count: Callable[[Routing], None] = lambda routing: None,
-        scale: Callable[[Tensor], Tensor] = lambda loss: loss,
-        frozen: bool = False,
-    ) -> PipelineLoss:
-        """This rank's sums, over its own micro-batches; arguments are those of `Pipeline.forward_backward`."""
-        step = Step(parts, objective, runner, routing, extra, count, scale, frozen)
-        works = [partial(self._micro_batch, step, number) for number in range(len(parts))]
+    def forward_backward(self, step: Step) -> PipelineLoss:
+        """This rank's sums, over its own micro-batches."""
+        works = [partial(self._micro_batch, step, number) for number in range(len(step.parts))]
         in_flight.run(works, self.depth, apart=2 * (len(self.shares) + 1))  # one ends about as often as one begins
         for rank in self.groups.expert_ranks:
             self.ports.send(self._head(DONE, 0, 0, []), rank)

@@ -4,7 +4,7 @@
     keep(model, stages, rank)
     model.ops = ...                                     # kernels for experts, context and tensor parallelism first
     pipeline = Pipeline(model, stages, group, schedule="1f1b")
-    loss = pipeline.forward_backward(parts, objective)  # in place of a loop over parts: loss.total, loss.parts
+    loss = pipeline.forward_backward(Step(parts, objective))  # in place of a loop over parts: loss.total, loss.parts
 
 `group` is this pipeline's: its rank r holds `stages.of_rank(r)`. Every rank of it calls `forward_backward` with the
 same micro-batches (`Batch.parts(accumulate, device)`) and gets the same loss. Gradients are those of one process that
@@ -30,10 +30,9 @@ of weights. These two keep an FSDP model's parameters whole from forward to back
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -46,14 +45,15 @@ from moesaic.errors import UserError
 from moesaic.kernels.interface import Kernels
 from moesaic.model.block import Block
 from moesaic.model.config import Experts, ModelConfig
-from moesaic.model.context import ForwardContext, Routing
+from moesaic.model.context import ForwardContext
 from moesaic.model.layout import Layout
-from moesaic.model.transformer import LayerRunner, Model, run_plainly
+from moesaic.model.transformer import LayerRunner, Model
 from moesaic.parallel.pipeline.aux_loss import with_loss
 from moesaic.parallel.pipeline.kernels import StageKernels
 from moesaic.parallel.pipeline.ragged_stage import RaggedStage, StageWork
 from moesaic.parallel.pipeline.split_recompute import SplitRecompute
 from moesaic.parallel.pipeline.stages import Stages, belongs, misfit
+from moesaic.parallel.pipeline.step import MicroBatch, PipelineLoss, Step
 from moesaic.parallel.pipeline.totals import over_stages
 from moesaic.parallel.traces import Recorder
 from moesaic.sharded import local
@@ -66,55 +66,6 @@ SCHEDULES = {
     "zbv": pipelining.ScheduleZBVZeroBubble,
 }
 SPLIT = ("zero_bubble", "zbv")
-
-
-class MicroBatch(Protocol):
-    tokens_T: Tensor
-    lengths: list[int]
-
-
-class Found(Protocol):
-    """What an objective says of a micro-batch; `moesaic.train.objectives.Loss` is one."""
-
-    total: Tensor
-    parts: dict[str, Tensor]
-    notes: dict[str, Tensor]
-
-
-Objective = Callable[[Model, Any, Routing, LayerRunner], Found]
-
-
-@dataclass
-class PipelineLoss:
-    """Sums over the micro-batches, of NAME_max the largest: `loss/NAME`, the objective's notes, `balance/NAME`."""
-
-    total: Tensor
-    parts: dict[str, Tensor]
-
-
-@dataclass
-class Step:
-    """What `forward_backward` was asked for, and what this rank has found so far."""
-
-    parts: Sequence[MicroBatch]
-    objective: Objective
-    runner: LayerRunner
-    routing: Callable[[], Routing]
-    extra: Callable[[Routing, float], dict[str, Tensor]]
-    count: Callable[[Routing], None]
-    scale: Callable[[Tensor], Tensor]
-    frozen: bool
-    found: dict[str, Tensor] = field(default_factory=dict)
-
-    @property
-    def tokens(self) -> int:
-        return sum(len(part.tokens_T) for part in self.parts)
-
-    def note(self, name: str, value: Tensor) -> None:
-        so_far, value = self.found.get(name), value.detach().float()
-        if so_far is None:
-            so_far = torch.zeros_like(value)
-        self.found[name] = torch.maximum(so_far, value) if name.endswith("_max") else so_far + value
 
 
 class Pipeline:
@@ -154,20 +105,8 @@ class Pipeline:
         do. What runs a layer plainly or drops it may stand around it."""
         return self._split.runner if self.schedule in SPLIT else None
 
-    def forward_backward(
-        self,
-        parts: Sequence[MicroBatch],
-        objective: Objective,
-        *,
-        runner: LayerRunner = run_plainly,
-        routing: Callable[[], Routing] = Routing,
-        extra: Callable[[Routing, float], dict[str, Tensor]] = lambda routing, share: {},
-        count: Callable[[Routing], None] = lambda routing: None,
-        scale: Callable[[Tensor], Tensor] = lambda loss: loss,
-        frozen: bool = False,
-    ) -> PipelineLoss:
-        step = Step(parts, objective, runner, routing, extra, count, scale, frozen)
-        if frozen:
+    def forward_backward(self, step: Step) -> PipelineLoss:
+        if step.frozen:
             with torch.no_grad():
                 self._forward_only(step)
         else:
