@@ -12,12 +12,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from moesaic.errors import UserError
-from moesaic.kernels.interface import Routes
+from moesaic.kernels.interface import Dispatched, Routes
 from moesaic.kernels.wrapped import WrappedKernels
 from moesaic.model.experts import MixtureFeedForward
 from moesaic.parallel import ExpertParallel
-from moesaic.parallel.experts.dispatch import _bounds, _by_expert, _segments
-from moesaic.parallel.experts.exchange import Exchange
+from moesaic.parallel.experts.dispatch import _bounds, _by_expert, _segments, begin_experts
+from moesaic.parallel.experts.exchange import Exchange, RowsUnderWay
 from moesaic.parallel.experts.kernels import ExpertParallelKernels
 from tests.parallel.ranks import on_ranks
 from tests.parallel.test_seams import loss_of, model_of
@@ -183,6 +183,62 @@ def own_model_in(rank: int, world: int, chunks: int, shared: int) -> None:
 
 def test_the_products_model(tmp_path: Path) -> None:
     on_ranks(2, own_model, tmp_path)
+
+
+class Noted(torch.autograd.Function):
+    """Work of this rank alone, and when it was done."""
+
+    @staticmethod
+    def forward(ctx: Any, x_TD: Tensor, events: list[str]) -> Tensor:
+        ctx.events = events
+        events.append("shared")
+        return 2 * x_TD
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        ctx.events.append("shared")
+        return 2 * grads[0], None
+
+
+def overlap(rank: int, world: int) -> None:
+    """Rows, and in the backward pass their gradients, are on their way while the shared expert computes; with two
+    chunks also while the other chunk computes."""
+    events: list[str] = []
+
+    def noted(name: str) -> Any:
+        plain = getattr(RowsUnderWay, name)
+
+        def call(way: RowsUnderWay, *given: Any) -> Any:
+            events.append(name)
+            return plain(way, *given)
+
+        return call
+
+    def compute(rows: Dispatched, first: int, last: int) -> Tensor:
+        return Noted.apply(rows.x_AD, events) * rows.weights_A1
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("begin", "end"):
+            patch.setattr(RowsUnderWay, name, noted(name))
+        x_TD, routes = work(rank, "as they come")
+        x_TD.requires_grad_()
+        for chunks in (1, 2):
+            finish = begin_experts(x_TD, routes, EXPERTS, Exchange(), compute, chunks)
+            shared_TD = Noted.apply(x_TD, events)
+            y_TD = finish() + shared_TD
+            begun = ["begin", "begin"] * chunks  # rows and weights
+            each = ["end", "end", "shared", "begin"] * chunks
+            assert events == [*begun, "shared", *each, *["end"] * chunks]
+            events.clear()
+            y_TD.sum().backward()
+            # Gradients of results set out, all at once; each chunk's are waited for, go through its experts and leave
+            # (weights have none here); then the shared expert, and only then what has travelled is waited for.
+            assert events == [*["begin"] * chunks, *["end", "shared", "begin"] * chunks, "shared", *["end"] * chunks]
+            events.clear()
+
+
+def test_what_travels_while_a_rank_computes(tmp_path: Path) -> None:
+    on_ranks(1, overlap, tmp_path)
 
 
 def test_orders() -> None:

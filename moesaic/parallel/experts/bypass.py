@@ -13,7 +13,7 @@ from torch import Tensor
 from moesaic.kernels import reference
 from moesaic.kernels.interface import Dispatched, Routes
 from moesaic.parallel.experts.dispatch import Compute, Finish
-from moesaic.parallel.experts.exchange import Exchange, waited
+from moesaic.parallel.experts.exchange import Exchange
 
 
 def begin_experts_once(x_TD: Tensor, routes: Routes, here: int, exchange: Exchange, compute: Compute) -> Finish:
@@ -44,10 +44,10 @@ def begin_experts_once(x_TD: Tensor, routes: Routes, here: int, exchange: Exchan
         sorted_A = wants_A2[:, 0].argsort(stable=True)
         row_A = row_A.index_select(0, sorted_A)
         counts_E = torch.bincount(wants_A2[:, 0], minlength=here)
-        x_AD = waited(rows_PD).index_select(0, row_A)
-        mine = Dispatched(x_AD, waited(weights_A1).index_select(0, sorted_A), counts_E, row_A, int(came_R.sum()))
+        x_AD = rows_PD.wait().index_select(0, row_A)
+        mine = Dispatched(x_AD, weights_A1.wait().index_select(0, sorted_A), counts_E, row_A, int(came_R.sum()))
         sums_PD = reference.combine(compute(mine, 0, here), mine)
-        back_PD = waited(exchange.rows(sums_PD, arriving_rows, leaving_rows))
+        back_PD = exchange.rows(sums_PD, arriving_rows, leaving_rows).wait()
         return back_PD.new_zeros(tokens, back_PD.shape[1]).index_add(0, token_P, back_PD)
 
     return finish

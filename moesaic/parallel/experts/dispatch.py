@@ -19,7 +19,7 @@ from torch import Tensor
 
 from moesaic.kernels import reference
 from moesaic.kernels.interface import Dispatched, Routes
-from moesaic.parallel.experts.exchange import Exchange, waited
+from moesaic.parallel.experts.exchange import Exchange
 
 # (rows sorted by expert with their weights and counts, first and last expert of this rank) -> weighted results
 Compute = Callable[[Dispatched, int, int], Tensor]
@@ -73,15 +73,15 @@ def _compute_and_return(
     returning, places = [], []
     for (first, last), (index_A, splits, arriving_RC, rows, weights) in zip(bounds, travelling, strict=True):
         if by_source:
-            back_AD = _by_source(waited(rows), waited(weights), arriving_RC, compute, first, last)
+            back_AD = _by_source(rows.wait(), weights.wait(), arriving_RC, compute, first, last)
         else:
             order_A = _by_expert(arriving_RC)
-            x_AD, weights_A1 = (waited(part).index_select(0, order_A) for part in (rows, weights))
+            x_AD, weights_A1 = (part.wait().index_select(0, order_A) for part in (rows, weights))
             y_AD = compute(Dispatched(x_AD, weights_A1, arriving_RC.sum(0), order_A, len(order_A)), first, last)
             back_AD = y_AD.index_select(0, inverse(order_A))  # as they came: by rank, then by expert
         returning.append(exchange.rows(back_AD, splits[1], splits[0]))
         places.append(index_A)
-    return torch.cat([waited(part) for part in returning]).index_select(0, inverse(torch.cat(places)))
+    return torch.cat([part.wait() for part in returning]).index_select(0, inverse(torch.cat(places)))
 
 
 def _by_source(
