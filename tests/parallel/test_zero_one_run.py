@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,11 @@ from moesaic.errors import UserError
 from moesaic.recipe import load_recipe
 from moesaic.train.loop import train
 from moesaic.train.pretrain import pretrain
-from moesaic.train.ranks import open_world
+from moesaic.train.ranks import check_parallel, open_world
 from moesaic.train.run import Run
 from moesaic.train.validate import model_config
 from tests.parallel.ranks import on_ranks
+from tests.parallel.small_runs import as_rank
 
 RECIPE = """
 model: {vocab: 512, hidden: 32, layers: 2, heads: 2, kv_heads: 1, head_size: 16, dense_hidden: 48, experts: 4,
@@ -32,9 +32,10 @@ parallel: {zero: 0}
 
 
 def run(rank: int, world: int, folder: Path) -> None:
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
+    as_rank(rank, world)
     recipe = load_recipe(folder / "recipe.yaml")
-    whole = Run(recipe, folder / "whole", folder / "data", quiet=True, world=open_world(recipe, model_config(recipe)))
+    world_of_run = open_world(recipe, check_parallel(recipe, model_config(recipe)))
+    whole = Run(recipe, folder / "whole", folder / "data", quiet=True, world=world_of_run)
     train(whole)
     exchange = whole.optimizer.exchange
     assert exchange is not None and exchange.ranks == world
@@ -45,7 +46,7 @@ def run(rank: int, world: int, folder: Path) -> None:
     pretrain(recipe, folder / "parts", quiet=True)
     sharded = load_recipe(folder / "recipe.yaml", ["parallel.zero=2"])
     with pytest.raises(UserError, match="hold all parameters"):
-        open_world(sharded, model_config(sharded))
+        check_parallel(sharded, model_config(sharded))
 
 
 def test_a_run_on_two_ranks(tmp_path: Path) -> None:
