@@ -13,7 +13,6 @@ resident memory grew from before the model was made, on 1, 2 and 4 ranks.
 from __future__ import annotations
 
 import argparse
-import resource
 import statistics
 import tempfile
 import time
@@ -125,8 +124,10 @@ def two_ranks(rank: int, store: str, path: str, steps: int, out: str) -> None:
     dist.barrier()
 
 
-def peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def resident(what: str) -> int:
+    """VmRSS, what lies in memory now, or VmHWM, the most since it was last set back."""
+    text = Path("/proc/self/status").read_text()
+    return int(next(line.split()[1] for line in text.splitlines() if line.startswith(what))) * 1024
 
 
 def memory_of(rank: int, ranks: int, store: str, path: str, layout: ParallelLayout, out: str) -> None:
@@ -135,12 +136,13 @@ def memory_of(rank: int, ranks: int, store: str, path: str, layout: ParallelLayo
     dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
     if ranks > 1:
         world = Ranks(ParallelMesh(layout, CPU), ParallelOptions())
-    before = peak()
+    Path("/proc/self/clear_refs").write_text("5")  # sets the peak back
+    before = resident("VmRSS")
     ours = Ours(world, path)
     ours()
     ours()
     if rank == 0:
-        torch.save(torch.tensor([ours.state_bytes(), peak() - before]), out)
+        torch.save(torch.tensor([ours.state_bytes(), resident("VmHWM") - before]), out)
     dist.barrier()
 
 
@@ -154,42 +156,53 @@ def make(path: str, **sizes: Any) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=20, help="of each side")
+    parser.add_argument("--only-memory", action="store_true")
     arguments = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        small, large, out = f"{folder}/small", f"{folder}/large", f"{folder}/out"
+        small, large = f"{folder}/small", f"{folder}/large"
         make(small)
         make(large, **LARGE)
-        torch.set_num_threads(hardware.threads())
-        alone = statistics.median(timed(Ours(World(CPU), small), arguments.steps)[2:])
-        processes.spawn(two_ranks, args=(f"{folder}/store", small, arguments.steps, out), nprocs=2)
-        found = {name: float(times.median()) for name, times in torch.load(out, weights_only=True).items()}
-        tokens = SEQUENCES * LENGTH
-        print(f"one process: {tokens / alone:,.0f} tokens/s ({machine()['cpu']}, {torch.get_num_threads()} threads)")
-        for name in ("fsdp", "ep"):
-            against, beside = alone / found[name], found["peer"] / found[name]
-            print(
-                f"two ranks, {name}: {tokens / found[name]:,.0f} tokens/s, {against:.2f}x one process,"
-                f" {beside:.2f}x plain FSDP2 over transformers"
-            )
-            rows.append(
-                {"layout": name, "seconds": found[name], "one_process": alone, "peer": found["peer"],
-                 "ratio_one_process": against, "ratio_peer": beside}
-            )  # fmt: skip
-        whole = 0
-        for ranks, layout in ((1, "dp=1"), (2, "dp=2"), (4, "dp=4"), (2, "ep=2"), (4, "ep=4")):
-            given = ParallelLayout(dp=ranks, ep=ranks if layout.startswith("ep") else 1, zero=3)
-            store = f"{folder}/{layout}"
-            processes.spawn(memory_of, args=(ranks, store, large, given, out), nprocs=ranks)
-            state, grown = torch.load(out, weights_only=True).tolist()
-            whole = whole or state
-            print(
-                f"{layout}: {state / 2**20:.0f} MiB of state a rank, {whole / state:.2f} times less than one process;"
-                f" peak memory grew by {grown / 2**20:.0f} MiB"
-            )
-            rows.append({"layout": layout, "ranks": ranks, "state_bytes": state, "peak_growth_bytes": grown})
-    print(record("parallel_cpu", rows, steps=arguments.steps).relative_to(Path.cwd()))
+        if not arguments.only_memory:
+            rows += speed(folder, small, arguments.steps)
+        rows += memory(folder, large)
+    if not arguments.only_memory:
+        print(record("parallel_cpu", rows, steps=arguments.steps).relative_to(Path.cwd()))
+
+
+def speed(folder: str, small: str, steps: int) -> list[dict[str, Any]]:
+    torch.set_num_threads(hardware.threads())
+    alone = statistics.median(timed(Ours(World(CPU), small), steps)[2:])
+    out, tokens = f"{folder}/times", SEQUENCES * LENGTH
+    processes.spawn(two_ranks, args=(f"{folder}/store", small, steps, out), nprocs=2)
+    found = {name: float(times.median()) for name, times in torch.load(out, weights_only=True).items()}
+    print(f"one process: {tokens / alone:,.0f} tokens/s ({machine()['cpu']}, {torch.get_num_threads()} threads)")
+    rows = []
+    for name in ("fsdp", "ep"):
+        against, beside = alone / found[name], found["peer"] / found[name]
+        print(
+            f"two ranks, {name}: {tokens / found[name]:,.0f} tokens/s, {against:.2f}x one process,"
+            f" {beside:.2f}x plain FSDP2 over transformers"
+        )
+        seconds = {"seconds": found[name], "one_process": alone, "peer": found["peer"]}
+        rows.append({"layout": name, **seconds, "ratio_one_process": against, "ratio_peer": beside})
+    return rows
+
+
+def memory(folder: str, large: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    out = f"{folder}/bytes"
+    for ranks, layout in ((1, "dp=1"), (2, "dp=2"), (4, "dp=4"), (2, "ep=2"), (4, "ep=4")):
+        given = ParallelLayout(dp=ranks, ep=ranks if layout.startswith("ep") else 1, zero=3)
+        processes.spawn(memory_of, args=(ranks, f"{folder}/{layout}", large, given, out), nprocs=ranks)
+        state, grown = torch.load(out, weights_only=True).tolist()
+        rows.append({"layout": layout, "ranks": ranks, "state_bytes": state, "peak_growth_bytes": grown})
+        print(
+            f"{layout}: {state / 2**20:.0f} MiB of state a rank, {rows[0]['state_bytes'] / state:.2f} times less than"
+            f" one process; peak memory grew by {grown / 2**20:.0f} MiB"
+        )
+    return rows
 
 
 if __name__ == "__main__":
