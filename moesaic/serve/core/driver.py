@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 Receiver = TypeVar("Receiver")
 
 
+class EngineLost(Exception):
+    """The engine cannot go on, and its process must end: a rank of its group is gone."""
+
+
 @dataclass(frozen=True)
 class Step(Generic[Receiver]):
     """What one step did for the receivers of its requests."""
@@ -68,7 +72,7 @@ class EngineDriver(Generic[Receiver]):
                 self.on_outputs(outputs)
         except BaseException as error:  # also the panics of libraries, which are no Exceptions
             lost = self._give_up()
-            if isinstance(error, KeyboardInterrupt | SystemExit):
+            if isinstance(error, KeyboardInterrupt | SystemExit | EngineLost):
                 raise
             return Step(error=error, lost=lost)
         delivered = [

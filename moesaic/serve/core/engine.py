@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from moesaic.errors import UserError
-from moesaic.model.layout import Span
+from moesaic.model.layout import PagedCache, Span
 from moesaic.model.transformer import Model
 from moesaic.serve.core.adapters import Adapter, load_adapter
 from moesaic.serve.core.drafters import Drafter
 from moesaic.serve.core.drafters.router import DraftRouter
 from moesaic.serve.core.driver import EngineDriver
 from moesaic.serve.core.forward_pass import Chunk, Forward, ForwardPass, Runner, TokenSampler
-from moesaic.serve.core.kv.store import store_for
+from moesaic.serve.core.kv.store import Store, store_for
 from moesaic.serve.core.kv_policies import KVPolicy
 from moesaic.serve.core.memory import dtype_of_cache, pages_that_fit
 from moesaic.serve.core.page_pool import PagePool
@@ -82,8 +82,8 @@ class Engine:
         self.stop_tokens: set[int] = set(model.tokenizer.stop_tokens) if model.tokenizer else set()
         dtype = dtype_of_cache(model, cache_dtype)
         pages = pages_that_fit(model, cache_bytes, page_size, max_requests, dtype)
-        self.cache = model.new_cache(pages, page_size, dtype)
-        self.page_pool = PagePool(self.cache, reuse_prefixes, store_for(model, self.cache, kv_policy, drafter))
+        self.cache = self.new_cache(pages, page_size, dtype)
+        self.page_pool = self.new_page_pool(reuse_prefixes, store_for(model, self.cache, kv_policy, drafter))
         policy = policy or (Chunked(tokens=GPU_TOKENS) if model.device.type == "cuda" else Chunked())
         self.scheduler = Scheduler(self.page_pool, policy, max_requests)
         # Behind a router, which drafts only where it pays.
@@ -99,9 +99,20 @@ class Engine:
         self.paused = False
         self.counts = Counts()
         self.experts = ExpertCounts(model)
-        self.runner = runner_for(self)
+        self.runner = self.new_runner()
         if self.drafter is not None:
             self.drafter.start(self)
+
+    # What an engine over many ranks has others of
+
+    def new_cache(self, pages: int, page_size: int, dtype: torch.dtype) -> PagedCache:
+        return self.model.new_cache(pages, page_size, dtype)
+
+    def new_page_pool(self, reuse_prefixes: bool, store: Store | None) -> PagePool:
+        return PagePool(self.cache, reuse_prefixes, store)
+
+    def new_runner(self) -> Runner:
+        return runner_for(self)
 
     # Requests
 
@@ -167,6 +178,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         request.root = (request.salt, request.adapter, self.version)
+        self.page_pool.place(request)
         request.expected_cached = self.page_pool.cached_prefix(request)
         self.scheduler.requests[request.number] = request
 

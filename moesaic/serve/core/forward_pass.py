@@ -52,12 +52,7 @@ class Chunk:
         """Which of the new rows each new row sees, where the draft tokens are not a line."""
         if self.draft is None or self.draft.is_line:
             return None
-        sees_TT = torch.ones(self.rows, self.rows, dtype=torch.bool).tril()
-        for number, parent in enumerate(self.draft.parents):
-            row = self.tokens + number
-            sees_TT[row] = sees_TT[self.tokens + parent]
-            sees_TT[row, row] = True
-        return sees_TT
+        return tree_TT(self.tokens, self.draft.parents)
 
     def positions(self) -> list[int]:
         start = self.request.computed
@@ -65,6 +60,16 @@ class Chunk:
         for parent in self.draft.parents if self.draft else ():
             places.append(places[self.tokens + parent] + 1)
         return places
+
+
+def tree_TT(tokens: int, parents: Sequence[int]) -> Tensor:
+    """Which rows each row sees: `tokens` in a line, then draft tokens behind their parents (-1: the line)."""
+    rows = tokens + len(parents)
+    sees_TT = torch.ones(rows, rows, dtype=torch.bool).tril()
+    for row, parent in enumerate(parents, tokens):
+        sees_TT[row] = sees_TT[tokens + parent]
+        sees_TT[row, row] = True
+    return sees_TT
 
 
 def compact_requests(chunks: list[Chunk]) -> list[CompactRequest]:

@@ -60,6 +60,13 @@ class PagePool:
     def in_use(self) -> int:
         return self.cache.pages - self.available
 
+    def available_to(self, request: Request) -> int:
+        """Pages it could have; where there are several pools, of its own."""
+        return self.available
+
+    def place(self, request: Request) -> None:
+        """Choose the pool of a new request; here there is one."""
+
     def match_prefix(self, request: Request, others: Iterable[Request] = ()) -> None:
         """Give a request the cached pages of its prefix. Its last token is left to compute: it gives the logits.
 

@@ -153,6 +153,7 @@ class Request:
     cached: int = 0  # tokens that were cached when it was first scheduled
     pages: list[int] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)  # the shared pages among them, from the first on
+    data_rank: int = 0  # whose pages they are, in a group of ranks with requests of their own
     compact: CompactRequest | None = None  # how its pages are used, where a KV policy prunes them
     root: Hashable = None  # with whom it shares pages; None: with nobody
     text: TextStream | None = None

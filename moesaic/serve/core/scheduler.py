@@ -88,16 +88,18 @@ class Scheduler:
 
     def first_page(self, request: Request) -> Hashable:
         """Requests of which this differs share no page."""
-        return request.root, tuple(request.tokens[: self.page_pool.size])
+        return request.root, request.data_rank, tuple(request.tokens[: self.page_pool.size])
 
     def admit(self, request: Request) -> bool:
         """Give a waiting request its cached prefix, if all its tokens fit without preempting a more urgent one."""
-        others = [other for other in self.requests.values() if other.pages]
+        others = [o for o in self.requests.values() if o.pages and o.data_rank == request.data_rank]
         self.page_pool.match_prefix(request, others)
         if not request.preemptions and not request.written:
             request.cached = request.computed
         missing = -(-len(request.tokens) // self.page_pool.size) - len(request.pages)
-        if missing > self.page_pool.available and not any(other.urgency > request.urgency for other in others):
+        if missing > self.page_pool.available_to(request) and not any(
+            other.urgency > request.urgency for other in others
+        ):
             self.page_pool.release(request)
             return False
         # Only now: a waiting one is looked up again before every step.
@@ -112,6 +114,7 @@ class Scheduler:
             other
             for other in self.requests.values()
             if other.pages and not other.in_forward and other.number not in safe
+            if other.data_rank == request.data_rank
         ]
         last = max(others, key=lambda other: other.urgency, default=None)
         return last if last is not None and last.urgency > request.urgency else None
