@@ -55,8 +55,10 @@ def load(
     device: torch.device | str | None = None,
     threads: int | None = None,
     mode: Mode = "fast",
+    filler: Callable[..., Model] | None = None,
 ) -> Model:
-    """A model, with its `.config` and `.tokenizer`. What is not said is chosen by what this machine has."""
+    """A model, with its `.config` and `.tokenizer`. What is not said is chosen by what this machine has. A `filler`
+    reads weights in its own way, where `fill` reads all."""
     wanted = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if dtype is not None and wanted not in tensor_file.DTYPES.values():
         raise UserError("dtype", f"{dtype} is not a format of weights", "Take float32, bfloat16 or float16.")
@@ -67,7 +69,7 @@ def load(
     torch.set_num_threads(wanted_threads)
     device = chosen_device(device)
     wanted = wanted or hardware.dtype(device, getattr(torch, config.dtype))
-    model = fill(config, source, places, wanted, device, mode)
+    model = (filler or fill)(config, source, places, wanted, device, mode)
     model.tokenizer = tokenizer
     model.value = read_head(source.place, config.hidden, device)
     return model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -21,8 +22,11 @@ class CompressedSource(Source, Protocol):
 
     bytes: int
 
-    def quantized(self, parameter: str, places: list[Place], device: torch.device) -> Quantized | None:
-        """A quantized parameter, on a device: one matrix, or one per expert; None for a plain one."""
+    def quantized(
+        self, parameter: str, places: list[Place], device: torch.device, experts: Sequence[int] | None = None
+    ) -> Quantized | None:
+        """A quantized parameter, on a device: one matrix, or one for each of the `experts`, by default all; None for a
+        plain one."""
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint | CompressedSource | Float8Source:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,11 @@ class PackedModules(QuantizedCheckpoint, ABC):
         dense = self._matrix(module).dense().to(self._kind(module))
         return dense[part] if part else dense
 
-    def quantized(self, parameter: str, places: list[Place], device: torch.device) -> Quantized | None:
+    def quantized(
+        self, parameter: str, places: list[Place], device: torch.device, experts: Sequence[int] | None = None
+    ) -> Quantized | None:
+        if experts is not None:
+            places = [place for place in places if place.part and place.part[0] in experts]
         modules = [place.name.removesuffix(".weight") for place in places]
         if not any(module in self._modules for module in modules):
             return None

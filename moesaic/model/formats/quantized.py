@@ -8,7 +8,7 @@ name. config.json says the bits and the group. Everything else is as the family 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from math import prod
 from pathlib import Path
@@ -102,13 +102,16 @@ class OwnLayout(QuantizedCheckpoint):
             dense = torch.stack([self._matrix(f"{place.parameter}.{e}", tuple(size)).dense() for e in range(count)])
         return (dense[part] if part else dense).to(dtype)
 
-    def quantized(self, parameter: str, places: list[Place], device: torch.device) -> Quantized | None:
+    def quantized(
+        self, parameter: str, places: list[Place], device: torch.device, experts: Sequence[int] | None = None
+    ) -> Quantized | None:
         size = self._sizes.get(parameter)
         if size is None:
             return None
         if len(size) == 2:
             return self._read(parameter, size, device)
-        return nn.ModuleList(self._read(f"{parameter}.{expert}", size[1:], device) for expert in range(size[0]))
+        wanted = range(size[0]) if experts is None else experts
+        return nn.ModuleList(self._read(f"{parameter}.{expert}", size[1:], device) for expert in wanted)
 
     def schemes(self) -> Iterator[tuple[str, Scheme]]:
         for name in sorted(self._names):

@@ -62,7 +62,7 @@ def load_adapter(model: Model, path: str | Path, name: str) -> Adapter:
     directory = Path(path)
     settings = _settings(directory / "adapter_config.json")
     file = TensorFile(directory / "adapter_model.safetensors")
-    parameters: dict[str, Any] = dict(model.named_parameters())
+    parameters: dict[str, Any] = dict(model.named_parameters())  # whole or a rank's rows of them
     parameters |= {name: module for name, module in model.named_modules() if isinstance(module, QuantizedWeight)}
     plain = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Linear)}
     layouts = family_for(model.config.family, directory).layouts(model.config)
@@ -92,19 +92,25 @@ def load_adapter(model: Model, path: str | Path, name: str) -> Adapter:
         )
     if not pieces:
         raise UserError(file.path, "holds no correction")
-    corrections = {key.removesuffix(".weight"): _joined(parameters[key], found) for key, found in pieces.items()}
+    outputs: dict[str, int] = {}
+    for place in places.values():
+        rows = place.part[0].stop if place.part and isinstance(place.part[0], slice) else place.shape[0]
+        outputs[place.parameter] = max(rows, outputs.get(place.parameter, 0))
+    corrections = {
+        key.removesuffix(".weight"): _joined(parameters[key], outputs[key], found) for key, found in pieces.items()
+    }
     return Adapter(name, corrections)
 
 
-def _joined(weight_OI: Tensor, pieces: list[tuple[Place, Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def _joined(weight: Any, outputs: int, pieces: list[tuple[Place, Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Corrections of parts of one matrix (queries, keys, values) as one: their ranks side by side, each to its rows."""
     down_RI = torch.cat([down for _, down, _ in pieces])
-    up_OR = torch.zeros(weight_OI.shape[0], down_RI.shape[0])
+    up_OR = torch.zeros(outputs, down_RI.shape[0])
     start = 0
     for place, down, up in pieces:
         up_OR[place.part[0] if place.part else slice(None), start : start + len(down)] = up.float()
         start += len(down)
-    return down_RI.to(weight_OI.device, weight_OI.dtype), up_OR.to(weight_OI.device, weight_OI.dtype)
+    return down_RI.to(weight.device, weight.dtype), up_OR.to(weight.device, weight.dtype)
 
 
 def _settings(path: Path) -> dict[str, Any]:

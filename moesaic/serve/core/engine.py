@@ -319,7 +319,8 @@ class Engine:
 
         moved = [(start + node, start + place) for place, node in enumerate(chunk.accepted) if node != place]
         if moved:
-            self.cache.move([row(source) for source, _ in moved], [row(target) for _, target in moved])
+            sources, targets = ([row(each) for each in side] for side in zip(*moved))
+            self.page_pool.move(request, sources, targets)
         request.computed += len(chunk.accepted)
         self.counts.accepted_tokens += len(chunk.accepted)
 

@@ -53,6 +53,10 @@ class PagePool:
         self.hits = 0
 
     @property
+    def pages(self) -> int:
+        return self.cache.pages
+
+    @property
     def available(self) -> int:
         return len(self.free) + self.idle
 
@@ -109,6 +113,10 @@ class PagePool:
             return False
         request.pages.extend(self._new() for _ in range(missing))
         return True
+
+    def move(self, request: Request, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Move single rows of a request, numbered through all pages."""
+        self.cache.move(sources, targets)
 
     def tokens_until_pruning(self, request: Request, tokens: int) -> int:
         """As many of the next tokens as are computed before the KV policy prunes."""

@@ -44,7 +44,7 @@ class EngineStats:
         return cls(
             running=running,
             waiting=len(requests) - running,
-            pages=page_pool.cache.pages,
+            pages=page_pool.pages,
             pages_in_use=page_pool.in_use,
             prefix_queries=page_pool.queries,
             prefix_hits=page_pool.hits,

@@ -12,95 +12,37 @@ them and starts it again.
 
 from __future__ import annotations
 
-import re
-from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
-from moesaic.errors import UserError
-from moesaic.parallel.layout import ParallelLayout, parse_layout
-from moesaic.serve.core.engine import Engine
-from moesaic.serve.group.links import Link, Traffic
-
-STALL_SECONDS = 20.0  # that a rank may be silent in a forward
-PATIENCE = 86400.0  # between two steps: an idle engine is no error
-
-
-def serving_layout(text: str, place: str = "--layout") -> ParallelLayout:
-    """`tp=2 ep=4`: where experts have more ranks than tensors do, the rest is data parallel inside the group."""
-    given = {key.lower(): int(value) for key, value in re.findall(r"(\w+)\s*=\s*(\d+)", text)}
-    tp, ep = given.get("tp", 1), given.get("ep", 1)
-    if "dp" not in given and ep > tp > 0 and ep % tp == 0 and not text.endswith(".json"):
-        text = f"{text} dp={ep // tp}"
-    layout = parse_layout(text, place=place)
-    for key, instead in (("pp", "Divide layers by tp and ep."), ("cp", "Long prompts are prefilled in chunks.")):
-        if getattr(layout, key) > 1:
-            raise UserError(
-                f"{place}: {key}={getattr(layout, key)}", "is for training, an engine has no such ranks", instead
-            )
-    return replace(layout, zero=1, interleave=1, mb=0)
-
-
-class WorkerGroup:
-    """Where this rank stands, and its links to the others. `traffic` counts what it sent."""
-
-    def __init__(
-        self, layout: ParallelLayout, rank: int, store: dist.Store, stall_seconds: float, device: torch.device
-    ) -> None:
-        self.layout, self.rank, self.ranks, self.device = layout, rank, layout.devices, device
-        self.stall_seconds = stall_seconds
-        self.dp, self.tp = divmod(rank, layout.tp)
-        self.traffic = Traffic()
-        nccl = device.type == "cuda" and torch.cuda.device_count() >= layout.devices
-        tensor = range(self.dp * layout.tp, (self.dp + 1) * layout.tp)
-        first = rank // layout.ep * layout.ep
-        self.control = self._link(store, "control", range(self.ranks), PATIENCE, False)
-        self.world = self._link(store, "world", range(self.ranks), stall_seconds, nccl)
-        self.tensor = self._link(store, "tensor", tensor, stall_seconds, nccl)
-        self.experts = self._link(store, "experts", range(first, first + layout.ep), stall_seconds, nccl)
-
-    def _link(self, store: dist.Store, name: str, members: range, patience: float, nccl: bool) -> Link:
-        return Link(
-            store, name, members, self.rank, patience=patience, traffic=self.traffic, device=self.device, nccl=nccl
-        )
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this is the rank that schedules."""
-        return self.rank == 0
-
-    def stats(self) -> list[dict[str, int]]:
-        """On rank 0, between two steps: what each rank holds, in bytes."""
-        raise NotImplementedError
-
-
-def join(
-    layout: ParallelLayout,
-    rank: int,
-    address: str,
-    stall_seconds: float = STALL_SECONDS,
-    device: torch.device | str = "cpu",
-) -> WorkerGroup:
-    """Meet the other ranks at `host:port`, which rank 0 opens."""
-    host, _, port = address.rpartition(":")
-    limit = timedelta(seconds=max(60.0, stall_seconds))
-    store = dist.TCPStore(host, int(port), None, rank == 0, limit, wait_for_workers=False)
-    return WorkerGroup(layout, rank, store, stall_seconds, torch.device(device))
+from moesaic.serve.group.engine import GroupEngine, agreed_cache_bytes
+from moesaic.serve.group.follower import Follower
+from moesaic.serve.group.links import RankLost as RankLost
+from moesaic.serve.group.loading import load_share
+from moesaic.serve.group.refusals import check_options
+from moesaic.serve.group.worker_group import WorkerGroup as WorkerGroup
+from moesaic.serve.group.worker_group import join as join
+from moesaic.serve.group.worker_group import serving_layout as serving_layout
 
 
 def open_engine(
     group: WorkerGroup, directory: str | Path, load_options: dict[str, Any], engine_options: dict[str, Any]
-) -> Engine:
-    """Rank 0's engine, over all ranks. The others must `follow` with the same arguments."""
-    raise NotImplementedError
+) -> GroupEngine:
+    """Rank 0's engine, over all ranks. The others must `follow` with the same arguments. `cache_bytes` is what every
+    rank may take. `close` ends the group."""
+    assert group.is_main
+    check_options(engine_options)
+    model = load_share(group, directory, load_options)
+    cache_bytes = agreed_cache_bytes(group, model, engine_options.get("cache_bytes"))
+    return GroupEngine(model, group, **engine_options | {"cache_bytes": cache_bytes})
 
 
 def follow(
     group: WorkerGroup, directory: str | Path, load_options: dict[str, Any], engine_options: dict[str, Any]
 ) -> None:
-    """Run what rank 0 says until it ends (returns) or is lost (`RankLost`)."""
-    raise NotImplementedError
+    """Run what rank 0 says until it ends the group (returns) or is lost (`RankLost`)."""
+    assert not group.is_main
+    check_options(engine_options)
+    model = load_share(group, directory, load_options)
+    agreed_cache_bytes(group, model, engine_options.get("cache_bytes"))
+    Follower(model, group).run()

@@ -1,0 +1,73 @@
+"""A rank that is not the first: it waits for an array, does what that says, and waits again."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+
+from moesaic.model.layout import PagedCache
+from moesaic.model.transformer import Model
+from moesaic.serve.core.adapters import Adapter
+from moesaic.serve.core.memory import DTYPES
+from moesaic.serve.group.kernels import GroupKernels
+from moesaic.serve.group.rank_state import RankState
+from moesaic.serve.group.share_adapters import load_adapter_share
+from moesaic.serve.group.step_array import Change, Command, Copy, Forget, Piece, Reader, read_text, receive
+from moesaic.serve.group.worker_group import WorkerGroup
+
+
+class Follower:
+    """Waiting for rank 0 may take a day, a collective inside a step `stall_seconds`."""
+
+    def __init__(self, model: Model, group: WorkerGroup) -> None:
+        self.model, self.group = model, group
+        self.kernels = cast(GroupKernels, model.ops)
+        self.adapters: dict[int, Adapter] = {}
+
+    @torch.inference_mode()
+    def run(self) -> None:
+        """Until rank 0 says that it ends."""
+        self.state = self._start(receive(self.group.control).body)
+        while True:
+            changes, command, body = receive(self.group.control)
+            for change in changes:
+                self._change(change)
+            if command == Command.END:
+                return
+            self._do(command, body)
+
+    def _start(self, body: Reader) -> RankState:
+        pages, page_size, kind = body.take(3)
+        dtype = [*DTYPES.values(), torch.float16][kind]
+        shapes = self.model.cache_shapes()
+        return RankState(self.model, self.group, PagedCache(shapes, pages, page_size, dtype, self.model.device))
+
+    def _change(self, change: Change) -> None:
+        if isinstance(change, Forget):
+            self.adapters.pop(change.adapter, None)
+        elif change.dp == self.group.dp:
+            if isinstance(change, Copy):
+                self.state.cache.copy_rows(change.source, change.target, change.rows)
+            else:
+                self.state.cache.move(change.sources, change.targets)
+
+    def _do(self, command: Command, body: Reader) -> None:
+        if command == Command.STEP:
+            pieces = [Piece.read(body) for _ in range(body.one())]
+            self.state.step.run(pieces, self.adapters)
+        elif command == Command.HEAD:
+            if self.group.dp == 0:
+                self._logits(body.one())
+        elif command == Command.ADAPTER:
+            number = body.one()
+            self.adapters[number] = load_adapter_share(self.model, self.group, read_text(body.rest()), str(number))
+        elif command == Command.STATS:
+            self.state.stats()
+        elif command == Command.WEIGHTS:
+            self.state.load_weights(read_text(body.rest()))
+
+    def _logits(self, rows: int) -> None:
+        room_ND = torch.empty(rows, self.model.config.hidden, dtype=self.model.dtype, device=self.model.device)
+        hidden_ND = self.group.tensor.broadcast(room_ND, "hidden")
+        self.kernels.logits(hidden_ND, self.model.output)

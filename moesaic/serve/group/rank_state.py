@@ -1,0 +1,63 @@
+"""What a rank of a worker group holds, and what it does when rank 0 says so."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import asdict, dataclass
+from typing import cast
+
+import torch
+
+from moesaic.model.layout import PagedCache
+from moesaic.model.transformer import Model
+from moesaic.serve.group.kernels import GroupKernels
+from moesaic.serve.group.loading import load_share
+from moesaic.serve.group.rank_step import RankStep
+from moesaic.serve.group.worker_group import WorkerGroup
+
+
+@dataclass(frozen=True)
+class RankStats:
+    """In bytes; `peak` is the most memory its process ever had."""
+
+    rank: int
+    weights: int
+    cache: int
+    peak: int
+    sent: int
+    messages: int
+
+
+class RankState:
+    def __init__(self, model: Model, group: WorkerGroup, cache: PagedCache) -> None:
+        self.model, self.group, self.cache = model, group, cache
+        self.kernels = cast(GroupKernels, model.ops)
+        self.step = RankStep(model, group, cache)
+
+    def stats(self) -> list[RankStats]:
+        """Of all ranks, on every rank; all call it together."""
+        traffic = self.group.traffic
+        own = RankStats(
+            self.group.rank,
+            sum(tensor.nbytes for tensor in (*self.model.parameters(), *self.model.buffers())),
+            sum(tensor.nbytes for layer in self.cache.layers for tensor in layer.values()),
+            peak_bytes(self.model.device),
+            sum(traffic.bytes.values()),
+            sum(traffic.messages.values()),
+        )
+        found = self.group.control.gather(torch.tensor(list(asdict(own).values())), "stats")
+        return [RankStats(*numbers) for numbers in found.tolist()]
+
+    def load_weights(self, directory: str) -> None:
+        """Other numbers in the same places."""
+        fresh = load_share(self.group, directory, {"dtype": self.model.dtype, "device": self.model.device})
+        assert fresh.config == self.model.config
+        with torch.no_grad():
+            for (_, here), (_, there) in zip(self.model.state_dict().items(), fresh.state_dict().items(), strict=True):
+                here.copy_(there)
+
+
+def peak_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
