@@ -29,11 +29,18 @@ class Block(nn.Module):
     def forward(self, x_TD: Tensor, context: ForwardContext) -> Tensor:
         if context.layout.cache is not None and (done_TD := context.run_fused(self.stack, x_TD)) is not None:
             return done_TD
+        x_TD = self.attend(x_TD, context)
+        return self.add(x_TD, self.ffn(self.ffn_norm(x_TD, context.ops), context), context)
+
+    def attend(self, x_TD: Tensor, context: ForwardContext) -> Tensor:
+        """The stream after the first half."""
         y_TD = self.attention(self.attention_norm(x_TD, context.ops), context)
         if self.attention_post_norm is not None:
             y_TD = self.attention_post_norm(y_TD, context.ops)
-        x_TD = x_TD + y_TD
-        y_TD = self.ffn(self.ffn_norm(x_TD, context.ops), context)
+        return x_TD + y_TD
+
+    def add(self, x_TD: Tensor, y_TD: Tensor, context: ForwardContext) -> Tensor:
+        """The stream with what the feed-forward half made of it."""
         if self.ffn_post_norm is not None:
             y_TD = self.ffn_post_norm(y_TD, context.ops)
         return x_TD + y_TD

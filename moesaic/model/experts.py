@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -33,6 +36,14 @@ class DenseFeedForward(nn.Module):
         return DenseWeights(self.gate_up.weights(), self.down.weights(), self.activation)
 
 
+class BegunMixture(NamedTuple):
+    """Rows on their way to experts, or their results; and what shared experts made of them."""
+
+    x_TD: Tensor
+    experts: Tensor | Callable[[], Tensor]
+    shared_TD: Tensor | None
+
+
 class MixtureFeedForward(nn.Module):
     site = ""
 
@@ -46,12 +57,20 @@ class MixtureFeedForward(nn.Module):
         self.residual = Linear(config.hidden, 2, bias=True) if experts.residual else None
 
     def forward(self, x_TD: Tensor, context: ForwardContext) -> Tensor:
+        return self.finish(self.begin(x_TD, context), context)
+
+    def begin(self, x_TD: Tensor, context: ForwardContext) -> BegunMixture:
+        """Rows go to their experts; what a token needs besides is computed while they travel, if experts are
+        elsewhere."""
         routes = self.router(x_TD, context.routing, context.ops)
         begun = begin_experts(context.ops, x_TD, routes, self.expert_weights())
-        if self.shared is None:
-            return finished(begun)
-        shared_TD = self.shared(x_TD, context)  # while rows travel, if experts are elsewhere
-        out_TD = finished(begun)
+        return BegunMixture(x_TD, begun, None if self.shared is None else self.shared(x_TD, context))
+
+    def finish(self, begun: BegunMixture, context: ForwardContext) -> Tensor:
+        x_TD, experts, shared_TD = begun
+        out_TD = finished(experts)
+        if shared_TD is None:
+            return out_TD
         if self.residual is None:
             return out_TD + shared_TD
         # DeepSpeed-MoE: the expert corrects the dense network, by a learned share per token.

@@ -1,0 +1,1 @@
+"""Experts in slots: read one by one from the model directory, copied and moved to where the load is."""
