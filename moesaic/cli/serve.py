@@ -5,6 +5,7 @@ moesaic serve out/smollm2 --port 8000 --api-key-file keys.txt --metrics-names vl
 moesaic serve out/smollm2 --policy chunked tokens=256 --drafter suffix
 moesaic serve out/smollm2 --kv-policy snapkv --kv share=0.25
 moesaic serve out/smollm2 --replicas 2
+moesaic serve out/qwen3-30b --layout "tp=2 ep=4"
 """
 
 from __future__ import annotations
@@ -76,9 +77,19 @@ def command(
     dtype: Dtype = None,
     device: Device = None,
     replicas: Annotated[
-        int | None,
-        typer.Option(min=1, help="Engine replicas, one process each, on Ray; default: one, in this process."),
+        int | None, typer.Option(min=1, help="Workers: engines in processes of their own, or groups with --layout.")
     ] = None,
+    layout: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help='Ranks that are one engine, such as "tp=2 ep=4"; one process each.'),
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Place workers on a Ray cluster; auto: this machine's; local: a new one."),
+    ] = None,
+    stall_seconds: Annotated[
+        float, typer.Option(min=0.5, help="Silence after which a worker is killed, and its requests go on elsewhere.")
+    ] = 20.0,
     threads: Threads = None,
     seed: Annotated[int | None, typer.Option(help="Seed of sampling for requests without one.")] = None,
 ) -> None:
@@ -94,6 +105,7 @@ def command(
     from moesaic.serve.api.service import Service, Settings
     from moesaic.serve.cluster.engine_process import SWITCH_SECONDS
     from moesaic.serve.cluster.launch import launch, parse_adapters
+    from moesaic.serve.cluster.messages import EngineOptions
     from moesaic.serve.core.drafters import Drafter
     from moesaic.serve.core.kv_policies import KVPolicy
     from moesaic.serve.core.scheduling_policies import SchedulingPolicy
@@ -126,21 +138,22 @@ def command(
     )
     adapters = parse_adapters(adapter or (), settings.name)
     listener = listen(host, port)  # before the model is loaded, which takes a while, so that a taken port shows at once
-    engine, make_loop = launch(
+    wanted = EngineOptions(
         directory,
-        replicas=replicas,
-        adapters=adapters,
-        cache_bytes=None if cache_gb is None else int(cache_gb * 2**30),
-        seed=seed,
         load_options={"dtype": dtype, "device": device, "threads": threads},
         engine_options={
+            "cache_bytes": None if cache_gb is None else int(cache_gb * 2**30),
+            "seed": seed,
             "max_requests": max_requests,
             "policy": made_policy,
             "drafter": made_drafter,
             "kv_policy": made_kv_policy,
             "cache_dtype": cache_dtype,
         },
+        layout=layout or "",
+        stall_seconds=stall_seconds,
     )
+    engine, make_loop = launch(wanted, replicas=replicas, adapters=adapters, ray=ray)
 
     def ready(server: Server, service: Service) -> None:
         gc.freeze()  # what is there now stays: a collection that walks it would hold up every stream

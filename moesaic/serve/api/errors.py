@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from moesaic.errors import UserError
-from moesaic.serve.core.engine_loop import ReplicaDied
+from moesaic.serve.core.engine_loop import WorkerDied
 from moesaic.serve.core.request import TooLong
 from moesaic.strict import EXPECTED, either, sentence
 
@@ -89,8 +89,8 @@ def api_error(error: BaseException) -> ApiError:
             return ApiError(400, f"{place}: {problem}" if place else problem, param=place or None, code=code)
         case HTTPException():
             return _http(error)
-        case ReplicaDied():
-            return ApiError(503, str(error), code="replica_died", headers={"retry-after": "1"})
+        case WorkerDied():
+            return ApiError(503, str(error), code="worker_died", headers={"retry-after": "1"})
         case TimeoutError():
             return ApiError(408, "the request took longer than this server allows", code="timeout")
     logger.error("internal error", exc_info=error)

@@ -41,16 +41,18 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/health", responses=ERRORS)
     async def health() -> Status:
-        """Whether the server is alive and its engine is running."""
+        """Whether the server is alive. It is also while workers are being restarted."""
         if not service.loop.alive:
             raise ApiError(503, "the engine has stopped", code="engine_stopped")
         return Status(status="ok")
 
     @routes.get("/ready", responses=ERRORS)
     async def ready() -> Status:
-        """Whether requests may be sent here."""
+        """Whether requests may be sent here: a worker would begin at once with them."""
         if service.draining or not service.loop.alive:
             raise ApiError(503, "the server is shutting down", code="shutting_down")
+        if not service.loop.ready:
+            raise ApiError(503, "no worker is ready; requests wait", code="not_ready", headers={"retry-after": "1"})
         return Status(status="ready")
 
     @routes.get("/version")

@@ -1,1 +1,1 @@
-"""Replicas of the engine on Ray, behind one frontend that routes by prefix and load."""
+"""Front and workers apart: engines in other processes and on other machines, behind one client."""

@@ -1,251 +1,194 @@
-"""An engine in a process of its own: it loads the model, captures what it will run, then steps while it has requests.
+"""A worker on this machine: an engine in a process of its own, or a group of ranks, one process each.
 
-    process = EngineProcess.start(EngineOptions(directory, load_options, engine_options, adapters))
-    ready = process.wait()          what the frontend has to know of it
-    process.send(Add([(number, serialize_request(engine, request))]))
-    process.pipe.recv()             Outputs of a whole step, Lost, Reply
+    worker = EngineProcess.start(EngineOptions(directory, load_options, engine_options))
+    ready = worker.wait()           what the front has to know of it
+    worker.listen(take)             Outputs of a whole step, Lost, Reply go to `take`
+    worker.send(Add([(number, serialize_request(engine, request))]))
 
-What a step gives all its requests travels in one message. When the pipe is closed at the other end, the process ends.
+Rank 0 has the engine. Every rank has a pipe to the front: by it pings are answered, and when it is closed at the other
+end the rank ends, so nothing outlives the front.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import multiprocessing
+import os
+import pickle
+import select
 import signal
+import socket
 import sys
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
-from multiprocessing.connection import Connection
+from collections import deque
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from moesaic.errors import UserError
-from moesaic.model.directory import load
-from moesaic.serve.cluster.replica import deserialize_request, serialize_output
-from moesaic.serve.core.driver import EngineDriver
-from moesaic.serve.core.engine import Engine
-from moesaic.serve.core.engine_loop import RETRY
-from moesaic.serve.core.request import Request
-from moesaic.serve.core.stats import EngineStats
-
-logger = logging.getLogger("moesaic.serve")
+from moesaic.serve.cluster.engine_server import EngineServer
+from moesaic.serve.cluster.kinds import engine_kind
+from moesaic.serve.cluster.messages import End, EngineOptions, Failed, FromEngine, Ping, Pong, Ready, ToEngine
+from moesaic.serve.cluster.worker import Listener
 
 SWITCH_SECONDS = 0.001  # until a thread that waits for Python gets it: messages wait for it, and streams
 END_SECONDS = 10.0  # for a process to end before it is killed
-
-
-@dataclass
-class EngineOptions:
-    """`adapters` are directories by name."""
-
-    directory: Path
-    load_options: dict[str, Any] = field(default_factory=dict)
-    engine_options: dict[str, Any] = field(default_factory=dict)
-    adapters: dict[str, str] = field(default_factory=dict)
-
-
-# Messages to the engine. Requests go by the numbers they have at the frontend.
-
-
-class Add(NamedTuple):
-    requests: list[tuple[int, dict[str, Any]]]
-
-
-class Abort(NamedTuple):
-    number: int
-
-
-class Ask(NamedTuple):
-    """A call of `_Server`'s method of that name, for a Reply."""
-
-    ask: int
-    method: str
-    arguments: tuple[Any, ...] = ()
-
-
-class End(NamedTuple):
-    pass
-
-
-# Messages from the engine
-
-
-class Ready(NamedTuple):
-    pages: int  # of its KV cache
-    page_size: int
-
-
-class Outputs(NamedTuple):
-    """Of one step, as `serialize_output` writes them."""
-
-    outputs: list[tuple[int, tuple[Any, ...]]]
-
-
-class Lost(NamedTuple):
-    """Requests that the engine gave up, and why."""
-
-    numbers: list[int]
-    problem: str
-
-
-class Reply(NamedTuple):
-    ask: int
-    result: Any = None
-    problem: Exception | None = None
+SMALL = 32 << 10  # bytes that fit the buffer of a pipe that can be written to
 
 
 class EngineProcess:
-    """Seen from the frontend."""
+    """Seen from the front; `processes` and `pipes` by rank."""
 
-    def __init__(self, process: BaseProcess, pipe: Connection) -> None:
-        self.process = process
-        self.pipe = pipe
+    def __init__(self, processes: Sequence[BaseProcess], pipes: Sequence[Connection]) -> None:
+        self.processes, self.pipes = processes, pipes
+        self.ranks = len(processes)
+        self._outboxes = [Outbox(pipe) for pipe in pipes]
 
     @classmethod
     def start(cls, options: EngineOptions) -> EngineProcess:
         context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_run, args=(options, theirs), name="moesaic engine", daemon=True)
-        process.start()
-        theirs.close()  # so that the end of the process ends what is read from it
-        return cls(process, ours)
+        ranks = engine_kind(options).ranks
+        address = f"127.0.0.1:{free_port()}" if ranks > 1 else ""
+        processes, pipes = [], []
+        for rank in range(ranks):
+            ours, theirs = context.Pipe()
+            name = f"moesaic engine rank {rank}" if ranks > 1 else "moesaic engine"
+            process = context.Process(target=_run, args=(options, rank, address, theirs), name=name, daemon=True)
+            process.start()
+            theirs.close()  # so that the end of the process ends what is read from it
+            processes.append(process)
+            pipes.append(ours)
+        return cls(processes, pipes)
 
     def wait(self) -> Ready:
-        """Until it is ready to serve; what keeps it from that is raised here."""
         try:
-            found = self.pipe.recv()
+            while True:
+                for found in [pipe.recv() for pipe in wait(self.pipes) if isinstance(pipe, Connection)]:
+                    if isinstance(found, Failed):
+                        raise found.problem
+                    if isinstance(found, Ready):
+                        return self._with_pids(found)
         except EOFError:
-            self.process.join()
-            problem = f"ended as it started (exit code {self.process.exitcode})"
+            problem = f"ended as it started ({self.why()})"
             raise UserError("the engine's process", problem, "Is there memory enough for the model?") from None
-        if isinstance(found, Exception):
-            raise found
-        assert isinstance(found, Ready)
-        return found
+        finally:
+            if sys.exception() is not None:
+                self.kill()
 
-    def send(self, message: Add | Abort | Ask | End) -> None:
-        """To one that has died goes nothing: whoever reads from it will notice."""
-        with contextlib.suppress(OSError):
-            self.pipe.send(message)
+    def listen(self, take: Listener) -> None:
+        for pipe in self.pipes:
+            threading.Thread(target=self._read, args=(pipe, take), name="engine outputs", daemon=True).start()
+
+    def _read(self, pipe: Connection, take: Listener) -> None:
+        while True:
+            try:
+                message = pipe.recv()
+            except (EOFError, OSError):
+                take(None)
+                return
+            take(self._with_pids(message) if isinstance(message, Ready) else message)
+
+    def _with_pids(self, ready: Ready) -> Ready:
+        return ready._replace(pids=tuple(process.pid or 0 for process in self.processes))
+
+    def send(self, message: ToEngine) -> None:
+        data = pickle.dumps(message)
+        for outbox in self._outboxes if isinstance(message, Ping) else self._outboxes[:1]:
+            outbox.send(data)
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.join()
 
     def end(self) -> None:
         self.send(End())
-        self.process.join(END_SECONDS)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
+        for process in self.processes:
+            process.join(END_SECONDS)
+        self.kill()
+
+    def why(self) -> str:
+        gone = wait([process.sentinel for process in self.processes], timeout=1.0)
+        for process in self.processes:
+            if process.sentinel in gone:
+                process.join(1.0)
+        codes = {rank: process.exitcode for rank, process in enumerate(self.processes) if process.exitcode is not None}
+        return ", ".join(f"exit code {code}" + f" of rank {rank}" * (self.ranks > 1) for rank, code in codes.items())
 
 
-# In the process
+class Outbox:
+    """Sends without ever waiting: what a pipe does not take at once, because nobody reads at its other end, a thread
+    sends when it does."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe = pipe
+        self._late: deque[bytes] = deque()
+        self._lock = threading.Lock()
+        self._poll = select.poll()
+        self._poll.register(pipe.fileno(), select.POLLOUT)
+
+    def send(self, data: bytes) -> None:
+        with self._lock:
+            if not self._late and len(data) <= SMALL and self._poll.poll(0):
+                with contextlib.suppress(OSError):
+                    self.pipe.send_bytes(data)
+                return
+            self._late.append(data)
+            if len(self._late) == 1:
+                threading.Thread(target=self._catch_up, name="engine messages", daemon=True).start()
+
+    def _catch_up(self) -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                self.pipe.send_bytes(self._late[0])
+            with self._lock:
+                self._late.popleft()
+                if not self._late:
+                    return
 
 
-def _run(options: EngineOptions, pipe: Connection) -> None:
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+# In the processes
+
+
+def _run(options: EngineOptions, rank: int, address: str, pipe: Connection) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # they mean the server, which lets requests finish
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_SECONDS)
-    try:
-        engine = Engine(load(options.directory, **options.load_options), **options.engine_options)
-        for name, path in options.adapters.items():
-            engine.load_adapter(name, path)
-        engine.warm_up()
-    except Exception as error:
-        with contextlib.suppress(OSError):
-            pipe.send(error if isinstance(error, UserError) else RuntimeError(f"{type(error).__name__}: {error}"))
-        return
-    with contextlib.suppress(OSError):  # the frontend has gone
-        pipe.send(Ready(engine.cache.pages, engine.page_pool.size))
-        _Server(engine, pipe).run()
+    lock = threading.Lock()
 
+    def send(message: FromEngine) -> None:
+        with lock:
+            pipe.send(message)
 
-class _Server:
-    """The main thread steps the engine, another one reads messages and puts what they ask for into its inbox."""
-
-    def __init__(self, engine: Engine, pipe: Connection) -> None:
-        self.engine, self.pipe = engine, pipe
-        self.driver: EngineDriver[int] = EngineDriver(engine)
-        self.requests: dict[int, Request] = {}
-        self.wake = threading.Event()
-        self.ended = False
-
-    def run(self) -> None:
-        threading.Thread(target=self._read, name="messages", daemon=True).start()
-        while not self.ended:
-            self.wake.clear()
-            if not self.engine.working:
-                self.wake.wait()
-                continue
-            step = self.driver.step()
-            if step.error is not None:
-                logger.error("the engine failed; its requests are given up", exc_info=step.error)
-                self._lose(step.lost, step.error)
-            elif step.outputs:
-                self.pipe.send(Outputs([(number, serialize_output(output)) for number, output in step.outputs]))
-                for number, output in step.outputs:
-                    if output.finish_reason is not None:
-                        self.requests.pop(number, None)
-            elif step.idle:
-                self.wake.wait(RETRY)
-
-    def _lose(self, numbers: list[int], error: BaseException) -> None:
-        for number in numbers:
-            self.requests.pop(number, None)
-        self.pipe.send(Lost(numbers, f"{type(error).__name__}: {error}"))
-
-    # On the thread that reads
-
-    def _read(self) -> None:
-        while not self.ended:
-            try:
-                message = self.pipe.recv()
-            except (EOFError, OSError):
-                message = End()
-            self._take(message)
-            self.wake.set()
-
-    def _take(self, message: Any) -> None:
-        call = self.engine.call
-        if isinstance(message, Add):
-            for number, data in message.requests:
-                call(partial(self._add, number, data))
-        elif isinstance(message, Abort):
-            call(partial(self._abort, message.number))
-        elif isinstance(message, Ask):
-            call(partial(self._reply, message.ask, partial(getattr(self, message.method), *message.arguments)))
-        else:
-            self.ended = True
-
-    # On the engine's thread, between two steps
-
-    def _add(self, number: int, data: dict[str, Any]) -> None:
+    if rank:
+        _listen(pipe, lambda message: send(Pong(rank)) if isinstance(message, Ping) else None)
         try:
-            request = self.requests[number] = deserialize_request(self.engine, data)
-            self.driver.add(request, number)
-        except BaseException as error:
-            logger.error("the engine could not add a request", exc_info=error)
-            self._lose([number], error)
-
-    def _abort(self, number: int) -> None:
-        if (request := self.requests.pop(number, None)) is not None:
-            self.driver.abort(request)
-
-    def _reply(self, ask: int, function: Callable[[], Any]) -> None:
-        try:
-            self.pipe.send(Reply(ask, function()))
-        except OSError:
-            raise
+            engine_kind(options).follow(options, rank, address)
         except Exception as error:
-            self.pipe.send(Reply(ask, None, error))
+            with contextlib.suppress(OSError):
+                send(
+                    Failed(error if isinstance(error, UserError) else RuntimeError(f"{type(error).__name__}: {error}"))
+                )
+    else:
+        server = EngineServer(options, address, send)
+        _listen(pipe, server.take)
+        server.run()
 
-    def load_adapter(self, name: str, path: str) -> None:
-        self.engine.load_adapter(name, path)
 
-    def unload_adapter(self, name: str) -> None:
-        self.engine.unload_adapter(name)
+def _listen(pipe: Connection, take: Callable[[Any], None]) -> None:
+    def read() -> None:
+        try:
+            while True:
+                take(pipe.recv())
+        except (EOFError, OSError):  # the front has gone: nobody waits for anything here
+            os._exit(1)
 
-    def stats(self) -> EngineStats:
-        return EngineStats.of(self.engine)
+    threading.Thread(target=read, name="messages", daemon=True).start()

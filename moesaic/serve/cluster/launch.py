@@ -1,10 +1,15 @@
-"""Load the model that is served: one engine in this process, on a GPU in one of its own, or replicas on Ray."""
+"""Load the model that is served: one engine in this process, or workers, processes here or actors on Ray.
+
+    engine, make_loop = launch(EngineOptions(directory, load_options, engine_options), replicas=2)
+
+A single engine on a CPU runs in this process. Every other server has a front without weights and an `EngineClient`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,89 +17,89 @@ import torch
 from moesaic.errors import UserError
 from moesaic.kernels import hardware
 from moesaic.model.directory import load
-from moesaic.serve.cluster.engine_process import EngineOptions, EngineProcess
-from moesaic.serve.cluster.process_loop import ProcessLoop
-from moesaic.serve.cluster.replicas import Replicas, frontend_engine
+from moesaic.serve.cluster.client import EngineClient, Started
+from moesaic.serve.cluster.engine_process import EngineProcess
+from moesaic.serve.cluster.frontend import frontend_engine
+from moesaic.serve.cluster.kinds import engine_kind
+from moesaic.serve.cluster.messages import EngineOptions
+from moesaic.serve.cluster.ray_worker import OnRay
+from moesaic.serve.cluster.routing import Routing
+from moesaic.serve.cluster.worker import StartWorker
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.engine_loop import EngineLoop
 from moesaic.serve.core.memory import SHARE, free_bytes
 
+MakeLoop = Callable[..., Any]
+
 
 def launch(
-    directory: Path,
+    options: EngineOptions,
     *,
-    replicas: int | None,
-    adapters: dict[str, str],
-    cache_bytes: int | None,
-    seed: int | None,
-    load_options: dict[str, Any],
-    engine_options: dict[str, Any],
-) -> tuple[Engine, Any]:
-    """The engine, and what makes the loop that drives it."""
-    if replicas is not None:
-        return _with_replicas(directory, replicas, cache_bytes, seed, load_options, engine_options, adapters)
-    if on_gpu(load_options):
-        options = engine_options | {"cache_bytes": cache_bytes, "seed": seed}
-        return in_own_process(EngineOptions(directory, load_options, options, adapters))
-    engine = Engine(load(directory, **load_options), cache_bytes=cache_bytes, seed=seed, **engine_options)
-    for name, path in adapters.items():
-        engine.load_adapter(name, path)
-    return engine, EngineLoop
+    replicas: int | None = None,
+    adapters: dict[str, str] | None = None,
+    ray: str | None = None,
+) -> tuple[Engine, MakeLoop]:
+    """The engine that checks requests, and what makes the loop that drives it or its workers. `ray` is the address of
+    the cluster to place them on."""
+    gpu = on_gpu(options.load_options)
+    if replicas is None and ray is None and not options.layout and not gpu:
+        engine = Engine(load(options.directory, **options.load_options), **options.engine_options)
+        for name, path in (adapters or {}).items():
+            engine.load_adapter(name, path)
+        return engine, EngineLoop
+    count = 1 if replicas is None else replicas
+    if count < 1:
+        raise UserError("--replicas", f"must be at least 1, not {count}")
+    start = OnRay(None if ray == "local" else ray, gpu=gpu) if ray is not None else OnThisMachine()
+    # On Ray nobody knows yet how many of them will share a machine.
+    shared = options if gpu else fair_share(options, count)
+    return with_workers([shared] * count, adapters=adapters, start_worker=start)
+
+
+def with_workers(
+    wanted: Sequence[EngineOptions],
+    *,
+    adapters: dict[str, str] | None = None,
+    start_worker: StartWorker | None = None,
+    routing: Routing | None = None,
+) -> tuple[Engine, MakeLoop]:
+    """Start a worker for each of these options, all together; the front's engine, and what makes its `EngineClient`."""
+    start = start_worker or OnThisMachine()
+    workers = [start(options) for options in wanted]
+    try:
+        started = [Started(options, one, one.wait()) for options, one in zip(wanted, workers, strict=True)]
+        first = wanted[0].engine_options
+        same = {name: first.get(name) for name in ("seed", "kv_policy", "cache_dtype", "max_requests") if name in first}
+        # A prompt must fit any worker, because it may go on there.
+        frontend = frontend_engine(wanted[0].directory, pages=min(one.ready.pages for one in started), **same)
+        make_loop = partial(EngineClient, start_worker=start, started=started, routing=routing, adapters=adapters)
+    except BaseException:
+        for worker in workers:
+            worker.kill()
+        raise
+    return frontend, make_loop
+
+
+class OnThisMachine:
+    """Starts workers as processes of this machine. On GPUs each rank has one of its own."""
+
+    def __call__(self, options: EngineOptions) -> EngineProcess:
+        return EngineProcess.start(options)
 
 
 def on_gpu(load_options: dict[str, Any]) -> bool:
     return torch.cuda.is_available() and str(load_options.get("device") or "cuda").startswith("cuda")
 
 
-def in_own_process(options: EngineOptions) -> tuple[Engine, Callable[..., ProcessLoop]]:
-    """A GPU waits for nobody: the engine's Python must not share an interpreter with that of HTTP."""
-    process = EngineProcess.start(options)
-    same = {name: options.engine_options.get(name) for name in ("seed", "kv_policy", "cache_dtype")}
-    frontend = frontend_engine(
-        options.directory,
-        pages=process.wait().pages,
-        max_requests=options.engine_options["max_requests"],
-        **same,
-    )
-    for name, path in options.adapters.items():
-        frontend.load_adapter(name, path)
-    return frontend, partial(ProcessLoop, options=options, process=process)
-
-
-def _with_replicas(
-    directory: Path,
-    count: int,
-    cache_bytes: int | None,
-    seed: int | None,
-    load_options: dict[str, Any],
-    engine_options: dict[str, Any],
-    adapters: dict[str, str],
-) -> tuple[Engine, Callable[..., Replicas]]:
-    """The frontend's engine, and what makes the loop behind it. Replicas on one machine share its cores, and its memory
-    for KV caches; on GPUs each has its own."""
-    gpu = on_gpu(load_options)
-    if cache_bytes is None and not gpu:
-        cache_bytes = int(free_bytes(torch.device("cpu")) * SHARE) // count
-    if not load_options.get("threads") and not gpu:
-        load_options = load_options | {"threads": max(1, hardware.threads() // count)}
-    frontend = frontend_engine(
-        directory,
-        cache_bytes=cache_bytes,
-        seed=seed,
-        max_requests=engine_options["max_requests"] * count,
-        kv_policy=engine_options.get("kv_policy"),
-        cache_dtype=engine_options.get("cache_dtype"),
-    )
-    make_loop = partial(
-        Replicas,
-        directory=directory,
-        count=count,
-        load_options=load_options,
-        engine_options=engine_options | {"cache_bytes": cache_bytes},
-        adapters=adapters,
-        resources={"num_gpus": 1} if gpu else None,
-    )
-    return frontend, make_loop
+def fair_share(options: EngineOptions, count: int) -> EngineOptions:
+    """Workers on one machine share its cores, and its memory for KV caches; on GPUs each has its own."""
+    parts = count * engine_kind(options).ranks
+    loading, running = dict(options.load_options), dict(options.engine_options)
+    if running.get("cache_bytes") is None:
+        running["cache_bytes"] = int(free_bytes(torch.device("cpu")) * SHARE) // parts
+    if not loading.get("threads"):
+        loading["threads"] = max(1, hardware.threads() // parts)
+    return replace(options, load_options=loading, engine_options=running)
 
 
 def parse_adapters(entries: Iterable[str], model: str) -> dict[str, str]:

@@ -37,8 +37,8 @@ class EngineFailed(Exception):
     """A step failed by an error of our own; the requests the engine held are lost."""
 
 
-class ReplicaDied(EngineFailed):
-    """One of several replicas died; the others serve on."""
+class WorkerDied(EngineFailed):
+    """The worker of a request died, and it could not go on elsewhere."""
 
 
 class EngineLoop:
@@ -101,6 +101,11 @@ class EngineLoop:
     def alive(self) -> bool:
         return self._thread.is_alive() and not self._ended
 
+    @property
+    def ready(self) -> bool:
+        """Whether a request sent now would be worked on."""
+        return self.alive
+
     def stats(self) -> EngineStats:
         return EngineStats.of(self.engine)
 
@@ -160,7 +165,7 @@ def _deliver(events: Sequence[tuple[Queue, Output | BaseException]]) -> None:
 
 
 class Submitter(Protocol):
-    """Where requests were submitted: an engine's loop, or several replicas."""
+    """Where requests were submitted: an engine's loop, or the client of its workers."""
 
     def forget(self, request: Request) -> None: ...
 

@@ -1,79 +1,40 @@
-"""One replica: an engine in a process of its own, and how requests and outputs are serialized on their way to it."""
+"""How requests and outputs travel between the front and an engine: as plain data.
+
+A request that has tokens already travels with them, and goes on where it was: in the engine it is in the state of one
+that was preempted. A draw depends on seed and position alone, so it continues with the tokens it would have had.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import Any
 
 import torch
 
-from moesaic.kernels import hardware
-from moesaic.model.directory import load
 from moesaic.serve.core.engine import Engine
-from moesaic.serve.core.engine_loop import EngineLoop, OutputStream
 from moesaic.serve.core.grammar import Grammar
 from moesaic.serve.core.request import Output, Request, Sampling, TokenLogprob
-from moesaic.serve.core.stats import EngineStats
 
 
-class Replica:
-    """The Ray actor. Only plain data is sent to it and back."""
-
-    def __init__(self, directory: str, load_options: dict[str, Any], engine_options: dict[str, Any]) -> None:
-        if load_options.get("threads"):  # by the cores of the frontend's machine; this one may have fewer
-            load_options = load_options | {"threads": min(load_options["threads"], hardware.cores())}
-        self.engine = Engine(load(directory, **load_options), **engine_options)
-        self.loop = EngineLoop(self.engine)
-        self.started = False
-        self.streams: dict[int, OutputStream] = {}
-
-    async def ready(self) -> int:
-        """The page size of its KV cache, in tokens."""
-        if not self.started:
-            self.started = True
-            await self.loop.__aenter__()
-        return self.engine.page_pool.size
-
-    async def generate(self, number: int, data: dict[str, Any]) -> Any:
-        """The outputs of a request, as they come."""
-        outputs = self.streams[number] = self.loop.submit([deserialize_request(self.engine, data)])
-        try:
-            async for output in outputs:
-                yield serialize_output(output)
-        finally:
-            outputs.close()
-            del self.streams[number]
-
-    async def abort(self, number: int) -> None:
-        """End a request's outputs; nobody reads those still to come."""
-        if (outputs := self.streams.get(number)) is not None:
-            (request,) = outputs.requests
-            self.loop.stop(request)
-            outputs.queue.put_nowait(Output(request, [], "", [], "abort"))
-
-    async def load_adapter(self, name: str, path: str) -> None:
-        await self.loop.load_adapter(name, path)
-
-    async def unload_adapter(self, name: str) -> None:
-        await self.loop.unload_adapter(name)
-
-    async def stats(self) -> EngineStats:
-        return self.loop.stats()
-
-
-def serialize_request(engine: Engine, request: Request) -> dict[str, Any]:
+def serialize_request(engine: Engine, request: Request, adapter: str | None = None) -> dict[str, Any]:
+    """`adapter` is what the engine calls the request's."""
     sampling = {field.name: getattr(request.sampling, field.name) for field in dataclasses.fields(Sampling)}
     sampling["grammar"] = request.sampling.grammar.text if request.sampling.grammar is not None else None
     sampling["stop_tokens"] = sorted(request.sampling.stop_tokens)
     sampling["seed"] = None
     return {
         "prompt": list(request.prompt),
+        "tokens": request.tokens[len(request.prompt) :],
+        "versions": list(request.versions),
         "sampling": sampling,
         "seed": request.seed,  # also of siblings
         "priority": request.priority,
         "within": None if request.deadline is None else request.deadline - engine.clock(),
         "salt": request.salt,
-        "adapter": request.adapter.name if request.adapter is not None else None,
+        "limit": request.limit,
+        "age": time.monotonic() - request.arrived,
+        "adapter": adapter,
         "embed": request.embed,
     }
 
@@ -92,19 +53,25 @@ def deserialize_request(engine: Engine, data: dict[str, Any]) -> Request:
         embed=data["embed"],
     )
     request.seed = data["seed"]
+    request.arrived = time.monotonic() - data["age"]
+    request.limit = min(request.limit, data["limit"])
+    request.versions = list(data["versions"])
+    for token in data["tokens"]:
+        request.append(token, engine.stop_tokens)  # its text has been sent
+    assert request.finish_reason is None, "its tokens are those of a request that had finished"
     return request
 
 
 def serialize_output(output: Output) -> tuple[Any, ...]:
     """Small, because there is one for every token. What is known only then goes with the first and the last."""
     request, count = output.request, len(output.tokens)
-    finished = output.finish_reason is not None
+    first, finished = request.written == count, output.finish_reason is not None
     more = None
-    if finished or request.written == count:
+    if first or finished:
         more = {
             "cached": request.cached,
             "preemptions": request.preemptions,
-            "prompt_logprobs": [one and tuple(one) for one in request.prompt_logprobs],
+            "prompt_logprobs": [one and tuple(one) for one in request.prompt_logprobs] if first else [],
             "routes": {layer: torch.cat(rows).tolist() for layer, rows in request.routes.items()} if finished else {},
             "hidden": request.hidden_D.tolist() if finished and request.hidden_D is not None else None,
         }
@@ -114,15 +81,18 @@ def serialize_output(output: Output) -> tuple[Any, ...]:
 
 
 def deserialize_output(request: Request, data: tuple[Any, ...], now: float) -> Output:
-    """Also brings the frontend's request to the state of the replica's."""
+    """Also brings the front's request to the state of the engine's."""
     tokens, text, plain, versions, finish_reason, more = data
+    first = not request.written
     logprobs = [TokenLogprob(*one) for one in plain]
     request.tokens.extend(tokens)
     request.logprobs.extend(logprobs)
     request.versions.extend(versions)
     if more is not None:
-        request.cached, request.preemptions = more["cached"], more["preemptions"]
-        request.prompt_logprobs = [one and TokenLogprob(*one) for one in more["prompt_logprobs"]]
+        request.preemptions = max(request.preemptions, more["preemptions"])
+        if first:  # as it was before its worker died, if one did
+            request.cached = more["cached"]
+            request.prompt_logprobs = [one and TokenLogprob(*one) for one in more["prompt_logprobs"]]
         request.routes = {layer: [torch.tensor(rows)] for layer, rows in more["routes"].items()}
         request.hidden_D = None if more["hidden"] is None else torch.tensor(more["hidden"])
     if request.matcher is not None:  # which tells at the end whether the grammar could be followed

@@ -1,0 +1,69 @@
+"""What kinds of engine a worker can be: one process, or a group of ranks that runs one model.
+
+A kind says how many processes there are, what the first does (it has the engine, and the front talks to it) and what
+the others do until the first ends. `EngineOptions` say which kind it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from moesaic.kernels import hardware
+from moesaic.model.directory import load
+from moesaic.serve.cluster.messages import EngineOptions
+from moesaic.serve.core.engine import Engine
+from moesaic.serve.group.ranks import WorkerGroup, follow, join, open_engine, serving_layout
+
+
+class EngineKind(Protocol):
+    @property
+    def ranks(self) -> int: ...
+
+    def open(self, options: EngineOptions, address: str) -> Engine:
+        """On rank 0. `address` is where ranks meet, host:port."""
+
+    def follow(self, options: EngineOptions, rank: int, address: str) -> None:
+        """On another rank, until rank 0 ends or dies."""
+
+
+@dataclass(frozen=True)
+class OneProcess:
+    ranks: int = 1
+
+    def open(self, options: EngineOptions, address: str) -> Engine:
+        return Engine(load(options.directory, **_load_options(options, 0)), **options.engine_options)
+
+    def follow(self, options: EngineOptions, rank: int, address: str) -> None:
+        raise AssertionError("there is one rank")
+
+
+class Group:
+    """A layout's ranks."""
+
+    def __init__(self, layout: str) -> None:
+        self.layout = serving_layout(layout)
+        self.ranks = self.layout.devices
+
+    def open(self, options: EngineOptions, address: str) -> Engine:
+        group, loading = self._join(options, 0, address)
+        return open_engine(group, options.directory, loading, options.engine_options)
+
+    def follow(self, options: EngineOptions, rank: int, address: str) -> None:
+        group, loading = self._join(options, rank, address)
+        follow(group, options.directory, loading, options.engine_options)
+
+    def _join(self, options: EngineOptions, rank: int, address: str) -> tuple[WorkerGroup, dict[str, Any]]:
+        loading = _load_options(options, rank)
+        device = torch.device(loading.get("device") or hardware.device())
+        return join(self.layout, rank, address, options.stall_seconds, device), loading
+
+
+def engine_kind(options: EngineOptions) -> EngineKind:
+    return Group(options.layout) if options.layout else OneProcess()
+
+
+def _load_options(options: EngineOptions, rank: int) -> dict[str, Any]:
+    return options.load_options | ({"device": options.devices[rank]} if options.devices else {})
