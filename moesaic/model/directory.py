@@ -104,8 +104,9 @@ def fill(
     dtype: torch.dtype,
     device: torch.device,
     mode: Mode = "fast",
+    skip: Callable[[str], bool] | None = None,
 ) -> Model:
-    """A model with the source's weights, read one tensor at a time."""
+    """A model with the source's weights, read one tensor at a time. Parameters that `skip` names have shapes only."""
     with torch.device("meta"):
         model = Model(config, mode)
     by_parameter = defaultdict(list)
@@ -114,6 +115,8 @@ def fill(
             by_parameter[place.parameter].append(place)
     quantized = getattr(source, "quantized", None)  # what is quantized stays so
     for name, blank in list(model.state_dict().items()):
+        if skip is not None and skip(name):
+            continue
         parts = by_parameter[name]
         if quantized is not None and (matrix := quantized(name, parts, device)) is not None:
             _install(model, name, matrix, dtype)

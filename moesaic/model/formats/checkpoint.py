@@ -88,6 +88,9 @@ class Checkpoint:
     def tensor(self, name: str, part: Part = ()) -> Tensor:
         return self._home[name].tensor(name, part)
 
+    def read_into(self, out: Tensor, name: str, part: Part = ()) -> None:
+        self._home[name].read_into(out, name, part)
+
     def dtype(self, name: str) -> torch.dtype:
         return self._home[name].tensors[name].dtype
 

@@ -63,10 +63,16 @@ class TensorFile:
     def tensor(self, name: str, part: Part = ()) -> Tensor:
         """A tensor, or the part of it that lies in one piece: some index in every dimension but the last one named."""
         stored = self.tensors[name]
-        shape, start = _extent(stored.shape, part)
-        out = torch.empty(shape, dtype=stored.dtype)
-        self._read(_bytes(out), stored.offset + start * stored.dtype.itemsize, name)
+        out = torch.empty(_extent(stored.shape, part)[0], dtype=stored.dtype)
+        self.read_into(out, name, part)
         return out
+
+    def read_into(self, out: Tensor, name: str, part: Part = ()) -> None:
+        """The same into memory that is there: a contiguous tensor of its shape and type."""
+        stored = self.tensors[name]
+        shape, start = _extent(stored.shape, part)
+        assert out.shape == shape and out.dtype == stored.dtype and out.is_contiguous() and out.is_cpu
+        self._read(_bytes(out), stored.offset + start * stored.dtype.itemsize, name)
 
     def _read(self, into: memoryview, offset: int, what: str) -> None:
         done = 0

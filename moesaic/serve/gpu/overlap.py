@@ -29,6 +29,7 @@ from moesaic.kernels.cuda.expected_shapes import expected_shapes
 from moesaic.kernels.cuda.fused_forward import FusedForward, StepWeights, takes
 from moesaic.kernels.cuda.graphed_step import GraphedSteps, LaunchedStep
 from moesaic.kernels.cuda.step_inputs import ChunkRows, StepInputs
+from moesaic.kernels.wrapped import WrappedKernels
 from moesaic.model.block import Block
 from moesaic.model.layout import Span
 from moesaic.model.rope import position_angles
@@ -99,9 +100,12 @@ class OverlapLoop(Runner):
 
     @staticmethod
     def fits(engine: Engine) -> bool:
-        """Policies that stop a forward between two layers, and pruned caches, are for plain blocks."""
+        """Policies that stop a forward between two layers, and pruned caches, are for plain blocks; so is whatever
+        stands in for the kernels, or comes between layers."""
         model = engine.model
-        plain = model.mode != "reference" and model.config.rope.kind != "dynamic"
+        hooked = any(block._forward_pre_hooks for block in model.layers)
+        stood_in = isinstance(model.ops, WrappedKernels) or hooked
+        plain = model.mode != "reference" and model.config.rope.kind != "dynamic" and not stood_in
         scheduled = engine.page_pool.store is None and isinstance(engine.scheduler.policy, Chunked)
         return plain and scheduled and takes(step_weights(model))
 

@@ -119,6 +119,14 @@ def combine(
     return out_TD
 
 
+def combine_tokens(rows_ND: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
+    """The same for rows in the order of tokens and their choices."""
+    T, K = weights_TK.shape
+    slots_N = torch.arange(T * K, dtype=torch.int32, device=rows_ND.device)
+    nothing = slots_N[:0]
+    return combine(rows_ND, Routing(slots_N, slots_N, nothing, nothing, nothing, nothing, 1), weights_TK, T, K)
+
+
 @triton.jit
 def swiglu_rows(gate_up_PG, hidden_PF, F, BLOCK_F: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
