@@ -53,6 +53,9 @@ def fill_share(
         if not place.copy:
             by_parameter[place.parameter].append(place)
     for name, blank in list(model.state_dict().items()):
+        if group.experts_away and name.rpartition(".")[2] in EXPERTS:
+            setattr(model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], None)
+            continue
         part = share.part(name, blank.shape)
         if (matrix := _quantized(source, name, by_parameter[name], blank, part, share, device)) is not None:
             install(model, name, matrix, dtype)

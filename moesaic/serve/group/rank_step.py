@@ -10,7 +10,7 @@ from torch import Tensor
 
 from moesaic.kernels.interface import Kernels
 from moesaic.model.config import Experts
-from moesaic.model.context import Routing
+from moesaic.model.context import ForwardContext, Routing
 from moesaic.model.layout import Layout, PagedCache
 from moesaic.model.transformer import Model
 from moesaic.serve.core.adapters import AdaptedKernels, Adapter, rows_by_adapter
@@ -43,11 +43,17 @@ class RankStep:
         layout, routing = self._layout(own), Routing()
         tokens_T = torch.tensor([t for piece in own for t in piece.tokens], dtype=torch.int64, device=model.device)
         x_TD, context = model.begin(tokens_T, layout, routing, self._ops(own, layout, adapters))
-        hidden_TD = model.finish(model.run_layers(x_TD, context), context)
+        hidden_TD = model.finish(self._run_layers(x_TD, context, pieces, adapters), context)
         logits_NV = self._logits(pieces, own, hidden_TD)
         if group.layout.dp > 1:
             hidden_TD, routing = self._collect(pieces, own, hidden_TD, routing)
         return StepResult(hidden_TD, logits_NV, routing)
+
+    def _run_layers(
+        self, x_TD: Tensor, context: ForwardContext, pieces: Sequence[Piece], adapters: dict[int, Adapter]
+    ) -> Tensor:
+        """Where experts are elsewhere, otherwise."""
+        return self.model.run_layers(x_TD, context)
 
     def _layout(self, own: Sequence[Piece]) -> Layout:
         device, positions, trees = self.model.device, None, None

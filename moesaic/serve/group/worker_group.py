@@ -42,6 +42,7 @@ class WorkerGroup:
     ) -> None:
         self.layout, self.rank, self.ranks, self.device = layout, rank, layout.devices, device
         self.stall_seconds = stall_seconds
+        self.experts_away = False  # whether routed experts are on ranks that are not of this group
         self.dp, self.tp = divmod(rank, layout.tp)
         self.traffic = Traffic()
         nccl = device.type == "cuda" and torch.cuda.device_count() >= layout.devices

@@ -45,16 +45,18 @@ class Attention:
         counts = {layer: reader.shape(layer).count for layer in reader.layers}
         self.traffic = Traffic()
         wires = {rank: Wire(store, 0, rank, 0, STALL, self.traffic) for rank in range(experts)}
-        self.away = ExpertsAway(wires, plans_for(reader.layers, counts, experts, slots), counts)
+        self.away = ExpertsAway(
+            wires, plans_for(counts, experts, dict.fromkeys(counts, slots or -(-8 // experts))), counts
+        )
         self.ops: Any = AwayKernels(self.model.ops, self.away)
 
     def run(self, lengths: list[int], cut: int = 2, cached: int = 0) -> tuple[torch.Tensor, Routing]:
         x_TD, context = begun(self.model, lengths, cached)
 
-        def ops_of(number: int, piece: ping_pong.Piece) -> Any:
+        def ops_of(number: int, layout: Layout) -> Any:
             return self.ops.of(MicroBatch(number, 1, turn=sum(lengths)))
 
-        parts = ping_pong.pieces(context.layout, cut, ping_pong.cuts_sequences(self.model))
+        parts = ping_pong.cuts(lengths, [not ping_pong.cuts_sequences(self.model)] * len(lengths), cut)
         out_TD = ping_pong.run(self.model, x_TD, context, ops_of, parts, self.away.watch)
         assert context.routing is not None
         return self.model.finish(out_TD, context), context.routing
@@ -85,7 +87,7 @@ def expert_rank(directory: Path, store: dist.Store, rank: int, experts: int, slo
     model = moesaic.load(directory, threads=1)
     reader = ExpertReader(directory, model.dtype, CPU)
     counts = {layer: reader.shape(layer).count for layer in reader.layers}
-    plans = plans_for(reader.layers, counts, experts, slots)
+    plans = plans_for(counts, experts, dict.fromkeys(counts, slots or -(-8 // experts)))
     wires = {0: Wire(store, 0, rank, 1, STALL, Traffic())}
     return ExpertRank(reader, {layer: plan.slots[rank] for layer, plan in plans.items()}, wires, model.ops)
 

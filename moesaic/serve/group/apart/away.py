@@ -11,7 +11,7 @@ itself, in the middle of a layer: nothing else has to stop or be told.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -68,6 +68,8 @@ class ExpertsAway:
 
     def begin(self, x_TD: Tensor, routes: Routes, layer: int, micro: MicroBatch) -> Callable[[], Tensor]:
         """Rows leave; what this returns waits for the answers and adds them up."""
+        if not len(x_TD):
+            return lambda: x_TD
         experts_TK = routes.experts_TK.cpu()
         x_here_TD, weights_A = x_TD.cpu(), routes.weights_TK.reshape(-1).cpu()
         rank_A = self.holders[layer].choose(experts_TK, micro.turn + layer).reshape(-1)
@@ -183,6 +185,6 @@ def layer_of(site: str) -> int:
     return int(site.split(".")[1])
 
 
-def plans_for(layers: Sequence[int], experts: dict[int, int], ranks: int, slots: int = 0) -> dict[int, SlotPlan]:
-    """Before anything was measured; `slots` on each rank, at least as many as hold every expert once."""
-    return {layer: SlotPlan.even(experts[layer], ranks, max(slots, -(-experts[layer] // ranks))) for layer in layers}
+def plans_for(experts: dict[int, int], ranks: int, slots: dict[int, int]) -> dict[int, SlotPlan]:
+    """Before anything was measured: of each layer's experts so many on every rank."""
+    return {layer: SlotPlan.even(count, ranks, slots[layer]) for layer, count in experts.items()}

@@ -9,7 +9,7 @@ the rank that computes it shows in the result.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -47,7 +47,7 @@ class ExpertRank:
     """`wires` lead to the attention ranks, by their numbers; `held` are the experts of each layer at the start."""
 
     def __init__(
-        self, reader: ExpertReader, held: dict[int, Sequence[int]], wires: dict[int, Wire], ops: Kernels
+        self, reader: ExpertReader, held: Mapping[int, Sequence[int]], wires: dict[int, Wire], ops: Kernels
     ) -> None:
         self.reader, self.wires, self.ops = reader, wires, ops
         self.layers = {layer: LayerExperts(reader, layer, experts) for layer, experts in held.items()}

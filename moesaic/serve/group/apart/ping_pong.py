@@ -7,7 +7,7 @@ attends to keys that the first has written in the same layer just before.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple, cast
 
 import torch
@@ -23,50 +23,56 @@ from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
 from moesaic.serve.group.apart.expert_rank import Watch
 
+MICRO_BATCHES = 2
 
-class Piece(NamedTuple):
+
+class Cut(NamedTuple):
     """Rows of a batch: of these sequences, each from one of its new rows to another."""
 
     start: int
     stop: int
     runs: tuple[tuple[int, int, int], ...]  # sequence, first and last + 1 of its new rows
 
+    @property
+    def rows(self) -> int:
+        return self.stop - self.start
 
-def pieces(layout: Layout, count: int = 2, within: bool = True) -> list[Piece]:
-    """A batch in as many pieces of about as many rows, or fewer where there are fewer rows. `within`: also in the
-    middle of a sequence, but not of a tree of draft tokens, whose rows see each other in no order."""
-    cuts = [0]
+
+def cuts(lengths: Sequence[int], whole: Sequence[bool], count: int = MICRO_BATCHES) -> list[Cut]:
+    """Sequences with so many new rows in pieces of about as many, or fewer pieces where there are fewer rows. A `whole`
+    sequence is not cut in two: the rows of a tree of draft tokens see each other in no order."""
+    starts = [0, *accumulate(lengths)]
+    edges = [0]
     for number in range(1, count):
-        wanted = layout.tokens * number // count
-        span = next((span for span in layout.spans if span.start <= wanted < span.stop), None)
-        whole = not within or (span is not None and layout.trees is not None and layout.trees[span.number] is not None)
-        if span is not None and whole:
-            wanted = span.start if wanted - span.start <= span.stop - wanted else span.stop
-        cuts.append(max(wanted, cuts[-1]))
-    cuts.append(layout.tokens)
+        wanted = starts[-1] * number // count
+        for start, stop, alone in zip(starts, starts[1:], whole, strict=False):
+            if alone and start < wanted < stop:
+                wanted = start if wanted - start <= stop - wanted else stop
+        edges.append(max(wanted, edges[-1]))
+    edges.append(starts[-1])
     found = []
-    for start, stop in pairwise(cuts):
+    for start, stop in pairwise(edges):
         if start < stop:
             runs = tuple(
-                (span.number, max(start, span.start) - span.start, min(stop, span.stop) - span.start)
-                for span in layout.spans
-                if max(start, span.start) < min(stop, span.stop)
+                (number, max(start, first) - first, min(stop, last) - first)
+                for number, (first, last) in enumerate(pairwise(starts))
+                if max(start, first) < min(stop, last)
             )
-            found.append(Piece(start, stop, runs))
+            found.append(Cut(start, stop, runs))
     return found
 
 
-def piece_layout(layout: Layout, piece: Piece) -> Layout:
-    """What a piece's rows are by themselves; what came before them in the same step is cached by then."""
+def cut_layout(layout: Layout, cut: Cut) -> Layout:
+    """What a micro-batch's rows are by themselves; what came before them in the same step is cached by then."""
     spans = layout.spans
     positions = layout._positions
     return Layout(
-        [last - first for _, first, last in piece.runs],
-        cached=[spans[number].cached + first for number, first, _ in piece.runs] if layout.cache is not None else None,
-        positions=None if positions is None else positions[piece.start : piece.stop],
+        [last - first for _, first, last in cut.runs],
+        cached=[spans[number].cached + first for number, first, _ in cut.runs] if layout.cache is not None else None,
+        positions=None if positions is None else positions[cut.start : cut.stop],
         cache=layout.cache,
-        pages=None if layout.pages is None else [layout.pages[number] for number, _, _ in piece.runs],
-        trees=None if layout.trees is None else [layout.trees[number] for number, _, _ in piece.runs],
+        pages=None if layout.pages is None else [layout.pages[number] for number, _, _ in cut.runs],
+        trees=None if layout.trees is None else [layout.trees[number] for number, _, _ in cut.runs],
         device=layout.device,
     )
 
@@ -88,20 +94,20 @@ def run(
     model: Model,
     x_TD: Tensor,
     context: ForwardContext,
-    ops_of: Callable[[int, Piece], Kernels],
-    cut: Sequence[Piece],
+    ops_of: Callable[[int, Layout], Kernels],
+    parts: Sequence[Cut],
     watch: Watch | None = None,
 ) -> Tensor:
     """All layers. `x_TD` and `context` are of the whole batch as `model.begin` made them; `ops_of` has the kernels of
     each micro-batch, by its number."""
     contexts = []
-    for number, piece in enumerate(cut):
-        layout = piece_layout(context.layout, piece)
-        rows_T = torch.arange(piece.start, piece.stop, device=x_TD.device)
-        ops = for_batch(ops_of(number, piece), layout)
+    for number, cut in enumerate(parts):
+        layout = cut_layout(context.layout, cut)
+        rows_T = torch.arange(cut.start, cut.stop, device=x_TD.device)
+        ops = for_batch(ops_of(number, layout), layout)
         contexts.append(ForwardContext(layout, ops, context.rope.at(rows_T), Routing(), context.absorb))
-    streams = [x_TD[piece.start : piece.stop] for piece in cut]
-    away: list[_Under | None] = [None] * len(cut)
+    streams = [x_TD[cut.start : cut.stop] for cut in parts]
+    away: list[_Under | None] = [None] * len(parts)
 
     def arrive(micro: int, block: Block) -> None:
         under = away[micro]
@@ -126,11 +132,13 @@ def run(
             if watch is not None:
                 watch("attention", layer, micro, True)
         before = block
-    for micro in range(len(cut)):
+    for micro in range(len(parts)):
         if before is not None:
             arrive(micro, before)
     if context.routing is not None:
-        for layer in contexts[0].routing.choices if cut and contexts[0].routing else ():
-            found = [own.routing.choices[layer] for own in contexts if own.routing is not None]
-            context.routing.choices[layer] = torch.cat(found)
+        for layer, block in enumerate(cast("list[Block]", list(model.layers))):
+            if isinstance(block.ffn, MixtureFeedForward):
+                none_TK = torch.empty(0, block.ffn.router.shape.per_token, dtype=torch.int64, device=x_TD.device)
+                found = [own.routing.choices[layer] for own in contexts if own.routing is not None]
+                context.routing.choices[layer] = torch.cat(found) if found else none_TK
     return torch.cat(streams) if streams else x_TD

@@ -8,20 +8,21 @@ held.slots_of(experts_A)            where each of these is; one that is not held
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
+from moesaic import kernels
+from moesaic.kernels import Kernels, Mode, hardware
 from moesaic.kernels.layer_weights import ExpertWeights
-from moesaic.kernels.quantized import QuantizedWeight
+from moesaic.kernels.quantized import QuantizedKernels, QuantizedWeight
 from moesaic.model.config import Experts
-from moesaic.model.families import Place
 from moesaic.model.formats.matching import match
 from moesaic.model.formats.opening import open_checkpoint
+from moesaic.parallel.boxes import stored_boxes
 
 
 class Expert(NamedTuple):
@@ -34,16 +35,14 @@ class Expert(NamedTuple):
 class ExpertReader:
     """Single experts of a model directory; nothing else of it is read."""
 
-    def __init__(self, directory: str | Path, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, directory: str | Path, dtype: torch.dtype | str | None, device: torch.device) -> None:
         self.source = open_checkpoint(directory)
         self.config, places = match(self.source)
-        self.dtype, self.device = dtype, device
+        wanted = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+        self.dtype: torch.dtype = wanted or hardware.dtype(device, getattr(torch, self.config.dtype))
+        self.device = device
         self.read_experts = 0
-        self._places: dict[str, dict[int | None, list[Place]]] = defaultdict(lambda: defaultdict(list))
-        for place in places:
-            if place.parameter.endswith(("gate_up_EGD", "down_EDF")):
-                expert = place.part[0] if place.part and isinstance(place.part[0], int) else None
-                self._places[place.parameter][expert].append(place)
+        self._read, self._places = stored_boxes(self.source), places
 
     def shape(self, layer: int) -> Experts:
         ffn = self.config.layers[layer].ffn
@@ -55,28 +54,26 @@ class ExpertReader:
         """Those that have experts."""
         return [number for number, layer in enumerate(self.config.layers) if isinstance(layer.ffn, Experts)]
 
+    def kernels(self, mode: Mode = "fast") -> Kernels:
+        """What experts are computed with, the same as in a model."""
+        plain = kernels.choose(self.device, mode)
+        return cast(Kernels, QuantizedKernels(plain)) if hasattr(self.source, "quantized") else plain
+
     def read(self, layer: int, expert: int) -> Expert:
         self.read_experts += 1
-        return Expert(*(self._matrix(f"layers.{layer}.ffn.{name}", expert) for name in ("gate_up_EGD", "down_EDF")))
+        width, hidden, name = self.shape(layer).hidden, self.config.hidden, f"layers.{layer}.ffn"
+        gate_up_GD = self._matrix(f"{name}.gate_up_EGD", expert, (2 * width, hidden))
+        return Expert(gate_up_GD, self._matrix(f"{name}.down_EDF", expert, (hidden, width)))
 
-    def _matrix(self, parameter: str, expert: int) -> Any:
-        by_expert = self._places[parameter]
-        places = by_expert.get(expert) or by_expert[None]
+    def _matrix(self, parameter: str, expert: int, shape: tuple[int, int]) -> Any:
         quantized = getattr(self.source, "quantized", None)
-        if quantized is not None and (found := quantized(parameter, places, self.device)) is not None:
-            matrix = found[expert if len(found) > 1 else 0]
-            matrix.dtype = self.dtype
-            return matrix
-        if expert in by_expert:  # by parts: (expert,) or (expert, rows)
-            pieces = [self.source.tensor(place.name) for place in sorted(places, key=_first_row)]
-        else:
-            pieces = [self.source.tensor(places[0].name, (expert,))]
-        return torch.cat([piece.to(self.dtype) for piece in pieces]).to(self.device)
-
-
-def _first_row(place: Place) -> int:
-    rows = place.part[1] if len(place.part) > 1 else slice(0, 0)
-    return rows.start if isinstance(rows, slice) else rows
+        if quantized is not None:
+            places = [place for place in self._places if place.parameter == parameter and not place.copy]
+            if (found := quantized(parameter, places, self.device, experts=[expert])) is not None:
+                found[0].dtype = self.dtype
+                return found[0]
+        box = (slice(expert, expert + 1), *(slice(0, size) for size in shape))
+        return self._read(parameter, box)[0].to(self.device, self.dtype)
 
 
 class LayerExperts:

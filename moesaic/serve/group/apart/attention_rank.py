@@ -1,0 +1,106 @@
+"""The ranks that attend: a worker group without experts, whose steps run as two micro-batches in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from moesaic.errors import UserError
+from moesaic.kernels.interface import Kernels
+from moesaic.model.context import ForwardContext
+from moesaic.model.layout import Layout, PagedCache
+from moesaic.model.transformer import Model
+from moesaic.serve.core.adapters import Adapter
+from moesaic.serve.group.apart import ping_pong
+from moesaic.serve.group.apart.away import AwayKernels, ExpertsAway, MicroBatch
+from moesaic.serve.group.apart.expert_rank import end
+from moesaic.serve.group.engine import GroupEngine
+from moesaic.serve.group.follower import Follower
+from moesaic.serve.group.rank_state import RankState
+from moesaic.serve.group.rank_step import RankStep
+from moesaic.serve.group.shares import spans
+from moesaic.serve.group.step_array import Piece, Reader
+from moesaic.serve.group.worker_group import WorkerGroup
+
+
+class ApartStep(RankStep):
+    def __init__(self, model: Model, group: WorkerGroup, cache: PagedCache, away: ExpertsAway) -> None:
+        super().__init__(model, group, cache)
+        self.away = away
+        self.cuts_sequences = ping_pong.cuts_sequences(model)
+
+    def _run_layers(
+        self, x_TD: Tensor, context: ForwardContext, pieces: Sequence[Piece], adapters: dict[int, Adapter]
+    ) -> Tensor:
+        group = self.group
+        parts = [self._cuts([piece for piece in pieces if piece.dp == dp]) for dp in range(group.layout.dp)]
+        own = [piece for piece in pieces if piece.dp == group.dp]
+        turn = sum(piece.cached for piece in pieces)
+
+        def ops_of(number: int, layout: Layout) -> Kernels:
+            sequences = [own[sequence] for sequence, _, _ in parts[group.dp][number].runs]
+            plain = self._ops(sequences, layout, adapters)
+            micro = MicroBatch(number, self._askers(parts, number), turn)
+            return cast(Kernels, AwayKernels(plain, self.away, micro, self._share, self._gather))
+
+        return ping_pong.run(self.model, x_TD, context, ops_of, parts[group.dp], self.away.watch)
+
+    def _cuts(self, pieces: Sequence[Piece]) -> list[ping_pong.Cut]:
+        whole = [not self.cuts_sequences or bool(piece.parents) for piece in pieces]
+        return ping_pong.cuts([len(piece.tokens) for piece in pieces], whole)
+
+    def _askers(self, parts: Sequence[Sequence[ping_pong.Cut]], number: int) -> int:
+        """A bit for each rank that has rows of this micro-batch: a data-parallel rank's are divided among its ranks."""
+        tp, found = self.group.layout.tp, 0
+        for dp, cuts in enumerate(parts):
+            if number < len(cuts):
+                for rank, (start, stop) in enumerate(spans(cuts[number].rows, tp)):
+                    found |= (start < stop) << (dp * tp + rank)
+        return found
+
+    def _share(self, rows: int) -> slice:
+        return slice(*spans(rows, self.group.tensor.size)[self.group.tensor.index])
+
+    def _gather(self, own_ND: Tensor, rows: int) -> Tensor:
+        shares = spans(rows, self.group.tensor.size)
+        return self.group.tensor.rows(own_ND, [stop - start for start, stop in shares], "rows")
+
+
+class ApartEngine(GroupEngine):
+    """Rank 0 of the ranks that attend."""
+
+    def __init__(self, model: Model, group: WorkerGroup, away: ExpertsAway, **options: Any) -> None:
+        self.away = away
+        super().__init__(model, group, **options)
+
+    def new_cache(self, pages: int, page_size: int, dtype: torch.dtype) -> PagedCache:
+        cache = super().new_cache(pages, page_size, dtype)
+        self.state.step = ApartStep(self.model, self.group, cache, self.away)
+        return cache
+
+    def load_weights(self, directory: str | Path, recompute: bool = True) -> None:
+        problem = "expert ranks read their weights once"
+        raise UserError("--experts", problem, "Start a worker with the new weights beside this one.")
+
+    def close(self) -> None:
+        super().close()
+        end(self.away.wires)
+
+
+class ApartFollower(Follower):
+    def __init__(self, model: Model, group: WorkerGroup, away: ExpertsAway) -> None:
+        super().__init__(model, group)
+        self.away = away
+
+    def run(self) -> None:
+        super().run()
+        end(self.away.wires)
+
+    def _start(self, body: Reader) -> RankState:
+        state = super()._start(body)
+        state.step = ApartStep(self.model, self.group, state.cache, self.away)
+        return state

@@ -1,0 +1,168 @@
+"""Ranks that attend and ranks that hold experts, as one engine.
+
+    layout = apart_layout("tp=2 experts=2")
+    ranks = join_apart(layout, rank, "127.0.0.1:29400")
+    engine = open_apart(ranks, directory, load_options, engine_options)      on rank 0
+    follow_apart(ranks, directory, load_options, engine_options)             on the others
+
+The first ranks attend, in a worker group of their own (tp, dp); the last ones hold experts. An expert rank that dies is
+left out and the engine goes on; the death of a rank that attends ends the group, as in any worker group.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from moesaic.errors import UserError
+from moesaic.kernels import hardware
+from moesaic.model.config import Experts, ModelConfig
+from moesaic.model.directory import chosen_threads
+from moesaic.model.transformer import Model
+from moesaic.parallel.experts.placement import SlotPlan
+from moesaic.parallel.layout import ParallelLayout
+from moesaic.serve.group.apart.attention_rank import ApartEngine, ApartFollower
+from moesaic.serve.group.apart.away import ExpertsAway, plans_for
+from moesaic.serve.group.apart.expert_rank import ExpertRank
+from moesaic.serve.group.apart.wires import Wire
+from moesaic.serve.group.engine import agreed_cache_bytes
+from moesaic.serve.group.experts.slots import ExpertReader
+from moesaic.serve.group.links import Traffic
+from moesaic.serve.group.loading import load_share
+from moesaic.serve.group.refusals import check_options
+from moesaic.serve.group.worker_group import STALL_SECONDS, WorkerGroup, serving_layout
+
+
+@dataclass(frozen=True)
+class ApartLayout:
+    attention: ParallelLayout
+    experts: int
+
+    @property
+    def devices(self) -> int:
+        return self.attention.devices + self.experts
+
+
+def apart_layout(text: str, place: str = "--attention") -> ApartLayout:
+    """`tp=2 experts=2`; what is said beside `experts` is about the ranks that attend."""
+    counts = re.findall(r"\bexperts\s*=\s*(\d+)", text)
+    if len(counts) != 1 or int(counts[0]) < 1:
+        raise UserError(place, f"{text!r} does not say how many ranks hold experts", "Say --experts 2.")
+    attention = serving_layout(re.sub(r"\bexperts\s*=\s*\d+", "", text).strip() or "tp=1", place)
+    if attention.ep > 1:
+        raise UserError(f"{place}: ep={attention.ep}", "experts have ranks of their own here", "Say --experts.")
+    return ApartLayout(attention, int(counts[0]))
+
+
+@dataclass
+class ApartRanks:
+    """`group` is None on a rank of experts; `wires` lead to the ranks of the other kind, by their numbers there."""
+
+    layout: ApartLayout
+    rank: int
+    device: torch.device
+    group: WorkerGroup | None
+    wires: dict[int, Wire]
+    traffic: Traffic
+    neighbours: int  # ranks on this machine
+
+    @property
+    def expert(self) -> int:
+        """This rank's number among those of experts; below 0 for one that attends."""
+        return self.rank - self.layout.attention.devices
+
+
+def join_apart(
+    layout: ApartLayout,
+    rank: int,
+    address: str,
+    stall_seconds: float = STALL_SECONDS,
+    device: torch.device | str = "cpu",
+) -> ApartRanks:
+    """Meet the other ranks at `host:port`, which rank 0 opens."""
+    host, _, port = address.rpartition(":")
+    limit = timedelta(seconds=max(60.0, stall_seconds))
+    store = dist.TCPStore(host, int(port), None, rank == 0, limit, wait_for_workers=False)
+    attending = layout.attention.devices
+    store.set(f"apart/host/{rank}", socket.gethostname())
+    hosts = [store.get(f"apart/host/{other}") for other in range(layout.devices)]
+    group, traffic = None, Traffic()
+    if rank < attending:
+        group = WorkerGroup(layout.attention, rank, store, stall_seconds, torch.device(device))
+        group.experts_away, traffic = True, group.traffic
+        wires = {e: Wire(store, rank, e, 0, stall_seconds, traffic) for e in range(layout.experts)}
+    else:
+        own = rank - attending
+        wires = {a: Wire(store, a, own, 1, stall_seconds, traffic) for a in range(attending)}
+    return ApartRanks(layout, rank, torch.device(device), group, wires, traffic, hosts.count(hosts[rank]))
+
+
+def open_apart(
+    ranks: ApartRanks, directory: str | Path, load_options: dict[str, Any], engine_options: dict[str, Any]
+) -> ApartEngine:
+    """Rank 0's engine. The others must `follow_apart` with the same arguments."""
+    options = dict(engine_options)
+    copies = options.pop("expert_replicas", 0)
+    model, group, away = _attention(ranks, directory, load_options, options, copies)
+    cache_bytes = agreed_cache_bytes(group, model, options.get("cache_bytes"))
+    return ApartEngine(model, group, away, **options | {"cache_bytes": cache_bytes})
+
+
+def follow_apart(
+    ranks: ApartRanks, directory: str | Path, load_options: dict[str, Any], engine_options: dict[str, Any]
+) -> None:
+    """Until rank 0 ends the group (returns) or is lost (`RankLost`)."""
+    options = dict(engine_options)
+    copies = options.pop("expert_replicas", 0)
+    if ranks.expert >= 0:
+        expert_rank(ranks, directory, load_options, copies).serve()
+        return
+    model, group, away = _attention(ranks, directory, load_options, options, copies)
+    agreed_cache_bytes(group, model, options.get("cache_bytes"))
+    ApartFollower(model, group, away).run()
+
+
+def expert_rank(ranks: ApartRanks, directory: str | Path, load_options: dict[str, Any], copies: int = 0) -> ExpertRank:
+    """What a rank of experts answers with. It reads its experts and nothing else of the model."""
+    threads = load_options.get("threads") or max(1, hardware.threads() // ranks.neighbours)
+    torch.set_num_threads(chosen_threads(threads))
+    device = torch.device(load_options.get("device") or ranks.device)
+    reader = ExpertReader(directory, load_options.get("dtype"), device)
+    plans = first_plans(reader.config, ranks.layout.experts, copies)
+    held = {layer: plan.slots[ranks.expert] for layer, plan in plans.items()}
+    return ExpertRank(reader, held, ranks.wires, reader.kernels(load_options.get("mode", "fast")))
+
+
+def first_plans(config: ModelConfig, ranks: int, copies: int = 0) -> dict[int, SlotPlan]:
+    """Before anything was measured, with `copies` further slots on each rank."""
+    counts = expert_counts(config)
+    for count in counts.values():
+        if ranks > count:
+            raise UserError(f"--experts {ranks}", f"are more ranks than a layer's {count} experts", "Take fewer.")
+    if not counts:
+        raise UserError("--experts", "the model has no experts", "Serve it with --layout.")
+    slots = {layer: min(count, -(-count // ranks) + copies) for layer, count in counts.items()}
+    return plans_for(counts, ranks, slots)
+
+
+def expert_counts(config: ModelConfig) -> dict[int, int]:
+    return {n: layer.ffn.count for n, layer in enumerate(config.layers) if isinstance(layer.ffn, Experts)}
+
+
+def _attention(
+    ranks: ApartRanks, directory: str | Path, load_options: dict[str, Any], options: dict[str, Any], copies: int
+) -> tuple[Model, WorkerGroup, ExpertsAway]:
+    group = ranks.group
+    assert group is not None
+    check_options(options)
+    group.neighbours = ranks.neighbours
+    model = load_share(group, directory, load_options)
+    plans = first_plans(model.config, ranks.layout.experts, copies)
+    return model, group, ExpertsAway(ranks.wires, plans, expert_counts(model.config))
