@@ -15,8 +15,8 @@ import torch
 
 from moesaic.align.plot import plot_alignment
 from moesaic.align.stages import Stage
-from moesaic.align.stages.sft import Sft
 from moesaic.atomic import exclusive
+from moesaic.data.stream import Stream
 from moesaic.errors import UserError
 from moesaic.kernels import hardware
 from moesaic.methods import Method, renamed
@@ -32,7 +32,7 @@ from moesaic.parallel.world import World
 from moesaic.recipe import Recipe
 from moesaic.train import init
 from moesaic.train.loop import train
-from moesaic.train.ranks import check_batch, check_parallel, open_world
+from moesaic.train.ranks import check_parallel, open_world
 from moesaic.train.report.metrics import EVENTS, METRICS
 from moesaic.train.resume import run_dtype, steps_done
 from moesaic.train.run import Run
@@ -72,10 +72,9 @@ def check_ranks(recipe: Recipe, stages: Sequence[Stage], names: Sequence[str], c
         return layout
     for number, (stage, name) in enumerate(zip(stages, names, strict=True)):
         key = f"align.stages.{number}"
-        if not isinstance(stage, Sft):
+        if not stage.on_ranks:
             raise UserError(key, f"{name} is trained by one process", "Run it without torchrun.")
-        longest = min(stage.max_length, config.context)
-        check_batch(layout, recipe.train.accumulate, stage.batch_tokens, longest, f"{key}.batch_tokens")
+        stage.check_ranks(layout, recipe.train.accumulate, config.context, key)
     if layout.devices > layout.dp:
         raise UserError("parallel", "alignment divides batches and experts only", "Set tp=cp=pp=1.")
     return layout
@@ -159,14 +158,21 @@ def begin(
     else:
         initial.value = None  # a reward model's head is not carried on untrained
     initial.mode = "invariant" if recipe.align.invariant and stage.exact else "fast"
+
+    def open_stream(model: Model) -> Stream:
+        with world.evaluating(model):
+            return stage.open(model, out, world)
+
+    with world.evaluating(initial):
+        measure = stage.measure(initial) if stage.evaluate_every else None
     return Run(
         of_stage(recipe, stage, model),
         out,
         quiet=quiet,
         name=name,
         initial=(initial, dict(initial.tokenizer.files), lineage.read(model)),
-        stream=lambda model: stage.open(model, out),
-        measure=stage.measure(initial) if stage.evaluate_every else None,
+        stream=open_stream,
+        measure=measure,
         world=world,
     )
 

@@ -2,6 +2,7 @@
 
 moesaic align recipes/align-tiny.yaml --model out/tiny --out out/aligned
 moesaic align recipes/align-tiny.yaml --model out/tiny --out out/aligned align.stages.1.steps=50
+torchrun --nproc-per-node 4 -m moesaic align recipe.yaml --model out/tiny --out out/aligned parallel.ep=4
 """
 
 from __future__ import annotations

@@ -81,14 +81,15 @@ class Batch:
         return Batch(tokens_T, targets_T, lengths, domains, self.count, self.position_after, columns, self.notes)
 
 
-def divide(lengths: Sequence[int], shares: int) -> list[list[int]]:
-    """Which pieces go to which share."""
+def divide(lengths: Sequence[int], shares: int, most: int | None = None) -> list[list[int]]:
+    """Which pieces go to which share; `most` is how many pieces one may have."""
     loads = [(0, share) for share in range(shares)]
     found: list[list[int]] = [[] for _ in range(shares)]
     for piece in sorted(range(len(lengths)), key=lambda piece: -lengths[piece]):
         load, share = heapq.heappop(loads)
         found[share].append(piece)
-        heapq.heappush(loads, (load + lengths[piece], share))
+        if most is None or len(found[share]) < most:
+            heapq.heappush(loads, (load + lengths[piece], share))
     return [sorted(pieces) for pieces in found]
 
 

@@ -76,13 +76,23 @@ def reduce_replicated(model: nn.Module, division: Division, exact: bool) -> None
             dist.all_reduce(parameter.grad, group=group)
 
 
+def _learning(parameters: Mapping[str, nn.Parameter], division: Division) -> list[str]:
+    """Parameters that have a gradient on some rank: others (prediction layers that no loss asks) have no part in the
+    norm of one process, in which even a 0 would move the terms that are summed."""
+    has_N = torch.zeros(len(division.parameters), dtype=torch.int32)
+    for number, name in enumerate(division.parameters):
+        has_N[number] = name in parameters and parameters[name].grad is not None
+    dist.all_reduce(has_N, dist.ReduceOp.MAX)
+    return [name for name, has in zip(division.parameters, has_N.tolist(), strict=True) if has]
+
+
 @torch.no_grad()
 def global_norm(parameters: Mapping[str, nn.Parameter], division: Division, exact: bool) -> Tensor:
     """Of the gradients of all parameters, each element counted once. `exact` has the bits of one process, by sending
     every gradient to every rank."""
     if exact:
         norms: list[Tensor] = []
-        for name in division.parameters:
+        for name in _learning(parameters, division):
             parameter = parameters.get(name)
             whole = division.assemble(name, parameter, parameter.grad if parameter is not None else None)
             norms += torch._foreach_norm([whole], 2.0, dtype=torch.float32)

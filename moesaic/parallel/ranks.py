@@ -28,7 +28,7 @@ from moesaic.parallel.options import ParallelOptions
 from moesaic.parallel.pipeline.schedule import Pipeline
 from moesaic.parallel.pipeline.step import MicroBatch
 from moesaic.parallel.rows import RowGroup, RowSplit, gather_rows
-from moesaic.parallel.spread import fill, spread
+from moesaic.parallel.spread import fill, sharded, spread
 from moesaic.parallel.staying_up.redundancy import Redundancy
 from moesaic.parallel.staying_up.upkeep import Upkeep
 from moesaic.parallel.world import World
@@ -122,6 +122,18 @@ class Ranks(World):
             for name, total, largest in zip(values, total_N, largest_N, strict=True)
         }
 
+    def total(self, values_N: Tensor) -> Tensor:
+        dist.all_reduce(values_N, group=self.data_group)
+        return values_N
+
+    def from_main(self, values_N: Tensor) -> Tensor:
+        values_N = values_N.clone()
+        dist.broadcast(values_N, src=0, group=self.mesh.host)
+        return values_N
+
+    def collect(self, value: Any) -> list[Any]:
+        return self.mesh.collect(value)
+
     def add_up_counts(self, counts_N: Tensor) -> Tensor:
         dist.all_reduce(counts_N, group=self.mesh.group("stage"))
         return counts_N
@@ -167,7 +179,8 @@ class Ranks(World):
         try:
             yield
         finally:
-            model.reshard()
+            for module in sharded(model):  # layers, too, stay gathered after a forward that no backward follows
+                module.reshard()
 
     def norm(self, model: nn.Module) -> Tensor:
         norm = global_norm(dict(model.named_parameters()), self.division, self.options.exact)

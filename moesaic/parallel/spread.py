@@ -113,7 +113,7 @@ def _shard(model: Model, division: Division, mesh: ParallelMesh, options: Parall
         fully_shard(block, reshard_after_forward=mesh.layout.zero == 3, **how)
         block.register_forward_hook(keep_logits_beside)
     fully_shard(model, **how)
-    for module in _sharded(model):
+    for module in sharded(model):
         module.set_gradient_divide_factor(1.0)  # losses are divided by the batch's count: gradients add up
         module.set_force_sum_reduction_for_comms(True)
         if options.exact:
@@ -128,7 +128,8 @@ def _mesh_info(mesh: ParallelMesh, kind: str, replicas: int) -> FSDPMeshInfo:
     return HSDPMeshInfo(mesh.replicated(kind, replicas), shard_mesh_dim=1, replicate_mesh_dim=0)
 
 
-def _sharded(model: nn.Module) -> Iterable[FSDPModule]:
+def sharded(model: nn.Module) -> Iterable[FSDPModule]:
+    """The modules whose parameters FSDP gathers together."""
     return (module for module in model.modules() if isinstance(module, FSDPModule))
 
 

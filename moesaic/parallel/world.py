@@ -96,6 +96,18 @@ class World:
         """Scalars of all ranks together: sums, and of what ends in _max the largest."""
         return dict(values)
 
+    def total(self, values_N: Tensor) -> Tensor:
+        """Of the ranks that train on other sequences, on each of them; the values lie on the host."""
+        return values_N
+
+    def from_main(self, values_N: Tensor) -> Tensor:
+        """The first rank's values, on every rank; they lie on the host."""
+        return values_N
+
+    def collect(self, value: Any) -> list[Any]:
+        """What every rank says (JSON), in their order."""
+        return [value]
+
     def add_up_counts(self, counts_N: Tensor) -> Tensor:
         """Of tokens, over the ranks that train on others."""
         return counts_N

@@ -21,30 +21,46 @@ from moesaic.align.conversation import Said
 from moesaic.align.preference.pairs import Pair
 from moesaic.align.sft import pack_said
 from moesaic.model.transformer import Model
+from moesaic.parallel.world import World
+from moesaic.sharded import local
 from moesaic.train.objectives import layout_of
 
 TOKENS = 8192  # of a forward
 SECONDS = 20.0  # between two writes
 
 
-def reference_logprobs(model: Model, pairs: Sequence[Pair], wanted: Iterable[int], folder: Path) -> Tensor:
+def reference_logprobs(
+    model: Model, pairs: Sequence[Pair], wanted: Iterable[int], folder: Path, world: World | None = None
+) -> Tensor:
     """Log-probabilities of the chosen and the rejected answer (pairs, 2), by the pairs' numbers; those that are not
-    wanted may be nan. Weights and pairs are those that the stage begins with."""
+    wanted may be nan. Weights and pairs are those that the stage begins with. Every rank computes a share of them."""
+    world = world or World(model.device)
     rows = max(pair.number for pair in pairs) + 1
-    file = folder / f"reference-{_key(model, pairs)}.safetensors"
-    known_P2 = _read(file, rows)
+    file = folder / f"reference-{_key(model, pairs, world)}.safetensors"
+    known_P2 = world.from_main(_read(file, rows))
     numbers = set(wanted)
     missing = [pair for pair in pairs if pair.number in numbers and known_P2[pair.number].isnan().any()]
     written = time.monotonic()
-    for some in _in_chunks(missing):
-        found_S = answer_logprobs(model, [side for pair in some for side in pair.sides])
-        known_P2[[pair.number for pair in some]] = found_S.cpu().reshape(-1, 2)
-        if time.monotonic() - written > SECONDS:
+    chunks = list(_in_chunks(missing))
+    for first in range(0, len(chunks), world.data_ranks):
+        turn = chunks[first : first + world.data_ranks]
+        known_P2[[pair.number for some in turn for pair in some]] = _in_turn(model, turn, world)
+        if world.is_main and time.monotonic() - written > SECONDS:
             _write(file, known_P2)
             written = time.monotonic()
-    if missing:
+    if missing and world.is_main:
         _write(file, known_P2)
     return known_P2
+
+
+def _in_turn(model: Model, turn: Sequence[Sequence[Pair]], world: World) -> Tensor:
+    """Of a chunk for each rank. One that has none computes the last once more: ranks compute layers together."""
+    mine = min(world.data_rank, len(turn) - 1)
+    found_S = answer_logprobs(model, [side for pair in turn[mine] for side in pair.sides]).cpu()
+    parts = [torch.zeros(2 * len(some), dtype=found_S.dtype) for some in turn]
+    if world.data_rank == mine:
+        parts[mine] = found_S
+    return world.total(torch.cat(parts)).reshape(-1, 2)
 
 
 @torch.no_grad()
@@ -71,16 +87,16 @@ def _in_chunks(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
 
 
 def fingerprint(model: Model) -> str:
-    """Of its shape and all its weights."""
+    """Of its shape and all its weights, of which a rank has a share."""
     digest = hashlib.blake2b(repr(model.config).encode(), digest_size=12)
     for name, tensor in model.state_dict().items():
         digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(local(tensor).detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-def _key(model: Model, pairs: Sequence[Pair]) -> str:
-    digest = hashlib.blake2b(fingerprint(model).encode(), digest_size=12)
+def _key(model: Model, pairs: Sequence[Pair], world: World) -> str:
+    digest = hashlib.blake2b("".join(world.collect(fingerprint(model))).encode(), digest_size=12)
     for pair in pairs:
         digest.update(repr((pair.number, [(side.tokens, side.learn) for side in pair.sides])).encode())
     return digest.hexdigest()

@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 from moesaic.data.stream import Stream
 from moesaic.methods import Method
 from moesaic.model.transformer import Model
+from moesaic.parallel.layout import ParallelLayout
+from moesaic.parallel.world import World
 from moesaic.recipe_sections import Count, Natural, Seed, Steps
 from moesaic.worlds.stage_outputs import names_stage_output
 
@@ -24,6 +26,7 @@ class Stage:
     exact: ClassVar[bool] = False  # whether trainer and engine must agree to the bit
     value_head: ClassVar[bool] = False  # whether a value head is trained
     continues: ClassVar[bool] = True  # whether the next stage starts from what this one makes
+    on_ranks: ClassVar[bool] = False  # whether several processes can train it
 
     steps: Steps = 100
     lr: float | None = None  # else the recipe's
@@ -36,6 +39,9 @@ class Stage:
         """Validate what can be, before any stage is run; what an earlier one will make is not there yet."""
         raise NotImplementedError
 
+    def check_ranks(self, layout: ParallelLayout, accumulate: int, context: int, key: str) -> None:
+        """Refuse what so many ranks and micro-batches cannot divide; `key` is where the recipe names the stage."""
+
     def objective_method(self) -> Method:
         """The objective."""
         raise NotImplementedError
@@ -43,8 +49,8 @@ class Stage:
     def stream(self, model: Model) -> Stream:
         raise NotImplementedError
 
-    def open(self, model: Model, out: Path) -> Stream:
-        """The stream, where it keeps files of its own in the run's directory."""
+    def open(self, model: Model, out: Path, world: World | None = None) -> Stream:
+        """The stream, where it keeps files of its own in the run's directory, or has work for the other ranks."""
         return self.stream(model)
 
     def measure(self, model: Model) -> Measure | None:

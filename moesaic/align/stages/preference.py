@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
@@ -25,21 +26,33 @@ from moesaic.align.stages import Data, Measure, there
 from moesaic.align.stages._pair_stage import PairStage
 from moesaic.data.stream import Stream
 from moesaic.data.tasks import Split
+from moesaic.errors import UserError
 from moesaic.methods import Method, build
 from moesaic.model.transformer import Model
+from moesaic.parallel.layout import ParallelLayout
+from moesaic.parallel.world import World
 from moesaic.train.objectives import Objective
 from moesaic.train.objectives.preference import Preference as PreferenceObjective
 
 
 @dataclass(frozen=True)
 class Preference(PairStage):
+    on_ranks: ClassVar[bool] = True
+
     def check(self) -> None:
         check_pairs(there((*self.data, *self.held_out)))
+
+    def check_ranks(self, layout: ParallelLayout, accumulate: int, context: int, key: str) -> None:
+        each = layout.dp * accumulate
+        if self.batch_pairs % each:
+            problem = f"{self.batch_pairs} pairs cannot be shared evenly by {layout.dp} data ranks x {accumulate} parts"
+            remedy = f"Nearest that works: {key}.batch_pairs={max(1, round(self.batch_pairs / each)) * each}."
+            raise UserError(f"{key}.batch_pairs", problem, remedy)
 
     def objective_method(self) -> Method:
         return Method("preference", self.objective)
 
-    def open(self, model: Model, out: Path) -> Stream:
+    def open(self, model: Model, out: Path, world: World | None = None) -> Stream:
         read, left_out = read_pairs(model, self.data, "train", self.pairs, self.max_length, self.seed)
         opened = [Shuffled(pairs, self.seed) for pairs in read]
         weights = [float(source.get("weight", 1.0)) for source in self.data]
@@ -49,7 +62,7 @@ class Preference(PairStage):
             return plain
         wanted = frozenset(pair.number for pair in plain.coming(self.steps))
         everything = [pair for pairs in read for pair in pairs]
-        reference_P2 = reference_logprobs(model, everything, wanted, out / "reference")
+        reference_P2 = reference_logprobs(model, everything, wanted, out / "reference", world)
         pack = partial(pack_pairs, reference_P2=reference_P2, notes=notes)
         return GroupStream(opened, weights, self.batch_pairs, pack, wanted)
 

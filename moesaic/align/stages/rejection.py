@@ -27,6 +27,7 @@ from moesaic.data.packing import Batch
 from moesaic.data.stream import Stream
 from moesaic.methods import Method, named
 from moesaic.model.transformer import Model
+from moesaic.parallel.world import World
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Sampling
 
@@ -59,7 +60,7 @@ class Rejection(Stage):
     def objective_method(self) -> Method:
         return Method("next_token")
 
-    def open(self, model: Model, out: Path) -> Stream:
+    def open(self, model: Model, out: Path, world: World | None = None) -> Stream:
         assert model.tokenizer is not None
         folder = out / "rejection"
         options = {name: value for name, value in asdict(self).items() if name not in ("steps", "lr", "save_every")}

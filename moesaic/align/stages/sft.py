@@ -6,6 +6,7 @@ align: {stages: [{name: sft, steps: 200, data: [{path: chats.jsonl}], batch_toke
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from moesaic.align.accuracy import Accuracy
 from moesaic.align.examples import open_conversations
@@ -15,10 +16,14 @@ from moesaic.data.stream import Stream
 from moesaic.kernels import hardware
 from moesaic.methods import Method
 from moesaic.model.transformer import Model
+from moesaic.parallel.layout import ParallelLayout
+from moesaic.train.ranks import check_batch
 
 
 @dataclass(frozen=True)
 class Sft(Stage):
+    on_ranks: ClassVar[bool] = True
+
     data: Data = ()
     batch_tokens: int = 4096
     max_length: int = 1024
@@ -31,6 +36,9 @@ class Sft(Stage):
 
     def check(self) -> None:
         open_conversations(there(self.data), self.seed)
+
+    def check_ranks(self, layout: ParallelLayout, accumulate: int, context: int, key: str) -> None:
+        check_batch(layout, accumulate, self.batch_tokens, min(self.max_length, context), f"{key}.batch_tokens")
 
     def objective_method(self) -> Method:
         return Method("next_token")
