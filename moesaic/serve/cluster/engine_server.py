@@ -68,6 +68,7 @@ class EngineServer:
             with contextlib.suppress(OSError):
                 self.send(Failed.by(error))
             return
+        self.engine.wake = self.wake.set
         self.driver = EngineDriver(self.engine)
         self.started = True
         with contextlib.suppress(OSError):  # the front has gone

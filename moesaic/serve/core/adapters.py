@@ -6,6 +6,7 @@ that belong to a request with an adapter get its correction after the shared pro
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,12 @@ PREFIX = "base_model.model."
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """`corrections` holds, by the site of the matrix they correct, the down (r, I) and up (O, r) matrices."""
+    """`corrections` holds, by the site of the matrix they correct, the down (r, I) and up (O, r) matrices; `digest` is
+    of the files they were read from."""
 
     name: str
     corrections: dict[str, tuple[Tensor, Tensor]]
+    digest: str = ""
 
 
 class AdaptedKernels(WrappedKernels):
@@ -99,7 +102,14 @@ def load_adapter(model: Model, path: str | Path, name: str) -> Adapter:
     corrections = {
         key.removesuffix(".weight"): _joined(parameters[key], outputs[key], found) for key, found in pieces.items()
     }
-    return Adapter(name, corrections)
+    return Adapter(name, corrections, _digest(directory))
+
+
+def _digest(directory: Path) -> str:
+    whole = hashlib.blake2b(digest_size=20)
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        whole.update((directory / name).read_bytes())
+    return whole.hexdigest()
 
 
 def _joined(weight: Any, outputs: int, pieces: list[tuple[Place, Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -38,6 +38,7 @@ from moesaic.serve.core.scheduler import Scheduler
 from moesaic.serve.core.scheduling_policies import SchedulingPolicy
 from moesaic.serve.core.scheduling_policies.chunked import Chunked
 from moesaic.serve.core.stats import ExpertCounts
+from moesaic.serve.pages.outside import TierOptions, outside_pages
 
 PAGE_SIZE = 16  # tokens
 GPU_TOKENS = 8192  # of a step on a GPU, which is no faster with fewer
@@ -60,7 +61,8 @@ class Counts:
 
 class Engine:
     """`cache_bytes` is a hard limit of the KV cache: what does not fit waits, or is preempted. `cache_dtype` (float32,
-    bfloat16, float8) is the KV cache's dtype, by default the model's."""
+    bfloat16, float8) is the KV cache's dtype, by default the model's. `tiers` keep pages that were evicted;
+    `weights` is the identity of the model's, by which other processes know its pages (`serve/pages/identity.py`)."""
 
     def __init__(
         self,
@@ -74,6 +76,8 @@ class Engine:
         kv_policy: KVPolicy | None = None,
         cache_dtype: str | None = None,
         reuse_prefixes: bool = True,
+        tiers: TierOptions | None = None,
+        weights: str | None = None,
         seed: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -91,9 +95,11 @@ class Engine:
             DraftRouter.over(drafter) if drafter is not None and not isinstance(drafter, DraftRouter) else drafter
         )
         self.clock = clock
+        self.outside = outside_pages(self, tiers, weights)
         self.random = random.Random(seed)
         self.adapters: dict[str, Adapter] = {}
         self.inbox: deque[Callable[[], Any]] = deque()
+        self.wake: Callable[[], Any] = lambda: None  # whoever steps this engine, and sleeps while it has nothing to do
         self.version = 0  # of the weights
         self.oldest = 0  # forwards begun with weights older than this are not worth finishing
         self.paused = False
@@ -137,7 +143,7 @@ class Engine:
                     raise step.error
                 for text, output in step.outputs:
                     text.append(output.text)
-                if step.idle and not self.working:  # paused: another thread will resume
+                if step.idle:  # paused, or waiting for pages: another thread will go on
                     time.sleep(PAUSED)
         finally:  # also on Ctrl-C
             driver.abort_all()
@@ -175,11 +181,14 @@ class Engine:
     def call(self, function: Callable[[], Any]) -> None:
         """From any thread: run something between two steps (abort a request, change weights)."""
         self.inbox.append(function)
+        self.wake()
 
     def add(self, request: Request) -> None:
         request.root = (request.salt, request.adapter, self.version)
         self.page_pool.place(request)
         request.expected_cached = self.page_pool.cached_prefix(request)
+        if self.outside is not None:
+            self.outside.begin(request)
         self.scheduler.requests[request.number] = request
 
     def abort(self, request: Request) -> None:
@@ -368,7 +377,10 @@ class Engine:
         """A finished request gives its pages back; one that is in a forward, when that has ended."""
         if request.in_forward or request.number not in self.scheduler.requests:
             return
-        self.scheduler.remove(request)
+        lease = None
+        if request.lease is not None and request.finish_reason in ("stop", "length"):
+            lease = (request.lease[0], self.clock() + request.lease[1])
+        self.scheduler.remove(request, lease)
         self.counts.finished += 1
         self.counts.aborted += request.finish_reason == "abort"
         if self.drafter is not None:

@@ -49,6 +49,7 @@ class EngineLoop:
         self.open = 0  # requests submitted that have not finished
         self._driver: EngineDriver[Queue] = EngineDriver(engine, on_outputs)
         self._wake = threading.Event()
+        engine.wake = self._wake.set
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._idle = asyncio.Event()

@@ -6,6 +6,9 @@ tokens of a page agree, those rows are copied to a private page (copy on write).
 pages are needed, and are evicted least recently used first, leaves before their parents.
 
 There is one tree per root: tenants (salts), adapters and weight versions share no pages.
+
+With `names` every node has a name that other processes know too (`serve/pages/names.py`): pages are found by it, are
+held for somebody by a lease, go to `outside` when they are evicted and come back from there.
 """
 
 from __future__ import annotations
@@ -14,10 +17,11 @@ import heapq
 import itertools
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from moesaic.model.layout import PagedCache
 from moesaic.serve.core.request import Request
+from moesaic.serve.pages.names import PageNames, page_name
 
 if TYPE_CHECKING:
     from moesaic.serve.core.kv.store import Store
@@ -32,6 +36,31 @@ class Node:
     users: int = 0
     used: int = 0  # when its last user left; the least is evicted first
     children: dict[tuple[int, ...], Node] = field(default_factory=dict)
+    name: bytes = b""
+
+
+@dataclass(eq=False)
+class Lease:
+    """Pages that nobody uses and that are kept for somebody until then, unless they are needed here before; those that
+    somebody reads are kept without end."""
+
+    nodes: list[Node]
+    until: float
+
+
+class Outside(Protocol):
+    """Where pages are beside this cache."""
+
+    def find(self, request: Request, name: bytes) -> Any | None:
+        """A page that can be written to the cache now, if there is one of this name."""
+
+    def write(self, request: Request, page: int, found: Any, tokens: int) -> None: ...
+
+    def admitted(self, request: Request) -> None:
+        """It has all that could be found."""
+
+    def evicted(self, name: bytes, page: int) -> None:
+        """A page is about to be used for something else."""
 
 
 class PagePool:
@@ -51,6 +80,11 @@ class PagePool:
         self.clock = itertools.count(1)
         self.queries = 0  # tokens looked up, and found, of requests that were admitted
         self.hits = 0
+        self.names: PageNames | None = None
+        self.nodes: dict[bytes, Node] = {}  # by their names
+        self.leases: dict[str, Lease] = {}  # the oldest first
+        self.revoked = 0  # leases that ended because their pages were needed
+        self.outside: Outside | None = None
 
     @property
     def pages(self) -> int:
@@ -63,10 +97,6 @@ class PagePool:
     @property
     def in_use(self) -> int:
         return self.cache.pages - self.available
-
-    def available_to(self, request: Request) -> int:
-        """Pages it could have; where there are several pools, of its own."""
-        return self.available
 
     def place(self, request: Request) -> None:
         """Choose the pool of a new request; here there is one."""
@@ -83,7 +113,9 @@ class PagePool:
         children = self.roots.get(request.root, {})
         place = 0
         while place + self.size <= known:
-            node = children.get(tuple(request.tokens[place : place + self.size]))
+            node = children.get(tokens := tuple(request.tokens[place : place + self.size]))
+            if node is None:
+                node = self._bring_back(request, tokens)
             if node is None:
                 break
             self._take(node)
@@ -91,7 +123,7 @@ class PagePool:
             request.pages.append(node.page)
             place += self.size
             children = node.children
-        place += self._copy_rows(request, children, others, known)
+        place += self._rest_from_outside(request, place) or self._copy_rows(request, children, others, known)
         request.computed = place
 
     def cached_prefix(self, request: Request) -> int:
@@ -109,7 +141,7 @@ class PagePool:
             missing = request.compact.pages_for(tokens - request.computed) - len(request.pages)
         else:
             missing = -(-tokens // self.size) - len(request.pages)
-        if missing > self.available:
+        if not self.make_room(request, missing):
             return False
         request.pages.extend(self._new() for _ in range(missing))
         return True
@@ -149,17 +181,22 @@ class PagePool:
             self._take(node)
             request.nodes.append(node)
 
-    def release(self, request: Request) -> None:
-        """Free all pages of a request; the published ones stay cached until pages are needed."""
+    def release(self, request: Request, lease: tuple[str, float] | None = None) -> None:
+        """Free all pages of a request; the published ones stay cached until pages are needed, or are held by a lease
+        of that name until that time."""
         self.publish(request)
+        held = list(request.nodes)
         full, rest = divmod(self._shareable(request, request.computed), self.size)
         private = request.pages[len(request.nodes) :]
         if rest and self.reuse and request.root is not None and len(request.nodes) == full:
             # It is not written any more, so the last page, partly filled, can be copied from too.
             tokens = tuple(request.tokens[full * self.size : full * self.size + rest])
             if not any(longer[:rest] == tokens for longer in self._children(request, full)):
-                self._release_node(self._add(request, full, tokens))
+                held.append(self._add(request, full, tokens))
+                self._release_node(held[-1])
                 private = private[1:]
+        if lease is not None:
+            self.hold(lease[0], held, lease[1])
         for node in reversed(request.nodes):  # leaves first, so that they also go first
             self._drop(node)
         self.free.extend(reversed(private))
@@ -175,6 +212,79 @@ class PagePool:
                 self.free.append(node.page)
         self.roots.clear()
         self.unused.clear()
+        self.nodes.clear()
+
+    # By name
+
+    def hold(self, lease: str, nodes: Sequence[Node], until: float) -> None:
+        """Keep some pages, and all before them; a lease of the same name ends."""
+        held: dict[Node, None] = {}  # parents first
+        for node in nodes:
+            path = []
+            above: Node | None = node
+            while above is not None and above not in held:
+                path.append(above)
+                above = above.parent
+            held |= dict.fromkeys(reversed(path))
+        for node in held:
+            self._take(node)
+        self.end_lease(lease)
+        self.leases[lease] = Lease(list(held), until)
+
+    def end_lease(self, lease: str) -> bool:
+        """False where it has ended already."""
+        if (found := self.leases.pop(lease, None)) is None:
+            return False
+        for node in reversed(found.nodes):
+            self._drop(node)
+        return True
+
+    def end_leases(self, now: float) -> None:
+        """Those that nobody came for in time."""
+        for name in [name for name, lease in self.leases.items() if lease.until <= now]:
+            self.end_lease(name)
+
+    def make_room(self, request: Request, pages: int) -> bool:
+        """Whether a request can have so many pages: leases give way, oldest first."""
+        while pages > self.available:
+            oldest = next((name for name, lease in self.leases.items() if lease.until < float("inf")), None)
+            if oldest is None:
+                return False
+            self.end_lease(oldest)
+            self.revoked += 1
+        return True
+
+    def _bring_back(self, request: Request, tokens: tuple[int, ...]) -> Node | None:
+        """The next page of a request from outside, published here like one that was computed."""
+        if self.outside is None or self.names is None or not self.available:
+            return None
+        found = self.outside.find(request, self._name(request, len(request.nodes), tokens))
+        if found is None:
+            return None
+        request.pages.append(self._new())
+        self.outside.write(request, request.pages[-1], found, self.size)
+        node = self._add(request, len(request.nodes), tokens)
+        request.pages.pop()
+        return node
+
+    def _rest_from_outside(self, request: Request, place: int) -> int:
+        """All but the last of a request's tokens after its full pages, if that is what comes for it; how many."""
+        rest = tuple(request.tokens[place:-1])
+        incoming = request.incoming is not None and self.outside is not None and self.names is not None
+        if not incoming or not 0 < len(rest) < self.size or not self.available:
+            return 0
+        assert self.outside is not None
+        found = self.outside.find(request, self._name(request, len(request.nodes), rest))
+        if found is None:
+            return 0
+        request.pages.append(self._new())
+        self.outside.write(request, request.pages[-1], found, len(rest))
+        return len(rest)
+
+    def _name(self, request: Request, number: int, tokens: tuple[int, ...]) -> bytes:
+        assert self.names is not None
+        above = request.nodes[number - 1].name if number else self.names.root(request.root)
+        return page_name(above, tokens)
 
     def _copy_rows(
         self, request: Request, children: dict[tuple[int, ...], Node], others: Iterable[Request], known: int
@@ -217,6 +327,9 @@ class PagePool:
     def _add(self, request: Request, number: int, tokens: tuple[int, ...]) -> Node:
         node = Node(tokens, request.pages[number], request.nodes[number - 1] if number else None, request.root)
         self._children(request, number)[tokens] = node
+        if self.names is not None:
+            node.name = self._name(request, number, tokens)
+            self.nodes[node.name] = node
         self.idle += 1
         return node
 
@@ -252,6 +365,9 @@ class PagePool:
             used, _, node = heapq.heappop(self.unused)
             if node.users == 0 and node.used == used and not node.children:
                 break
+        if self.outside is not None and len(node.tokens) == self.size:
+            self.outside.evicted(node.name, node.page)
+        self.nodes.pop(node.name, None)
         siblings = node.parent.children if node.parent is not None else self.roots[node.root]
         del siblings[node.tokens]
         if not siblings and node.parent is None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from moesaic.serve.core.grammar import Grammar
     from moesaic.serve.core.kv.compact import CompactRequest
     from moesaic.serve.core.page_pool import Node
+    from moesaic.serve.pages.incoming import Incoming
+    from moesaic.serve.pages.remote import Origin
 
 NUMBERS = itertools.count()
 GREEDY = 1e-6  # a temperature below which sampling is greedy, and logits divided by it may overflow
@@ -143,6 +145,8 @@ class Request:
     salt: str = ""  # requests of different salts share no cached pages
     adapter: Adapter | None = None
     embed: bool = False  # only the mean hidden state of the prompt is computed
+    lease: tuple[str, float] | None = None  # when it has finished, its pages are held under a name for so many seconds
+    origin: Origin | None = None  # the engine that has computed its pages
     seed: int = 0  # chosen by the engine where the sampling params have none
     arrived: float = field(default_factory=time.monotonic)
     number: int = field(default_factory=lambda: next(NUMBERS))
@@ -151,9 +155,12 @@ class Request:
     computed: int = 0
     expected_cached: int = 0  # tokens that were cached when it was added
     cached: int = 0  # tokens that were cached when it was first scheduled
+    transferred: int = 0  # tokens whose pages came from another engine
+    recomputed: int = 0  # tokens whose pages should have, and did not
     pages: list[int] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)  # the shared pages among them, from the first on
     data_rank: int = 0  # whose pages they are, in a group of ranks with requests of their own
+    incoming: Incoming | None = None  # pages that come from outside of the KV cache
     compact: CompactRequest | None = None  # how its pages are used, where a KV policy prunes them
     root: Hashable = None  # with whom it shares pages; None: with nobody
     text: TextStream | None = None

@@ -63,7 +63,11 @@ class Scheduler:
 
     def ready(self) -> list[Request]:
         """Requests with tokens to compute, in no forward: the running ones, and waiting ones up to `max_requests`."""
-        idle = [request for request in self.requests.values() if not request.in_forward and request.pending]
+        idle = [
+            request
+            for request in self.requests.values()
+            if not request.in_forward and request.pending and (request.incoming is None or not request.incoming.awaited)
+        ]
         running = [request for request in idle if request.pages]
         waiting = sorted((request for request in idle if not request.pages), key=lambda request: request.urgency)
         holding = [request for request in self.requests.values() if request.pages] if waiting else []
@@ -97,11 +101,13 @@ class Scheduler:
         if not request.preemptions and not request.written:
             request.cached = request.computed
         missing = -(-len(request.tokens) // self.page_pool.size) - len(request.pages)
-        if missing > self.page_pool.available_to(request) and not any(
+        if not self.page_pool.make_room(request, missing) and not any(
             other.urgency > request.urgency for other in others
         ):
             self.page_pool.release(request)
             return False
+        if self.page_pool.outside is not None:
+            self.page_pool.outside.admitted(request)
         # Only now: a waiting one is looked up again before every step.
         self.page_pool.queries += len(request.tokens) - 1
         self.page_pool.hits += request.computed
@@ -125,6 +131,8 @@ class Scheduler:
         request.preemptions += 1
         self.preemptions += 1
 
-    def remove(self, request: Request) -> None:
+    def remove(self, request: Request, lease: tuple[str, float] | None = None) -> None:
         self.requests.pop(request.number, None)
-        self.page_pool.release(request)
+        if request.incoming is not None:
+            request.incoming.close()
+        self.page_pool.release(request, lease)

@@ -33,6 +33,16 @@ class EngineStats:
     finished: int = 0
     aborted: int = 0
     busy_seconds: float = 0.0
+    cache_host_bytes: int = 0  # of pages in host memory
+    cache_disk_bytes: int = 0
+    host_tokens: int = 0  # that came back from host memory
+    disk_tokens: int = 0  # that came back from disk
+    spilled_pages: int = 0  # that went to host memory or disk
+    dropped_pages: int = 0  # that should have gone to disk, which was too slow
+    transferred_tokens: int = 0  # whose pages came from another engine
+    transferred_bytes: int = 0
+    recomputed_tokens: int = 0  # whose pages should have come from another engine
+    failed_transfers: int = 0
     experts: dict[int, list[int]] = field(default_factory=dict)  # tokens of each expert, by layer
 
     @classmethod
@@ -51,6 +61,7 @@ class EngineStats:
             preemptions=engine.scheduler.preemptions,
             experts=engine.experts.by_layer(),
             **vars(counts),
+            **(engine.outside.stats() if engine.outside is not None else {}),
         )
 
     def __add__(self, other: EngineStats) -> EngineStats:

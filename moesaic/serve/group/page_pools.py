@@ -35,8 +35,8 @@ class PagePools(PagePool):
     def in_use(self) -> int:
         return sum(pool.in_use for pool in self.pools)
 
-    def available_to(self, request: Request) -> int:
-        return self._of(request).available
+    def make_room(self, request: Request, pages: int) -> bool:
+        return self._of(request).make_room(request, pages)
 
     def place(self, request: Request) -> None:
         found = [pool.cached_prefix(request) for pool in self.pools]
@@ -59,8 +59,8 @@ class PagePools(PagePool):
     def publish(self, request: Request) -> None:
         self._of(request).publish(request)
 
-    def release(self, request: Request) -> None:
-        self._of(request).release(request)
+    def release(self, request: Request, lease: tuple[str, float] | None = None) -> None:
+        self._of(request).release(request, lease)
 
     def flush(self) -> None:
         for pool in self.pools:

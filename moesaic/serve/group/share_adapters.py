@@ -12,7 +12,8 @@ from moesaic.serve.group.worker_group import WorkerGroup
 
 def load_adapter_share(model: Model, group: WorkerGroup, path: str | Path, name: str) -> Adapter:
     share, corrections = Share(model.config, group.layout, group.rank), {}
-    for site, (down_RI, up_OR) in load_adapter(model, path, name).corrections.items():
+    whole = load_adapter(model, path, name)
+    for site, (down_RI, up_OR) in whole.corrections.items():
         part = share.part(f"{site}.weight", up_OR.shape)
         corrections[site] = (down_RI, up_OR if part is None else part.take(up_OR))
-    return Adapter(name, corrections)
+    return Adapter(name, corrections, whole.digest)
