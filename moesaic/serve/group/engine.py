@@ -20,6 +20,8 @@ from moesaic.serve.core.kv.store import Store
 from moesaic.serve.core.memory import DTYPES, SHARE, free_bytes
 from moesaic.serve.core.page_pool import PagePool
 from moesaic.serve.core.sampler import Sampler
+from moesaic.serve.group.experts.group_slots import GroupSlots
+from moesaic.serve.group.experts.rebalancing import Changes, Rebalancer, write_changes
 from moesaic.serve.group.group_cache import GroupCache
 from moesaic.serve.group.kernels import GroupKernels
 from moesaic.serve.group.page_pools import PagePools
@@ -39,14 +41,35 @@ def agreed_cache_bytes(group: WorkerGroup, model: Model, asked: int | None) -> i
 class GroupEngine(Engine):
     """`close` ends the other ranks; they also end when this process does."""
 
-    def __init__(self, model: Model, group: WorkerGroup, **options: Any) -> None:
-        self.group = group
+    def __init__(
+        self,
+        model: Model,
+        group: WorkerGroup,
+        slots: GroupSlots | None = None,
+        rebalance_steps: int = 0,
+        **options: Any,
+    ) -> None:
+        self.group, self.slots = group, slots
         self.changes: list[Change] = []
         self.numbers: dict[Adapter, int] = weakref.WeakKeyDictionary()  # type: ignore[assignment]
         self.loaded = 0
         super().__init__(model, **options)
         kernels = cast(GroupKernels, model.ops)
         kernels.announce = self._ask_for_logits
+        self.rebalancer = self.new_rebalancer(rebalance_steps)
+
+    def new_rebalancer(self, steps: int) -> Rebalancer | None:
+        """What moves experts to where the load is, every so many steps."""
+        if self.slots is None:
+            return None
+        slots, ranks = self.slots, self.group.layout.ep
+        nodes = ranks // self.group.neighbours if ranks % self.group.neighbours == 0 else 1
+        return Rebalancer(self.experts, lambda: slots.plans, self.move_experts, steps, max(1, nodes))
+
+    def move_experts(self, changes: Changes) -> None:
+        """Between two steps."""
+        self.tell(Command.EXPERTS, write_changes(changes))
+        self.state.move_experts(changes)
 
     def new_cache(self, pages: int, page_size: int, dtype: torch.dtype) -> PagedCache:
         model = self.model
@@ -54,7 +77,7 @@ class GroupEngine(Engine):
         known = list(DTYPES.values())
         kinds = [*known, torch.float16]
         send(self.group.control, [], Command.START, [pages, page_size, kinds.index(dtype)])
-        self.state = RankState(model, self.group, cache)
+        self.state = RankState(model, self.group, cache, self.slots)
         return cache
 
     def new_page_pool(self, reuse_prefixes: bool, store: Store | None) -> PagePool:
@@ -133,8 +156,10 @@ class GroupRunner(Runner):
             return None
         engine = self.engine
         start = engine.clock()
-        forward = GroupForward(engine, work)
         try:
+            if engine.rebalancer is not None:
+                engine.rebalancer.before_step()
+            forward = GroupForward(engine, work)
             forward.advance()
         except EngineLost:
             raise

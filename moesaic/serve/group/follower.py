@@ -10,6 +10,8 @@ from moesaic.model.layout import PagedCache
 from moesaic.model.transformer import Model
 from moesaic.serve.core.adapters import Adapter
 from moesaic.serve.core.memory import DTYPES
+from moesaic.serve.group.experts.group_slots import GroupSlots
+from moesaic.serve.group.experts.rebalancing import read_changes
 from moesaic.serve.group.kernels import GroupKernels
 from moesaic.serve.group.rank_state import RankState
 from moesaic.serve.group.share_adapters import load_adapter_share
@@ -20,8 +22,8 @@ from moesaic.serve.group.worker_group import WorkerGroup
 class Follower:
     """Waiting for rank 0 may take a day, a collective inside a step `stall_seconds`."""
 
-    def __init__(self, model: Model, group: WorkerGroup) -> None:
-        self.model, self.group = model, group
+    def __init__(self, model: Model, group: WorkerGroup, slots: GroupSlots | None = None) -> None:
+        self.model, self.group, self.slots = model, group, slots
         self.kernels = cast(GroupKernels, model.ops)
         self.adapters: dict[int, Adapter] = {}
 
@@ -41,7 +43,8 @@ class Follower:
         pages, page_size, kind = body.take(3)
         dtype = [*DTYPES.values(), torch.float16][kind]
         shapes = self.model.cache_shapes()
-        return RankState(self.model, self.group, PagedCache(shapes, pages, page_size, dtype, self.model.device))
+        cache = PagedCache(shapes, pages, page_size, dtype, self.model.device)
+        return RankState(self.model, self.group, cache, self.slots)
 
     def _change(self, change: Change) -> None:
         if isinstance(change, Forget):
@@ -64,6 +67,8 @@ class Follower:
             self.adapters[number] = load_adapter_share(self.model, self.group, read_text(body.rest()), str(number))
         elif command == Command.STATS:
             self.state.stats()
+        elif command == Command.EXPERTS:
+            self.state.move_experts(read_changes(body))
         elif command == Command.WEIGHTS:
             self.state.load_weights(read_text(body.rest()))
 

@@ -33,6 +33,7 @@ class GroupKernels(WrappedKernels):
         super().__init__(plain)
         self.group, self.config, self.link = group, config, group.tensor
         self.placements: dict[str, Placement] = {}
+        self.steps = 0  # that were run, on every rank as many
         self.output_site = "embed" if config.tied else "head"
         # Rank 0 says so to the others, outside a step, that logits of these hidden states are wanted.
         self.announce: Callable[[Tensor], None] | None = None

@@ -10,9 +10,12 @@ import torch
 
 from moesaic.model.layout import PagedCache
 from moesaic.model.transformer import Model
+from moesaic.serve.group.experts.group_slots import GroupSlots
+from moesaic.serve.group.experts.rebalancing import Changes
 from moesaic.serve.group.kernels import GroupKernels
 from moesaic.serve.group.loading import load_share
 from moesaic.serve.group.rank_step import RankStep
+from moesaic.serve.group.shares import EXPERTS
 from moesaic.serve.group.worker_group import WorkerGroup
 
 
@@ -29,8 +32,8 @@ class RankStats:
 
 
 class RankState:
-    def __init__(self, model: Model, group: WorkerGroup, cache: PagedCache) -> None:
-        self.model, self.group, self.cache = model, group, cache
+    def __init__(self, model: Model, group: WorkerGroup, cache: PagedCache, slots: GroupSlots | None = None) -> None:
+        self.model, self.group, self.cache, self.slots = model, group, cache, slots
         self.kernels = cast(GroupKernels, model.ops)
         self.step = RankStep(model, group, cache)
 
@@ -48,13 +51,21 @@ class RankState:
         found = self.group.control.gather(torch.tensor(list(asdict(own).values())), "stats")
         return [RankStats(*numbers) for numbers in found.tolist()]
 
+    def move_experts(self, changes: Changes) -> None:
+        """All ranks together."""
+        assert self.slots is not None
+        self.slots.move(changes)
+
     def load_weights(self, directory: str) -> None:
         """Other numbers in the same places."""
         fresh = load_share(self.group, directory, {"dtype": self.model.dtype, "device": self.model.device})
         assert fresh.config == self.model.config
         with torch.no_grad():
-            for (_, here), (_, there) in zip(self.model.state_dict().items(), fresh.state_dict().items(), strict=True):
-                here.copy_(there)
+            for (name, here), there in zip(self.model.state_dict().items(), fresh.state_dict().values(), strict=True):
+                if self.slots is None or name.rpartition(".")[2] not in EXPERTS:
+                    here.copy_(there)
+            if self.slots is not None:
+                self.slots.reload(directory)
 
 
 def peak_bytes(device: torch.device) -> int:

@@ -39,6 +39,7 @@ class RankStep:
     def run(self, pieces: Sequence[Piece], adapters: dict[int, Adapter]) -> StepResult:
         """`pieces` of all data-parallel ranks, sorted by them."""
         model, group = self.model, self.group
+        self.kernels.steps += 1
         own = [piece for piece in pieces if piece.dp == group.dp]
         layout, routing = self._layout(own), Routing()
         tokens_T = torch.tensor([t for piece in own for t in piece.tokens], dtype=torch.int64, device=model.device)

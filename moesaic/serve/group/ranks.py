@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from moesaic.serve.group.engine import GroupEngine, agreed_cache_bytes
+from moesaic.serve.group.experts.group_slots import GroupSlots
+from moesaic.serve.group.experts.rebalancing import ExpertOptions
 from moesaic.serve.group.follower import Follower
 from moesaic.serve.group.links import RankLost as RankLost
 from moesaic.serve.group.loading import load_share
@@ -31,10 +33,12 @@ def open_engine(
     """Rank 0's engine, over all ranks. The others must `follow` with the same arguments. `cache_bytes` is what every
     rank may take. `close` ends the group."""
     assert group.is_main
-    check_options(engine_options)
+    of_experts, options = ExpertOptions.taken_from(engine_options)
+    check_options(options)
     model = load_share(group, directory, load_options)
-    cache_bytes = agreed_cache_bytes(group, model, engine_options.get("cache_bytes"))
-    return GroupEngine(model, group, **engine_options | {"cache_bytes": cache_bytes})
+    slots = GroupSlots(model, group, directory, of_experts.copies) if of_experts else None
+    options["cache_bytes"] = agreed_cache_bytes(group, model, options.get("cache_bytes"))
+    return GroupEngine(model, group, slots, of_experts.steps, **options)
 
 
 def follow(
@@ -42,7 +46,9 @@ def follow(
 ) -> None:
     """Run what rank 0 says until it ends the group (returns) or is lost (`RankLost`)."""
     assert not group.is_main
-    check_options(engine_options)
+    of_experts, options = ExpertOptions.taken_from(engine_options)
+    check_options(options)
     model = load_share(group, directory, load_options)
-    agreed_cache_bytes(group, model, engine_options.get("cache_bytes"))
-    Follower(model, group).run()
+    slots = GroupSlots(model, group, directory, of_experts.copies) if of_experts else None
+    agreed_cache_bytes(group, model, options.get("cache_bytes"))
+    Follower(model, group, slots).run()

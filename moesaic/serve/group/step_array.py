@@ -28,6 +28,7 @@ class Command(IntEnum):
     ADAPTER = 4  # its number, then the bytes of its directory's name
     STATS = 5
     WEIGHTS = 6  # the bytes of a directory's name
+    EXPERTS = 7  # slots that get other experts, by layer
 
 
 class Copy(NamedTuple):

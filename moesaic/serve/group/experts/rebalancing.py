@@ -1,0 +1,121 @@
+"""Rank 0 decides from measured loads what slots should hold, every so many steps, and tells the other ranks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from moesaic.errors import UserError
+from moesaic.parallel.experts.placement import Move, SlotPlan, rebalance
+from moesaic.serve.core.stats import ExpertCounts
+from moesaic.serve.group.step_array import Reader
+
+logger = logging.getLogger("moesaic.serve")
+
+WORTH = 0.02  # of the mean load: what a layer must gain to be changed
+Changes = dict[int, Sequence[Move]]  # by layer
+
+
+@dataclass(frozen=True)
+class ExpertOptions:
+    """`copies` slots of each rank beyond its share of the experts, and how many steps are between two looks at the
+    load; 0: slots stay as they are."""
+
+    copies: int = 0
+    steps: int = 0
+
+    @classmethod
+    def taken_from(cls, options: dict[str, Any]) -> tuple[ExpertOptions, dict[str, Any]]:
+        """Options of an engine, and those that are about experts."""
+        rest = {key: value for key, value in options.items() if key not in ("expert_replicas", "rebalance_steps")}
+        found = cls(options.get("expert_replicas") or 0, options.get("rebalance_steps") or 0)
+        for flag, number in (("--expert-replicas", found.copies), ("--rebalance-steps", found.steps)):
+            if number < 0:
+                raise UserError(flag, f"must be at least 0, not {number}")
+        return found, rest
+
+    def __bool__(self) -> bool:
+        return bool(self.copies or self.steps)
+
+
+class Round(NamedTuple):
+    """One look: how far the busiest rank was above the mean since the last one, and would have been with the new plan.
+    Over all layers, each as long as its busiest rank."""
+
+    step: int
+    before: float
+    after: float
+    moves: int
+
+
+class Rebalancer:
+    """`plans` are read at every look; `apply` makes the changes on all ranks."""
+
+    def __init__(
+        self,
+        counts: ExpertCounts,
+        plans: Callable[[], dict[int, SlotPlan]],
+        apply: Callable[[Changes], None],
+        steps: int,
+        nodes: int = 1,
+    ) -> None:
+        self.counts, self.plans, self.apply, self.steps, self.nodes = counts, plans, apply, steps, nodes
+        self.rounds: list[Round] = []
+        self._step = 0
+        self._seen: dict[int, list[int]] = {}
+
+    def before_step(self) -> None:
+        if self.steps and self._step and self._step % self.steps == 0:
+            self.look()
+        self._step += 1
+
+    def look(self) -> None:
+        total = self.counts.by_layer()
+        nothing = {layer: [0] * len(loads) for layer, loads in total.items()}
+        seen, self._seen = self._seen or nothing, total
+        changes: Changes = {}
+        longest, shorter, mean = 0.0, 0.0, 0.0
+        for layer, plan in self.plans().items():
+            loads = [float(now - then) for now, then in zip(total[layer], seen[layer], strict=True)]
+            if not sum(loads):
+                continue
+            change = rebalance(plan, loads, self.nodes)
+            worth = bool(change.moves) and change.before - change.after >= WORTH
+            if worth:
+                changes[layer] = change.moves
+            average = sum(loads) / plan.ranks
+            longest += change.before * average
+            shorter += (change.after if worth else change.before) * average
+            mean += average
+        if not mean:
+            return
+        moves = sum(len(some) for some in changes.values())
+        self.rounds.append(Round(self._step, longest / mean, shorter / mean, moves))
+        if changes:
+            logger.info(
+                "experts: the busiest rank has %.2f times the mean, after %d moves %.2f", longest / mean, moves,
+                shorter / mean,
+            )  # fmt: skip
+            self.apply(changes)
+
+
+def write_changes(changes: Changes) -> list[int]:
+    numbers = [len(changes)]
+    for layer, moves in changes.items():
+        numbers += [layer, len(moves)]
+        for move in moves:
+            numbers += [move.rank, move.slot, move.expert, -1 if move.source is None else move.source]
+    return numbers
+
+
+def read_changes(numbers: Reader) -> Changes:
+    found: Changes = {}
+    for _ in range(numbers.one()):
+        layer, count = numbers.take(2)
+        moves = [numbers.take(4) for _ in range(count)]
+        found[layer] = [
+            Move(rank, slot, expert, None if source < 0 else source) for rank, slot, expert, source in moves
+        ]
+    return found
