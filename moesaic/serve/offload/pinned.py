@@ -46,6 +46,8 @@ def host_tensor(shape: tuple[int, ...], dtype: torch.dtype, pinned: bool) -> Ten
         with contextlib.suppress(OSError):  # a system without them
             pages.madvise(mmap.MADV_HUGEPAGE)
     tensor = torch.frombuffer(pages, dtype=torch.uint8)
+    if pinned:
+        tensor.zero_()  # by all cores, which get pages sooner than whoever pins them
     if pinned and (code := pages.pin(tensor.data_ptr())):
         problem = f"{size / 2**30:.1f} GiB cannot be pinned (CUDA error {code})"
         raise UserError("host memory", problem, "Free some memory, or raise the limit of locked memory (ulimit -l).")

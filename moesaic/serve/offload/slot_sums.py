@@ -61,23 +61,30 @@ def waves(plain: Kernels, x_TD: Tensor, routes: Routes, count: int, activation: 
     return GroupedWaves(plain, x_TD, routes, count)
 
 
-class ExpertWaves:
-    """The native kernel, of one choice per row: it folds routing weights into the hidden rows, and adds a token's
-    experts in the order of their numbers, beginning with zero."""
+class RowWaves:
+    """Each assignment's row, in the order of tokens and their choices."""
 
     def __init__(self, plain: Kernels, x_TD: Tensor, routes: Routes) -> None:
         self.plain, self.x_TD, self.routes = plain, x_TD, routes
-        self.weights_A = self._weights()
         self.rows_AD = x_TD.new_empty(routes.experts_TK.numel(), x_TD.shape[1])
-
-    def _weights(self) -> Tensor:
-        return self.routes.weights_TK.reshape(-1)
 
     def compute(self, experts: Sequence[int], slot_of_E: Tensor, slots: ExpertWeights) -> None:
         experts_A, choices = self.routes.experts_TK.reshape(-1), self.routes.experts_TK.shape[1]
-        chosen = torch.isin(experts_A, torch.tensor(experts, device=experts_A.device)).nonzero().squeeze(1)
-        one = Routes(slot_of_E[experts_A[chosen]].unsqueeze(1), self.weights_A[chosen].unsqueeze(1))
-        self.rows_AD[chosen] = self.plain.experts(self.x_TD[chosen // choices], one, slots)
+        chosen_A = torch.isin(experts_A, torch.tensor(experts, device=experts_A.device)).nonzero().squeeze(1)
+        x_AD, slots_A = self.x_TD[chosen_A // choices], slot_of_E[experts_A[chosen_A]]
+        self.rows_AD[chosen_A] = self.rows(x_AD, slots_A, chosen_A, slots)
+
+    def rows(self, x_AD: Tensor, slots_A: Tensor, chosen_A: Tensor, slots: ExpertWeights) -> Tensor:
+        raise NotImplementedError
+
+
+class ExpertWaves(RowWaves):
+    """The native kernel, of one choice per row: it folds routing weights into the hidden rows, and adds a token's
+    experts in the order of their numbers, beginning with zero."""
+
+    def rows(self, x_AD: Tensor, slots_A: Tensor, chosen_A: Tensor, slots: ExpertWeights) -> Tensor:
+        weights_A = self.routes.weights_TK.reshape(-1)[chosen_A]
+        return self.plain.experts(x_AD, Routes(slots_A.unsqueeze(1), weights_A.unsqueeze(1)), slots)
 
     def sum(self) -> Tensor:
         tokens, choices = self.routes.experts_TK.shape
@@ -90,15 +97,16 @@ class ExpertWaves:
         return out_TD
 
 
-class ChoiceWaves(ExpertWaves):
-    """Triton's kernels, of one choice per row and as it is: they weigh rounded rows, and add them in float32 in the
-    order of the choices, by a kernel of its own that does it here too."""
+class ChoiceWaves(RowWaves):
+    """Triton's kernels: they weigh rounded rows, and add them in float32 in the order of the choices."""
 
-    def _weights(self) -> Tensor:
-        return torch.ones_like(self.routes.weights_TK).reshape(-1)
+    def rows(self, x_AD: Tensor, slots_A: Tensor, chosen_A: Tensor, slots: ExpertWeights) -> Tensor:
+        from moesaic.kernels.triton.experts.layer import assignment_rows  # Triton, which is on machines with a GPU
+
+        return assignment_rows(x_AD, slots_A, slots.gate_up_EGD, slots.down_EDF)
 
     def sum(self) -> Tensor:
-        from moesaic.kernels.triton.experts.rows import combine_tokens  # Triton, which is on machines with a GPU
+        from moesaic.kernels.triton.experts.rows import combine_tokens
 
         return combine_tokens(self.rows_AD, self.routes.weights_TK.contiguous())
 

@@ -14,6 +14,7 @@ from moesaic.kernels.interface import Routes
 from moesaic.kernels.triton.experts import decode, grouped, rows, streamed
 from moesaic.kernels.triton.experts.sort import Routing, route
 from moesaic.kernels.triton.experts.tuning import Choice, choose
+from moesaic.kernels.triton.experts.tuning import streamed as streamed_choice
 from moesaic.kernels.triton.quantized import matmul as quantized
 from moesaic.kernels.triton.quantized.weight import GpuQuantizedWeight
 
@@ -130,6 +131,10 @@ class Experts(torch.autograd.Function):
         return grad_x, None, grad_weights, grad_gate_up, grad_down, None
 
 
+def dense(weight: Tensor | GpuQuantizedWeight, dtype: torch.dtype) -> Tensor:
+    return weight.dense().to(dtype) if isinstance(weight, GpuQuantizedWeight) else weight
+
+
 def experts(
     x_TD: Tensor,
     routes_TK: Tensor,
@@ -142,10 +147,7 @@ def experts(
     where the experts are quantized."""
     if isinstance(gate_up_EGD, GpuQuantizedWeight) and isinstance(down_EDF, GpuQuantizedWeight):
         return quantized.experts(x_TD, Routes(routes_TK, weights_TK), gate_up_EGD, down_EDF)
-    gate_up_EGD, down_EDF = (
-        weight.dense().to(x_TD.dtype) if isinstance(weight, GpuQuantizedWeight) else weight
-        for weight in (gate_up_EGD, down_EDF)
-    )
+    gate_up_EGD, down_EDF = dense(gate_up_EGD, x_TD.dtype), dense(down_EDF, x_TD.dtype)
     inputs = (x_TD, weights_TK, gate_up_EGD, down_EDF)
     training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     x_TD, routes_TK, weights_TK = x_TD.contiguous(), routes_TK.contiguous(), weights_TK.contiguous()
@@ -160,3 +162,20 @@ def experts(
         return decode.decode(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF, choice.up_tile, choice.down_tile)
     routing = route(routes_TK, gate_up_EGD.shape[0], choice.align)
     return forward(x_TD, weights_TK, gate_up_EGD, down_EDF, routing, choice, save=False)[0]
+
+
+def assignment_rows(
+    x_ND: Tensor, experts_N: Tensor, gate_up_EGD: Tensor | GpuQuantizedWeight, down_EDF: Tensor | GpuQuantizedWeight
+) -> Tensor:
+    """What `experts` makes of each assignment before it weighs and adds them (`rows.combine_tokens`), to the same bits:
+    for batches whose experts are not all there at once."""
+    routes_N1 = experts_N.unsqueeze(1)
+    ones_N1 = torch.ones(routes_N1.shape, dtype=torch.float32, device=x_ND.device)
+    if isinstance(gate_up_EGD, GpuQuantizedWeight) and isinstance(down_EDF, GpuQuantizedWeight):
+        return quantized.sorted_experts(x_ND, Routes(routes_N1, ones_N1), gate_up_EGD, down_EDF)
+    gate_up_EGD, down_EDF = dense(gate_up_EGD, x_ND.dtype), dense(down_EDF, x_ND.dtype)
+    choice = choose(x_ND, routes_N1, gate_up_EGD, training=False)
+    if choice.path == "decode":  # whose tiles are for several experts of a token
+        F = gate_up_EGD.shape[1] // 2
+        choice = streamed_choice(x_ND, (x_ND.shape[1], F, gate_up_EGD.shape[0], 1))
+    return experts(x_ND, routes_N1, ones_N1, gate_up_EGD, down_EDF, choice)
