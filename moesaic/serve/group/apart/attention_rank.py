@@ -14,11 +14,13 @@ from moesaic.kernels.interface import Kernels
 from moesaic.model.context import ForwardContext
 from moesaic.model.layout import Layout, PagedCache
 from moesaic.model.transformer import Model
+from moesaic.parallel.experts.placement import SlotPlan
 from moesaic.serve.core.adapters import Adapter
 from moesaic.serve.group.apart import ping_pong
 from moesaic.serve.group.apart.away import AwayKernels, ExpertsAway, MicroBatch
 from moesaic.serve.group.apart.expert_rank import end
 from moesaic.serve.group.engine import GroupEngine
+from moesaic.serve.group.experts.rebalancing import Changes, Rebalancer
 from moesaic.serve.group.follower import Follower
 from moesaic.serve.group.rank_state import RankState
 from moesaic.serve.group.rank_step import RankStep
@@ -39,7 +41,7 @@ class ApartStep(RankStep):
         group = self.group
         parts = [self._cuts([piece for piece in pieces if piece.dp == dp]) for dp in range(group.layout.dp)]
         own = [piece for piece in pieces if piece.dp == group.dp]
-        turn = sum(piece.cached for piece in pieces)
+        turn = self.kernels.steps
 
         def ops_of(number: int, layout: Layout) -> Kernels:
             sequences = [own[sequence] for sequence, _, _ in parts[group.dp][number].runs]
@@ -70,17 +72,38 @@ class ApartStep(RankStep):
         return self.group.tensor.rows(own_ND, [stop - start for start, stop in shares], "rows")
 
 
+class ApartState(RankState):
+    def __init__(self, model: Model, group: WorkerGroup, cache: PagedCache, away: ExpertsAway) -> None:
+        super().__init__(model, group, cache)
+        self.away = away
+        self.step = ApartStep(model, group, cache, away)
+
+    def move_experts(self, changes: Changes) -> None:
+        self.away.change(changes)
+        if self.group.is_main:
+            self.away.keep(changes)
+
+
 class ApartEngine(GroupEngine):
     """Rank 0 of the ranks that attend."""
 
-    def __init__(self, model: Model, group: WorkerGroup, away: ExpertsAway, **options: Any) -> None:
+    def __init__(
+        self, model: Model, group: WorkerGroup, away: ExpertsAway, rebalance_steps: int = 0, **options: Any
+    ) -> None:
         self.away = away
-        super().__init__(model, group, **options)
+        super().__init__(model, group, None, rebalance_steps, **options)
 
     def new_cache(self, pages: int, page_size: int, dtype: torch.dtype) -> PagedCache:
         cache = super().new_cache(pages, page_size, dtype)
-        self.state.step = ApartStep(self.model, self.group, cache, self.away)
+        self.state = ApartState(self.model, self.group, cache, self.away)
         return cache
+
+    def new_rebalancer(self, steps: int) -> Rebalancer | None:
+        # Not while a rank is lost: whoever took its experts has more slots than the others.
+        def plans() -> dict[int, SlotPlan]:
+            return {} if self.away.lost else self.away.plans
+
+        return Rebalancer(self.experts, plans, self.move_experts, steps) if steps else None
 
     def load_weights(self, directory: str | Path, recompute: bool = True) -> None:
         problem = "expert ranks read their weights once"
@@ -101,6 +124,5 @@ class ApartFollower(Follower):
         end(self.away.wires)
 
     def _start(self, body: Reader) -> RankState:
-        state = super()._start(body)
-        state.step = ApartStep(self.model, self.group, state.cache, self.away)
-        return state
+        cache = super()._start(body).cache
+        return ApartState(self.model, self.group, cache, self.away)

@@ -11,7 +11,8 @@ itself, in the middle of a layer: nothing else has to stop or be told.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -20,13 +21,16 @@ from torch import Tensor
 from moesaic.kernels.interface import Kernels, Routes
 from moesaic.kernels.layer_weights import ExpertWeights
 from moesaic.kernels.wrapped import WrappedKernels
-from moesaic.parallel.experts.placement import SlotPlan, without_rank
-from moesaic.serve.group.apart.expert_rank import Watch
-from moesaic.serve.group.apart.wires import ROWS, Head, Wire, head_tensor, question
+from moesaic.parallel.experts.placement import SlotPlan, after, without_rank
+from moesaic.serve.group.apart.expert_rank import ExpertRankStats, Watch, tell
+from moesaic.serve.group.apart.wires import KEEP, ROWS, STATS, Head, Wire, head_tensor, question
 from moesaic.serve.group.experts.choice import Holders, add_in_order
+from moesaic.serve.group.experts.rebalancing import Changes
 from moesaic.serve.group.links import RankLost
 
 logger = logging.getLogger("moesaic.serve")
+
+READ_SECONDS = 600.0  # for an expert rank to read other experts, while nobody computes
 
 
 class MicroBatch(NamedTuple):
@@ -65,6 +69,40 @@ class ExpertsAway:
             plans = {layer: without_rank(plan, rank) for layer, plan in plans.items()}
         self.plans = plans
         self.holders = {layer: Holders(plan, self.experts[layer]) for layer, plan in plans.items()}
+
+    def change(self, changes: Changes) -> None:
+        """Some slots hold other experts from now on."""
+        moved = {layer: after(self.plans[layer], moves) for layer, moves in changes.items()}
+        self.follow(self.plans | moved)
+
+    def keep(self, layers: Iterable[int]) -> int:
+        """Tell expert ranks to hold what the plans say, and wait until they do; how many experts were read for it."""
+        read = 0
+        for layer in layers:
+            for rank, wire in self.wires.items():
+                if wire.lost is None:
+                    try:
+                        read += self._keep(wire, layer, self.plans[layer].slots[rank])
+                    except RankLost as error:
+                        self._leave_out(rank, error)
+        return read
+
+    @staticmethod
+    def _keep(wire: Wire, layer: int, experts: Sequence[int]) -> int:
+        for work, _ in wire.send(head_tensor(Head(KEEP, layer, rows=len(experts))), torch.tensor(experts)):
+            wire.settle(work)
+        return int(wire.receive(torch.empty(1, dtype=torch.int64), timedelta(seconds=READ_SECONDS)))
+
+    def stats(self) -> dict[int, ExpertRankStats]:
+        """Of the expert ranks that are there, between two steps."""
+        found = {}
+        for rank in tell(self.wires, Head(STATS)):
+            try:
+                numbers = self.wires[rank].receive(torch.empty(len(ExpertRankStats._fields), dtype=torch.int64))
+                found[rank] = ExpertRankStats(*numbers.tolist())
+            except RankLost as error:
+                self._leave_out(rank, error)
+        return found
 
     def begin(self, x_TD: Tensor, routes: Routes, layer: int, micro: MicroBatch) -> Callable[[], Tensor]:
         """Rows leave; what this returns waits for the answers and adds them up."""

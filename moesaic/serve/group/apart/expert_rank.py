@@ -36,6 +36,16 @@ from moesaic.serve.group.links import RankLost
 Watch = Callable[[str, int, int, bool], None]
 
 
+class ExpertRankStats(NamedTuple):
+    """Bytes of experts, how many it holds, how many it ever read; and questions and assignments that it computed."""
+
+    bytes: int
+    held: int
+    read: int
+    questions: int
+    assignments: int
+
+
 class Question(NamedTuple):
     rows_PD: Tensor
     expert_A: Tensor
@@ -53,6 +63,7 @@ class ExpertRank:
         self.layers = {layer: LayerExperts(reader, layer, experts) for layer, experts in held.items()}
         self.watch: Watch | None = None
         self.questions = 0  # that were computed, each of one or more attention ranks
+        self.assignments = 0  # in them
         self.problem: BaseException | None = None
         self._meetings: dict[tuple[int, int], dict[int, Question]] = {}
         self._answers: dict[tuple[int, int, int], Tensor] = {}
@@ -62,6 +73,10 @@ class ExpertRank:
     @property
     def bytes(self) -> int:
         return sum(layer.bytes for layer in self.layers.values())
+
+    def stats(self) -> ExpertRankStats:
+        held = sum(len(layer.held) for layer in self.layers.values())
+        return ExpertRankStats(self.bytes, held, self.reader.read_experts, self.questions, self.assignments)
 
     def serve(self) -> None:
         """Until all attention ranks say so (returns), or one is lost (raises)."""
@@ -101,7 +116,7 @@ class ExpertRank:
             self._send(wire, torch.tensor([read]))
             return True
         if head.what == STATS:
-            self._send(wire, torch.tensor([self.bytes, self.reader.read_experts, self.questions]))
+            self._send(wire, torch.tensor(self.stats()))
             return True
         width, dtype = self.reader.config.hidden, self.reader.dtype
         size = question_bytes(head.rows, head.assignments, width * dtype.itemsize)
@@ -145,6 +160,7 @@ class ExpertRank:
             y_AD = x_AD
             if len(x_AD):
                 self.questions += 1
+                self.assignments += len(x_AD)
                 slot_A = layer.slots_of(torch.cat([one.expert_A for one in questions]))
                 weight_A = torch.cat([one.weight_A for one in questions])
                 device = self.reader.device

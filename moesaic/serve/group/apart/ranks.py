@@ -33,6 +33,7 @@ from moesaic.serve.group.apart.away import ExpertsAway, plans_for
 from moesaic.serve.group.apart.expert_rank import ExpertRank
 from moesaic.serve.group.apart.wires import Wire
 from moesaic.serve.group.engine import agreed_cache_bytes
+from moesaic.serve.group.experts.rebalancing import ExpertOptions
 from moesaic.serve.group.experts.slots import ExpertReader
 from moesaic.serve.group.links import Traffic
 from moesaic.serve.group.loading import load_share
@@ -108,23 +109,21 @@ def open_apart(
     ranks: ApartRanks, directory: str | Path, load_options: dict[str, Any], engine_options: dict[str, Any]
 ) -> ApartEngine:
     """Rank 0's engine. The others must `follow_apart` with the same arguments."""
-    options = dict(engine_options)
-    copies = options.pop("expert_replicas", 0)
-    model, group, away = _attention(ranks, directory, load_options, options, copies)
-    cache_bytes = agreed_cache_bytes(group, model, options.get("cache_bytes"))
-    return ApartEngine(model, group, away, **options | {"cache_bytes": cache_bytes})
+    of_experts, options = ExpertOptions.taken_from(engine_options)
+    model, group, away = _attention(ranks, directory, load_options, options, of_experts.copies)
+    options["cache_bytes"] = agreed_cache_bytes(group, model, options.get("cache_bytes"))
+    return ApartEngine(model, group, away, of_experts.steps, **options)
 
 
 def follow_apart(
     ranks: ApartRanks, directory: str | Path, load_options: dict[str, Any], engine_options: dict[str, Any]
 ) -> None:
     """Until rank 0 ends the group (returns) or is lost (`RankLost`)."""
-    options = dict(engine_options)
-    copies = options.pop("expert_replicas", 0)
+    of_experts, options = ExpertOptions.taken_from(engine_options)
     if ranks.expert >= 0:
-        expert_rank(ranks, directory, load_options, copies).serve()
+        expert_rank(ranks, directory, load_options, of_experts.copies).serve()
         return
-    model, group, away = _attention(ranks, directory, load_options, options, copies)
+    model, group, away = _attention(ranks, directory, load_options, options, of_experts.copies)
     agreed_cache_bytes(group, model, options.get("cache_bytes"))
     ApartFollower(model, group, away).run()
 
