@@ -39,6 +39,7 @@ DRAFTERS: dict[str, Options] = {
     "suffix": {"tokens": 100_000},
     "mtp": {"length": 3},
     "model": {"path": "{other}", "length": 3, "cache_bytes": 100_000},
+    "swift": {"path": "{other}", "width": 3, "nodes": 12, "wait": 30.0},
     "router": {"draft_model": "{other}"},
 }
 SCHEDULING_POLICIES: dict[str, Options] = {"chunked": {"tokens": 48}, "flow": {"itl": 0.05}}

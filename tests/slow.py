@@ -25,6 +25,7 @@ SLOW = [
     "parallel/test_tensor.py",
     "parallel/test_tensor_tiles.py",
     "serve/test_drafters.py",
+    "serve/drafters/test_swift.py",
     "plan/test_straggler_causes.py",
     "serve/test_engine_batch.py",
     "compress/test_layouts.py",
