@@ -3,6 +3,7 @@
     python -m bench.soak                           a minute against the engine; writes bench/results/soak_engine.json
     python -m bench.soak --minutes 10
     python -m bench.soak --server --minutes 5      against the real server, in a process of its own
+    python -m bench.soak --deployment "tp=2" --minutes 10       against one on several processes (bench/wide_load.py)
 
 Time runs six times as fast: clients that would come over an hour come in ten minutes. A third of them leave before
 their answer has ended. Each tenth of the time is summed up by itself. Memory must not grow from the second to the last,
@@ -27,6 +28,8 @@ import torch
 
 import moesaic
 from bench.measure import record
+from bench.processes import descendants, server_process
+from bench.wide_load import DEPLOYMENTS
 from moesaic.data.tokenizer_training import save_tokenizer, train_tokenizer
 from moesaic.model.directory import save
 from moesaic.model.families import read_config
@@ -158,10 +161,9 @@ async def soak_engine(directory: Path, rate: float, seconds: float) -> dict[str,
     return summary(traffic, left) | {"preemptions": engine.scheduler.preemptions, "finished": engine.counts.finished}
 
 
-async def soak_server(directory: Path, rate: float, seconds: float) -> dict[str, Any]:
-    with serving(directory, ["--cache-gb", "0.001", "--policy", "flow", "--threads", "1"]) as url:
-        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-        process = next(child for child in children if b"serve" in Path(f"/proc/{child}/cmdline").read_bytes())
+async def soak_server(directory: Path, rate: float, seconds: float, options: list[str]) -> dict[str, Any]:
+    with serving(directory, ["--cache-gb", "0.001", "--threads", "1", *options]) as url:
+        process = server_process()
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=32)
         async with httpx.AsyncClient(base_url=url, limits=limits, timeout=120) as client:
 
@@ -175,7 +177,7 @@ async def soak_server(directory: Path, rate: float, seconds: float) -> dict[str,
                             if any(has_text(choice["delta"]) for choice in choices):
                                 yield line
 
-            traffic = Traffic(rate, seconds, one, lambda: resident(process))
+            traffic = Traffic(rate, seconds, one, lambda: sum(map(resident, (process, *descendants(process)))))
             await traffic.run()
             for _ in range(50):  # what was abandoned last is still being noticed
                 lines = (await client.get("/metrics")).text.splitlines()
@@ -214,19 +216,25 @@ def main() -> None:
         "--rate", type=float, default=12.0, help="clients a second; an hour of 2 a second in ten minutes"
     )
     parser.add_argument("--server", action="store_true", help="against the server, not the engine alone")
+    parser.add_argument("--deployment", choices=list(DEPLOYMENTS), help="against a server on several processes")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as path:
         directory = make_directory(Path(path) / "tiny")
-        soak = soak_server if options.server else soak_engine
-        found = asyncio.run(soak(directory, options.rate, options.minutes * 60))
+        seconds = options.minutes * 60
+        if options.deployment or options.server:
+            how = DEPLOYMENTS[options.deployment] if options.deployment else ["--policy", "flow"]
+            found = asyncio.run(soak_server(directory, options.rate, seconds, how))
+        else:
+            found = asyncio.run(soak_engine(directory, options.rate, seconds))
     print({key: value for key, value in found.items() if key != "parts"})
     sound = not found["problems"] and not any(found["left_over"].values())
     flat = found["memory_growth_mib"] < 16
     print(f"{'sound' if sound else 'NOT SOUND'}, memory {'flat' if flat else 'NOT FLAT'}")
     parts = found.pop("parts")
-    name = "soak_server" if options.server else "soak_engine"
-    print(f"wrote {record(name, parts, minutes=options.minutes, rate=options.rate, **found)}")
+    name = "soak_wide" if options.deployment else "soak_server" if options.server else "soak_engine"
+    facts = {"deployment": options.deployment} if options.deployment else {}
+    print(f"wrote {record(name, parts, minutes=options.minutes, rate=options.rate, **facts, **found)}")
     raise SystemExit(0 if sound and flat else 1)
 
 

@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from moesaic.errors import UserError
@@ -47,7 +48,10 @@ class EngineProcess:
 
     @classmethod
     def start(cls, options: EngineOptions) -> EngineProcess:
-        context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+        # A process is forked from one that has imported everything and computed nothing (CUDA does not survive a fork):
+        # importing takes longer than loading a small model, and a worker that died is waited for.
+        multiprocessing.set_forkserver_preload(["moesaic.serve.cluster.preload"])
+        context = multiprocessing.get_context("forkserver")
         ranks = engine_kind(options).ranks
         address = f"127.0.0.1:{free_port()}" if ranks > 1 else ""
         processes, pipes = [], []
@@ -162,6 +166,7 @@ def _run(options: EngineOptions, rank: int, address: str, pipe: Connection) -> N
     for number in (signal.SIGINT, signal.SIGTERM):  # they mean the server, which lets requests finish
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_SECONDS)
+    show_name(f"moe:{options.role or 'engine'}.{rank}")
     lock = threading.Lock()
 
     def send(message: FromEngine) -> None:
@@ -181,6 +186,12 @@ def _run(options: EngineOptions, rank: int, address: str, pipe: Connection) -> N
         server = EngineServer(options, address, send)
         _listen(pipe, server.take)
         server.run()
+
+
+def show_name(name: str) -> None:
+    """In `ps` and `top`, where the system lets a process call itself something."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(name[:15])
 
 
 def _listen(pipe: Connection, take: Callable[[Any], None]) -> None:

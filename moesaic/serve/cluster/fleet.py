@@ -81,7 +81,8 @@ class Fleet:
     def restart(self, handle: WorkerHandle, options: EngineOptions, weights: int) -> None:
         """One that was stopped, with other options."""
         assert handle.state is State.ENDED
-        handle.options, handle.weights, handle.failures, handle.leaving = options, weights, 0, False
+        handle.options, handle.weights, handle.leaving = options, weights, False
+        handle.failures = handle.failed_starts = 0
         self.handles.append(handle)
         self.handles.sort(key=lambda one: one.number)
         self._run(handle, self._start(handle))
@@ -200,12 +201,13 @@ class Fleet:
         handle.deaths += 1
         lived = handle.ready is not None and time.monotonic() - handle.ready_since > STEADY_SECONDS
         handle.failures = 1 if lived else handle.failures + 1
+        handle.failed_starts = handle.failed_starts + 1 if handle.ready is None else 0
         handle.ready = None
         self.deaths += 1
         self._forget(handle)
         self._run(handle, self._bury(handle, worker))
         self._listener.worker_died(handle)
-        starting = [other for other in self.handles if other.failures < HOPELESS]
+        starting = [other for other in self.handles if other.failed_starts < HOPELESS]
         if not starting:
             self._listener.no_worker_starts(handle.problem)
         self.notify()

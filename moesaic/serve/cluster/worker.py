@@ -65,7 +65,8 @@ class WorkerHandle:
     leaving: bool = False  # it drains, or will when it has been restarted
     problem: str = ""  # what kept it from starting last time
     deaths: int = 0
-    failures: int = 0  # deaths in a row
+    failures: int = 0  # deaths in a row,
+    failed_starts: int = 0  # and those before it was ready
     ready_since: float = 0.0
     heard: set[int] = field(default_factory=set)  # ranks that have said something,
     silence: dict[int, float] = field(default_factory=dict)  # and for how many seconds each has said nothing

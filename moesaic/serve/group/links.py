@@ -19,6 +19,8 @@ from torch import Tensor
 
 from moesaic.serve.core.driver import EngineLost
 
+MEETING = timedelta(minutes=3)  # for ranks to find each other: some import longer than others
+
 
 class RankLost(EngineLost):
     """Another rank of the group has died or does not answer. A group that lost a rank cannot go on."""
@@ -60,13 +62,15 @@ class Link:
         self._group: Any = None
         if self.size > 1:
             named, limit = dist.PrefixStore(f"{name}/{members[0]}", store), timedelta(seconds=patience)
+            meeting = max(limit, MEETING)
             with self._lost():
                 if nccl:
                     options = dist.ProcessGroupNCCL.Options()
                     options._timeout = limit
                     self._group = dist.ProcessGroupNCCL(named, self.index, self.size, options)
                 else:
-                    self._group = dist.ProcessGroupGloo(named, self.index, self.size, limit)
+                    self._group = dist.ProcessGroupGloo(named, self.index, self.size, meeting)
+                    self._group._set_default_timeout(limit)
 
     @contextmanager
     def _lost(self) -> Any:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from moesaic.errors import UserError
 from moesaic.parallel.layout import ParallelLayout, parse_layout
-from moesaic.serve.group.links import Link, Traffic
+from moesaic.serve.group.links import MEETING, Link, Traffic
 
 STALL_SECONDS = 20.0  # that a rank may be silent in a forward
 PATIENCE = 86400.0  # between two steps: an idle engine is no error
@@ -76,6 +76,6 @@ def join(
 ) -> WorkerGroup:
     """Meet the other ranks at `host:port`, which rank 0 opens."""
     host, _, port = address.rpartition(":")
-    limit = timedelta(seconds=max(60.0, stall_seconds))
+    limit = max(MEETING, timedelta(seconds=stall_seconds))
     store = dist.TCPStore(host, int(port), None, rank == 0, limit, wait_for_workers=False)
     return WorkerGroup(layout, rank, store, stall_seconds, torch.device(device))
