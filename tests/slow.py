@@ -16,7 +16,7 @@ SLOW = [
     "parallel/test_staying_up.py",
     "kernels/test_triton_quantized.py",
     "align/test_asynchronous.py",
-    "serve/test_replicas.py",
+    "serve/cluster/test_ray.py",
     "test_docs_commands.py",
     "compress/test_methods.py",
     "kernels/test_triton_serving.py",

@@ -39,6 +39,7 @@ from moesaic.serve.core.request import Output, Request
 from moesaic.serve.core.stats import EngineStats
 
 MAX_ATTEMPTS = 5  # of one request to get its next token: it may be what kills workers
+SUSPECT = 2  # deaths after which it is under way only when no other suspect is, so that others outlive it
 STATS_SECONDS = 1.0  # between two reads of a worker's stats
 
 
@@ -160,6 +161,8 @@ class EngineClient:
         self.aborted += 1
         self._withdraw(entry)
         self.forget(request)
+        if entry.attempts >= SUSPECT:
+            self._dispatch()
 
     async def until_idle(self) -> None:
         """Return when no request is open."""
@@ -221,6 +224,7 @@ class EngineClient:
         async def read(worker: WorkerHandle) -> None:
             with contextlib.suppress(EngineFailed):
                 worker.stats = await self.ask(worker, "stats")
+                worker.rank_stats = await self.ask(worker, "ranks")
 
         await asyncio.gather(*(read(worker) for worker in self.workers if worker.ready is not None))
 
@@ -232,14 +236,19 @@ class EngineClient:
     def life_over(self, worker: WorkerHandle) -> None:
         """Counters never go back, but its pages and its requests are gone."""
         self._dead_stats += dataclasses.replace(worker.stats, pages=0, pages_in_use=0, running=0, waiting=0)
-        worker.stats = EngineStats()
+        worker.stats, worker.rank_stats = EngineStats(), []
 
     # Visits
 
     def _dispatch(self) -> None:
         """Send every request that waits to the worker that the strategy chooses; what comes together goes together."""
         sent: dict[WorkerHandle, list[tuple[int, dict[str, Any]]]] = {}
+        suspected = any(entry.attempts >= SUSPECT for entry in self._visits.values())
         for entry in list(self._waiting.values()):
+            if entry.attempts >= SUSPECT:
+                if suspected:
+                    continue
+                suspected = True
             visit = self.routing.choose(entry, self._usable(entry))
             if visit is None:
                 continue
@@ -366,10 +375,11 @@ class EngineClient:
 
     def _deliver(self, worker: WorkerHandle, found: list[tuple[int, tuple[Any, ...]]]) -> None:
         now = self.engine.clock()
-        outputs = []
+        outputs, cleared = [], False
         for number, data in found:
             if (entry := self._visits.get(number)) is not None:  # else it was aborted meanwhile, or moved
                 output = deserialize_output(entry.request, data, now)
+                cleared |= entry.attempts >= SUSPECT
                 entry.attempts, entry.weights = 0, worker.weights
                 self.generated_tokens += len(output.tokens)
                 if output.finish_reason is not None:
@@ -379,6 +389,8 @@ class EngineClient:
                 entry.queue.put_nowait(output)
         if self.on_outputs is not None:
             self.on_outputs(outputs)
+        if cleared:
+            self._dispatch()
 
     def _count_slots(self) -> None:
         """The front's engine computes nothing, but says how many requests run at the same time."""

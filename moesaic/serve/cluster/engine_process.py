@@ -186,6 +186,8 @@ def _run(options: EngineOptions, rank: int, address: str, pipe: Connection) -> N
         server = EngineServer(options, address, send)
         _listen(pipe, server.take)
         server.run()
+    sys.stderr.flush()
+    os._exit(0)  # threads of a group that lost a rank may wait for it
 
 
 def show_name(name: str) -> None:

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from moesaic.serve.cluster.kinds import engine_kind
+from moesaic.serve.cluster.kinds import EngineKind, engine_kind
 from moesaic.serve.cluster.messages import (
     Abort,
     Add,
@@ -35,11 +34,12 @@ from moesaic.serve.cluster.messages import (
     ToEngine,
 )
 from moesaic.serve.cluster.serialization import deserialize_request, serialize_output
-from moesaic.serve.core.driver import EngineDriver
+from moesaic.serve.core.driver import EngineDriver, EngineLost
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.engine_loop import RETRY
 from moesaic.serve.core.request import Request
 from moesaic.serve.core.stats import EngineStats
+from moesaic.serve.group.rank_state import RankStats
 
 logger = logging.getLogger("moesaic.serve")
 
@@ -47,6 +47,7 @@ logger = logging.getLogger("moesaic.serve")
 class EngineServer:
     """The thread of `run` steps the engine; another calls `take`, which puts what messages ask for into its inbox."""
 
+    kind: EngineKind
     engine: Engine
     driver: EngineDriver[int]
 
@@ -61,8 +62,8 @@ class EngineServer:
     def run(self) -> None:
         """Until it is told to end, the front has gone, or a group of ranks has lost one."""
         try:
-            kind = engine_kind(self.options)
-            self.engine = kind.open(self.options, self.address)
+            self.kind = engine_kind(self.options)
+            self.engine = self.kind.open(self.options, self.address)
             self.engine.warm_up()
         except Exception as error:
             with contextlib.suppress(OSError):
@@ -71,12 +72,17 @@ class EngineServer:
         self.engine.wake = self.wake.set
         self.driver = EngineDriver(self.engine)
         self.started = True
-        with contextlib.suppress(OSError):  # the front has gone
-            cache = self.engine.cache
-            self.send(Ready(cache.pages, self.engine.page_pool.size, held_bytes(self.engine), (os.getpid(),)))
-            self._serve(kind.ranks)
+        held = self.ranks()[0]
+        try:
+            self.send(Ready(self.engine.cache.pages, self.engine.page_pool.size, held.weights + held.cache))
+            self._serve()
+            self.kind.close(self.engine)
+        except OSError:
+            pass  # the front has gone
+        except EngineLost as error:  # its requests go on where the front sends them
+            logger.error("the engine is lost: %s", error)
 
-    def _serve(self, ranks: int) -> None:
+    def _serve(self) -> None:
         while not self.ended:
             self.wake.clear()
             if not self.engine.working:
@@ -86,8 +92,6 @@ class EngineServer:
             if step.error is not None:
                 logger.error("the engine failed; its requests are given up", exc_info=step.error)
                 self._lose(step.lost, step.error, again=True)
-                if ranks > 1:
-                    return  # the others are somewhere in the step that failed here
             elif step.outputs:
                 self.send(Outputs([(number, serialize_output(output)) for number, output in step.outputs]))
                 for number, output in step.outputs:
@@ -150,9 +154,5 @@ class EngineServer:
     def stats(self) -> EngineStats:
         return EngineStats.of(self.engine)
 
-
-def held_bytes(engine: Engine) -> int:
-    """Of weights and KV cache, in this process."""
-    weights = sum(tensor.nbytes for tensor in [*engine.model.parameters(), *engine.model.buffers()])
-    cached = sum(tensor.nbytes for layer in engine.cache.layers for tensor in layer.values())
-    return weights + cached
+    def ranks(self) -> list[RankStats]:
+        return self.kind.rank_stats(self.engine)

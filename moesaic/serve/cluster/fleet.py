@@ -163,6 +163,7 @@ class Fleet:
                 handle.busy, handle.steps = 0.0, message.steps
         elif isinstance(message, Ready):
             handle.ready, handle.ready_since, handle.problem = message, time.monotonic(), ""
+            handle.failed_starts = 0
             handle.state = State.DRAINING if handle.leaving else State.READY
             self._listener.worker_ready(handle)
             self.notify()
@@ -199,16 +200,15 @@ class Fleet:
         worker, handle.worker = handle.worker, None
         handle.state = State.DEAD
         handle.deaths += 1
+        handle.failed_starts += handle.ready is None
         lived = handle.ready is not None and time.monotonic() - handle.ready_since > STEADY_SECONDS
         handle.failures = 1 if lived else handle.failures + 1
-        handle.failed_starts = handle.failed_starts + 1 if handle.ready is None else 0
         handle.ready = None
         self.deaths += 1
         self._forget(handle)
         self._run(handle, self._bury(handle, worker))
         self._listener.worker_died(handle)
-        starting = [other for other in self.handles if other.failed_starts < HOPELESS]
-        if not starting:
+        if all(other.failed_starts >= HOPELESS for other in self.handles):
             self._listener.no_worker_starts(handle.problem)
         self.notify()
 

@@ -7,7 +7,7 @@ the others do until the first ends. `EngineOptions` say which kind it is.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -15,6 +15,8 @@ from moesaic.kernels import hardware
 from moesaic.model.directory import load
 from moesaic.serve.cluster.messages import EngineOptions
 from moesaic.serve.core.engine import Engine
+from moesaic.serve.group.engine import GroupEngine
+from moesaic.serve.group.rank_state import RankStats, peak_bytes
 from moesaic.serve.group.ranks import WorkerGroup, follow, join, open_engine, serving_layout
 
 
@@ -28,6 +30,12 @@ class EngineKind(Protocol):
     def follow(self, options: EngineOptions, rank: int, address: str) -> None:
         """On another rank, until rank 0 ends or dies."""
 
+    def rank_stats(self, engine: Engine) -> list[RankStats]:
+        """On rank 0, between two steps."""
+
+    def close(self, engine: Engine) -> None:
+        """On rank 0: end the others."""
+
 
 @dataclass(frozen=True)
 class OneProcess:
@@ -38,6 +46,14 @@ class OneProcess:
 
     def follow(self, options: EngineOptions, rank: int, address: str) -> None:
         raise AssertionError("there is one rank")
+
+    def rank_stats(self, engine: Engine) -> list[RankStats]:
+        weights = sum(tensor.nbytes for tensor in (*engine.model.parameters(), *engine.model.buffers()))
+        cached = sum(tensor.nbytes for layer in engine.cache.layers for tensor in layer.values())
+        return [RankStats(0, weights, cached, peak_bytes(engine.model.device), sent=0, messages=0)]
+
+    def close(self, engine: Engine) -> None:
+        pass
 
 
 class Group:
@@ -54,6 +70,12 @@ class Group:
     def follow(self, options: EngineOptions, rank: int, address: str) -> None:
         group, loading = self._join(options, rank, address)
         follow(group, options.directory, loading, options.engine_options)
+
+    def rank_stats(self, engine: Engine) -> list[RankStats]:
+        return cast(GroupEngine, engine).rank_stats()
+
+    def close(self, engine: Engine) -> None:
+        cast(GroupEngine, engine).close()
 
     def _join(self, options: EngineOptions, rank: int, address: str) -> tuple[WorkerGroup, dict[str, Any]]:
         loading = _load_options(options, rank)

@@ -58,7 +58,7 @@ class End(NamedTuple):
 class Ready(NamedTuple):
     pages: int  # of its KV cache
     page_size: int
-    bytes: int = 0  # of weights and KV cache, of one rank
+    bytes: int = 0  # of weights and KV cache, of rank 0
     pids: tuple[int, ...] = ()
 
 

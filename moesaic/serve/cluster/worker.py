@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from moesaic.serve.cluster.messages import EngineOptions, FromEngine, Ready, ToEngine
 from moesaic.serve.cluster.prefix_routing import PrefixIndex
 from moesaic.serve.core.stats import EngineStats
+from moesaic.serve.group.rank_state import RankStats
 
 if TYPE_CHECKING:
     from moesaic.serve.cluster.client import OpenRequest
@@ -65,8 +66,8 @@ class WorkerHandle:
     leaving: bool = False  # it drains, or will when it has been restarted
     problem: str = ""  # what kept it from starting last time
     deaths: int = 0
-    failures: int = 0  # deaths in a row,
-    failed_starts: int = 0  # and those before it was ready
+    failures: int = 0  # deaths in a row
+    failed_starts: int = 0  # of them, before it was ready
     ready_since: float = 0.0
     heard: set[int] = field(default_factory=set)  # ranks that have said something,
     silence: dict[int, float] = field(default_factory=dict)  # and for how many seconds each has said nothing
@@ -76,6 +77,7 @@ class WorkerHandle:
     pending_tokens: int = 0  # of them, to prefill and decode, at most
     prefixes: PrefixIndex = field(default_factory=PrefixIndex)
     stats: EngineStats = field(default_factory=EngineStats)  # as last read
+    rank_stats: list[RankStats] = field(default_factory=list)
     adapters: set[str] = field(default_factory=set)  # that it was told to load
 
     @property
