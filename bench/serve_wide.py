@@ -40,7 +40,7 @@ def main() -> None:
 
 def compare(directory: Path, family: str, count: int, deployments: list[str]) -> list[dict[str, Any]]:
     asked = requests(count, directory.name)
-    common = ["--threads", "1", "--cache-gb", "0.05", *adapter_options(directory)]
+    common = ["--threads", "1", "--cache-gb", "0.05", "--invariant", *adapter_options(directory)]
     with serving(directory, common) as url:
         expected = asyncio.run(ask_all(url, asked))
     tokens = sum(len((choice.get("logprobs") or {}).get("tokens") or ()) for found in expected for choice in found)

@@ -76,6 +76,10 @@ def command(
     ] = "moesaic",
     dtype: Dtype = None,
     device: Device = None,
+    invariant: Annotated[
+        bool,
+        typer.Option("--invariant", help="Bits that depend on no batch or layout, in latent attention too (slower)."),
+    ] = False,
     replicas: Annotated[
         int | None, typer.Option(min=1, help="Workers: engines in processes of their own, or groups with --layout.")
     ] = None,
@@ -140,7 +144,12 @@ def command(
     listener = listen(host, port)  # before the model is loaded, which takes a while, so that a taken port shows at once
     wanted = EngineOptions(
         directory,
-        load_options={"dtype": dtype, "device": device, "threads": threads},
+        load_options={
+            "dtype": dtype,
+            "device": device,
+            "threads": threads,
+            "mode": "invariant" if invariant else "fast",
+        },
         engine_options={
             "cache_bytes": None if cache_gb is None else int(cache_gb * 2**30),
             "seed": seed,
