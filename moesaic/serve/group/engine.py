@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from moesaic.model.layout import PagedCache
+from moesaic.model.layout import Layout, PagedCache
 from moesaic.model.transformer import Model
 from moesaic.serve.core.adapters import Adapter
 from moesaic.serve.core.driver import EngineLost
@@ -26,8 +26,10 @@ from moesaic.serve.group.group_cache import GroupCache
 from moesaic.serve.group.kernels import GroupKernels
 from moesaic.serve.group.page_pools import PagePools
 from moesaic.serve.group.rank_state import RankState, RankStats
+from moesaic.serve.group.refusals import check_drafters
 from moesaic.serve.group.share_adapters import load_adapter_share
-from moesaic.serve.group.step_array import Change, Command, Forget, Piece, send, spans_of, write_text
+from moesaic.serve.group.share_model import ShareModel
+from moesaic.serve.group.step_array import Change, Command, Forget, Piece, Predicted, send, spans_of, write_text
 from moesaic.serve.group.worker_group import WorkerGroup
 
 
@@ -43,7 +45,7 @@ class GroupEngine(Engine):
 
     def __init__(
         self,
-        model: Model,
+        model: ShareModel,
         group: WorkerGroup,
         slots: GroupSlots | None = None,
         rebalance_steps: int = 0,
@@ -54,8 +56,10 @@ class GroupEngine(Engine):
         self.numbers: dict[Adapter, int] = weakref.WeakKeyDictionary()  # type: ignore[assignment]
         self.loaded = 0
         super().__init__(model, **options)
+        check_drafters(self.drafter, group.layout)
         kernels = cast(GroupKernels, model.ops)
         kernels.announce = self._ask_for_logits
+        model.announce = self._ask_to_predict
         self.rebalancer = self.new_rebalancer(rebalance_steps)
 
     def new_rebalancer(self, steps: int) -> Rebalancer | None:
@@ -104,6 +108,7 @@ class GroupEngine(Engine):
 
     def load_weights(self, directory: str | Path, recompute: bool = True) -> None:
         """Every rank reads its share of other weights of the same model."""
+        self.state.check_weights(directory)
         self.tell(Command.WEIGHTS, write_text(str(Path(directory).absolute())))
         self.state.load_weights(str(directory))
         self.weights_changed(recompute)
@@ -119,6 +124,20 @@ class GroupEngine(Engine):
     def _ask_for_logits(self, hidden_ND: Tensor) -> None:
         self.tell(Command.HEAD, [len(hidden_ND)])
         self.group.tensor.broadcast(hidden_ND, "hidden")
+
+    def _ask_to_predict(self, layer: int, hidden_RD: Tensor, next_R: Tensor, layout: Layout) -> None:
+        spans = layout.spans
+        assert layout.pages is not None
+        rows = Predicted(
+            layer,
+            [span.new for span in spans],
+            [span.cached for span in spans],
+            [list(pages) for pages in layout.pages],
+            layout.positions_T.tolist(),
+            next_R.tolist(),
+        )
+        self.tell(Command.PREDICT, rows.numbers())
+        self.group.tensor.broadcast(hidden_RD, "hidden")
 
 
 class GroupForward(Forward):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import cast
 
 import torch
+from torch import Tensor
 
-from moesaic.model.layout import PagedCache
+from moesaic.model.layout import Layout, PagedCache
 from moesaic.model.transformer import Model
 from moesaic.serve.core.adapters import Adapter
 from moesaic.serve.core.memory import DTYPES
@@ -15,7 +16,7 @@ from moesaic.serve.group.experts.rebalancing import read_changes
 from moesaic.serve.group.kernels import GroupKernels
 from moesaic.serve.group.rank_state import RankState
 from moesaic.serve.group.share_adapters import load_adapter_share
-from moesaic.serve.group.step_array import Change, Command, Copy, Forget, Piece, Reader, read_text, receive
+from moesaic.serve.group.step_array import Change, Command, Copy, Forget, Piece, Predicted, Reader, read_text, receive
 from moesaic.serve.group.worker_group import WorkerGroup
 
 
@@ -61,7 +62,9 @@ class Follower:
             self.state.step.run(pieces, self.adapters)
         elif command == Command.HEAD:
             if self.group.dp == 0:
-                self._logits(body.one())
+                self.kernels.logits(self._hidden(body.one()), self.model.output)
+        elif command == Command.PREDICT:
+            self._predict(Predicted.read(body))
         elif command == Command.ADAPTER:
             number = body.one()
             self.adapters[number] = load_adapter_share(self.model, self.group, read_text(body.rest()), str(number))
@@ -72,7 +75,19 @@ class Follower:
         elif command == Command.WEIGHTS:
             self.state.load_weights(read_text(body.rest()))
 
-    def _logits(self, rows: int) -> None:
+    def _hidden(self, rows: int) -> Tensor:
         room_ND = torch.empty(rows, self.model.config.hidden, dtype=self.model.dtype, device=self.model.device)
-        hidden_ND = self.group.tensor.broadcast(room_ND, "hidden")
-        self.kernels.logits(hidden_ND, self.model.output)
+        return self.group.tensor.broadcast(room_ND, "hidden")
+
+    def _predict(self, rows: Predicted) -> None:
+        device = self.model.device
+        layout = Layout(
+            rows.lengths,
+            cached=rows.cached,
+            cache=self.state.cache,
+            pages=rows.pages,
+            positions=torch.tensor(rows.positions, device=device),
+            device=device,
+        )
+        hidden_RD = self._hidden(len(rows.tokens))
+        self.model.predict_further(rows.layer, hidden_RD, torch.tensor(rows.tokens, device=device), layout)

@@ -48,13 +48,18 @@ class GroupKernels(WrappedKernels):
     def embed(self, tokens_T: Tensor, table_VD: Tensor, site: str = "") -> Tensor:
         """Every rank looks up the tokens of its share of the vocabulary."""
         if self.link.size == 1 or not len(tokens_T):
-            return self.plain.embed(tokens_T, table_VD, site)
+            return self._embed(tokens_T, table_VD, site)
         ends_R = torch.tensor([stop for _, stop in spans(self.config.vocab, self.link.size)], device=tokens_T.device)
         owner_T = torch.bucketize(tokens_T, ends_R, right=True)
         mine_T = tokens_T[owner_T == self.link.index] - spans(self.config.vocab, self.link.size)[self.link.index][0]
         counts = torch.bincount(owner_T, minlength=self.link.size).tolist()
-        found_TD = self.link.rows(self.plain.embed(mine_T, table_VD, site), counts, "embed")
+        found_TD = self.link.rows(self._embed(mine_T, table_VD, site), counts, "embed")
         return found_TD[owner_T.argsort(stable=True).argsort()]
+
+    def _embed(self, tokens_T: Tensor, table_VD: Any, site: str) -> Tensor:
+        """A quantized table has no shape for no rows."""
+        some_T = tokens_T if len(tokens_T) else tokens_T.new_zeros(1)
+        return self.plain.embed(some_T, table_VD, site)[: len(tokens_T)]
 
     def linear(self, x_TI: Tensor, weight_OI: Any, bias_O: Tensor | None = None, site: str = "") -> Tensor:
         kind = site.rpartition(".")[2]

@@ -21,16 +21,17 @@ from moesaic.model.transformer import Model
 from moesaic.parallel.boxes import stored_boxes
 from moesaic.parallel.parts import Part, Region, Slices, regions
 from moesaic.serve.group.kernels import GroupKernels
+from moesaic.serve.group.share_model import ShareModel
 from moesaic.serve.group.shares import EXPERTS, Share, check, localize
 from moesaic.serve.group.worker_group import WorkerGroup
 
 
-def load_share(group: WorkerGroup, directory: str | Path, load_options: dict[str, Any]) -> Model:
+def load_share(group: WorkerGroup, directory: str | Path, load_options: dict[str, Any]) -> ShareModel:
     """This rank's part of a model, whose `ops` talk to the others."""
     options = {"device": group.device, **load_options}
     if not options.get("threads") and torch.device(options["device"] or "cpu").type == "cpu":
         options["threads"] = max(1, hardware.threads() // group.neighbours)
-    model = load(directory, **options, filler=partial(fill_share, group))
+    model = cast(ShareModel, load(directory, **options, filler=partial(fill_share, group)))
     model.ops = cast(Kernels, GroupKernels(model.ops, group, model.config))
     return model
 
@@ -43,10 +44,10 @@ def fill_share(
     dtype: torch.dtype,
     device: torch.device,
     mode: Mode = "fast",
-) -> Model:
+) -> ShareModel:
     check(config, group.layout)
     with torch.device("meta"):
-        model = Model(config, mode)
+        model = ShareModel(config, mode)
     share, read = Share(config, group.layout, group.rank), stored_boxes(source)
     by_parameter: dict[str, list[Place]] = defaultdict(list)
     for place in places:

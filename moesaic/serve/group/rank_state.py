@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import resource
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import cast
 
 import torch
 
+from moesaic.errors import UserError
+from moesaic.model.formats.matching import match
+from moesaic.model.formats.opening import open_checkpoint
 from moesaic.model.layout import PagedCache
 from moesaic.model.transformer import Model
 from moesaic.serve.group.experts.group_slots import GroupSlots
@@ -56,10 +60,16 @@ class RankState:
         assert self.slots is not None
         self.slots.move(changes)
 
+    def check_weights(self, directory: str | Path) -> None:
+        """Whether a directory has weights of this very model."""
+        config, _ = match(open_checkpoint(directory))
+        ours = replace(self.model.config, init_std=0.0, dtype="float32")
+        if replace(config, init_std=0.0, dtype="float32") != ours:
+            raise UserError(directory, "is another model than the one that is served", "Name one of the same shape.")
+
     def load_weights(self, directory: str) -> None:
         """Other numbers in the same places."""
         fresh = load_share(self.group, directory, {"dtype": self.model.dtype, "device": self.model.device})
-        assert fresh.config == self.model.config
         with torch.no_grad():
             for (name, here), there in zip(self.model.state_dict().items(), fresh.state_dict().values(), strict=True):
                 if self.slots is None or name.rpartition(".")[2] not in EXPERTS:

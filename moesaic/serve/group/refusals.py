@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from moesaic.errors import UserError
+from moesaic.parallel.layout import ParallelLayout
 from moesaic.serve.core.drafters import Drafter
 from moesaic.serve.core.drafters.model import DraftModel
+from moesaic.serve.core.drafters.mtp import PredictionLayers
 from moesaic.serve.core.drafters.router import DraftRouter
 from moesaic.serve.core.drafters.suffix import Suffix
 from moesaic.serve.core.scheduling_policies.chunked import Chunked
 
-DRAFTERS = (Suffix, DraftModel)
+DRAFTERS = (Suffix, DraftModel, PredictionLayers)
 
 
-def check_options(options: dict[str, Any]) -> None:
+def check_options(options: dict[str, Any], layout: ParallelLayout) -> None:
+    check_drafters(options.get("drafter"), layout)
     if options.get("kv_policy") is not None:
         problem = "prunes keys and values by what all heads attend to, and in a group of ranks no rank has all heads"
         raise UserError("--kv-policy", problem, "Leave it out, or serve without --layout.")
@@ -22,13 +25,14 @@ def check_options(options: dict[str, Any]) -> None:
     if policy is not None and not isinstance(policy, Chunked):
         problem = "interrupts forwards between layers, which many ranks cannot do together"
         raise UserError("--policy", problem, "Take chunked, or serve without --layout.")
-    for drafter in _each(options.get("drafter")):
-        if not isinstance(drafter, DRAFTERS):
-            name = type(drafter).__name__
-            raise UserError("--drafter", f"{name} cannot draft for a group of ranks", "Take suffix or model.")
 
 
-def _each(drafter: Drafter | None) -> tuple[Drafter, ...]:
-    if isinstance(drafter, DraftRouter):
-        return drafter.drafters
-    return () if drafter is None else (drafter,)
+def check_drafters(drafter: Drafter | None, layout: ParallelLayout) -> None:
+    """Of a router all that it chose."""
+    for each in drafter.drafters if isinstance(drafter, DraftRouter) else () if drafter is None else (drafter,):
+        if isinstance(each, PredictionLayers) and layout.dp > 1:
+            problem = f"prediction layers read what requests of other data-parallel ranks keep there ({layout})"
+            raise UserError("--drafter mtp", problem, "Take suffix or model, or a layout with dp=1.")
+        if not isinstance(each, DRAFTERS):
+            remedy = "Take suffix, model or mtp."
+            raise UserError("--drafter", f"{type(each).__name__} cannot draft for a group of ranks", remedy)

@@ -29,6 +29,7 @@ class Command(IntEnum):
     STATS = 5
     WEIGHTS = 6  # the bytes of a directory's name
     EXPERTS = 7  # slots that get other experts, by layer
+    PREDICT = 8  # a multi-token-prediction layer's number and its rows, whose hidden states follow
 
 
 class Copy(NamedTuple):
@@ -104,6 +105,37 @@ class Piece:
         for parent in self.parents:
             places.append(places[known + parent] + 1)
         return places
+
+
+@dataclass
+class Predicted:
+    """The rows of a multi-token-prediction layer: of each request its tokens, what is cached before them, its pages."""
+
+    layer: int
+    lengths: list[int]
+    cached: list[int]
+    pages: list[list[int]]
+    positions: list[int]
+    tokens: list[int]
+
+    def numbers(self) -> list[int]:
+        each = [
+            number
+            for length, cached, pages in zip(self.lengths, self.cached, self.pages, strict=True)
+            for number in (length, cached, len(pages), *pages)
+        ]
+        return [self.layer, len(self.lengths), *each, *self.positions, *self.tokens]
+
+    @classmethod
+    def read(cls, numbers: Reader) -> Predicted:
+        made = cls(numbers.one(), [], [], [], [], [])
+        for _ in range(numbers.one()):
+            length, cached, pages = numbers.take(3)
+            made.lengths.append(length)
+            made.cached.append(cached)
+            made.pages.append(numbers.take(pages))
+        made.positions, made.tokens = (numbers.take(sum(made.lengths)) for _ in range(2))
+        return made
 
 
 def spans_of(pieces: Sequence[Piece]) -> list[Span]:

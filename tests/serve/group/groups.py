@@ -17,7 +17,7 @@ from moesaic.serve.group.ranks import follow, join, open_engine, serving_layout
 from tests.parallel.ranks import start
 from tests.random_models import save_random, small_config
 
-VOCABULARY = 101
+VOCABULARY = 97
 Asked = dict[str, Any]  # what `Engine.request` takes; "sampling" as keys
 
 
