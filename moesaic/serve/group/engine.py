@@ -45,7 +45,7 @@ class GroupEngine(Engine):
 
     def __init__(
         self,
-        model: ShareModel,
+        model: Model,
         group: WorkerGroup,
         slots: GroupSlots | None = None,
         rebalance_steps: int = 0,
@@ -56,10 +56,11 @@ class GroupEngine(Engine):
         self.numbers: dict[Adapter, int] = weakref.WeakKeyDictionary()  # type: ignore[assignment]
         self.loaded = 0
         super().__init__(model, **options)
-        check_drafters(self.drafter, group.layout)
+        check_drafters(self.drafter, self.predicts)
         kernels = cast(GroupKernels, model.ops)
         kernels.announce = self._ask_for_logits
-        model.announce = self._ask_to_predict
+        if isinstance(model, ShareModel):
+            model.announce = self._ask_to_predict
         self.rebalancer = self.new_rebalancer(rebalance_steps)
 
     def new_rebalancer(self, steps: int) -> Rebalancer | None:
@@ -74,6 +75,11 @@ class GroupEngine(Engine):
         """Between two steps."""
         self.tell(Command.EXPERTS, write_changes(changes))
         self.state.move_experts(changes)
+
+    @property
+    def predicts(self) -> bool:
+        """Whether the ranks can run multi-token-prediction layers together."""
+        return self.group.layout.dp == 1
 
     def new_cache(self, pages: int, page_size: int, dtype: torch.dtype) -> PagedCache:
         model = self.model

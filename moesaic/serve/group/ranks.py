@@ -34,7 +34,7 @@ def open_engine(
     rank may take. `close` ends the group."""
     assert group.is_main
     of_experts, options = ExpertOptions.taken_from(engine_options)
-    check_options(options, group.layout)
+    check_options(options, group.layout.dp == 1)
     model = load_share(group, directory, load_options)
     slots = GroupSlots(model, group, directory, of_experts.copies) if of_experts else None
     options["cache_bytes"] = agreed_cache_bytes(group, model, options.get("cache_bytes"))
@@ -47,7 +47,7 @@ def follow(
     """Run what rank 0 says until it ends the group (returns) or is lost (`RankLost`)."""
     assert not group.is_main
     of_experts, options = ExpertOptions.taken_from(engine_options)
-    check_options(options, group.layout)
+    check_options(options, group.layout.dp == 1)
     model = load_share(group, directory, load_options)
     slots = GroupSlots(model, group, directory, of_experts.copies) if of_experts else None
     agreed_cache_bytes(group, model, options.get("cache_bytes"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from moesaic.errors import UserError
-from moesaic.parallel.layout import ParallelLayout
 from moesaic.serve.core.drafters import Drafter
 from moesaic.serve.core.drafters.model import DraftModel
 from moesaic.serve.core.drafters.mtp import PredictionLayers
@@ -16,8 +15,9 @@ from moesaic.serve.core.scheduling_policies.chunked import Chunked
 DRAFTERS = (Suffix, DraftModel, PredictionLayers)
 
 
-def check_options(options: dict[str, Any], layout: ParallelLayout) -> None:
-    check_drafters(options.get("drafter"), layout)
+def check_options(options: dict[str, Any], predicts: bool = False) -> None:
+    """`predicts`: whether the ranks can run multi-token-prediction layers together."""
+    check_drafters(options.get("drafter"), predicts)
     if options.get("kv_policy") is not None:
         problem = "prunes keys and values by what all heads attend to, and in a group of ranks no rank has all heads"
         raise UserError("--kv-policy", problem, "Leave it out, or serve without --layout.")
@@ -27,11 +27,11 @@ def check_options(options: dict[str, Any], layout: ParallelLayout) -> None:
         raise UserError("--policy", problem, "Take chunked, or serve without --layout.")
 
 
-def check_drafters(drafter: Drafter | None, layout: ParallelLayout) -> None:
+def check_drafters(drafter: Drafter | None, predicts: bool) -> None:
     """Of a router all that it chose."""
     for each in drafter.drafters if isinstance(drafter, DraftRouter) else () if drafter is None else (drafter,):
-        if isinstance(each, PredictionLayers) and layout.dp > 1:
-            problem = f"prediction layers read what requests of other data-parallel ranks keep there ({layout})"
+        if isinstance(each, PredictionLayers) and not predicts:
+            problem = "prediction layers run on tensor ranks alone, not with requests or experts on ranks of their own"
             raise UserError("--drafter mtp", problem, "Take suffix or model, or a layout with dp=1.")
         if not isinstance(each, DRAFTERS):
             remedy = "Take suffix, model or mtp."

@@ -74,8 +74,11 @@ def join(
     stall_seconds: float = STALL_SECONDS,
     device: torch.device | str = "cpu",
 ) -> WorkerGroup:
-    """Meet the other ranks at `host:port`, which rank 0 opens."""
+    """Meet the other ranks at `host:port`, which rank 0 opens, or at `file:PATH`, a new file that all can reach."""
     host, _, port = address.rpartition(":")
-    limit = max(MEETING, timedelta(seconds=stall_seconds))
-    store = dist.TCPStore(host, int(port), None, rank == 0, limit, wait_for_workers=False)
+    if host == "file":
+        store: dist.Store = dist.FileStore(port, layout.devices)
+    else:
+        limit = max(MEETING, timedelta(seconds=stall_seconds))
+        store = dist.TCPStore(host, int(port), None, rank == 0, limit, wait_for_workers=False)
     return WorkerGroup(layout, rank, store, stall_seconds, torch.device(device))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from tests.parallel.ranks import start
 from tests.random_models import save_random, small_config
 
 VOCABULARY = 97
+NUMBERS = itertools.count()
 Asked = dict[str, Any]  # what `Engine.request` takes; "sampling" as keys
 
 
@@ -120,17 +121,9 @@ class Case:
 def in_groups(cases: Sequence[Case], folder: Path) -> list[Any]:
     """What `work(engine, *args)` gives on rank 0 of each group, one group after the other in the same processes."""
     ranks = max(serving_layout(case.layout).devices for case in cases)
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(len(cases))]
+    addresses = [f"file:{folder / f'{next(NUMBERS)}.store'}" for _ in cases]
     start(_run, (cases, addresses, str(folder)), ranks)
     return [json.loads((folder / f"{number}.json").read_text()) for number in range(len(cases))]
-
-
-def free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in held]
-    for each in held:
-        each.close()
-    return ports
 
 
 def _run(rank: int, cases: Sequence[Case], addresses: Sequence[str], folder: str) -> None:

@@ -87,6 +87,8 @@ class ApartState(RankState):
 class ApartEngine(GroupEngine):
     """Rank 0 of the ranks that attend."""
 
+    predicts = False
+
     def __init__(
         self, model: Model, group: WorkerGroup, away: ExpertsAway, rebalance_steps: int = 0, **options: Any
     ) -> None:
