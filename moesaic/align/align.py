@@ -19,6 +19,7 @@ from moesaic.atomic import exclusive
 from moesaic.data.stream import Stream
 from moesaic.errors import UserError
 from moesaic.kernels import hardware
+from moesaic.kernels.interface import Mode
 from moesaic.methods import Method, renamed
 from moesaic.model import directory, lineage
 from moesaic.model.config import ModelConfig
@@ -148,16 +149,16 @@ def begin(
     # On a CPU as it is stored: there, bits are promised in float32 only.
     as_stored = device.type == "cpu" and before == recipe.train.dtype == "auto"
     dtype = None if as_stored else init.dtype(recipe, device, before)
-    initial = directory.load(model, dtype=dtype, device=device) if world.ranks == 1 else _share(world, model, dtype)
+    # Only what learns from the engine's own numbers needs them to the bit, and it costs the trainer time.
+    mode: Mode = "invariant" if recipe.align.invariant and stage.exact else "fast"
+    initial = _load(world, model, dtype, mode)
     init.check_trainable(initial, model)
     if initial.tokenizer is None or initial.tokenizer.chat_template is None:
         raise UserError(model, "has no tokenizer with a chat template", "Alignment needs one.")
-    # Only what learns from the engine's own numbers needs them to the bit, and it costs the trainer time.
     if stage.value_head:
         give_head(initial)
     else:
         initial.value = None  # a reward model's head is not carried on untrained
-    initial.mode = "invariant" if recipe.align.invariant and stage.exact else "fast"
 
     def open_stream(model: Model) -> Stream:
         with world.evaluating(model):
@@ -177,11 +178,15 @@ def begin(
     )
 
 
-def _share(world: World, model: Path, dtype: torch.dtype | None) -> Model:
-    """This rank's share of the model."""
+def _load(world: World, model: Path, dtype: torch.dtype | None, mode: Mode) -> Model:
+    """The model, or this rank's share of it."""
+    if world.ranks == 1:
+        whole = directory.load(model, dtype=dtype, device=world.device)
+        whole.mode = mode
+        return whole
     source = open_checkpoint(model)
     config, _ = match(source)
-    share = world.build(config, dtype or hardware.dtype(world.device, getattr(torch, config.dtype)), source)
+    share = world.build(config, dtype or hardware.dtype(world.device, getattr(torch, config.dtype)), source, mode)
     share.tokenizer = Tokenizer.from_files(source.files, source.place)
     return share
 

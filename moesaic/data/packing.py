@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,36 @@ class Batch:
             columns = {name: column_T.to(device, non_blocking=True) for name, column_T in columns.items()}
         lengths, domains = [self.lengths[n] for n in pieces], [self.domains[n] for n in pieces]
         return Batch(tokens_T, targets_T, lengths, domains, self.count, self.position_after, columns, self.notes)
+
+
+@dataclass
+class GroupedBatch(Batch):
+    """The first `groups[0]` sequences belong together, then the next `groups[1]`, ... Ranks and micro-batches get as
+    many groups each, as far as that goes: none is left without, which the others would wait for."""
+
+    groups: list[int] = field(default_factory=list)
+
+    def parts(self, number: int, device: torch.device | str | None = None) -> list[Batch]:
+        if number == 1:
+            return super().parts(1, device)
+        return [self._only(self._sequences(share), device) for share in self._divided(number) if share]
+
+    def share(self, rank: int, ranks: int) -> Batch:
+        groups = self._divided(ranks)[rank]
+        mine = self._only(self._sequences(groups), None)
+        given = mine.tokens_T, mine.targets_T, mine.lengths, mine.domains, self.count, self.position_after, mine.columns
+        said = self.notes, self.samples, self.warnings, self.frozen
+        return GroupedBatch(*given, *said, everywhere=self.all_lengths, groups=[self.groups[n] for n in groups])
+
+    def _divided(self, number: int) -> list[list[int]]:
+        """Which groups go to which share."""
+        ends = list(accumulate(self.groups))
+        tokens = [sum(self.lengths[end - size : end]) for end, size in zip(ends, self.groups, strict=True)]
+        return divide(tokens, number, most=-(-len(tokens) // number))
+
+    def _sequences(self, groups: Sequence[int]) -> list[int]:
+        starts = [0, *accumulate(self.groups)]
+        return [n for group in groups for n in range(starts[group], starts[group + 1])]
 
 
 def divide(lengths: Sequence[int], shares: int, most: int | None = None) -> list[list[int]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from moesaic.errors import UserError
+from moesaic.kernels.interface import Kernels, Mode
 from moesaic.model.config import ModelConfig
 from moesaic.model.context import Routing
 from moesaic.model.formats.checkpoint import Source
@@ -31,7 +32,9 @@ from moesaic.parallel.rows import RowGroup, RowSplit, gather_rows
 from moesaic.parallel.spread import fill, sharded, spread
 from moesaic.parallel.staying_up.redundancy import Redundancy
 from moesaic.parallel.staying_up.upkeep import Upkeep
+from moesaic.parallel.turns import TurnKernels, gather_weights
 from moesaic.parallel.world import World
+from moesaic.sharded import local
 
 
 class Ranks(World):
@@ -46,11 +49,11 @@ class Ranks(World):
         self.upkeep = Upkeep(mesh, options)
         self.division: Division
 
-    def build(self, config: ModelConfig, dtype: torch.dtype, weights: Source | int) -> Model:
+    def build(self, config: ModelConfig, dtype: torch.dtype, weights: Source | int, mode: Mode = "fast") -> Model:
         """This rank's share of it; the whole is never in memory."""
         if not isinstance(weights, int) and is_compressed(weights):
             raise UserError(weights.place, "is quantized, and cannot be trained", "Name the model it was made from.")
-        model, self.division = spread(config, self.mesh, dtype, self.options)
+        model, self.division = spread(config, self.mesh, dtype, self.options, mode)
         if isinstance(weights, int):
             fill(model, self.division, first_boxes(config, self.division.shapes, weights))
         else:
@@ -67,6 +70,14 @@ class Ranks(World):
                 recorder=timings.recorder if timings is not None else None,
             )
         return model
+
+    @torch.no_grad()
+    def copy(self, model: Model) -> Model:
+        made, _ = spread(model.config, self.mesh, model.dtype, self.options, model.mode)
+        for own, given in zip(made.state_dict().values(), model.state_dict().values(), strict=True):
+            local(own).copy_(local(given))
+        made.tokenizer = model.tokenizer
+        return made
 
     def _rows_here(self, part: MicroBatch) -> int:
         """Of a micro-batch, how many rows this rank has between layers."""
@@ -180,6 +191,27 @@ class Ranks(World):
             yield
         finally:
             for module in sharded(model):  # layers, too, stay gathered after a forward that no backward follows
+                module.reshard()
+
+    @contextmanager
+    def generating(self, model: Model) -> Iterator[None]:
+        """The engine computes with this rank's own shares: experts stay where they are, and what zero divides is
+        gathered, once for all completions, or with zero=3 layer by layer in every forward."""
+        if isinstance(model, FSDPModule):
+            gather_weights(model)
+        try:
+            if self.mesh.layout.ep == 1 and self.mesh.layout.zero < 3:
+                yield
+            else:
+                turns = TurnKernels(model.ops, self.mesh.host)
+                model.ops = cast(Kernels, turns)
+                try:
+                    yield
+                finally:
+                    model.ops = turns.plain
+                turns.keep_company(model)
+        finally:
+            for module in sharded(model):
                 module.reshard()
 
     def norm(self, model: nn.Module) -> Tensor:

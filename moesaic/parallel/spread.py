@@ -12,7 +12,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPM
 from torch.distributed.tensor import Shard
 
 from moesaic import kernels
-from moesaic.kernels.interface import Kernels
+from moesaic.kernels.interface import Kernels, Mode
 from moesaic.model.config import ModelConfig
 from moesaic.model.transformer import Model
 from moesaic.parallel.context.kernels import ContextParallelKernels
@@ -32,11 +32,11 @@ ReadBox = Callable[[str, tuple[slice, ...]], Tensor]
 
 
 def spread(
-    config: ModelConfig, mesh: ParallelMesh, dtype: torch.dtype, options: ParallelOptions
+    config: ModelConfig, mesh: ParallelMesh, dtype: torch.dtype, options: ParallelOptions, mode: Mode = "fast"
 ) -> tuple[Model, Division]:
     """The model with this rank's part of every parameter, still to be filled."""
     with torch.device("meta"):
-        model = Model(config).to(dtype)
+        model = Model(config, mode).to(dtype)
     stages = stages_of(config, mesh.layout, options) if mesh.layout.pp > 1 else None
     division = Division(model, mesh, stages)
     if stages is not None:

@@ -3,6 +3,7 @@ wherever ranks must agree, and does not know how many there are."""
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from moesaic.kernels.interface import Mode
 from moesaic.model import directory
 from moesaic.model.config import ModelConfig
 from moesaic.model.context import Routing
@@ -43,11 +45,17 @@ class World:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def build(self, config: ModelConfig, dtype: torch.dtype, weights: Source | int) -> Model:
+    def build(self, config: ModelConfig, dtype: torch.dtype, weights: Source | int, mode: Mode = "fast") -> Model:
         """A model with the weights of a directory, or fresh ones of a seed."""
         if isinstance(weights, int):
-            return Model(config).initialize(weights).to(self.device, dtype)
-        return directory.load(weights.place, dtype=dtype, device=self.device)
+            return Model(config, mode).initialize(weights).to(self.device, dtype)
+        model = directory.load(weights.place, dtype=dtype, device=self.device)
+        model.mode = mode
+        return model
+
+    def copy(self, model: Model) -> Model:
+        """Another one with the same weights, on the same ranks."""
+        return copy.deepcopy(model)
 
     def barrier(self) -> None: ...
 
@@ -126,6 +134,11 @@ class World:
     @contextmanager
     def evaluating(self, model: nn.Module) -> Iterator[None]:
         """While an engine or another calls parts of the model, and not the whole."""
+        yield
+
+    @contextmanager
+    def generating(self, model: Model) -> Iterator[None]:
+        """While the engine of every rank completes prompts of its own with the weights of now."""
         yield
 
     def norm(self, model: nn.Module) -> Tensor:

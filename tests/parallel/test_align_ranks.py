@@ -25,8 +25,8 @@ def on_two(rank: int, world: int, folder: Path) -> None:
     as_rank(rank, world)
     tune(folder / "model", folder / "dp", "parallel.exact=true", "parallel.zero=3")
     tune(folder / "model", folder / "ep", "parallel.exact=true", "parallel.ep=2")
-    with pytest.raises(UserError, match="policy is trained by one process"):
-        tune(folder / "model", folder / "no", stage="{name: policy, data: [{path: 'builtin:sums'}]}")
+    with pytest.raises(UserError, match="reward_model is trained by one process"):
+        tune(folder / "model", folder / "no", stage="{name: reward_model, data: [{path: 'builtin:sums'}]}")
     with pytest.raises(UserError, match="Nearest that works: align.stages.0.batch_tokens=128"):
         tune(folder / "model", folder / "no", stage=SFT.replace("512", "100"))
 

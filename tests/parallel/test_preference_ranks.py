@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from moesaic.align.preference import reference
-from moesaic.align.preference.batch import GroupedBatch
+from moesaic.data.packing import GroupedBatch
 from moesaic.errors import UserError
 from moesaic.train.report.metrics import read_metrics
 from tests.parallel.ranks import on_ranks

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from moesaic.align.conversation import Said
 from moesaic.align.examples import BUILTIN
-from moesaic.align.preference.batch import GroupedBatch
 from moesaic.align.preference.pairs import Pair, check_pair, read_pair, read_source
 from moesaic.align.sft import pack_said
+from moesaic.data.packing import GroupedBatch
 from moesaic.data.tasks import Split
 from moesaic.errors import UserError
 from moesaic.json_lines import json_lines

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from moesaic.align.sft import ConversationStream
 from moesaic.align.stages import Data, sources
-from moesaic.data.packing import IGNORED, Batch
+from moesaic.data.packing import IGNORED, Batch, GroupedBatch
 from moesaic.data.stream import ClosableStream, StatefulStream, Stream
 
 
@@ -67,6 +67,8 @@ class ReplaySftStream:
         batch.tokens_T = torch.cat([batch.tokens_T, more.tokens_T])
         batch.targets_T = torch.cat([batch.targets_T, more.targets_T])
         batch.lengths, batch.domains = batch.lengths + more.lengths, batch.domains + more.domains
+        if isinstance(batch, GroupedBatch):
+            batch.groups = batch.groups + [1] * len(more.lengths)
         batch.columns = columns
         return batch
 

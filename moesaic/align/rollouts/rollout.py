@@ -6,8 +6,8 @@ recorded, the experts it was routed to.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from moesaic.align.rewards import Judged, Reward, judge
 from moesaic.align.rollouts.engine_work import EngineWork
-from moesaic.data.packing import IGNORED, Batch
+from moesaic.data.packing import IGNORED, Batch, GroupedBatch
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Completion, Request, completion
 from moesaic.worlds.completions import requests_for
@@ -99,6 +99,17 @@ class Rollouts:
     groups: list[list[Sample]]
     work: EngineWork
     problems: list[str] = field(default_factory=list)
+
+    def with_others(self, collect: Callable[[Any], list[Any]], prompts: int) -> Rollouts:
+        """What all ranks have sampled for so many prompts, of which each took every so manieth; the same on all."""
+        own = [[sample.plain() for sample in group] for group in self.groups]
+        said = collect({"groups": own, "work": astuple(self.work), "problems": self.problems})
+        groups: list[list[Sample]] = [[] for _ in range(prompts)]
+        for rank, one in enumerate(said):
+            for number, group in zip(range(rank, prompts, len(said)), one["groups"], strict=True):
+                groups[number] = [Sample.from_plain(sample) for sample in group]
+        problems = [problem for one in said for problem in one["problems"]]
+        return Rollouts(groups, sum((EngineWork(*one["work"]) for one in said), EngineWork()), problems)
 
 
 def answer_of(example: Example, request: Request, text: str) -> Answer:
@@ -186,9 +197,8 @@ def as_batch(
         columns["kept"] = _kept(samples)
     tokens = [token for sample in samples for token in (*sample.prompt, *sample.tokens)]
     lengths = [len(sample.prompt) + len(sample.tokens) for sample in samples]
-    return Batch(
-        torch.tensor(tokens), torch.tensor(targets), lengths, [0] * len(lengths), count, position, columns, notes
-    )
+    given = torch.tensor(tokens), torch.tensor(targets), lengths, [0] * len(lengths), count, position, columns, notes
+    return GroupedBatch(*given, groups=[1] * len(lengths))
 
 
 def _kept(samples: Sequence[Sample]) -> Tensor:

@@ -27,6 +27,7 @@ from moesaic.errors import UserError
 from moesaic.model.context import Routing
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
+from moesaic.parallel.world import World
 from moesaic.serve.core.engine import Engine
 from moesaic.worlds.completions import seed_of
 
@@ -55,6 +56,7 @@ class PolicyStream:
     settings: RolloutSettings
     selector: Selector
     reference: Model | None = None
+    world: World = field(default_factory=lambda: World(torch.device("cpu")))  # ranks that sample, too
     iteration: int = 0  # sets of rollouts that were learned from
     version: int = 0  # of the weights: how many times they were pushed
     pending: list[list[Sample]] = field(default_factory=list)  # minibatches of the present rollouts, not yet trained on
@@ -142,8 +144,17 @@ class PolicyStream:
             sample.began = own_T[len(sample.prompt) - 1 : -1].tolist()
 
     def _logprobs(self, model: Model, batch: Batch, replay: bool = False) -> Tensor:
-        """Of the completions under some weights, by the distribution they were drawn from."""
-        (there,) = batch.parts(1, model.output.device)
+        """Of the completions under some weights, by the distribution they were drawn from; each rank computes some."""
+        row_T = torch.arange(len(batch.tokens_T))
+        marked = replace(batch, columns={**batch.columns, "row": row_T})
+        mine = marked.share(self.world.data_rank, self.world.data_ranks)
+        with self.world.evaluating(model):
+            own_T = self._own_logprobs(model, mine, replay)
+        whole_T = own_T.new_zeros(len(row_T)).index_copy(0, mine.columns["row"], own_T)
+        return self.world.total(whole_T)
+
+    def _own_logprobs(self, model: Model, batch: Batch, replay: bool) -> Tensor:
+        (there,) = batch.parts(1, model.device)
         routes = {int(name[7:]): column for name, column in there.columns.items() if name.startswith("routes/")}
         routing = Routing(routes, replay=True) if replay else None
         with torch.no_grad():
@@ -229,13 +240,18 @@ class RolloutStream(PolicyStream):
         return groups[: settings.prompts] or rounds[-1].groups, rounds
 
     def _generate(self, prompts: Sequence[Place], attempt: int) -> Rollouts:
-        """A group of completions of each prompt, with their rewards."""
-        settings = self.settings
-        examples = [self.examples[prompt] for prompt in prompts]
-        seeds = [seed_of(settings.seed, self.iteration, attempt, n) for n in range(len(examples))]
-        if self.start_group is not None:
-            return generate_multi_turn(self.engine, examples, self.start_group, self.rewards, seeds)
-        return generate(self.engine, examples, settings.group, settings.sampling, self.rewards, seeds)
+        """A group of completions of each prompt, with their rewards. Ranks take prompts in turn; a completion's seed
+        says which it is, not who samples it."""
+        world, settings = self.world, self.settings
+        mine = range(world.data_rank, len(prompts), world.data_ranks)
+        examples = [self.examples[prompts[n]] for n in mine]
+        seeds = [seed_of(settings.seed, self.iteration, attempt, n) for n in mine]
+        with world.doing("generate", patient=True), world.generating(self.model):
+            if self.start_group is not None:
+                own = generate_multi_turn(self.engine, examples, self.start_group, self.rewards, seeds)
+            else:
+                own = generate(self.engine, examples, settings.group, settings.sampling, self.rewards, seeds)
+        return own if world.data_ranks == 1 else own.with_others(world.collect, len(prompts))
 
 
 def informative(group: Sequence[Sample]) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from moesaic.align.examples import Mixture, Place
 from moesaic.align.rollouts.rollout import Sample
@@ -52,6 +52,8 @@ class Selector:
 @dataclass(frozen=True)
 class Selection:
     """`model` is the trainer's own: whenever something is chosen, it has the weights of then."""
+
+    on_ranks: ClassVar[bool] = True  # whether a rank with a share of the model chooses as the others do
 
     def begin(self, examples: Mixture, model: Model, seed: int) -> Selector:
         raise NotImplementedError

@@ -15,7 +15,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ from moesaic.model.transformer import Model
 
 @dataclass(frozen=True)
 class Cropi(Selection):
+    on_ranks: ClassVar[bool] = False  # it takes gradients of all parameters
+
     pool: int = 128  # prompts in play, validation included
     validation: int = 16
     share: float = 0.25  # of the pool that is sampled until the next selection

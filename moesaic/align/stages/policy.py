@@ -13,8 +13,7 @@ align:
 
 from __future__ import annotations
 
-import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -41,17 +40,21 @@ from moesaic.errors import UserError
 from moesaic.methods import Method, build, named
 from moesaic.model.transformer import Model
 from moesaic.model.value_head import require_head
+from moesaic.parallel.layout import ParallelLayout
+from moesaic.parallel.world import World
 from moesaic.serve.core.drafters import Drafter
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Sampling
+from moesaic.worlds import text_actions
 from moesaic.worlds.environments import Environment
 from moesaic.worlds.stage_outputs import is_stage_output
-from moesaic.worlds.text_actions import World, WorldExamples
+from moesaic.worlds.text_actions import WorldExamples
 
 
 @dataclass(frozen=True)
 class Policy(Stage):
     exact: ClassVar[bool] = True
+    on_ranks: ClassVar[bool] = True
 
     data: Data = ()
     rewards: tuple[dict[str, Any], ...] = ({"name": "task"},)
@@ -112,11 +115,41 @@ class Policy(Stage):
         if self.critic is not None and self.critic.model and not is_stage_output(self.critic.model):
             require_head(Path(self.critic.model))
 
+    def check_ranks(self, layout: ParallelLayout, accumulate: int, context: int, key: str) -> None:
+        alone = {
+            "asynchronous": (self.asynchronous is not None, "its workers have the weights of one process"),
+            "critic": (self.critic is not None, "a critic is trained by one process"),
+            "selection": (
+                not self._selection().on_ranks,
+                "it takes gradients of the whole model, which no rank has",
+            ),
+            "drafter": (self.drafter not in (None, "suffix"), "it runs layers, which ranks run together"),
+        }
+        for option, (wanted, problem) in alone.items():
+            if wanted:
+                raise UserError(f"{key}.{option}", problem, "Leave it out, or run without torchrun.")
+        least, needed = self.smallest_minibatch(), layout.dp * accumulate
+        if least < needed:
+            groups = range(self.group, max(self.group, self.updates * needed) + self.updates + 1)
+            enough = next(n for n in groups if replace(self, group=n).smallest_minibatch() >= needed)
+            problem = f"an update may have {least} completions, fewer than {layout.dp} data ranks x {accumulate} parts"
+            raise UserError(f"{key}.group", problem, f"Nearest that works: {key}.group={enough}.")
+
+    def smallest_minibatch(self) -> int:
+        """How many completions an update has at least: the last of several may have fewer, and dynamic sampling may
+        find a single group."""
+        least = self.prompts * self.group
+        for groups in range(1 if self.dynamic > 1 else self.prompts, self.prompts + 1):
+            samples = groups * self.group
+            size = -(-samples // self.updates)
+            least = min(least, (samples - 1) % size + 1)
+        return least
+
     def objective_method(self) -> Method:
         return Method("policy", {"temperature": self.temperature} | self.objective)
 
-    def stream(self, model: Model) -> Stream:
-        found = self.rollouts(model)
+    def open(self, model: Model, out: Path, world: World | None = None) -> Stream:
+        found = self.rollouts(model, world or World(model.device))
         if self.critic is not None:
             found = CriticStream(found, Critic(model, self.critic))
         if self.replay_sft is not None:
@@ -127,7 +160,7 @@ class Policy(Stage):
             found = ReplaySftStream(found, conversations, replay.weight)
         return found
 
-    def rollouts(self, model: Model) -> Stream:
+    def rollouts(self, model: Model, ranks: World) -> Stream:
         if self.objective.get("replay") and not model.config.has_experts:
             raise UserError("align.stages: objective", "replay follows routes, and there are no experts", "Drop it.")
         examples = self._examples(self.data)
@@ -145,19 +178,21 @@ class Policy(Stage):
         )
         selector = self._selection().begin(examples, model, self.seed)
         kept_near = self.objective.get("kl") or (self.critic is not None and self.critic.kl)
-        reference = copy.deepcopy(model) if kept_near else None
+        reference = ranks.copy(model) if kept_near else None
         given: dict[str, Any] = {
             "model": model,
             "examples": examples,
             "settings": settings,
             "selector": selector,
             "reference": reference,
+            "world": ranks,
         }
         if self.asynchronous is not None:
             workers = self.worker_pool(model)
             options = self.asynchronous
             return AsyncRolloutStream(options=options, workers=workers, weights=CopiedWeights(workers), **given)
-        engine = Engine(model, drafter=self._drafter(), max_requests=self.prompts * self.group, seed=self.seed)
+        max_requests = -(-self.prompts // ranks.data_ranks) * self.group
+        engine = Engine(model, drafter=self._drafter(), max_requests=max_requests, seed=self.seed)
         world = self.world()
         start = multi_turn_rollouts(world, self.group, self.sampling(model)) if world is not None else None
         given |= {"rewards": weighted_rewards(self.rewards), "start_group": start}
@@ -165,7 +200,7 @@ class Policy(Stage):
 
     def _examples(self, data: Data) -> Mixture:
         world = self.world()
-        if not isinstance(world, World):
+        if not isinstance(world, text_actions.World):
             if not self.data:
                 remedy = "Name some, or an environment with tasks of its own."
                 raise UserError("align.stages: data", "data names no source", remedy)

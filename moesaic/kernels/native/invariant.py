@@ -76,7 +76,9 @@ class InvariantKernels:
         return Routes(routes.experts_TK, self._exact(run, logits_TE))
 
     def compute_experts(self, sent: Dispatched, weights: ExpertWeights) -> Tensor:
-        return self.native.compute_experts(sent, weights)
+        """As `experts` does it, in which a row has one expert: experts of other ranks give the bits of those here."""
+        expert_A = torch.arange(len(weights.gate_up_EGD)).repeat_interleave(sent.counts_E)
+        return self.experts(sent.x_AD, Routes(expert_A[:, None], sent.weights_A1), weights)
 
     def experts(self, x_TD: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
         given = (x_TD, routes.weights_TK, weights.gate_up_EGD, weights.down_EDF)

@@ -1,0 +1,86 @@
+"""RL on several ranks: each samples its share of the completions, and all is as in one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from moesaic.errors import UserError
+from moesaic.train.report.metrics import read_events, read_metrics
+from tests.parallel.ranks import on_ranks
+from tests.parallel.small_runs import as_rank, assert_close, assert_same, losses, prepared, run
+from tests.parallel.test_align_ranks import tune
+
+# Three prompts for two ranks: one of them has nothing left to sample while the other still does.
+STAGE = "{{name: policy, steps: 4, lr: 0.003, data: [{{path: 'builtin:sums'}}], prompts: 3, group: 4, max_tokens: 8,"
+STAGE += " rewards: [{{name: length, unit: characters, max_length: 3, slack: 20}}], evaluate_every: 1, evaluate: 2,"
+STAGE += " save_every: 2{}}}"
+VARIANTS = {
+    "kl": ", updates: 2, objective: {kl: 0.1, correction: token}",
+    "experts": ", temperature: 0.8, top_k: 40, level: sequence",
+    "dynamic": ", dynamic: 2, advantage: leave_one_out, drafter: suffix",
+    "replay": ", objective: {replay: true}",
+    "remember": ", replay_sft: {data: [{path: 'builtin:sums'}], batch_tokens: 128, max_length: 64}",
+}
+EXACT = {"kl", "experts", "replay"}  # with parallel.exact: the bits of one process
+LAYOUTS = {
+    "kl": "parallel.zero=3",
+    "experts": "parallel.ep=2",
+    "dynamic": "parallel.zero=0",
+    "replay": "parallel.zero=1",
+    "remember": "parallel.zero=2",
+}
+SHOWN = ("reward", "reward_std", "answer_tokens", "cut_off", "groups", "entropy", "mismatch_max", "accuracy")
+
+
+def stage(name: str) -> str:
+    return STAGE.format(VARIANTS[name])
+
+
+def on_two(rank: int, world: int, folder: Path) -> None:
+    as_rank(rank, world)
+    for name, layout in LAYOUTS.items():
+        exact = "parallel.exact=true" if name in EXACT else "parallel.exact=false"
+        tune(folder / "model", folder / f"{name}-2", layout, exact, stage=stage(name))
+    refused(folder)
+
+
+def refused(folder: Path) -> None:
+    for option, says in {
+        "asynchronous: {}": "have the weights of one process",
+        "critic: {}": "a critic is trained by one process",
+        "selection: cropi": "gradients of the whole model",
+        "drafter: mtp": "layers, which ranks run together",
+        "prompts: 1, group: 3, updates: 2": "Nearest that works: align.stages.0.group=4",
+    }.items():
+        given = f"{{name: policy, data: [{{path: 'builtin:sums'}}], {option}}}"
+        with pytest.raises(UserError, match=says):
+            tune(folder / "model", folder / "no", stage=given)
+
+
+def test_policy_on_two_ranks(tmp_path: Path) -> None:
+    run("glm", prepared(tmp_path / "data"), tmp_path / "model", "train.steps=2", "train.save_every=2")
+    for name in VARIANTS:
+        tune(tmp_path / "model", tmp_path / name, "train.accumulate=2", stage=stage(name))
+    on_ranks(2, on_two, tmp_path, tmp_path)
+    for name in VARIANTS:
+        one, two = tmp_path / name, tmp_path / f"{name}-2"
+        if name in EXACT:
+            assert_same(two, one)
+        else:
+            assert_close(two, one, name)
+        assert any(losses(one)), "nothing was learned"
+        steps = list(zip(read_metrics(two), read_metrics(one), strict=True))
+        for mine, other in steps:
+            for key in SHOWN:
+                assert (key in mine) == (key in other), (name, key)
+                if key in mine:
+                    assert mine[key] == pytest.approx(other[key], rel=1e-4, abs=1e-6), (name, key)
+        assert [mine["mismatch_max"] for mine, _ in steps] == [0.0] * 4  # trainer and engine agree to the bit
+        assert samples(two) == samples(one) != []
+
+
+def samples(out: Path) -> list[str]:
+    """Completions, with what was asked and the reward, as the log has them."""
+    return [event["text"] for event in read_events(out) if event["kind"] == "sample"]
