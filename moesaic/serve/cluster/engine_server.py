@@ -25,6 +25,7 @@ from moesaic.serve.cluster.messages import (
     EngineOptions,
     Failed,
     FromEngine,
+    Handed,
     Lost,
     Outputs,
     Ping,
@@ -40,6 +41,8 @@ from moesaic.serve.core.engine_loop import RETRY
 from moesaic.serve.core.request import Request
 from moesaic.serve.core.stats import EngineStats
 from moesaic.serve.group.rank_state import RankStats
+from moesaic.serve.pages.remote import Origin
+from moesaic.serve.pages.server import PageServer, page_server
 
 logger = logging.getLogger("moesaic.serve")
 
@@ -50,6 +53,7 @@ class EngineServer:
     kind: EngineKind
     engine: Engine
     driver: EngineDriver[int]
+    pages: PageServer | None
 
     def __init__(self, options: EngineOptions, address: str, send: Callable[[FromEngine], None]) -> None:
         self.options, self.address = options, address
@@ -71,6 +75,7 @@ class EngineServer:
             return
         self.engine.wake = self.wake.set
         self.driver = EngineDriver(self.engine)
+        self.pages = page_server(self.engine)
         self.started = True
         held = self.ranks()[0]
         try:
@@ -97,8 +102,14 @@ class EngineServer:
                 for number, output in step.outputs:
                     if output.finish_reason is not None:
                         self.requests.pop(number, None)
+                    if output.finish_reason == "handed":
+                        self.send(Handed(number, self._origin(output.request)))
             elif step.idle:
                 self.wake.wait(RETRY)
+
+    def _origin(self, request: Request) -> Origin:
+        assert self.pages is not None and request.lease is not None
+        return Origin(self.pages.ranks(), request.lease[0])
 
     def _lose(self, numbers: list[int], error: BaseException, again: bool) -> None:
         for number in numbers:

@@ -18,6 +18,7 @@ from moesaic.serve.core.engine import Engine
 from moesaic.serve.group.engine import GroupEngine
 from moesaic.serve.group.rank_state import RankStats, peak_bytes
 from moesaic.serve.group.ranks import WorkerGroup, follow, join, open_engine, serving_layout
+from moesaic.serve.pages.identity import with_identity
 
 
 class EngineKind(Protocol):
@@ -42,7 +43,8 @@ class OneProcess:
     ranks: int = 1
 
     def open(self, options: EngineOptions, address: str) -> Engine:
-        return Engine(load(options.directory, **_load_options(options, 0)), **options.engine_options)
+        running = with_identity(options.directory, options.engine_options)
+        return Engine(load(options.directory, **_load_options(options, 0)), **running)
 
     def follow(self, options: EngineOptions, rank: int, address: str) -> None:
         raise AssertionError("there is one rank")
@@ -53,7 +55,8 @@ class OneProcess:
         return [RankStats(0, weights, cached, peak_bytes(engine.model.device), sent=0, messages=0)]
 
     def close(self, engine: Engine) -> None:
-        pass
+        if engine.outside is not None:
+            engine.outside.close()
 
 
 class Group:
@@ -65,7 +68,7 @@ class Group:
 
     def open(self, options: EngineOptions, address: str) -> Engine:
         group, loading = self._join(options, 0, address)
-        return open_engine(group, options.directory, loading, options.engine_options)
+        return open_engine(group, options.directory, loading, with_identity(options.directory, options.engine_options))
 
     def follow(self, options: EngineOptions, rank: int, address: str) -> None:
         group, loading = self._join(options, rank, address)

@@ -51,11 +51,14 @@ def deserialize_request(engine: Engine, data: dict[str, Any]) -> Request:
         salt=data["salt"],
         adapter=data["adapter"],
         embed=data["embed"],
+        lease=data.get("lease"),
+        origin=data.get("origin"),
     )
     request.seed = data["seed"]
     request.arrived = time.monotonic() - data["age"]
     request.limit = min(request.limit, data["limit"])
     request.versions = list(data["versions"])
+    assert request.lease is None or not data["tokens"], "a request is handed on after its first token"
     for token in data["tokens"]:
         request.append(token, engine.stop_tokens)  # its text has been sent
     assert request.finish_reason is None, "its tokens are those of a request that had finished"
@@ -65,19 +68,22 @@ def deserialize_request(engine: Engine, data: dict[str, Any]) -> Request:
 def serialize_output(output: Output) -> tuple[Any, ...]:
     """Small, because there is one for every token. What is known only then goes with the first and the last."""
     request, count = output.request, len(output.tokens)
-    first, finished = request.written == count, output.finish_reason is not None
+    handed = output.finish_reason == "handed"
+    first, finished = request.written == count, output.finish_reason is not None and not handed
     more = None
     if first or finished:
         more = {
             "cached": request.cached,
             "preemptions": request.preemptions,
+            "transferred": request.transferred,
+            "recomputed": request.recomputed,
             "prompt_logprobs": [one and tuple(one) for one in request.prompt_logprobs] if first else [],
             "routes": {layer: torch.cat(rows).tolist() for layer, rows in request.routes.items()} if finished else {},
             "hidden": request.hidden_D.tolist() if finished and request.hidden_D is not None else None,
         }
     logprobs = [tuple(one) for one in output.logprobs]
     versions = request.versions[-count:] if count else []
-    return output.tokens, output.text, logprobs, versions, output.finish_reason, more
+    return output.tokens, output.text, logprobs, versions, None if handed else output.finish_reason, more
 
 
 def deserialize_output(request: Request, data: tuple[Any, ...], now: float) -> Output:
@@ -90,6 +96,7 @@ def deserialize_output(request: Request, data: tuple[Any, ...], now: float) -> O
     request.versions.extend(versions)
     if more is not None:
         request.preemptions = max(request.preemptions, more["preemptions"])
+        request.transferred, request.recomputed = more["transferred"], more["recomputed"]
         if first:  # as it was before its worker died, if one did
             request.cached = more["cached"]
             request.prompt_logprobs = [one and TokenLogprob(*one) for one in more["prompt_logprobs"]]

@@ -378,7 +378,7 @@ class Engine:
         if request.in_forward or request.number not in self.scheduler.requests:
             return
         lease = None
-        if request.lease is not None and request.finish_reason in ("stop", "length"):
+        if request.lease is not None and request.finish_reason == "handed":
             lease = (request.lease[0], self.clock() + request.lease[1])
         self.scheduler.remove(request, lease)
         self.counts.finished += 1

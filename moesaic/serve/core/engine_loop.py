@@ -64,6 +64,8 @@ class EngineLoop:
         self._ended = True
         self._wake.set()
         await asyncio.to_thread(self._thread.join)
+        if self.engine.outside is not None:
+            await asyncio.to_thread(self.engine.outside.close)
 
     def submit(self, requests: Sequence[Request], seconds: float | None = None) -> OutputStream:
         """Submit requests together; their outputs are read from what is returned, which must be closed."""

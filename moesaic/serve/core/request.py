@@ -110,7 +110,7 @@ class Output:
     tokens: list[int]
     text: str
     logprobs: list[TokenLogprob]
-    finish_reason: str | None = None  # stop, length, abort
+    finish_reason: str | None = None  # stop, length, abort, handed
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,8 @@ class Request:
     salt: str = ""  # requests of different salts share no cached pages
     adapter: Adapter | None = None
     embed: bool = False  # only the mean hidden state of the prompt is computed
-    lease: tuple[str, float] | None = None  # when it has finished, its pages are held under a name for so many seconds
+    # After its first token it is handed on ("handed"), and its pages are held under this name for so many seconds.
+    lease: tuple[str, float] | None = None
     origin: Origin | None = None  # the engine that has computed its pages
     seed: int = 0  # chosen by the engine where the sampling params have none
     arrived: float = field(default_factory=time.monotonic)
@@ -196,6 +197,9 @@ class Request:
             self.finish_reason = "stop"
         elif len(self.tokens) >= self.limit:
             self.finish_reason = "length"
+        elif self.lease is not None:  # it goes on elsewhere, and so does its text
+            self.finish_reason = "handed"
+            return text
         if self.finish_reason is not None and stream is not None:
             text += stream.finish()
         return text

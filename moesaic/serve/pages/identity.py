@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -47,6 +48,14 @@ def namespace(weights: str, model: Model, cache: PagedCache) -> str:
     """With what else decides the bits of a page."""
     kept = next((tensor.dtype for layer in cache.layers for tensor in layer.values()), model.dtype)
     return f"{FORMAT} {weights} {model.dtype} {model.mode} {model.device.type} {kept} {cache.page_size}"
+
+
+def with_identity(directory: Path, engine_options: dict[str, Any]) -> dict[str, Any]:
+    """Options of an engine, with the identity of its weights where its pages outlive or leave its process."""
+    tiers = engine_options.get("tiers")
+    if tiers is None or not (tiers.travel or tiers.disk_bytes):
+        return engine_options
+    return engine_options | {"weights": identity_of_directory(directory)}
 
 
 def _of_file(path: Path) -> str:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from moesaic.serve.pages.channel import DAY, PATIENCE, Channel, ChannelBroken, Door
 from moesaic.serve.pages.page_bytes import PageBytes
+from moesaic.serve.pages.remote import Rank
 from moesaic.serve.pages.transport import transport
 
 if TYPE_CHECKING:
@@ -145,5 +146,17 @@ class PageServer(RankPages):
         while not self._ended.wait(LEASES):
             self.pins.end_leases()
 
+    def ranks(self) -> tuple[Rank, ...]:
+        """Where others ask, the first for names."""
+        return (Rank(self.address, self.pages.heads.start, self.pages.heads.stop),)
+
     def close(self) -> None:
         self._ended.set()
+
+
+def page_server(engine: Engine) -> PageServer | None:
+    """For an engine whose pages travel."""
+    if engine.outside is None or not engine.outside.options.travel:
+        return None
+    options = engine.outside.options
+    return PageServer(engine, options.host, options.transport)

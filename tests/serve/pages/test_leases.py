@@ -5,7 +5,8 @@ from __future__ import annotations
 from moesaic.model.layout import PagedCache
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.page_pool import PagePool
-from moesaic.serve.core.request import Request
+from moesaic.serve.core.request import Request, Sampling
+from moesaic.serve.core.scheduling_policies.chunked import Chunked
 from moesaic.serve.pages.names import PageNames
 from tests.serve.tiny import page_bytes, serve_all, tiny_model
 
@@ -90,16 +91,18 @@ def test_leases_survive_a_change_of_weights_without_a_leak() -> None:
     assert pool.end_lease("a") and pool.in_use == 0 and sorted(pool.free) == list(range(6))
 
 
-def test_a_finished_request_leaves_its_pages_under_a_lease_and_an_aborted_one_does_not() -> None:
+def test_a_request_that_is_handed_on_leaves_its_pages_under_a_lease_and_an_aborted_one_does_not() -> None:
     model = tiny_model()
     now = [0.0]
-    engine = Engine(model, cache_bytes=20 * page_bytes(model, 4), page_size=4, clock=lambda: now[0])
+    engine = Engine(model, cache_bytes=20 * page_bytes(model, 4), page_size=4, clock=lambda: now[0], policy=Chunked(4))
     engine.page_pool.names = PageNames("w")
     prompt = list(range(1, 12))
     request = engine.request(prompt, lease=("mine", 3.0))
-    request.limit = len(prompt) + 1
     serve_all(engine, [request])
-    assert request.finish_reason == "length" and engine.page_pool.in_use == 3
+    assert request.finish_reason == "handed" and request.written == 1 and engine.page_pool.in_use == 3
+    last = engine.request([50, *prompt], Sampling(max_tokens=1), lease=("last", 3.0))  # it has all it wants
+    serve_all(engine, [last])
+    assert last.finish_reason == "length" and engine.page_pool.in_use == 3
     gone = engine.request([60, *prompt], lease=("gone", 3.0))
     engine.add(gone)
     engine.step()
