@@ -102,13 +102,14 @@ class GroupEngine(Engine):
         """To all other ranks, with what has changed since the last time."""
         changes = list(self.changes)
         self.changes.clear()
-        send(self.group.control, changes, command, body)
+        send(self.group.control, changes, command, body, self.group.stall_seconds)
 
     def load_adapter(self, name: str, path: str | Path) -> None:
         """Every rank reads it, and keeps its rows."""
         adapter = load_adapter_share(self.model, self.group, path, name)
         number, self.loaded = self.loaded, self.loaded + 1
         self.tell(Command.ADAPTER, [number, *write_text(str(Path(path).absolute()))])
+        self.state.meet()
         self.numbers[adapter], self.adapters[name] = number, adapter
         weakref.finalize(adapter, self.changes.append, Forget(number))
 
@@ -117,6 +118,7 @@ class GroupEngine(Engine):
         self.state.check_weights(directory)
         self.tell(Command.WEIGHTS, write_text(str(Path(directory).absolute())))
         self.state.load_weights(str(directory))
+        self.state.meet()
         self.weights_changed(recompute)
 
     def rank_stats(self) -> list[RankStats]:

@@ -68,12 +68,14 @@ class Follower:
         elif command == Command.ADAPTER:
             number = body.one()
             self.adapters[number] = load_adapter_share(self.model, self.group, read_text(body.rest()), str(number))
+            self.state.meet()
         elif command == Command.STATS:
             self.state.stats()
         elif command == Command.EXPERTS:
             self.state.move_experts(read_changes(body))
         elif command == Command.WEIGHTS:
             self.state.load_weights(read_text(body.rest()))
+            self.state.meet()
 
     def _hidden(self, rows: int) -> Tensor:
         room_ND = torch.empty(rows, self.model.config.hidden, dtype=self.model.dtype, device=self.model.device)

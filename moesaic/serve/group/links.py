@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import AllgatherOptions
 
 from moesaic.serve.core.driver import EngineLost
 
@@ -73,23 +74,25 @@ class Link:
                     self._group._set_default_timeout(limit)
 
     @contextmanager
-    def _lost(self) -> Any:
+    def _lost(self, patience: float | None = None) -> Any:
         try:
             yield
         except RuntimeError as error:
             others = ", ".join(str(rank) for at, rank in enumerate(self.members) if at != self.index)
-            problem = f"one of the ranks {others} is gone, or was silent for {self.patience:g} s"
+            problem = f"one of the ranks {others} is gone, or was silent for {patience or self.patience:g} s"
             raise RankLost(f"{problem} ({str(error).strip().splitlines()[0][:200]})") from error
 
-    def gather(self, own: Tensor, kind: str) -> Tensor:
+    def gather(self, own: Tensor, kind: str, patience: float | None = None) -> Tensor:
         """Every member's tensor of the same shape: (members, ...)."""
         if self.size == 1:
             return own.unsqueeze(0)
         sent = self._out(own)
         found = sent.new_empty(self.size * sent.numel())
         self.traffic.count(kind, sent.nbytes * (self.size - 1))
-        with self._lost():
-            self._group._allgather_base(found, sent.flatten()).wait()
+        options = AllgatherOptions()
+        options.timeout = timedelta(seconds=patience or self.patience)
+        with self._lost(patience):
+            self._group._allgather_base(found, sent.flatten(), options).wait()
         return self._back(found, own.dtype).view(self.size, *own.shape)
 
     def columns(self, own_TI: Tensor, widths: Sequence[int], kind: str) -> Tensor:
@@ -125,15 +128,17 @@ class Link:
             self._group.alltoall_base(found, sent, arriving, leaving).wait()
         return self._back(found, rows.dtype).view(-1, *rows.shape[1:])
 
-    def broadcast(self, values: Tensor, kind: str) -> Tensor:
+    def broadcast(self, values: Tensor, kind: str, patience: float | None = None) -> Tensor:
         """The first member's tensor, which others give room for."""
         if self.size == 1:
             return values
         sent = self._out(values)
         if self.index == 0:
             self.traffic.count(kind, sent.nbytes * (self.size - 1))
-        with self._lost():
-            self._group.broadcast([sent], dist.BroadcastOptions()).wait()
+        options = dist.BroadcastOptions()
+        options.timeout = timedelta(seconds=patience or self.patience)
+        with self._lost(patience):
+            self._group.broadcast([sent], options).wait()
         return self._back(sent, values.dtype).view_as(values)
 
     def to_first(self, own: Tensor, shapes: Sequence[Sequence[int]], kind: str) -> list[Tensor]:

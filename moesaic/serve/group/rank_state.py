@@ -49,11 +49,16 @@ class RankState:
             sum(tensor.nbytes for tensor in (*self.model.parameters(), *self.model.buffers())),
             sum(tensor.nbytes for layer in self.cache.layers for tensor in layer.values()),
             peak_bytes(self.model.device),
-            sum(traffic.bytes.values()),
-            sum(traffic.messages.values()),
+            sum(count for kind, count in traffic.bytes.items() if kind != "stats"),
+            sum(count for kind, count in traffic.messages.items() if kind != "stats"),
         )
-        found = self.group.control.gather(torch.tensor(list(asdict(own).values())), "stats")
+        numbers = torch.tensor(list(asdict(own).values()))
+        found = self.group.control.gather(numbers, "stats", self.group.stall_seconds)
         return [RankStats(*numbers) for numbers in found.tolist()]
+
+    def meet(self) -> None:
+        """All ranks, after what takes one longer than another: reading files."""
+        self.group.control.gather(torch.zeros(1), "stats")
 
     def move_experts(self, changes: Changes) -> None:
         """All ranks together."""

@@ -167,13 +167,16 @@ class Told(NamedTuple):
     body: Reader
 
 
-def send(link: Link, changes: Sequence[Change], command: Command, body: Sequence[int] = ()) -> None:
+def send(
+    link: Link, changes: Sequence[Change], command: Command, body: Sequence[int] = (), patience: float | None = None
+) -> None:
+    """Ranks wait for this as long as it takes; the first waits for them only so many seconds."""
     numbers = [0, len(changes), *(number for change in changes for number in _written(change)), command, *body]
     numbers[0] = len(numbers)
     array = torch.tensor(numbers + [0] * max(0, FIRST - len(numbers)))
-    link.broadcast(array[:FIRST], "step")
+    link.broadcast(array[:FIRST], "step", patience)
     if len(numbers) > FIRST:
-        link.broadcast(array[FIRST:], "step")
+        link.broadcast(array[FIRST:], "step", patience)
 
 
 def receive(link: Link) -> Told:
