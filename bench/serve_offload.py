@@ -44,10 +44,12 @@ from moesaic.model.experts import MixtureFeedForward
 from moesaic.model.transformer import Model
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Sampling
+from moesaic.serve.offload.expert_loading import mixtures, offload_experts
 from moesaic.serve.offload.expert_store import DiskExperts, HostExperts
 from moesaic.serve.offload.experts import OffloadedExperts
+from moesaic.serve.offload.layer_loading import stream_layers
 from moesaic.serve.offload.layer_store import laid_out
-from moesaic.serve.offload.loading import load_served, mixtures, offload_experts, stream_layers
+from moesaic.serve.offload.loading import load_served
 from moesaic.serve.offload.weights import leaves_of, tensors_of
 
 GIB = 2**30

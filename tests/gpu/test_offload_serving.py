@@ -6,19 +6,21 @@ pytest tests/gpu/test_offload_serving.py
 import pytest
 import torch
 
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device: these tests run on a GPU", allow_module_level=True)
+
 import moesaic
 from moesaic.serve.core.engine import Engine
-from moesaic.serve.core.forward_pass import Runner
+from moesaic.serve.gpu.overlap import OverlapLoop
 from moesaic.serve.offload.loading import load_served
 from tests.gpu.models import tokens_of
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 EXPERTS = {"qwen3_moe": (2, 16, 256, 512), "deepseek_v3": (2, 32, 256, 512)}  # layers, experts, F, D
 
 
-def answers(model):
+def answers(model, graphs=False):
     engine = Engine(model, cache_bytes=1 << 26, max_requests=8, seed=1)
-    assert (type(engine.runner) is Runner) == hasattr(model, "offloaded_for_test")
+    assert isinstance(engine.runner, OverlapLoop) == graphs
     out = []
     for prompts in ([[5, 6, 7]], tokens_of(70, 3, 200, 31), tokens_of(1, 1)):
         for options in ({"temperature": 0.0}, {"temperature": 0.8, "seed": 4}):
@@ -28,21 +30,27 @@ def answers(model):
 
 
 def offloaded(directory, **options):
-    model = load_served(directory, device="cuda", dtype="bfloat16", **options)
-    model.offloaded_for_test = True
-    return model
+    return load_served(directory, device="cuda", dtype="bfloat16", **options)
 
 
 @pytest.fixture(scope="module")
 def whole(directories):
+    """Answers with all weights on the GPU, layer by layer as offloaded ones are."""
     made = {}
 
     def of(name):
         if name not in made:
-            made[name] = answers(moesaic.load(directories[name], device="cuda", dtype="bfloat16"))
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(OverlapLoop, "fits", staticmethod(lambda engine: False))
+                made[name] = answers(moesaic.load(directories[name], device="cuda", dtype="bfloat16"))
         return made[name]
 
     return of
+
+
+def test_graphed_steps_have_the_same_bits(directories, whole):
+    model = moesaic.load(directories["qwen3_moe"], device="cuda", dtype="bfloat16")
+    assert answers(model, graphs=True) == whole("qwen3_moe")
 
 
 @pytest.mark.parametrize("name", sorted(EXPERTS))

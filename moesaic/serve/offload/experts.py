@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,6 +24,7 @@ from moesaic.kernels.wrapped import WrappedKernels
 from moesaic.model.linear import Norm
 from moesaic.model.router import Router
 from moesaic.serve.offload.expert_cache import ExpertCache, Key
+from moesaic.serve.offload.expert_forms import ExpertForm, ListedForm
 from moesaic.serve.offload.expert_store import ExpertStore
 from moesaic.serve.offload.slot_sums import TokenWaves, in_order, sums_by_choice, waves
 from moesaic.serve.offload.transfers import Job, Transfers
@@ -115,12 +116,9 @@ class Slots:
 
 @dataclass
 class OffloadedLayer:
-    """`weights` makes of slots what the kernels take."""
-
     index: int
-    count: int  # experts
+    form: ExpertForm
     slots: Slots
-    weights: Callable[[Sequence[Tensor]], ExpertWeights]
     norm: Norm
     router: Router
     following: OffloadedLayer | None = None
@@ -128,7 +126,8 @@ class OffloadedLayer:
     ahead: list[Key] = field(default_factory=list)  # of those the ones that are pinned
 
     def __post_init__(self) -> None:
-        self.experts = self.weights(self.slots.tensors)
+        self.count = self.form.count
+        self.experts = self.form.weights(self.slots.tensors)
 
 
 class OffloadedExperts(WrappedKernels):
@@ -155,6 +154,8 @@ class OffloadedExperts(WrappedKernels):
         wanted, ahead = experts_among(routes.experts_TK, self._predict(layer))
         self._count(layer, wanted)
         release(layer, wanted)
+        if isinstance(layer.form, ListedForm):
+            return self._listed(layer, layer.form, x_TD, routes, wanted, ahead)
         cache = layer.slots.cache
         kept = {expert for expert in wanted if _pinned(cache, (layer.index, expert))}  # there for good
         if len(wanted) - len(kept) > cache.available:
@@ -176,6 +177,39 @@ class OffloadedExperts(WrappedKernels):
             return rows.sum()
         finally:
             self._unpin(layer, wanted)
+
+    def _listed(
+        self,
+        layer: OffloadedLayer,
+        form: ListedForm,
+        x_TD: Tensor,
+        routes: Routes,
+        wanted: list[int],
+        ahead: list[int],
+    ) -> Tensor:
+        """Kernels that take one expert after the other, in order: each must be there when its turn comes."""
+        slots = layer.slots
+        held = wanted[: slots.cache.available]
+        self._pin(layer, held)
+        bound: set[int] = set()
+
+        def hold(expert: int) -> None:
+            if expert in bound:
+                return
+            if expert not in held:
+                self._unpin(layer, [held.pop(0)])
+                self._pin(layer, [expert])
+                held.append(expert)
+            slots.wait([(layer.index, expert)])
+            form.bind(expert, slots.tensors[0][_slot(layer, expert)])
+            bound.add(expert)
+
+        form.gate_up.hold = form.down.hold = hold
+        try:
+            self._fetch_ahead(layer, ahead)
+            return self.plain.experts(x_TD, routes, layer.experts)
+        finally:
+            self._unpin(layer, held)
 
     def _by_waves(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -46,14 +46,17 @@ class HostLayers:
 
     def __init__(self, pinned: bool) -> None:
         self.pinned = pinned
-        self.layers: dict[int, Tensor] = {}
+        self.layers: dict[Hashable, Tensor] = {}
 
-    def add(self, number: int, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Memory for a layer's tensors, to be filled by the caller."""
+    def put(self, number: Hashable, tensors: Sequence[Tensor]) -> None:
         self.layers[number] = host_tensor((bytes_of(tensors),), torch.uint8, self.pinned)
-        return laid_out(self.layers[number], tensors)
+        for view, tensor in zip(laid_out(self.layers[number], tensors), tensors, strict=True):
+            view.copy_(tensor)
 
-    def read(self, number: int, memory: Tensor) -> None:
+    def size(self, number: Hashable) -> int:
+        return self.layers[number].numel()
+
+    def read(self, number: Hashable, memory: Tensor) -> None:
         memory.copy_(self.layers[number], non_blocking=True)
 
 
@@ -67,10 +70,10 @@ class SpilledLayers:
             self._file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115 (open as long as this object lives)
         except OSError as error:
             raise UserError(self.folder, f"cannot hold offloaded weights ({error.strerror})") from None
-        self._places: dict[int, tuple[int, int]] = {}
+        self._places: dict[Hashable, tuple[int, int]] = {}
         self._end = 0
 
-    def add(self, number: int, tensors: Sequence[Tensor]) -> None:
+    def put(self, number: Hashable, tensors: Sequence[Tensor]) -> None:
         memory = torch.zeros(bytes_of(tensors), dtype=torch.uint8)
         for view, tensor in zip(laid_out(memory, tensors), tensors, strict=True):
             view.copy_(tensor)
@@ -85,7 +88,10 @@ class SpilledLayers:
             problem = f"no space for offloaded weights ({error.strerror})"
             raise UserError(self.folder, problem, "Free some, or name another folder (TMPDIR).") from None
 
-    def read(self, number: int, memory: Tensor) -> None:
+    def size(self, number: Hashable) -> int:
+        return self._places[number][1]
+
+    def read(self, number: Hashable, memory: Tensor) -> None:
         offset, size = self._places[number]
         data = memory[:size].numpy().data
         while len(data):

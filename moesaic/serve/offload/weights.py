@@ -124,7 +124,9 @@ class Leaf:
 
     def assign(self, tensor: Tensor) -> None:
         if self.name in self.module._buffers:
-            self.module._buffers[self.name] = tensor
+            self.module._buffers[self.name] = (
+                tensor.detach()
+            )  # not itself: whoever lets it lie elsewhere moves it alone
         else:
             self.module._parameters[self.name] = nn.Parameter(tensor, requires_grad=False)
 
