@@ -33,6 +33,12 @@ def command(
     api_key_env: Annotated[
         str | None, typer.Option(metavar="VARIABLE", help="Environment variable that holds an API key.")
     ] = None,
+    admin_key_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Keys of /admin (scale, new weights, drain); none: no /admin.")
+    ] = None,
+    admin_key_env: Annotated[
+        str | None, typer.Option(metavar="VARIABLE", help="Environment variable that holds a key of /admin.")
+    ] = None,
     cors_origin: Annotated[
         list[str] | None,
         typer.Option(metavar="ORIGIN", help="Origin of pages that may use this server (CORS); repeatable."),
@@ -139,6 +145,8 @@ def command(
         cors_origins=tuple(cors_origin or ()),
         metrics_names=metrics_names,
         allow_adapters=allow_adapters,
+        admin_keys=Keys.read(admin_key_file, admin_key_env, "--admin-key-env"),
+        drain_seconds=drain_seconds,
     )
     adapters = parse_adapters(adapter or (), settings.name)
     listener = listen(host, port)  # before the model is loaded, which takes a while, so that a taken port shows at once

@@ -6,7 +6,18 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 import moesaic
-from moesaic.serve.api import chat, completions, embeddings, errors, models, responses, status, tokenization, web_page
+from moesaic.serve.api import (
+    admin,
+    chat,
+    completions,
+    embeddings,
+    errors,
+    models,
+    responses,
+    status,
+    tokenization,
+    web_page,
+)
 from moesaic.serve.api.keys import OPEN_PATHS, KeyGuard
 from moesaic.serve.api.middleware import RequestLimits
 from moesaic.serve.api.service import Service
@@ -19,10 +30,18 @@ def make_app(service: Service) -> FastAPI:
     for part in (chat, completions, responses, embeddings, tokenization, models, status):
         app.include_router(part.router(service))
     app.include_router(web_page.router())
+    if settings.admin_keys.hashes:
+        app.include_router(admin.router(service))
     # The last added is the first to see a request.
     app.add_middleware(RequestLimits, max_body=settings.max_body, body_seconds=settings.body_seconds)
-    if settings.keys.hashes:
-        app.add_middleware(KeyGuard, keys=settings.keys, open_paths=OPEN_PATHS | web_page.paths())
+    if settings.keys.hashes or settings.admin_keys.hashes:
+        app.add_middleware(
+            KeyGuard,
+            keys=settings.keys,
+            open_paths=OPEN_PATHS | web_page.paths(),
+            admin_keys=settings.admin_keys,
+            admin_prefix=admin.PREFIX,
+        )
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(settings.cors_origins), allow_methods=["*"], allow_headers=["*"]

@@ -24,7 +24,7 @@ class Keys:
     hashes: frozenset[bytes] = frozenset()
 
     @classmethod
-    def read(cls, file: Path | None, variable: str | None) -> Keys:
+    def read(cls, file: Path | None, variable: str | None, flag: str = "--api-key-env") -> Keys:
         """One key a line, from a file, an environment variable or both."""
         keys: list[str] = []
         if file is not None:
@@ -39,7 +39,7 @@ class Keys:
         if variable is not None:
             found = _lines(os.environ.get(variable, ""), variable)
             if not found:
-                raise UserError("--api-key-env", f"the environment variable {variable} is not set, or empty")
+                raise UserError(flag, f"the environment variable {variable} is not set, or empty")
             keys += found
         return cls(frozenset(_hash(key) for key in keys))
 
@@ -53,17 +53,31 @@ class Keys:
 
 
 class KeyGuard:
-    """Refuses requests without a known key, before their body is read, but for those to `open_paths`."""
+    """Refuses requests without a known key, before their body is read, but for those to `open_paths`. Below
+    `admin_prefix` the keys are others."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, open_paths: frozenset[str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Keys,
+        open_paths: frozenset[str],
+        admin_keys: Keys | None = None,
+        admin_prefix: str = "",
+    ) -> None:
         self.app = app
         self.keys = keys
         self.open_paths = open_paths
+        self.admin_keys = admin_keys or Keys()
+        self.admin_prefix = admin_prefix
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in self.open_paths and scope["method"] != "OPTIONS":
             headers = dict(scope["headers"])
-            owner = self.keys.owner(headers.get(b"authorization", b"").decode("latin-1"))
+            admin = bool(self.admin_prefix) and scope["path"].startswith(self.admin_prefix)
+            keys = self.admin_keys if admin else self.keys
+            owner = keys.owner(headers.get(b"authorization", b"").decode("latin-1"))
+            if owner is None and not admin and not keys.hashes:
+                owner = ""  # clients need no key
             if owner is None:
                 await unauthorized()(scope, receive, send)
                 return

@@ -49,10 +49,17 @@ class Histogram:
 
 class Metrics:
     """`watch` runs on the engine's thread after every step; the rest where metrics are read. `stats` are the engine's,
-    or those of all replicas."""
+    or those of all workers together; `more` is what else there is to tell, of each of them."""
 
-    def __init__(self, stats: Callable[[], EngineStats], model: str, vllm_names: bool = False) -> None:
+    def __init__(
+        self,
+        stats: Callable[[], EngineStats],
+        model: str,
+        vllm_names: bool = False,
+        more: Callable[[], Iterable[Metric]] = tuple,
+    ) -> None:
         self.stats = stats
+        self.more = more
         self.model = model
         self.prefixes = ("moesaic:", "vllm:") if vllm_names else ("moesaic:",)
         self.energy = Energy()
@@ -127,6 +134,7 @@ class Metrics:
         for prefix in self.prefixes:
             yield from self._shared(stats, prefix)
         yield from self._own(stats)
+        yield from self.more()
 
     def describe(self) -> Iterable[Metric]:
         return ()

@@ -12,16 +12,19 @@ import errno
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import uvicorn
+from prometheus_client.core import Metric
 
 from moesaic.errors import UserError
 from moesaic.serve.api.app import make_app
 from moesaic.serve.api.metrics import Metrics
 from moesaic.serve.api.middleware import HeaderTimeout
 from moesaic.serve.api.service import Service, Settings
+from moesaic.serve.api.worker_metrics import worker_metrics
+from moesaic.serve.cluster.client import EngineClient
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.engine_loop import EngineLoop
 from moesaic.serve.core.grammar import prepare_grammars
@@ -69,7 +72,11 @@ async def serve(
 ) -> None:
     """Serve until stopped: by a signal, or by `should_exit` of the server that `ready` is given. `make_loop` makes
     the loop that runs the engine, or its replicas."""
-    metrics = Metrics(lambda: loop.stats(), settings.name, settings.metrics_names == "vllm")
+
+    def of_workers() -> Iterable[Metric]:
+        return worker_metrics(loop) if isinstance(loop, EngineClient) else ()
+
+    metrics = Metrics(lambda: loop.stats(), settings.name, settings.metrics_names == "vllm", of_workers)
     loop = make_loop(engine, on_outputs=metrics.watch)
     service = Service(loop, settings, metrics)
     config = uvicorn.Config(

@@ -46,6 +46,8 @@ class Settings:
     cors_origins: tuple[str, ...] = ()
     metrics_names: Literal["moesaic", "vllm"] = "moesaic"  # vllm: under its names too
     allow_adapters: bool = False  # to be loaded by clients, from any path the server can read
+    admin_keys: Keys = field(default_factory=Keys)  # for /admin, which exists only where there are any
+    drain_seconds: float = 60.0  # for requests of a worker that is to go, before they are moved
 
 
 class Service:
@@ -54,7 +56,8 @@ class Service:
         self.settings = settings
         self.metrics = metrics
         self.engine: Engine = loop.engine
-        self.draining = False
+        self.draining = False  # for good
+        self.held = False  # by an admin, for a while
         self.started = int(time.time())
         template = self.engine.tokenizer.chat_template if self.engine.tokenizer else None
         self.parser = settings.parser or detect(template)
@@ -144,6 +147,8 @@ class Service:
         """Hand requests to the engine, unless the queue is full."""
         if self.draining:
             raise ApiError(503, "the server is shutting down", code="shutting_down", headers={"retry-after": "5"})
+        if self.held:
+            raise ApiError(503, "the server takes no requests now", code="draining", headers={"retry-after": "5"})
         self.check_count(len(requests))
         if self.loop.open + len(requests) > self.max_open:
             raise ApiError(

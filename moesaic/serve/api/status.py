@@ -51,6 +51,8 @@ def router(service: Service) -> APIRouter:
         """Whether requests may be sent here: a worker would begin at once with them."""
         if service.draining or not service.loop.alive:
             raise ApiError(503, "the server is shutting down", code="shutting_down")
+        if service.held:
+            raise ApiError(503, "the server takes no requests now", code="draining")
         if not service.loop.ready:
             raise ApiError(503, "no worker is ready; requests wait", code="not_ready", headers={"retry-after": "1"})
         return Status(status="ready")

@@ -10,7 +10,6 @@ who reads its outputs notices nothing but a pause (`serialization.py` says why i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -18,10 +17,10 @@ from typing import Any, NamedTuple
 
 from moesaic.serve.cluster.adapter_table import AdapterTable
 from moesaic.serve.cluster.fleet import Fleet
+from moesaic.serve.cluster.fleet_stats import FleetStats
 from moesaic.serve.cluster.messages import (
     Abort,
     Add,
-    Ask,
     EngineOptions,
     FromEngine,
     Handed,
@@ -30,17 +29,18 @@ from moesaic.serve.cluster.messages import (
     Ready,
     Reply,
 )
+from moesaic.serve.cluster.open_request import OpenRequest
+from moesaic.serve.cluster.questions import Questions
 from moesaic.serve.cluster.routing import PrefixRouting, Routing
 from moesaic.serve.cluster.serialization import deserialize_output, serialize_request
 from moesaic.serve.cluster.worker import StartWorker, State, Worker, WorkerHandle
 from moesaic.serve.core.engine import Engine
-from moesaic.serve.core.engine_loop import EngineFailed, OutputStream, Queue, WorkerDied
+from moesaic.serve.core.engine_loop import EngineFailed, OutputStream, WorkerDied
 from moesaic.serve.core.request import Output, Request
 from moesaic.serve.core.stats import EngineStats
 
 MAX_ATTEMPTS = 5  # of one request to get its next token: it may be what kills workers
 SUSPECT = 2  # deaths after which it is under way only when no other suspect is, so that others outlive it
-STATS_SECONDS = 1.0  # between two reads of a worker's stats
 
 
 class Started(NamedTuple):
@@ -49,18 +49,6 @@ class Started(NamedTuple):
     options: EngineOptions
     worker: Worker
     ready: Ready
-
-
-@dataclasses.dataclass(eq=False)
-class OpenRequest:
-    request: Request
-    queue: Queue
-    visit: int | None = None  # its number; None: it waits for a worker
-    worker: WorkerHandle | None = None
-    attempts: int = 0  # visits that ended in a death since its last token
-    weights: int | None = None  # those it began with
-    pending_tokens: int = 0  # as counted at its worker
-    route: Any = None  # what the routing strategy remembers of it
 
 
 class EngineClient:
@@ -93,20 +81,19 @@ class EngineClient:
         self._requests: dict[int, OpenRequest] = {}
         self._visits: dict[int, OpenRequest] = {}
         self._waiting: dict[int, OpenRequest] = {}  # for a worker, in the order they came
-        self._asked: dict[int, tuple[WorkerHandle, asyncio.Future[Any]]] = {}
         self._numbers = itertools.count()  # of visits and questions
+        self.questions = Questions(self._numbers)
+        self.worker_stats = FleetStats(self.fleet, self.questions)
         self._idle = asyncio.Event()
         self._idle.set()
         self._ended = False
-        self._dead_stats = EngineStats()  # of lives that are over
 
     async def __aenter__(self) -> EngineClient:
-        self._events = asyncio.get_running_loop()
         self.fleet.open()
         for options, worker, ready in self._started:
             self.fleet.adopt(options, worker, ready)
         await self.read_stats()
-        self._polling = asyncio.create_task(self._poll_stats())
+        self._polling = asyncio.create_task(self.worker_stats.poll())
         return self
 
     async def __aexit__(self, *problem: object) -> None:
@@ -155,6 +142,7 @@ class EngineClient:
         if not self._requests:
             self._idle.set()
         self._drop_adapters()
+        self.fleet.notify()
 
     def abort(self, request: Request) -> None:
         entry = self._requests[request.number]
@@ -190,7 +178,7 @@ class EngineClient:
 
     async def _load(self, worker: WorkerHandle, key: str) -> None:
         worker.adapters.add(key)
-        await self.ask(worker, "load_adapter", key, self.adapters.paths[key])
+        await self.questions.ask(worker, "load_adapter", key, self.adapters.paths[key])
 
     def _drop_adapters(self) -> None:
         """Unload those that no request can reach any more."""
@@ -201,13 +189,13 @@ class EngineClient:
             for worker in self.workers:
                 if key in worker.adapters and worker.ready is not None:
                     worker.adapters.discard(key)
-                    worker.send(Ask(next(self._numbers), "unload_adapter", (key,)))
+                    self.questions.tell(worker, "unload_adapter", key)
 
     # Stats
 
     def stats(self) -> EngineStats:
         """Of all workers, as last read; what is counted at the front is exact."""
-        total = sum((worker.stats for worker in self.workers), self._dead_stats)
+        total = self.worker_stats.total()
         running = min(self.open, total.running)
         return dataclasses.replace(
             total,
@@ -219,24 +207,7 @@ class EngineClient:
         )
 
     async def read_stats(self) -> None:
-        """One that dies is counted as it last was."""
-
-        async def read(worker: WorkerHandle) -> None:
-            with contextlib.suppress(EngineFailed):
-                worker.stats = await self.ask(worker, "stats")
-                worker.rank_stats = await self.ask(worker, "ranks")
-
-        await asyncio.gather(*(read(worker) for worker in self.workers if worker.ready is not None))
-
-    async def _poll_stats(self) -> None:
-        while True:
-            await asyncio.sleep(STATS_SECONDS)
-            await self.read_stats()
-
-    def life_over(self, worker: WorkerHandle) -> None:
-        """Counters never go back, but its pages and its requests are gone."""
-        self._dead_stats += dataclasses.replace(worker.stats, pages=0, pages_in_use=0, running=0, waiting=0)
-        worker.stats, worker.rank_stats = EngineStats(), []
+        await self.worker_stats.read()
 
     # Visits
 
@@ -275,6 +246,13 @@ class EngineClient:
         leaving = [one for one in self.workers if one.state is State.DRAINING and one.weights == entry.weights]
         return same or leaving
 
+    def needs(self, worker: WorkerHandle) -> bool:
+        """Whether a request cannot go on without this worker."""
+        if worker.open:
+            return True
+        same = [other for other in self.workers if other.weights == worker.weights and other is not worker]
+        return not same and any(entry.weights == worker.weights for entry in self._waiting.values())
+
     def _leave(self, entry: OpenRequest) -> None:
         """Its visit is over."""
         if entry.visit is None or entry.worker is None:
@@ -283,8 +261,7 @@ class EngineClient:
         del self._visits[entry.visit], worker.open[entry.visit]
         worker.pending_tokens -= entry.pending_tokens
         entry.visit = entry.worker = None
-        if worker.leaving:
-            self.fleet.notify()
+        self.fleet.notify()
 
     def _withdraw(self, entry: OpenRequest) -> None:
         if entry.visit is not None and entry.worker is not None:
@@ -313,29 +290,17 @@ class EngineClient:
 
     # What workers say
 
-    async def ask(self, worker: WorkerHandle, method: str, *arguments: Any) -> Any:
-        number = next(self._numbers)
-        done: asyncio.Future[Any] = self._events.create_future()
-        self._asked[number] = worker, done
-        worker.send(Ask(number, method, arguments))
-        try:
-            return await done
-        finally:
-            self._asked.pop(number, None)
-
     def worker_ready(self, worker: WorkerHandle) -> None:
         for key in self.adapters.paths:
             if key not in worker.adapters:  # before any request: messages keep their order
                 worker.adapters.add(key)
-                worker.send(Ask(next(self._numbers), "load_adapter", (key, self.adapters.paths[key])))
-        self._count_slots()
+                self.questions.tell(worker, "load_adapter", key, self.adapters.paths[key])
+        self.count_slots()
         self._dispatch()
 
     def worker_died(self, worker: WorkerHandle) -> None:
-        self.life_over(worker)
-        for asked, done in list(self._asked.values()):
-            if asked is worker and not done.done():
-                done.set_exception(WorkerDied("the worker died; try again"))
+        self.worker_stats.life_over(worker)
+        self.questions.worker_died(worker)
         self._try_again(list(worker.open.values()), worker.problem or "it ended")
 
     def no_worker_starts(self, problem: str) -> None:
@@ -357,14 +322,8 @@ class EngineClient:
                 self.routing.handed(entry, message.what)
                 self._waiting[entry.request.number] = entry
                 self._dispatch()
-        elif isinstance(message, Reply) and message.ask in self._asked:
-            _, done = self._asked.pop(message.ask)
-            if done.done():
-                return
-            if message.problem is None:
-                done.set_result(message.result)
-            else:
-                done.set_exception(message.problem)
+        elif isinstance(message, Reply):
+            self.questions.answer(message)
 
     def _fail(self, entries: Sequence[OpenRequest], error: Exception) -> None:
         # One queue may hold several requests, and all of them fail together.
@@ -392,7 +351,7 @@ class EngineClient:
         if cleared:
             self._dispatch()
 
-    def _count_slots(self) -> None:
+    def count_slots(self) -> None:
         """The front's engine computes nothing, but says how many requests run at the same time."""
         ready = sum(worker.state is State.READY for worker in self.workers)
         self.engine.scheduler.max_requests = self._each * max(1, ready)

@@ -113,6 +113,10 @@ class EngineProcess:
             process.join(END_SECONDS)
         self.kill()
 
+    @property
+    def alive(self) -> bool:
+        return any(process.is_alive() for process in self.processes)
+
     def why(self) -> str:
         gone = wait([process.sentinel for process in self.processes], timeout=1.0)
         for process in self.processes:

@@ -46,7 +46,7 @@ class Fleet:
     def __init__(self, start_worker: StartWorker, listener: FleetListener) -> None:
         self.handles: list[WorkerHandle] = []
         self.deaths = 0
-        self._start_worker = start_worker
+        self.start_worker = start_worker
         self._listener = listener
         self._tasks: dict[WorkerHandle, asyncio.Task[None]] = {}
         self._numbers = 0
@@ -126,7 +126,7 @@ class Fleet:
 
     async def _start(self, handle: WorkerHandle) -> None:
         handle.state = State.STARTING
-        starting = asyncio.create_task(asyncio.to_thread(self._start_worker, handle.options))
+        starting = asyncio.create_task(asyncio.to_thread(self.start_worker, handle.options))
         try:
             worker = await asyncio.shield(starting)
         except asyncio.CancelledError:

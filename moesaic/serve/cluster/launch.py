@@ -18,10 +18,10 @@ from moesaic.errors import UserError
 from moesaic.kernels import hardware
 from moesaic.model.directory import load
 from moesaic.serve.cluster.client import EngineClient, Started
-from moesaic.serve.cluster.engine_process import EngineProcess
 from moesaic.serve.cluster.frontend import frontend_engine
 from moesaic.serve.cluster.kinds import engine_kind
 from moesaic.serve.cluster.messages import EngineOptions
+from moesaic.serve.cluster.on_this_machine import OnThisMachine, on_gpu
 from moesaic.serve.cluster.ray_worker import OnRay
 from moesaic.serve.cluster.routing import Routing
 from moesaic.serve.cluster.worker import StartWorker
@@ -78,17 +78,6 @@ def with_workers(
             worker.kill()
         raise
     return frontend, make_loop
-
-
-class OnThisMachine:
-    """Starts workers as processes of this machine. On GPUs each rank has one of its own."""
-
-    def __call__(self, options: EngineOptions) -> EngineProcess:
-        return EngineProcess.start(options)
-
-
-def on_gpu(load_options: dict[str, Any]) -> bool:
-    return torch.cuda.is_available() and str(load_options.get("device") or "cuda").startswith("cuda")
 
 
 def fair_share(options: EngineOptions, count: int) -> EngineOptions:

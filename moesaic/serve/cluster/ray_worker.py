@@ -43,10 +43,15 @@ class OnRay:
             except ConnectionError:
                 raise UserError(f"--ray {address}", "there is no Ray cluster", "Run `ray start --head`.") from None
         # No CPUs are reserved: where there are fewer than workers, they share them.
-        self.resources = {"num_gpus": 1} if gpu else {"num_cpus": 0, "scheduling_strategy": "SPREAD"}
+        self.resources: dict[str, Any] = {"num_gpus": 1} if gpu else {"num_cpus": 0, "scheduling_strategy": "SPREAD"}
 
     def __call__(self, options: EngineOptions) -> RayWorker:
         return RayWorker(self.ray, options, self.resources)
+
+    def room(self, options: EngineOptions, like: Ready) -> bool:
+        free, ranks = self.ray.available_resources(), engine_kind(options).ranks
+        gpus = free.get("GPU", 0.0) >= ranks * self.resources.get("num_gpus", 0)
+        return bool(gpus and free.get("memory", 0.0) >= ranks * like.bytes)
 
 
 class RayWorker:

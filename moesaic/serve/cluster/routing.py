@@ -15,7 +15,7 @@ from moesaic.serve.cluster.worker import WorkerHandle
 from moesaic.serve.core.request import Request
 
 if TYPE_CHECKING:
-    from moesaic.serve.cluster.client import OpenRequest
+    from moesaic.serve.cluster.open_request import OpenRequest
 
 
 @dataclass(frozen=True)

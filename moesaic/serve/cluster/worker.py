@@ -13,7 +13,7 @@ from moesaic.serve.core.stats import EngineStats
 from moesaic.serve.group.rank_state import RankStats
 
 if TYPE_CHECKING:
-    from moesaic.serve.cluster.client import OpenRequest
+    from moesaic.serve.cluster.open_request import OpenRequest
 
 Listener = Callable[[FromEngine | None], None]
 
@@ -42,7 +42,11 @@ class Worker(Protocol):
         """How it died, as far as that is known."""
 
 
-StartWorker = Callable[[EngineOptions], Worker]
+class StartWorker(Protocol):
+    def __call__(self, options: EngineOptions) -> Worker: ...
+
+    def room(self, options: EngineOptions, like: Ready) -> bool:
+        """Whether there is memory for one more worker of a kind that is running."""
 
 
 class State(Enum):

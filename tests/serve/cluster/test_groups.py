@@ -38,16 +38,16 @@ def test_any_rank_may_die_or_stand_still(directory: Path, gate: Path, alone: Eng
     async def ask() -> None:
         async with client_of(directory, 1, layout="tp=2", policy=Held(gate=gate), stall_seconds=6.0) as loop:
             (worker,) = loop.workers
-            let(gate, 5)
-            asked = [loop.engine.request(f"{n} is a number", greedy(30)) for n in range(4)]
+            let(gate, 3)
+            asked = [loop.engine.request(f"{n} is a number", greedy(18)) for n in range(2)]
             answers = [asyncio.create_task(text_of(loop, request)) for request in asked]
             for turn, (number, rank) in enumerate(faults):
-                await until(lambda turn=turn: all(request.written >= 5 * (turn + 1) for request in asked))
+                await until(lambda turn=turn: all(request.written >= 3 * (turn + 1) for request in asked))
                 assert worker.ready is not None
                 ranks, deaths = worker.ready.pids, loop.deaths
                 signal_to(worker, number, rank)
                 await until(lambda deaths=deaths: loop.deaths > deaths)
-                let(gate, 5 * (turn + 2))
+                let(gate, 3 * (turn + 2))
                 await until(lambda: worker.state is State.READY)
                 for pid in ranks:
                     with pytest.raises(ProcessLookupError):
