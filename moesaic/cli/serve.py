@@ -4,7 +4,9 @@ moesaic serve out/smollm2
 moesaic serve out/smollm2 --port 8000 --api-key-file keys.txt --metrics-names vllm
 moesaic serve out/smollm2 --policy chunked tokens=256 --drafter suffix
 moesaic serve out/smollm2 --kv-policy snapkv --kv share=0.25
+moesaic serve out/smollm2 --cache-host-gb 4 --cache-disk-gb 20 --cache-dir pages
 moesaic serve out/smollm2 --replicas 2
+moesaic serve out/smollm2 --prefill 1 --decode 1
 moesaic serve out/qwen3-30b --layout "tp=2 ep=4"
 """
 
@@ -50,6 +52,11 @@ def command(
         Literal["float32", "bfloat16", "float8"] | None,
         typer.Option(help="Dtype of the KV cache; default: that of the model."),
     ] = None,
+    cache_host_gb: Annotated[
+        float, typer.Option(min=0, help="Host memory for pages evicted from the KV cache, of each engine.")
+    ] = 0.0,
+    cache_disk_gb: Annotated[float, typer.Option(min=0, help="Disk for pages evicted from there.")] = 0.0,
+    cache_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Where pages on disk are.")] = None,
     max_requests: Annotated[int, typer.Option(min=1, help="Maximum number of running requests.")] = 64,
     max_queue: Annotated[int, typer.Option(min=0, help="Maximum number of queued requests; more get HTTP 429.")] = 256,
     max_prompt: Annotated[
@@ -97,6 +104,22 @@ def command(
         str | None,
         typer.Option(metavar="ADDRESS", help="Place workers on a Ray cluster; auto: this machine's; local: a new one."),
     ] = None,
+    prefill: Annotated[int | None, typer.Option(min=1, help="Workers that compute prompts; needs --decode.")] = None,
+    decode: Annotated[
+        int | None, typer.Option(min=1, help="Workers that go on with their pages; needs --prefill.")
+    ] = None,
+    prefill_layout: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Layout of prefill workers; default: --layout.")
+    ] = None,
+    decode_layout: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Layout of decode workers; default: --layout.")
+    ] = None,
+    page_seconds: Annotated[
+        float, typer.Option(min=0, help="Wait for pages of another worker; then they are computed again.")
+    ] = 5.0,
+    page_transport: Annotated[
+        Literal["distributed", "nixl"], typer.Option(help="How pages travel: torch.distributed, or NIXL.")
+    ] = "distributed",
     stall_seconds: Annotated[
         float, typer.Option(min=0.5, help="Silence after which a worker is killed, and its requests go on elsewhere.")
     ] = 20.0,
@@ -116,9 +139,11 @@ def command(
     from moesaic.serve.cluster.engine_process import SWITCH_SECONDS
     from moesaic.serve.cluster.launch import launch, parse_adapters
     from moesaic.serve.cluster.messages import EngineOptions
+    from moesaic.serve.cluster.prefill_decode import Apart
     from moesaic.serve.core.drafters import Drafter
     from moesaic.serve.core.kv_policies import KVPolicy
     from moesaic.serve.core.scheduling_policies import SchedulingPolicy
+    from moesaic.serve.pages.outside import TierOptions
     from moesaic.serve.parsers import Parser
 
     for flag, number in (("--cache-gb", cache_gb), ("--max-body-mb", max_body_mb)):
@@ -166,11 +191,14 @@ def command(
             "drafter": made_drafter,
             "kv_policy": made_kv_policy,
             "cache_dtype": cache_dtype,
+            "tiers": TierOptions(int(cache_host_gb * 2**30), int(cache_disk_gb * 2**30), cache_dir),
         },
         layout=layout or "",
         stall_seconds=stall_seconds,
     )
-    engine, make_loop = launch(wanted, replicas=replicas, adapters=adapters, ray=ray)
+    layouts = {"prefill_layout": prefill_layout, "decode_layout": decode_layout}
+    apart = Apart.of(prefill, decode, page_seconds=page_seconds, transport=page_transport, **layouts)
+    engine, make_loop = launch(wanted, replicas=replicas, adapters=adapters, ray=ray, apart=apart)
 
     def ready(server: Server, service: Service) -> None:
         gc.freeze()  # what is there now stays: a collection that walks it would hold up every stream

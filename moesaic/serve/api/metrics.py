@@ -181,6 +181,22 @@ class Metrics:
             labels=["model_name"],
         )
         yield self._with(computed, stats.prompt_tokens)
+        for name, text, amount in (
+            ("cache_host_bytes", "Pages of the KV cache in host memory.", stats.cache_host_bytes),
+            ("cache_disk_bytes", "Pages of the KV cache on disk.", stats.cache_disk_bytes),
+        ):
+            yield self._with(GaugeMetricFamily(f"moesaic:{name}", text, labels=["model_name"]), amount)
+        for name, text, amount in (
+            ("host_hit_tokens", "Prompt tokens that came back from host memory.", stats.host_tokens),
+            ("disk_hit_tokens", "Prompt tokens that came back from disk.", stats.disk_tokens),
+            ("spilled_pages", "Pages that went to host memory or disk.", stats.spilled_pages),
+            ("dropped_pages", "Pages that the disk was too slow for.", stats.dropped_pages),
+            ("transferred_tokens", "Prompt tokens whose pages came from another worker.", stats.transferred_tokens),
+            ("transferred_bytes", "Bytes of pages that came from another worker.", stats.transferred_bytes),
+            ("recomputed_tokens", "Tokens whose pages should have come, and were computed.", stats.recomputed_tokens),
+            ("failed_transfers", "Transfers of pages that broke off.", stats.failed_transfers),
+        ):
+            yield self._with(CounterMetricFamily(f"moesaic:{name}", text, labels=["model_name"]), amount)
         by_layer = stats.experts
         if by_layer:
             balance = GaugeMetricFamily(

@@ -105,7 +105,11 @@ class Generation:
             prompt_tokens=prompt,
             completion_tokens=generated,
             total_tokens=prompt + generated,
-            prompt_tokens_details=PromptDetails(cached_tokens=sum(request.cached for request in first)),
+            prompt_tokens_details=PromptDetails(
+                cached_tokens=sum(request.cached for request in first),
+                transferred_tokens=sum(request.transferred for request in self.requests),
+                recomputed_tokens=sum(request.recomputed for request in self.requests),
+            ),
             completion_tokens_details=CompletionDetails(reasoning_tokens=self.reasoning_tokens),
         )
 

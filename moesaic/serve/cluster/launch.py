@@ -22,12 +22,14 @@ from moesaic.serve.cluster.frontend import frontend_engine
 from moesaic.serve.cluster.kinds import engine_kind
 from moesaic.serve.cluster.messages import EngineOptions
 from moesaic.serve.cluster.on_this_machine import OnThisMachine, on_gpu
+from moesaic.serve.cluster.prefill_decode import Apart, PrefillDecode, roles
 from moesaic.serve.cluster.ray_worker import OnRay
 from moesaic.serve.cluster.routing import Routing
 from moesaic.serve.cluster.worker import StartWorker
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.engine_loop import EngineLoop
 from moesaic.serve.core.memory import SHARE, free_bytes
+from moesaic.serve.pages.identity import with_identity
 
 MakeLoop = Callable[..., Any]
 
@@ -38,12 +40,22 @@ def launch(
     replicas: int | None = None,
     adapters: dict[str, str] | None = None,
     ray: str | None = None,
+    apart: Apart | None = None,
 ) -> tuple[Engine, MakeLoop]:
     """The engine that checks requests, and what makes the loop that drives it or its workers. `ray` is the address of
-    the cluster to place them on."""
+    the cluster to place them on; `apart` are workers for prefill and for decode."""
     gpu = on_gpu(options.load_options)
+    if apart is not None:
+        if replicas is not None:
+            raise UserError("--replicas", "cannot be combined with --prefill and --decode", "Leave it out.")
+        start = OnRay(None if ray == "local" else ray, gpu=gpu) if ray is not None else OnThisMachine()
+        wanted = roles(options, apart, "auto" if ray is not None else "127.0.0.1")
+        count = sum(engine_kind(one).ranks for one in wanted)
+        wanted = wanted if gpu else [fair_share(one, count, of_ranks=True) for one in wanted]
+        return with_workers(wanted, adapters=adapters, start_worker=start, routing=PrefillDecode())
     if replicas is None and ray is None and not options.layout and not gpu:
-        engine = Engine(load(options.directory, **options.load_options), **options.engine_options)
+        running = with_identity(options.directory, options.engine_options)
+        engine = Engine(load(options.directory, **options.load_options), **running)
         for name, path in (adapters or {}).items():
             engine.load_adapter(name, path)
         return engine, EngineLoop
@@ -80,9 +92,10 @@ def with_workers(
     return frontend, make_loop
 
 
-def fair_share(options: EngineOptions, count: int) -> EngineOptions:
-    """Workers on one machine share its cores, and its memory for KV caches; on GPUs each has its own."""
-    parts = count * engine_kind(options).ranks
+def fair_share(options: EngineOptions, count: int, of_ranks: bool = False) -> EngineOptions:
+    """Workers (or their ranks) on one machine share its cores, and its memory for KV caches; on GPUs each has its
+    own."""
+    parts = count if of_ranks else count * engine_kind(options).ranks
     loading, running = dict(options.load_options), dict(options.engine_options)
     if running.get("cache_bytes") is None:
         running["cache_bytes"] = int(free_bytes(torch.device("cpu")) * SHARE) // parts

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from moesaic.errors import UserError
@@ -21,6 +21,7 @@ from moesaic.serve.cluster.routing import PrefixRouting, Visit
 from moesaic.serve.cluster.worker import WorkerHandle
 from moesaic.serve.pages.outside import TierOptions
 from moesaic.serve.pages.remote import Origin
+from moesaic.serve.pages.transport import has_nixl
 
 if TYPE_CHECKING:
     from moesaic.serve.cluster.client import OpenRequest
@@ -52,21 +53,44 @@ class PrefillDecode:
         entry.route = what
 
 
-def roles(
-    options: EngineOptions,
-    prefill: int,
-    decode: int,
-    prefill_layout: str | None = None,
-    decode_layout: str | None = None,
-) -> list[EngineOptions]:
-    """Options of all workers: so many of each kind, with layouts of their own where that is said."""
+@dataclass(frozen=True)
+class Apart:
+    """How many workers of each kind, and their layouts where they differ from that of all."""
+
+    prefill: int
+    decode: int
+    prefill_layout: str | None = None
+    decode_layout: str | None = None
+    page_seconds: float = 5.0  # that a request waits for its pages
+    transport: str = "distributed"
+
+    @classmethod
+    def of(cls, prefill: int | None, decode: int | None, **more: Any) -> Apart | None:
+        """Both or neither."""
+        if prefill is None and decode is None:
+            for name in ("prefill_layout", "decode_layout"):
+                if more.get(name) is not None:
+                    raise UserError(f"--{name.replace('_', '-')}", "is for workers of their own", "Give --prefill.")
+            return None
+        if prefill is None or decode is None:
+            missing = "--prefill" if prefill is None else "--decode"
+            raise UserError(missing, "is missing", "Say how many workers prefill and how many decode.")
+        return cls(prefill, decode, **more)
+
+
+def roles(options: EngineOptions, apart: Apart, host: str = "127.0.0.1") -> list[EngineOptions]:
+    """Options of all workers, which find each other at `host`."""
     if options.engine_options.get("kv_policy") is not None:
         problem = "pages of a pruned cache are of use to their own request alone"
         raise UserError("--prefill, --decode", f"cannot be combined with --kv-policy: {problem}", "Leave it out.")
+    if apart.transport == "nixl" and not has_nixl():
+        raise UserError("--page-transport", "nixl is not installed", "Install nixl, or take distributed.")
     tiers = options.engine_options.get("tiers") or TierOptions()
-    running = options.engine_options | {"tiers": replace(tiers, travel=True)}
+    tiers = replace(tiers, travel=True, host=host, transport=apart.transport, page_seconds=apart.page_seconds)
+    running = options.engine_options | {"tiers": tiers}
     wanted = []
-    for role, count, layout in ((PREFILL, prefill, prefill_layout), (DECODE, decode, decode_layout)):
+    kinds = ((PREFILL, apart.prefill, apart.prefill_layout), (DECODE, apart.decode, apart.decode_layout))
+    for role, count, layout in kinds:
         one = replace(options, engine_options=running, role=role, layout=options.layout if layout is None else layout)
         wanted += [one] * count
     return wanted

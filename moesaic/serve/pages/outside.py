@@ -52,7 +52,7 @@ class TierOptions:
     disk_bytes: int = 0
     directory: Path | None = None
     travel: bool = False
-    host: str = "127.0.0.1"  # where other engines ask for pages
+    host: str = "127.0.0.1"  # where other engines ask for pages; auto: at this machine's own address
     transport: str = "distributed"
     page_seconds: float = 5.0  # that a request waits for its pages
 

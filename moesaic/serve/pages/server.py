@@ -16,6 +16,7 @@ import contextlib
 import itertools
 import logging
 import os
+import socket
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -159,4 +160,5 @@ def page_server(engine: Engine) -> PageServer | None:
     if engine.outside is None or not engine.outside.options.travel:
         return None
     options = engine.outside.options
-    return PageServer(engine, options.host, options.transport)
+    host = socket.gethostbyname(socket.gethostname()) if options.host == "auto" else options.host
+    return PageServer(engine, host, options.transport)

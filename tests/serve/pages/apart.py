@@ -7,10 +7,9 @@ from typing import Any
 
 from moesaic.serve.cluster.client import EngineClient
 from moesaic.serve.cluster.launch import with_workers
-from moesaic.serve.cluster.prefill_decode import PrefillDecode, roles
+from moesaic.serve.cluster.prefill_decode import Apart, PrefillDecode, roles
 from moesaic.serve.cluster.worker import WorkerHandle
 from moesaic.serve.core.stats import EngineStats
-from moesaic.serve.pages.outside import TierOptions
 from tests.serve.cluster.workers import options
 from tests.waiting import PATIENCE
 
@@ -27,8 +26,8 @@ def apart_client(
     adapters: dict[str, str] | None = None,
     **changed: Any,
 ) -> EngineClient:
-    tiers = TierOptions(page_seconds=page_seconds, transport=transport)
-    wanted = roles(options(directory, tiers=tiers, **changed), prefill, decode, *layouts)
+    apart = Apart(prefill, decode, *layouts, page_seconds, transport)
+    wanted = roles(options(directory, **changed), apart)
     frontend, make = with_workers(wanted, routing=PrefillDecode(lease_seconds), adapters=adapters)
     made: EngineClient = make(frontend)
     return made

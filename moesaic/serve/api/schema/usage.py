@@ -7,6 +7,9 @@ from pydantic import BaseModel
 
 class PromptDetails(BaseModel):
     cached_tokens: int = 0
+    # Where prefill and decode are apart: prompt tokens that the decode worker got, and those it computed again.
+    transferred_tokens: int = 0
+    recomputed_tokens: int = 0
 
 
 class CompletionDetails(BaseModel):
