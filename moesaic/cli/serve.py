@@ -8,6 +8,7 @@ moesaic serve out/smollm2 --cache-host-gb 4 --cache-disk-gb 20 --cache-dir pages
 moesaic serve out/smollm2 --replicas 2
 moesaic serve out/smollm2 --prefill 1 --decode 1
 moesaic serve out/qwen3-30b --layout "tp=2 ep=4"
+moesaic serve out/qwen3-30b --attention 2 --experts 6 --expert-replicas 2 --rebalance-steps 500
 """
 
 from __future__ import annotations
@@ -100,6 +101,19 @@ def command(
         str | None,
         typer.Option(metavar="TEXT", help='Ranks that are one engine, such as "tp=2 ep=4"; one process each.'),
     ] = None,
+    attention: Annotated[
+        str | None,
+        typer.Option(metavar="N", help='Ranks that attend, with --experts: a number of them, or such as "tp=2 dp=2".'),
+    ] = None,
+    experts: Annotated[
+        int | None, typer.Option(min=1, help="Ranks that hold experts and nothing else, with --attention.")
+    ] = None,
+    expert_replicas: Annotated[
+        int, typer.Option(min=0, help="Slots of each rank for further copies of experts that most tokens want.")
+    ] = 0,
+    rebalance_steps: Annotated[
+        int, typer.Option(min=0, help="Steps after which experts move to where the load is; 0: they stay.")
+    ] = 0,
     ray: Annotated[
         str | None,
         typer.Option(metavar="ADDRESS", help="Place workers on a Ray cluster; auto: this machine's; local: a new one."),
@@ -143,6 +157,8 @@ def command(
     from moesaic.serve.core.drafters import Drafter
     from moesaic.serve.core.kv_policies import KVPolicy
     from moesaic.serve.core.scheduling_policies import SchedulingPolicy
+    from moesaic.serve.group.apart.ranks import chosen_layout
+    from moesaic.serve.group.experts.rebalancing import for_engine
     from moesaic.serve.pages.outside import TierOptions
     from moesaic.serve.parsers import Parser
 
@@ -174,6 +190,7 @@ def command(
         drain_seconds=drain_seconds,
     )
     adapters = parse_adapters(adapter or (), settings.name)
+    wide = chosen_layout(layout, attention, experts)
     listener = listen(host, port)  # before the model is loaded, which takes a while, so that a taken port shows at once
     wanted = EngineOptions(
         directory,
@@ -192,8 +209,9 @@ def command(
             "kv_policy": made_kv_policy,
             "cache_dtype": cache_dtype,
             "tiers": TierOptions(int(cache_host_gb * 2**30), int(cache_disk_gb * 2**30), cache_dir),
+            **for_engine(expert_replicas, rebalance_steps, wide),
         },
-        layout=layout or "",
+        layout=wide,
         stall_seconds=stall_seconds,
     )
     layouts = {"prefill_layout": prefill_layout, "decode_layout": decode_layout}

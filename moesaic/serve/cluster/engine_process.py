@@ -20,8 +20,9 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -41,29 +42,36 @@ SMALL = 32 << 10  # bytes that fit the buffer of a pipe that can be written to
 class EngineProcess:
     """Seen from the front; `processes` and `pipes` by rank."""
 
-    def __init__(self, processes: Sequence[BaseProcess], pipes: Sequence[Connection]) -> None:
-        self.processes, self.pipes = processes, pipes
-        self.ranks = len(processes)
-        self._outboxes = [Outbox(pipe) for pipe in pipes]
+    def __init__(self, options: EngineOptions) -> None:
+        kind = engine_kind(options)
+        self.options, self.ranks = options, kind.vital
+        self.address = f"127.0.0.1:{free_port()}" if kind.ranks > 1 else ""
+        self.spare = {rank: SpareRank() for rank in range(kind.vital, kind.ranks)}
+        self._lock, self._ended = threading.Lock(), False
+        self.processes: list[BaseProcess] = []
+        self.pipes: list[Connection] = []
+        for rank in range(kind.ranks):
+            process, pipe = self._start_rank(rank)
+            self.processes.append(process)
+            self.pipes.append(pipe)
+        self._outboxes = [Outbox(pipe) for pipe in self.pipes]
 
     @classmethod
     def start(cls, options: EngineOptions) -> EngineProcess:
+        return cls(options)
+
+    def _start_rank(self, rank: int) -> tuple[BaseProcess, Connection]:
         # A process is forked from one that has imported everything and computed nothing (CUDA does not survive a fork):
         # importing takes longer than loading a small model, and a worker that died is waited for.
         multiprocessing.set_forkserver_preload(["moesaic.serve.cluster.preload"])
         context = multiprocessing.get_context("forkserver")
-        ranks = engine_kind(options).ranks
-        address = f"127.0.0.1:{free_port()}" if ranks > 1 else ""
-        processes, pipes = [], []
-        for rank in range(ranks):
-            ours, theirs = context.Pipe()
-            name = f"moesaic engine rank {rank}" if ranks > 1 else "moesaic engine"
-            process = context.Process(target=_run, args=(options, rank, address, theirs), name=name, daemon=True)
-            process.start()
-            theirs.close()  # so that the end of the process ends what is read from it
-            processes.append(process)
-            pipes.append(ours)
-        return cls(processes, pipes)
+        ours, theirs = context.Pipe()
+        name = f"moesaic engine rank {rank}" if self.address else "moesaic engine"
+        arguments = (self.options, rank, self.address, theirs)
+        process = context.Process(target=_run, args=arguments, name=name, daemon=True)
+        process.start()
+        theirs.close()  # so that the end of the process ends what is read from it
+        return process, ours
 
     def wait(self) -> Ready:
         try:
@@ -81,8 +89,9 @@ class EngineProcess:
                 self.kill()
 
     def listen(self, take: Listener) -> None:
-        for pipe in self.pipes:
-            threading.Thread(target=self._read, args=(pipe, take), name="engine outputs", daemon=True).start()
+        for rank, pipe in enumerate(self.pipes):
+            read, arguments = (self._read_spare, (rank,)) if rank in self.spare else (self._read, (pipe, take))
+            threading.Thread(target=read, args=arguments, name="engine outputs", daemon=True).start()
 
     def _read(self, pipe: Connection, take: Listener) -> None:
         while True:
@@ -93,21 +102,47 @@ class EngineProcess:
                 return
             take(self._with_pids(message) if isinstance(message, Ready) else message)
 
+    def _read_spare(self, rank: int) -> None:
+        """A rank that the engine can do without: it is started again when it has died."""
+        spare = self.spare[rank]
+        while not self._ended:
+            try:
+                while True:
+                    if isinstance(self.pipes[rank].recv(), Pong):
+                        spare.answered()
+            except (EOFError, OSError):
+                time.sleep(spare.died())
+            with self._lock:
+                if not self._ended:
+                    self.processes[rank].join()
+                    self.processes[rank], self.pipes[rank] = self._start_rank(rank)
+                    self._outboxes[rank] = Outbox(self.pipes[rank])
+
     def _with_pids(self, ready: Ready) -> Ready:
+        for spare in self.spare.values():
+            spare.answered()  # all ranks are there, or the engine would not be
         return ready._replace(pids=tuple(process.pid or 0 for process in self.processes))
 
     def send(self, message: ToEngine) -> None:
         data = pickle.dumps(message)
+        if isinstance(message, Ping):
+            for rank, spare in self.spare.items():
+                if spare.silent():  # it was stopped
+                    self.processes[rank].kill()
         for outbox in self._outboxes if isinstance(message, Ping) else self._outboxes[:1]:
             outbox.send(data)
 
     def kill(self) -> None:
+        with self._lock:
+            self._ended = True
         for process in self.processes:
             process.kill()
         for process in self.processes:
             process.join()
 
     def end(self) -> None:
+        with self._lock:
+            self._ended = True
         self.send(End())
         for process in self.processes:
             process.join(END_SECONDS)
@@ -124,6 +159,27 @@ class EngineProcess:
                 process.join(1.0)
         codes = {rank: process.exitcode for rank, process in enumerate(self.processes) if process.exitcode is not None}
         return ", ".join(f"exit code {code}" + f" of rank {rank}" * (self.ranks > 1) for rank, code in codes.items())
+
+
+class SpareRank:
+    """Whether a rank that may die is there: pings come four times in `stall_seconds`."""
+
+    PINGS = 8  # without an answer, after which it counts as stopped
+
+    def __init__(self) -> None:
+        self.heard, self.unanswered, self.deaths = False, 0, 0
+
+    def answered(self) -> None:
+        self.heard, self.unanswered, self.deaths = True, 0, 0
+
+    def silent(self) -> bool:
+        self.unanswered += self.heard
+        return self.unanswered > self.PINGS
+
+    def died(self) -> float:
+        """For how long to wait before it is started again: longer while it keeps dying."""
+        self.heard, self.unanswered, self.deaths = False, 0, self.deaths + 1
+        return float(min(60.0, 0.5 * 2**self.deaths))
 
 
 class Outbox:

@@ -15,6 +15,7 @@ from moesaic.kernels import hardware
 from moesaic.model.directory import load
 from moesaic.serve.cluster.messages import EngineOptions
 from moesaic.serve.core.engine import Engine
+from moesaic.serve.group.apart.ranks import ApartRanks, apart_layout, follow_apart, join_apart, open_apart
 from moesaic.serve.group.engine import GroupEngine
 from moesaic.serve.group.rank_state import RankStats, peak_bytes
 from moesaic.serve.group.ranks import WorkerGroup, follow, join, open_engine, serving_layout
@@ -24,6 +25,10 @@ from moesaic.serve.pages.identity import with_identity
 class EngineKind(Protocol):
     @property
     def ranks(self) -> int: ...
+
+    @property
+    def vital(self) -> int:
+        """How many of the ranks, the first ones, the engine cannot do without; others may die and come back."""
 
     def open(self, options: EngineOptions, address: str) -> Engine:
         """On rank 0. `address` is where ranks meet, host:port."""
@@ -41,6 +46,7 @@ class EngineKind(Protocol):
 @dataclass(frozen=True)
 class OneProcess:
     ranks: int = 1
+    vital: int = 1
 
     def open(self, options: EngineOptions, address: str) -> Engine:
         running = with_identity(options.directory, options.engine_options)
@@ -64,7 +70,7 @@ class Group:
 
     def __init__(self, layout: str) -> None:
         self.layout = serving_layout(layout)
-        self.ranks = self.layout.devices
+        self.ranks = self.vital = self.layout.devices
 
     def open(self, options: EngineOptions, address: str) -> Engine:
         group, loading = self._join(options, 0, address)
@@ -86,7 +92,36 @@ class Group:
         return join(self.layout, rank, address, options.stall_seconds, device), loading
 
 
+class Apart:
+    """Ranks that attend and, behind them, ranks of experts, without any of which the others go on."""
+
+    def __init__(self, layout: str) -> None:
+        self.layout = apart_layout(layout)
+        self.ranks, self.vital = self.layout.devices, self.layout.attention.devices
+
+    def open(self, options: EngineOptions, address: str) -> Engine:
+        ranks, loading = self._join(options, 0, address)
+        return open_apart(ranks, options.directory, loading, with_identity(options.directory, options.engine_options))
+
+    def follow(self, options: EngineOptions, rank: int, address: str) -> None:
+        ranks, loading = self._join(options, rank, address)
+        follow_apart(ranks, options.directory, loading, options.engine_options)
+
+    def rank_stats(self, engine: Engine) -> list[RankStats]:
+        return cast(GroupEngine, engine).rank_stats()
+
+    def close(self, engine: Engine) -> None:
+        cast(GroupEngine, engine).close()
+
+    def _join(self, options: EngineOptions, rank: int, address: str) -> tuple[ApartRanks, dict[str, Any]]:
+        loading = _load_options(options, rank)
+        device = torch.device(loading.get("device") or hardware.device())
+        return join_apart(self.layout, rank, address, options.stall_seconds, device), loading
+
+
 def engine_kind(options: EngineOptions) -> EngineKind:
+    if "experts=" in options.layout:
+        return Apart(options.layout)
     return Group(options.layout) if options.layout else OneProcess()
 
 

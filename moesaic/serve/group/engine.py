@@ -71,6 +71,10 @@ class GroupEngine(Engine):
         nodes = ranks // self.group.neighbours if ranks % self.group.neighbours == 0 else 1
         return Rebalancer(self.experts, lambda: slots.plans, self.move_experts, steps, max(1, nodes))
 
+    def before_step(self) -> None:
+        if self.rebalancer is not None:
+            self.rebalancer.before_step()
+
     def move_experts(self, changes: Changes) -> None:
         """Between two steps."""
         self.tell(Command.EXPERTS, write_changes(changes))
@@ -184,8 +188,7 @@ class GroupRunner(Runner):
         engine = self.engine
         start = engine.clock()
         try:
-            if engine.rebalancer is not None:
-                engine.rebalancer.before_step()
+            engine.before_step()
             forward = GroupForward(engine, work)
             forward.advance()
         except EngineLost:

@@ -30,6 +30,7 @@ class Command(IntEnum):
     WEIGHTS = 6  # the bytes of a directory's name
     EXPERTS = 7  # slots that get other experts, by layer
     PREDICT = 8  # a multi-token-prediction layer's number and its rows, whose hidden states follow
+    REJOIN = 9  # an expert rank that was lost is there again: its number, and which of its lives it is in
 
 
 class Copy(NamedTuple):

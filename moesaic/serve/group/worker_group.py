@@ -75,10 +75,13 @@ def join(
     device: torch.device | str = "cpu",
 ) -> WorkerGroup:
     """Meet the other ranks at `host:port`, which rank 0 opens, or at `file:PATH`, a new file that all can reach."""
+    store = meeting_store(address, rank, layout.devices, stall_seconds)
+    return WorkerGroup(layout, rank, store, stall_seconds, torch.device(device))
+
+
+def meeting_store(address: str, rank: int, ranks: int, stall_seconds: float) -> dist.Store:
     host, _, port = address.rpartition(":")
     if host == "file":
-        store: dist.Store = dist.FileStore(port, layout.devices)
-    else:
-        limit = max(MEETING, timedelta(seconds=stall_seconds))
-        store = dist.TCPStore(host, int(port), None, rank == 0, limit, wait_for_workers=False)
-    return WorkerGroup(layout, rank, store, stall_seconds, torch.device(device))
+        return dist.FileStore(port, ranks)
+    limit = max(MEETING, timedelta(seconds=stall_seconds))
+    return dist.TCPStore(host, int(port), None, rank == 0, limit, wait_for_workers=False)

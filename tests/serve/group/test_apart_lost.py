@@ -14,7 +14,7 @@ import pytest
 from tests.parallel.ranks import start
 from tests.serve.group.apart_ranks import run_rank
 from tests.serve.group.groups import Case, alone, answers, free_ports, model_directory, some_requests
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 OPTIONS = {"page_size": 4, "cache_bytes": 2**21}
 
@@ -56,6 +56,43 @@ def answered(engine: Any, asked: list[Any]) -> dict[str, Any]:
         "held": {str(rank): one.held for rank, one in stats.items()},
         "read": sum(one.read for one in stats.values()),
     }
+
+
+def answered_twice(engine: Any, asked: list[Any]) -> dict[str, Any]:
+    found = answered(engine, asked)
+    until(lambda: engine.life_of(1) > 1, "another rank in its place")
+    again = answered(engine, asked)
+    return {
+        "found": found,
+        "again": again,
+        "assignments": {str(n): s.assignments for n, s in engine.away.stats().items()},
+    }
+
+
+def test_another_rank_takes_the_place_of_one_that_died(tmp_path: Path) -> None:
+    """It reads its experts, is let in before a step, and the others give up what they had taken."""
+    asked = some_requests(6, tokens=8)
+    directory = model_directory("qwen3_moe", tmp_path / "model")
+    expected = alone(directory, asked, **OPTIONS)
+    case = Case("tp=2 experts=2", directory, answered_twice, asked, **OPTIONS)
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(1)]
+    ranks = start(run_rank, ([case], addresses, str(tmp_path), DiesAt(1, layer=1, when=5)), 4, join=False)
+    until(lambda: ranks.processes[3].exitcode is not None, "its death")
+    assert ranks.processes[3].exitcode == -signal.SIGKILL
+    new = start(in_its_place, ([case], addresses, str(tmp_path)), 1, join=False)
+    processes = [*ranks.processes[:3], *new.processes]
+    until(lambda: all(process.exitcode is not None for process in processes), "their end")
+    assert [process.exitcode for process in processes] == [0] * 4
+    result = json.loads((tmp_path / "0.json").read_text())
+    for found in (result["found"], result["again"]):
+        assert found["answers"] == expected
+    assert result["found"]["lost"] == [1] and result["again"]["lost"] == []
+    assert result["again"]["held"] == {"0": 12, "1": 12}
+    assert result["assignments"]["1"] > 0
+
+
+def in_its_place(number: int, cases: list[Case], addresses: list[str], folder: str) -> None:
+    run_rank(3, cases, addresses, folder)
 
 
 @pytest.mark.parametrize("layout, copies", [("tp=2 experts=2", 0), ("tp=1 experts=3", 3)])

@@ -21,7 +21,7 @@ from moesaic.serve.group.apart import ping_pong
 from moesaic.serve.group.apart.away import AwayKernels, ExpertsAway, MicroBatch, plans_for
 from moesaic.serve.group.apart.expert_rank import ExpertRank, end
 from moesaic.serve.group.apart.wires import ASSIGNMENT_BYTES, HEAD_BYTES, Wire
-from moesaic.serve.group.experts.slots import ExpertReader
+from moesaic.serve.group.experts.slots import ExpertReader, LayerExperts
 from moesaic.serve.group.links import Traffic
 from tests.parallel.ranks import on_ranks, start
 from tests.serve.group.models_apart import VOCABULARY, save_mixture
@@ -89,7 +89,8 @@ def expert_rank(directory: Path, store: dist.Store, rank: int, experts: int, slo
     counts = {layer: reader.shape(layer).count for layer in reader.layers}
     plans = plans_for(counts, experts, dict.fromkeys(counts, slots or -(-8 // experts)))
     wires = {0: Wire(store, 0, rank, 1, STALL, Traffic())}
-    return ExpertRank(reader, {layer: plan.slots[rank] for layer, plan in plans.items()}, wires, model.ops)
+    held = {layer: LayerExperts(reader, layer, plan.slots[rank]) for layer, plan in plans.items()}
+    return ExpertRank(reader, held, wires, model.ops)
 
 
 def store_of(folder: Path, world: int) -> dist.Store:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,14 +20,18 @@ from moesaic.serve.core.adapters import Adapter
 from moesaic.serve.group.apart import ping_pong
 from moesaic.serve.group.apart.away import AwayKernels, ExpertsAway, MicroBatch
 from moesaic.serve.group.apart.expert_rank import end
+from moesaic.serve.group.apart.wires import Wire
 from moesaic.serve.group.engine import GroupEngine
 from moesaic.serve.group.experts.rebalancing import Changes, Rebalancer
 from moesaic.serve.group.follower import Follower
-from moesaic.serve.group.rank_state import RankState
+from moesaic.serve.group.links import RankLost
+from moesaic.serve.group.rank_state import RankState, RankStats
 from moesaic.serve.group.rank_step import RankStep
 from moesaic.serve.group.shares import spans
-from moesaic.serve.group.step_array import Piece, Reader
+from moesaic.serve.group.step_array import Command, Piece, Reader
 from moesaic.serve.group.worker_group import WorkerGroup
+
+logger = logging.getLogger("moesaic.serve")
 
 
 class ApartStep(RankStep):
@@ -72,16 +77,31 @@ class ApartStep(RankStep):
         return self.group.tensor.rows(own_ND, [stop - start for start, stop in shares], "rows")
 
 
+# The wire to an expert rank in its so-many-th life.
+Connect = Callable[[int, int], Wire]
+
+
 class ApartState(RankState):
-    def __init__(self, model: Model, group: WorkerGroup, cache: PagedCache, away: ExpertsAway) -> None:
+    def __init__(
+        self, model: Model, group: WorkerGroup, cache: PagedCache, away: ExpertsAway, connect: Connect
+    ) -> None:
         super().__init__(model, group, cache)
-        self.away = away
+        self.away, self.connect = away, connect
         self.step = ApartStep(model, group, cache, away)
 
     def move_experts(self, changes: Changes) -> None:
         self.away.change(changes)
         if self.group.is_main:
             self.away.keep(changes)
+
+    def rejoin(self, expert: int, life: int) -> None:
+        """All ranks that attend together, between two steps."""
+        try:
+            self.away.rejoin(expert, self.connect(expert, life))
+        except RankLost as error:  # it died again meanwhile
+            logger.error("expert rank %d came back and was lost: %s", expert, error)
+        if self.group.is_main:
+            self.away.keep(self.away.plans)
 
 
 class ApartEngine(GroupEngine):
@@ -90,15 +110,39 @@ class ApartEngine(GroupEngine):
     predicts = False
 
     def __init__(
-        self, model: Model, group: WorkerGroup, away: ExpertsAway, rebalance_steps: int = 0, **options: Any
+        self,
+        model: Model,
+        group: WorkerGroup,
+        away: ExpertsAway,
+        connect: Connect,
+        life_of: Callable[[int], int],
+        rebalance_steps: int = 0,
+        **options: Any,
     ) -> None:
-        self.away = away
+        """`life_of` says in which life an expert rank is that waits to be connected."""
+        self.away, self.connect, self.life_of = away, connect, life_of
+        self.lives: dict[int, int] = {}
         super().__init__(model, group, None, rebalance_steps, **options)
 
     def new_cache(self, pages: int, page_size: int, dtype: torch.dtype) -> PagedCache:
         cache = super().new_cache(pages, page_size, dtype)
-        self.state = ApartState(self.model, self.group, cache, self.away)
+        self.state: ApartState = ApartState(self.model, self.group, cache, self.away, self.connect)
         return cache
+
+    def before_step(self) -> None:
+        for expert in list(self.away.lost):
+            if (life := self.life_of(expert)) > self.lives.get(expert, 1):
+                self.lives[expert] = life
+                self.tell(Command.REJOIN, [expert, life])
+                self.state.rejoin(expert, life)
+        super().before_step()
+
+    def rank_stats(self) -> list[RankStats]:
+        """Also of the expert ranks, behind the others."""
+        found, first = super().rank_stats(), self.group.ranks
+        for expert, one in self.away.stats().items():
+            found.append(RankStats(first + expert, one.bytes, 0, one.peak, one.sent, one.messages))
+        return found
 
     def new_rebalancer(self, steps: int) -> Rebalancer | None:
         # Not while a rank is lost: whoever took its experts has more slots than the others.
@@ -117,9 +161,9 @@ class ApartEngine(GroupEngine):
 
 
 class ApartFollower(Follower):
-    def __init__(self, model: Model, group: WorkerGroup, away: ExpertsAway) -> None:
+    def __init__(self, model: Model, group: WorkerGroup, away: ExpertsAway, connect: Connect) -> None:
         super().__init__(model, group)
-        self.away = away
+        self.away, self.connect = away, connect
 
     def run(self) -> None:
         super().run()
@@ -127,4 +171,10 @@ class ApartFollower(Follower):
 
     def _start(self, body: Reader) -> RankState:
         cache = super()._start(body).cache
-        return ApartState(self.model, self.group, cache, self.away)
+        return ApartState(self.model, self.group, cache, self.away, self.connect)
+
+    def _do(self, command: Command, body: Reader) -> None:
+        if command == Command.REJOIN:
+            cast(ApartState, self.state).rejoin(*body.take(2))
+        else:
+            super()._do(command, body)

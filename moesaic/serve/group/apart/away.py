@@ -60,11 +60,13 @@ class ExpertsAway:
     def __init__(self, wires: dict[int, Wire], plans: dict[int, SlotPlan], experts: dict[int, int]) -> None:
         self.wires, self.experts = wires, experts
         self.lost: list[int] = []
+        self.losses = 0  # ever
         self.watch: Watch | None = None
         self.follow(plans)
 
     def follow(self, plans: dict[int, SlotPlan]) -> None:
         """From now on rows go where these plans say, but never to a rank that was lost."""
+        self.wanted = plans
         for rank in self.lost:
             plans = {layer: without_rank(plan, rank) for layer, plan in plans.items()}
         self.plans = plans
@@ -74,6 +76,12 @@ class ExpertsAway:
         """Some slots hold other experts from now on."""
         moved = {layer: after(self.plans[layer], moves) for layer, moves in changes.items()}
         self.follow(self.plans | moved)
+
+    def rejoin(self, rank: int, wire: Wire) -> None:
+        """A rank that was lost is there again, or one in its place: the plan is what it was."""
+        self.wires[rank] = wire
+        self.lost = [other for other in self.lost if other != rank]
+        self.follow(self.wanted)
 
     def keep(self, layers: Iterable[int]) -> int:
         """Tell expert ranks to hold what the plans say, and wait until they do; how many experts were read for it."""
@@ -181,7 +189,8 @@ class ExpertsAway:
             return
         logger.error("expert rank %d is gone, others take its experts: %s", rank, error)
         self.lost.append(rank)
-        self.follow(self.plans)
+        self.losses += 1
+        self.follow(self.wanted)
 
 
 class AwayKernels(WrappedKernels):

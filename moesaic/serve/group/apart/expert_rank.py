@@ -9,7 +9,7 @@ the rank that computes it shows in the result.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -31,19 +31,24 @@ from moesaic.serve.group.apart.wires import (
 )
 from moesaic.serve.group.experts.slots import ExpertReader, LayerExperts
 from moesaic.serve.group.links import RankLost
+from moesaic.serve.group.rank_state import peak_bytes
 
 # What happened: "attention" or "experts", layer, micro-batch; called before and after it is done.
 Watch = Callable[[str, int, int, bool], None]
 
 
 class ExpertRankStats(NamedTuple):
-    """Bytes of experts, how many it holds, how many it ever read; and questions and assignments that it computed."""
+    """Bytes of experts, how many it holds and how many it ever read; questions and assignments that it computed; the
+    most memory it ever had, in bytes, and what it sent."""
 
     bytes: int
     held: int
     read: int
     questions: int
     assignments: int
+    peak: int
+    sent: int
+    messages: int
 
 
 class Question(NamedTuple):
@@ -54,13 +59,12 @@ class Question(NamedTuple):
 
 
 class ExpertRank:
-    """`wires` lead to the attention ranks, by their numbers; `held` are the experts of each layer at the start."""
+    """`wires` lead to the attention ranks, by their numbers."""
 
     def __init__(
-        self, reader: ExpertReader, held: Mapping[int, Sequence[int]], wires: dict[int, Wire], ops: Kernels
+        self, reader: ExpertReader, layers: dict[int, LayerExperts], wires: dict[int, Wire], ops: Kernels
     ) -> None:
-        self.reader, self.wires, self.ops = reader, wires, ops
-        self.layers = {layer: LayerExperts(reader, layer, experts) for layer, experts in held.items()}
+        self.reader, self.layers, self.wires, self.ops = reader, layers, wires, ops
         self.watch: Watch | None = None
         self.questions = 0  # that were computed, each of one or more attention ranks
         self.assignments = 0  # in them
@@ -76,7 +80,10 @@ class ExpertRank:
 
     def stats(self) -> ExpertRankStats:
         held = sum(len(layer.held) for layer in self.layers.values())
-        return ExpertRankStats(self.bytes, held, self.reader.read_experts, self.questions, self.assignments)
+        traffic = next(iter(self.wires.values())).traffic  # one for all wires
+        sent, messages = sum(traffic.bytes.values()), sum(traffic.messages.values())
+        done = (self.reader.read_experts, self.questions, self.assignments)
+        return ExpertRankStats(self.bytes, held, *done, peak_bytes(self.reader.device), sent, messages)
 
     def serve(self) -> None:
         """Until all attention ranks say so (returns), or one is lost (raises)."""

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import re
 import socket
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +33,11 @@ from moesaic.serve.group.apart.expert_rank import ExpertRank
 from moesaic.serve.group.apart.wires import Wire
 from moesaic.serve.group.engine import agreed_cache_bytes
 from moesaic.serve.group.experts.rebalancing import ExpertOptions
-from moesaic.serve.group.experts.slots import ExpertReader
+from moesaic.serve.group.experts.slots import ExpertReader, LayerExperts
 from moesaic.serve.group.links import Traffic
 from moesaic.serve.group.loading import load_share
 from moesaic.serve.group.refusals import check_options
-from moesaic.serve.group.worker_group import STALL_SECONDS, WorkerGroup, serving_layout
+from moesaic.serve.group.worker_group import STALL_SECONDS, WorkerGroup, meeting_store, serving_layout
 
 
 @dataclass(frozen=True)
@@ -62,22 +61,57 @@ def apart_layout(text: str, place: str = "--attention") -> ApartLayout:
     return ApartLayout(attention, int(counts[0]))
 
 
+def chosen_layout(layout: str | None, attention: str | None, experts: int | None) -> str:
+    """What --layout, --attention and --experts say together, as one layout; checked."""
+    if attention is None and experts is None:
+        return layout or ""
+    if attention is None or experts is None:
+        given, missing = ("--experts", "--attention") if attention is None else ("--attention", "--experts")
+        raise UserError(given, f"needs {missing}", f"Say how many ranks with {missing}, too.")
+    if layout:
+        raise UserError("--layout", "has no place beside --attention", 'Say --attention "tp=2", or as you need.')
+    text = f"{f'tp={attention}' if attention.isdigit() else attention} experts={experts}"
+    apart_layout(text)
+    return text
+
+
 @dataclass
 class ApartRanks:
-    """`group` is None on a rank of experts; `wires` lead to the ranks of the other kind, by their numbers there."""
+    """`group` is None on a rank of experts. `life` is above 1 on one that takes the place of another that died."""
 
     layout: ApartLayout
     rank: int
     device: torch.device
-    group: WorkerGroup | None
-    wires: dict[int, Wire]
-    traffic: Traffic
+    store: dist.Store
+    stall_seconds: float
+    life: int
     neighbours: int  # ranks on this machine
+    group: WorkerGroup | None = None
+    traffic: Traffic = field(default_factory=Traffic)
+    wires: dict[int, Wire] = field(default_factory=dict)  # to the ranks of the other kind, by their numbers there
 
     @property
     def expert(self) -> int:
         """This rank's number among those of experts; below 0 for one that attends."""
         return self.rank - self.layout.attention.devices
+
+    def connect(self) -> None:
+        """Meet the ranks of the other kind."""
+        if self.expert < 0:
+            self.wires = {expert: self.wire_to(expert) for expert in range(self.layout.experts)}
+            return
+        if self.life > 1:  # rank 0 looks for this before a step
+            self.store.set(f"apart/again/{self.expert}", str(self.life))
+        for asker in range(self.layout.attention.devices):
+            self.wires[asker] = Wire(self.store, asker, self.expert, 1, self.stall_seconds, self.traffic, self.life)
+
+    def wire_to(self, expert: int, life: int = 1) -> Wire:
+        return Wire(self.store, self.rank, expert, 0, self.stall_seconds, self.traffic, life)
+
+    def life_of(self, expert: int) -> int:
+        """Of an expert rank that waits to be let in; 0 if none does."""
+        key = f"apart/again/{expert}"
+        return int(self.store.get(key)) if self.store.check([key]) else 0
 
 
 def join_apart(
@@ -87,22 +121,18 @@ def join_apart(
     stall_seconds: float = STALL_SECONDS,
     device: torch.device | str = "cpu",
 ) -> ApartRanks:
-    """Meet the other ranks at `host:port`, which rank 0 opens."""
-    host, _, port = address.rpartition(":")
-    limit = timedelta(seconds=max(60.0, stall_seconds))
-    store = dist.TCPStore(host, int(port), None, rank == 0, limit, wait_for_workers=False)
-    attending = layout.attention.devices
+    """Meet the other ranks, as in `join`."""
+    store = meeting_store(address, rank, layout.devices, stall_seconds)
+    life = store.add(f"apart/life/{rank}", 1)
     store.set(f"apart/host/{rank}", socket.gethostname())
     hosts = [store.get(f"apart/host/{other}") for other in range(layout.devices)]
-    group, traffic = None, Traffic()
-    if rank < attending:
-        group = WorkerGroup(layout.attention, rank, store, stall_seconds, torch.device(device))
-        group.experts_away, traffic = True, group.traffic
-        wires = {e: Wire(store, rank, e, 0, stall_seconds, traffic) for e in range(layout.experts)}
-    else:
-        own = rank - attending
-        wires = {a: Wire(store, a, own, 1, stall_seconds, traffic) for a in range(attending)}
-    return ApartRanks(layout, rank, torch.device(device), group, wires, traffic, hosts.count(hosts[rank]))
+    found = ApartRanks(layout, rank, torch.device(device), store, stall_seconds, life, hosts.count(hosts[rank]))
+    if found.expert < 0:
+        found.group = WorkerGroup(layout.attention, rank, store, stall_seconds, found.device)
+        found.group.experts_away, found.traffic = True, found.group.traffic
+    if life == 1:  # before loading, which takes a while
+        found.connect()
+    return found
 
 
 def open_apart(
@@ -112,7 +142,7 @@ def open_apart(
     of_experts, options = ExpertOptions.taken_from(engine_options)
     model, group, away = _attention(ranks, directory, load_options, options, of_experts.copies)
     options["cache_bytes"] = agreed_cache_bytes(group, model, options.get("cache_bytes"))
-    return ApartEngine(model, group, away, of_experts.steps, **options)
+    return ApartEngine(model, group, away, ranks.wire_to, ranks.life_of, of_experts.steps, **options)
 
 
 def follow_apart(
@@ -125,7 +155,7 @@ def follow_apart(
         return
     model, group, away = _attention(ranks, directory, load_options, options, of_experts.copies)
     agreed_cache_bytes(group, model, options.get("cache_bytes"))
-    ApartFollower(model, group, away).run()
+    ApartFollower(model, group, away, ranks.wire_to).run()
 
 
 def expert_rank(ranks: ApartRanks, directory: str | Path, load_options: dict[str, Any], copies: int = 0) -> ExpertRank:
@@ -135,7 +165,9 @@ def expert_rank(ranks: ApartRanks, directory: str | Path, load_options: dict[str
     device = torch.device(load_options.get("device") or ranks.device)
     reader = ExpertReader(directory, load_options.get("dtype"), device)
     plans = first_plans(reader.config, ranks.layout.experts, copies)
-    held = {layer: plan.slots[ranks.expert] for layer, plan in plans.items()}
+    held = {layer: LayerExperts(reader, layer, plan.slots[ranks.expert]) for layer, plan in plans.items()}
+    if ranks.life > 1:
+        ranks.connect()
     return ExpertRank(reader, held, ranks.wires, reader.kernels(load_options.get("mode", "fast")))
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from moesaic.serve.group.links import RankLost, Traffic
 
 END, ROWS, KEEP, STATS = range(4)  # what is asked
+MEET_SECONDS = 60.0  # for two ranks to find each other
 PATIENCE = 86400.0  # of an expert rank between two questions: an idle engine is no error
 
 
@@ -37,14 +38,23 @@ class Wire:
     """`name` is that of the link in `traffic`, which counts what leaves."""
 
     def __init__(
-        self, store: dist.Store, attention: int, expert: int, index: int, patience: float, traffic: Traffic
+        self,
+        store: dist.Store,
+        attention: int,
+        expert: int,
+        index: int,
+        patience: float,
+        traffic: Traffic,
+        life: int = 1,
     ) -> None:
+        """`index` is 0 at the rank that attends; `life` tells an expert rank from those that died in its place."""
         self.name, self.other = f"attention {attention} - experts {expert}", 1 - index
         self.patience, self.traffic = timedelta(seconds=patience), traffic
         self.lost: str | None = None  # why it was cut
-        named = dist.PrefixStore(f"apart/{attention}/{expert}", store)
+        named = dist.PrefixStore(f"apart/wire/{attention}/{expert}/{life}", store)
+        limit = timedelta(seconds=max(MEET_SECONDS, patience))
         try:
-            self._group: Any = dist.ProcessGroupGloo(named, index, 2, timedelta(seconds=PATIENCE))
+            self._group: Any = dist.ProcessGroupGloo(named, index, 2, limit)
         except RuntimeError as error:
             raise self._cut(error) from error
 

@@ -40,6 +40,15 @@ class ExpertOptions:
         return bool(self.copies or self.steps)
 
 
+def for_engine(copies: int, steps: int, layout: str) -> dict[str, int]:
+    """What --expert-replicas and --rebalance-steps add to the options of an engine."""
+    if (copies or steps) and not layout:
+        flag = "--expert-replicas" if copies else "--rebalance-steps"
+        raise UserError(flag, "needs experts on several ranks", 'Say --layout "ep=2", or --attention and --experts.')
+    given = {"expert_replicas": copies, "rebalance_steps": steps}
+    return {name: number for name, number in given.items() if number}
+
+
 class Round(NamedTuple):
     """One look: how far the busiest rank was above the mean since the last one, and would have been with the new plan.
     Over all layers, each as long as its busiest rank."""
