@@ -11,7 +11,7 @@ import torch
 
 from moesaic.serve.group.apart.ranks import apart_layout, expert_rank, follow_apart, join_apart, open_apart
 from tests.parallel.ranks import start
-from tests.serve.group.groups import Case, free_ports
+from tests.serve.group.groups import NUMBERS, Case
 
 # What an expert rank of a case does before it serves: (rank, number among expert ranks, what it serves with).
 Prepare = Callable[[int, Any], None]
@@ -20,9 +20,13 @@ Prepare = Callable[[int, Any], None]
 def in_apart(cases: Sequence[Case], folder: Path, prepare: Prepare | None = None) -> list[Any]:
     """What `work(engine, *args)` gives on rank 0 of each case, one after the other in the same processes."""
     ranks = max(apart_layout(case.layout).devices for case in cases)
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(len(cases))]
+    addresses = [meeting_place(folder) for _ in cases]
     start(run_rank, (cases, addresses, str(folder), prepare), ranks)
     return [json.loads((folder / f"{number}.json").read_text()) for number in range(len(cases))]
+
+
+def meeting_place(folder: Path) -> str:
+    return f"file:{folder / f'{next(NUMBERS)}.store'}"
 
 
 def run_rank(

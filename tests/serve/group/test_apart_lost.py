@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.parallel.ranks import start
-from tests.serve.group.apart_ranks import run_rank
-from tests.serve.group.groups import Case, alone, answers, free_ports, model_directory, some_requests
+from tests.serve.group.apart_ranks import meeting_place, run_rank
+from tests.serve.group.groups import Case, alone, answers, model_directory, some_requests
 from tests.waiting import PATIENCE, until
 
 OPTIONS = {"page_size": 4, "cache_bytes": 2**21}
@@ -75,7 +75,7 @@ def test_another_rank_takes_the_place_of_one_that_died(tmp_path: Path) -> None:
     directory = model_directory("qwen3_moe", tmp_path / "model")
     expected = alone(directory, asked, **OPTIONS)
     case = Case("tp=2 experts=2", directory, answered_twice, asked, **OPTIONS)
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(1)]
+    addresses = [meeting_place(tmp_path)]
     ranks = start(run_rank, ([case], addresses, str(tmp_path), DiesAt(1, layer=1, when=5)), 4, join=False)
     until(lambda: ranks.processes[3].exitcode is not None, "its death")
     assert ranks.processes[3].exitcode == -signal.SIGKILL
@@ -101,7 +101,7 @@ def test_a_killed_expert_rank_loses_no_request(tmp_path: Path, layout: str, copi
     directory = model_directory("qwen3_moe", tmp_path / "model")
     expected = alone(directory, asked, **OPTIONS)
     case = Case(layout, directory, answered, asked, expert_replicas=copies, **OPTIONS)
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(1)]
+    addresses = [meeting_place(tmp_path)]
     ranks = start(run_rank, ([case], addresses, str(tmp_path), DiesAt(1, layer=1, when=7)), 4, join=False)
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline and any(process.is_alive() for process in ranks.processes):
