@@ -18,6 +18,7 @@ from moesaic.errors import UserError
 from moesaic.kernels import hardware
 from moesaic.model.directory import load
 from moesaic.serve.cluster.client import EngineClient, Started
+from moesaic.serve.cluster.frequency_routing import FrequencyRouting
 from moesaic.serve.cluster.frontend import frontend_engine
 from moesaic.serve.cluster.kinds import engine_kind
 from moesaic.serve.cluster.messages import EngineOptions
@@ -65,7 +66,8 @@ def launch(
     start = OnRay(None if ray == "local" else ray, gpu=gpu) if ray is not None else OnThisMachine()
     # On Ray nobody knows yet how many of them will share a machine.
     shared = options if gpu else fair_share(options, count)
-    return with_workers([shared] * count, adapters=adapters, start_worker=start)
+    routing = FrequencyRouting() if options.engine_options.get("frequency") is not None else None
+    return with_workers([shared] * count, adapters=adapters, start_worker=start, routing=routing)
 
 
 def with_workers(

@@ -38,6 +38,7 @@ from moesaic.serve.core.scheduler import Scheduler
 from moesaic.serve.core.scheduling_policies import SchedulingPolicy
 from moesaic.serve.core.scheduling_policies.chunked import Chunked
 from moesaic.serve.core.stats import ExpertCounts
+from moesaic.serve.energy.governor import FrequencyOptions, governor_for
 from moesaic.serve.pages.outside import TierOptions, outside_pages
 
 PAGE_SIZE = 16  # tokens
@@ -60,9 +61,8 @@ class Counts:
 
 
 class Engine:
-    """`cache_bytes` is a hard limit of the KV cache: what does not fit waits, or is preempted. `cache_dtype` (float32,
-    bfloat16, float8) is the KV cache's dtype, by default the model's. `tiers` keep pages that were evicted;
-    `weights` is the identity of the model's, by which other processes know its pages (`serve/pages/identity.py`)."""
+    """`cache_bytes` is a hard limit of the KV cache, `cache_dtype` (float32, bfloat16, float8) by default the model's.
+    `tiers` keep pages that were evicted; `weights` names the model's (`serve/pages/identity.py`)."""
 
     def __init__(
         self,
@@ -78,6 +78,7 @@ class Engine:
         reuse_prefixes: bool = True,
         tiers: TierOptions | None = None,
         weights: str | None = None,
+        frequency: FrequencyOptions | None = None,
         seed: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -108,6 +109,7 @@ class Engine:
         self.runner = self.new_runner()
         if self.drafter is not None:
             self.drafter.start(self)
+        self.governor = governor_for(self, frequency)
 
     # What an engine over many ranks has others of
 
@@ -205,8 +207,7 @@ class Engine:
         self.paused = False
 
     def weights_changed(self, recompute: bool = True) -> None:
-        """The model's weights are new: nothing cached may be shared with later requests. Running requests compute their
-        tokens again with the new weights, or go on with keys and values of the old ones."""
+        """Nothing cached may be shared any more. Running requests compute their tokens again, or keep what is there."""
         self.version += 1
         self.oldest = self.version if recompute else self.oldest
         self.page_pool.flush()
@@ -232,6 +233,8 @@ class Engine:
         """Give some requests some tokens. Prefill and decode are the same thing here: a request whose computed tokens
         have not caught up with its tokens."""
         self.read_inbox()
+        if self.governor is not None:
+            self.governor.tick(self)
         self._drop_stopped()
         outputs = self.runner.queued_outputs()
         if outputs is None and not self.paused:

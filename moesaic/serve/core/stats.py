@@ -43,6 +43,9 @@ class EngineStats:
     transferred_bytes: int = 0
     recomputed_tokens: int = 0  # whose pages should have come from another engine
     failed_transfers: int = 0
+    clock_mhz: float = 0.0  # of its GPU, where it is controlled
+    room_same_clock: int = 0  # more requests that it takes without a higher clock
+    room_in_time: int = 0  # and within its SLO
     experts: dict[int, list[int]] = field(default_factory=dict)  # tokens of each expert, by layer
 
     @classmethod
@@ -61,6 +64,7 @@ class EngineStats:
             preemptions=engine.scheduler.preemptions,
             experts=engine.experts.by_layer(),
             **vars(counts),
+            **(engine.governor.stats(engine) if engine.governor is not None else {}),
             **(engine.outside.stats() if engine.outside is not None else {}),
         )
 
