@@ -2,12 +2,14 @@
 
 moesaic prepare recipes/tiny.yaml --out out/tiny-data
 moesaic prepare recipes/tiny.yaml --out out/tiny-data data.dedupe.near=true --strict
+moesaic prepare recipes/tiny.yaml --out /shared/data --engine ray --address auto
 """
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -22,20 +24,35 @@ def command(
     out: Annotated[Path, out_directory("Directory of the prepared data.")],
     overrides: Overrides = None,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first record that cannot be read.")] = False,
+    engine: Annotated[
+        Literal["local", "ray"],
+        typer.Option(
+            "--engine", help="Who reads and tokenizes: this process or a Ray cluster. The result is the same."
+        ),
+    ] = "local",
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address", help="With --engine ray: a running cluster, or auto. By default one is started here."
+        ),
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Tokenize text: deduplicate it, score its quality, train a tokenizer, write token shards.
 
     Killed or stopped at any moment, the same command resumes, with the same result.
     """
+    from moesaic.data.preparation.on_ray import RayExaminer
     from moesaic.data.preparation.prepare import has_progress, prepare
     from moesaic.data.preparation.report import progress_bar, summary
     from moesaic.recipe import load_recipe
 
     asked = load_recipe(recipe, overrides or [])
     try:
-        with progress_bar() as on_status:
-            prepared = prepare(asked, out, strict=strict, on_status=on_status)
+        with ExitStack() as stack:
+            examiner = stack.enter_context(RayExaminer(address).cluster()) if engine == "ray" else None
+            on_status = stack.enter_context(progress_bar())
+            prepared = prepare(asked, out, strict=strict, on_status=on_status, examiner=examiner)
     except KeyboardInterrupt:
         raise stopped("prepare", out, has_progress(out)) from None
     if json:

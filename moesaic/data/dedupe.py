@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +30,22 @@ _WORD = re.compile(r"\w+")
 
 def normalised(text: str) -> str:
     return " ".join(text.lower().split())
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """By what a document is compared with others."""
+
+    digest: bytes
+    signature: np.ndarray | None  # where near duplicates are looked for
+
+
+def keys_of(text: str, settings: DedupeSection) -> Keys | None:
+    """None where nothing is compared."""
+    if not (settings.exact or settings.near):
+        return None
+    plain = normalised(text)
+    return Keys(_digest(plain), signature_of(plain, settings) if settings.near else None)
 
 
 class DocumentIndex:
@@ -51,11 +69,18 @@ class DocumentIndex:
         if not (self.settings.exact or self.settings.near):
             return "new"
         plain = normalised(text)
-        digest = hashlib.blake2b(plain.encode(), digest_size=HASH).digest()
+        return self._admit(_digest(plain), lambda: signature_of(plain, self.settings))
+
+    def admit(self, keys: Keys | None) -> Verdict:
+        """The same for a document that was looked at elsewhere."""
+        return "new" if keys is None else self._admit(keys.digest, lambda: keys.signature)
+
+    def _admit(self, digest: bytes, signed: Callable[[], np.ndarray | None]) -> Verdict:
         if digest in self._exact:
             return "duplicate"
         if self._near is not None:
-            signature = self._near.signature(plain)
+            signature = signed()
+            assert signature is not None
             if self._near.has(signature):
                 return "near_duplicate"
             self._near.add(signature)
@@ -81,14 +106,6 @@ class _Near:
         self._lsh = MinHashLSH(num_perm=settings.hashes, params=bands(settings.similarity, settings.hashes))
         self._signatures: list[np.ndarray] = []
 
-    def signature(self, plain: str) -> np.ndarray:
-        words = _WORD.findall(plain) or [plain]
-        size = min(self.settings.words, len(words))
-        runs = {" ".join(words[at : at + size]).encode() for at in range(len(words) - size + 1)}
-        sketch = self._make(num_perm=self.settings.hashes, hashfunc=_hash, scheme=SCHEME)
-        sketch.update_batch(sorted(runs))
-        return np.asarray(sketch.hashvalues, np.uint32)
-
     def has(self, signature: np.ndarray) -> bool:
         # Candidates share a band of hashes; the share of all equal hashes estimates how similar the texts are.
         limit = self.settings.similarity * len(signature)
@@ -101,6 +118,21 @@ class _Near:
 
     def _sketch(self, signature: np.ndarray) -> Any:
         return self._make(num_perm=self.settings.hashes, hashvalues=signature, hashfunc=_hash, scheme=SCHEME)
+
+
+def signature_of(plain: str, settings: DedupeSection) -> np.ndarray:
+    from datasketch import MinHash
+
+    words = _WORD.findall(plain) or [plain]
+    size = min(settings.words, len(words))
+    runs = {" ".join(words[at : at + size]).encode() for at in range(len(words) - size + 1)}
+    sketch = MinHash(num_perm=settings.hashes, hashfunc=_hash, scheme=SCHEME)
+    sketch.update_batch(sorted(runs))
+    return np.asarray(sketch.hashvalues, np.uint32)
+
+
+def _digest(plain: str) -> bytes:
+    return hashlib.blake2b(plain.encode(), digest_size=HASH).digest()
 
 
 def bands(similarity: float, hashes: int) -> tuple[int, int]:

@@ -32,6 +32,7 @@ from moesaic.strict import did_you_mean
 BUILTIN = "builtin:"
 GYM = "reasoning_gym/"
 START = ReadPosition()
+PIECE_BYTES, PIECE_TASKS = 8 << 20, 1024  # of what one worker of a cluster reads at a time, at least
 TASKS = 10_000  # documents of a source of tasks when the recipe does not say how many
 
 # Not part of the library proper: tests, and what was installed beside it.
@@ -54,7 +55,13 @@ class Corpus(Protocol):
         """Changes when what would be read changes, as far as can be seen without reading it."""
         ...
 
-    def records(self, start: ReadPosition = START) -> Iterator[Record]: ...
+    def records(self, start: ReadPosition = START, stop: ReadPosition | None = None) -> Iterator[Record]:
+        """Those from one position to another, which is the end or one of the `cuts`."""
+        ...
+
+    def cuts(self, start: ReadPosition = START) -> list[ReadPosition]:
+        """Positions from `start` to the end between which others may read; none, if nothing is left."""
+        ...
 
     def sample(self, budget: int, seed: int) -> Iterator[str]:
         """Texts of about `budget` bytes, from all over the source."""
@@ -87,8 +94,16 @@ class Files:
             facts.update(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
         return facts.hexdigest()
 
-    def records(self, start: ReadPosition = START) -> Iterator[Record]:
-        for number in range(start.file, len(self.paths)):
+    def cuts(self, start: ReadPosition = START) -> list[ReadPosition]:
+        """Between files; those of a piece have some MB together."""
+        found = [start]
+        for number in range(start.file + 1, len(self.paths)):
+            if self.starts[number] - self.done(found[-1]) >= PIECE_BYTES:
+                found.append(ReadPosition(number))
+        return [*found, ReadPosition(len(self.paths))] if start.file < len(self.paths) else []
+
+    def records(self, start: ReadPosition = START, stop: ReadPosition | None = None) -> Iterator[Record]:
+        for number in range(start.file, len(self.paths) if stop is None else stop.file):
             yield from read_file(self.paths[number], self.form, start if number == start.file else ReadPosition(number))
 
     def sample(self, budget: int, seed: int) -> Iterator[str]:
@@ -128,8 +143,12 @@ class Tasks:
 
         return f"reasoning-gym {version('reasoning-gym')}"
 
-    def records(self, start: ReadPosition = START) -> Iterator[Record]:
-        for number in range(start.record, self.count):
+    def cuts(self, start: ReadPosition = START) -> list[ReadPosition]:
+        found = [ReadPosition(0, number) for number in range(start.record, self.count, PIECE_TASKS)]
+        return [*found, ReadPosition(0, self.count)] if found else []
+
+    def records(self, start: ReadPosition = START, stop: ReadPosition | None = None) -> Iterator[Record]:
+        for number in range(start.record, self.count if stop is None else stop.record):
             yield Document(self._text(number), ReadPosition(0, number + 1))
 
     def sample(self, budget: int, seed: int) -> Iterator[str]:

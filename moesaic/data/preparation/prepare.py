@@ -1,6 +1,6 @@
 """From sources to token shards; killed at any moment, a preparation resumes with the same result.
 
-    prepare(recipe, Path("out/data"))                 # or: moesaic prepare RECIPE --out out/data
+    prepare(recipe, Path("out/data"))                 # or: moesaic prepare RECIPE --out out/data [--engine ray]
 
 Documents pass in chunks whose borders depend on the data alone. Between chunks, every few seconds, everything written
 is flushed and `progress.json` replaced: that is the checkpoint a later process resumes from. It truncates every file
@@ -19,11 +19,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from moesaic import atomic
 from moesaic.atomic import exclusive
-from moesaic.data.dedupe import DocumentIndex
+from moesaic.data.dedupe import DocumentIndex, Verdict
+from moesaic.data.preparation.examination import (
+    Examination,
+    Examined,
+    Examiner,
+    column_values,
+    encoded,
+    is_held_out,
+)
 from moesaic.data.preparation.request import check_same, preparation
 from moesaic.data.preparation.shard_writer import GrowingFile, ShardWriter
 from moesaic.data.quality import QualityScore
@@ -62,6 +70,16 @@ class Counts:
 
 
 @dataclass
+class Taken:
+    """Where documents go."""
+
+    index: DocumentIndex
+    writer: ShardWriter
+    broken: GrowingFile
+    columns: list[str]
+
+
+@dataclass
 class Status:
     """What a progress bar shows."""
 
@@ -86,9 +104,15 @@ class Prepared:
 
 
 def prepare(
-    recipe: Recipe, out: Path, *, strict: bool = False, on_status: Callable[[Status], None] = lambda status: None
+    recipe: Recipe,
+    out: Path,
+    *,
+    strict: bool = False,
+    on_status: Callable[[Status], None] = lambda status: None,
+    examiner: Examiner | None = None,
 ) -> Prepared:
-    """Prepare the recipe's data in `out`, or resume that, or find it done."""
+    """Prepare the recipe's data in `out`, or resume that, or find it done; with others that look at documents
+    (`on_ray.RayExaminer`), or in this process."""
     if not recipe.data.sources:
         raise UserError("data.sources", "the recipe names no source of text", "Add one, such as builtin:stdlib.")
     names = [source.name for source in recipe.data.sources]
@@ -101,7 +125,7 @@ def prepare(
                 check_same(manifest, recipe, out)
                 _clean_up(out)
                 return Prepared(str(out), True, manifest)
-            return Prepared(str(out), False, _Preparation(recipe, out, strict, on_status).run())
+            return Prepared(str(out), False, _Preparation(recipe, out, strict, on_status, examiner).run())
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -114,8 +138,16 @@ def has_progress(out: Path) -> bool:
 
 
 class _Preparation:
-    def __init__(self, recipe: Recipe, out: Path, strict: bool, on_status: Callable[[Status], None]) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        out: Path,
+        strict: bool,
+        on_status: Callable[[Status], None],
+        examiner: Examiner | None = None,
+    ) -> None:
         self.recipe, self.data, self.out, self.strict, self.on_status = recipe, recipe.data, out, strict, on_status
+        self.examiner = examiner
         self.corpora = [open_source(source) for source in self.data.sources]
         self.scorers = self._scorers()
         found = _read_progress(out)
@@ -151,9 +183,8 @@ class _Preparation:
         first = progress.get("source", 0)
         for number in range(first, len(self.corpora)):
             start = ReadPosition(**progress["place"]) if number == first and "place" in progress else ReadPosition()
-            for chunk, broken_ones, place in self._chunks(number, start, counts[number]):
-                self._report_broken(broken_ones, counts[number], broken)
-                self._add(chunk, number, counts[number], index, writer, columns)
+            take = self._take_examined if self.examiner is not None else self._take
+            for place in take(number, start, counts[number], Taken(index, writer, broken, columns)):
                 self._report_status(number, place, counts)
                 if time.monotonic() - saved > SAVE_SECONDS:
                     save(number, place)
@@ -167,6 +198,33 @@ class _Preparation:
             broken.path.unlink()
         return self._finish(shards, counts, columns)
 
+    def _take(self, number: int, start: ReadPosition, counts: Counts, into: Taken) -> Iterator[ReadPosition]:
+        """A source from a position on; the positions up to which all is taken, once in a while."""
+        for chunk, broken, place in self._chunks(number, start, counts):
+            self._report_broken(broken, counts, into.broken)
+            self._add(chunk, number, counts, into)
+            yield place
+
+    def _take_examined(self, number: int, start: ReadPosition, counts: Counts, into: Taken) -> Iterator[ReadPosition]:
+        """The same, of documents that others have read and examined."""
+        assert self.examiner is not None
+        settings = self.data.dedupe, self.scorers, into.columns, self.data.held_out
+        limit = self.data.sources[number].documents
+        place = start
+        for group in self.examiner.examine(self.corpora[number], start, Examination(self.tokenizer.files, *settings)):
+            for record in group:
+                if isinstance(record, BrokenRecord):
+                    self._refuse_broken(record)
+                    self._report_broken([record], counts, into.broken)
+                elif limit is not None and counts.taken >= limit:
+                    return
+                else:
+                    counts.taken += 1
+                    if _is_new(into.index.admit(record.keys) if record.characters else "empty", counts):
+                        self._write(record, number, counts, into)
+                place = record.after
+            yield place
+
     # -- the steps, in order
 
     def _scorers(self) -> dict[str, QualityScore]:
@@ -177,6 +235,9 @@ class _Preparation:
             if method.name in named:
                 raise UserError("data.scores", f"{method.name} is there twice", "Each becomes a column of its name.")
             named[method.name] = self.recipe.build(f"data.scores.{number}", QualityScore)
+        if self.examiner is not None and (batched := [name for name, one in named.items() if not one.one_by_one]):
+            problem = f"{batched[0]} scores documents in batches, whose borders are those of one process"
+            raise UserError("data.scores", problem, "Prepare without --engine, or leave it out.")
         for scorer in named.values():
             for source in self.data.sources:
                 scorer.check(source.columns, f"data.sources: {source.name}")
@@ -219,8 +280,7 @@ class _Preparation:
         characters = 0
         for record in self.corpora[number].records(place):
             if isinstance(record, BrokenRecord):
-                if self.strict:
-                    raise UserError(f"{record.file}:{record.line}", record.why, "Mend it, or run without --strict.")
+                self._refuse_broken(record)
                 broken.append(record)
             elif limit is not None and counts.taken + len(chunk) >= limit:
                 break
@@ -234,6 +294,10 @@ class _Preparation:
         if chunk or broken:
             yield chunk, broken, place
 
+    def _refuse_broken(self, record: BrokenRecord) -> None:
+        if self.strict:
+            raise UserError(f"{record.file}:{record.line}", record.why, "Mend it, or run without --strict.")
+
     def _report_broken(self, records: Sequence[BrokenRecord], counts: Counts, file: GrowingFile) -> None:
         for record in records:
             counts.broken += 1
@@ -242,40 +306,25 @@ class _Preparation:
             line = {"source": counts.name, "file": record.file, "line": record.line, "why": record.why}
             file.append(json.dumps(line).encode() + b"\n")
 
-    def _add(
-        self,
-        chunk: Sequence[Document],
-        number: int,
-        counts: Counts,
-        index: DocumentIndex,
-        writer: ShardWriter,
-        columns: list[str],
-    ) -> None:
+    def _add(self, chunk: Sequence[Document], number: int, counts: Counts, into: Taken) -> None:
         counts.taken += len(chunk)
         kept = []
         for document in chunk:
-            if not document.text.strip():
-                counts.empty += 1
-            elif (verdict := index.check(document.text)) == "new":
+            if _is_new(into.index.check(document.text) if document.text.strip() else "empty", counts):
                 kept.append(document)
-            else:
-                setattr(counts, verdict, getattr(counts, verdict) + 1)
         scores = {name: scorer.score(kept) for name, scorer in self.scorers.items()}
-        # A special token written out in a text stays text, so that no document can end itself or pose as the user.
-        self.tokenizer.fast.encode_special_tokens = True
-        encodings = self.tokenizer.fast.encode_batch_fast(
-            [document.text for document in kept], add_special_tokens=False
-        )
-        for at, (document, encoding) in enumerate(zip(kept, encodings, strict=True)):
-            tokens = [*encoding.ids, self.end]
-            held_out = _is_held_out(document.text, self.data.held_out)
-            values = {name: document.fields.get(name, float("nan")) for name in columns}
-            values |= {name: column[at] for name, column in scores.items()}
-            writer.append(tokens, number, held_out, values)
-            counts.documents += 1
-            counts.tokens += len(tokens)
-            counts.characters += len(document.text)
-            counts.held_out += held_out
+        for at, (document, tokens) in enumerate(zip(kept, encoded(self.tokenizer, kept), strict=True)):
+            held_out = is_held_out(document.text, self.data.held_out)
+            values = column_values(document, into.columns, {name: column[at] for name, column in scores.items()})
+            size = len(document.text)
+            self._write(Examined(document.after, size, None, tokens, held_out, values), number, counts, into)
+
+    def _write(self, document: Examined, number: int, counts: Counts, into: Taken) -> None:
+        into.writer.append(document.tokens, number, document.held_out, document.columns)
+        counts.documents += 1
+        counts.tokens += len(document.tokens)
+        counts.characters += document.characters
+        counts.held_out += document.held_out
 
     def _report_status(self, number: int, place: ReadPosition, counts: Sequence[Counts]) -> None:
         done = sum(corpus.size for corpus in self.corpora[:number]) + self.corpora[number].done(place)
@@ -319,10 +368,10 @@ class _Preparation:
         return manifest
 
 
-def _is_held_out(text: str, share: float) -> bool:
-    # By the text itself, so that copies of a document end on the same side.
-    digest = hashlib.blake2b(text.encode(), digest_size=4, person=b"held out").digest()
-    return int.from_bytes(digest, "big") < share * 2**32
+def _is_new(verdict: Verdict | Literal["empty"], counts: Counts) -> bool:
+    if verdict != "new":
+        setattr(counts, verdict, getattr(counts, verdict) + 1)
+    return verdict == "new"
 
 
 def _read_progress(out: Path) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ is written last, so no half-written shard is ever seen.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,9 @@ class ShardWriter:
         self._tokens = GrowingFile(token_file, tokens * self.type.itemsize)
         self._documents = GrowingFile(document_file, documents * self.row.itemsize)
 
-    def append(self, tokens: Sequence[int], domain: int, held_out: bool, columns: dict[str, float]) -> None:
+    def append(
+        self, tokens: Sequence[int] | np.ndarray, domain: int, held_out: bool, columns: Mapping[str, float]
+    ) -> None:
         self._tokens.append(np.asarray(tokens, self.type).tobytes())
         self.tokens += len(tokens)
         self.documents += 1

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from moesaic.data.records import Document
 
 
 @dataclass(frozen=True)
 class QualityScore:
+    one_by_one: ClassVar[bool] = True  # whether a document's score is the same to the bit, whatever is scored with it
+
     def check(self, columns: Sequence[str], place: str) -> None:
         """A UserError if the source, whose records have these number columns, cannot be scored."""
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from moesaic.data.quality import QualityScore
 from moesaic.data.records import Document
@@ -27,6 +27,8 @@ CHARACTERS = 16  # of a token at most, as far as deciding how much text to token
 
 @dataclass(frozen=True)
 class PerplexityScore(QualityScore):
+    one_by_one: ClassVar[bool] = False  # documents are scored in batches
+
     model: str
     tokens: int = 512
     batch_tokens: int = 4096
