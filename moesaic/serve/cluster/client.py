@@ -343,6 +343,7 @@ class EngineClient:
                 self.generated_tokens += len(output.tokens)
                 if output.finish_reason is not None:
                     self.finished += 1
+                    worker.served = True
                     self._leave(entry)
                 outputs.append(output)
                 entry.queue.put_nowait(output)

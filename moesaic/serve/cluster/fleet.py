@@ -22,7 +22,7 @@ logger = logging.getLogger("moesaic.serve")
 
 START_SECONDS = 180.0  # until a new process says its first word: before, it imports
 HUNG_SECONDS = 900.0  # a step that takes longer will not end
-STEADY_SECONDS = 10.0  # of life, after which a death is not the last one's fault
+STEADY_SECONDS = 10.0  # of life, or one request, after which a death is not the last one's fault
 RESTART_SECONDS = 1.0  # before a worker that died again is restarted; doubled while it keeps dying
 MAX_RESTART_SECONDS = 60.0
 HOPELESS = 3  # starts that fail one after the other, before nobody waits for them any more
@@ -142,6 +142,7 @@ class Fleet:
     def _hear(self, handle: WorkerHandle, worker: Worker) -> None:
         handle.worker = worker
         handle.silence, handle.heard, handle.busy, handle.steps = {}, set(), 0.0, 0
+        handle.served = False
 
         def post(message: FromEngine | None) -> None:
             with contextlib.suppress(RuntimeError):  # the event loop has ended
@@ -201,7 +202,8 @@ class Fleet:
         handle.state = State.DEAD
         handle.deaths += 1
         handle.failed_starts += handle.ready is None
-        lived = handle.ready is not None and time.monotonic() - handle.ready_since > STEADY_SECONDS
+        steady = time.monotonic() - handle.ready_since > STEADY_SECONDS
+        lived = handle.ready is not None and (steady or handle.served)
         handle.failures = 1 if lived else handle.failures + 1
         handle.ready = None
         self.deaths += 1

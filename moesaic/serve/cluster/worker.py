@@ -73,6 +73,7 @@ class WorkerHandle:
     failures: int = 0  # deaths in a row
     failed_starts: int = 0  # of them, before it was ready
     ready_since: float = 0.0
+    served: bool = False  # whether a request has finished in this life
     heard: set[int] = field(default_factory=set)  # ranks that have said something,
     silence: dict[int, float] = field(default_factory=dict)  # and for how many seconds each has said nothing
     busy: float = 0.0  # seconds it has had work without finishing a step
