@@ -24,7 +24,6 @@ import argparse
 import gc
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -50,7 +49,7 @@ from moesaic.serve.offload.experts import OffloadedExperts
 from moesaic.serve.offload.layer_loading import stream_layers
 from moesaic.serve.offload.layer_store import laid_out
 from moesaic.serve.offload.loading import load_served
-from moesaic.serve.offload.weights import leaves_of, tensors_of
+from moesaic.serve.offload.weights import leaves_of, streamed_layers, tensors_of
 
 GIB = 2**30
 CPU_ROWS = [
@@ -133,8 +132,16 @@ def save_model(directory: Path, shape: dict[str, Any]) -> None:
     save(model, directory)
 
 
-def peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def resident(field: str = "VmHWM") -> int:
+    """Bytes of this process's memory, by default the most there were."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024
+
+
+def forget_peak() -> int:
+    """Count the most memory from now on; how much there is now."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return resident("VmRSS")
 
 
 class Cold:
@@ -161,7 +168,8 @@ def cpu_row(options: argparse.Namespace, row: str, directory: Path) -> dict[str,
         share, cold = "", "cold"
     warm = load(directory.with_name("tiny"), threads=torch.get_num_threads())  # code and libraries are no weights
     decode(warm, argparse.Namespace(cache_gib=0.01, prompt=8), 1, 4)
-    before, begun = peak(), time.perf_counter()
+    gc.collect()
+    before, begun = forget_peak(), time.perf_counter()
     experts = (
         options.shape["layers"] * options.shape["experts"] * 3 * options.shape["hidden"] * options.shape["width"] * 4
     )
@@ -175,7 +183,7 @@ def cpu_row(options: argparse.Namespace, row: str, directory: Path) -> dict[str,
         chill(model, directory)
     built = time.perf_counter() - begun
     found = measured(model, options)
-    return {"row": row, "load_seconds": round(built, 1), **found, "peak_gib": round((peak() - before) / GIB, 3)}
+    return {"row": row, "load_seconds": round(built, 1), **found, "peak_gib": round((resident() - before) / GIB, 3)}
 
 
 def chill(model: Model, directory: Path) -> None:
@@ -186,8 +194,8 @@ def chill(model: Model, directory: Path) -> None:
         for slots in stores:
             slots.store = cold
         return
-    hook = next(iter(model.layers[0]._forward_pre_hooks.values()))
-    streamed = cast(Any, hook).func.__self__
+    streamed = streamed_layers(model.layers)
+    assert streamed is not None
     streamed.store = Cold(streamed.store, directory)
 
 
@@ -319,7 +327,7 @@ def on_gpu(options: argparse.Namespace) -> list[dict[str, Any]]:
         found = {"row": row, "load_seconds": round(built, 1), **measured(model, options), **facts}
         if cuda:
             found["gpu_peak_gib"] = round(torch.cuda.max_memory_allocated() / GIB, 1)
-        found["host_peak_gib"] = round(peak() / GIB, 1)
+        found["host_peak_gib"] = round(resident() / GIB, 1)
         rows.append(found)
         report(rows)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moesaic.cli.options import Device, Dtype, ModelDirectory, Threads
+from moesaic.cli.options import Device, Dtype, ExpertCache, ModelDirectory, Offload, OffloadFrom, Threads
 from moesaic.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,22 +39,27 @@ def command(
     seed: Annotated[int | None, typer.Option(help="Seed of sampling; default: random.")] = None,
     dtype: Dtype = None,
     device: Device = None,
+    offload: Offload = None,
+    offload_from: OffloadFrom = None,
+    expert_cache_gb: ExpertCache = None,
     threads: Threads = None,
 ) -> None:
     """Chat with a model in the terminal; from a pipe, every line is a message.
 
     Ctrl-C stops a response, Ctrl-D quits, /help lists the commands.
     """
-    from moesaic.model.directory import load
     from moesaic.serve.core.engine import Engine
     from moesaic.serve.core.request import Sampling
     from moesaic.serve.core.sampling_defaults import recommended
+    from moesaic.serve.offload.loading import load_served, offload_options
     from moesaic.serve.terminal import Screen, TerminalChat
 
     flags: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
     given = {name: value for name, value in flags.items() if value is not None}
     Sampling(**given)  # wrong ones are refused before the model is loaded
-    engine = Engine(load(directory, dtype=dtype, device=device, threads=threads), max_requests=1)
+    offloaded = offload_options(offload, offload_from, expert_cache_gb)
+    model = load_served(directory, dtype=dtype, device=device, threads=threads, **offloaded)
+    engine = Engine(model, max_requests=1)
     sampling = Sampling(**{"temperature": 0.7, "top_p": 0.95, **recommended(engine.tokenizer), **given})
     person = sys.stdin is not None and sys.stdin.isatty()
     styled = sys.stdout.isatty() and "NO_COLOR" not in os.environ

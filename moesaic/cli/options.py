@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -28,6 +28,19 @@ Force = Annotated[bool, typer.Option("--force", help="Replace OUT if it is a mod
 Dtype = Annotated[str | None, typer.Option("--dtype", help="Dtype of the weights; default: what is fast here.")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; default: cuda if there is one.")]
 Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads; default: all cores.")]
+
+Offload = Annotated[
+    Literal["experts", "weights"] | None,
+    typer.Option("--offload", help="Weights that stay on disk or in host memory and come when needed."),
+]
+OffloadFrom = Annotated[
+    Literal["disk", "host"] | None,
+    typer.Option("--offload-from", help="Where offloaded weights are; default: disk on a CPU, host memory for a GPU."),
+]
+ExpertCache = Annotated[
+    float | None,
+    typer.Option("--expert-cache-gb", help="Size of the cache of offloaded experts; default: a quarter of them."),
+]
 
 KVPolicyName = Annotated[
     str | None,

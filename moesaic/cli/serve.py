@@ -18,7 +18,17 @@ from typing import Annotated, Literal
 
 import typer
 
-from moesaic.cli.options import Device, Dtype, KVOptions, KVPolicyName, ModelDirectory, Threads
+from moesaic.cli.options import (
+    Device,
+    Dtype,
+    ExpertCache,
+    KVOptions,
+    KVPolicyName,
+    ModelDirectory,
+    Offload,
+    OffloadFrom,
+    Threads,
+)
 
 ORDER = 70
 
@@ -90,6 +100,9 @@ def command(
     ] = "moesaic",
     dtype: Dtype = None,
     device: Device = None,
+    offload: Offload = None,
+    offload_from: OffloadFrom = None,
+    expert_cache_gb: ExpertCache = None,
     invariant: Annotated[
         bool,
         typer.Option("--invariant", help="Bits that depend on no batch or layout, in latent attention too (slower)."),
@@ -159,6 +172,7 @@ def command(
     from moesaic.serve.core.scheduling_policies import SchedulingPolicy
     from moesaic.serve.group.apart.ranks import chosen_layout
     from moesaic.serve.group.experts.rebalancing import for_engine
+    from moesaic.serve.offload.loading import offload_options
     from moesaic.serve.pages.outside import TierOptions
     from moesaic.serve.parsers import Parser
 
@@ -175,6 +189,9 @@ def command(
     of_cache.check()
     if made_kv_policy is not None and made_drafter is not None:  # before the model is loaded
         raise UserError("--kv-policy", "cannot be combined with --drafter", "Leave one of them out.")
+    offloaded = offload_options(offload, offload_from, expert_cache_gb)
+    if offloaded and any((layout, attention, experts, prefill_layout, decode_layout)):
+        raise UserError("--offload", "is for workers of one process, not for a layout of ranks", "Leave one out.")
     settings = Settings(
         name=name or directory.resolve().name,
         keys=Keys.read(api_key_file, api_key_env),
@@ -199,6 +216,7 @@ def command(
             "device": device,
             "threads": threads,
             "mode": "invariant" if invariant else "fast",
+            **offloaded,
         },
         engine_options={
             "cache_bytes": None if cache_gb is None else int(cache_gb * 2**30),

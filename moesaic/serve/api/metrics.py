@@ -197,6 +197,15 @@ class Metrics:
             ("failed_transfers", "Transfers of pages that broke off.", stats.failed_transfers),
         ):
             yield self._with(CounterMetricFamily(f"moesaic:{name}", text, labels=["model_name"]), amount)
+        if stats.offload_bytes:
+            for name, text, number in (
+                ("offload_expert_hits", "Offloaded experts that were in the cache when wanted.", stats.expert_hits),
+                ("offload_expert_misses", "Offloaded experts that had to be waited for.", stats.expert_misses),
+                ("offload_experts_predictable", "Experts wanted after a prediction.", stats.experts_predictable),
+                ("offload_experts_predicted", "Experts wanted that were predicted.", stats.experts_predicted),
+                ("offload_bytes", "Bytes of weights fetched from disk or host memory.", stats.offload_bytes),
+            ):
+                yield self._with(CounterMetricFamily(f"moesaic:{name}", text, labels=["model_name"]), number)
         by_layer = stats.experts
         if by_layer:
             balance = GaugeMetricFamily(

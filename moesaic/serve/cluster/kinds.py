@@ -12,13 +12,13 @@ from typing import Any, Protocol, cast
 import torch
 
 from moesaic.kernels import hardware
-from moesaic.model.directory import load
 from moesaic.serve.cluster.messages import EngineOptions
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.group.apart.ranks import ApartRanks, apart_layout, follow_apart, join_apart, open_apart
 from moesaic.serve.group.engine import GroupEngine
 from moesaic.serve.group.rank_state import RankStats, peak_bytes
 from moesaic.serve.group.ranks import WorkerGroup, follow, join, open_engine, serving_layout
+from moesaic.serve.offload.loading import load_served
 from moesaic.serve.pages.identity import with_identity
 
 
@@ -50,7 +50,7 @@ class OneProcess:
 
     def open(self, options: EngineOptions, address: str) -> Engine:
         running = with_identity(options.directory, options.engine_options)
-        return Engine(load(options.directory, **_load_options(options, 0)), **running)
+        return Engine(load_served(options.directory, **_load_options(options, 0)), **running)
 
     def follow(self, options: EngineOptions, rank: int, address: str) -> None:
         raise AssertionError("there is one rank")

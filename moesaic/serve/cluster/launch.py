@@ -16,7 +16,6 @@ import torch
 
 from moesaic.errors import UserError
 from moesaic.kernels import hardware
-from moesaic.model.directory import load
 from moesaic.serve.cluster.client import EngineClient, Started
 from moesaic.serve.cluster.frequency_routing import FrequencyRouting
 from moesaic.serve.cluster.frontend import frontend_engine
@@ -30,6 +29,7 @@ from moesaic.serve.cluster.worker import StartWorker
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.engine_loop import EngineLoop
 from moesaic.serve.core.memory import SHARE, free_bytes
+from moesaic.serve.offload.loading import load_served
 from moesaic.serve.pages.identity import with_identity
 
 MakeLoop = Callable[..., Any]
@@ -56,7 +56,7 @@ def launch(
         return with_workers(wanted, adapters=adapters, start_worker=start, routing=PrefillDecode())
     if replicas is None and ray is None and not options.layout and not gpu:
         running = with_identity(options.directory, options.engine_options)
-        engine = Engine(load(options.directory, **options.load_options), **running)
+        engine = Engine(load_served(options.directory, **options.load_options), **running)
         for name, path in (adapters or {}).items():
             engine.load_adapter(name, path)
         return engine, EngineLoop

@@ -11,6 +11,7 @@ import torch
 from moesaic.model.config import Experts
 from moesaic.model.context import Routing
 from moesaic.model.transformer import Model
+from moesaic.serve.offload.stats import offload_stats
 
 if TYPE_CHECKING:
     from moesaic.serve.core.engine import Engine
@@ -46,6 +47,11 @@ class EngineStats:
     clock_mhz: float = 0.0  # of its GPU, where it is controlled
     room_same_clock: int = 0  # more requests that it takes without a higher clock
     room_in_time: int = 0  # and within its SLO
+    expert_hits: int = 0  # offloaded experts that were there when they were wanted, once per layer and step
+    expert_misses: int = 0
+    experts_predictable: int = 0  # wanted where the layer before had predicted some
+    experts_predicted: int = 0  # and them among these
+    offload_bytes: int = 0  # of weights that were fetched
     experts: dict[int, list[int]] = field(default_factory=dict)  # tokens of each expert, by layer
 
     @classmethod
@@ -66,6 +72,7 @@ class EngineStats:
             **vars(counts),
             **(engine.governor.stats(engine) if engine.governor is not None else {}),
             **(engine.outside.stats() if engine.outside is not None else {}),
+            **offload_stats(engine.model),
         )
 
     def __add__(self, other: EngineStats) -> EngineStats:

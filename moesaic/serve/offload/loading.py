@@ -32,17 +32,29 @@ def load_served(
     **options: Any,
 ) -> Model:
     """`options` are those of `moesaic.load`."""
+    _check(offload, offload_from, expert_cache_bytes)
     if offload is None:
-        given = {"--expert-cache-gb": expert_cache_bytes, "--offload-from": offload_from}
-        for flag, useless in given.items():
-            if useless is not None:
-                raise UserError(flag, "is for offloaded weights", "Add --offload experts, or leave it out.")
         return load(path, **options)
-    for name, value, known in (("--offload", offload, OFFLOADS), ("--offload-from", offload_from, (None, *HOMES))):
-        if value not in known:
-            raise UserError(name, f'there is no "{value}"', f"Take {' or '.join(filter(None, known))}.")
     if offload == "weights":
-        if expert_cache_bytes is not None:
-            raise UserError("--expert-cache-gb", "is for --offload experts", "Leave it out.")
         return load(path, **options, filler=partial(fill_streamed, home=offload_from))
     return load(path, **options, filler=partial(fill_with_experts, home=offload_from, cache_bytes=expert_cache_bytes))
+
+
+def offload_options(offload: Offload | None, home: Home | None, cache_gb: float | None) -> dict[str, Any]:
+    """Of a command's flags, what `load_served` takes; nothing where nothing is offloaded."""
+    if cache_gb is not None and not 0 < cache_gb < 1e9:
+        raise UserError("--expert-cache-gb", f"must be above 0, not {cache_gb:g}")
+    cache_bytes = None if cache_gb is None else int(cache_gb * 2**30)
+    _check(offload, home, cache_bytes)
+    return {} if offload is None else {"offload": offload, "offload_from": home, "expert_cache_bytes": cache_bytes}
+
+
+def _check(offload: str | None, home: str | None, cache_bytes: int | None) -> None:
+    """Whether these go together, before anything is loaded."""
+    for name, value, known in (("--offload", offload, OFFLOADS), ("--offload-from", home, HOMES)):
+        if value is not None and value not in known:
+            raise UserError(name, f'there is no "{value}"', f"Take {' or '.join(known)}.")
+    if cache_bytes is not None and offload != "experts":
+        raise UserError("--expert-cache-gb", "is for offloaded experts", "Add --offload experts, or leave it out.")
+    if home is not None and offload is None:
+        raise UserError("--offload-from", "is for offloaded weights", "Add --offload, or leave it out.")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -60,14 +60,14 @@ class StreamedLayers:
                 leaf.assign(view)
             self._bound[number] = 0
             self._tensors[number] = list(tensors_of(block))
-            block.register_forward_pre_hook(partial(self._before, number))
+            block.register_forward_pre_hook(Arrival(self, number))
 
     @property
     def bytes(self) -> int:
         """Of the buffers."""
         return sum(buffer.numel() for buffer in self._buffers)
 
-    def _before(self, number: int, block: nn.Module, given: Any) -> None:
+    def arrive(self, number: int) -> None:
         """A layer is about to run: it needs its weights, and the next one will."""
         counts = self.counts
         counts.layers += 1
@@ -106,6 +106,23 @@ class StreamedLayers:
             for tensor, view in zip(self._tensors[number], self._views[number][buffer], strict=True):
                 tensor.data = view
             self._bound[number] = buffer
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What is called before a layer runs."""
+
+    streamed: StreamedLayers
+    number: int
+
+    def __call__(self, block: nn.Module, given: Any) -> None:
+        self.streamed.arrive(self.number)
+
+
+def streamed_layers(blocks: Iterable[nn.Module]) -> StreamedLayers | None:
+    """Who brings these layers, if somebody does."""
+    hooks = (hook for block in blocks for hook in block._forward_pre_hooks.values())
+    return next((hook.streamed for hook in hooks if isinstance(hook, Arrival)), None)
 
 
 @dataclass(frozen=True)
