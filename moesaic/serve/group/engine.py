@@ -25,6 +25,7 @@ from moesaic.serve.group.experts.rebalancing import Changes, Rebalancer, write_c
 from moesaic.serve.group.group_cache import GroupCache
 from moesaic.serve.group.kernels import GroupKernels
 from moesaic.serve.group.page_pools import PagePools
+from moesaic.serve.group.pages import group_pages
 from moesaic.serve.group.rank_state import RankState, RankStats
 from moesaic.serve.group.refusals import check_drafters
 from moesaic.serve.group.share_adapters import load_adapter_share
@@ -55,7 +56,9 @@ class GroupEngine(Engine):
         self.changes: list[Change] = []
         self.numbers: dict[Adapter, int] = weakref.WeakKeyDictionary()  # type: ignore[assignment]
         self.loaded = 0
+        tiers, weights = options.pop("tiers", None), options.pop("weights", None)
         super().__init__(model, **options)
+        self.outside = group_pages(self, tiers, weights)
         check_drafters(self.drafter, self.predicts)
         kernels = cast(GroupKernels, model.ops)
         kernels.announce = self._ask_for_logits

@@ -14,17 +14,37 @@ from moesaic.serve.core.memory import DTYPES
 from moesaic.serve.group.experts.group_slots import GroupSlots
 from moesaic.serve.group.experts.rebalancing import read_changes
 from moesaic.serve.group.kernels import GroupKernels
+from moesaic.serve.group.pages import FollowerPages
 from moesaic.serve.group.rank_state import RankState
 from moesaic.serve.group.share_adapters import load_adapter_share
-from moesaic.serve.group.step_array import Change, Command, Copy, Forget, Piece, Predicted, Reader, read_text, receive
+from moesaic.serve.group.step_array import (
+    Change,
+    Command,
+    Copy,
+    Drop,
+    Forget,
+    Piece,
+    Predicted,
+    Reader,
+    Write,
+    read_text,
+    receive,
+)
 from moesaic.serve.group.worker_group import WorkerGroup
+from moesaic.serve.pages.outside import TierOptions
 
 
 class Follower:
     """Waiting for rank 0 may take a day, a collective inside a step `stall_seconds`."""
 
-    def __init__(self, model: Model, group: WorkerGroup, slots: GroupSlots | None = None) -> None:
-        self.model, self.group, self.slots = model, group, slots
+    def __init__(
+        self,
+        model: Model,
+        group: WorkerGroup,
+        slots: GroupSlots | None = None,
+        tiers: TierOptions | None = None,
+    ) -> None:
+        self.model, self.group, self.slots, self.tiers = model, group, slots, tiers
         self.kernels = cast(GroupKernels, model.ops)
         self.adapters: dict[int, Adapter] = {}
 
@@ -32,6 +52,9 @@ class Follower:
     def run(self) -> None:
         """Until rank 0 says that it ends."""
         self.state = self._start(receive(self.group.control).body)
+        self.pages: FollowerPages | None = None
+        if self.tiers is not None and self.tiers.travel:
+            self.pages = FollowerPages(self.model, self.group, self.state.cache, self.tiers)
         while True:
             changes, command, body = receive(self.group.control)
             for change in changes:
@@ -50,6 +73,9 @@ class Follower:
     def _change(self, change: Change) -> None:
         if isinstance(change, Forget):
             self.adapters.pop(change.adapter, None)
+        elif isinstance(change, Write | Drop):
+            assert self.pages is not None
+            self.pages.change(change)
         elif change.dp == self.group.dp:
             if isinstance(change, Copy):
                 self.state.cache.copy_rows(change.source, change.target, change.rows)
@@ -63,6 +89,9 @@ class Follower:
         elif command == Command.HEAD:
             if self.group.dp == 0:
                 self.kernels.logits(self._hidden(body.one()), self.model.output)
+        elif command == Command.FETCH:
+            assert self.pages is not None
+            self.pages.fetch(body.rest())
         elif command == Command.PREDICT:
             self._predict(Predicted.read(body))
         elif command == Command.ADAPTER:

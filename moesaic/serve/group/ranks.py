@@ -21,6 +21,7 @@ from moesaic.serve.group.experts.rebalancing import ExpertOptions
 from moesaic.serve.group.follower import Follower
 from moesaic.serve.group.links import RankLost as RankLost
 from moesaic.serve.group.loading import load_share
+from moesaic.serve.group.pages import check_tiers
 from moesaic.serve.group.refusals import check_options
 from moesaic.serve.group.worker_group import WorkerGroup as WorkerGroup
 from moesaic.serve.group.worker_group import join as join
@@ -35,6 +36,7 @@ def open_engine(
     assert group.is_main
     of_experts, options = ExpertOptions.taken_from(engine_options)
     check_options(options, group.layout.dp == 1)
+    check_tiers(options.get("tiers"), group)
     model = load_share(group, directory, load_options)
     slots = GroupSlots(model, group, directory, of_experts.copies) if of_experts else None
     options["cache_bytes"] = agreed_cache_bytes(group, model, options.get("cache_bytes"))
@@ -48,7 +50,8 @@ def follow(
     assert not group.is_main
     of_experts, options = ExpertOptions.taken_from(engine_options)
     check_options(options, group.layout.dp == 1)
+    check_tiers(options.get("tiers"), group)
     model = load_share(group, directory, load_options)
     slots = GroupSlots(model, group, directory, of_experts.copies) if of_experts else None
     agreed_cache_bytes(group, model, options.get("cache_bytes"))
-    Follower(model, group, slots).run()
+    Follower(model, group, slots, options.get("tiers")).run()

@@ -29,6 +29,7 @@ class Command(IntEnum):
     STATS = 5
     WEIGHTS = 6  # the bytes of a directory's name
     EXPERTS = 7  # slots that get other experts, by layer
+    FETCH = 9  # pages of another engine: a message as `pages.pack` writes it
     PREDICT = 8  # a multi-token-prediction layer's number and its rows, whose hidden states follow
     REJOIN = 9  # an expert rank that was lost is there again: its number, and which of its lives it is in
 
@@ -54,7 +55,22 @@ class Forget(NamedTuple):
     adapter: int
 
 
-Change = Copy | Move | Forget
+class Write(NamedTuple):
+    """One of the pages that came for a ticket, to a page of the cache."""
+
+    dp: int
+    ticket: int
+    place: int
+    page: int
+
+
+class Drop(NamedTuple):
+    """What else came for a ticket is not needed."""
+
+    ticket: int
+
+
+Change = Copy | Move | Forget | Write | Drop
 
 
 @dataclass
@@ -196,6 +212,10 @@ def _written(change: Change) -> list[int]:
         return [0, *change]
     if isinstance(change, Move):
         return [1, change.dp, len(change.sources), *change.sources, *change.targets]
+    if isinstance(change, Write):
+        return [3, *change]
+    if isinstance(change, Drop):
+        return [4, change.ticket]
     return [2, change.adapter]
 
 
@@ -207,6 +227,10 @@ def _changes(reader: Reader, count: int) -> Iterator[Change]:
         elif kind == 1:
             dp, rows = reader.take(2)
             yield Move(dp, tuple(reader.take(rows)), tuple(reader.take(rows)))
+        elif kind == 3:
+            yield Write(*reader.take(4))
+        elif kind == 4:
+            yield Drop(reader.one())
         else:
             yield Forget(reader.one())
 

@@ -26,6 +26,7 @@ class Incoming:
     pages: dict[bytes, tuple[str, Pieces]] = field(default_factory=dict)
     done: bool = False  # nothing more comes
     closed: bool = False  # nothing more is wanted
+    last: bytes = b""  # the name of what was taken last
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -45,7 +46,7 @@ class Incoming:
 
     def take(self, name: bytes) -> tuple[str, Pieces] | None:
         with self._lock:
-            found = self.pages.pop(name, None)
+            found, self.last = self.pages.pop(name, None), name
         if found is not None:
             self.lobby.leave(_bytes(found[1]))
         return found

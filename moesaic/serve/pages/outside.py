@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from moesaic.serve.core.engine import Engine
     from moesaic.serve.core.page_pool import PagePool
     from moesaic.serve.core.request import Request
+    from moesaic.serve.pages.server import PageServer
 
 logger = logging.getLogger("moesaic.serve")
 
@@ -79,9 +80,13 @@ class OutsideCounts:
 class OutsidePages:
     """Belongs to the engine's thread, but for what `_read` and `_write` do. `pool` has names."""
 
-    def __init__(self, pool: PagePool, options: TierOptions, clock: Callable[[], float]) -> None:
+    server: PageServer | None = None  # that gives pages to others, where it was started with this
+
+    def __init__(
+        self, pool: PagePool, options: TierOptions, clock: Callable[[], float], heads: range | None = None
+    ) -> None:
         self.pool, self.options, self.clock = pool, options, clock
-        self.bytes = PageBytes(pool.cache)
+        self.bytes = PageBytes(pool.cache, heads)
         self.page_bytes = self.bytes.size()
         device = next(iter(pool.cache.layers[0].values())).device
         self.on_gpu = device.type == "cuda"
@@ -143,8 +148,11 @@ class OutsidePages:
         names = self.missing(request)
         on_disk = self.disk is not None and any(name in self.disk or name in self._writing for name in names)
         if on_disk or request.origin is not None:
-            request.incoming = Incoming(self.lobby, self.clock() + self.options.page_seconds, self.clock)
+            request.incoming = self.new_incoming(request, names)
             self._readers.submit(self._read, request.incoming, names, request.origin)
+
+    def new_incoming(self, request: Request, names: list[bytes]) -> Incoming:
+        return Incoming(self.lobby, self.clock() + self.options.page_seconds, self.clock)
 
     def missing(self, request: Request) -> list[bytes]:
         """The names of a request's pages that are in none of the memories here, and of its last one, partly filled,

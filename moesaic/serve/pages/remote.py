@@ -82,7 +82,7 @@ class RemotePages:
             raise
         except (KeyError, TypeError, ValueError) as error:
             raise ChannelBroken(f"an answer that is none ({error})") from None
-        first.channel.say(ended, left())
+        first.channel.say(ended, max(1.0, left()))
         self._give_back(first)
 
     def _pin(
@@ -105,8 +105,11 @@ class RemotePages:
 
     def end_lease(self, origin: Origin, seconds: float) -> None:
         """Nothing is needed from there any more."""
-        connection = self._connect(origin.ranks[0].address, seconds)
-        connection.channel.say({"end": [origin.lease]}, seconds)
+        self.tell(origin.ranks[0].address, {"end": [origin.lease]}, seconds)
+
+    def tell(self, address: str, message: dict[str, Any], seconds: float) -> None:
+        connection = self._connect(address, seconds)
+        connection.channel.say(message, seconds)
         self._give_back(connection)
 
     def _boxes(self, origin: Origin) -> list[tuple[Rank, range | None]]:

@@ -160,5 +160,8 @@ def page_server(engine: Engine) -> PageServer | None:
     if engine.outside is None or not engine.outside.options.travel:
         return None
     options = engine.outside.options
-    host = socket.gethostbyname(socket.gethostname()) if options.host == "auto" else options.host
-    return PageServer(engine, host, options.transport)
+    return engine.outside.server or PageServer(engine, own_host(options.host), options.transport)
+
+
+def own_host(host: str) -> str:
+    return socket.gethostbyname(socket.gethostname()) if host == "auto" else host

@@ -7,6 +7,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from moesaic.serve.cluster.client import EngineClient, OpenRequest
 from moesaic.serve.cluster.worker import State
 from moesaic.serve.core.engine import Engine
@@ -180,5 +182,42 @@ def test_leases_of_clients_that_left_end(directory: Path) -> None:
             loop._dispatch = dispatch  # type: ignore[method-assign]
             await all_free(loop)
             assert (await stats_of(loop, "decode")).prompt_tokens == 0
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("layouts", [("tp=2", ""), ("", "tp=2")])
+def test_unequal_layouts(directory: Path, alone: Engine, layouts: tuple[str, str]) -> None:
+    """Two ranks prefill and one decodes, and the other way round: each rank asks for the heads it holds."""
+
+    async def ask() -> None:
+        async with apart_client(directory, layouts=layouts) as loop:
+            plain = [loop.engine.request(prompt, greedy(4)) for prompt in PROMPTS[:3]]
+            finished = [(request, await text_of(loop, request)) for request in plain]
+            decode = await stats_of(loop, "decode")
+            size, pages = loop.engine.page_pool.size, sum(-(-len(one.prompt) // 16) for one in plain)
+            assert decode.transferred_bytes == pages * page_bytes(alone.model, size, alone.model.dtype)
+            assert decode.recomputed_tokens == decode.failed_transfers == 0 and decode.prompt_tokens == 0
+            assert [one.transferred for one in plain] == [len(one.prompt) for one in plain]
+            mixed = [loop.engine.request(f"{p} {n}", PARAMS[n % 6]) for n, p in enumerate(PROMPTS)]
+            texts = await asyncio.gather(*(text_of(loop, request) for request in mixed))
+            finished += list(zip(mixed, texts, strict=True))
+            answers = loop.submit([loop.engine.request(PROMPTS[4] * 2, greedy(400))])
+            await anext(answers)
+            answers.close()
+            await all_free(loop)
+            prefill, deaths = worker_of(loop, "prefill"), loop.deaths
+            assert prefill.ready is not None
+            os.kill(prefill.ready.pids[-1], signal.SIGKILL)  # one rank, and so all of them
+            request = loop.engine.request("once more " + PROMPTS[5], greedy(6))
+            finished.append((request, await text_of(loop, request)))
+            await until(lambda: loop.deaths > deaths)
+            await until(lambda: worker_of(loop, "prefill").state is State.READY)
+            request = loop.engine.request("and again " + PROMPTS[6], greedy(6))
+            finished.append((request, await text_of(loop, request)))
+            assert request.transferred > 0 and request.recomputed == 0
+            await all_free(loop)
+            for request, text in finished:
+                assert_same(request, text, alone)
 
     asyncio.run(ask())

@@ -193,6 +193,10 @@ def _attention(
     group = ranks.group
     assert group is not None
     check_options(options)
+    tiers = options.get("tiers")
+    if tiers is not None and (tiers.travel or tiers.host_bytes or tiers.disk_bytes):
+        problem = "where attention and experts are apart, pages stay in the KV cache"
+        raise UserError("--prefill, --cache-host-gb, --cache-disk-gb", problem, "Leave it out.")
     group.neighbours = ranks.neighbours
     model = load_share(group, directory, load_options)
     plans = first_plans(model.config, ranks.layout.experts, copies)
