@@ -14,13 +14,13 @@ from bench.measure import record
 from moesaic.parallel.layout import ParallelLayout
 from moesaic.plan.energy.clocks import clock_model
 from moesaic.plan.energy.compare import compare_clocks
-from moesaic.plan.energy.control import Slo
 from moesaic.plan.energy.request_trace import Traffic, synthetic_trace
 from moesaic.plan.energy.serving import Fleet, Outcome, serve_trace
 from moesaic.plan.hardware import load_cluster
 from moesaic.plan.models import load_model
 from moesaic.plan.serving.engines import load_engine
 from moesaic.plan.serving.step import Serving
+from moesaic.serve.energy.control import Slo
 
 # Model, device, devices per instance, requests per second, TTFT and TPOT in seconds. The first is the paper's setting.
 SETTINGS = (
@@ -76,7 +76,7 @@ def main() -> None:
                         **asdict(outcome),
                     }
                 )
-                if seed == SEEDS[0] or outcome.policy in {"voltana", "two clocks"}:
+                if seed == SEEDS[0] or outcome.policy in {"live", "voltana", "two clocks"}:
                     print(
                         f"{seed:4} {outcome.policy:>10} {outcome.joules / 1e3:7.0f} {saved:6.1%} "
                         f"{outcome.attainment:7.2%} {outcome.ttft_p99:7.3f}s {outcome.tpot_p99 * 1e3:6.1f}ms "

@@ -106,11 +106,11 @@ def energy(
 
     from moesaic.parallel.layout import parse_layout
     from moesaic.plan.energy.compare import compare_clocks, saved
-    from moesaic.plan.energy.control import Slo
     from moesaic.plan.energy.request_trace import Traffic
     from moesaic.plan.hardware import load_cluster
     from moesaic.plan.models import load_model
     from moesaic.plan.text_table import table
+    from moesaic.serve.energy.control import Slo
 
     slo = Slo(ttft_ms / 1e3, tpot_ms / 1e3)
     traffic = Traffic(seconds, rate, seed=seed)

@@ -150,6 +150,16 @@ def command(
     stall_seconds: Annotated[
         float, typer.Option(min=0.5, help="Silence after which a worker is killed, and its requests go on elsewhere.")
     ] = 20.0,
+    frequency: Annotated[
+        str | None,
+        typer.Option(metavar="auto|MHZ", help="GPU clock: as low as the SLOs allow (auto), or a fixed one."),
+    ] = None,
+    slo_ttft_ms: Annotated[
+        float | None, typer.Option(min=1, help="SLO of --frequency auto: time to the first token; default 1000.")
+    ] = None,
+    slo_tpot_ms: Annotated[
+        float | None, typer.Option(min=0.1, help="SLO of --frequency auto: time per further token; default 50.")
+    ] = None,
     threads: Threads = None,
     seed: Annotated[int | None, typer.Option(help="Seed of sampling for requests without one.")] = None,
 ) -> None:
@@ -170,6 +180,7 @@ def command(
     from moesaic.serve.core.drafters import Drafter
     from moesaic.serve.core.kv_policies import KVPolicy
     from moesaic.serve.core.scheduling_policies import SchedulingPolicy
+    from moesaic.serve.energy.governor import FrequencyOptions
     from moesaic.serve.group.apart.ranks import chosen_layout
     from moesaic.serve.group.experts.rebalancing import for_engine
     from moesaic.serve.offload.loading import offload_options
@@ -226,6 +237,7 @@ def command(
             "drafter": made_drafter,
             "kv_policy": made_kv_policy,
             "cache_dtype": cache_dtype,
+            "frequency": FrequencyOptions.parse(frequency, slo_ttft_ms, slo_tpot_ms),
             "tiers": TierOptions(int(cache_host_gb * 2**30), int(cache_disk_gb * 2**30), cache_dir),
             **for_engine(expert_replicas, rebalance_steps, wide),
         },

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 from moesaic.errors import UserError
 from moesaic.parallel.layout import ParallelLayout
-from moesaic.plan.energy.control import Slo
 from moesaic.plan.energy.request_trace import Traffic, synthetic_trace
 from moesaic.plan.energy.serving import Fleet, Outcome, serve_trace
 from moesaic.plan.energy.step import Pricing
@@ -20,6 +19,7 @@ from moesaic.plan.hardware import Cluster
 from moesaic.plan.serving.engines import load_engine
 from moesaic.plan.serving.step import Serving
 from moesaic.plan.shape import ModelShape
+from moesaic.serve.energy.control import Slo
 
 FIXED = (0.85, 0.75, 0.65, 0.55, 0.45)  # shares of the highest clock
 STEP = 15.0
@@ -39,7 +39,8 @@ def compare_clocks(
     fixed: Sequence[float] = FIXED,
 ) -> list[Outcome]:
     """Instances of `layout` fill the cluster; `prefill` of them prefill (None: half), the others decode. Policies: the
-    highest clock, `fixed` shares of it, control with round-robin routing, and VoltanaLLM whole."""
+    highest clock, `fixed` shares of it, the server's own control, control with profiles and round-robin routing, and
+    VoltanaLLM whole."""
     instances = cluster.count // layout.devices
     first = instances // 2 if prefill is None else prefill
     if not 0 < first < instances:
@@ -53,7 +54,7 @@ def compare_clocks(
     trace = synthetic_trace(traffic)
     highest = pricing.model.highest
     policies: list[str | float] = [highest, *(round(highest * share / STEP) * STEP for share in fixed)]
-    policies += ["control", "voltana"]
+    policies += ["live", "control", "voltana"]
     return [serve_trace(trace, fleet, slo, policy, seed=traffic.seed, pricing=pricing) for policy in policies]
 
 

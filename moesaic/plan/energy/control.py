@@ -11,29 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from moesaic.errors import UserError
 from moesaic.plan.energy.clocks import ClockModel, Draw
+from moesaic.serve.energy.control import FULL, Load, Queued, Slo
 
-FULL = 0.85  # of the sequences that have room: beyond it a decode instance runs at its highest clock
 FORGET = 0.1  # weight of the newest step in the feedback
-
-
-class Slo(NamedTuple):
-    """Seconds to the first token, and per further token on average, that a request may take at most."""
-
-    ttft: float
-    tpot: float
-
-
-class Load(NamedTuple):
-    """Of one instance: sequences that decode and the tokens in their cache; or prompt tokens to prefill."""
-
-    batch: int
-    context: int
 
 
 Profile = Callable[[Load, float], Draw]  # a step with this load at this clock
@@ -66,13 +52,6 @@ class LatencyPredictor:
         expected = self.expected(clock, load)
         if expected > 0:
             self.ratio += FORGET * (min(2.0, max(0.5, seconds / expected)) - self.ratio)
-
-
-class Queued(NamedTuple):
-    """A prefill step that waits: its prompt tokens, and the seconds until its first token is due."""
-
-    load: Load
-    left: float
 
 
 class Control(Protocol):

@@ -3,8 +3,9 @@
     fleet = Fleet(serving, prefill=2, decode=2)
     outcome = serve_trace(trace, fleet, Slo(ttft=0.5, tpot=0.04), "voltana")
 
-Policies: `voltana` (control.py: control and router), `control` (its control with round-robin routing), or a
-clock in MHz held all the time. A step's duration scatters by `scatter`; the same seed gives the same run.
+Policies: `live` (what `moesaic serve --frequency auto` runs: it has nothing but measurements), `voltana` (control.py:
+control and router, with profiles), `control` (the same with round-robin routing), or a clock in MHz held all the time.
+A step's duration scatters by `scatter`; the same seed gives the same run.
 """
 
 from __future__ import annotations
@@ -18,20 +19,15 @@ from dataclasses import dataclass, field
 
 from moesaic.errors import UserError
 from moesaic.plan.energy.clocks import ClockModel, Draw
-from moesaic.plan.energy.control import (
-    Control,
-    FixedClock,
-    LatencyPredictor,
-    Load,
-    Queued,
-    Slo,
-    VoltanaControl,
-    route,
-)  # fmt: skip
+from moesaic.plan.energy.control import Control, VoltanaControl
+from moesaic.plan.energy.control import route as route_by_power
+from moesaic.plan.energy.policies import LiveControl, control_for
 from moesaic.plan.energy.request_trace import Request
 from moesaic.plan.energy.step import Pricing
 from moesaic.plan.serving.memory import sequence_bytes, sequences_that_fit
 from moesaic.plan.serving.step import Serving
+from moesaic.serve.energy.control import Load, Phase, Queued, Slo
+from moesaic.serve.energy.routing import route
 
 SWITCH = 0.015  # seconds until a clock that was asked for holds (measured: 8 to 26 ms)
 TYPICAL_CONTEXT = 2048  # tokens of a sequence, when asking how many fit
@@ -205,21 +201,8 @@ class _Run:
         self.turn = 0
         self.cache_bytes = sequence_bytes(fleet.serving, 1)
 
-    def _control(self, phase: str, model: ClockModel, margin: float) -> Control:
-        if isinstance(self.policy, (int, float)):
-            return FixedClock(float(self.policy))
-        if self.policy not in {"voltana", "control"}:
-            raise UserError(f"policy {self.policy}", "unknown", "Take voltana, control, or a clock in MHz.")
-        profile = self.pricing.decode if phase == "decode" else self.pricing.prefill
-        if phase == "decode":
-            batches = sorted({max(1, self.running * share // 8) for share in range(1, 9)})
-            loads = [Load(batch, batch * context) for batch in batches for context in (128, 512, 1024)]
-        else:
-            loads = [
-                Load(tokens, context) for tokens in (64, 256, 512, 1024, 2048, 4096, 8192) for context in (64, 256)
-            ]
-        predictor = LatencyPredictor(self.clocks, loads, profile)
-        return VoltanaControl(predictor, model, profile, self.slo, self.running, margin)
+    def _control(self, phase: Phase, model: ClockModel, margin: float) -> Control:
+        return control_for(self.policy, phase, self.pricing, self.clocks, self.slo, self.running, margin)
 
     def _prefill(self, model: ClockModel, margin: float) -> _Prefill:
         control = self._control("prefill", model, margin)
@@ -318,7 +301,12 @@ class _Run:
     def _route(self, prompt: int) -> int:
         if self.policy == "voltana":
             controls = [instance.control for instance in self.decodes if isinstance(instance.control, VoltanaControl)]
-            return route(controls, [instance.load for instance in self.decodes], prompt)
+            return route_by_power(controls, [instance.load for instance in self.decodes], prompt)
+        if self.policy == "live":
+            loads = [instance.load for instance in self.decodes]
+            lives = [instance.control for instance in self.decodes if isinstance(instance.control, LiveControl)]
+            rooms = [live.room(load, prompt) for live, load in zip(lives, loads, strict=True)]
+            return route(rooms, [load.batch for load in loads])
         self.turn += 1
         return self.turn % len(self.decodes)
 

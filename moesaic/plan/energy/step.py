@@ -9,8 +9,8 @@ import math
 from dataclasses import replace
 
 from moesaic.plan.energy.clocks import Draw, Work, clock_model
-from moesaic.plan.energy.control import Load
 from moesaic.plan.serving.step import Batch, Serving
+from moesaic.serve.energy.control import Load
 
 TILE = 64  # rows the tensor cores compute at least
 GRAPH = 8  # CUDA graphs are captured for batches of multiples of this

@@ -66,7 +66,10 @@ def launch(
     start = OnRay(None if ray == "local" else ray, gpu=gpu) if ray is not None else OnThisMachine()
     # On Ray nobody knows yet how many of them will share a machine.
     shared = options if gpu else fair_share(options, count)
-    routing = FrequencyRouting() if options.engine_options.get("frequency") is not None else None
+    governed = options.engine_options.get("frequency") is not None
+    if governed and options.layout:
+        raise UserError("--frequency", "sets the clock of one GPU, and a group has more", "Leave out --layout.")
+    routing = FrequencyRouting() if governed else None
     return with_workers([shared] * count, adapters=adapters, start_worker=start, routing=routing)
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("moesaic.serve")
 
+TTFT_MS, TPOT_MS = 1000.0, 50.0  # where no SLO is said
 SWITCH_SECONDS = 0.03  # until a clock that was asked for holds (measured: 8 to 26 ms)
 DWELL_SECONDS = 0.1  # at a clock before a lower one; a higher one is set at once
 TYPICAL_CONTEXT = 512  # tokens of a request, where there is none to tell
@@ -38,6 +39,24 @@ class FrequencyOptions:
     slo: Slo
     fixed: float | None = None  # MHz: this clock all the time, instead of control
     margin: float = 0.1  # of the SLO that is kept in reserve
+
+    @classmethod
+    def parse(cls, frequency: str | None, ttft_ms: float | None, tpot_ms: float | None) -> FrequencyOptions | None:
+        """As the command line says it: auto, or a clock in MHz; SLOs in milliseconds."""
+        if frequency is None:
+            if ttft_ms is not None or tpot_ms is not None:
+                raise UserError("--slo-ttft-ms, --slo-tpot-ms", "nothing follows them", "Add --frequency auto.")
+            return None
+        slo = Slo((ttft_ms or TTFT_MS) / 1e3, (tpot_ms or TPOT_MS) / 1e3)
+        if frequency == "auto":
+            return cls(slo)
+        try:
+            clock = float(frequency)
+        except ValueError:
+            clock = -1.0
+        if not 0 < clock < 1e5:
+            raise UserError("--frequency", f'"{frequency}" is neither auto nor a clock in MHz')
+        return cls(slo, fixed=clock)
 
 
 @dataclass(frozen=True)

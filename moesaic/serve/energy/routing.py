@@ -7,6 +7,7 @@ the fullest is taken, so that the others stay at low clocks, and where none has 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -24,9 +25,14 @@ class Headroom(NamedTuple):
 def headroom(control: FrequencyControl, load: Load, prompt: int) -> Headroom:
     """For sequences of `prompt` tokens, at most `FARTHEST` of them."""
     clock = control.needed(load) if load.batch else control.levels[0]
-    grown = [Load(load.batch + more, load.context + more * prompt) for more in range(1, FARTHEST + 1)]
-    same = next((more for more, one in enumerate(grown) if control.needed(one) > clock), FARTHEST)
-    in_time = next((more for more, one in enumerate(grown) if not control.in_time(one)), FARTHEST)
+
+    def grown(more: int) -> Load:
+        return Load(load.batch + more, load.context + more * prompt)
+
+    # A larger load never needs less, so that the first that is too large is found by halving.
+    counts = range(1, FARTHEST + 1)
+    same = bisect_left(counts, True, key=lambda more: control.needed(grown(more)) > clock)
+    in_time = bisect_left(counts, True, key=lambda more: not control.in_time(grown(more)))
     return Headroom(clock, min(same, in_time), in_time)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from moesaic.errors import UserError
 from moesaic.model.transformer import Model
 from moesaic.serve.cluster.frequency_routing import FrequencyRouting
 from moesaic.serve.cluster.messages import EngineOptions, Ready
@@ -130,6 +131,15 @@ def test_without_a_gpu_it_is_said_once(model: Model, caplog: pytest.LogCaptureFi
     assert [record.getMessage() for record in caplog.records] == [
         "--frequency: the model is on a cpu, which sets its own clock; clocks are left as they are"
     ]
+
+
+def test_as_the_command_line_says_it():
+    assert FrequencyOptions.parse(None, None, None) is None
+    assert FrequencyOptions.parse("auto", 500, 40) == FrequencyOptions(Slo(0.5, 0.04))
+    assert FrequencyOptions.parse("1200", None, None) == FrequencyOptions(Slo(1.0, 0.05), fixed=1200.0)
+    for wrong in (("fast", None, None), ("-3", None, None), (None, 500, None)):
+        with pytest.raises(UserError):
+            FrequencyOptions.parse(*wrong)
 
 
 def test_workers_say_how_much_room_they_have(model: Model):
