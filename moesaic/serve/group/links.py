@@ -78,6 +78,8 @@ class Link:
         try:
             yield
         except RuntimeError as error:
+            if "not enough memory" in str(error):  # of this very rank
+                raise
             others = ", ".join(str(rank) for at, rank in enumerate(self.members) if at != self.index)
             problem = f"one of the ranks {others} is gone, or was silent for {patience or self.patience:g} s"
             raise RankLost(f"{problem} ({str(error).strip().splitlines()[0][:200]})") from error

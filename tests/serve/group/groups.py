@@ -24,23 +24,26 @@ Asked = dict[str, Any]  # what `Engine.request` takes; "sampling" as keys
 
 def model_directory(kind: str, path: Path, tied: bool = False, **more: Any) -> Path:
     """GLM-4.5, Qwen3-MoE, DeepSeek-V3 and dense Qwen3 in small: weights so large that nothing is a near-tie."""
+    vocab, hidden, layers = (more.pop(key, size) for key, size in (("vocab", VOCABULARY), ("hidden", 0), ("layers", 3)))
     shared = {"max_position_embeddings": 256, "initializer_range": 0.3, "tie_word_embeddings": tied}
     if kind == "qwen3_moe":
         shared |= {"head_dim": 8, "moe_intermediate_size": 18, "num_experts": 8, "num_experts_per_tok": 3}
-        config = small_config(kind, VOCABULARY, hidden=36, ffn=32, layers=3, heads=(4, 2), **shared | more)
+        config = small_config(kind, vocab, hidden=hidden or 36, ffn=32, layers=layers, heads=(4, 2), **shared | more)
     elif kind == "glm4_moe":
         shared |= {"head_dim": 8, "moe_intermediate_size": 20, "n_routed_experts": 8, "num_experts_per_tok": 2}
         shared |= {"n_shared_experts": 1, "first_k_dense_replace": 1, "attention_bias": True, "use_qk_norm": True}
         shared |= {"num_nextn_predict_layers": 0}
-        config = small_config(kind, VOCABULARY, hidden=32, ffn=50, layers=3, heads=(8, 1), **shared | more)
+        config = small_config(kind, vocab, hidden=hidden or 32, ffn=50, layers=layers, heads=(8, 1), **shared | more)
     elif kind == "deepseek_v3":
         shared |= {"q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8}
         shared |= {"v_head_dim": 10, "moe_intermediate_size": 16, "n_routed_experts": 8, "num_experts_per_tok": 3}
         shared |= {"n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1}
         shared |= {"num_nextn_predict_layers": 0}
-        config = small_config(kind, VOCABULARY, hidden=32, ffn=44, layers=3, heads=(4, 4), **shared | more)
+        config = small_config(kind, vocab, hidden=hidden or 32, ffn=44, layers=layers, heads=(4, 4), **shared | more)
     else:
-        config = small_config(kind, VOCABULARY, hidden=36, ffn=40, layers=2, heads=(4, 2), head_dim=8, **shared | more)
+        config = small_config(
+            kind, vocab, hidden=hidden or 36, ffn=40, layers=layers, heads=(4, 2), head_dim=8, **shared | more
+        )
     return save_random(config, path, seed=3)
 
 
