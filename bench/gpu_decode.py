@@ -4,6 +4,7 @@
     python bench/gpu_decode.py --profile           where a step's time goes, kernel by kernel
     python bench/gpu_decode.py --requests 64 --prompt 4096 --cache-dtype float8 --no-peer --result gpu_decode_float8
     python bench/gpu_decode.py --requests 1 128 --bits 4 --no-peer --result gpu_decode_4bits
+    python bench/gpu_decode.py --glm --requests 1 8 64 --result gpu_decode_glm      8 layers of GLM-4.5-Air's widths
     python bench/gpu_decode.py --start             only how long it takes from nothing to the first token
 
 Tokens per second count the output over the whole time, reading prompts included. Random weights, bfloat16, greedy;
@@ -24,14 +25,31 @@ STARTED = time.perf_counter()
 import torch  # noqa: E402  the clock starts before
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from bench.gpu_train import VOCAB, make_ours, make_peer  # noqa: E402
+from bench.gpu_train import VOCAB, make_ours, make_peer, on_gpu  # noqa: E402
 from bench.measure import record  # noqa: E402
 from moesaic.compress.grid import Grid  # noqa: E402
 from moesaic.kernels.triton.quantized.weight import gpu_weight  # noqa: E402
+from moesaic.model.config import Experts, GroupedQuery, Layer, ModelConfig, Rope  # noqa: E402
 from moesaic.model.directory import install  # noqa: E402
 from moesaic.model.transformer import Model  # noqa: E402
 from moesaic.serve.core.engine import Engine  # noqa: E402
 from moesaic.serve.core.request import Sampling  # noqa: E402
+
+
+def make_glm(layers: int) -> Model:
+    """GLM-4.5-Air's widths and vocabulary, and a shared expert; random weights."""
+    experts = Experts(128, 8, 1408, score="sigmoid", correction=True, shared_hidden=1408)
+    config = ModelConfig(
+        family="glm4_moe",
+        vocab=151552,
+        hidden=4096,
+        attention=GroupedQuery(96, 8, 128, qkv_bias=True),
+        rope=Rope(64, theta=1e6),
+        layers=(Layer(experts),) * layers,
+        context=8192,
+        dtype="bfloat16",
+    )
+    return on_gpu(config)
 
 
 @torch.no_grad()
@@ -129,6 +147,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, nargs="*", default=[1, 128, 512])
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--out", type=int, default=128)
+    parser.add_argument("--glm", action="store_true", help="another model, without a peer")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--start", action="store_true")
     parser.add_argument("--no-peer", action="store_true")
@@ -137,7 +156,7 @@ def main() -> None:
     parser.add_argument("--result", default="gpu_decode", help="name of the result's file")
     options = parser.parse_args()
     torch._dynamo.config.recompile_limit = 64
-    model = make_ours(options.layers)
+    model = make_glm(8) if options.glm else make_ours(options.layers)
     if options.bits < 16:
         in_few_bits(model, options.bits)
     built = time.perf_counter() - STARTED
@@ -178,7 +197,7 @@ def main() -> None:
     counts = options.requests
     same = [all(texts[counts[0]][i] == texts[n][i] for i in range(counts[0])) for n in counts[1:]]
     facts = {
-        "layers": options.layers,
+        "layers": len(model.layers),
         "prompt": options.prompt,
         "out": options.out,
         "bits": options.bits,
@@ -188,7 +207,7 @@ def main() -> None:
     }
     print(json.dumps(facts), flush=True)
     record(options.result, rows, **facts)
-    if options.no_peer:
+    if options.no_peer or options.glm:
         return
     text, seconds = peer_alone(make_peer(options.layers, model), prompts_of(1, options.prompt, 0)[0], options.out)
     own = texts[counts[0]][0]

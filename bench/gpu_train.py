@@ -46,9 +46,14 @@ def config_of(layers: int, context: int = 8192) -> ModelConfig:
 
 
 def make_ours(layers: int, seed: int = 0) -> Model:
+    return on_gpu(config_of(layers), seed)
+
+
+def on_gpu(config: ModelConfig, seed: int = 0) -> Model:
+    """Random weights in bfloat16."""
     with torch.device("cuda"):
         torch.set_default_dtype(torch.bfloat16)
-        model = Model(config_of(layers))
+        model = Model(config)
         torch.set_default_dtype(torch.float32)
     torch.manual_seed(seed)
     with torch.no_grad():

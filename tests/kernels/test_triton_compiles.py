@@ -27,7 +27,7 @@ else:
     from moesaic.compress.grid import Grid
     from moesaic.kernels.interface import QKNorm, RopeAngles, Routes
     from moesaic.kernels.layer_weights import NormWeights
-    from moesaic.kernels.triton import gemv
+    from moesaic.kernels.triton import compile_ahead, few_rows, gated, gemv
     from moesaic.kernels.triton.attention import expanded, latent, paged, qk_norm_rope_cache
     from moesaic.kernels.triton.attention.paged_rows import Rows
     from moesaic.kernels.triton.experts import decode, streamed
@@ -106,8 +106,20 @@ else:
                 options["PACKED"] = True  # as for tensors that are on a GPU
             kernels.append(kernel.warmup(*inputs, grid=grid, PDL=True, launch_pdl=True, **options))
 
-        for module in (quantized_decode, quantized_matmul, decode, hopper_decode, latent, gemv, paged, streamed):
+        for module in (
+            quantized_decode,
+            quantized_matmul,
+            decode,
+            hopper_decode,
+            latent,
+            gemv,
+            few_rows,
+            gated,
+            paged,
+            streamed,
+        ):
             monkeypatch.setattr(module, "launch_pdl", launch)
+        monkeypatch.setattr(few_rows, "processors", lambda device: 132)
         triton.runtime.driver.set_active(Pretended())
         return kernels
 
@@ -150,6 +162,24 @@ else:
         assert "wgmma.mma_async" in ptx and "ld.local" not in ptx
         assert 0 < ptx.index("cp.async.cg") < ptx.index("griddepcontrol.wait")
         assert kernel.metadata.shared <= 113 * 1024, "two programs on a processor"
+
+    @pytest.mark.parametrize(
+        ("rows", "inputs", "outputs", "programs"), [(1, 4096, 14336, 7), (8, 16384, 5120, 3), (3, 2880, 4096, 1)]
+    )
+    def test_few_rows_take_their_share_of_a_processor(launched, rows, inputs, outputs, programs):
+        few_rows.few_rows(empty(rows, inputs), empty(outputs, inputs), empty(outputs), empty(rows, outputs))
+        gated.gated(empty(rows, outputs))
+        kernel, _ = launched
+        ptx = kernel.asm["ptx"]
+        assert "mma.sync" in ptx and "ld.local" not in ptx
+        assert 0 < ptx.index("cp.async.cg") < ptx.index("griddepcontrol.wait") < ptx.rindex("cp.async.cg")
+        assert 227 * 1024 // (programs + 1) < kernel.metadata.shared + 1024 <= 227 * 1024 // programs
+
+    def test_kernels_compile_in_threads_and_are_not_launched(monkeypatch):
+        monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+        triton.runtime.driver.set_active(Pretended())
+        found = compile_ahead.compile_launches(lambda: gated.gated(empty(3, 2 * F)), torch.device("cpu"))
+        assert found == 1 and not compile_ahead.only_compiling()
 
     @pytest.mark.parametrize(("inputs", "outputs"), [(2048, 5120), (4096, 2048), (1536, 100)])
     def test_one_row_meets_weights_that_were_asked_for(launched, inputs, outputs):

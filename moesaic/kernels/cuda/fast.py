@@ -38,6 +38,7 @@ from moesaic.kernels.triton.attention.paged_rows import Rows, prefill_tile
 from moesaic.kernels.triton.attention.qk_norm_rope_cache import qk_norm_rope_into_cache
 from moesaic.kernels.triton.experts import router
 from moesaic.kernels.triton.experts.layer import experts as triton_experts
+from moesaic.kernels.triton.graph_break import eager
 
 HALF = (torch.bfloat16, torch.float16)
 CUDNN_MULTIPLE = 256  # sequences of one length, a multiple of this, may go to cuDNN
@@ -100,19 +101,18 @@ def experts(x_TD: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
     return reference.experts(x_TD, routes, weights)
 
 
-# What is eager breaks the graph of a compiled block: `torch.compile` stops before it and goes on after it.
-@torch.compiler.disable
+@eager
 def eager_router_logits(x_TD: Tensor, weight_ED: Tensor) -> Tensor:
     return exact_matmul(lambda x_TD, weight_ED, _: router.router_logits(x_TD, weight_ED), x_TD, weight_ED, None)
 
 
-@torch.compiler.disable
+@eager
 def eager_topk(logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules) -> tuple[Tensor, Tensor]:
     routes_TK, weights_TK = router.topk(logits_TE.contiguous(), correction_E, router.TopK.by(rules))
     return routes_TK.long(), weights_TK
 
 
-@torch.compiler.disable
+@eager
 def eager_experts(x_TD: Tensor, routes_TK: Tensor, weights_TK: Tensor, gate_up_EGD: Tensor, down_EDF: Tensor) -> Tensor:
     return triton_experts(x_TD, routes_TK, weights_TK, gate_up_EGD, down_EDF)
 
@@ -137,7 +137,7 @@ def attention(q_THC: Tensor, k_MNC: Tensor, v_MNX: Tensor, mask: Mask) -> Tensor
     return out_HTX.squeeze(0).transpose(0, 1)
 
 
-@torch.compiler.disable
+@eager
 def attend(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
     layout, cache = call.layout, call.cache
     if cache is None:
@@ -225,7 +225,7 @@ def in_latent_space(call: LatentCall) -> bool:
     return call.selected is None and isinstance(call.up, Tensor) and bool(len(call.q_THC))
 
 
-@torch.compiler.disable
+@eager
 def eager_attend_latent(call: LatentCall) -> Tensor | None:
     layout, cache = call.attention.layout, call.attention.cache
     if not in_latent_space(call) or cache is None or layout.has_trees:

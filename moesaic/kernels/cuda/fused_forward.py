@@ -7,7 +7,7 @@ adds it; queries and keys are normed, rotated and stored in the KV cache at once
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from moesaic.kernels.layer_weights import (
     MixtureWeights,
     NormWeights,
 )
+from moesaic.kernels.triton import gated
 from moesaic.kernels.triton.attention import expanded, latent
 from moesaic.kernels.triton.attention.paged import attend, latent_tile
 from moesaic.kernels.triton.attention.paged_rows import Rows, prefill_tile
@@ -93,6 +94,15 @@ def _known(*weights: Any) -> bool:
     return all(isinstance(weight, Tensor | GpuQuantizedWeight) for weight in weights)
 
 
+def _kind(part: Any) -> Any:
+    """What decides which kernels a layer needs: all but the numbers in its weights."""
+    if isinstance(part, Tensor | GpuQuantizedWeight):
+        return type(part).__name__, tuple(part.shape), str(part.dtype)
+    if is_dataclass(part):
+        return type(part).__name__, *(_kind(getattr(part, field.name)) for field in fields(part))
+    return part
+
+
 class FusedForward:
     """`caches` are the layers' parts of the paged KV cache, `rope` the angles of every position there can be.
 
@@ -118,6 +128,23 @@ class FusedForward:
             own = expanded.tile_rows(wide) if expand_prompts else 0
             self.tiling = Tiling(latent_tile(attention.heads, wide)[1], own)
         self.per_token = weights.mixtures[0].rules.per_token if weights.mixtures else 0
+        self.expand_prompts = expand_prompts
+
+    def one_of_each(self) -> FusedForward:
+        """With a layer of each kind only: it launches all kernels that the whole one does, and each once."""
+        counts = iter(self.counts)
+        own = [next(counts) if layer.is_mixture else None for layer in self.weights.layers]
+        kinds: dict[Any, int] = {}
+        for number, layer in enumerate(self.weights.layers):
+            kinds.setdefault(_kind(replace(layer, number=0)), number)
+        kept = list(kinds.values())
+        return FusedForward(
+            replace(self.weights, layers=tuple(self.weights.layers[number] for number in kept)),
+            [self.caches[number] for number in kept],
+            self.rope,
+            [counts_E for number in kept if (counts_E := own[number]) is not None],
+            self.expand_prompts,
+        )
 
     def new_routes(self, tokens: int) -> Tensor:
         shape = (len(self.counts), tokens, self.per_token)
@@ -131,25 +158,27 @@ class FusedForward:
         return linear(hidden_RD, self.weights.output)
 
     def __call__(self, x_TD: Tensor, rows: Rows, routes_LTK: Tensor) -> Tensor:
-        more_TD = None
+        more_TD = also_TD = None
         mixtures = iter(zip(routes_LTK, self.counts, strict=True))
         for layer, cache in zip(self.weights.layers, self.caches):
-            x_TD, h_TD = self.normed(x_TD, more_TD, layer.attention_norm)
+            x_TD, h_TD = self.normed(x_TD, more_TD, also_TD, layer.attention_norm)
             if isinstance(layer.attention, LatentWeights):
                 more_TD = self.latent(layer.attention, h_TD, rows, cache["latent"])
             else:
                 more_TD = self.grouped_query(layer.attention, h_TD, rows, cache)
-            x_TD, h_TD = self.normed(x_TD, more_TD, layer.ffn_norm)
+            x_TD, h_TD = self.normed(x_TD, more_TD, None, layer.ffn_norm)
             if isinstance(layer.ffn, MixtureWeights):
-                more_TD = self.mixture(layer.ffn, h_TD, rows, *next(mixtures))
+                more_TD, also_TD = self.mixture(layer.ffn, h_TD, rows, *next(mixtures))
             else:
-                more_TD = self.dense(layer.ffn, h_TD)
-        return self.normed(x_TD, more_TD, self.weights.norm)[1]
+                more_TD, also_TD = self.dense(layer.ffn, h_TD), None
+        return self.normed(x_TD, more_TD, also_TD, self.weights.norm)[1]
 
-    def normed(self, x_TD: Tensor, more_TD: Tensor | None, norm: NormWeights) -> tuple[Tensor, Tensor]:
+    def normed(
+        self, x_TD: Tensor, more_TD: Tensor | None, also_TD: Tensor | None, norm: NormWeights
+    ) -> tuple[Tensor, Tensor]:
         if more_TD is None:
             return x_TD, rms_norm(x_TD, norm.weight, norm.eps)
-        return add_and_norm(x_TD, more_TD, norm.weight, norm.eps)
+        return add_and_norm(x_TD, more_TD, norm.weight, norm.eps, also_TD)
 
     def linear(self, x_TI: Tensor, part: LinearWeights) -> Tensor:
         return linear(x_TI, part.weight, part.bias)
@@ -208,11 +237,16 @@ class FusedForward:
                 q_THC, q_THX, kv_XE, key_XR, rows.positions_T, prompts.tiles_N4, out_THV, part.scale, number
             )
 
-    def mixture(self, part: MixtureWeights, h_TD: Tensor, rows: Rows, routes_TK: Tensor, counts_E: Tensor) -> Tensor:
+    def mixture(
+        self, part: MixtureWeights, h_TD: Tensor, rows: Rows, routes_TK: Tensor, counts_E: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """What routed experts add to the stream, and what a shared one does."""
         choice = TopK.by(part.rules, rows.positions_T, routes_TK, counts_E)
         _, weights_TK = route(h_TD, part.router, part.correction, choice)
         out_TD = experts(h_TD, routes_TK, weights_TK, part.experts.gate_up_EGD, part.experts.down_EDF)
-        return out_TD if part.shared is None else out_TD + self.dense(part.shared, h_TD)
+        return out_TD, None if part.shared is None else self.dense(part.shared, h_TD)
 
     def dense(self, part: DenseWeights, h_TD: Tensor) -> Tensor:
-        return self.linear(fast.gated(self.linear(h_TD, part.gate_up), "silu"), part.down)
+        gate_up_TG = self.linear(h_TD, part.gate_up)
+        both = gated.gated(gate_up_TG) if gated.takes(gate_up_TG) else fast.gated(gate_up_TG, "silu")
+        return self.linear(both, part.down)

@@ -13,7 +13,7 @@ a step can be launched before the host knows what came out of the one before it.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +28,7 @@ from moesaic.kernels.cuda.step_inputs import StepInputs, StepShape, views
 from moesaic.kernels.triton.attention.paged import SPLIT
 from moesaic.kernels.triton.attention.paged_rows import Rows
 from moesaic.kernels.triton.attention.prompt_rows import Prompts
+from moesaic.kernels.triton.compile_ahead import compile_launches
 from moesaic.kernels.triton.sample import sample
 
 DTYPES: dict[type, torch.dtype] = {np.int32: torch.int32, np.float32: torch.float32, np.float64: torch.float64}
@@ -89,6 +90,7 @@ class GraphedSteps:
         pages = -(-forward.max_length // page_size)
         self.sampled_S = torch.zeros(max_sequences, dtype=torch.int32, device=device)
         self.page_table_SP = torch.zeros(max_sequences, pages, dtype=torch.int32, device=device)
+        self.sample = forward.one_of_each()  # runs before each capture, in which nothing may be compiled or loaded
         self.graphs: dict[StepShape, CapturedStep] = {}
         self.pool: Any = None
         self.real = device.type == "cuda"  # elsewhere, in tests, steps run as they come
@@ -104,6 +106,7 @@ class GraphedSteps:
     def move_weights(self, weights: StepWeights) -> None:
         """Graphs hold the addresses of weights; after those have moved, none is right."""
         self.forward.weights = weights
+        self.sample = self.forward.one_of_each()
         self.graphs.clear()
         self.pool = None  # it went with them
 
@@ -117,13 +120,24 @@ class GraphedSteps:
             captured.graph.replay()
             hidden_TD, logits_RV, routes_LTK, results_3R = captured.outputs
         else:
-            hidden_TD, logits_RV, routes_LTK, results_3R = self.step(inputs.shape, captured.inputs)
+            hidden_TD, logits_RV, routes_LTK, results_3R = self.step(inputs.shape, captured.inputs, self.forward)
         captured.to_host[buffer].copy_(results_3R, non_blocking=True)
         copied = None
         if self.real:
             copied = torch.cuda.Event()
             copied.record()
         return LaunchedStep(hidden_TD, logits_RV, routes_LTK, captured.to_host[buffer].numpy(), copied)
+
+    def compile(self, shapes: Sequence[StepShape]) -> None:
+        """All kernels of all these steps, at once: captured one by one, they are compiled one by one."""
+
+        def launch_all() -> None:
+            for shape in shapes:
+                words, _ = StepInputs.padding(shape)
+                self.step(shape, torch.from_numpy(words).to(self.counts.device), self.sample)
+
+        if self.real:
+            compile_launches(launch_all, self.counts.device)
 
     def prepare(self, shape: StepShape) -> CapturedStep:
         captured = self.graphs.get(shape)
@@ -135,7 +149,7 @@ class GraphedSteps:
         words, _ = StepInputs.padding(shape)  # a step of nothing else compiles everything and changes nothing
         inputs = torch.from_numpy(words).to(self.counts.device)
         counts_before = self.counts.clone()
-        outputs = self.step(shape, inputs)
+        outputs = self.step(shape, inputs, self.sample)
         self.counts.copy_(counts_before)
         graph = None
         if self.real:
@@ -145,7 +159,7 @@ class GraphedSteps:
             with no_collection(), torch.cuda.stream(self.stream):
                 graph.capture_begin(*([] if self.pool is None else [self.pool]))
                 try:
-                    outputs = self.step(shape, inputs)
+                    outputs = self.step(shape, inputs, self.forward)
                 finally:
                     graph.capture_end()
             self.pool = self.pool or graph.pool()
@@ -153,7 +167,7 @@ class GraphedSteps:
         to_device = [host(len(words)) for _ in range(BUFFERS)]
         return CapturedStep(inputs, outputs, graph, to_device, [host(3, shape.sampled) for _ in range(BUFFERS)])
 
-    def step(self, shape: StepShape, words: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def step(self, shape: StepShape, words: Tensor, forward: FusedForward) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         given = {name: part.view(DTYPES[dtype]) for name, part, dtype in views(shape, words)}
         tiles_X2 = given["tiles"].view(-1, 2)
         prompts = None
@@ -175,10 +189,10 @@ class GraphedSteps:
             prefill_tokens=self.tiling.rows,
             prompts=prompts,
         )
-        routes_LTK = self.forward.new_routes(shape.tokens)
-        x_TD = self.forward.embed(given["tokens"], given["slots"], self.sampled_S)
-        hidden_TD = self.forward(x_TD, rows, routes_LTK)
+        routes_LTK = forward.new_routes(shape.tokens)
+        x_TD = forward.embed(given["tokens"], given["slots"], self.sampled_S)
+        hidden_TD = forward(x_TD, rows, routes_LTK)
         last_RD = hidden_TD if shape.decode_only else hidden_TD.index_select(0, given["rows"])
-        logits_RV = self.forward.logits(last_RD)
+        logits_RV = forward.logits(last_RD)
         results_3R = sample(logits_RV, given["temperatures"], given["draws"], given["sampled_slots"], self.sampled_S)
         return hidden_TD, logits_RV, routes_LTK, results_3R

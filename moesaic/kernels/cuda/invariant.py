@@ -31,6 +31,7 @@ from moesaic.kernels.latent_attention import attend_latent as attend_latent_by
 from moesaic.kernels.layer_weights import RouteRules
 from moesaic.kernels.triton.attention import paged
 from moesaic.kernels.triton.attention.paged_rows import prefill_tile
+from moesaic.kernels.triton.graph_break import eager
 
 
 def linear(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor:
@@ -74,7 +75,7 @@ def route(logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules, cho
     return Routes(routes.experts_TK, weights_TK)
 
 
-@torch.compiler.disable
+@eager
 def attend(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
     layout = call.layout
     if call.cache is not None or layout.has_trees or not len(q_THC):
@@ -98,7 +99,7 @@ def attend_latent(call: LatentCall) -> Tensor:
     return attend_latent_by(call, rms_norm, rotate, attention)
 
 
-@torch.compiler.disable
+@eager
 def eager_attend_latent(call: LatentCall) -> Tensor | None:
     layout = call.attention.layout
     if call.attention.cache is not None or layout.has_trees or not fast.in_latent_space(call):

@@ -11,6 +11,8 @@ from functools import cache
 
 import torch
 
+from moesaic.kernels.triton.launch import launch
+
 
 @cache
 def supports_pdl(device: torch.device) -> bool:
@@ -23,6 +25,11 @@ def is_hopper(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
+@cache
+def processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def launch_pdl(kernel, grid: tuple[int, ...], *arguments, PDL: bool, **options) -> None:
     early = {"launch_pdl": True} if PDL else {}
-    kernel[grid](*arguments, PDL=PDL, **options, **early)
+    launch(kernel, grid, *arguments, PDL=PDL, **options, **early)

@@ -18,8 +18,10 @@ from moesaic.kernels.triton.experts.hopper.copies import row_load
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # renamed after triton 3.6
 
 COLUMNS = 8  # of a warp; the shortest matmul of the tensor cores has the shortest chain
+WARPS = 1  # measured on an H200: with two, as few outputs as these would leave processors without a program
 STEP = 256  # inputs
-MAX_INPUTS = 6144  # inputs: 192 KB of weights for two warps
+MAX_INPUTS = 6144  # 96 KB of weights for one warp: two programs on a processor
+MAX_OUTPUTS = 2048  # beyond that `few_rows` is faster: programs would wait for places, and the memory for them
 
 
 @gluon.jit
@@ -75,18 +77,17 @@ def gemv_kernel(
     gl.store(out_O + n[None, :] + 0 * m[:, None], total.to(out_O.dtype.element_ty), mask=kept)
 
 
-def takes(x_TI: torch.Tensor) -> bool:
+def takes(x_TI: torch.Tensor, outputs: int) -> bool:
     T, inputs = x_TI.shape
-    small = T == 1 and inputs <= MAX_INPUTS and inputs % (2 * STEP) == 0
+    small = T == 1 and inputs <= MAX_INPUTS and inputs % (2 * STEP) == 0 and outputs <= MAX_OUTPUTS
     return small and x_TI.dtype == torch.bfloat16 and is_hopper(x_TI.device)
 
 
 def gemv(x_1I: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, out_1O: torch.Tensor) -> None:
     outputs, inputs = weight_OI.shape
-    warps = 2 if outputs >= 4096 else 1  # measured on an H200: at least 256 programs
     launch_pdl(
         gemv_kernel,
-        (triton.cdiv(outputs, COLUMNS * warps),),
+        (triton.cdiv(outputs, COLUMNS * WARPS),),
         x_1I,
         weight_OI,
         bias_O,
@@ -95,9 +96,9 @@ def gemv(x_1I: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | Non
         inputs // STEP // 2,
         INPUTS=inputs,
         PADDED=triton.next_power_of_2(inputs),
-        BN=COLUMNS * warps,
+        BN=COLUMNS * WARPS,
         BK=STEP,
-        WARPS=warps,
+        WARPS=WARPS,
         PDL=True,
-        num_warps=warps,
+        num_warps=WARPS,
     )

@@ -1,7 +1,8 @@
 """A matmul for serving: the same bits for a row alone and in any batch, because K is walked in order.
 
 Tensor cores add in the same order whatever the tile, so tiles may follow the number of rows. Most of the library's
-kernels add in that order too and are faster, so they are used where they do: it splits K where rows are few.
+kernels add in that order too and are faster, so they are used where they do: it splits K where rows are few. Of very
+few rows (`gemv`, `few_rows`) ours are faster.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -16,7 +17,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from moesaic.kernels.triton import gemv
+from moesaic.kernels.triton import few_rows, gemv
+from moesaic.kernels.triton.compile_ahead import only_compiling
 from moesaic.kernels.triton.dependent_launch import launch_pdl, supports_pdl
 from moesaic.kernels.triton.quantized.weight import GpuQuantizedWeight
 
@@ -90,11 +92,14 @@ def linear(
     if isinstance(weight_OI, GpuQuantizedWeight):
         return weight_OI.linear(x_TI, bias_O)
     T, inputs = x_TI.shape
-    if x_TI.dtype == torch.bfloat16 and x_TI.is_cuda and not gemv.takes(x_TI):
+    own = gemv.takes(x_TI, weight_OI.shape[0]) or few_rows.takes(x_TI, weight_OI)
+    if x_TI.dtype == torch.bfloat16 and x_TI.is_cuda and not own:
         if T >= MANY_ROWS and can_forbid_splitting():
             with no_splitting():
                 return F.linear(x_TI, weight_OI, bias_O)
-        if T < MANY_ROWS and library_agrees(T, inputs, weight_OI.shape[0], bias_O is not None, x_TI.device):
+        if only_compiling():  # what the comparison will need too
+            tiled(x_TI.new_empty(compared_rows(T, weight_OI.shape[0]), inputs), weight_OI, bias_O)
+        elif T < MANY_ROWS and library_agrees(T, inputs, weight_OI.shape[0], bias_O is not None, x_TI.device):
             return F.linear(x_TI, weight_OI, bias_O)
     return tiled(x_TI, weight_OI, bias_O)
 
@@ -107,11 +112,15 @@ def library_agrees(T: int, inputs: int, outputs: int, biased: bool, device: torc
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator, device=device).to(torch.bfloat16)
 
-    # Another order of sums changes about one rounded result in three thousand: many must be compared.
-    times = max(1, min(256, COMPARED // (T * outputs)))
-    x_XI, weight_OI, bias_O = random(times * T, inputs), random(outputs, inputs), random(outputs) if biased else None
+    x_XI, weight_OI = random(compared_rows(T, outputs), inputs), random(outputs, inputs)
+    bias_O = random(outputs) if biased else None
     theirs_XO = torch.cat([F.linear(x_TI, weight_OI, bias_O) for x_TI in x_XI.split(T)])
     return torch.equal(theirs_XO, tiled(x_XI, weight_OI, bias_O))
+
+
+def compared_rows(T: int, outputs: int) -> int:
+    """Another order of sums changes about one rounded result in three thousand: many must be compared."""
+    return T * max(1, min(256, COMPARED // (T * outputs)))
 
 
 @contextmanager
@@ -153,8 +162,11 @@ def tiled(
     outputs = weight_OI.shape[0]
     x_TI, weight_OI = x_TI.contiguous(), weight_OI.contiguous()
     out_TO = torch.empty(T, outputs, dtype=out_dtype or x_TI.dtype, device=x_TI.device)
-    if tile is None and gemv.takes(x_TI):
+    if tile is None and gemv.takes(x_TI, outputs):
         gemv.gemv(x_TI, weight_OI, bias_O, out_TO)
+        return out_TO
+    if tile is None and few_rows.takes(x_TI, weight_OI):
+        few_rows.few_rows(x_TI, weight_OI, bias_O, out_TO)
         return out_TO
     wide = x_TI.dtype == torch.float32
     BM, BN, BK, stages, warps = tile or tile_for(T, inputs, outputs, wide)

@@ -1,4 +1,4 @@
-"""RMS normalisation of rows, after an addition to them where there is one."""
+"""RMS normalisation of rows, after additions to them where there are some."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
 import torch
@@ -10,7 +10,7 @@ from moesaic.kernels.triton.dependent_launch import launch_pdl, supports_pdl
 
 
 @triton.jit
-def norm_kernel(x_TD, more_TD, weight_D, sum_TD, out_TD, D, eps, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def norm_kernel(x_TD, more_TD, also_TD, weight_D, sum_TD, out_TD, D, eps, BLOCK: tl.constexpr, PDL: tl.constexpr):
     column = tl.arange(0, BLOCK)
     weight = tl.load(weight_D + column, mask=column < D, other=0.0)
     if PDL:
@@ -20,7 +20,10 @@ def norm_kernel(x_TD, more_TD, weight_D, sum_TD, out_TD, D, eps, BLOCK: tl.const
     x = tl.load(x_TD + at, mask=column < D, other=0.0).to(tl.float32)
     kind = out_TD.dtype.element_ty
     if more_TD is not None:
-        x = (x + tl.load(more_TD + at, mask=column < D, other=0.0).to(tl.float32)).to(kind)
+        more = tl.load(more_TD + at, mask=column < D, other=0.0).to(tl.float32)
+        if also_TD is not None:
+            more = (more + tl.load(also_TD + at, mask=column < D, other=0.0).to(tl.float32)).to(kind).to(tl.float32)
+        x = (x + more).to(kind)
         tl.store(sum_TD + at, x, mask=column < D)
         x = x.to(tl.float32)
     x = x * tl.rsqrt(tl.sum(x * x, 0) / D + eps)
@@ -29,18 +32,22 @@ def norm_kernel(x_TD, more_TD, weight_D, sum_TD, out_TD, D, eps, BLOCK: tl.const
 
 def rms_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
     """Over the last dimension; one program per row, so a row's bits are its own."""
-    return _norm(x_TD, None, weight_D, eps)[1]
+    return _norm(x_TD, None, None, weight_D, eps)[1]
 
 
 def add_and_norm(
-    x_TD: torch.Tensor, more_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
+    x_TD: torch.Tensor, more_TD: torch.Tensor, weight_D: torch.Tensor, eps: float, also_TD: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(x + more, the norm of that)."""
-    return _norm(x_TD, more_TD, weight_D, eps)
+    """(x + (more + also), the norm of that)."""
+    return _norm(x_TD, more_TD, also_TD, weight_D, eps)
 
 
 def _norm(
-    x_TD: torch.Tensor, more_TD: torch.Tensor | None, weight_D: torch.Tensor, eps: float
+    x_TD: torch.Tensor,
+    more_TD: torch.Tensor | None,
+    also_TD: torch.Tensor | None,
+    weight_D: torch.Tensor,
+    eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     D = x_TD.shape[-1]
     x_TD = x_TD.contiguous()
@@ -52,6 +59,7 @@ def _norm(
             (x_TD.numel() // D,),
             x_TD,
             more_TD,
+            also_TD,
             weight_D,
             sum_TD,
             out_TD,

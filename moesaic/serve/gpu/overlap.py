@@ -116,6 +116,7 @@ class OverlapLoop(Runner):
         expected = expected_shapes(
             scheduler.max_requests, scheduler.policy.tokens, self.engine.max_length, self.steps.tiling
         )
+        self.steps.compile(expected)
         for number, shape in enumerate(expected):
             try:
                 self.steps.prepare(shape)

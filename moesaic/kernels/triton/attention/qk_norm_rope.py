@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from moesaic.kernels.interface import QKNorm, RopeAngles
+from moesaic.kernels.triton.graph_break import eager
 
 ROWS = 4  # at a time, by one warp
 REPEATS = 16  # so often, by one program, which then knows the sum of so many rows' gradients of the norms' weights
@@ -189,7 +190,7 @@ class QkNormRope(torch.autograd.Function):
 
 
 # Compilers of whole blocks stop before attention anyway.
-@torch.compiler.disable
+@eager
 def qk_norm_rope(
     qkv_TXC: Tensor, kv_heads: int, norm: QKNorm | None, rope: RopeAngles
 ) -> tuple[Tensor, Tensor, Tensor]:

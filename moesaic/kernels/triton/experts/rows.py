@@ -11,6 +11,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moesaic.kernels.triton.dependent_launch import launch_pdl, supports_pdl
 from moesaic.kernels.triton.experts.sort import RECORD, Routing
+from moesaic.kernels.triton.launch import launch
 
 
 @triton.jit
@@ -50,7 +51,9 @@ def permute(x_TD: torch.Tensor, routing: Routing, k: int) -> torch.Tensor:
     T, D = x_TD.shape
     out_PD = torch.empty(routing.rows, D, dtype=x_TD.dtype, device=x_TD.device)
     block = min(2048, triton.next_power_of_2(D))
-    permute_rows[(T + routing.segments_E.shape[0], triton.cdiv(D, block))](
+    launch(
+        permute_rows,
+        (T + routing.segments_E.shape[0], triton.cdiv(D, block)),
         x_TD,
         routing.slots_N,
         routing.segments_E,
@@ -232,7 +235,9 @@ def sum_parts_kernel(parts_XP, slots_N, out_N, assignments, rows, PARTS: tl.cons
 def sum_parts(parts_XP: torch.Tensor, routing: Routing, like_TK: torch.Tensor) -> torch.Tensor:
     """Add each assignment's parts, in their order."""
     out_TK = torch.empty_like(like_TK)
-    sum_parts_kernel[(triton.cdiv(like_TK.numel(), 256),)](
+    launch(
+        sum_parts_kernel,
+        (triton.cdiv(like_TK.numel(), 256),),
         parts_XP,
         routing.slots_N,
         out_TK,

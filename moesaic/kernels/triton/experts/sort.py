@@ -15,6 +15,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moesaic.kernels.triton.dependent_launch import launch_pdl, supports_pdl
+from moesaic.kernels.triton.launch import launch
 
 RECORD = 8  # int32 per table record: expert, first tile of it, tiles of it, first row, rows used; the rest is padding
 CHUNK = 256  # assignments placed by one program
@@ -168,11 +169,11 @@ def route(routes_TK: torch.Tensor, experts: int, align: int) -> Routing:
     rows = limit * align
     bins = max(32, triton.next_power_of_2(experts))
     device = routes_TK.device
-    slots = torch.empty(assignments, dtype=torch.int32, device=device)
-    sources = torch.empty(rows, dtype=torch.int32, device=device)
-    tables = torch.empty(2 * limit + experts, RECORD, dtype=torch.int32, device=device)
-    tiles, wide_tiles, segments = tables[:limit], tables[limit : 2 * limit], tables[2 * limit :]
-    tile_counts = torch.empty(2, dtype=torch.int32, device=device)
+    # One allocation for all: the host's time for each is that of a short kernel. Rows are multiples of sixteen.
+    sizes = [limit * RECORD, limit * RECORD, experts * RECORD, 4, rows, assignments]
+    parts = torch.empty(sum(sizes), dtype=torch.int32, device=device).split(sizes)
+    tiles, wide_tiles, segments = (part.view(-1, RECORD) for part in parts[:3])
+    tile_counts, sources, slots = parts[3:]
     chunk = SMALL_CHUNK if assignments <= 8192 else CHUNK
     chunks = triton.cdiv(assignments, chunk)
     whole = assignments <= WHOLE
@@ -181,10 +182,18 @@ def route(routes_TK: torch.Tensor, experts: int, align: int) -> Routing:
     else:
         before = torch.empty(chunks + 1, experts, dtype=torch.int32, device=device)
         totals = before[chunks]
-        count_chunk[(chunks,)](routes_N, before, assignments, experts, CHUNK=chunk, BINS=bins, num_warps=4)
+        launch(count_chunk, (chunks,), routes_N, before, assignments, experts, CHUNK=chunk, BINS=bins, num_warps=4)
         width = 8 if chunks <= 2048 else 2
-        sum_chunks[(triton.cdiv(experts, width),)](
-            before, totals, chunks, experts, CHUNKS=triton.next_power_of_2(chunks), WIDTH=width, num_warps=8
+        launch(
+            sum_chunks,
+            (triton.cdiv(experts, width),),
+            before,
+            totals,
+            chunks,
+            experts,
+            CHUNKS=triton.next_power_of_2(chunks),
+            WIDTH=width,
+            num_warps=8,
         )
     launch_pdl(
         place_chunk,

@@ -17,15 +17,12 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from moesaic.kernels.triton.dependent_launch import processors
 from moesaic.kernels.triton.experts.hopper.kernel import grouped_matmul
 from moesaic.kernels.triton.experts.sort import RECORD, Routing
+from moesaic.kernels.triton.launch import launch as launch_kernel
 
 STEP = 64  # elements of K per stage: one 128-byte swizzled row of bf16
-
-
-@cache
-def processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @cache
@@ -35,7 +32,12 @@ def layout_of(rows: int, columns: int) -> gl.NVMMASharedLayout:
 
 
 def tensor_map(matrix: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
-    return TensorDescriptor.from_tensor(matrix, [rows, columns], layout_of(rows, columns))
+    """Without what its constructor checks, which takes longer than a launch: matrices here are whole tensors of widths
+    that are multiples of STEP, or columns of one."""
+    made = object.__new__(TensorDescriptor)
+    made.base, made.shape, made.strides = matrix, matrix.shape, matrix.stride()
+    made.block_shape, made.layout, made.padding = [rows, columns], layout_of(rows, columns), "zero"
+    return made
 
 
 def shape_for(width: int, chained: bool = False) -> tuple[int, int]:
@@ -70,7 +72,9 @@ def launch(
     device = routing.slots_N.device
     weights, dots = chain
     columns = BN // 2 if form.get("PAIR") else BN  # a pair's tile is as many columns of gate and of up
-    grouped_matmul[(processors(device),)](
+    launch_kernel(
+        grouped_matmul,
+        (processors(device),),
         a,
         b,
         c_map,
