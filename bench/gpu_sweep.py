@@ -2,6 +2,7 @@
 
     python bench/gpu_sweep.py                      every shape, every ratio, and the worst (about four minutes)
     python bench/gpu_sweep.py --seconds 120        what can be measured in that time; the rest is named
+    python bench/gpu_sweep.py --shapes 1 4         some of them, by their place in the list
 
 Shapes are those of published models where there is one, and some with widths that are no multiple of 128. Order is by
 chance, so that a run that is cut short has seen some of everything. Operations are counted as 6 D F K T forward and
@@ -68,11 +69,14 @@ def measured(shape: tuple[int, ...], load: float) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=float, default=400, help="begin no shape after this")
+    parser.add_argument("--shapes", type=int, nargs="*", help="numbers in the list, in this order; else all, by chance")
     parser.add_argument("--load", type=float, default=0.2, help="seconds of load before each timing, and of timing")
     parser.add_argument("--result", default="gpu_sweep", help="name of the result's file")
     options = parser.parse_args()
     begun = time.perf_counter()
     order = random.Random(0).sample(SHAPES, len(SHAPES))
+    if options.shapes is not None:
+        order = [SHAPES[number] for number in options.shapes]
     rows = []
     for shape in order:
         if time.perf_counter() - begun > options.seconds:

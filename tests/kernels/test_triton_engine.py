@@ -53,6 +53,17 @@ def same(given, wanted):
         assert found == pytest.approx(expected, abs=1e-4)
 
 
+def test_before_a_capture_one_layer_of_each_kind_runs():
+    engine, _ = engines(tiny_latent_model(layers=4), page_size=4)
+    steps = engine.runner.steps
+    mixtures = [layer.is_mixture for layer in steps.forward.weights.layers]
+    kept = [layer.number for layer in steps.sample.weights.layers]
+    assert mixtures == [False, True, True, True] and kept == [0, 1]
+    assert [id(cache) for cache in steps.sample.caches] == [id(engine.cache.layers[number]) for number in kept]
+    (counts,) = steps.sample.counts
+    assert counts.data_ptr() == steps.forward.counts[0].data_ptr()
+
+
 def test_an_engine_that_is_gone_is_collected_by_the_next(model):
     queued, _ = engines(model, page_size=4)
     gone = weakref.ref(queued)

@@ -15,7 +15,7 @@ from moesaic.kernels.cuda import invariant as cuda_invariant
 from moesaic.kernels.cuda.fast import eager_router_logits
 from moesaic.kernels.cuda.layout_rows import make_rows
 from moesaic.kernels.interface import AttentionCall, LatentCall, Mask, QKNorm, RopeAngles
-from moesaic.kernels.triton import norm
+from moesaic.kernels.triton import gated, norm
 from moesaic.kernels.triton.attention import expanded, paged
 from moesaic.kernels.triton.attention.paged_rows import prefill_tile
 from moesaic.kernels.triton.attention.qk_norm_rope import qk_norm_rope
@@ -49,6 +49,13 @@ def test_rms_norm():
     more = torch.randn(3, 5, 24)
     both, normed = norm.add_and_norm(x, more, weight, 1e-6)
     close(both, x + more), close(normed, reference.rms_norm(x + more, weight, 1e-6))
+    both, normed = norm.add_and_norm(x, more, weight, 1e-6, 2 * x)
+    close(both, 3 * x + more), close(normed, reference.rms_norm(3 * x + more, weight, 1e-6))
+
+
+def test_gated():
+    gate_up = torch.randn(3, 2 * 1030)
+    close(gated.gated(gate_up), reference.gated(gate_up, "silu"))
 
 
 def batch(lengths, cached, N, C, page_size=4, trees=None, positions=None):

@@ -95,11 +95,14 @@ def _known(*weights: Any) -> bool:
 
 
 def _kind(part: Any) -> Any:
-    """What decides which kernels a layer needs: all but the numbers in its weights."""
-    if isinstance(part, Tensor | GpuQuantizedWeight):
-        return type(part).__name__, tuple(part.shape), str(part.dtype)
+    """What decides which kernels a layer needs: all but its place and the numbers in its weights."""
+    if isinstance(part, Tensor):
+        return tuple(part.shape), str(part.dtype), part.data_ptr() % 16  # kernels differ by it
+    if isinstance(part, GpuQuantizedWeight):
+        return part.extra_repr(), *((name, _kind(buffer)) for name, buffer in part.named_buffers())
     if is_dataclass(part):
-        return type(part).__name__, *(_kind(getattr(part, field.name)) for field in fields(part))
+        names = [field.name for field in fields(part) if field.name not in ("number", "site")]
+        return type(part).__name__, *(_kind(getattr(part, name)) for name in names)
     return part
 
 
@@ -136,19 +139,23 @@ class FusedForward:
         own = [next(counts) if layer.is_mixture else None for layer in self.weights.layers]
         kinds: dict[Any, int] = {}
         for number, layer in enumerate(self.weights.layers):
-            kinds.setdefault(_kind(replace(layer, number=0)), number)
+            around = [*self.caches[number].values(), *([] if (counts_E := own[number]) is None else [counts_E])]
+            kinds.setdefault((_kind(layer), *(part.data_ptr() % 16 for part in around)), number)
         kept = list(kinds.values())
         return FusedForward(
             replace(self.weights, layers=tuple(self.weights.layers[number] for number in kept)),
             [self.caches[number] for number in kept],
             self.rope,
-            [counts_E for number in kept if (counts_E := own[number]) is not None],
+            [found_E for number in kept if (found_E := own[number]) is not None],
             self.expand_prompts,
         )
 
     def new_routes(self, tokens: int) -> Tensor:
-        shape = (len(self.counts), tokens, self.per_token)
-        return torch.empty(shape, dtype=torch.int32, device=self.rope.cos_TR.device)
+        """A layer's begin at a multiple of 16 bytes, as the first's do: there are no other kernels for them."""
+        numbers = tokens * self.per_token
+        shape = (len(self.counts), -(-numbers // 4) * 4)
+        routes_LX = torch.empty(shape, dtype=torch.int32, device=self.rope.cos_TR.device)
+        return routes_LX[:, :numbers].unflatten(1, (tokens, self.per_token))
 
     def embed(self, tokens_T: Tensor, slots_T: Tensor, sampled_S: Tensor) -> Tensor:
         """Each token's row of the embedding; a token of -1 is the last one sampled for its slot."""
