@@ -142,6 +142,7 @@ def disaggregate(
 
     from moesaic.plan.disaggregation import disagmoe
     from moesaic.plan.disaggregation.decode_parts import Decoding
+    from moesaic.plan.disaggregation.group_sizes import serving_sizes
     from moesaic.plan.disaggregation.megascale_infer import compare_decoding
     from moesaic.plan.hardware import load_cluster
     from moesaic.plan.models import load_model
@@ -158,7 +159,9 @@ def disaggregate(
             for name, one in layers.items()
         ]  # fmt: skip
         return print(table([("one layer, forward and backward", "devices", "time", "", ""), *parts]))
-    plans = compare_decoding(shape, machines, Decoding(context, tpot_ms / 1e3, dtype))
+    asked = Decoding(context, tpot_ms / 1e3, dtype)
+    served = serving_sizes(shape, machines.device, machines.count, asked)
+    plans = compare_decoding(shape, machines, asked) | {"apart, as served here": served}
     if json:
         return print_json({name: asdict(one) if one else None for name, one in plans.items()})
     rows = []
@@ -172,6 +175,8 @@ def disaggregate(
             (name, devices, f"{one.batch:,} sequences", f"{one.tpot * 1e3:.1f} ms", speed, f"bound by {one.bound}")
         )
     print(table([("decoding", "devices", "under way", "TPOT", "throughput", ""), *rows]))
+    if served is not None:
+        print(f"\nNext: moesaic serve DIR --attention {served.attention} --experts {served.experts}")
 
 
 def calibrate(
