@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import moesaic
 from moesaic.compress.compress import CompressionRequest, compress
@@ -112,7 +111,8 @@ def test_experts_move_between_ranks_of_their_own_and_memory_is_what_it_should_be
     rest = sum(sizes.values()) - routed - whole
     (_, one), (_, two), (_, three), (_, four) = found["ranks"]
     assert [rank for rank, _ in found["ranks"]] == [0, 1, 2, 3]
-    assert one + two == rest + 2 * whole and abs(one - two) <= 4 * model.config.hidden  # 101 tokens are not even
+    assert one + two == rest + 2 * whole
+    assert abs(one - two) <= 2 * 4 * model.config.hidden, "embedding and head have an odd number of rows"
     assert three == four == routed * 6 // 8  # four experts of eight, and two copies
 
 
@@ -125,5 +125,4 @@ def test_what_cannot_be_apart_is_refused(tmp_path: Path) -> None:
         first_plans(dense, 2)
     with pytest.raises(UserError, match="ranks of their own"):
         check_options({"drafter": PredictionLayers(length=1)})
-    assert all(len(plan.slots) == 3 for plan in first_plans(config, 3, 1).values())
-    assert torch.tensor([len(own) for own in first_plans(config, 3, 1)[0].slots]).tolist() == [4, 4, 4]
+    assert all([len(own) for own in plan.slots] == [4, 4, 4] for plan in first_plans(config, 3, 1).values())
