@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,29 @@ from tests.waiting import PATIENCE
 PROMPTS = ["The number 7 is a", "yes or no, as", '{"name": "x", "value":']
 
 
+async def begun_again(directory: Path, gate: Path) -> None:
+    """A rank that attends is killed: all ranks are started again, and the answers go on where they were."""
+    alone = Engine(moesaic.load(directory, threads=1), cache_bytes=CACHE)
+    expected = [one.tokens for one in alone.generate(PROMPTS, max_tokens=24, temperature=0.0, ignore_eos=True)]
+    let(gate, 6)
+    async with client_of(directory, layout="tp=2 experts=1", policy=Held(gate=gate)) as client:
+        worker = client.workers[0].worker
+        assert worker is not None
+        requests = [client.engine.request(prompt, greedy(24)) for prompt in PROMPTS]
+        streams = [client.submit([request]) for request in requests]
+        reading = [asyncio.create_task(read(stream)) for stream in streams]
+        await until(lambda: all(request.written >= 6 for request in requests))
+        os.kill(worker.processes[1].pid, signal.SIGKILL)
+        let(gate, 24)
+        assert await asyncio.wait_for(asyncio.gather(*reading), PATIENCE) == expected
+        assert client.workers[0].deaths == 1
+        assert all(process.exitcode is not None for process in worker.processes), "nothing of the old group is left"
+
+
+async def read(stream: Any) -> list[int]:
+    return [token async for output in stream for token in output.tokens]
+
+
 async def lost_and_found(directory: Path, gate: Path, number: int) -> None:
     """Signal an expert rank in the middle of answers; all are as one engine gives them; then it is there again."""
     alone = Engine(moesaic.load(directory, threads=1), cache_bytes=CACHE)
@@ -33,10 +57,6 @@ async def lost_and_found(directory: Path, gate: Path, number: int) -> None:
         before = worker.processes[2].pid
         requests = [client.engine.request(prompt, greedy(24)) for prompt in PROMPTS]
         streams = [client.submit([request]) for request in requests]
-
-        async def read(stream: object) -> list[int]:
-            return [token async for output in stream for token in output.tokens]  # type: ignore[attr-defined]
-
         reading = [asyncio.create_task(read(stream)) for stream in streams]
         await until(lambda: all(request.written >= 6 for request in requests))
         os.kill(before, number)
@@ -57,6 +77,10 @@ async def lost_and_found(directory: Path, gate: Path, number: int) -> None:
 def test_requests_go_on_when_an_expert_rank_is_lost(tmp_path: Path, number: int) -> None:
     directory = talking_model(tmp_path / "model")
     asyncio.run(lost_and_found(directory, tmp_path / "gate", number))
+
+
+def test_a_rank_that_attends_takes_the_group_with_it(tmp_path: Path) -> None:
+    asyncio.run(begun_again(talking_model(tmp_path / "model"), tmp_path / "gate"))
 
 
 def test_what_the_command_says() -> None:
