@@ -73,7 +73,8 @@ class SharedIncoming(Incoming):
 
     def take(self, name: bytes) -> tuple[str, Pieces] | None:
         """Only what all have."""
-        if len(self.arrived) < self.others or self.places.get(name, 0) >= min(self.arrived.values(), default=len(self.places)):
+        everywhere = min(self.arrived.values(), default=len(self.places)) if len(self.arrived) == self.others else 0
+        if self.places.get(name, 0) >= everywhere:
             return None
         return super().take(name)
 

@@ -15,6 +15,7 @@ from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.grammar import Grammar
 from moesaic.serve.core.memory import page_bytes
 from moesaic.serve.core.request import Request, Sampling
+from moesaic.serve.pages.transport import has_nixl
 from tests.serve.cluster.workers import all_free, assert_same, greedy, text_of, until
 from tests.serve.pages.apart import apart_client, stats_of, worker_of
 
@@ -52,6 +53,28 @@ def test_answers_and_bytes(apart: EngineClient, events: asyncio.Runner, alone: E
 
     for request, text in events.run(ask()):
         assert_same(request, text, alone)
+
+
+@pytest.mark.skipif(not has_nixl(), reason="nixl is not installed")
+def test_pages_travel_by_nixl(directory: Path, alone: Engine) -> None:
+    """Also when the engine they come from was killed, and is back."""
+
+    async def ask() -> None:
+        async with apart_client(directory, transport="nixl", page_seconds=5.0) as loop:
+            for turn in range(2):
+                requests = [loop.engine.request(f"{turn} {prompt}", greedy(5)) for prompt in PROMPTS[:4]]
+                texts = await asyncio.gather(*(text_of(loop, request) for request in requests))
+                for request, text in zip(requests, texts, strict=True):
+                    assert_same(request, text, alone)
+                    assert request.transferred > 0 and request.recomputed == 0
+                await all_free(loop)
+                prefill = worker_of(loop, "prefill")
+                if turn == 0 and prefill.ready is not None:
+                    os.kill(prefill.ready.pids[0], signal.SIGKILL)
+                    await until(lambda: loop.deaths and worker_of(loop, "prefill").state is State.READY)
+            assert (await stats_of(loop, "decode")).failed_transfers == 0
+
+    asyncio.run(ask())
 
 
 def test_all_kinds_of_requests_at_once(apart: EngineClient, events: asyncio.Runner, alone: Engine) -> None:
