@@ -92,11 +92,11 @@ class GroupPageServer(PageServer):
     def ranks(self) -> tuple[Rank, ...]:
         return self.outside.ranks
 
-    def _answer(self, channel: Any, asked: dict[str, Any], by: Any, pinned: set[str]) -> None:
+    def _answer(self, channel: Any, asked: dict[str, Any], pinned: set[str]) -> None:
         if "arrived" in asked:
             self.outside.arrived(int(asked["arrived"]), int(asked["rank"]), int(asked["count"]), int(asked["bytes"]))
         else:
-            super()._answer(channel, asked, by, pinned)
+            super()._answer(channel, asked, pinned)
 
 
 class GroupPages(OutsidePages):

@@ -47,7 +47,7 @@ class Connection:
     def __init__(self, address: str, seconds: float) -> None:
         self.address = address
         self.channel: Channel = knock(address, seconds)
-        self.by: PageTransport = transport(self.channel.hear(seconds)["transport"])
+        self.kind: str = self.channel.hear(seconds)["transport"]
 
     def ask(self, message: dict[str, Any], seconds: float) -> dict[str, Any]:
         self.channel.say(message, seconds)
@@ -61,6 +61,7 @@ class RemotePages:
         self.pages, self.pinned = pages, pinned
         self.received = 0  # bytes
         self._idle: dict[str, list[Connection]] = {}
+        self._transports: dict[str, PageTransport] = {}
         self._lock = threading.Lock()
 
     def fetch(
@@ -137,12 +138,18 @@ class RemotePages:
         if answer.get("bytes") != size:
             raise ChannelBroken(f"pages of {answer.get('bytes')} bytes, where {size} were expected")
         data = empty((len(pages), size), self.pinned)
-        own.by.receive(own.channel, data, left())
+        self._by(own.kind).receive(own.channel, data, left())
         with self._lock:
             self.received += data.nbytes
         if own is not first:
             self._give_back(own)
         return data
+
+    def _by(self, kind: str) -> PageTransport:
+        with self._lock:
+            if kind not in self._transports:
+                self._transports[kind] = transport(kind)
+            return self._transports[kind]
 
     def _connect(self, address: str, seconds: float) -> Connection:
         with self._lock:

@@ -42,7 +42,8 @@ class RankPages:
     def __init__(
         self, pages: PageBytes, host: str = "127.0.0.1", pins: Pins | None = None, kind: str = "distributed"
     ) -> None:
-        self.pages, self.pins, self.kind = pages, pins, kind
+        self.pages, self.pins = pages, pins
+        self.by = transport(kind)
         self.sent = 0  # bytes
         self.door = Door(host)
         threading.Thread(target=self._accept, name="pages asked for", daemon=True).start()
@@ -60,10 +61,9 @@ class RankPages:
         pinned: set[str] = set()
         try:
             channel = Channel(store, 0, PATIENCE)
-            by = transport(self.kind)
-            channel.say({"transport": by.name})
+            channel.say({"transport": self.by.name})
             while True:
-                self._answer(channel, channel.hear(DAY), by, pinned)
+                self._answer(channel, channel.hear(DAY), pinned)
         except (ChannelBroken, KeyError, TypeError, ValueError, IndexError) as error:
             logger.debug("a channel for pages ended: %s", error)
         finally:
@@ -71,7 +71,7 @@ class RankPages:
                 assert self.pins is not None
                 self.pins.end(pin)
 
-    def _answer(self, channel: Channel, asked: dict[str, Any], by: Any, pinned: set[str]) -> None:
+    def _answer(self, channel: Channel, asked: dict[str, Any], pinned: set[str]) -> None:
         if self.pins is not None and "pin" in asked:
             pin, pages = self.pins.pin([bytes.fromhex(name) for name in asked["pin"]])
             pinned.add(pin)
@@ -84,7 +84,7 @@ class RankPages:
             box = range(*asked["box"]) if asked["box"] is not None else None
             data = self.pages.read(asked["read"], box).cpu()
             channel.say({"bytes": data.shape[1]})
-            by.send(channel, data)
+            self.by.send(channel, data)
             self.sent += data.nbytes
 
 

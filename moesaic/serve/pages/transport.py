@@ -8,9 +8,13 @@ Both ends must have the same one; it is told when a channel is made.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import threading
 import time
+import weakref
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +23,7 @@ from torch import Tensor
 from moesaic.errors import UserError
 from moesaic.serve.pages.channel import Channel, ChannelBroken
 
+SMALLEST = 4 << 20  # bytes of memory that a channel registers
 POLL = 0.0002  # seconds between two looks at a transfer
 
 
@@ -42,7 +47,8 @@ class Distributed:
 
 
 class Nixl:
-    """One agent for each end of a channel: what dies with it is forgotten with it."""
+    """One agent for all channels of a process: each has a thread of its own that polls. Memory that is read or written
+    belongs to a channel and stays registered, so that the two agents meet once."""
 
     name = "nixl"
 
@@ -52,36 +58,47 @@ class Nixl:
         from nixl._api import nixl_agent, nixl_agent_config
 
         self.agent: Any = nixl_agent(f"pages-{os.urandom(8).hex()}", nixl_agent_config(backends=["UCX"]))
+        self._lock = threading.Lock()
+        self._rooms: weakref.WeakKeyDictionary[Channel, Room] = weakref.WeakKeyDictionary()
+        self._known: dict[str, str] = {}  # by what others say of themselves, their names
 
     def send(self, channel: Channel, data: Tensor) -> None:
         """Offered until the other end says that it has it."""
-        registered = self.agent.register_memory([data])
-        try:
-            descriptors = self.agent.get_serialized_descs(self.agent.get_xfer_descs([data]))
-            metadata = self.agent.get_agent_metadata()
-            channel.say({"agent": metadata.hex(), "memory": descriptors.hex()})
-            channel.hear()
-            channel.sent += data.nbytes
-        finally:
-            self.agent.deregister_memory(registered)
+        with self._lock:
+            room = self._room(channel, data)
+            room.memory[: data.numel()].copy_(data.view(-1))
+            part = self.agent.get_xfer_descs([room.memory[: data.numel()]])
+            offer = {
+                "agent": self.agent.get_agent_metadata().hex(),
+                "memory": self.agent.get_serialized_descs(part).hex(),
+            }
+        channel.say(offer)
+        channel.hear()
+        channel.sent += data.nbytes
 
     def receive(self, channel: Channel, data: Tensor, seconds: float) -> None:
         until = time.monotonic() + seconds
         offer = channel.hear(seconds)
-        registered = self.agent.register_memory([data])
-        handle = other = None
+        handle = None
         try:
-            other = self.agent.add_remote_agent(bytes.fromhex(offer["agent"]))
-            there = self.agent.deserialize_descs(bytes.fromhex(offer["memory"]))
-            handle = self.agent.initialize_xfer("READ", self.agent.get_xfer_descs([data]), there, other)
-            state = self.agent.transfer(handle)
+            with self._lock:
+                room = self._room(channel, data)
+                here = room.memory[: data.numel()]
+                if offer["agent"] not in self._known:
+                    self._known[offer["agent"]] = self.agent.add_remote_agent(bytes.fromhex(offer["agent"]))
+                there = self.agent.deserialize_descs(bytes.fromhex(offer["memory"]))
+                other = self._known[offer["agent"]]
+                handle = self.agent.initialize_xfer("READ", self.agent.get_xfer_descs([here]), there, other)
+                state = self.agent.transfer(handle)
             while state == "PROC":
                 if time.monotonic() > until:
                     raise ChannelBroken("the transfer takes too long")
                 time.sleep(POLL)
-                state = self.agent.check_xfer_state(handle)
+                with self._lock:
+                    state = self.agent.check_xfer_state(handle)
             if state != "DONE":
                 raise ChannelBroken(f"the transfer ended with {state}")
+            data.view(-1).copy_(here)
             channel.say({"done": True})
             channel.received += data.nbytes
         except ChannelBroken:
@@ -90,10 +107,29 @@ class Nixl:
             raise ChannelBroken(f"{type(error).__name__}: {error}") from None
         finally:
             if handle is not None:
-                self.agent.release_xfer_handle(handle)
-            if other is not None:
-                self.agent.remove_remote_agent(other)
+                with self._lock:
+                    self.agent.release_xfer_handle(handle)
+
+    def _room(self, channel: Channel, data: Tensor) -> Room:
+        room = self._rooms.get(channel)
+        if room is None or room.memory.numel() < data.numel():
+            memory = torch.empty(max(data.numel(), SMALLEST), dtype=torch.uint8)
+            room = self._rooms[channel] = Room(memory, self.agent.register_memory([memory]))
+            weakref.finalize(room, self._forget, room.registered)
+        return room
+
+    def _forget(self, registered: Any) -> None:
+        """On whatever thread the channel ended."""
+        with contextlib.suppress(Exception):
             self.agent.deregister_memory(registered)
+
+
+@dataclass(eq=False)
+class Room:
+    """Memory that other agents may read or write, as long as this object lives."""
+
+    memory: Tensor
+    registered: Any
 
 
 def has_nixl() -> bool:
@@ -101,7 +137,7 @@ def has_nixl() -> bool:
 
 
 def transport(name: str) -> PageTransport:
-    """A new one, for one channel."""
+    """A new one, for all channels of one process."""
     if name == "nixl":
         return Nixl()
     if name != "distributed":
