@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moesaic.kernels import reference
+from moesaic.kernels.biased_attention import attend_biased
 from moesaic.kernels.cross_entropy import linear_cross_entropy as linear_cross_entropy
 from moesaic.kernels.interface import AttentionCall, Dispatched, LatentCall, Mask, QKNorm, RopeAngles, Routes
 from moesaic.kernels.latent_attention import attend_latent as attend_latent_by
@@ -137,6 +138,8 @@ def attention(q_THC: Tensor, k_MNC: Tensor, v_MNX: Tensor, mask: Mask) -> Tensor
 
 
 def attend(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
+    if call.bias is not None:
+        return attend_biased(q_THC, k_TNC, v_TNC, call)
     return reference.attend(q_THC, k_TNC, v_TNC, call, attention)
 
 

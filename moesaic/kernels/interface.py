@@ -76,14 +76,43 @@ class Mask(NamedTuple):
     keep_TM: Tensor | None = None
 
 
+class PairBias(Protocol):
+    """What is added to the score of every query and key, made in blocks (`kernels/biased_attention.py`)."""
+
+    @property
+    def causal(self) -> bool: ...
+
+    @property
+    def size(self) -> int:
+        """Rows and keys of a block, at most."""
+        ...
+
+    @property
+    def inputs(self) -> Sequence[Tensor]:
+        """Tensors that autograd gives a gradient."""
+        ...
+
+    def block(self, sequence: int, rows: slice, keys: slice) -> Tensor:
+        """Of some of a sequence's tokens: (heads or 1, rows, keys)."""
+        ...
+
+    def add_gradient(
+        self, grads: list[Tensor | None], sequence: int, rows: slice, keys: slice, d_block_HRM: Tensor
+    ) -> None:
+        """Add up what a block's gradient is for the inputs; None stands for zeros."""
+        ...
+
+
 class AttentionCall(NamedTuple):
-    """Over what a layer attends: its part of the KV cache, or without one the batch alone; at most `window` back."""
+    """Over what a layer attends: its part of the KV cache, or without one the batch alone; at most `window` back. With
+    a `bias`, whether later tokens are hidden is said there."""
 
     layout: Batch
     cache: KVCache | None
     scale: float
     window: int | None = None
     layer: int = 0
+    bias: PairBias | None = None
 
 
 class LatentCall(NamedTuple):

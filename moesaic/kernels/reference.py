@@ -108,9 +108,29 @@ def attend(
     for span, q, k, v in layout.per_sequence(q_THC, k_TNC, v_TNC):
         if cache is not None and (span.cached or cache["keys"].dtype != k.dtype):  # or all see what was rounded
             k, v = layout.read(cache["keys"], span).to(q), layout.read(cache["values"], span).to(q)
+        if call.bias is not None:
+            pieces.append(biased(q, k, v, call, span.number))
+            continue
         keep_TM, left = layout.mask(span, call.window)
         pieces.append(attention(q, k, v, Mask(call.scale, left, keep_TM)))
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def biased(q_THC: Tensor, k_MNC: Tensor, v_MNX: Tensor, call: AttentionCall, sequence: int) -> Tensor:
+    """All of a sequence's pair bias at once; `biased_attention` takes it in blocks."""
+    assert call.bias is not None
+    new, total = len(q_THC), len(k_MNC)
+    query_T1, key_M = (torch.arange(first, total, device=q_THC.device) for first in (total - new, 0))
+    apart_TM = query_T1[:, None] - key_M
+    hidden_TM = (apart_TM < 0) & call.bias.causal
+    if call.window is not None:
+        hidden_TM = hidden_TM | (apart_TM >= call.window)
+    group = q_THC.shape[1] // k_MNC.shape[1]
+    k_MHC, v_MHX = k_MNC.repeat_interleave(group, dim=1), v_MNX.repeat_interleave(group, dim=1)
+    scores_HTM = torch.einsum("thc,mhc->htm", q_THC, k_MHC) * call.scale
+    scores_HTM = scores_HTM + call.bias.block(sequence, slice(total - new, total), slice(0, total))
+    weights_HTM = scores_HTM.masked_fill(hidden_TM, float("-inf")).softmax(-1, dtype=torch.float32)
+    return torch.einsum("htm,mhx->thx", weights_HTM.to(v_MHX.dtype), v_MHX)
 
 
 def attend_latent(call: LatentCall) -> Tensor:

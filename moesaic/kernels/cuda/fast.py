@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from moesaic.kernels import reference
+from moesaic.kernels.biased_attention import attend_biased
 from moesaic.kernels.cross_entropy import linear_cross_entropy as linear_cross_entropy
 from moesaic.kernels.cuda.layout_rows import rows_of
 from moesaic.kernels.exact_forward import exact_matmul, needs_grad
@@ -140,6 +141,8 @@ def attention(q_THC: Tensor, k_MNC: Tensor, v_MNX: Tensor, mask: Mask) -> Tensor
 @eager
 def attend(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
     layout, cache = call.layout, call.cache
+    if call.bias is not None:
+        return attend_biased(q_THC, k_TNC, v_TNC, call)
     if cache is None:
         if q_THC.dtype in HALF and q_THC.shape[2] % 8 == 0 and q_THC.shape[2] <= 256 and not layout.has_trees:
             return varlen_attention(q_THC, k_TNC, v_TNC, layout, call.scale, call.window)

@@ -78,7 +78,7 @@ def route(logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules, cho
 @eager
 def attend(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
     layout = call.layout
-    if call.cache is not None or layout.has_trees or not len(q_THC):
+    if call.cache is not None or call.bias is not None or layout.has_trees or not len(q_THC):
         return fast.attend(q_THC, k_TNC, v_TNC, call)
 
     def exact(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moesaic.kernels import cpu
+from moesaic.kernels.biased_attention import attend_biased
 from moesaic.kernels.interface import (
     AttentionCall,
     Batch,
@@ -210,6 +211,8 @@ class NativeKernels:
         return cpu.compute_experts(sent, weights, self.gated)
 
     def attend(self, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
+        if call.bias is not None:
+            return attend_biased(q_THC, k_TNC, v_TNC, call)
         layout, cache = call.layout, call.cache
         keys, values = (cache["keys"], cache["values"]) if cache is not None else (None, None)
         rows = (q_THC, k_TNC, v_TNC)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from moesaic.kernels import cpu
+from moesaic.kernels.biased_attention import attend_biased
 from moesaic.kernels.exact_forward import exact_forward, exact_matmul, needs_grad
 from moesaic.kernels.interface import AttentionCall, Dispatched, LatentCall, Mask, Routes
 from moesaic.kernels.latent_attention import attend_latent
@@ -46,6 +47,8 @@ class InvariantKernels:
         return self._exact(run, q_THC, k_MNC, v_MNX)
 
     def attend(self, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
+        if call.bias is not None:  # the same blocks for the trainer as for the engine
+            return attend_biased(q_THC, k_TNC, v_TNC, call)
         if call.cache is None and not call.layout.has_trees and all(map(packed, (q_THC, k_TNC, v_TNC))):
             return self.native.attend(q_THC, k_TNC, v_TNC, call)  # has a gradient of its own
 

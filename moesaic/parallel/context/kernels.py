@@ -102,6 +102,8 @@ class ContextParallelKernels(WrappedKernels):
 
     @torch.compiler.disable  # a collective has no place in a compiled layer
     def attend(self, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
+        if call.bias is not None:
+            raise UserError("parallel.cp", "ranks that divide sequences take no pair bias", "Set cp=1.")
         split = self.split(call.layout)
         if self.method == "ulysses":
             return attend_by_heads(self.plain, (q_THC, k_TNC, v_TNC), call, split, self.ranks)
