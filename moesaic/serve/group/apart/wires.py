@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from moesaic.serve.group.links import RankLost, Traffic
+from moesaic.serve.group.links import MEETING, RankLost, Traffic
 
 END, ROWS, KEEP, STATS = range(4)  # what is asked
-MEET_SECONDS = 60.0  # for two ranks to find each other
+LET_IN_SECONDS = 10.0  # for a rank that waits to be let in
 PATIENCE = 86400.0  # of an expert rank between two questions: an idle engine is no error
 
 
@@ -47,12 +47,14 @@ class Wire:
         traffic: Traffic,
         life: int = 1,
     ) -> None:
-        """`index` is 0 at the rank that attends; `life` tells an expert rank from those that died in its place."""
+        """`index` is 0 at the rank that attends; `life` tells an expert rank from those that died in its place. One
+        that takes another's place waits until it is let in, which may be long where nobody asks for anything; it is
+        there when it is let in, so the others do not wait for it."""
         self.name, self.other = f"attention {attention} - experts {expert}", 1 - index
         self.patience, self.traffic = timedelta(seconds=patience), traffic
         self.lost: str | None = None  # why it was cut
         named = dist.PrefixStore(f"apart/wire/{attention}/{expert}/{life}", store)
-        limit = timedelta(seconds=max(MEET_SECONDS, patience))
+        limit = MEETING if life == 1 else timedelta(seconds=PATIENCE if index else max(LET_IN_SECONDS, patience))
         try:
             self._group: Any = dist.ProcessGroupGloo(named, index, 2, limit)
         except RuntimeError as error:
