@@ -147,6 +147,10 @@ def command(
     page_transport: Annotated[
         Literal["distributed", "nixl"], typer.Option(help="How pages travel: torch.distributed, or NIXL.")
     ] = "distributed",
+    placed_by: Annotated[
+        Literal["torchrun", "slurm"] | None,
+        typer.Option(help="Ranks run in the processes that this launcher started; docs/deploy.md."),
+    ] = None,
     stall_seconds: Annotated[
         float, typer.Option(min=0.5, help="Silence after which a worker is killed, and its requests go on elsewhere.")
     ] = 20.0,
@@ -176,6 +180,7 @@ def command(
     from moesaic.serve.cluster.engine_process import SWITCH_SECONDS
     from moesaic.serve.cluster.launch import launch, parse_adapters
     from moesaic.serve.cluster.messages import EngineOptions
+    from moesaic.serve.cluster.placed import Placement, follow_front
     from moesaic.serve.cluster.prefill_decode import Apart
     from moesaic.serve.core.drafters import Drafter
     from moesaic.serve.core.kv_policies import KVPolicy
@@ -187,6 +192,10 @@ def command(
     from moesaic.serve.pages.outside import TierOptions
     from moesaic.serve.parsers import Parser
 
+    placement = None if placed_by is None else Placement.read(placed_by)
+    if placement is not None and placement.rank > 0:
+        follow_front(placement)
+        return
     for flag, number in (("--cache-gb", cache_gb), ("--max-body-mb", max_body_mb)):
         if number is not None and not 0 < number < 1e9:
             raise UserError(flag, f"must be above 0, not {number:g}")
@@ -246,7 +255,7 @@ def command(
     )
     layouts = {"prefill_layout": prefill_layout, "decode_layout": decode_layout}
     apart = Apart.of(prefill, decode, page_seconds=page_seconds, transport=page_transport, **layouts)
-    engine, make_loop = launch(wanted, replicas=replicas, adapters=adapters, ray=ray, apart=apart)
+    engine, make_loop = launch(wanted, replicas=replicas, adapters=adapters, apart=apart, ray=ray, placement=placement)
 
     def ready(server: Server, service: Service) -> None:
         gc.freeze()  # what is there now stays: a collection that walks it would hold up every stream

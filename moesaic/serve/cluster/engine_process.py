@@ -26,7 +26,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from moesaic.errors import UserError
 from moesaic.serve.cluster.engine_server import EngineServer
@@ -39,16 +39,29 @@ END_SECONDS = 10.0  # for a process to end before it is killed
 SMALL = 32 << 10  # bytes that fit the buffer of a pipe that can be written to
 
 
+class RankProcess(Protocol):
+    """What is used of a process, here or on another machine."""
+
+    @property
+    def pid(self) -> int | None: ...
+
+    def kill(self) -> None: ...
+
+    def join(self, timeout: float | None = None) -> None: ...
+
+    def is_alive(self) -> bool: ...
+
+
 class EngineProcess:
     """Seen from the front; `processes` and `pipes` by rank."""
 
-    def __init__(self, options: EngineOptions) -> None:
+    def __init__(self, options: EngineOptions, address: str | None = None) -> None:
         kind = engine_kind(options)
         self.options, self.ranks = options, kind.vital
-        self.address = f"127.0.0.1:{free_port()}" if kind.ranks > 1 else ""
+        self.address = address or (f"127.0.0.1:{free_port()}" if kind.ranks > 1 else "")
         self.spare = {rank: SpareRank() for rank in range(kind.vital, kind.ranks)}
         self._lock, self._ended = threading.Lock(), False
-        self.processes: list[BaseProcess] = []
+        self.processes: list[RankProcess] = []
         self.pipes: list[Connection] = []
         for rank in range(kind.ranks):
             process, pipe = self._start_rank(rank)
@@ -60,7 +73,7 @@ class EngineProcess:
     def start(cls, options: EngineOptions) -> EngineProcess:
         return cls(options)
 
-    def _start_rank(self, rank: int) -> tuple[BaseProcess, Connection]:
+    def _start_rank(self, rank: int) -> tuple[RankProcess, Connection]:
         # A process is forked from one that has imported everything and computed nothing (CUDA does not survive a fork):
         # importing takes longer than loading a small model, and a worker that died is waited for.
         multiprocessing.set_forkserver_preload(["moesaic.serve.cluster.preload"])
@@ -68,7 +81,7 @@ class EngineProcess:
         ours, theirs = context.Pipe()
         name = f"moesaic engine rank {rank}" if self.address else "moesaic engine"
         arguments = (self.options, rank, self.address, theirs)
-        process = context.Process(target=_run, args=arguments, name=name, daemon=True)
+        process = context.Process(target=run_rank, args=arguments, name=name, daemon=True)
         process.start()
         theirs.close()  # so that the end of the process ends what is read from it
         return process, ours
@@ -153,11 +166,12 @@ class EngineProcess:
         return any(process.is_alive() for process in self.processes)
 
     def why(self) -> str:
-        gone = wait([process.sentinel for process in self.processes], timeout=1.0)
-        for process in self.processes:
+        here = {rank: process for rank, process in enumerate(self.processes) if isinstance(process, BaseProcess)}
+        gone = wait([process.sentinel for process in here.values()], timeout=1.0) if here else []
+        for process in here.values():
             if process.sentinel in gone:
                 process.join(1.0)
-        codes = {rank: process.exitcode for rank, process in enumerate(self.processes) if process.exitcode is not None}
+        codes = {rank: process.exitcode for rank, process in here.items() if process.exitcode is not None}
         return ", ".join(f"exit code {code}" + f" of rank {rank}" * (self.ranks > 1) for rank, code in codes.items())
 
 
@@ -222,7 +236,7 @@ def free_port() -> int:
 # In the processes
 
 
-def _run(options: EngineOptions, rank: int, address: str, pipe: Connection) -> None:
+def run_rank(options: EngineOptions, rank: int, address: str, pipe: Connection) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # they mean the server, which lets requests finish
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_SECONDS)

@@ -22,6 +22,7 @@ from moesaic.serve.cluster.frontend import frontend_engine
 from moesaic.serve.cluster.kinds import engine_kind
 from moesaic.serve.cluster.messages import EngineOptions
 from moesaic.serve.cluster.on_this_machine import OnThisMachine, on_gpu
+from moesaic.serve.cluster.placed import OnPlaces, Placement
 from moesaic.serve.cluster.prefill_decode import Apart, PrefillDecode, roles
 from moesaic.serve.cluster.ray_worker import OnRay
 from moesaic.serve.cluster.routing import Routing
@@ -42,19 +43,21 @@ def launch(
     adapters: dict[str, str] | None = None,
     ray: str | None = None,
     apart: Apart | None = None,
+    placement: Placement | None = None,
 ) -> tuple[Engine, MakeLoop]:
-    """The engine that checks requests, and what makes the loop that drives it or its workers. `ray` is the address of
-    the cluster to place them on; `apart` are workers for prefill and for decode."""
+    """The engine that checks requests, and what makes the loop that drives it or its workers. They are processes here,
+    unless `ray` is the address of a cluster, or `placement` says where processes for them were started; `apart` are
+    workers for prefill and for decode."""
     gpu = on_gpu(options.load_options)
     if apart is not None:
         if replicas is not None:
             raise UserError("--replicas", "cannot be combined with --prefill and --decode", "Leave it out.")
-        start = OnRay(None if ray == "local" else ray, gpu=gpu) if ray is not None else OnThisMachine()
-        wanted = roles(options, apart, "auto" if ray is not None else "127.0.0.1")
-        count = sum(engine_kind(one).ranks for one in wanted)
-        wanted = wanted if gpu else [fair_share(one, count, of_ranks=True) for one in wanted]
+        wanted = roles(options, apart, "127.0.0.1" if ray is None and placement is None else "auto")
+        parts = _parts(wanted, placement)
+        wanted = wanted if gpu else [fair_share(one, parts) for one in wanted]
+        start = _workplace(ray, placement, gpu)
         return with_workers(wanted, adapters=adapters, start_worker=start, routing=PrefillDecode())
-    if replicas is None and ray is None and not options.layout and not gpu:
+    if replicas is None and ray is None and placement is None and not options.layout and not gpu:
         running = with_identity(options.directory, options.engine_options)
         engine = Engine(load_served(options.directory, **options.load_options), **running)
         for name, path in (adapters or {}).items():
@@ -63,14 +66,27 @@ def launch(
     count = 1 if replicas is None else replicas
     if count < 1:
         raise UserError("--replicas", f"must be at least 1, not {count}")
-    start = OnRay(None if ray == "local" else ray, gpu=gpu) if ray is not None else OnThisMachine()
-    # On Ray nobody knows yet how many of them will share a machine.
-    shared = options if gpu else fair_share(options, count)
+    shared = options if gpu else fair_share(options, _parts([options] * count, placement))
     governed = options.engine_options.get("frequency") is not None
     if governed and options.layout:
         raise UserError("--frequency", "sets the clock of one GPU, and a group has more", "Leave out --layout.")
     routing = FrequencyRouting() if governed else None
+    start = _workplace(ray, placement, gpu)
     return with_workers([shared] * count, adapters=adapters, start_worker=start, routing=routing)
+
+
+def _parts(wanted: Sequence[EngineOptions], placement: Placement | None) -> int:
+    """How many processes share this machine. On Ray nobody knows yet: all, at worst."""
+    ranks = sum(engine_kind(one).ranks for one in wanted)
+    return ranks if placement is None else min(ranks, placement.neighbours)
+
+
+def _workplace(ray: str | None, placement: Placement | None, gpu: bool) -> StartWorker:
+    if ray is not None and placement is not None:
+        raise UserError("--placed-by", "cannot be combined with --ray", "Leave one of them out.")
+    if placement is not None:
+        return OnPlaces(placement)
+    return OnRay(None if ray == "local" else ray, gpu=gpu) if ray is not None else OnThisMachine()
 
 
 def with_workers(
@@ -97,10 +113,8 @@ def with_workers(
     return frontend, make_loop
 
 
-def fair_share(options: EngineOptions, count: int, of_ranks: bool = False) -> EngineOptions:
-    """Workers (or their ranks) on one machine share its cores, and its memory for KV caches; on GPUs each has its
-    own."""
-    parts = count if of_ranks else count * engine_kind(options).ranks
+def fair_share(options: EngineOptions, parts: int) -> EngineOptions:
+    """Processes on one machine share its cores, and its memory for KV caches; on GPUs each has its own."""
     loading, running = dict(options.load_options), dict(options.engine_options)
     if running.get("cache_bytes") is None:
         running["cache_bytes"] = int(free_bytes(torch.device("cpu")) * SHARE) // parts
