@@ -28,10 +28,8 @@ def command(launcher: str, directory: Path, *more: str) -> list[str]:
 
 
 @contextmanager
-def started(
-    commands: list[list[str]], environments: list[dict[str, str]]
-) -> Iterator[tuple[str, list[subprocess.Popen[str]]]]:
-    """The address of the server, which the first of them prints."""
+def started(commands: list[list[str]], environments: list[dict[str, str]], code: int) -> Iterator[str]:
+    """The address of the server, which the first of them prints; told to end, all do, with this exit code."""
     processes = [
         subprocess.Popen(
             [sys.executable, *words], stdout=subprocess.PIPE, text=True, env=os.environ | {"ADMIN": "secret"} | more
@@ -41,9 +39,10 @@ def started(
     try:
         assert processes[0].stdout is not None
         url = next(word for line in processes[0].stdout for word in line.split() if word.startswith("http://"))
-        yield url, processes
-        processes[0].send_signal(signal.SIGTERM)
-        assert [process.wait(PATIENCE) for process in processes] == [0] * len(processes)
+        yield url
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+        assert [process.wait(PATIENCE) for process in processes] == [code] * len(processes)
     finally:
         for process in processes:
             process.kill()
@@ -63,15 +62,16 @@ def check(url: str, alone: Engine, ranks: int) -> None:
             assert client.post("/v1/completions", json=BODY).json()["choices"][0]["text"] == wanted.text
             before = pids()
             assert len(set(before)) == ranks
-            os.kill(before[victim], signal.SIGKILL)
-            until(lambda before=before: len(pids()) == ranks and before[victim] not in pids())
+            killed = before[victim]
+            os.kill(killed, signal.SIGKILL)
+            until(lambda killed=killed: len(pids()) == ranks and killed not in pids(), every=0.1)
         assert client.post("/v1/completions", json=BODY).json()["choices"][0]["text"] == wanted.text
 
 
 def test_torchrun(directory: Path, alone: Engine) -> None:
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
     words = [*launcher, *command("torchrun", directory, "--layout", "tp=2")]
-    with started([words], [{}]) as (url, _):
+    with started([words], [{}], code=1) as url:  # which torchrun has whenever it was told to end
         check(url, alone, 2)
 
 
@@ -87,7 +87,7 @@ def test_slurm_with_two_workers(directory: Path, alone: Engine) -> None:
         }
         for rank in range(2)
     ]
-    with started([command("slurm", directory, "--replicas", "2")] * 2, environments) as (url, _):
+    with started([command("slurm", directory, "--replicas", "2")] * 2, environments, code=0) as url:
         check(url, alone, 2)
 
 
