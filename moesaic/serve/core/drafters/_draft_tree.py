@@ -25,6 +25,7 @@ class TreeNode:
     confidence: float = 1.0
     log_chance: float = 0.0  # that it is accepted, and all before it
     row: int | None = None
+    bin: tuple[int, int] = (0, 0)  # by which it is learned how often such nodes are accepted
     children: dict[int, int] = field(default_factory=dict)  # by token
 
 
@@ -35,11 +36,12 @@ class DraftTree:
         self.root, self.length = root, length
         self.nodes = {root: TreeNode(token, -1)}
 
-    def add(self, number: int, parent: int, token: int, confidence: float) -> None:
+    def add(self, number: int, parent: int, token: int, confidence: float) -> TreeNode:
         above = self.nodes[parent]
         log_chance = above.log_chance + math.log(max(LEAST, confidence))
-        self.nodes[number] = TreeNode(token, parent, confidence, log_chance)
+        node = self.nodes[number] = TreeNode(token, parent, confidence, log_chance)
         above.children[token] = number
+        return node
 
     def walk(self, tokens: Sequence[int]) -> int | None:
         """The node that these tokens lead to from the root."""

@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import sys
+from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import count, takewhile
 
@@ -25,6 +26,7 @@ from moesaic.errors import UserError
 from moesaic.model.directory import load
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
+from moesaic.serve.core.drafters._acceptance import BINS, DECAY, MAX_RATE, Tally
 from moesaic.serve.core.drafters._draft_candidates import likely_tokens
 from moesaic.serve.core.drafters._draft_messages import Close, Extend, Failed, Open, Ready, Setup, Trees, Update, Wire
 from moesaic.serve.core.drafters._draft_tree import DraftTree, TreeNode
@@ -67,6 +69,9 @@ class DraftWorker:
             rows = pages_that_fit(model, setup.cache_bytes, 1, setup.nodes)
         self.page_pool = PagePool(model.new_cache(rows, 1))
         self.requests: dict[int, Drafted] = {}  # least recently extended first
+        # How often a node is accepted if its parent is, by its place among its siblings and its confidence: where a
+        # draft model is unsure and right, or sure and wrong, the tree must be deeper, or wider.
+        self.accepted: defaultdict[tuple[int, int], Tally] = defaultdict(Tally)
 
     def take(self, message: Open | Extend | Close) -> None:
         if isinstance(message, Open):
@@ -86,7 +91,11 @@ class DraftWorker:
         shadow, tree = drafted.shadow, drafted.tree
         at: int | None = tree.root
         for token in tokens:
-            at = tree.nodes[at].children.get(token) if at is not None else None
+            if at is not None:
+                for child in tree.nodes[at].children.values():
+                    node = tree.nodes[child]
+                    self.accepted[node.bin].count(float(node.token == token), 1.0, DECAY)
+                at = tree.nodes[at].children.get(token)
             shadow.tokens.append(token)
             if at is not None and (row := tree.nodes[at].row) is not None:
                 shadow.pages.append(row)
@@ -219,9 +228,11 @@ class DraftWorker:
         for piece, likely in zip(pieces, found, strict=True):
             drafted = piece.drafted
             parent = piece.leaf if piece.leaf is not None else drafted.tree.root
-            for token, confidence in likely:
+            for place, (token, confidence) in enumerate(likely):
+                kind = place, int(confidence * (BINS - 1))
+                confidence = min(MAX_RATE, self.accepted[kind].rate(confidence))
                 number = next(drafted.numbers)
-                drafted.tree.add(number, parent, token, confidence)
+                drafted.tree.add(number, parent, token, confidence).bin = kind
                 drafted.news.append((number, parent, token, confidence))
 
 
