@@ -66,6 +66,7 @@ SHORT = {
         "data.sequence_length=64",
         "data.sources=[{name: sums, path: 'builtin:sums', documents: 600}]",
     ],
+    "prepare": ["data.sources=[{name: sums, path: 'builtin:sums', documents: 200}]"],
     "align": ALIGN,
     "evaluate tasks": ["examples=2", "max_tokens=4"],
     "evaluate agents": ["turns=2", "max_tokens=4"],

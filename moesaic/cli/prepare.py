@@ -15,6 +15,7 @@ import typer
 
 from moesaic.cli.app import JsonFlag, print_json, stopped
 from moesaic.cli.options import Overrides, out_directory
+from moesaic.errors import UserError
 
 ORDER = 30
 
@@ -47,6 +48,8 @@ def command(
     from moesaic.data.preparation.report import progress_bar, summary
     from moesaic.recipe import load_recipe
 
+    if address is not None and engine != "ray":
+        raise UserError("--address", "is of a Ray cluster, and none is asked for", "Add --engine ray.")
     asked = load_recipe(recipe, overrides or [])
     try:
         with ExitStack() as stack:

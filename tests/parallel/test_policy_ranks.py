@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from moesaic.align import align
 from moesaic.errors import UserError
+from moesaic.train.loop import train
 from moesaic.train.report.metrics import read_events, read_metrics
+from moesaic.train.run import Run
 from tests.parallel.ranks import on_ranks
 from tests.parallel.small_runs import as_rank, assert_close, assert_same, losses, prepared, run
 from tests.parallel.test_align_ranks import tune
@@ -43,7 +47,21 @@ def on_two(rank: int, world: int, folder: Path) -> None:
     for name, layout in LAYOUTS.items():
         exact = "parallel.exact=true" if name in EXACT else "parallel.exact=false"
         tune(folder / "model", folder / f"{name}-2", layout, exact, stage=stage(name))
+    with pytest.MonkeyPatch.context() as patch:  # cut off between two updates from the same completions
+        patch.setattr(align, "train", until_step_three)
+        tune(folder / "model", folder / "cut-2", LAYOUTS["kl"], "parallel.exact=true", stage=stage("kl"))
+    assert len(losses(folder / "cut-2")) == 3
+    tune(folder / "model", folder / "cut-2", LAYOUTS["experts"], "parallel.exact=true", stage=stage("kl"))
     refused(folder)
+
+
+def until_step_three(run: Run) -> None:
+    def log_step(*given: Any) -> None:
+        run.stopping = run.step == 3
+        Run.log_step(run, *given)
+
+    run.log_step = log_step  # type: ignore[method-assign]
+    train(run)
 
 
 def refused(folder: Path) -> None:
@@ -79,6 +97,8 @@ def test_policy_on_two_ranks(tmp_path: Path) -> None:
                     assert mine[key] == pytest.approx(other[key], rel=1e-4, abs=1e-6), (name, key)
         assert [mine["mismatch_max"] for mine, _ in steps] == [0.0] * 4  # trainer and engine agree to the bit
         assert samples(two) == samples(one) != []
+
+    assert_same(tmp_path / "cut-2", tmp_path / "kl")  # gone on with under another layout
 
 
 def samples(out: Path) -> list[str]:
