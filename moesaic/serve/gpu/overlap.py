@@ -15,6 +15,7 @@ drafter has any, steps are synchronous (`forward.py`); while it rests, they over
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 from collections import deque
@@ -116,7 +117,8 @@ class OverlapLoop(Runner):
         expected = expected_shapes(
             scheduler.max_requests, scheduler.policy.tokens, self.engine.max_length, self.steps.tiling
         )
-        self.steps.compile(expected)
+        with contextlib.suppress(torch.cuda.OutOfMemoryError):  # then they compile as they come
+            self.steps.compile(expected)
         for number, shape in enumerate(expected):
             try:
                 self.steps.prepare(shape)
