@@ -11,8 +11,11 @@ repeats itself, and its experts. Every row must give the greedy tokens of `memor
 Weights are random, so experts are chosen evenly, and without predictions a cache of N % would hit little more than N %:
 trained routers are more uneven. How well the next layer's router predicts is a property of these weights too.
 
-On a CPU each row is a process of its own; its memory is how far its peak resident size grew from before the model was
-loaded. Files lie in the page cache, so "disk" is a copy from there; rows `-cold` make it forget what they have read.
+On a CPU each row is a process of its own, and they take turns: `ratio` is the median over rounds of a row's tokens/s by
+those of `memory` in the same round, tokens/s are those of the best round. A row's memory is how far its peak resident
+size grew from before the model was loaded. Files lie in the page cache, so "disk" is a copy from there; rows `-cold`
+make it forget what they have read.
+
 On a GPU the model has the shape of Qwen3-30B-A3B (57 GiB in bf16), experts wait in pinned host memory, and each row is
 held to a smaller GPU's memory (`gpu_gib`, torch.cuda.set_per_process_memory_fraction), as all of it would fit on an
 H200. Row `large` truly does not fit: 148 GiB of GLM-4.5-Air's shape with 35 layers, part of its experts on the GPU only
@@ -25,6 +28,7 @@ import argparse
 import gc
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -79,24 +83,26 @@ def config_of(shape: dict[str, Any], dtype: str) -> ModelConfig:
     )
 
 
-def decode(model: Model, options: argparse.Namespace, batch: int, tokens: int) -> float:
-    """Tokens a second after the last prompt was read, of the best round."""
-    gc.unfreeze()
-    gc.collect()  # what an earlier engine held
-    engine = Engine(model, cache_bytes=int(options.cache_gib * GIB), max_requests=batch, seed=0)
-    engine.warm_up() if batch == 1 else None
-    generator = torch.Generator().manual_seed(7)
-    vocab = model.config.vocab
-    prompts = [torch.randint(vocab, (options.prompt,), generator=generator).tolist() for _ in range(batch)]
+class Decoding:
+    """An engine and prompts for it, which decode again and again."""
 
-    def run(count: int) -> float:
-        requests = [engine.request(p, Sampling(max_tokens=count, temperature=1.0, ignore_eos=True)) for p in prompts]
-        engine.complete(requests)
+    def __init__(self, model: Model, options: argparse.Namespace, batch: int) -> None:
+        gc.unfreeze()
+        gc.collect()  # what an earlier engine held
+        self.engine = Engine(model, cache_bytes=int(options.cache_gib * GIB), max_requests=batch, seed=0)
+        generator, vocab = torch.Generator().manual_seed(7), model.config.vocab
+        self.prompts = [torch.randint(vocab, (options.prompt,), generator=generator).tolist() for _ in range(batch)]
+        if batch == 1:
+            self.engine.warm_up()
+        self.run(2)  # compile, fill caches
+
+    def run(self, count: int) -> float:
+        """Tokens a second after the last prompt was read."""
+        sampling = Sampling(max_tokens=count, temperature=1.0, ignore_eos=True)
+        requests = [self.engine.request(prompt, sampling) for prompt in self.prompts]
+        self.engine.complete(requests)
         first, last = max(r.first_token for r in requests), max(r.last_token for r in requests)  # type: ignore[type-var]
-        return batch * (count - 1) / max(last - first, 1e-9)  # type: ignore[operator]
-
-    run(2)  # compile, fill caches
-    return max(run(tokens) for _ in range(options.rounds))
+        return len(requests) * (count - 1) / max(last - first, 1e-9)  # type: ignore[operator]
 
 
 def greedy_tokens(model: Model) -> list[list[int]]:
@@ -106,20 +112,38 @@ def greedy_tokens(model: Model) -> list[list[int]]:
     return [list(one.tokens) for one in done]
 
 
+KINDS = ("one", "batch")
+
+
+def sizes(options: argparse.Namespace) -> dict[str, tuple[int, int]]:
+    """Sequences, and tokens that each generates."""
+    return {"one": (1, options.tokens), "batch": (options.batch, options.batch_tokens)}
+
+
+def counted(model: Model) -> dict[str, float]:
+    return dict(vars(model.ops.counts)) if isinstance(model.ops, OffloadedExperts) else {}
+
+
+def fetched(name: str, before: dict[str, float], after: dict[str, float], tokens: int) -> dict[str, Any]:
+    """Rates of hits and right predictions, and bytes a generated token."""
+    if not after:
+        return {}
+    new = {key: value - before[key] for key, value in after.items()}
+    return {
+        f"{name}_hit_rate": round(new["hits"] / max(1, new["wanted"]), 3),
+        f"{name}_predicted": round(new["predicted"] / max(1, new["predictable"]), 3),
+        f"{name}_fetched_mib_per_token": round(new["bytes"] / 2**20 / tokens, 2),
+    }
+
+
 def measured(model: Model, options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"greedy_tokens": greedy_tokens(model)}
-    for name, batch, tokens in (("one", 1, options.tokens), ("batch", options.batch, options.batch_tokens)):
-        counts = model.ops.counts if isinstance(model.ops, OffloadedExperts) else None
-        before = dict(vars(counts)) if counts is not None else {}
-        begun = time.perf_counter()
-        rate = decode(model, options, batch, tokens)
-        found[f"{name}_tokens_per_second"] = round(rate, 2)
-        found[f"{name}_seconds"] = round(time.perf_counter() - begun, 1)
-        if counts is not None:
-            new = {key: value - before[key] for key, value in vars(counts).items()}
-            found[f"{name}_hit_rate"] = round(new["hits"] / max(1, new["wanted"]), 3)
-            found[f"{name}_predicted"] = round(new["predicted"] / max(1, new["predictable"]), 3)
-            found[f"{name}_fetched_gib"] = round(new["bytes"] / GIB, 2)
+    for name, (batch, tokens) in sizes(options).items():
+        decoding = Decoding(model, options, batch)
+        before = counted(model)
+        rates = [decoding.run(tokens) for _ in range(options.rounds)]
+        found[f"{name}_tokens_per_second"] = round(max(rates), 2)
+        found |= fetched(name, before, counted(model), options.rounds * batch * tokens)
     return found
 
 
@@ -168,29 +192,42 @@ class Cold:
         self.drop()
 
 
-def cpu_row(options: argparse.Namespace, row: str, directory: Path) -> dict[str, Any]:
+def cpu_row(options: argparse.Namespace, row: str, directory: Path) -> None:
+    """A row's process: it loads, says so, and then decodes whenever it is told to."""
     torch.set_num_threads(hardware.threads())
-    kind, share, cold = (*row.split("-"), "", "")[:3]
-    if share == "cold":
-        share, cold = "", "cold"
+    kind, _, share = row.removesuffix("-cold").partition("-")
     warm = load(directory.with_name("tiny"), threads=torch.get_num_threads())  # code and libraries are no weights
-    decode(warm, argparse.Namespace(cache_gib=0.01, prompt=8, rounds=1), 1, 4)
+    Decoding(warm, argparse.Namespace(cache_gib=0.01, prompt=8), 1)
+    del warm
     gc.collect()
-    before, begun = forget_peak(), time.perf_counter()
-    experts = (
-        options.shape["layers"] * options.shape["experts"] * 3 * options.shape["hidden"] * options.shape["width"] * 4
-    )
+    before, begun, shape = forget_peak(), time.perf_counter(), options.shape
+    experts = shape["layers"] * shape["experts"] * 3 * shape["hidden"] * shape["width"] * 4
     if kind == "memory":
         model = load(directory)
     elif kind == "experts":
         model = load_served(directory, offload="experts", expert_cache_bytes=experts * int(share) // 100)
     else:
         model = load_served(directory, offload="weights")
-    if cold:
+    found: dict[str, Any] = {"row": row, "load_seconds": round(time.perf_counter() - begun, 1)}
+    if row.endswith("-cold"):
         chill(model, directory)
-    built = time.perf_counter() - begun
-    found = measured(model, options)
-    return {"row": row, "load_seconds": round(built, 1), **found, "peak_gib": round((resident() - before) / GIB, 3)}
+    found["greedy_tokens"] = greedy_tokens(model)
+    decodings = {name: Decoding(model, options, batch) for name, (batch, _) in sizes(options).items()}
+    print("ready", flush=True)
+    rounds = 0
+    totals: dict[str, list[dict[str, float]]] = {name: [] for name in KINDS}
+    while sys.stdin.readline().strip() == "round":
+        rounds += 1
+        rates = {}
+        for name, (_, tokens) in sizes(options).items():
+            totals[name].append(counted(model))
+            rates[name] = decodings[name].run(tokens)
+            totals[name].append(counted(model))
+        print(json.dumps(rates), flush=True)
+    for name, (batch, tokens) in sizes(options).items():
+        sums = [{key: sum(one[key] for one in totals[name][start::2]) for key in totals[name][0]} for start in (0, 1)]
+        found |= fetched(name, *sums, rounds * batch * tokens)
+    print(json.dumps(found | {"peak_gib": round((resident() - before) / GIB, 3)}), flush=True)
 
 
 def chill(model: Model, directory: Path) -> None:
@@ -207,19 +244,34 @@ def chill(model: Model, directory: Path) -> None:
 
 
 def on_cpu(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Rows take turns, so that a busy moment of the machine hits all alike; cold ones by themselves, since they would
+    make the others cold."""
     with tempfile.TemporaryDirectory(dir=options.folder or None) as folder:
-        directory = Path(folder) / "model"
-        save_model(directory, options.shape)
+        save_model(Path(folder) / "model", options.shape)
         save_model(Path(folder) / "tiny", TINY_SHAPE)
-        rows = []
-        for row in options.rows:
-            command = [sys.executable, "-m", "bench.serve_offload", *sys.argv[1:], "--row", row, "--folder", folder]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-            lines = done.stdout.strip().splitlines()
-            rows.append(
-                json.loads(lines[-1]) if lines and not done.returncode else {"row": row, "exit": done.returncode}
-            )
-            report(rows)
+        command = [sys.executable, "-m", "bench.serve_offload", *sys.argv[1:], "--folder", folder, "--row"]
+        rows: list[dict[str, Any]] = []
+        cold = [row for row in options.rows if row.endswith("-cold")]
+        for group in ([row for row in options.rows if row not in cold], ["memory", *cold] if cold else []):
+            children = {}
+            for row in group:
+                pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+                children[row] = subprocess.Popen([*command, row], **pipes)
+                assert children[row].stdout.readline().strip() == "ready", row  # type: ignore[union-attr]
+            rates: dict[str, list[dict[str, float]]] = {row: [] for row in group}
+            for _ in range(options.rounds):
+                for row, child in children.items():
+                    print("round", file=child.stdin, flush=True)
+                    rates[row].append(json.loads(child.stdout.readline()))  # type: ignore[union-attr]
+            for row, child in children.items():
+                found = json.loads(child.communicate("end\n")[0])
+                for kind in KINDS:
+                    found[f"{kind}_tokens_per_second"] = round(max(rate[kind] for rate in rates[row]), 2)
+                    pairs = zip(rates[row], rates.get("memory", rates[row]), strict=True)
+                    found[f"{kind}_ratio"] = round(statistics.median(own[kind] / base[kind] for own, base in pairs), 3)
+                if row != "memory" or not rows:
+                    rows.append(found)
+                    report(rows)
         return rows
 
 
@@ -423,9 +475,9 @@ def report(rows: Sequence[dict[str, Any]]) -> None:
         return
     if base is not None and row["row"] != "large":
         row["same_tokens"] = row["greedy_tokens"] == base["greedy_tokens"]
-        for kind in ("one", "batch"):
+        for kind in KINDS:
             ratio = row[f"{kind}_tokens_per_second"] / base[f"{kind}_tokens_per_second"]
-            row[f"{kind}_ratio"] = round(ratio, 3)
+            row.setdefault(f"{kind}_ratio", round(ratio, 3))
     print(json.dumps({key: value for key, value in row.items() if key != "greedy_tokens"}), flush=True)
 
 
@@ -457,7 +509,7 @@ def main() -> None:
     options.rounds = options.rounds or (1 if gpu else 3)
     options.cache_gib = options.cache_gib or (2.0 if gpu and not options.tiny else 0.125)
     if options.row:
-        print(json.dumps(cpu_row(options, options.row, Path(options.folder) / "model")))
+        cpu_row(options, options.row, Path(options.folder) / "model")
         return
     if options.out:
         Path(options.out).write_text(json.dumps(on_gpu(options)))
