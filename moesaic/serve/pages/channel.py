@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -23,6 +24,7 @@ from moesaic.errors import UserError
 
 DAY = 86_400.0
 PATIENCE = 30.0  # seconds to become a pair, and for what the other end is known to be sending
+KNOCKS = 0.01  # seconds between two looks whether somebody has knocked
 MAX_MESSAGE = 64 << 20
 
 
@@ -96,23 +98,24 @@ class Door:
             raise UserError("--page-host", f"nothing can listen at {host}:{port} ({error})") from None
         self.host, self.port = host, self._master.port
         self._count = 0
-        # A store serves one call at a time, and waiting for the next to knock is one.
-        self._own = dist.TCPStore(host, self.port, is_master=False, timeout=timedelta(seconds=DAY))
+        self._ended = threading.Event()
 
     @property
     def address(self) -> str:
         return f"{self.host}:{self.port}"
 
     def next(self) -> Any:
-        """What `Channel` needs for whoever knocks next: making it is the business of another thread."""
+        """What `Channel` needs for whoever knocks next: making it is the business of another thread. None when the door
+        is closed."""
         self._count += 1
-        key = f"pair{self._count}"
-        while True:
-            try:
-                self._own.wait([key], timedelta(seconds=DAY))
+        # A thread that waits inside a store when its process ends would abort it.
+        while not self._ended.wait(KNOCKS):
+            if self._master.check([f"pair{self._count}"]):
                 return _pair(self.host, self.port, self._count, PATIENCE)
-            except dist.DistStoreError:  # nobody for a day
-                continue
+        return None
+
+    def close(self) -> None:
+        self._ended.set()
 
 
 def knock(address: str, seconds: float) -> Channel:

@@ -188,6 +188,7 @@ class OutsidePages:
                     self.disk.put(name, self.bytes.read([node.page])[0].cpu())
         self._writer.shutdown()
         self._readers.shutdown()
+        self.remote.close()
         if self.disk is not None:
             self.disk.close()
 

@@ -10,7 +10,7 @@ without heads (latent attention) are in every box whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -46,31 +46,30 @@ class PageBytes:
 
     def read(self, pages: Sequence[int], box: range | None = None, out: Tensor | None = None) -> Tensor:
         """The bytes of some pages (pages, bytes); written to `out`, where that is given, without waiting for it."""
-        index = torch.tensor(pages, device=self._device)
-        pieces = []
-        for tensors in self._tensors():
-            for tensor in tensors:
-                part = movable(tensor)[:, index]  # (layers, pages, size, ...)
-                part = part[:, :, :, self._local(box)] if part.ndim == 5 else part
-                pieces.append(part.transpose(0, 1).reshape(len(pages), -1).view(torch.uint8))
-        found = torch.cat(pieces, 1) if len(pieces) > 1 else pieces[0]
-        return found if out is None else out.copy_(found, non_blocking=True)
+        if out is None:
+            out = torch.empty(len(pages), self.size(box), dtype=torch.uint8, device=self._device)
+        for page, row in zip(pages, out, strict=True):
+            for here, there in self._parts(page, row, box):
+                there.copy_(here, non_blocking=True)
+        return out
 
     def write(self, pages: Sequence[int], data: Tensor, box: range | None = None) -> None:
         """What `read` gave, to some pages of this cache."""
-        index = torch.tensor(pages, device=self._device)
-        data = data.to(self._device, non_blocking=True)
+        assert data.shape == (len(pages), self.size(box)), "as many bytes as the pages have"
+        for page, row in zip(pages, data, strict=True):
+            for here, there in self._parts(page, row, box):
+                here.copy_(there, non_blocking=True)
+
+    def _parts(self, page: int, row: Tensor, box: range | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Of one page what lies together in the cache, and where in a row of bytes that is."""
         start = 0
         for tensors in self._tensors():
             for tensor in tensors:
-                numbers = movable(tensor)
-                target = numbers[:, :, :, self._local(box)] if numbers.ndim == 5 else numbers
-                shape = torch.Size((len(pages), target.shape[0], *target.shape[2:]))
-                stop = start + shape[1:].numel() * numbers.itemsize
-                part = data[:, start:stop].contiguous().view(numbers.dtype).view(shape)
-                target[:, index] = part.transpose(0, 1)
+                here = movable(tensor)[:, page]  # (layers, size, ...)
+                here = here[:, :, self._local(box)] if here.ndim == 4 else here
+                stop = start + here.nbytes
+                yield here, row[start:stop].view(here.dtype).view(here.shape)
                 start = stop
-        assert start == data.shape[1], "as many bytes as the pages have"
 
     @property
     def _device(self) -> torch.device:

@@ -113,6 +113,11 @@ class RemotePages:
         connection.channel.say(message, seconds)
         self._give_back(connection)
 
+    def close(self) -> None:
+        """Say to all that nobody asks any more."""
+        with self._lock:
+            self._idle.clear()
+
     def _boxes(self, origin: Origin) -> list[tuple[Rank, range | None]]:
         """Which rank there gives which of our key heads; where rows have no heads, the first gives all."""
         if not self.pages.by_heads:

@@ -53,8 +53,7 @@ class RankPages:
         return self.door.address
 
     def _accept(self) -> None:
-        while True:
-            store = self.door.next()
+        while (store := self.door.next()) is not None:
             threading.Thread(target=self._serve, args=(store,), name="pages sent", daemon=True).start()
 
     def _serve(self, store: Any) -> None:
@@ -153,6 +152,7 @@ class PageServer(RankPages):
 
     def close(self) -> None:
         self._ended.set()
+        self.door.close()
 
 
 def page_server(engine: Engine) -> PageServer | None:
