@@ -10,9 +10,10 @@ from moesaic.serve.core.drafters.model import DraftModel
 from moesaic.serve.core.drafters.mtp import PredictionLayers
 from moesaic.serve.core.drafters.router import DraftRouter
 from moesaic.serve.core.drafters.suffix import Suffix
+from moesaic.serve.core.drafters.swift import Swift
 from moesaic.serve.core.scheduling_policies.chunked import Chunked
 
-DRAFTERS = (Suffix, DraftModel, PredictionLayers)
+DRAFTERS = (Suffix, DraftModel, PredictionLayers, Swift)
 
 
 def check_options(options: dict[str, Any], predicts: bool = False) -> None:
@@ -34,5 +35,5 @@ def check_drafters(drafter: Drafter | None, predicts: bool) -> None:
             problem = "prediction layers run on tensor ranks alone, not with requests or experts on ranks of their own"
             raise UserError("--drafter mtp", problem, "Take suffix or model, or a layout with dp=1.")
         if not isinstance(each, DRAFTERS):
-            remedy = "Take suffix, model or mtp."
+            remedy = "Take suffix, model, swift or mtp."
             raise UserError("--drafter", f"{type(each).__name__} cannot draft for a group of ranks", remedy)

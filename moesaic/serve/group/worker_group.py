@@ -57,9 +57,8 @@ class WorkerGroup:
         self.traffic.clear()
 
     def _link(self, store: dist.Store, name: str, members: range, patience: float, nccl: bool) -> Link:
-        return Link(
-            store, name, members, self.rank, patience=patience, traffic=self.traffic, device=self.device, nccl=nccl
-        )
+        device = torch.device("cpu") if name == "control" else self.device
+        return Link(store, name, members, self.rank, patience=patience, traffic=self.traffic, device=device, nccl=nccl)
 
     @property
     def is_main(self) -> bool:

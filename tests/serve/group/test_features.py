@@ -21,6 +21,7 @@ from moesaic.serve.core.drafters.model import DraftModel
 from moesaic.serve.core.drafters.mtp import PredictionLayers
 from moesaic.serve.core.drafters.router import DraftRouter
 from moesaic.serve.core.drafters.suffix import Suffix
+from moesaic.serve.core.drafters.swift import Swift
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.grammar import Grammar
 from moesaic.serve.core.kv_policies.h2o import H2O
@@ -125,6 +126,13 @@ def drafted(engine: Engine, asked: list[Any]) -> Any:
     return found
 
 
+def drafted_beside(engine: Engine, asked: list[Any]) -> Any:
+    """Its trees come when they come: how many draft tokens a step has depends on that, what is answered does not."""
+    found = answers(engine, asked)
+    assert engine.counts.drafted_tokens > 0
+    return found
+
+
 def routed(drafter: Drafter) -> DraftRouter:
     return DraftRouter.over(drafter, always=True)
 
@@ -146,6 +154,8 @@ def test_drafters(tmp_path: Path) -> None:
         Case(layout, path, drafted if path == directory else answers, asked, drafter=routed(drafter), **OPTIONS)
         for layout, path, drafter in ways
     ]
+    swift = routed(Swift(str(directory), wait=60.0))
+    cases.append(Case("tp=2", directory, drafted_beside, asked, drafter=swift, **OPTIONS))
     compare(cases, tmp_path)
 
 
