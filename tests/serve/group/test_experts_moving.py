@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from moesaic.errors import UserError
-from moesaic.parallel.experts.placement import Move, SlotPlan, plan_slots
+from moesaic.parallel.experts.placement import Move, SlotPlan, after, plan_slots
 from moesaic.serve.group.experts.choice import Holders, add_in_order
-from moesaic.serve.group.experts.rebalancing import ExpertOptions, read_changes, write_changes
+from moesaic.serve.group.experts.rebalancing import ExpertOptions, Rebalancer, read_changes, write_changes
 from moesaic.serve.group.experts.slots import ExpertReader, LayerExperts
 from moesaic.serve.group.step_array import Reader
 from tests.serve.group.groups import Asked, Case, alone, answers, in_groups, model_directory, some_requests
@@ -132,3 +132,34 @@ def test_options() -> None:
     assert not ExpertOptions.taken_from({"expert_replicas": None})[0]
     with pytest.raises(UserError, match="at least 0"):
         ExpertOptions.taken_from({"rebalance_steps": -1})
+
+
+def test_layers_are_changed_one_by_one_after_a_look() -> None:
+    """Six layers in three steps, two in each; the round is written when the last is done, and loads are since then."""
+
+    class Counted:
+        def __init__(self) -> None:
+            self.total = {layer: [0] * 4 for layer in range(6)}
+
+        def by_layer(self) -> dict[int, list[int]]:
+            return {layer: list(loads) for layer, loads in self.total.items()}
+
+    counted, plans, applied = Counted(), {layer: SlotPlan(((0, 1), (2, 3))) for layer in range(6)}, list[int]()
+
+    def apply(changes: Any) -> None:
+        for layer, moves in changes.items():
+            plans[layer] = after(plans[layer], moves)
+            applied.append(layer)
+
+    balancer = Rebalancer(counted, lambda: plans, apply, steps=3)  # type: ignore[arg-type]
+    seen = []
+    for _ in range(10):
+        balancer.before_step()
+        seen.append(list(applied))
+        for loads in counted.total.values():
+            for expert, more in enumerate((10, 8, 1, 1)):
+                loads[expert] += more
+    assert [len(one) for one in seen] == [0, 0, 0, 2, 4, 6, 6, 6, 6, 6]
+    first, second = balancer.rounds
+    assert (first.step, first.moves) == (5, 12) and first.before == pytest.approx(1.8)
+    assert first.after == second.before == second.after == pytest.approx(1.1) and second.moves == 0

@@ -60,7 +60,8 @@ class Round(NamedTuple):
 
 
 class Rebalancer:
-    """`plans` are read at every look; `apply` makes the changes on all ranks."""
+    """`plans` are read at every look; `apply` makes the changes on all ranks. After a look the layers are changed one
+    by one, spread over the steps until the next: planning hundreds of ranks takes a while, and requests wait."""
 
     def __init__(
         self,
@@ -74,40 +75,58 @@ class Rebalancer:
         self.rounds: list[Round] = []
         self._step = 0
         self._seen: dict[int, list[int]] = {}
+        self._waiting: list[tuple[int, list[float]]] = []  # layers and their loads
+        self._share = 1  # of them, in a step
+        self._sums = _Sums()
 
     def before_step(self) -> None:
         if self.steps and self._step and self._step % self.steps == 0:
             self.look()
+        for _ in range(min(self._share, len(self._waiting))):
+            self._rebalance(*self._waiting.pop(0))
+            if not self._waiting:
+                self.rounds.append(self._sums.round(self._step))
         self._step += 1
 
     def look(self) -> None:
         total = self.counts.by_layer()
         nothing = {layer: [0] * len(loads) for layer, loads in total.items()}
         seen, self._seen = self._seen or nothing, total
-        changes: Changes = {}
-        longest, shorter, mean = 0.0, 0.0, 0.0
-        for layer, plan in self.plans().items():
-            loads = [float(now - then) for now, then in zip(total[layer], seen[layer], strict=True)]
-            if not sum(loads):
-                continue
-            change = rebalance(plan, loads, self.nodes)
-            worth = bool(change.moves) and change.before - change.after >= WORTH
-            if worth:
-                changes[layer] = change.moves
-            average = sum(loads) / plan.ranks
-            longest += change.before * average
-            shorter += (change.after if worth else change.before) * average
-            mean += average
-        if not mean:
+        loads = {
+            layer: [float(now - then) for now, then in zip(total[layer], seen[layer], strict=True)]
+            for layer in self.plans()
+        }
+        self._waiting = [(layer, found) for layer, found in loads.items() if sum(found)]
+        self._share, self._sums = -(-len(self._waiting) // self.steps) if self.steps else len(self._waiting), _Sums()
+
+    def _rebalance(self, layer: int, loads: list[float]) -> None:
+        plan = self.plans().get(layer)
+        if plan is None:  # a rank was lost since
             return
-        moves = sum(len(some) for some in changes.values())
-        self.rounds.append(Round(self._step, longest / mean, shorter / mean, moves))
-        if changes:
-            logger.info(
-                "experts: the busiest rank has %.2f times the mean, after %d moves %.2f", longest / mean, moves,
-                shorter / mean,
-            )  # fmt: skip
-            self.apply(changes)
+        change = rebalance(plan, loads, self.nodes)
+        worth = bool(change.moves) and change.before - change.after >= WORTH
+        self._sums.add(change.before, change.after if worth else change.before, sum(loads) / plan.ranks)
+        if worth:
+            self._sums.moves += len(change.moves)
+            self.apply({layer: change.moves})
+
+
+class _Sums:
+    """Of a look's layers: a layer takes as long as its busiest rank."""
+
+    def __init__(self) -> None:
+        self.before = self.after = self.mean = 0.0
+        self.moves = 0
+
+    def add(self, before: float, after: float, mean: float) -> None:
+        self.before, self.after, self.mean = self.before + before * mean, self.after + after * mean, self.mean + mean
+
+    def round(self, step: int) -> Round:
+        before, after = (total / self.mean if self.mean else 1.0 for total in (self.before, self.after))
+        if self.moves:
+            text = "experts: the busiest rank has %.2f times the mean, after %d moves %.2f"
+            logger.info(text, before, self.moves, after)
+        return Round(step, before, after, self.moves)
 
 
 def write_changes(changes: Changes) -> list[int]:

@@ -8,6 +8,7 @@ held.slots_of(experts_A)            where each of these is; one that is not held
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -20,6 +21,7 @@ from moesaic.kernels import Kernels, Mode, hardware
 from moesaic.kernels.layer_weights import ExpertWeights
 from moesaic.kernels.quantized import QuantizedKernels, QuantizedWeight
 from moesaic.model.config import Experts
+from moesaic.model.families import Place
 from moesaic.model.formats.matching import match
 from moesaic.model.formats.opening import open_checkpoint
 from moesaic.parallel.boxes import stored_boxes
@@ -42,7 +44,11 @@ class ExpertReader:
         self.dtype: torch.dtype = wanted or hardware.dtype(device, getattr(torch, self.config.dtype))
         self.device = device
         self.read_experts = 0
-        self._read, self._places = stored_boxes(self.source), places
+        self._read = stored_boxes(self.source)
+        self._places: dict[str, list[Place]] = defaultdict(list)
+        for place in places:
+            if not place.copy:
+                self._places[place.parameter].append(place)
 
     def shape(self, layer: int) -> Experts:
         ffn = self.config.layers[layer].ffn
@@ -68,8 +74,8 @@ class ExpertReader:
     def _matrix(self, parameter: str, expert: int, shape: tuple[int, int]) -> Any:
         quantized = getattr(self.source, "quantized", None)
         if quantized is not None:
-            places = [place for place in self._places if place.parameter == parameter and not place.copy]
-            if (found := quantized(parameter, places, self.device, experts=[expert])) is not None:
+            found = quantized(parameter, self._places[parameter], self.device, experts=[expert])
+            if found is not None:
                 found[0].dtype = self.dtype
                 return found[0]
         box = (slice(expert, expert + 1), *(slice(0, size) for size in shape))
