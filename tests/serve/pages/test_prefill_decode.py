@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import moesaic
 from moesaic.serve.cluster.client import EngineClient, OpenRequest
 from moesaic.serve.cluster.worker import State
 from moesaic.serve.core.engine import Engine
@@ -16,7 +17,8 @@ from moesaic.serve.core.grammar import Grammar
 from moesaic.serve.core.memory import page_bytes
 from moesaic.serve.core.request import Request, Sampling
 from moesaic.serve.pages.transport import has_nixl
-from tests.serve.cluster.workers import all_free, assert_same, greedy, text_of, until
+from tests.serve.api.test_adapters import write_adapter
+from tests.serve.cluster.workers import CACHE, all_free, assert_same, greedy, text_of, until
 from tests.serve.pages.apart import apart_client, stats_of, worker_of
 
 PROMPTS = [f"{n} The number {n} is a number; def f(x): return x + {n}" * (1 + n % 3) for n in range(10)]
@@ -242,5 +244,29 @@ def test_unequal_layouts(directory: Path, alone: Engine, layouts: tuple[str, str
             await all_free(loop)
             for request, text in finished:
                 assert_same(request, text, alone)
+
+    asyncio.run(ask())
+
+
+def test_adapters_and_tenants(directory: Path, tmp_path: Path) -> None:
+    """Pages of an adapter and of a salt are asked for by names of their own."""
+    path = write_adapter(tmp_path / "mine", 1)
+    alone = Engine(moesaic.load(directory, threads=1), cache_bytes=CACHE)
+    alone.load_adapter("mine", path)
+
+    async def ask() -> None:
+        async with apart_client(directory, adapters={"mine": str(path)}) as loop:
+            found = []
+            for adapter, salt in (("mine", ""), (None, ""), ("mine", "a"), ("mine", "b")):
+                request = loop.engine.request(PROMPTS[0] * 2, greedy(6), adapter=adapter, salt=salt)
+                found.append((request, await text_of(loop, request), adapter))
+                assert request.transferred == len(request.prompt) and request.recomputed == request.cached == 0
+            same = loop.engine.request(PROMPTS[0] * 2, greedy(6), adapter="mine", salt="a")
+            await text_of(loop, same)
+            # Its full pages were here.
+            assert same.transferred == len(same.prompt) % 16 and same.recomputed == 0 < same.cached
+            await all_free(loop)
+            for request, text, adapter in found:
+                assert_same(request, text, alone, adapter)
 
     asyncio.run(ask())
