@@ -24,6 +24,8 @@ SLOW = [
     "serve/cluster/test_client.py",
     "serve/cluster/test_life_cycle.py",
     "serve/cluster/test_death_over_http.py",
+    "serve/pages/test_prefill_decode.py",
+    "serve/pages/test_served_apart.py",
     "test_docs_commands.py",
     "compress/test_methods.py",
     "kernels/test_triton_serving.py",
