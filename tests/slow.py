@@ -9,6 +9,8 @@ SLOW = [
     "kernels/test_triton_engine.py",
     "quickstart/test_quickstart.py",
     "kernels/test_triton_compiles.py",
+    "parallel/test_policy_ranks.py",
+    "parallel/test_preference_ranks.py",
     "parallel/test_pipeline.py",
     "parallel/test_pipeline_disaggregated.py",
     "train/test_run.py",
@@ -91,6 +93,8 @@ SLOW = [
     "kernels/test_native.py",
     "serve/test_load.py",
     "data/test_prepare.py",
+    "data/test_prepare_ray.py",
+    "kernels/test_biased_attention.py",
     "test_adding.py",
     "kernels/test_interpreter.py",
 ]
