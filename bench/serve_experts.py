@@ -81,9 +81,9 @@ def _rank(rank: int, directory: Path, layout: str, copies: int, place: str) -> N
 
 
 def measured(engine: Any, apart: bool) -> dict[str, Any]:
-    sampling = Sampling(max_tokens=STEPS, temperature=1.0, ignore_eos=True)
     for number in range(8):
-        engine.add(engine.request([7 + number % 3] * 24, sampling, seed=number))
+        sampling = Sampling(max_tokens=STEPS, temperature=1.0, ignore_eos=True, seed=number)
+        engine.add(engine.request([7 + number % 3] * 24, sampling))
     for _ in range(STEPS):
         engine.step()
     rounds = engine.rebalancer.rounds
