@@ -520,7 +520,11 @@ def main() -> None:
     if not options.no_record and not options.tiny:
         print(
             record(
-                "serve_offload_gpu" if gpu else "serve_offload_cpu", kept, **facts, batch_tokens=options.batch_tokens
+                "serve_offload_gpu" if gpu else "serve_offload_cpu",
+                kept,
+                **facts,
+                batch_tokens=options.batch_tokens,
+                load_average=round(os.getloadavg()[1], 1),
             )
         )
     else:
