@@ -81,6 +81,9 @@ def load_adapter(model: Model, path: str | Path, name: str) -> Adapter:
         if place is None or place.parameter not in plain:
             remedy = "Adapters may correct the matrices of attention, dense and shared feed-forward layers."
             raise UserError(file.path, f"{module} is no such matrix of this model", remedy)
+        if place.parameter.endswith(".kv_up.weight"):
+            problem = f"{module} expands cached latents, of all tokens and not those of a step; it cannot be corrected"
+            raise UserError(file.path, problem, "Train the adapter without it.")
         partner = f"{module}.lora_B.{rest}"
         if partner not in file.tensors:
             raise UserError(file.path, f"{partner} is missing", "Copy the adapter again.")

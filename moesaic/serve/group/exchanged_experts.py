@@ -97,18 +97,13 @@ def _dispatch(
     numbers = torch.tensor(leaving, dtype=torch.int32, device=x_TD.device).unsqueeze(1)
     each = [1] * link.size
     arriving = link.exchange(numbers, each, each, "expert counts").flatten().tolist()
-    far_A = (
-        torch.cat([torch.arange(len(mine.row_A), device=x_TD.device)[mine.to(at)] for at, n in enumerate(leaving) if n])
-        if sum(leaving)
-        else mine.row_A[:0]
-    )
+    far_R = torch.tensor([at not in near for at in range(link.size)], device=x_TD.device)
+    far_A = far_R.repeat_interleave(torch.tensor(mine.counts, device=x_TD.device)).nonzero().squeeze(1)
     # One message: a row's bytes, its weight's and its expert's.
     rows = x_TD[mine.row_A[far_A]]
     packed = torch.cat(
         [
-            rows.view(torch.uint8)
-            if len(rows)
-            else rows.new_empty(0, rows.shape[1] * rows.element_size(), dtype=torch.uint8),
+            rows.view(torch.uint8),
             mine.weight_A[far_A].float().unsqueeze(1).view(torch.uint8),
             mine.place_A[far_A].to(torch.int32).unsqueeze(1).view(torch.uint8),
         ],

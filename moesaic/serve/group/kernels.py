@@ -81,7 +81,7 @@ class GroupKernels(WrappedKernels):
 
     def attend(self, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
         if not len(q_THC):
-            return q_THC.new_empty(0, *v_TNC.shape[1:]) if not q_THC.shape[1] else torch.empty_like(q_THC)
+            return torch.empty_like(q_THC)
         return self.plain.attend(q_THC, k_TNC, v_TNC, call)
 
     def attend_latent(self, call: LatentCall) -> Tensor:
