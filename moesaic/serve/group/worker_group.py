@@ -45,15 +45,16 @@ class WorkerGroup:
         self.experts_away = False  # whether routed experts are on ranks that are not of this group
         self.dp, self.tp = divmod(rank, layout.tp)
         self.traffic = Traffic()
-        nccl = device.type == "cuda" and torch.cuda.device_count() >= layout.devices
         tensor = range(self.dp * layout.tp, (self.dp + 1) * layout.tp)
         first = rank // layout.ep * layout.ep
         self.control = self._link(store, "control", range(self.ranks), PATIENCE, False)
+        host = torch.tensor([zlib.crc32(socket.gethostname().encode())])
+        self.neighbours = int((self.control.gather(host, "start").flatten() == host).sum())  # ranks on this machine
+        enough = device.type == "cuda" and torch.cuda.device_count() >= self.neighbours  # NCCL wants one GPU for each
+        nccl = bool(self.control.gather(torch.tensor([enough]), "start").all())
         self.world = self._link(store, "world", range(self.ranks), stall_seconds, nccl)
         self.tensor = self._link(store, "tensor", tensor, stall_seconds, nccl)
         self.experts = self._link(store, "experts", range(first, first + layout.ep), stall_seconds, nccl)
-        host = torch.tensor([zlib.crc32(socket.gethostname().encode())])
-        self.neighbours = int((self.control.gather(host, "start").flatten() == host).sum())  # ranks on this machine
         self.traffic.clear()
 
     def _link(self, store: dist.Store, name: str, members: range, patience: float, nccl: bool) -> Link:
