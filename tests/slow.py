@@ -25,6 +25,7 @@ SLOW = [
     "serve/cluster/test_groups.py",
     "serve/cluster/test_death.py",
     "serve/cluster/test_client.py",
+    "serve/cluster/test_wide.py",
     "serve/cluster/test_life_cycle.py",
     "serve/cluster/test_death_over_http.py",
     "serve/pages/test_prefill_decode.py",
