@@ -14,7 +14,7 @@ from moesaic.kernels.cross_entropy import linear_cross_entropy as linear_cross_e
 from moesaic.kernels.interface import AttentionCall, Dispatched, LatentCall, Mask, QKNorm, RopeAngles, Routes
 from moesaic.kernels.latent_attention import attend_latent as attend_latent_by
 from moesaic.kernels.layer_weights import ExpertWeights
-from moesaic.kernels.reference import ACTIVATIONS, visible_TM
+from moesaic.kernels.reference import ACTIVATIONS, mask_for_sdpa
 from moesaic.kernels.reference import combine as combine
 from moesaic.kernels.reference import dispatch as dispatch
 from moesaic.kernels.reference import embed as embed
@@ -112,7 +112,6 @@ def attention(q_THC: Tensor, k_MNC: Tensor, v_MNX: Tensor, mask: Mask) -> Tensor
     if window is not None and window < total and new == 1:
         k_MNC, v_MNX = k_MNC[-window:], v_MNX[-window:]
         keep_TM = keep_TM if keep_TM is None else keep_TM[:, -window:]
-        window = None
     if value_size < size:  # the fused kernel wants keys and values of one size
         v_MNX = F.pad(v_MNX, (0, size - value_size))
     k_N1MC, v_N1MX = k_MNC.transpose(0, 1).unsqueeze(1), v_MNX.transpose(0, 1).unsqueeze(1)
@@ -121,11 +120,7 @@ def attention(q_THC: Tensor, k_MNC: Tensor, v_MNX: Tensor, mask: Mask) -> Tensor
         q_N1GC = q_THC.view(kv_heads, 1, group, size)
         out_N1GX = F.scaled_dot_product_attention(q_N1GC, k_N1MC, v_N1MX, attn_mask=keep_TM, scale=scale)
         return out_N1GX.reshape(1, heads, -1)[..., :value_size]
-    causal = new == total and keep_TM is None and (window is None or window >= total)
-    seen_TM = None
-    if not causal:
-        seen_TM = visible_TM(new, total, window, q_THC.device)
-        seen_TM = seen_TM if keep_TM is None else seen_TM & keep_TM
+    seen_TM, causal = mask_for_sdpa(new, total, mask, q_THC.device)
     out_NGTX = F.scaled_dot_product_attention(
         q_THC.view(new, kv_heads, group, size).permute(1, 2, 0, 3),
         k_N1MC.expand(-1, group, -1, -1),

@@ -81,6 +81,15 @@ def visible_TM(new: int, total: int, window: int | None, device: torch.device) -
     return seen_TM if window is None else seen_TM & (key_M > query_T1 - window)
 
 
+def mask_for_sdpa(new: int, total: int, mask: Mask, device: torch.device) -> tuple[Tensor | None, bool]:
+    """What `scaled_dot_product_attention` is to be told: a mask, or none and that all is causal."""
+    _, window, keep_TM = mask
+    if new == total and keep_TM is None and (window is None or window >= total):
+        return None, True
+    seen_TM = visible_TM(new, total, window, device)
+    return (seen_TM if keep_TM is None else seen_TM & keep_TM), False
+
+
 def attention(q_THC: Tensor, k_MNC: Tensor, v_MNX: Tensor, mask: Mask) -> Tensor:
     scale, window, keep_TM = mask
     group = q_THC.shape[1] // k_MNC.shape[1]

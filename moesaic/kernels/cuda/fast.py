@@ -26,10 +26,10 @@ from moesaic.kernels.reference import compute_experts as compute_experts
 from moesaic.kernels.reference import dispatch as dispatch
 from moesaic.kernels.reference import embed as embed
 from moesaic.kernels.reference import gated as gated
+from moesaic.kernels.reference import mask_for_sdpa
 from moesaic.kernels.reference import rotate as rotate
 from moesaic.kernels.reference import run_layers as run_layers
 from moesaic.kernels.reference import select_tokens as select_tokens
-from moesaic.kernels.reference import visible_TM
 from moesaic.kernels.triton import linear as invariant
 from moesaic.kernels.triton import norm as norms
 from moesaic.kernels.triton.attention import latent as absorbing
@@ -119,20 +119,14 @@ def eager_experts(x_TD: Tensor, routes_TK: Tensor, weights_TK: Tensor, gate_up_E
 
 
 def attention(q_THC: Tensor, k_MNC: Tensor, v_MNX: Tensor, mask: Mask) -> Tensor:
-    scale, window, keep_TM = mask
-    new, total = q_THC.shape[0], k_MNC.shape[0]
-    whole = new == total and keep_TM is None and (window is None or window >= total)
-    seen_TM = None
-    if not whole:
-        seen_TM = visible_TM(new, total, window, q_THC.device)
-        seen_TM = seen_TM if keep_TM is None else seen_TM & keep_TM
+    seen_TM, causal = mask_for_sdpa(q_THC.shape[0], k_MNC.shape[0], mask, q_THC.device)
     out_HTX = F.scaled_dot_product_attention(
         q_THC.transpose(0, 1).unsqueeze(0),
         k_MNC.transpose(0, 1).unsqueeze(0),
         v_MNX.transpose(0, 1).unsqueeze(0),
         attn_mask=seen_TM,
-        is_causal=whole,
-        scale=scale,
+        is_causal=causal,
+        scale=mask.scale,
         enable_gqa=q_THC.shape[1] != k_MNC.shape[1],
     )
     return out_HTX.squeeze(0).transpose(0, 1)

@@ -36,6 +36,7 @@ from moesaic.kernels.native import build
 from moesaic.kernels.native.fused_layers import takes_step
 from moesaic.kernels.native.gradients import Attend, QKNormRope, RMSNorm, SwiGLU
 from moesaic.kernels.native.quantized_fused_layers import fused
+from moesaic.kernels.reference import visible_TM
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 SIGNATURES = {
@@ -240,7 +241,7 @@ class NativeKernels:
         new, total = q_THC.shape[0], k_MNC.shape[0]
         span_14 = torch.tensor([[0, new, total - new, 0]])
         if keep_TM is not None:
-            keep_TM = keep_TM & cpu.visible_TM(new, total, window, q_THC.device)
+            keep_TM = keep_TM & visible_TM(new, total, window, q_THC.device)
         out_THX = q_THC.new_empty(new, q_THC.shape[1], v_MNX.shape[2])
         self.attend_spans(q_THC, k_MNC, v_MNX, None, None, out_THX, None, span_14, None, [keep_TM], scale, window)
         return out_THX

@@ -6,20 +6,25 @@ the others do until the first ends. `EngineOptions` say which kind it is.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import torch
 
 from moesaic.kernels import hardware
 from moesaic.serve.cluster.messages import EngineOptions
 from moesaic.serve.core.engine import Engine
-from moesaic.serve.group.apart.ranks import ApartRanks, apart_layout, follow_apart, join_apart, open_apart
+from moesaic.serve.group.apart.ranks import apart_layout, follow_apart, join_apart, open_apart
 from moesaic.serve.group.engine import GroupEngine
 from moesaic.serve.group.rank_state import RankStats, peak_bytes
-from moesaic.serve.group.ranks import WorkerGroup, follow, join, open_engine, serving_layout
+from moesaic.serve.group.ranks import follow, join, open_engine, serving_layout
 from moesaic.serve.offload.loading import load_served
 from moesaic.serve.pages.identity import with_identity
+
+Joined = TypeVar("Joined")  # what a rank is among others
 
 
 class EngineKind(Protocol):
@@ -65,20 +70,24 @@ class OneProcess:
             engine.outside.close()
 
 
-class Group:
-    """A layout's ranks."""
+@dataclass(frozen=True)
+class RankGroup(Generic[Joined]):
+    """Ranks that run one model: how one meets the others (its rank, where, patience, device), what rank 0 does then,
+    and what the others do."""
 
-    def __init__(self, layout: str) -> None:
-        self.layout = serving_layout(layout)
-        self.ranks = self.vital = self.layout.devices
+    ranks: int
+    vital: int
+    join: Callable[[int, str, float, torch.device], Joined]
+    lead: Callable[[Joined, Path, dict[str, Any], dict[str, Any]], GroupEngine]
+    serve: Callable[[Joined, Path, dict[str, Any], dict[str, Any]], None]
 
     def open(self, options: EngineOptions, address: str) -> Engine:
-        group, loading = self._join(options, 0, address)
-        return open_engine(group, options.directory, loading, with_identity(options.directory, options.engine_options))
+        joined, loading = self._join(options, 0, address)
+        return self.lead(joined, options.directory, loading, with_identity(options.directory, options.engine_options))
 
     def follow(self, options: EngineOptions, rank: int, address: str) -> None:
-        group, loading = self._join(options, rank, address)
-        follow(group, options.directory, loading, options.engine_options)
+        joined, loading = self._join(options, rank, address)
+        self.serve(joined, options.directory, loading, options.engine_options)
 
     def rank_stats(self, engine: Engine) -> list[RankStats]:
         return cast(GroupEngine, engine).rank_stats()
@@ -86,43 +95,20 @@ class Group:
     def close(self, engine: Engine) -> None:
         cast(GroupEngine, engine).close()
 
-    def _join(self, options: EngineOptions, rank: int, address: str) -> tuple[WorkerGroup, dict[str, Any]]:
+    def _join(self, options: EngineOptions, rank: int, address: str) -> tuple[Joined, dict[str, Any]]:
         loading = _load_options(options, rank)
         device = torch.device(loading.get("device") or hardware.device())
-        return join(self.layout, rank, address, options.stall_seconds, device), loading
-
-
-class Apart:
-    """Ranks that attend and, behind them, ranks of experts, without any of which the others go on."""
-
-    def __init__(self, layout: str) -> None:
-        self.layout = apart_layout(layout)
-        self.ranks, self.vital = self.layout.devices, self.layout.attention.devices
-
-    def open(self, options: EngineOptions, address: str) -> Engine:
-        ranks, loading = self._join(options, 0, address)
-        return open_apart(ranks, options.directory, loading, with_identity(options.directory, options.engine_options))
-
-    def follow(self, options: EngineOptions, rank: int, address: str) -> None:
-        ranks, loading = self._join(options, rank, address)
-        follow_apart(ranks, options.directory, loading, options.engine_options)
-
-    def rank_stats(self, engine: Engine) -> list[RankStats]:
-        return cast(GroupEngine, engine).rank_stats()
-
-    def close(self, engine: Engine) -> None:
-        cast(GroupEngine, engine).close()
-
-    def _join(self, options: EngineOptions, rank: int, address: str) -> tuple[ApartRanks, dict[str, Any]]:
-        loading = _load_options(options, rank)
-        device = torch.device(loading.get("device") or hardware.device())
-        return join_apart(self.layout, rank, address, options.stall_seconds, device), loading
+        return self.join(rank, address, options.stall_seconds, device), loading
 
 
 def engine_kind(options: EngineOptions) -> EngineKind:
-    if "experts=" in options.layout:
-        return Apart(options.layout)
-    return Group(options.layout) if options.layout else OneProcess()
+    if "experts=" in options.layout:  # ranks of experts may die, and those that attend go on
+        apart = apart_layout(options.layout)
+        return RankGroup(apart.devices, apart.attention.devices, partial(join_apart, apart), open_apart, follow_apart)
+    if options.layout:
+        layout = serving_layout(options.layout)
+        return RankGroup(layout.devices, layout.devices, partial(join, layout), open_engine, follow)
+    return OneProcess()
 
 
 def _load_options(options: EngineOptions, rank: int) -> dict[str, Any]:

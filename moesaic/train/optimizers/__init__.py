@@ -50,10 +50,16 @@ class OptimizerMethod:
         """
         assert group is None or self.reduces_gradients, "these gradients are reduced before the optimizer"
         trained = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
+        if group is not None and dist.get_world_size(group) > 1:
+            return self.exchanging(trained, group, offload)
         groups = [(rule, part) for rule, part in self.groups(trained) if part]
         if offload is None or offload.optimizer is None:
             return Optimizer(trained, groups)
         return OffloadedOptimizer(trained, groups, offload)
+
+    def exchanging(self, trained: list[Named], group: dist.ProcessGroup, offload: OffloadSection | None) -> Optimizer:
+        """The optimizer of a method that reduces gradients, among several ranks."""
+        raise NotImplementedError
 
 
 def need(right: bool, problem: str) -> None:

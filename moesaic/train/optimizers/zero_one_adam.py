@@ -26,13 +26,13 @@ that gradient into a step of any size. And scales of the compression are per blo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from moesaic.errors import UserError
 from moesaic.parallel.one_bit import OneBitExchange
@@ -69,18 +69,10 @@ class ZeroOneAdam(OptimizerMethod):
             for decay, group in by_decay(parameters, self.weight_decay, self.decay_embeddings)
         ]
 
-    def build(
-        self,
-        named_parameters: Iterable[tuple[str, nn.Parameter]],
-        group: dist.ProcessGroup | None = None,
-        offload: OffloadSection | None = None,
-    ) -> Optimizer:
-        if group is None or dist.get_world_size(group) == 1:
-            return super().build(named_parameters, offload=offload)
+    def exchanging(self, trained: list[Named], group: dist.ProcessGroup, offload: OffloadSection | None) -> Optimizer:
         if offload is not None and offload.optimizer is not None:
             raise UserError("train.offload.optimizer", "is for one device, and 0/1 Adam is to exchange between ranks")
         exchange = OneBitExchange(group)
-        trained = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
         groups = by_decay(trained, self.weight_decay, self.decay_embeddings)
         rules = [(ExchangingRule(self, decay, exchange), part) for decay, part in groups if part]
         return Optimizer(trained, rules, exchange)

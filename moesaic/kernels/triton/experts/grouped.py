@@ -7,6 +7,8 @@ K is walked in order and never split. Also what the interpreter runs, so that th
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -97,6 +99,12 @@ def precision(a: torch.Tensor) -> str:
     return "ieee" if a.dtype == torch.float32 else "tf32"
 
 
+def tile_options(a: torch.Tensor, block: int) -> dict[str, Any]:
+    """What both kernels are launched with."""
+    sizes = {"BN": block, "BK": min(block, 64), "RECORD": RECORD}
+    return sizes | {"PRECISION": precision(a), "num_warps": 4, "num_stages": 3}
+
+
 def rows(a_PK: torch.Tensor, b: torch.Tensor, routing: Routing, transposed: bool, block: int) -> torch.Tensor:
     """A's rows times their expert's matrix, stored (E, N, K), or (E, K, N) if `transposed`."""
     K = a_PK.shape[1]
@@ -115,12 +123,7 @@ def rows(a_PK: torch.Tensor, b: torch.Tensor, routing: Routing, transposed: bool
         n_stride,
         k_stride,
         BM=routing.align,
-        BN=block,
-        BK=min(block, 64),
-        RECORD=RECORD,
-        PRECISION=precision(a_PK),
-        num_warps=4,
-        num_stages=3,
+        **tile_options(a_PK, block),
     )
     return c_PN
 
@@ -137,11 +140,6 @@ def columns(a_PM: torch.Tensor, b_PN: torch.Tensor, routing: Routing, block: int
         M,
         N,
         BM=block,
-        BN=block,
-        BK=min(block, 64),
-        RECORD=RECORD,
-        PRECISION=precision(a_PM),
-        num_warps=4,
-        num_stages=3,
+        **tile_options(a_PM, block),
     )
     return c_EMN

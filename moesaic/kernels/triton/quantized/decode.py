@@ -31,6 +31,11 @@ def common(weight: PackedWeight, rows: int, device: torch.device) -> dict:
     return {"GROUP": weight.group, "BITS": weight.bits, "IN_FLIGHT": in_flight, "PDL": supports_pdl(device)}
 
 
+def packed_tensors(weight: PackedWeight) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """As every kernel here takes them: codes, scales, zero points."""
+    return weight.codes_EOB.view(torch.int32), weight.scales_EGO, weight.zeros_EGO
+
+
 def takes_rows(x_TI: torch.Tensor, weight: PackedWeight) -> bool:
     times, outputs = triton.cdiv(len(x_TI), TOKENS), weight.codes_EOB.shape[1]
     return (times == 1 or times * outputs <= AGAIN) and outputs % 8 == 0 and runs_here(x_TI, weight)
@@ -42,9 +47,7 @@ def linear(x_TI: torch.Tensor, weight: PackedWeight, bias_O: torch.Tensor | None
         rows_kernel,
         (outputs // 8, triton.cdiv(T, TOKENS)),
         x_TI.view(torch.int64),
-        weight.codes_EOB.view(torch.int32),
-        weight.scales_EGO,
-        weight.zeros_EGO,
+        *packed_tensors(weight),
         bias_O,
         out_TO,
         T,
@@ -83,9 +86,7 @@ def experts(x_TD: torch.Tensor, routes: Routes, gate_up: PackedWeight, down: Pac
         (T * K, F // (32 // share)),
         x_TD.view(torch.int64),
         routes.experts_TK,
-        gate_up.codes_EOB.view(torch.int32),
-        gate_up.scales_EGO,
-        gate_up.zeros_EGO,
+        *packed_tensors(gate_up),
         hidden_NF,
         F,
         D=D,
@@ -101,9 +102,7 @@ def experts(x_TD: torch.Tensor, routes: Routes, gate_up: PackedWeight, down: Pac
         (T, D // 8),
         hidden_NF.view(torch.int64),
         *routes,
-        down.codes_EOB.view(torch.int32),
-        down.scales_EGO,
-        down.zeros_EGO,
+        *packed_tensors(down),
         out_TD,
         D,
         F=F,

@@ -57,8 +57,13 @@ class Function(RequestModel):
     strict: bool | None = None
 
 
-class Tool(RequestModel):
+class FunctionType(RequestModel):
+    """The one type of tool there is."""
+
     type: Literal["function"]
+
+
+class Tool(FunctionType):
     function: Function
 
 
@@ -66,8 +71,7 @@ class NamedFunction(RequestModel):
     name: str
 
 
-class NamedTool(RequestModel):
-    type: Literal["function"]
+class NamedTool(FunctionType):
     function: NamedFunction
 
 

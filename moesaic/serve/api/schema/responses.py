@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
-from moesaic.serve.api.schema.chat import Parts
+from moesaic.serve.api.schema.chat import Function, FunctionType, NamedFunction, Parts
 from moesaic.serve.api.schema.sampling import MAX_LOGPROBS, ExtraSamplingParams, RequestModel, unsupported
 
 
@@ -49,17 +49,12 @@ InputItem = Annotated[
 ]
 
 
-class FunctionTool(RequestModel):
-    type: Literal["function"]
-    name: str = Field(pattern=r"^[a-zA-Z0-9_.:-]{1,256}$")
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+class FunctionTool(Function, FunctionType):
+    """As in chat, without a level in between."""
 
 
-class ChosenTool(RequestModel):
-    type: Literal["function"]
-    name: str
+class ChosenTool(NamedFunction, FunctionType):
+    pass
 
 
 class PlainFormat(RequestModel):
