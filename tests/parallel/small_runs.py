@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -72,6 +74,19 @@ def assert_same(found: Path, expected: Path) -> None:
         assert mine.keys() == other.keys()
         assert [name for name in mine if not torch.equal(mine[name], other[name])] == []
     assert losses(found) == losses(expected)
+
+
+def assert_as_alone(found: Path, alone: Path, exact: bool, shown: Sequence[str], atol: float) -> None:
+    """A run of several ranks is as that of one process, to the bit or within rounding, and so is what it shows."""
+    if exact:
+        assert_same(found, alone)
+    else:
+        assert_close(found, alone, alone.name)
+    for mine, other in zip(read_metrics(found), read_metrics(alone), strict=True):
+        for key in shown:
+            assert (key in mine) == (key in other), (alone.name, key)
+            if key in mine:
+                assert mine[key] == pytest.approx(other[key], rel=1e-4, abs=atol), (alone.name, key)
 
 
 def assert_close(found: Path, expected: Path, what: str) -> None:

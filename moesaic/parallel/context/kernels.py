@@ -8,7 +8,7 @@ their gradients as under data parallelism: the sum over the group is the gradien
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import torch
 import torch.distributed as dist
@@ -16,11 +16,12 @@ from torch import Tensor
 
 from moesaic.errors import UserError
 from moesaic.kernels.interface import AttentionCall, Batch, Kernels, KVCache, LatentCall, QKNorm, RopeAngles
-from moesaic.kernels.wrapped import WrappedKernels, for_batch
+from moesaic.kernels.wrapped import for_batch
 from moesaic.parallel.context.mesh_tiles import Tile
 from moesaic.parallel.context.sparse import attend_selected, select_here
 from moesaic.parallel.context.tiles import attend_by_tiles, attend_latent_by_tiles
 from moesaic.parallel.context.ulysses import attend_by_heads, attend_latent_by_heads
+from moesaic.parallel.row_kernels import RowKernels
 from moesaic.parallel.rows import RowGroup, RowSplit, SplitKind, gather_rows
 
 Method = Literal["ulysses", "mesh", "ring"]
@@ -31,7 +32,7 @@ def split_for(method: Method) -> SplitKind:
     return "contiguous" if method == "ulysses" else "zigzag"
 
 
-class ContextParallelKernels(WrappedKernels):
+class ContextParallelKernels(RowKernels):
     """`method`: Ulysses divides heads, Mesh-Attention (`mesh`, of which `ring` is one shape) the pairs of queries and
     keys, in tiles of the shape that sends least or of a given `tile`. `split`: which rows a rank has; by default equal
     runs for Ulysses, and for the others pieces that give every rank as many causal pairs. `traffic` counts the bytes
@@ -82,16 +83,6 @@ class ContextParallelKernels(WrappedKernels):
             rows_T = inner(rows_T, layout, split.counts[self.ranks.rank])
         return gather_rows(rows_T, split, self.ranks, gradient="own")
 
-    def embed(self, tokens_T: Tensor, table_VD: Tensor, site: str = "") -> Tensor:
-        return self.plain.embed(tokens_T[self._rows(len(tokens_T))], table_VD, site)
-
-    def linear_cross_entropy(
-        self, hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, scale_T: Tensor, **options: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Targets and scales are the whole batch's; the sum and the losses are of the rows that are here."""
-        rows_T = self._rows(len(targets_T))
-        return self.plain.linear_cross_entropy(hidden_TD, weight_VD, targets_T[rows_T], scale_T[rows_T], **options)
-
     def rotate(self, x_THC: Tensor, rope: RopeAngles) -> Tensor:
         return self.plain.rotate(x_THC, self._rope_here(rope))
 
@@ -124,7 +115,7 @@ class ContextParallelKernels(WrappedKernels):
     ) -> list[Tensor | None]:
         return select_here(q_THC, k_TC, weights_TH, layout, topk, self.split(layout), self.ranks)
 
-    def _rows(self, tokens: int) -> Tensor:
+    def own_rows(self, tokens: int) -> Tensor:
         """Those of the batch whose forward began last."""
         split = self._begun
         assert split is not None and split.tokens == tokens, f"{tokens} tokens are not of the batch that was begun"
@@ -132,5 +123,5 @@ class ContextParallelKernels(WrappedKernels):
 
     def _rope_here(self, rope: RopeAngles) -> RopeAngles:
         if self._rope is None or self._rope[0] is not rope:
-            self._rope = rope, rope.at(self._rows(len(rope.cos_TR)))
+            self._rope = rope, rope.at(self.own_rows(len(rope.cos_TR)))
         return self._rope[1]

@@ -14,15 +14,16 @@ Gradients of divided parameters are complete here, those of whole ones a part of
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Self
+from typing import Self
 
 import torch.distributed as dist
 from torch import Tensor
 
 from moesaic.errors import UserError
 from moesaic.kernels.interface import Batch, Kernels, QKNorm, RopeAngles
-from moesaic.kernels.wrapped import WrappedKernels, for_batch
+from moesaic.kernels.wrapped import for_batch
 from moesaic.model.config import GroupedQuery, ModelConfig
+from moesaic.parallel.row_kernels import RowKernels
 from moesaic.parallel.tensor.exchange import Chunks, TileExchange
 from moesaic.parallel.tensor.matmul import Copies, Division, Gather, GatherMatmul, MatmulScatter
 from moesaic.parallel.tensor.partition import READS, check, kv_copies, kv_heads_of
@@ -32,7 +33,7 @@ GATHERS_AFTER = frozenset({"kv_down", "keys", "head_weights"})  # their outputs 
 DIVIDED = GATHERS_FIRST | GATHERS_AFTER | READS | {"queries"}
 
 
-class TensorParallelKernels(WrappedKernels):
+class TensorParallelKernels(RowKernels):
     """`tiles`: how many a collective and its matmul are cut into; `keep`: whether gathered rows are kept for the
     backward pass (memory) or gathered again there (bytes). `traffic` counts the bytes this rank sent. Under context
     parallelism these are the inner kernels: they divide further what those leave of a batch."""
@@ -83,19 +84,8 @@ class TensorParallelKernels(WrappedKernels):
     def chunks(self, total: int) -> Chunks:
         return Chunks(total, self.exchange.size)
 
-    def mine(self, total: int) -> slice:
-        """This rank's rows."""
-        return self.chunks(total).of(self.exchange.rank)
-
-    def embed(self, tokens_T: Tensor, table_VD: Tensor, site: str = "") -> Tensor:
-        return self.plain.embed(tokens_T[self.mine(len(tokens_T))], table_VD, site)
-
-    def linear_cross_entropy(
-        self, hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, scale_T: Tensor, **options: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Hidden states are this rank's rows, targets all of them; the sum is this rank's."""
-        mine = self.mine(len(targets_T))
-        return self.plain.linear_cross_entropy(hidden_TD, weight_VD, targets_T[mine], scale_T[mine], **options)
+    def own_rows(self, tokens: int) -> slice:
+        return self.chunks(tokens).of(self.exchange.rank)
 
     def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor:
         kind, division = site.rpartition(".")[2], self._division

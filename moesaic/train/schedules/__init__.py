@@ -8,6 +8,8 @@ The warm-up is the trainer's, the same for every schedule: equal steps up from n
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,6 +25,16 @@ class Schedule:
         `step` may equal `steps`: where the schedule arrives once the last step, number `steps - 1`, has been taken.
         """
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ToFloor(Schedule):
+    """One that ends at `floor`, a share of the peak: where the rate is once the last step has been taken."""
+
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        need("floor", self.floor, 0, 1)
 
 
 def curve(schedule: Schedule, steps: int, warmup: int = 0, peak: float = 1.0) -> Curve:
