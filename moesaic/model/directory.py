@@ -21,6 +21,7 @@ from moesaic.kernels.quantized import QuantizedWeight
 from moesaic.model import lineage
 from moesaic.model.config import ModelConfig
 from moesaic.model.families import Place, family_for, write_config
+from moesaic.model.families.places import by_parameter
 from moesaic.model.formats import tensor_file
 from moesaic.model.formats.checkpoint import INDEX, SINGLE, Source
 from moesaic.model.formats.matching import match
@@ -55,7 +56,7 @@ def load(
     device: torch.device | str | None = None,
     threads: int | None = None,
     mode: Mode = "fast",
-    filler: Callable[..., Model] | None = None,
+    filler: Callable[[StoredWeights], Model] | None = None,
 ) -> Model:
     """A model, with its `.config` and `.tokenizer`. What is not said is chosen by what this machine has. A `filler`
     reads weights in its own way, where `fill` reads all."""
@@ -69,7 +70,7 @@ def load(
     torch.set_num_threads(wanted_threads)
     device = chosen_device(device)
     wanted = wanted or hardware.dtype(device, getattr(torch, config.dtype))
-    model = (filler or fill)(config, source, places, wanted, device, mode)
+    model = (filler or fill)(StoredWeights(config, source, places, wanted, device, mode))
     model.tokenizer = tokenizer
     model.value = read_head(source.place, config.hidden, device)
     return model
@@ -97,27 +98,28 @@ def chosen_device(name: torch.device | str | None) -> torch.device:
     return device
 
 
-def fill(
-    config: ModelConfig,
-    source: Source,
-    places: list[Place],
-    dtype: torch.dtype,
-    device: torch.device,
-    mode: Mode = "fast",
-    skip: Callable[[str], bool] | None = None,
-) -> Model:
-    """A model with the source's weights, read one tensor at a time. Parameters that `skip` names have shapes only."""
+class StoredWeights(NamedTuple):
+    """A model's weights before they are read: what it is, where they lie, and how it will compute."""
+
+    config: ModelConfig
+    source: Source
+    places: list[Place]
+    dtype: torch.dtype
+    device: torch.device
+    mode: Mode
+
+
+def fill(stored: StoredWeights, skip: Callable[[str], bool] | None = None) -> Model:
+    """A model with its stored weights, read one tensor at a time. Parameters that `skip` names have shapes only."""
+    config, source, places, dtype, device, mode = stored
     with torch.device("meta"):
         model = Model(config, mode)
-    by_parameter = defaultdict(list)
-    for place in places:
-        if not place.copy:
-            by_parameter[place.parameter].append(place)
+    found = by_parameter(places)
     quantized = getattr(source, "quantized", None)  # what is quantized stays so
     for name, blank in list(model.state_dict().items()):
         if skip is not None and skip(name):
             continue
-        parts = by_parameter[name]
+        parts = found[name]
         if quantized is not None and (matrix := quantized(name, parts, device)) is not None:
             _install(model, name, matrix, dtype)
             continue
@@ -126,17 +128,18 @@ def fill(
         assert sum(prod(place.shape) for place in parts) == tensor.numel(), f"{name} is not covered"
         for place in parts:
             tensor[place.part or ...].copy_(source.tensor(place.name))
-        _assign(model, name, tensor)
+        assign(model, name, tensor, tensor.is_floating_point())
     return model
 
 
-def _assign(model: Model, name: str, tensor: Tensor) -> None:
+def assign(model: nn.Module, name: str, tensor: Tensor, trained: bool) -> None:
+    """Put a tensor in the place of a buffer or a parameter, which is `trained` or takes no gradient."""
     path, _, leaf = name.rpartition(".")
     module = model.get_submodule(path)
     if leaf in module._buffers:
         module._buffers[leaf] = tensor
     else:
-        setattr(module, leaf, torch.nn.Parameter(tensor, requires_grad=tensor.is_floating_point()))
+        setattr(module, leaf, torch.nn.Parameter(tensor, requires_grad=trained))
 
 
 def _install(model: Model, name: str, matrix: Quantized, dtype: torch.dtype) -> None:
@@ -147,7 +150,7 @@ def _install(model: Model, name: str, matrix: Quantized, dtype: torch.dtype) -> 
 
         made = gpu_weight(matrix, dtype, model.config.activation)
     if isinstance(made, Tensor):
-        _assign(model, name, made)
+        assign(model, name, made, made.is_floating_point())
     else:
         install(model, name, made, dtype)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from moesaic.model.config import Dense, Experts, GroupedQuery, Latent, Layer, ModelConfig
@@ -19,6 +20,15 @@ class Place:
     # A second copy of a shared matrix: checked if it is there, not missed if it is not, and written for those who
     # expect it.
     copy: bool = False
+
+
+def by_parameter(places: Iterable[Place]) -> dict[str, list[Place]]:
+    """The places that make up each parameter, without second copies."""
+    found: dict[str, list[Place]] = defaultdict(list)
+    for place in places:
+        if not place.copy:
+            found[place.parameter].append(place)
+    return found
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -11,13 +10,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from moesaic.kernels import Kernels, Mode, hardware
+from moesaic.kernels import Kernels, hardware
 from moesaic.kernels.quantized import QuantizedMatrix
-from moesaic.model.config import ModelConfig
-from moesaic.model.directory import install, load
+from moesaic.model.directory import StoredWeights, assign, install, load
 from moesaic.model.families import Place
+from moesaic.model.families.places import by_parameter
 from moesaic.model.formats.checkpoint import Source
-from moesaic.model.transformer import Model
 from moesaic.parallel.boxes import stored_boxes
 from moesaic.parallel.parts import Part, Region, Slices, regions
 from moesaic.serve.group.kernels import GroupKernels
@@ -36,32 +34,22 @@ def load_share(group: WorkerGroup, directory: str | Path, load_options: dict[str
     return model
 
 
-def fill_share(
-    group: WorkerGroup,
-    config: ModelConfig,
-    source: Source,
-    places: list[Place],
-    dtype: torch.dtype,
-    device: torch.device,
-    mode: Mode = "fast",
-) -> ShareModel:
+def fill_share(group: WorkerGroup, stored: StoredWeights) -> ShareModel:
+    config, source, places, dtype, device, mode = stored
     check(config, group.layout)
     with torch.device("meta"):
         model = ShareModel(config, mode)
     share, read = Share(config, group.layout, group.rank), stored_boxes(source)
-    by_parameter: dict[str, list[Place]] = defaultdict(list)
-    for place in places:
-        if not place.copy:
-            by_parameter[place.parameter].append(place)
+    found = by_parameter(places)
     for name, blank in list(model.state_dict().items()):
         if group.experts_away and name.rpartition(".")[2] in EXPERTS:
             setattr(model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], None)
             continue
         part = share.part(name, blank.shape)
-        if (matrix := _quantized(source, name, by_parameter[name], blank, part, share, device)) is not None:
+        if (matrix := _quantized(source, name, found[name], blank, part, share, device)) is not None:
             install(model, name, matrix, dtype)
         else:
-            _assign(model, name, plain_part(read, name, blank.shape, part, dtype, device))
+            assign(model, name, plain_part(read, name, blank.shape, part, dtype, device), trained=False)
     localize(model, group.layout)
     return model
 
@@ -89,15 +77,6 @@ def _by_expert(region: Region) -> Iterator[Region]:
     for expert in range(region.whole[0].start, region.whole[0].stop):
         here = slice(expert + shift, expert + shift + 1)
         yield Region((slice(expert, expert + 1), *region.whole[1:]), (here, *region.here[1:]))
-
-
-def _assign(model: Model, name: str, tensor: Tensor) -> None:
-    path, _, leaf = name.rpartition(".")
-    module = model.get_submodule(path)
-    if leaf in module._buffers:
-        module._buffers[leaf] = tensor
-    else:
-        setattr(module, leaf, nn.Parameter(tensor, requires_grad=False))
 
 
 def _quantized(

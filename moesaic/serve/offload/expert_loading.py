@@ -10,14 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from moesaic.errors import UserError
-from moesaic.kernels.interface import Kernels, Mode
+from moesaic.kernels.interface import Kernels
 from moesaic.kernels.quantized import QuantizedKernels, QuantizedWeight
 from moesaic.model.block import Block
-from moesaic.model.config import ModelConfig
-from moesaic.model.directory import fill
+from moesaic.model.directory import StoredWeights, fill
 from moesaic.model.experts import MixtureFeedForward
 from moesaic.model.families import Place
-from moesaic.model.formats.checkpoint import Source
+from moesaic.model.families.places import by_parameter
 from moesaic.model.formats.opening import is_compressed
 from moesaic.model.transformer import Model
 from moesaic.serve.offload.expert_cache import Key
@@ -25,7 +24,7 @@ from moesaic.serve.offload.expert_forms import ExpertForm, ListedForm, plain_for
 from moesaic.serve.offload.expert_store import DiskExperts, ExpertStore, HostExperts
 from moesaic.serve.offload.experts import OffloadCounts, OffloadedExperts, OffloadedLayer, Slots
 from moesaic.serve.offload.layer_store import HostLayers, SpilledLayers
-from moesaic.serve.offload.places import Home, by_parameter, default_home
+from moesaic.serve.offload.places import Home, default_home
 from moesaic.serve.offload.slot_budget import ExpertShape, divide
 from moesaic.serve.offload.transfers import transfers_for
 from moesaic.serve.offload.weights import tensors_of
@@ -40,22 +39,13 @@ def mixtures(model: Model) -> dict[str, Block]:
     return {block.ffn.site: block for block in blocks if isinstance(block.ffn, MixtureFeedForward)}
 
 
-def fill_with_experts(
-    config: ModelConfig,
-    source: Source,
-    places: list[Place],
-    dtype: torch.dtype,
-    device: torch.device,
-    mode: Mode,
-    *,
-    home: Home | None,
-    cache_bytes: int | None,
-) -> Model:
+def fill_with_experts(stored: StoredWeights, *, home: Home | None, cache_bytes: int | None) -> Model:
     """What `moesaic.model.directory.fill` does, with the experts left out."""
+    source, places, device = stored.source, stored.places, stored.device
     of_experts = {place.parameter for place in places if place.parameter.endswith(PARAMETERS)}
     if not of_experts:
         raise UserError(source.place, "has no experts to offload", "Take --offload weights.")
-    model = fill(config, source, places, dtype, device, mode, of_experts.__contains__)
+    model = fill(stored, of_experts.__contains__)
     home, parts = home or default_home(device), by_parameter(places)
     store: ExpertStore
     if is_compressed(source):

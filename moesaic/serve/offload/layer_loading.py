@@ -8,41 +8,30 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from moesaic.kernels.interface import Mode
 from moesaic.model.block import Block
-from moesaic.model.config import ModelConfig
-from moesaic.model.directory import fill
-from moesaic.model.families import Place
-from moesaic.model.formats.checkpoint import Source
+from moesaic.model.directory import StoredWeights, fill
+from moesaic.model.families.places import by_parameter
 from moesaic.model.formats.opening import is_compressed
 from moesaic.model.transformer import Model
 from moesaic.serve.offload.layer_store import DiskLayers, HostLayers, LayerStore, SpilledLayers, StagedLayers, bytes_of
-from moesaic.serve.offload.places import Home, by_parameter, default_home
+from moesaic.serve.offload.places import Home, default_home
 from moesaic.serve.offload.transfers import transfers_for
 from moesaic.serve.offload.weights import StreamedLayers, leaves_of, tensors_of
 
 
-def fill_streamed(
-    config: ModelConfig,
-    source: Source,
-    places: list[Place],
-    dtype: torch.dtype,
-    device: torch.device,
-    mode: Mode,
-    *,
-    home: Home | None,
-) -> Model:
+def fill_streamed(stored: StoredWeights, *, home: Home | None) -> Model:
     """What `moesaic.model.directory.fill` does, with the layers left out."""
-    model = fill(config, source, places, dtype, device, mode, lambda name: name.startswith("layers."))
+    source, device = stored.source, stored.device
+    model = fill(stored, lambda name: name.startswith("layers."))
     home = home or default_home(device)
     blocks = cast("list[Block]", list(model.layers))
-    parts = by_parameter(places)
+    parts = by_parameter(stored.places)
     store: LayerStore
     if is_compressed(source) or home == "host":
         store = keeping = HostLayers(device.type == "cuda") if home == "host" else SpilledLayers()
         for number in range(len(blocks)):
             # Read as always, a layer at a time, and put away in the form in which it computes.
-            made = fill(config, source, places, dtype, device, mode, _other_than(f"layers.{number}."))
+            made = fill(stored, _other_than(f"layers.{number}."))
             blocks[number] = model.layers[number] = cast(Block, made.layers[number])
             keeping.put(number, tensors_of(blocks[number]))
             for leaf in leaves_of(blocks[number]):
@@ -51,7 +40,7 @@ def fill_streamed(
         for block in blocks:
             for leaf in leaves_of(block):
                 if not leaf.name.endswith("correction"):
-                    leaf.assign(torch.empty_like(leaf.tensor, dtype=dtype))
+                    leaf.assign(torch.empty_like(leaf.tensor, dtype=stored.dtype))
         names = [[name for name, _ in _named(block, f"layers.{number}.")] for number, block in enumerate(blocks)]
         shapes = {number: tensors_of(block) for number, block in enumerate(blocks)}
         store = DiskLayers(source, shapes, {n: [parts[name] for name in names[n]] for n in shapes})
