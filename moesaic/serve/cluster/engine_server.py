@@ -37,7 +37,6 @@ from moesaic.serve.cluster.messages import (
 from moesaic.serve.cluster.serialization import deserialize_request, serialize_output
 from moesaic.serve.core.driver import EngineDriver, EngineLost
 from moesaic.serve.core.engine import Engine
-from moesaic.serve.core.engine_loop import RETRY
 from moesaic.serve.core.request import Request
 from moesaic.serve.core.stats import EngineStats
 from moesaic.serve.group.rank_state import RankStats
@@ -88,14 +87,8 @@ class EngineServer:
             logger.error("the engine is lost: %s", error)
 
     def _serve(self) -> None:
-        while not self.ended:
-            self.wake.clear()
-            if not self.engine.working:
-                self.wake.wait()
-                continue
-            step = self.driver.step()
+        for step in self.driver.steps(self.wake, lambda: self.ended):
             if step.error is not None:
-                logger.error("the engine failed; its requests are given up", exc_info=step.error)
                 self._lose(step.lost, step.error, again=True)
             elif step.outputs:
                 self.send(Outputs([(number, serialize_output(output)) for number, output in step.outputs]))
@@ -104,8 +97,6 @@ class EngineServer:
                         self.requests.pop(number, None)
                     if output.finish_reason == "handed":
                         self.send(Handed(number, self._origin(output.request)))
-            elif step.idle:
-                self.wake.wait(RETRY)
 
     def _origin(self, request: Request) -> Origin:
         assert self.pages is not None and request.lease is not None

@@ -12,7 +12,9 @@ engine serves on with whatever is added next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -20,6 +22,11 @@ from moesaic.serve.core.request import Output, Request
 
 if TYPE_CHECKING:
     from moesaic.serve.core.engine import Engine
+
+logger = logging.getLogger("moesaic.serve")
+
+# Seconds until the next step, when there are requests of which none can be scheduled now.
+RETRY = 0.005
 
 Receiver = TypeVar("Receiver")
 
@@ -84,6 +91,20 @@ class EngineDriver(Generic[Receiver]):
             if output.finish_reason is not None:
                 self._receivers.pop(output.request.number, None)
         return Step(delivered, idle=not outputs and self.engine.counts.busy_seconds == busy_seconds)
+
+    def steps(self, wake: threading.Event, ended: Callable[[], bool]) -> Iterator[Step[Receiver]]:
+        """One step after the other until `ended`; while there is nothing to do, the thread sleeps until `wake`."""
+        while not ended():
+            wake.clear()
+            if not self.engine.working:
+                wake.wait()
+                continue
+            step = self.step()
+            if step.error is not None:
+                logger.error("the engine failed; its requests are given up", exc_info=step.error)
+            yield step
+            if step.idle:
+                wake.wait(RETRY)
 
     def _give_up(self) -> list[Receiver]:
         """Abort every request the engine holds, in a forward or not; whose they were."""

@@ -27,9 +27,6 @@ from moesaic.serve.core.stats import EngineStats
 
 logger = logging.getLogger("moesaic.serve")
 
-# Seconds until the next step, when there are requests of which none can be scheduled now.
-RETRY = 0.005
-
 Queue = asyncio.Queue[Output | BaseException]
 
 
@@ -133,21 +130,13 @@ class EngineLoop:
     # On the engine's thread
 
     def _run(self) -> None:
-        while not self._ended:
-            self._wake.clear()
-            if not self.engine.working:
-                self._wake.wait()
-                continue
-            step = self._driver.step()
+        for step in self._driver.steps(self._wake, lambda: self._ended):
             if step.error is not None:
-                logger.error("the engine failed; its requests are given up", exc_info=step.error)
                 # One queue may hold several requests, and all of them fail together.
                 queues = {id(queue): queue for queue in step.lost}.values()
                 self._post(partial(_deliver, [(queue, step.error) for queue in queues]))
             elif step.outputs:
                 self._post(partial(_deliver, step.outputs))
-            elif step.idle:
-                self._wake.wait(RETRY)
 
     def _add(self, request: Request, queue: Queue) -> None:
         """A request that fails here is not yet among those the engine holds."""
