@@ -132,6 +132,26 @@ class Budgeted(KVPolicy):
         return min(tokens, max(self.least, math.ceil(self.share * tokens - 1e-9)))
 
 
+@dataclass(frozen=True)
+class PromptWindow(Budgeted):
+    """A policy that prunes once, after the prompt, by the attention of its last tokens."""
+
+    window: int = 16  # last tokens of the prompt whose attention counts
+    pool: int = 13  # width of the max pooling over scores; 1: none
+    every: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.every:
+            raise ValueError("every must be 0: this policy looks at the prompt, once")
+        check_pool(self.pool)
+        if self.window < 1:
+            raise ValueError("window must be at least 1")
+
+    def score_from(self, due: int, prompt: int) -> int:
+        return max(0, due - self.window)
+
+
 def pooled(scores_LNM: Tensor, width: int) -> Tensor:
     """Max pooling over `width` neighbours (SnapKV): what stands beside a row with much attention stays with it, as the
     rest of a number of which only the first digits are attended to."""

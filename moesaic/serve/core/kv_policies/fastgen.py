@@ -15,28 +15,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moesaic.serve.core.kv_policies import AttentionStatistics, Budgeted, Retained, check_pool, pooled, top_rows
+from moesaic.serve.core.kv_policies import AttentionStatistics, PromptWindow, Retained, pooled, top_rows
 
 
 @dataclass(frozen=True)
-class FastGen(Budgeted):
+class FastGen(PromptWindow):
     recover: float = 1.0  # of a head's attention
     frequent: float = 0.1  # of the tokens: most attended ones
     local: float = 0.1  # of the tokens: newest ones
-    pool: int = 13  # width of the max pooling over scores; 1: none
-    window: int = 16  # last tokens of the prompt whose attention is profiled
-    every: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.every:
-            raise ValueError("every must be 0: fastgen profiles the prompt, once")
-        check_pool(self.pool)
-        if not all(0 < part <= 1 for part in (self.recover, self.frequent, self.local)) or self.window < 1:
-            raise ValueError("recover, frequent and local must be above 0 and at most 1, and window at least 1")
-
-    def score_from(self, due: int, prompt: int) -> int:
-        return max(0, due - self.window)
+        if not all(0 < part <= 1 for part in (self.recover, self.frequent, self.local)):
+            raise ValueError("recover, frequent and local must be above 0 and at most 1")
 
     def prune(self, statistics: AttentionStatistics) -> Retained | None:
         if statistics.computed <= self.least:

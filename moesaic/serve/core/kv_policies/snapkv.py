@@ -12,26 +12,11 @@ from dataclasses import dataclass
 
 import torch
 
-from moesaic.serve.core.kv_policies import AttentionStatistics, Budgeted, Retained, check_pool, pooled, top_rows
+from moesaic.serve.core.kv_policies import AttentionStatistics, PromptWindow, Retained, pooled, top_rows
 
 
 @dataclass(frozen=True)
-class SnapKV(Budgeted):
-    window: int = 16
-    pool: int = 13
-    every: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.every:
-            raise ValueError("every must be 0: snapkv prunes once")
-        check_pool(self.pool)
-        if self.window < 1:
-            raise ValueError("window must be at least 1")
-
-    def score_from(self, due: int, prompt: int) -> int:
-        return max(0, due - self.window)
-
+class SnapKV(PromptWindow):
     def prune(self, statistics: AttentionStatistics) -> Retained | None:
         budget = self.budget(statistics.computed)
         window = min(self.window, budget)
