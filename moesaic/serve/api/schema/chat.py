@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from moesaic.serve.api.schema.sampling import MAX_LOGPROBS, GenerationRequest, RequestModel, unsupported
-from moesaic.serve.api.schema.usage import Usage
+from moesaic.serve.api.schema.usage import Completed
 
 
 class TextPart(RequestModel):
@@ -131,12 +131,6 @@ class ChatChoice(BaseModel):
     finish_reason: str
 
 
-class ChatCompletionResponse(BaseModel):
-    id: str
+class ChatCompletionResponse(Completed[ChatChoice]):
     object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage
-    system_fingerprint: str | None = None
     prompt_logprobs: list[dict[str, Any] | None] | None = None

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from moesaic.serve.api.schema.sampling import MAX_LOGPROBS, GenerationRequest, Token, unsupported
-from moesaic.serve.api.schema.usage import Usage
+from moesaic.serve.api.schema.usage import Completed
 
 Tokens = Annotated[list[Token], Field(min_length=1)]
 # One text, several texts, the tokens of one, the tokens of several.
@@ -39,11 +39,5 @@ class CompletionChoice(BaseModel):
     prompt_logprobs: list[dict[str, Any] | None] | None = None
 
 
-class CompletionResponse(BaseModel):
-    id: str
+class CompletionResponse(Completed[CompletionChoice]):
     object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    usage: Usage
-    system_fingerprint: str | None = None

@@ -49,8 +49,11 @@ InputItem = Annotated[
 ]
 
 
+# Tools are those of chat, without a level in between.
+
+
 class FunctionTool(Function, FunctionType):
-    """As in chat, without a level in between."""
+    pass
 
 
 class ChosenTool(NamedFunction, FunctionType):

@@ -1,8 +1,12 @@
-"""The `usage` of a response."""
+"""What the responses of both kinds of completion hold beside their choices: who answered, and the `usage`."""
 
 from __future__ import annotations
 
+from typing import Generic, TypeVar
+
 from pydantic import BaseModel
+
+Choice = TypeVar("Choice", bound=BaseModel)
 
 
 class PromptDetails(BaseModel):
@@ -22,3 +26,13 @@ class Usage(BaseModel):
     total_tokens: int
     prompt_tokens_details: PromptDetails | None = None
     completion_tokens_details: CompletionDetails | None = None
+
+
+class Completed(BaseModel, Generic[Choice]):
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+    system_fingerprint: str | None = None
