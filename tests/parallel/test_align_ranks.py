@@ -21,6 +21,13 @@ def tune(model: Path, out: Path, *overrides: str, stage: str = SFT) -> None:
     align(load_recipe(RECIPE, [f"align.stages=[{stage}]", COMMON[-1], *overrides]), model, out, quiet=True)
 
 
+def tune_alone(folder: Path, stages: dict[str, str]) -> None:
+    """A model, and what each of these stages makes of it in one process."""
+    run("glm", prepared(folder / "data"), folder / "model", "train.steps=2", "train.save_every=2")
+    for name, stage in stages.items():
+        tune(folder / "model", folder / name, "train.accumulate=2", stage=stage)
+
+
 def on_two(rank: int, world: int, folder: Path) -> None:
     as_rank(rank, world)
     tune(folder / "model", folder / "dp", "parallel.exact=true", "parallel.zero=3")
@@ -32,8 +39,7 @@ def on_two(rank: int, world: int, folder: Path) -> None:
 
 
 def test_fine_tuning_on_two_ranks(tmp_path: Path) -> None:
-    run("glm", prepared(tmp_path / "data"), tmp_path / "model", "train.steps=2", "train.save_every=2")
-    tune(tmp_path / "model", tmp_path / "one", "train.accumulate=2")
+    tune_alone(tmp_path, {"one": SFT})
     on_ranks(2, on_two, tmp_path, tmp_path)
     for layout in ("dp", "ep"):
         assert_same(tmp_path / layout, tmp_path / "one")

@@ -13,8 +13,8 @@ from moesaic.train.loop import train
 from moesaic.train.report.metrics import read_events, read_metrics
 from moesaic.train.run import Run
 from tests.parallel.ranks import on_ranks
-from tests.parallel.small_runs import as_rank, assert_as_alone, assert_same, losses, prepared, run
-from tests.parallel.test_align_ranks import tune
+from tests.parallel.small_runs import as_rank, assert_as_alone, assert_same, losses
+from tests.parallel.test_align_ranks import tune, tune_alone
 
 # Three prompts for two ranks: one of them has nothing left to sample while the other still does.
 STAGE = "{{name: policy, steps: 4, lr: 0.003, data: [{{path: 'builtin:sums'}}], prompts: 3, group: 4, max_tokens: 8,"
@@ -78,9 +78,7 @@ def refused(folder: Path) -> None:
 
 
 def test_policy_on_two_ranks(tmp_path: Path) -> None:
-    run("glm", prepared(tmp_path / "data"), tmp_path / "model", "train.steps=2", "train.save_every=2")
-    for name in VARIANTS:
-        tune(tmp_path / "model", tmp_path / name, "train.accumulate=2", stage=stage(name))
+    tune_alone(tmp_path, {name: stage(name) for name in VARIANTS})
     on_ranks(2, on_two, tmp_path, tmp_path)
     for name in VARIANTS:
         one, two = tmp_path / name, tmp_path / f"{name}-2"

@@ -12,8 +12,8 @@ from moesaic.align.preference import reference
 from moesaic.data.packing import GroupedBatch
 from moesaic.errors import UserError
 from tests.parallel.ranks import on_ranks
-from tests.parallel.small_runs import as_rank, assert_as_alone, prepared, run
-from tests.parallel.test_align_ranks import tune
+from tests.parallel.small_runs import as_rank, assert_as_alone
+from tests.parallel.test_align_ranks import tune, tune_alone
 
 STAGE = "{{name: preference, steps: 3, lr: 0.003, data: [{{path: 'builtin:sums'}}], pairs: 14, batch_pairs: 4,"
 STAGE += " max_length: 64, evaluate_every: 3, evaluate: 5, save_every: 3, objective: {}}}"
@@ -45,9 +45,7 @@ def on_two(rank: int, world: int, folder: Path) -> None:
 
 def test_preference_on_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "TOKENS", FEW)
-    run("glm", prepared(tmp_path / "data"), tmp_path / "model", "train.steps=2", "train.save_every=2")
-    for name in OBJECTIVES:
-        tune(tmp_path / "model", tmp_path / name, "train.accumulate=2", stage=stage(name))
+    tune_alone(tmp_path, {name: stage(name) for name in OBJECTIVES})
     on_ranks(2, on_two, tmp_path, tmp_path)
     for name in OBJECTIVES:
         one, two = tmp_path / name, tmp_path / f"{name}-2"

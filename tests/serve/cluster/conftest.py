@@ -1,4 +1,4 @@
-"""One very small model for all tests of workers, and an engine in this process to compare them with."""
+"""Workers that many tests ask."""
 
 from __future__ import annotations
 
@@ -8,22 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import moesaic
 from moesaic.serve.cluster.client import EngineClient
 from moesaic.serve.cluster.prefix_routing import PrefixIndex
-from moesaic.serve.core.engine import Engine
-from tests.serve.cluster.workers import CACHE, client_of, let
-from tests.serve.made import talking_model
-
-
-@pytest.fixture(scope="session")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return talking_model(tmp_path_factory.mktemp("workers") / "tiny")
-
-
-@pytest.fixture(scope="session")
-def alone(directory: Path) -> Engine:
-    return Engine(moesaic.load(directory, threads=1), cache_bytes=CACHE)
+from tests.serve.cluster.workers import client_of, entered, let
 
 
 @pytest.fixture
@@ -34,21 +21,9 @@ def gate(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def events() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as runner:
-        yield runner
-
-
-@pytest.fixture(scope="module")
 def two(directory: Path, events: asyncio.Runner) -> Iterator[EngineClient]:
     """Two workers, for all tests that leave them as they are: starting them takes longer than what they are asked."""
-
-    async def begin() -> EngineClient:
-        return await client_of(directory, 2).__aenter__()
-
-    loop = events.run(begin())
-    yield loop
-    events.run(loop.__aexit__())
+    yield from entered(events, client_of(directory, 2))
 
 
 @pytest.fixture

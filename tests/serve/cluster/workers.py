@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,13 @@ def client_of(directory: Path, count: int = 1, adapters: dict[str, str] | None =
     frontend, make = with_workers([options(directory, **changed)] * count, adapters=adapters)
     made: EngineClient = make(frontend)
     return made
+
+
+def entered(events: asyncio.Runner, client: EngineClient) -> Iterator[EngineClient]:
+    """A client with its workers running, for a fixture."""
+    loop = events.run(client.__aenter__())
+    yield loop
+    events.run(loop.__aexit__())
 
 
 async def text_of(loop: EngineClient, request: Request) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 import moesaic
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Request, Sampling
+from moesaic.serve.group.engine import GroupEngine
 from moesaic.serve.group.ranks import follow, join, open_engine, serving_layout
 from tests.parallel.ranks import start
 from tests.random_models import save_random, small_config
@@ -120,26 +121,45 @@ class Case:
         self.layout, self.directory, self.work, self.args = layout, directory, work, args
         self.load, self.options = {"threads": 1, **(load or {})}, options
 
+    def keep(self, engine: GroupEngine, file: Path) -> None:
+        found = self.work(engine, *self.args)
+        engine.close()
+        file.write_text(json.dumps(found))
+
 
 def in_groups(cases: Sequence[Case], folder: Path) -> list[Any]:
     """What `work(engine, *args)` gives on rank 0 of each group, one group after the other in the same processes."""
-    ranks = max(serving_layout(case.layout).devices for case in cases)
-    addresses = [f"file:{folder / f'{next(NUMBERS)}.store'}" for _ in cases]
-    start(_run, (cases, addresses, str(folder)), ranks)
+    return in_processes(_run, cases, folder, serving_layout)
+
+
+def in_processes(
+    run: Callable[..., None], cases: Sequence[Case], folder: Path, layout_of: Callable[[str], Any], *more: Any
+) -> list[Any]:
+    """What rank 0 of each case left behind when every rank ran `run(rank, cases, addresses, folder, *more)`."""
+    ranks = max(layout_of(case.layout).devices for case in cases)
+    start(run, (cases, [meeting_place(folder) for _ in cases], str(folder), *more), ranks)
     return [json.loads((folder / f"{number}.json").read_text()) for number in range(len(cases))]
 
 
-def _run(rank: int, cases: Sequence[Case], addresses: Sequence[str], folder: str) -> None:
+def meeting_place(folder: Path) -> str:
+    return f"file:{folder / f'{next(NUMBERS)}.store'}"
+
+
+def cases_of(
+    rank: int, cases: Sequence[Case], addresses: Sequence[str], layout_of: Callable[[str], Any]
+) -> Iterator[tuple[int, Case, str, Any]]:
+    """Those that this rank has a part in: number, case, where its ranks meet, layout."""
     torch.set_num_threads(1)
     for number, (case, address) in enumerate(zip(cases, addresses, strict=True)):
-        layout = serving_layout(case.layout)
-        if rank >= layout.devices:
-            continue
+        layout = layout_of(case.layout)
+        if rank < layout.devices:
+            yield number, case, address, layout
+
+
+def _run(rank: int, cases: Sequence[Case], addresses: Sequence[str], folder: str) -> None:
+    for number, case, address, layout in cases_of(rank, cases, addresses, serving_layout):
         group = join(layout, rank, address, stall_seconds=60.0)
         if rank:
             follow(group, case.directory, case.load, case.options)
             continue
-        engine = open_engine(group, case.directory, case.load, case.options)
-        found = case.work(engine, *case.args)
-        engine.close()
-        (Path(folder) / f"{number}.json").write_text(json.dumps(found))
+        case.keep(open_engine(group, case.directory, case.load, case.options), Path(folder) / f"{number}.json")

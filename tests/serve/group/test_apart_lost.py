@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.parallel.ranks import start
-from tests.serve.group.apart_ranks import meeting_place, run_rank
-from tests.serve.group.groups import Case, alone, answers, model_directory, some_requests
+from tests.serve.group.apart_ranks import run_rank
+from tests.serve.group.groups import Case, alone, answers, meeting_place, model_directory, some_requests
 from tests.waiting import PATIENCE, until
 
 OPTIONS = {"page_size": 4, "cache_bytes": 2**21}
