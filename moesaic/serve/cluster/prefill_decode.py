@@ -21,7 +21,7 @@ from moesaic.serve.cluster.routing import PrefixRouting, Visit
 from moesaic.serve.cluster.worker import WorkerHandle
 from moesaic.serve.pages.outside import TierOptions
 from moesaic.serve.pages.remote import Origin
-from moesaic.serve.pages.transport import has_nixl
+from moesaic.serve.pages.transport import nixl_package
 
 if TYPE_CHECKING:
     from moesaic.serve.cluster.client import OpenRequest
@@ -83,8 +83,8 @@ def roles(options: EngineOptions, apart: Apart, host: str = "127.0.0.1") -> list
     if options.engine_options.get("kv_policy") is not None:
         problem = "pages of a pruned cache are of use to their own request alone"
         raise UserError("--prefill, --decode", f"cannot be combined with --kv-policy: {problem}", "Leave it out.")
-    if apart.transport == "nixl" and not has_nixl():
-        raise UserError("--page-transport", "nixl is not installed", "Install nixl, or take distributed.")
+    if apart.transport == "nixl" and nixl_package() is None:
+        raise UserError("--page-transport", "nixl is not installed", "Install moesaic[nixl], or take distributed.")
     tiers = options.engine_options.get("tiers") or TierOptions()
     tiers = replace(tiers, travel=True, host=host, transport=apart.transport, page_seconds=apart.page_seconds)
     running = options.engine_options | {"tiers": tiers}

@@ -53,11 +53,11 @@ class Nixl:
     name = "nixl"
 
     def __init__(self) -> None:
-        if not has_nixl():
-            raise UserError("--page-transport", "nixl is not installed", "Install nixl, or take distributed.")
-        from nixl._api import nixl_agent, nixl_agent_config
-
-        self.agent: Any = nixl_agent(f"pages-{os.urandom(8).hex()}", nixl_agent_config(backends=["UCX"]))
+        if (package := nixl_package()) is None:
+            raise UserError("--page-transport", "nixl is not installed", "Install moesaic[nixl], or take distributed.")
+        nixl = importlib.import_module(f"{package}._api")
+        config = nixl.nixl_agent_config(backends=["UCX"])
+        self.agent: Any = nixl.nixl_agent(f"pages-{os.urandom(8).hex()}", config)
         self._lock = threading.Lock()
         self._rooms: weakref.WeakKeyDictionary[Channel, Room] = weakref.WeakKeyDictionary()
         self._known: dict[str, str] = {}  # by what others say of themselves, their names
@@ -132,8 +132,10 @@ class Room:
     registered: Any
 
 
-def has_nixl() -> bool:
-    return importlib.util.find_spec("nixl") is not None
+def nixl_package() -> str | None:
+    """Under whichever name it is installed: one for each version of CUDA, none of which it needs to start."""
+    names = ("nixl", "nixl_cu13", "nixl_cu12")
+    return next((name for name in names if importlib.util.find_spec(name) is not None), None)
 
 
 def transport(name: str) -> PageTransport:

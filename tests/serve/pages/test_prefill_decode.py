@@ -16,7 +16,7 @@ from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.grammar import Grammar
 from moesaic.serve.core.memory import page_bytes
 from moesaic.serve.core.request import Request, Sampling
-from moesaic.serve.pages.transport import has_nixl
+from moesaic.serve.pages.transport import nixl_package
 from tests.serve.api.test_adapters import write_adapter
 from tests.serve.cluster.workers import CACHE, all_free, assert_same, greedy, text_of, until
 from tests.serve.pages.apart import apart_client, stats_of, worker_of
@@ -57,7 +57,7 @@ def test_answers_and_bytes(apart: EngineClient, events: asyncio.Runner, alone: E
         assert_same(request, text, alone)
 
 
-@pytest.mark.skipif(not has_nixl(), reason="nixl is not installed")
+@pytest.mark.skipif(nixl_package() is None, reason="nixl is not installed")
 def test_pages_travel_by_nixl(directory: Path, alone: Engine) -> None:
     """Also when the engine they come from was killed, and is back."""
 

@@ -16,12 +16,12 @@ from moesaic.serve.pages.outside import TierOptions
 from moesaic.serve.pages.page_bytes import PageBytes
 from moesaic.serve.pages.remote import Origin, Rank, RemotePages
 from moesaic.serve.pages.server import PageServer, page_server
-from moesaic.serve.pages.transport import has_nixl, transport
+from moesaic.serve.pages.transport import nixl_package, transport
 from tests.serve.tiny import page_bytes, tiny_latent_model, tiny_model
 from tests.waiting import PATIENCE, until
 
 PROMPT = list(range(1, 40))
-NIXL = pytest.mark.skipif(not has_nixl(), reason="nixl is not installed")
+NIXL = pytest.mark.skipif(nixl_package() is None, reason="nixl is not installed")
 
 
 def patience() -> float:
