@@ -25,6 +25,7 @@ from moesaic.errors import UserError
 DAY = 86_400.0
 PATIENCE = 30.0  # seconds to become a pair, and for what the other end is known to be sending
 KNOCKS = 0.01  # seconds between two looks whether somebody has knocked
+KNOCKED = "pairs"  # how many have, at a door
 MAX_MESSAGE = 64 << 20
 
 
@@ -110,7 +111,7 @@ class Door:
         self._count += 1
         # A thread that waits inside a store when its process ends would abort it.
         while not self._ended.wait(KNOCKS):
-            if self._master.check([f"pair{self._count}"]):
+            if self._master.add(KNOCKED, 0) >= self._count:
                 return _pair(self.host, self.port, self._count, PATIENCE)
         return None
 
@@ -124,8 +125,7 @@ def knock(address: str, seconds: float) -> Channel:
     try:
         socket.create_connection((host, int(port)), timeout=max(seconds, 0.001)).close()
         store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=max(seconds, 0.001)))
-        number = store.add("pairs", 1)
-        store.set(f"pair{number}", "")
+        number = store.add(KNOCKED, 1)  # all there is to a knock: whoever dies next leaves nothing half done
         return Channel(_pair(host, int(port), number, seconds), 1, seconds)
     except (OSError, RuntimeError, ValueError) as error:
         raise ChannelBroken(str(error)) from None

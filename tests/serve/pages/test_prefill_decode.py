@@ -62,7 +62,7 @@ def test_pages_travel_by_nixl(directory: Path, alone: Engine) -> None:
     """Also when the engine they come from was killed, and is back."""
 
     async def ask() -> None:
-        async with apart_client(directory, transport="nixl", page_seconds=5.0) as loop:
+        async with apart_client(directory, transport="nixl") as loop:
             for turn in range(2):
                 requests = [loop.engine.request(f"{turn} {prompt}", greedy(5)) for prompt in PROMPTS[:4]]
                 texts = await asyncio.gather(*(text_of(loop, request) for request in requests))
