@@ -179,7 +179,7 @@ async def soak_server(directory: Path, rate: float, seconds: float, options: lis
 
             traffic = Traffic(rate, seconds, one, lambda: sum(map(resident, (process, *descendants(process)))))
             await traffic.run()
-            for _ in range(50):  # what was abandoned last is still being noticed
+            for _ in range(600):  # what was abandoned last is still being noticed, and leases of pages run out in time
                 lines = (await client.get("/metrics")).text.splitlines()
                 left = {
                     name: gauge(lines, f"moesaic:{name}") for name in ("num_requests_running", "num_requests_waiting")
