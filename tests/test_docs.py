@@ -12,7 +12,7 @@ import typer
 from moesaic.cli.app import make_app
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PLACEHOLDERS = {"NAME", "NAME[,NAME]", "FILE", "DIR", "RECIPE"}
 
 

@@ -37,6 +37,7 @@ STAND_INS = {
     "recipes/align-tiny.yaml": f"{ROOT}/recipes/align-tiny.yaml",
     "RECIPE": f"{ROOT}/recipes/align-tiny.yaml",
     "DIR": "out/smollm2",
+    "path=SMALLER_DIR": "path=out/smollm2",
     "NAME[,NAME]": "tasks",
     "TRACE": "trace.csv",
     "examples=20": "examples=2",
