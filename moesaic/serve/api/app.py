@@ -18,6 +18,7 @@ from moesaic.serve.api import (
     tokenization,
     web_page,
 )
+from moesaic.serve.api.fields import check_fields
 from moesaic.serve.api.keys import OPEN_PATHS, KeyGuard
 from moesaic.serve.api.middleware import RequestLimits
 from moesaic.serve.api.service import Service
@@ -28,10 +29,10 @@ def make_app(service: Service) -> FastAPI:
     app = FastAPI(title="Moesaic", version=moesaic.__version__, docs_url=None, redoc_url=None)
     errors.install(app)
     for part in (chat, completions, responses, embeddings, tokenization, models, status):
-        app.include_router(part.router(service))
+        app.include_router(check_fields(part.router(service)))
     app.include_router(web_page.router())
     if settings.admin_keys.hashes:
-        app.include_router(admin.router(service))
+        app.include_router(check_fields(admin.router(service)))
     # The last added is the first to see a request.
     app.add_middleware(RequestLimits, max_body=settings.max_body, body_seconds=settings.body_seconds)
     if settings.keys.hashes or settings.admin_keys.hashes:

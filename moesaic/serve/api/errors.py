@@ -1,9 +1,10 @@
-"""Every error as OpenAI's clients expect it: {"error": {"message", "type", "param", "code"}}."""
+"""Every error as the clients of its route expect it: OpenAI's {"error": {"message", "type", "param", "code"}}, and below
+the paths of another dialect that dialect's own form (`FORMS`)."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -69,8 +70,36 @@ class ApiError(Exception):
             error=ErrorInfo(message=message, type=TYPES.get(status, "invalid_request_error"), param=param, code=code)
         )
 
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body.model_dump(), self.status, headers=self.headers)
+    def content(self, path: str) -> dict[str, Any]:
+        """The body of the response to a request for `path`."""
+        form = next((form for prefix, form in FORMS if path.startswith(prefix)), openai_form)
+        return form(self.status, self.body.error)
+
+    def response(self, path: str = "") -> JSONResponse:
+        return JSONResponse(self.content(path), self.status, headers=self.headers)
+
+
+def openai_form(status: int, error: ErrorInfo) -> dict[str, Any]:
+    return {"error": error.model_dump()}
+
+
+def anthropic_form(status: int, error: ErrorInfo) -> dict[str, Any]:
+    """The types are fewer, and one of them is another's name."""
+    types = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large"}
+    types |= {429: "rate_limit_error", 503: "overloaded_error", 529: "overloaded_error"}
+    kind = types.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def ollama_form(status: int, error: ErrorInfo) -> dict[str, Any]:
+    return {"error": error.message}
+
+
+# By how a path begins; all others: OpenAI's.
+FORMS: tuple[tuple[str, Callable[[int, ErrorInfo], dict[str, Any]]], ...] = (
+    ("/v1/messages", anthropic_form),
+    ("/api/", ollama_form),
+)
 
 
 def api_error(error: BaseException) -> ApiError:
@@ -99,7 +128,7 @@ def api_error(error: BaseException) -> ApiError:
 
 def install(app: FastAPI) -> None:
     async def handle(request: Request, error: Exception) -> JSONResponse:
-        return api_error(error).response()
+        return api_error(error).response(request.url.path)
 
     for kind in (ApiError, UserError, RequestValidationError, HTTPException, TimeoutError, Exception):
         app.add_exception_handler(kind, handle)

@@ -79,16 +79,16 @@ class KeyGuard:
             if owner is None and not admin and not keys.hashes:
                 owner = ""  # clients need no key
             if owner is None:
-                await unauthorized()(scope, receive, send)
+                await unauthorized(scope["path"])(scope, receive, send)
                 return
             scope.setdefault("state", {})["owner"] = owner
         await self.app(scope, receive, send)
 
 
-def unauthorized() -> ASGIApp:
+def unauthorized(path: str) -> ASGIApp:
     message = "no API key, or not one of this server's. Send it as `Authorization: Bearer KEY`"
     headers = {"www-authenticate": "Bearer"}
-    return ApiError(401, message, code="invalid_api_key", headers=headers).response()
+    return ApiError(401, message, code="invalid_api_key", headers=headers).response(path)
 
 
 def _lines(text: str, place: Path | str) -> list[str]:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import re
+from typing import Any
 
 import h11
 from pydantic_core import from_json
@@ -14,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from moesaic.serve.api.errors import ApiError
+from moesaic.serve.api.fields import RECEIVED, Received
 
 HEADER_SECONDS = 20.0
 HUGE_EXPONENT = re.compile(rb"[eE]\+?[0-9]{3}")
@@ -104,16 +106,18 @@ class RequestLimits:
             await self.app(scope, receive, send)
             return
         incoming = Incoming(receive)
+        received = Received()
         try:
             body = await self._read(scope, incoming)
             if body:
                 await self.turns.wait()
             if body and b"json" in dict(scope["headers"]).get(b"content-type", b"").lower():
-                check_json(body)
+                received.content = check_json(body)
         except ApiError as error:
             if error.status != 400:
                 error.headers["connection"] = "close"
-            await error.response()(scope, receive, send if error.status != 413 else self._after_body(incoming, send))
+            respond = error.response(scope["path"])
+            await respond(scope, receive, send if error.status != 413 else self._after_body(incoming, send))
             return
         if body is None:
             return
@@ -124,7 +128,8 @@ class RequestLimits:
 
         if scope["method"] == "HEAD":
             scope, send = {**scope, "method": "GET"}, without_body(send)
-        await self.app(scope, replay, send)
+        RECEIVED.set(received)
+        await self.app(scope, replay, naming_ignored(send, received))
 
     def _after_body(self, incoming: Incoming, send: Send) -> Send:
         """Drains what is still coming before the connection is closed: most clients read no response until they have
@@ -165,7 +170,18 @@ class RequestLimits:
             raise ApiError(413, f"the body is larger than {self.max_body} bytes", code="body_too_large")
 
 
-def check_json(body: bytes) -> None:
+def naming_ignored(send: Send, received: Received) -> Send:
+    """The response's header names the fields of the request that nobody read."""
+
+    async def send_named(message: Message) -> None:
+        if message["type"] == "http.response.start" and received.ignored:
+            message = {**message, "headers": [*message.get("headers", ()), *received.header()]}
+        await send(message)
+
+    return send_named
+
+
+def check_json(body: bytes) -> Any:
     """JSON as its standard has it. Python's own reader also takes NaN, lone surrogates and numbers beyond all bounds,
     which would fail later, where nobody expects them."""
     try:
@@ -174,6 +190,7 @@ def check_json(body: bytes) -> None:
             json.dumps(content, allow_nan=False)
     except ValueError as error:
         raise ApiError(400, f"the body is not JSON ({error})", code="invalid_json") from None
+    return content
 
 
 def without_body(send: Send) -> Send:
