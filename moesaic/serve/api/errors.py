@@ -1,5 +1,5 @@
-"""Every error as the clients of its route expect it: OpenAI's {"error": {"message", "type", "param", "code"}}, and below
-the paths of another dialect that dialect's own form (`FORMS`)."""
+"""Every error as the clients of its route expect it: OpenAI's {"error": {"message", "type", "param", "code"}}, and
+below the paths of another dialect that dialect's own form (`FORMS`)."""
 
 from __future__ import annotations
 
@@ -95,10 +95,21 @@ def ollama_form(status: int, error: ErrorInfo) -> dict[str, Any]:
     return {"error": error.message}
 
 
+def llamacpp_form(status: int, error: ErrorInfo) -> dict[str, Any]:
+    kind = {501: "not_supported_error", 503: "unavailable_error"}.get(status, error.type)
+    return {"error": {"code": status, "message": error.message, "type": kind}}
+
+
 # By how a path begins; all others: OpenAI's.
 FORMS: tuple[tuple[str, Callable[[int, ErrorInfo], dict[str, Any]]], ...] = (
     ("/v1/messages", anthropic_form),
     ("/api/", ollama_form),
+    ("/completion", llamacpp_form),
+    ("/infill", llamacpp_form),
+    ("/props", llamacpp_form),
+    ("/slots", llamacpp_form),
+    ("/embedding", llamacpp_form),
+    ("/lora-adapters", llamacpp_form),
 )
 
 
@@ -128,7 +139,7 @@ def api_error(error: BaseException) -> ApiError:
 
 def install(app: FastAPI) -> None:
     async def handle(request: Request, error: Exception) -> JSONResponse:
-        return api_error(error).response(request.url.path)
+        return api_error(error).response(request.scope["path"])
 
     for kind in (ApiError, UserError, RequestValidationError, HTTPException, TimeoutError, Exception):
         app.add_exception_handler(kind, handle)

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from moesaic.errors import UserError
-from moesaic.serve.api.errors import api_error
+from moesaic.serve.api.errors import ApiError, api_error
 from moesaic.serve.api.schema.usage import CompletionDetails, PromptDetails, Usage
 from moesaic.serve.api.service import Service, new_id
 from moesaic.serve.core.engine_loop import OutputStream
@@ -55,6 +55,7 @@ class Generation:
     id_prefix: ClassVar[str]
     chunk_object: ClassVar[str]
     ending: ClassVar[str] = DONE  # of a stream
+    media_type: ClassVar[str] = "text/event-stream"
 
     prompts = 1  # `requests` are those of the first prompt, then those of the second, and so on
     discarded_tokens = 0  # of each request: generated, and not sent
@@ -75,6 +76,10 @@ class Generation:
     def field_name(place: str) -> str:
         """What the client calls a field in which an error was found."""
         return place
+
+    def failed(self, error: ApiError) -> str:
+        """What a stream ends with when something fails on the way."""
+        return event(error.body)
 
     def first_choices(self) -> list[dict[str, Any]]:
         """What a stream begins with."""
@@ -158,7 +163,9 @@ async def generate(kind: type[Generation], service: Service, body: Any, http: Ht
     generation = await service.prepare(lambda: kind.prepare(service, body, salt), kind.field_name, light=light)
     outputs = service.submit(generation.requests)
     if body.stream:
-        return EventStream(generation.events(outputs), kind.ending, outputs.close)
+        stream = EventStream(generation.events(outputs), kind.ending, outputs.close, generation.failed)
+        stream.headers["content-type"] = kind.media_type
+        return stream
     try:
         return await while_connected(http, generation.collect(outputs))
     finally:
@@ -190,9 +197,16 @@ class EventStream(Response):
     media_type = "text/event-stream"
     stall_seconds = 60.0
 
-    def __init__(self, events: AsyncIterator[str], ending: str = "", close: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        events: AsyncIterator[str],
+        ending: str = "",
+        close: Callable[[], None] | None = None,
+        failed: Callable[[ApiError], str] = lambda error: event(error.body),
+    ) -> None:
         self.events = events
         self.close = close
+        self.failed = failed
         self.ending = ending
         self.status_code = 200
         self.background = None
@@ -235,7 +249,7 @@ class EventStream(Response):
                     async for text in self.events:
                         await put(text)
                 except Exception as error:
-                    await put(event(api_error(error).body))
+                    await put(self.failed(api_error(error)))
                 await put(self.ending, more=False)
         except TimeoutError:
             raise Stalled from None
