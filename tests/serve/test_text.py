@@ -85,10 +85,10 @@ def test_the_text_ends_before_the_first_stop_string(tokenizer, text, stops):
     pieces, stream = streamed(tokenizer, text, tuple(stops))
     places = [text.find(stop) for stop in stops if stop in text]
     found = "".join(pieces)
-    assert stream.stopped == bool(places)
     if not places:
-        assert found == text
+        assert stream.stopped is None and found == text
         return
+    assert stream.stopped in stops and text[len(found) :].startswith(stream.stopped)
     assert text.startswith(found)
     # Streaming stops at the token in which the first stop string is complete; the earliest in that text is cut.
     assert len(found) in places and not any(stop in found for stop in stops)

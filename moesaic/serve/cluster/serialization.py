@@ -79,6 +79,7 @@ def serialize_output(output: Output) -> tuple[Any, ...]:
             "recomputed": request.recomputed,
             "prompt_logprobs": [one and tuple(one) for one in request.prompt_logprobs] if first else [],
             "routes": {layer: torch.cat(rows).tolist() for layer, rows in request.routes.items()} if finished else {},
+            "stop_reason": request.stop_reason,
             "hidden": request.hidden_D.tolist() if finished and request.hidden_D is not None else None,
         }
     logprobs = [tuple(one) for one in output.logprobs]
@@ -101,6 +102,7 @@ def deserialize_output(request: Request, data: tuple[Any, ...], now: float) -> O
             request.cached = more["cached"]
             request.prompt_logprobs = [one and TokenLogprob(*one) for one in more["prompt_logprobs"]]
         request.routes = {layer: [torch.tensor(rows)] for layer, rows in more["routes"].items()}
+        request.stop_reason = more["stop_reason"]
         request.hidden_D = None if more["hidden"] is None else torch.tensor(more["hidden"])
     if request.matcher is not None:  # which tells at the end whether the grammar could be followed
         for token in tokens:

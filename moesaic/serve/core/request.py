@@ -177,6 +177,7 @@ class Request:
     first_token: float | None = None
     last_token: float | None = None
     finish_reason: str | None = None
+    stop_reason: str | int | None = None  # the stop string or the stop token of its sampling params that ended it
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
@@ -190,10 +191,13 @@ class Request:
         ends = token in stop_tokens and not sampling.ignore_eos
         if ends or token in sampling.stop_tokens:
             self.finish_reason = "stop"
+            self.stop_reason = None if ends else token
             return stream.finish() if stream is not None else ""
         text = stream.push(token) if stream is not None else ""
         complete = self.matcher is not None and self.matcher.finished
-        if complete or (stream is not None and stream.stopped):
+        if stream is not None and stream.stopped is not None:
+            self.finish_reason, self.stop_reason = "stop", stream.stopped
+        elif complete:
             self.finish_reason = "stop"
         elif len(self.tokens) >= self.limit:
             self.finish_reason = "length"

@@ -32,18 +32,19 @@ class TextStream:
         self.min_tokens = min_tokens
         self.pending: list[int] = []  # tokens that have given no text yet
         self.held = ""  # may be the start of a stop string
-        self.stopped = False
+        self.stopped: str | None = None  # the stop string that ended it
 
     def push(self, token: int) -> str:
         """The text that is certain now. After a stop string nothing more comes."""
-        if self.stopped:
+        if self.stopped is not None:
             return ""
         self.min_tokens -= 1
         text = self.held + self._decoded(token)
-        ends = [place for place in (text.find(stop) for stop in self.stop) if place >= 0]
+        ends = [(place, stop) for stop in self.stop if (place := text.find(stop)) >= 0]
         if ends and self.min_tokens < 0:
-            self.stopped, self.held = True, ""
-            return text[: min(ends)]
+            end, self.stopped = min(ends)
+            self.held = ""
+            return text[:end]
         keep = max((overlap(text, stop) for stop in self.stop), default=0)
         self.held = text[len(text) - keep :]
         return text[: len(text) - keep]
