@@ -20,6 +20,7 @@ from moesaic.serve.api import (
 )
 from moesaic.serve.api.fields import check_fields
 from moesaic.serve.api.keys import OPEN_PATHS, KeyGuard
+from moesaic.serve.api.messages import routes as messages
 from moesaic.serve.api.middleware import RequestLimits
 from moesaic.serve.api.service import Service
 
@@ -28,7 +29,7 @@ def make_app(service: Service) -> FastAPI:
     settings = service.settings
     app = FastAPI(title="Moesaic", version=moesaic.__version__, docs_url=None, redoc_url=None)
     errors.install(app)
-    for part in (chat, completions, responses, embeddings, tokenization, models, status):
+    for part in (chat, completions, responses, messages, embeddings, tokenization, models, status):
         app.include_router(check_fields(part.router(service)))
     app.include_router(web_page.router())
     if settings.admin_keys.hashes:

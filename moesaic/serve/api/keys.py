@@ -76,6 +76,8 @@ class KeyGuard:
             admin = bool(self.admin_prefix) and scope["path"].startswith(self.admin_prefix)
             keys = self.admin_keys if admin else self.keys
             owner = keys.owner(headers.get(b"authorization", b"").decode("latin-1"))
+            if owner is None and not admin:  # as Anthropic's clients send it
+                owner = keys.owner("Bearer " + headers.get(b"x-api-key", b"").decode("latin-1"))
             if owner is None and not admin and not keys.hashes:
                 owner = ""  # clients need no key
             if owner is None:
@@ -86,7 +88,7 @@ class KeyGuard:
 
 
 def unauthorized(path: str) -> ASGIApp:
-    message = "no API key, or not one of this server's. Send it as `Authorization: Bearer KEY`"
+    message = "no API key, or not one of this server's. Send it as `Authorization: Bearer KEY` (or as `x-api-key: KEY`)"
     headers = {"www-authenticate": "Bearer"}
     return ApiError(401, message, code="invalid_api_key", headers=headers).response(path)
 
