@@ -95,6 +95,9 @@ def test_with_slurm(directory: Path) -> None:
             for rank in range(2)
         ]
         assert_serves(tasks[0])
+        # Slurm signals all tasks; the others leave it to the first, and end when that has.
+        for task in tasks:
+            task.terminate()
 
 
 def test_in_a_container(directory: Path) -> None:
