@@ -325,6 +325,7 @@ def write_entries(
         for name, shard in zip(names, shards, strict=True):
             tensor_file.write(fresh / name, [(e.name, e.dtype, e.shape, partial(make, e)) for e in shard])
         for name, text in texts.items():
+            (fresh / name).parent.mkdir(exist_ok=True)
             (fresh / name).write_bytes(text)
         if also is not None:
             also(fresh)

@@ -31,6 +31,8 @@ SIDE_FILES = (
     "tokenizer.model",
     "chat_template.jinja",
     "generation_config.json",
+    "modules.json",  # of sentence-transformers: how hidden states become an embedding
+    "1_Pooling/config.json",
 )
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 QUANTIZATION = "quantization_config"  # the key of config.json that says how weights are quantized

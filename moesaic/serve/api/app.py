@@ -14,6 +14,7 @@ from moesaic.serve.api import (
     errors,
     models,
     responses,
+    scoring,
     status,
     tokenization,
     web_page,
@@ -29,7 +30,11 @@ def make_app(service: Service) -> FastAPI:
     settings = service.settings
     app = FastAPI(title="Moesaic", version=moesaic.__version__, docs_url=None, redoc_url=None)
     errors.install(app)
-    for part in (chat, completions, responses, messages, embeddings, tokenization, models, status):
+    for part in (
+        *(chat, completions, responses, messages),
+        *(embeddings, scoring),
+        *(tokenization, models, status),
+    ):
         app.include_router(check_fields(part.router(service)))
     app.include_router(web_page.router())
     if settings.admin_keys.hashes:

@@ -1,98 +1,97 @@
-"""POST /v1/embeddings: the mean hidden state of a text, normalized."""
+"""POST /v1/embeddings: texts as vectors; and /pooling (vLLM's), which also gives the hidden state of every token."""
 
 from __future__ import annotations
 
-import base64
-from typing import Literal
+import time
+from collections.abc import Sequence
+from typing import Any
 
 from fastapi import APIRouter
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response
-from pydantic import BaseModel, Field
 
 from moesaic.errors import UserError
+from moesaic.serve.api import vectors
+from moesaic.serve.api.chat import prompt_text
 from moesaic.serve.api.errors import ERRORS
-from moesaic.serve.api.prompts import prompt_place, prompt_tokens
-from moesaic.serve.api.schema.completions import Prompts
-from moesaic.serve.api.schema.sampling import RequestModel
-from moesaic.serve.api.service import Service
+from moesaic.serve.api.prompts import single
+from moesaic.serve.api.schema.chat import ChatCompletionRequest
+from moesaic.serve.api.schema.embeddings import (
+    Embedding,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    PoolingResponse,
+    TokenVectors,
+)
+from moesaic.serve.api.service import Service, new_id
 from moesaic.serve.api.stream import while_connected
-from moesaic.serve.core.request import Request, Sampling, completion
-
-
-class EmbeddingRequest(RequestModel):
-    model: str | None = None
-    input: Prompts
-    encoding_format: Literal["float", "base64"] | None = "float"
-    dimensions: int | None = Field(default=None, ge=1, lt=2**31)
-    priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
-    user: str | None = None
-
-
-class Embedding(BaseModel):
-    object: Literal["embedding"] = "embedding"
-    index: int
-    embedding: list[float] | str
-
-
-class EmbeddingUsage(BaseModel):
-    prompt_tokens: int
-    total_tokens: int
-
-
-class EmbeddingResponse(BaseModel):
-    object: Literal["list"] = "list"
-    data: list[Embedding]
-    model: str
-    usage: EmbeddingUsage
+from moesaic.serve.core.request import Request
 
 
 def prepare(service: Service, body: EmbeddingRequest, salt: str) -> list[Request]:
-    adapter = service.adapter(body.model)
-    size = service.engine.model.config.hidden
-    if body.dimensions not in (None, size):
-        raise UserError("dimensions", f"this model's embeddings have {size}", "Leave it out.")
-    requests = []
-    sampling, priority = Sampling(max_tokens=1), body.priority or 0
-    for number, tokens in enumerate(prompt_tokens(service, body.input, "input")):
-        with prompt_place("input", body.input, number):
-            service.check_prompt(tokens)
-            requests.append(
-                service.engine.request(tokens, sampling, embed=True, salt=salt, adapter=adapter, priority=priority)
-            )
-    return requests
+    vectors.check_vector_options(service, body)
+    pooling = body.pooling or service.pooling
+    texts: list[tuple[str, str | Sequence[int]]]
+    if (body.input is None) == (body.messages is None):
+        raise UserError("input", "give either input or messages")
+    if body.messages is not None:
+        fields: dict[str, Any] = {"messages": body.messages, "chat_template_kwargs": body.chat_template_kwargs}
+        chat = ChatCompletionRequest(**fields, add_generation_prompt=body.add_generation_prompt)
+        special = bool(body.add_special_tokens)  # the template has its own
+        tokens = service.tokenize(prompt_text(chat, service.tokenizer), special=special)
+        texts = [("messages", tokens)]
+    else:
+        given = body.input
+        assert given is not None
+        every: Any = [given] if single(given) else given
+        texts = [("input" if single(given) else f"input.{number}", one) for number, one in enumerate(every)]
+    return vectors.embedding_requests(service, texts, body, salt, pooling)
 
 
 async def embed(service: Service, body: EmbeddingRequest, requests: list[Request]) -> EmbeddingResponse:
-    at_once = service.engine.scheduler.max_requests
-    for start in range(0, len(requests), at_once):  # a long list takes turns with other clients
-        outputs = service.submit(requests[start : start + at_once])
-        try:
-            async for _ in outputs:
-                pass
-        finally:
-            outputs.close()
-    name = body.model or service.settings.name
-    data = []
-    for index, request in enumerate(requests):
-        vector_D = completion(request, "").embedding
-        assert vector_D is not None
-        numbers = vector_D.float().cpu().numpy().astype("<f4")
-        as_text = body.encoding_format == "base64"
-        value = base64.b64encode(numbers.tobytes()).decode() if as_text else numbers.tolist()
-        data.append(Embedding(index=index, embedding=value))
-    tokens = sum(len(request.prompt) for request in requests)
-    return EmbeddingResponse(data=data, model=name, usage=EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens))
+    await vectors.run(service, requests)
+    values = [vectors.encoded(vectors.vector(request, body), body.encoding_format) for request in requests]
+    return EmbeddingResponse(
+        id=new_id("embd-"),
+        created=int(time.time()),
+        data=[Embedding(index=index, embedding=value) for index, value in enumerate(values)],
+        model=body.model or service.settings.name,
+        usage=vectors.usage(requests),
+    )
+
+
+async def pool(service: Service, body: EmbeddingRequest, requests: list[Request]) -> PoolingResponse:
+    await vectors.run(service, requests)
+    values = [vectors.encoded(vectors.vector(request, body), body.encoding_format) for request in requests]
+    return PoolingResponse(
+        id=new_id("pool-"),
+        created=int(time.time()),
+        data=[TokenVectors(index=index, data=value) for index, value in enumerate(values)],
+        model=body.model or service.settings.name,
+        usage=vectors.usage(requests),
+    )
 
 
 def router(service: Service) -> APIRouter:
-    routes = APIRouter()
+    routes = APIRouter(tags=["text"])
 
-    @routes.post("/v1/embeddings", response_model=EmbeddingResponse, responses=ERRORS, tags=["text"])
+    @routes.post("/v1/embeddings", response_model=EmbeddingResponse, responses=ERRORS)
     async def embeddings(body: EmbeddingRequest, request: HttpRequest) -> Response:
         """Texts as vectors."""
-        salt = service.cache_salt(request.state, None)
+        if (body.pooling or service.pooling) == "none":
+            raise UserError(
+                "pooling", "none is one vector for each token, which this route has no form for", "Ask /pooling."
+            )
+        vectors.check_embeds(service)
+        salt = service.cache_salt(request.state, body.cache_salt)
         requests = await service.prepare(lambda: prepare(service, body, salt))
         return await while_connected(request, embed(service, body, requests))
+
+    @routes.post("/pooling", response_model=PoolingResponse, responses=ERRORS)
+    async def pooling(body: EmbeddingRequest, request: HttpRequest) -> Response:
+        """Hidden states of texts: pooled, or with `pooling: none` that of each token."""
+        salt = service.cache_salt(request.state, body.cache_salt)
+        requests = await service.prepare(lambda: prepare(service, body, salt))
+        return await while_connected(request, pool(service, body, requests))
 
     return routes

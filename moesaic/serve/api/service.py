@@ -20,6 +20,7 @@ from moesaic.serve.api.logprobs import TokenDecoder
 from moesaic.serve.api.metrics import Metrics
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.engine_loop import EngineLoop, OutputStream
+from moesaic.serve.core.pooling import Pooling, recommended_pooling
 from moesaic.serve.core.request import Request, TooLong
 from moesaic.serve.core.sampling_defaults import recommended
 from moesaic.serve.parsers import Parser, detect
@@ -47,6 +48,8 @@ class Settings:
     metrics_names: Literal["moesaic", "vllm"] = "moesaic"  # vllm: under its names too
     allow_adapters: bool = False  # to be loaded by clients, from any path the server can read
     admin_keys: Keys = field(default_factory=Keys)  # for /admin, which exists only where there are any
+    pooling: Pooling | None = None  # of embeddings; None: as the model says
+    scoring: Literal["cosine", "generative"] = "cosine"  # of rerank and score, unless a request says otherwise
     drain_seconds: float = 60.0  # for requests of a worker that is to go, before they are moved
 
 
@@ -76,6 +79,11 @@ class Service:
     def sampling_defaults(self) -> dict[str, Any]:
         """The model's own, from its generation_config.json."""
         return recommended(self.engine.tokenizer)
+
+    @cached_property
+    def pooling(self) -> Pooling:
+        """Of embeddings, unless a request says otherwise."""
+        return self.settings.pooling or recommended_pooling(self.engine.tokenizer)
 
     @property
     def context(self) -> int:

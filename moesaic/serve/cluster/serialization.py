@@ -36,6 +36,7 @@ def serialize_request(engine: Engine, request: Request, adapter: str | None = No
         "age": time.monotonic() - request.arrived,
         "adapter": adapter,
         "embed": request.embed,
+        "pooling": request.pooling,
     }
 
 
@@ -51,6 +52,7 @@ def deserialize_request(engine: Engine, data: dict[str, Any]) -> Request:
         salt=data["salt"],
         adapter=data["adapter"],
         embed=data["embed"],
+        pooling=data["pooling"],
         lease=data.get("lease"),
         origin=data.get("origin"),
     )

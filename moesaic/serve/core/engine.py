@@ -32,6 +32,7 @@ from moesaic.serve.core.kv.store import Store, store_for
 from moesaic.serve.core.kv_policies import KVPolicy
 from moesaic.serve.core.memory import dtype_of_cache, pages_that_fit
 from moesaic.serve.core.page_pool import PagePool
+from moesaic.serve.core.pooling import add_rows
 from moesaic.serve.core.request import Completion, Output, Request, Sampling, completion, new_request
 from moesaic.serve.core.sampler import Sampler
 from moesaic.serve.core.scheduler import Scheduler
@@ -342,8 +343,7 @@ class Engine:
             request = chunk.request
             hidden = hidden_TD[span.start : span.start + chunk.tokens]
             if request.embed:
-                total_D = hidden.float().sum(0)
-                request.hidden_D = total_D if request.hidden_D is None else request.hidden_D + total_D
+                request.hidden_D = add_rows(request.pooling, request.hidden_D, hidden)
             if request.sampling.prompt_logprobs is not None and not request.prompt_recorded:
                 request.prompt_logprobs = request.prompt_logprobs or [None]
                 after = request.prompt[request.computed + 1 : request.computed + chunk.tokens + 1]

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from moesaic.errors import UserError
+from moesaic.serve.core.pooling import Pooling, normalized, pooled
 from moesaic.serve.core.text import TextStream
 
 if TYPE_CHECKING:
@@ -144,7 +144,8 @@ class Request:
     deadline: float | None = None  # when the first token is due, by the engine's clock
     salt: str = ""  # requests of different salts share no cached pages
     adapter: Adapter | None = None
-    embed: bool = False  # only the mean hidden state of the prompt is computed
+    embed: bool = False  # only the hidden states of the prompt are computed
+    pooling: Pooling = "mean"  # of them, for an embedding
     # After its first token it is handed on ("handed"), and its pages are held under this name for so many seconds.
     lease: tuple[str, float] | None = None
     origin: Origin | None = None  # the engine that has computed its pages
@@ -170,7 +171,7 @@ class Request:
     versions: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     routes: dict[int, list[Tensor]] = field(default_factory=dict)
-    hidden_D: Tensor | None = None  # sum over the prompt, for an embedding
+    hidden_D: Tensor | None = None  # what pooling keeps of the prompt so far, for an embedding
     matcher: Any = None  # the state of its grammar
     _in_forward: bool = field(default=False, init=False, repr=False)
     preemptions: int = 0
@@ -317,5 +318,5 @@ def completion(request: Request, text: str) -> Completion:
         prompt_logprobs=request.prompt_logprobs or None,
         versions=request.versions,
         routes={layer: torch.cat(rows) for layer, rows in request.routes.items()} or None,
-        embedding=F.normalize(hidden_D / len(request.prompt), dim=0) if hidden_D is not None else None,
+        embedding=normalized(pooled(request.pooling, hidden_D, len(request.prompt))) if hidden_D is not None else None,
     )

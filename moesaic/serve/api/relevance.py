@@ -1,0 +1,151 @@
+"""How well two texts fit: by the cosine of their embeddings, or generatively, by how much likelier a model that was
+asked about the pair answers yes than no (as Qwen3-Reranker was trained to). A model with a classification head would be
+a third `Scorer`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from moesaic.errors import UserError
+from moesaic.serve.api import vectors
+from moesaic.serve.api.chat import prompt_text
+from moesaic.serve.api.schema.chat import ChatCompletionRequest
+from moesaic.serve.api.schema.embeddings import EmbeddingUsage, VectorOptions
+from moesaic.serve.api.schema.scoring import ScoringRequest
+from moesaic.serve.api.service import Service
+from moesaic.serve.core.request import Request, Sampling
+
+LABELS = ("yes", "no")
+BIAS = 100.0  # lifts two tokens above all others
+# The form Qwen3-Reranker was trained on: these words are part of the model.
+SYSTEM = (
+    "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
+    'Note that the answer can only be "yes" or "no".'
+)
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text and its place in the request, which errors name."""
+
+    place: str
+    text: str
+
+
+Pair = tuple[Text, Text]  # a query and a document
+
+
+class Scorer(Protocol):
+    """The pairs of one request, prepared; `requests` are run, and then there are scores, one for each pair."""
+
+    requests: list[Request]
+
+    def scores(self) -> list[float]: ...
+
+    def usage(self) -> EmbeddingUsage: ...
+
+
+def scorer(service: Service, pairs: Sequence[Pair], body: ScoringRequest, salt: str) -> Scorer:
+    kind = body.scoring or service.settings.scoring
+    if kind == "generative":
+        return GenerativeScorer(service, pairs, body, salt)
+    for name in ("labels", "instruction", "chat_template_kwargs"):
+        if getattr(body, name):
+            raise UserError(name, "is for generative scoring", 'Add "scoring": "generative", or leave it out.')
+    return CosineScorer(service, pairs, body, salt)
+
+
+class CosineScorer:
+    """Each text is embedded once, however many pairs it is in."""
+
+    def __init__(self, service: Service, pairs: Sequence[Pair], body: ScoringRequest, salt: str) -> None:
+        vectors.check_embeds(service)
+        pooling = body.pooling or service.pooling
+        if pooling == "none":
+            raise UserError("pooling", "none is one vector for each token, and texts are compared by one each")
+        cuts = (body.max_tokens_per_query, body.max_tokens_per_doc)
+        found: dict[tuple[str, int | None], int] = {}
+        texts: list[tuple[str, str | Sequence[int]]] = []
+        self.pairs: list[list[int]] = []  # numbers of their requests
+        for pair in pairs:
+            self.pairs.append([])
+            for one, cut in zip(pair, cuts):
+                if (key := (one.text, cut or None)) not in found:
+                    found[key] = len(texts)
+                    text: str | Sequence[int] = one.text
+                    if cut:
+                        text = vectors.truncated(service, one.text, cut, left=False, special=True)
+                    texts.append((one.place, text))
+                self.pairs[-1].append(found[key])
+        self.requests = vectors.embedding_requests(service, texts, body, salt, pooling)
+
+    def scores(self) -> list[float]:
+        found = [vectors.vector(request, VectorOptions()) for request in self.requests]
+        return [float(found[one] @ found[two]) for one, two in self.pairs]
+
+    def usage(self) -> EmbeddingUsage:
+        return vectors.usage(self.requests)
+
+
+class GenerativeScorer:
+    """One token is sampled after each prompt, of the two that answer it; how likely it was of the two is the score."""
+
+    def __init__(self, service: Service, pairs: Sequence[Pair], body: ScoringRequest, salt: str) -> None:
+        if body.pooling is not None:
+            raise UserError("pooling", "is for embeddings", 'Add "scoring": "cosine", or leave it out.')
+        self.yes, no = (_one_token(service, word) for word in body.labels or LABELS)
+        adapter, engine = service.adapter(body.model), service.engine
+        if self.yes == no:
+            raise UserError("labels", "must be two different tokens")
+        # Both are kept, whatever the model makes of them, and the one that is drawn is reported with its probability.
+        bias = {self.yes: BIAS, no: BIAS}
+        sampling = Sampling(max_tokens=1, temperature=1.0, top_k=2, logit_bias=bias, record_draws=True, ignore_eos=True)
+        texts = [(pair[1].place, self._prompt(service, pair, body)) for pair in pairs]
+        self.requests = [
+            engine.request(tokens, sampling, salt=salt, adapter=adapter, priority=body.priority or 0)
+            for tokens in vectors.tokenized(service, texts, body)
+        ]
+
+    def _prompt(self, service: Service, pair: Pair, body: ScoringRequest) -> list[int]:
+        query, document = pair
+        extra: dict[str, Any] = {"enable_thinking": False} | (body.chat_template_kwargs or {})
+        instruction = extra.pop("instruction", None) or body.instruction or INSTRUCTION
+        cut = [
+            service.tokenizer.decode(vectors.truncated(service, one.text, limit, left=False, special=False))
+            if limit
+            else one.text
+            for one, limit in ((query, body.max_tokens_per_query), (document, body.max_tokens_per_doc))
+        ]
+        asked = f"<Instruct>: {instruction}\n<Query>: {cut[0]}\n<Document>: {cut[1]}"
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": asked}]
+        fields: dict[str, Any] = {"messages": messages, "chat_template_kwargs": extra}
+        text = prompt_text(ChatCompletionRequest.model_validate(fields), service.tokenizer)
+        try:
+            return service.tokenize(text, special=False)
+        except UserError as error:
+            error.place = document.place
+            raise
+
+    def scores(self) -> list[float]:
+        return [self._score(request) for request in self.requests]
+
+    def _score(self, request: Request) -> float:
+        drawn = request.logprobs[0]
+        assert drawn.drawn is not None
+        likely = math.exp(drawn.drawn)
+        return likely if drawn.token == self.yes else 1.0 - likely
+
+    def usage(self) -> EmbeddingUsage:
+        return vectors.usage(self.requests)
+
+
+def _one_token(service: Service, word: str) -> int:
+    tokens = service.tokenizer.encode(word, special=False)
+    if len(tokens) != 1:
+        problem = f"this model's tokenizer has no single token for {word!r}"
+        raise UserError("labels", problem, 'Give two that are one token each, or ask for "cosine" scoring.')
+    return tokens[0]

@@ -1,0 +1,139 @@
+"""Texts as vectors: what embeddings, rerank and score of every dialect are made of."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor
+
+from moesaic.errors import UserError
+from moesaic.serve.api.errors import ApiError
+from moesaic.serve.api.schema.embeddings import EmbeddingUsage, PoolingRequest, VectorOptions
+from moesaic.serve.api.service import CHARS_PER_TOKEN, Service
+from moesaic.serve.core.pooling import Pooling, dense_layers, normalized, pooled
+from moesaic.serve.core.request import Request, Sampling
+
+# Of all texts of one request together, as OpenAI has it: a body of short ones would hold an engine for minutes.
+MAX_TOKENS = 300_000
+
+
+def tokenized(
+    service: Service, texts: Iterable[tuple[str, str | Sequence[int]]], body: PoolingRequest
+) -> list[list[int]]:
+    """The tokens of each text, cut off as the request says. A text comes with its place in the request."""
+    found: list[list[int]] = []
+    total = 0
+    special = getattr(body, "add_special_tokens", None) is not False
+    for place, text in texts:
+        try:
+            tokens = _tokens(service, text, body, special)
+            service.check_prompt(tokens)
+        except UserError as error:
+            error.place = place if error.place in ("prompt", "text") else error.place
+            raise
+        if not tokens:
+            raise UserError(place, "is empty")
+        found.append(tokens)
+        total += len(tokens)
+        if total > MAX_TOKENS:
+            message = f"all texts together have more than {MAX_TOKENS} tokens, which is the maximum of one request"
+            raise ApiError(413, message, param=place, code="too_many_tokens")
+    return found
+
+
+def _tokens(service: Service, text: str | Sequence[int], body: PoolingRequest, special: bool) -> list[int]:
+    keep = body.truncate_prompt_tokens
+    if keep is None:
+        return service.tokenize(text, special=special) if isinstance(text, str) else list(text)
+    most = min(service.engine.max_length, service.settings.max_prompt or service.engine.max_length)
+    if keep == 0 or keep > most:
+        raise UserError("truncate_prompt_tokens", f"must be between 1 and {most}, or -1 for as many", f"Not {keep}.")
+    keep = most if keep == -1 else keep
+    if isinstance(text, str):
+        return truncated(service, text, keep, body.truncation_side == "left", special)
+    return list(text[-keep:] if body.truncation_side == "left" else text[:keep])
+
+
+def truncated(service: Service, text: str, keep: int, left: bool, special: bool) -> list[int]:
+    """So many tokens of a text, with what the tokenizer puts around every text among them."""
+    # What is cut off anyway is not tokenized; twice as much, because the last word may be cut.
+    far = 2 * CHARS_PER_TOKEN * keep
+    text = text[-far:] if left else text[:far]
+    tokens = service.tokenizer.encode(text, special=special)
+    if len(tokens) <= keep:
+        return tokens
+    plain = service.tokenizer.encode(text, special=False)
+    start = _begins_at(tokens, plain)
+    if start is None:
+        return tokens[-keep:] if left else tokens[:keep]
+    head, tail = tokens[:start], tokens[start + len(plain) :]
+    room = max(0, keep - len(head) - len(tail))
+    own = plain[len(plain) - room :] if left else plain[:room]
+    return [*head, *own, *tail][:keep]
+
+
+def _begins_at(tokens: list[int], plain: list[int]) -> int | None:
+    """Where the text's own tokens begin among those with special ones around."""
+    extra = len(tokens) - len(plain)
+    return next((start for start in range(extra + 1) if tokens[start : start + len(plain)] == plain), None)
+
+
+def embedding_requests(
+    service: Service,
+    texts: Iterable[tuple[str, str | Sequence[int]]],
+    body: PoolingRequest,
+    salt: str,
+    pooling: Pooling,
+) -> list[Request]:
+    adapter, engine, sampling = service.adapter(body.model), service.engine, Sampling(max_tokens=1)
+    return [
+        engine.request(
+            tokens, sampling, adapter=adapter, embed=True, pooling=pooling, salt=salt, priority=body.priority or 0
+        )
+        for tokens in tokenized(service, texts, body)
+    ]
+
+
+def check_embeds(service: Service) -> None:
+    """Whether pooled hidden states are all there is to this model's embeddings."""
+    if more := dense_layers(service.engine.tokenizer):
+        problem = f"its embeddings need a layer this server does not have ({', '.join(more)})"
+        raise UserError("model", problem, "Ask for hidden states (/pooling) instead.")
+
+
+async def run(service: Service, requests: Sequence[Request]) -> None:
+    """Until all have finished. A long list takes turns with other clients."""
+    at_once = service.engine.scheduler.max_requests
+    for start in range(0, len(requests), at_once):
+        outputs = service.submit(requests[start : start + at_once])
+        try:
+            async for _ in outputs:
+                pass
+        finally:
+            outputs.close()
+
+
+def check_vector_options(service: Service, body: VectorOptions) -> None:
+    size = service.engine.model.config.hidden
+    if body.dimensions is not None and body.dimensions > size:
+        raise UserError("dimensions", f"this model's embeddings have {size}", f"Ask for {size} or fewer.")
+
+
+def vector(request: Request, body: VectorOptions) -> Tensor:
+    """The embedding of a finished request, with as many dimensions as wanted; of single tokens, (tokens, D)."""
+    assert request.hidden_D is not None
+    found = pooled(request.pooling, request.hidden_D, len(request.prompt))[..., : body.dimensions]
+    wanted = body.normalize if body.normalize is not None else request.pooling != "none"
+    return normalized(found) if wanted else found
+
+
+def encoded(found: Tensor, encoding: str | None) -> list[float] | str:
+    numbers = found.float().cpu().numpy().astype("<f4")
+    plain: list[float] = numbers.tolist()
+    return base64.b64encode(numbers.tobytes()).decode() if encoding == "base64" else plain
+
+
+def usage(requests: Sequence[Request]) -> EmbeddingUsage:
+    tokens = sum(len(request.prompt) for request in requests)
+    return EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens)
