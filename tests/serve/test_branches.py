@@ -28,7 +28,7 @@ def test_every_branch_is_what_it_would_be_alone(engine):
     first = answer.branches[0]
     assert first.request.tokens == [
         *first.request.prompt,
-        *engine.generate([first.request.prompt], **vars(wishes))[0].tokens,
+        *engine.generate([first.request.prompt], **wishes.__getstate__())[0].tokens,
     ]
     said = {branch.request.number: branch for branch in answer.branches}
     parents = {id(inner): (branch, place) for branch in said.values() for place, inner in branch.forks.items()}

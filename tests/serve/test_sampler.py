@@ -7,8 +7,11 @@ import torch
 from scipy.stats import chisquare
 from transformers.generation import logits_process as theirs
 
+from moesaic.serve.core.draws import draw
+from moesaic.serve.core.processors import penalized
 from moesaic.serve.core.request import Request, Sampling
-from moesaic.serve.core.sampler import Sampler, draw, penalized, truncated
+from moesaic.serve.core.sampler import Sampler
+from moesaic.serve.core.truncation import truncated
 
 VOCAB = 40
 

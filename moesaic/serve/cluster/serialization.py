@@ -1,7 +1,8 @@
 """How requests and outputs travel between the front and an engine: as plain data.
 
 A request that has tokens already travels with them, and goes on where it was: in the engine it is in the state of one
-that was preempted. A draw depends on seed and position alone, so it continues with the tokens it would have had.
+that was preempted. A draw depends on seed and position alone (and the state of mirostat, which goes along), so it
+continues with the tokens it would have had.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.grammar import Grammar
+from moesaic.serve.core.mirostat import follow
 from moesaic.serve.core.request import Output, Request, Sampling, TokenLogprob
 
 
@@ -29,6 +31,7 @@ def serialize_request(engine: Engine, request: Request, adapter: str | None = No
         "versions": list(request.versions),
         "sampling": sampling,
         "seed": request.seed,  # also of siblings
+        "mu": request.mu,
         "priority": request.priority,
         "within": None if request.deadline is None else request.deadline - engine.clock(),
         "salt": request.salt,
@@ -56,7 +59,7 @@ def deserialize_request(engine: Engine, data: dict[str, Any]) -> Request:
         lease=data.get("lease"),
         origin=data.get("origin"),
     )
-    request.seed = data["seed"]
+    request.seed, request.mu = data["seed"], data["mu"]
     request.arrived = time.monotonic() - data["age"]
     request.limit = min(request.limit, data["limit"])
     request.versions = list(data["versions"])
@@ -96,6 +99,7 @@ def deserialize_output(request: Request, data: tuple[Any, ...], now: float) -> O
     logprobs = [TokenLogprob(*one) for one in plain]
     request.tokens.extend(tokens)
     request.logprobs.extend(logprobs)
+    follow(request, (one.drawn for one in logprobs))
     request.versions.extend(versions)
     if more is not None:
         request.preemptions = max(request.preemptions, more["preemptions"])

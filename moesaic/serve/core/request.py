@@ -1,95 +1,36 @@
-"""A request: its sampling params, checked against what the engine can do; its state in the engine; and its outputs."""
+"""A request, checked against what the engine can do; its state in the engine; and its outputs."""
 
 from __future__ import annotations
 
 import itertools
 import time
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from moesaic.errors import UserError
+from moesaic.serve.core.bad_words import token_sequences
+from moesaic.serve.core.dry import Breakers, breakers_of
 from moesaic.serve.core.pooling import Pooling, normalized, pooled
+from moesaic.serve.core.sampling import Sampling
 from moesaic.serve.core.text import TextStream
 
 if TYPE_CHECKING:
     from moesaic.serve.core.adapters import Adapter
     from moesaic.serve.core.engine import Engine
-    from moesaic.serve.core.grammar import Grammar
     from moesaic.serve.core.kv.compact import CompactRequest
     from moesaic.serve.core.page_pool import Node
     from moesaic.serve.pages.incoming import Incoming
     from moesaic.serve.pages.remote import Origin
 
 NUMBERS = itertools.count()
-GREEDY = 1e-6  # a temperature below which sampling is greedy, and logits divided by it may overflow
 
 
 class TooLong(UserError):
     """A prompt longer than the engine's max length."""
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Sampling params. Same seed, same text, whatever else is in the batch."""
-
-    max_tokens: int | None = None  # None: as many as the context holds
-    temperature: float = 1.0  # 0: greedy
-    top_k: int = 0  # 0: all
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0  # over prompt and completion
-    presence_penalty: float = 0.0  # over the completion
-    frequency_penalty: float = 0.0
-    logit_bias: dict[int, float] = field(default_factory=dict)
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_tokens: frozenset[int] = frozenset()
-    ignore_eos: bool = False
-    min_tokens: int = 0  # before anything may stop it
-    logprobs: int | None = None  # how many of the likeliest tokens to report beside the sampled one
-    prompt_logprobs: int | None = None
-    grammar: Grammar | None = None
-    record_routes: bool = False
-    record_draws: bool = False  # log-probabilities under temperature and truncation, and what truncation kept
-
-    def __post_init__(self) -> None:
-        self._check("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "must be at least 1")
-        self._check("temperature", 0.0 <= self.temperature <= 100.0, "must be between 0 and 100")
-        if self.temperature < GREEDY:
-            object.__setattr__(self, "temperature", 0.0)
-        self._check("top_k", self.top_k >= 0, "must not be negative (0 keeps all)")
-        self._check("top_p", 0.0 < self.top_p <= 1.0, "must be above 0 and at most 1")
-        self._check("min_p", 0.0 <= self.min_p <= 1.0, "must be between 0 and 1")
-        self._check("repetition_penalty", 0.0 < self.repetition_penalty <= 100.0, "must be above 0 and at most 100")
-        for name in ("presence_penalty", "frequency_penalty"):
-            self._check(name, -2.0 <= getattr(self, name) <= 2.0, "must be between -2 and 2")
-        for name in ("logprobs", "prompt_logprobs"):
-            count = getattr(self, name)
-            self._check(name, count is None or 0 <= count <= 100, "must be between 0 and 100")
-        if not all(self.stop):
-            raise UserError("stop", "must not hold an empty string")
-        self._check("seed", self.seed is None or -(2**63) <= self.seed < 2**63, "must fit in 64 bits")
-
-    def _check(self, name: str, fine: bool, problem: str) -> None:
-        if not fine:
-            raise UserError(name, f"{problem}, not {getattr(self, name)!r}")
-
-    @property
-    def plain(self) -> bool:
-        """Whether it is the argmax of the unchanged logits."""
-        return (
-            self.temperature == 0.0
-            and not self.logit_bias
-            and self.repetition_penalty == 1.0
-            and not self.presence_penalty
-            and not self.frequency_penalty
-            and not self.min_tokens
-            and self.grammar is None
-        )
 
 
 class TokenLogprob(NamedTuple):
@@ -173,6 +114,8 @@ class Request:
     routes: dict[int, list[Tensor]] = field(default_factory=dict)
     hidden_D: Tensor | None = None  # what pooling keeps of the prompt so far, for an embedding
     matcher: Any = None  # the state of its grammar
+    breakers: Breakers = field(default_factory=dict)  # of DRY, as tokens
+    mu: float | None = None  # the state of mirostat
     _in_forward: bool = field(default=False, init=False, repr=False)
     preemptions: int = 0
     first_token: float | None = None
@@ -280,6 +223,9 @@ def new_request(
     check_tokens("prompt", prompt, vocab)
     check_tokens("logit_bias", list(sampling.logit_bias), vocab)
     check_tokens("stop_tokens", list(sampling.stop_tokens), vocab)
+    check_tokens("allowed_tokens", list(sampling.allowed_tokens or ()), vocab)
+    if sampling.bad_words:
+        sampling = replace(sampling, bad_words=token_sequences(tokenizer, sampling.bad_words, vocab))
     if len(prompt) + (not options.get("embed")) > max_length:
         problem = f"has {len(prompt)} tokens, and the model holds {max_length} with its answer"
         raise TooLong("prompt", problem, "Shorten it.")
@@ -295,6 +241,8 @@ def new_request(
         request.text = TextStream(tokenizer, prompt, sampling.stop, sampling.min_tokens)
     elif sampling.stop or sampling.grammar:
         raise UserError("stop", "the model has no tokenizer", "Use stop_tokens.")
+    if sampling.dry_multiplier and tokenizer is not None:
+        request.breakers = breakers_of(tokenizer, sampling.dry_sequence_breakers)
     if sampling.grammar is not None:
         request.matcher = sampling.grammar.matcher(tokenizer, vocab, engine.stop_tokens)
     return request

@@ -6,14 +6,15 @@ the rest of the engine is concerned a request of the batch is where the host las
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from moesaic.kernels.cuda.step_inputs import DecodeRows
+from moesaic.serve.core.draws import draw
 from moesaic.serve.core.page_pool import PagePool
-from moesaic.serve.core.request import Request, Sampling
-from moesaic.serve.core.sampler import draw
+from moesaic.serve.core.request import Request
+from moesaic.serve.core.sampling import Sampling
 
 
 @dataclass(eq=False)
@@ -53,8 +54,7 @@ class Slot:
 
 def samples_on_device(sampling: Sampling) -> bool:
     """Whether sampling is greedy, or from the whole distribution at a temperature, and nothing else."""
-    whole = not sampling.top_k and sampling.top_p >= 1.0 and sampling.min_p <= 0.0
-    return whole and not sampling.logprobs and replace(sampling, temperature=0.0).plain
+    return sampling.whole and not sampling.changes_logits and not sampling.logprobs
 
 
 class Slots:

@@ -14,9 +14,10 @@ from torch import Tensor
 from moesaic.kernels.cuda.graphed_step import LaunchedStep
 from moesaic.kernels.cuda.step_inputs import ChunkRows
 from moesaic.model.layout import Span
+from moesaic.serve.core.draws import draw
 from moesaic.serve.core.forward_pass import Chunk, Forward
 from moesaic.serve.core.request import Request, TokenLogprob
-from moesaic.serve.core.sampler import Sampler, draw
+from moesaic.serve.core.sampler import Sampler
 from moesaic.serve.gpu.decode_batch import Slot, samples_on_device
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ forward. What the host learns one step late is that a request has finished; the 
 are discarded. All steps run in one stream, in the order in which they were launched, so pages and slots can change
 hands without waiting.
 
-Requests whose sampling params the device does not implement (a grammar, penalties, top-p) are sampled on the host from
-their logits, and take part in every second step. Draft tokens are proposed from tokens the host knows, so while a
-drafter has any, steps are synchronous (`forward.py`); while it rests, they overlap.
+Requests whose sampling params the device does not implement (a grammar, penalties, top-p, mirostat) are sampled on the
+host from their logits, and take part in every second step. Draft tokens are proposed from tokens the host knows, so
+while a drafter has any, steps are synchronous (`forward.py`); while it rests, they overlap.
 """
 
 from __future__ import annotations

@@ -122,4 +122,5 @@ def shadow_of(request: Request) -> Request:
     """A copy to append draft tokens to. It has the same seed, so that a drafter samples as the model will."""
     copy = Request(request.prompt, request.sampling, seed=request.seed)
     copy.tokens = list(request.tokens)
+    copy.breakers, copy.mu = request.breakers, request.mu
     return copy

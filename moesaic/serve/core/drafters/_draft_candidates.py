@@ -12,8 +12,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from moesaic.serve.core.draws import draw
+from moesaic.serve.core.processors import processed
 from moesaic.serve.core.request import Request
-from moesaic.serve.core.sampler import draw, penalized, truncated
+from moesaic.serve.core.truncation import distribution
 
 NEAR = 0.1  # of the probability mass on both sides of a draw
 EXACT = 0.5  # confidence of the token that is drawn, before its share of the neighbourhood
@@ -43,15 +45,11 @@ def likely_tokens(
 
 def _likely(logits_V: Tensor, request: Request, stop_tokens: frozenset[int], most: int) -> Candidates:
     sampling = request.sampling
-    logits_V = penalized(logits_V, request)
-    if request.written < sampling.min_tokens and (ends := stop_tokens | sampling.stop_tokens):
-        logits_V[sorted(ends)] = float("-inf")
+    logits_V = processed(logits_V, request, stop_tokens)
     if sampling.temperature == 0.0:
         values, tokens = logits_V.softmax(-1).topk(most)
         return list(zip(tokens.tolist(), values.tolist()))
-    kept_A, probs_A = truncated(
-        (logits_V / sampling.temperature).softmax(-1), sampling.top_k, sampling.top_p, sampling.min_p
-    )
+    kept_A, probs_A = distribution(logits_V, request)
     above_A = probs_A.double().cumsum(0)
     total = float(above_A[-1])
     point = total * draw(request.seed, len(request.tokens))

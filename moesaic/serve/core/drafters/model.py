@@ -96,6 +96,7 @@ class DraftModel(Drafter):
         while place < min(end, len(shadow.tokens)) and shadow.tokens[place] == request.tokens[place]:
             place += 1
         shadow.tokens[place:] = request.tokens[place:]
+        shadow.mu = request.mu
         # The last token is always computed again: its hidden state, which predicts the next one, is not kept.
         shadow.computed = min(shadow.computed, place, end - 1)
         self.agreed[number] = end

@@ -1,0 +1,42 @@
+"""Words that must not be generated, as vLLM has them: a word is one or more tokens, and the last of these is forbidden
+where the completion ends in the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from moesaic.errors import UserError
+from moesaic.model.tokenizer import Tokenizer
+
+Words = Sequence[str | tuple[int, ...]]
+
+
+def token_sequences(tokenizer: Tokenizer | None, words: Words, vocab: int) -> tuple[tuple[int, ...], ...]:
+    """The tokens of every word at the start of a text, and of the same word after a space where these are others but
+    as many: fewer or more would be another word's."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        if isinstance(word, tuple):
+            found[word] = None
+            continue
+        if tokenizer is None:
+            raise UserError("bad_words", "the model has no tokenizer", "Give token numbers.")
+        first, second = (tuple(tokenizer.encode(text, special=False)) for text in (word.lstrip(), f" {word.lstrip()}"))
+        if not first:
+            raise UserError("bad_words", f"{word!r} is no word", "Leave it out.")
+        found[first] = None
+        if second[0] != first[0] and len(second) == len(first):
+            found[second] = None
+    if any(not 0 <= token < vocab for word in found for token in word):
+        raise UserError("bad_words", f"holds a token outside the vocabulary of {vocab}")
+    return tuple(found)
+
+
+def forbidden(words: Words, written: Sequence[int]) -> list[int]:
+    """The tokens that would complete one of the words (as tokens) after these."""
+    last = []
+    for word in words:
+        head = len(word) - 1
+        if head <= len(written) and (not head or tuple(written[-head:]) == word[:-1]):
+            last.append(int(word[-1]))
+    return last

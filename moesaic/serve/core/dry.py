@@ -1,0 +1,112 @@
+"""DRY (Don't Repeat Yourself; p-e-w, 2024), as llama.cpp defines it: a token that would continue a repetition is made
+less likely, exponentially in how long that is by now.
+
+Where the last `n` tokens of a text stand somewhere before too, the token that followed there is penalized by
+`multiplier * base ** (n - allowed_length)`, if n is at least `allowed_length`. No repetition reaches back beyond a
+sequence breaker, such as a new line: lists and dialogues repeat how their lines begin.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moesaic.model.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from moesaic.serve.core.sampling import Sampling
+
+MAX_CHARS, MAX_TAIL = 40, 20  # of a breaker: its characters, and its tokens after the first
+MAX_LOG = 88.72  # of the largest float32: a larger penalty is no different
+# Of a repetition; a longer one counts as one of this length. Far beyond what any penalty lets stand, it bounds the time
+# for a prompt that is one token over and over.
+MAX_REPEAT = 512
+
+Breakers = Mapping[int, tuple[tuple[int, ...], ...]]  # first token -> the rest of each breaker that begins with it
+
+
+@lru_cache(maxsize=64)
+def breakers_of(tokenizer: Tokenizer, breakers: tuple[str, ...]) -> Breakers:
+    """In which tokens the breakers can stand in a text: one that holds a breaker, or one that ends in how it begins,
+    followed by the tokens of the rest."""
+    texts = token_texts(tokenizer)
+    found: dict[int, set[tuple[int, ...]]] = {}
+    for breaker in breakers:
+        breaker = breaker[:MAX_CHARS]
+        starts = [breaker[:count] for count in range(1, len(breaker))]
+        for token, text in enumerate(texts):
+            if breaker in text:
+                found.setdefault(token, set()).add(())
+            elif starts and text.endswith(tuple(starts)):
+                for start in starts:
+                    if text.endswith(start):
+                        rest = tokenizer.encode(breaker[len(start) :], special=False)
+                        found.setdefault(token, set()).add(tuple(rest[:MAX_TAIL]))
+    return {token: tuple(sorted(rests)) for token, rests in found.items()}
+
+
+@lru_cache(maxsize=4)
+def token_texts(tokenizer: Tokenizer) -> list[str]:
+    """What every token stands for by itself."""
+    return list(tokenizer.fast.decode_batch([[token] for token in range(len(tokenizer))], skip_special_tokens=False))
+
+
+def dry_penalties(tokens: Sequence[int], sampling: Sampling, breakers: Breakers) -> dict[int, float]:
+    """What is to be taken off the logits of which tokens, after these."""
+    last_n, allowed, base = sampling.dry_penalty_last_n, sampling.dry_allowed_length, sampling.dry_base
+    window = tokens[-last_n:] if last_n > 0 else tokens if last_n < 0 else ()
+    if len(window) <= allowed or (limit := _since_breaker(window, breakers)) < allowed:
+        return {}
+    # Beyond this length of a repetition its penalty does not grow.
+    most = allowed + (int(MAX_LOG / math.log(base)) if base > 1.000001 else 0)
+    lengths = repeats(np.asarray(window, dtype=np.int64), min(limit, most, allowed + MAX_REPEAT), allowed)
+    return {
+        token: sampling.dry_multiplier * base ** (length - allowed)
+        for token, length in lengths.items()
+        if () not in breakers.get(token, ())
+    }
+
+
+def subtract_dry(logits_V: Tensor, tokens: Sequence[int], sampling: Sampling, breakers: Breakers) -> None:
+    if penalties := dry_penalties(tokens, sampling, breakers):
+        places = torch.tensor(list(penalties), device=logits_V.device)
+        logits_V[places] -= torch.tensor(list(penalties.values()), dtype=logits_V.dtype, device=logits_V.device)
+
+
+def repeats(window_T: np.ndarray, limit: int, least: int) -> dict[int, int]:
+    """Each token that follows an earlier copy of how the window ends, and the length of its longest such copy, counted
+    up to `limit`; only copies of at least `least` tokens."""
+    # Where copies end: they grow to the left one token at a time, and most are over soon.
+    ends = np.flatnonzero(window_T[:-1] == window_T[-1])
+    found: dict[int, int] = {}
+    length = 1
+    while len(ends):
+        if length >= least:
+            found.update(dict.fromkeys(window_T[ends + 1].tolist(), length))
+        if length >= limit:
+            break
+        ends = ends[ends >= length]
+        ends = ends[window_T[ends - length] == window_T[-1 - length]]
+        length += 1
+    return found
+
+
+def _since_breaker(window: Sequence[int], breakers: Breakers) -> int:
+    """How many tokens come after the last breaker in a window."""
+    if not breakers:
+        return len(window)
+    for back in range(len(window)):
+        rests = breakers.get(window[-1 - back])
+        if rests is None:
+            continue
+        after = tuple(window[len(window) - back :][:MAX_TAIL])
+        whole = [len(rest) for rest in rests if len(rest) <= back and after[: len(rest)] == rest]
+        if whole:
+            return back - max(whole)
+    return len(window)
