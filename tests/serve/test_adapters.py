@@ -7,6 +7,7 @@ import json
 import peft
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import moesaic
 from moesaic.errors import UserError
@@ -104,6 +105,15 @@ def test_an_adapter_can_go_while_it_is_used(world):
         (lambda path: edit(path, lora_bias=True), "lora_bias is not supported"),
         (lambda path: edit(path, bias="all"), "biases"),
         (lambda path: edit(path, lora_alpha="x"), "lora_alpha"),
+        (lambda path: edit(path, lora_alpha=float("inf")), "lora_alpha"),
+        (lambda path: edit(path, r=5), "has rank 3, and adapter_config.json says 5"),
+        (lambda path: edit(path, r=None), "r, the rank, is missing"),
+        (lambda path: edit(path, rank_pattern={"q_proj": 9}), "q_proj has rank 3, and adapter_config.json says 9"),
+        (lambda path: edit(path, target_modules=["q_proj"]), "none of adapter_config.json's target_modules"),
+        (lambda path: edit(path, target_modules=".*q_proj"), "none of adapter_config.json's target_modules"),
+        (lambda path: edit(path, target_modules="("), "is no pattern"),
+        (lambda path: edit(path, target_modules=None), "target_modules is missing"),
+        (lambda path: leave_out(path, "k_proj"), "holds no correction of k_proj"),
     ],
 )
 def test_a_bad_adapter_is_refused_and_changes_nothing(tmp_path, change, message):
@@ -123,6 +133,11 @@ def test_an_adapter_of_another_model_is_refused(tmp_path):
     engine = moesaic.Engine(moesaic.load(tmp_path / "base"))
     with pytest.raises(UserError, match="no such matrix of this model|do not correct"):
         engine.load_adapter("mine", tmp_path / "adapter")
+
+
+def leave_out(path, module: str) -> None:
+    file = path / "adapter_model.safetensors"
+    save_file({name: tensor for name, tensor in load_file(file).items() if module not in name}, file)
 
 
 def edit(path, **settings) -> None:

@@ -22,6 +22,7 @@ from moesaic.serve.cluster.life_cycle import Busy, LifeCycle
 from moesaic.serve.cluster.worker import WorkerHandle
 
 PREFIX = "/admin/"
+PATHS = frozenset({"/sleep", "/wake_up", "/is_sleeping", "/reset_prefix_cache"})  # as vLLM calls them
 
 
 class RankCard(BaseModel):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 
 import moesaic
 from moesaic.serve.api import (
@@ -20,14 +23,45 @@ from moesaic.serve.api import (
     web_page,
 )
 from moesaic.serve.api.fields import check_fields
+from moesaic.serve.api.front import Front
 from moesaic.serve.api.keys import OPEN_PATHS, KeyGuard
 from moesaic.serve.api.messages import routes as messages
 from moesaic.serve.api.middleware import RequestLimits
 from moesaic.serve.api.service import Service
+from moesaic.serve.api.several import ModelRouter
 
 
-def make_app(service: Service) -> FastAPI:
-    settings = service.settings
+def make_app(services: Sequence[Service], hosts: frozenset[str] | None = None) -> ASGIApp:
+    """All that a request passes, from the outside in: ids and host, CORS, keys, limits, the model it names."""
+    settings = services[0].settings
+    users = settings.keys.users()
+    for service in services:
+        service.join(services, users.values())
+    app: ASGIApp = ModelRouter([(service, routes_of(service)) for service in services])
+    app = RequestLimits(app, max_body=settings.max_body, body_seconds=settings.body_seconds)
+    if settings.keys.hashes or settings.admin_keys.hashes:
+        app = KeyGuard(
+            app,
+            keys=settings.keys,
+            users=users,
+            open_paths=OPEN_PATHS | web_page.paths(),
+            admin_keys=settings.admin_keys,
+            admin_prefix=admin.PREFIX,
+            admin_paths=admin.PATHS if settings.allow_adapters else admin.PATHS | models.ADAPTER_PATHS,
+        )
+    if settings.cors_origins:
+        app = CORSMiddleware(
+            app,
+            allow_origins=list(settings.cors_origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "x-moesaic-ignored", "retry-after"],
+        )
+    return Front(app, hosts, settings.log_requests)
+
+
+def routes_of(service: Service) -> FastAPI:
+    """The routes of one model."""
     app = FastAPI(title="Moesaic", version=moesaic.__version__, docs_url=None, redoc_url=None)
     errors.install(app)
     for part in (
@@ -37,20 +71,6 @@ def make_app(service: Service) -> FastAPI:
     ):
         app.include_router(check_fields(part.router(service)))
     app.include_router(web_page.router())
-    if settings.admin_keys.hashes:
+    if service.settings.admin_keys.hashes:
         app.include_router(check_fields(admin.router(service)))
-    # The last added is the first to see a request.
-    app.add_middleware(RequestLimits, max_body=settings.max_body, body_seconds=settings.body_seconds)
-    if settings.keys.hashes or settings.admin_keys.hashes:
-        app.add_middleware(
-            KeyGuard,
-            keys=settings.keys,
-            open_paths=OPEN_PATHS | web_page.paths(),
-            admin_keys=settings.admin_keys,
-            admin_prefix=admin.PREFIX,
-        )
-    if settings.cors_origins:
-        app.add_middleware(
-            CORSMiddleware, allow_origins=list(settings.cors_origins), allow_methods=["*"], allow_headers=["*"]
-        )
     return app

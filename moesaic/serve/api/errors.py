@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from moesaic.errors import UserError
+from moesaic.serve.api.request_id import REQUEST_ID
 from moesaic.serve.core.engine_loop import WorkerDied
 from moesaic.serve.core.request import TooLong
 from moesaic.strict import EXPECTED, either, sentence
@@ -23,6 +24,7 @@ logger = logging.getLogger("moesaic.serve")
 
 TYPES = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     408: "timeout_error",
     429: "rate_limit_error",
@@ -133,7 +135,7 @@ def api_error(error: BaseException) -> ApiError:
             return ApiError(503, str(error), code="worker_died", headers={"retry-after": "1"})
         case TimeoutError():
             return ApiError(408, "the request took longer than this server allows", code="timeout")
-    logger.error("internal error", exc_info=error)
+    logger.error("internal error (request %s)", REQUEST_ID.get() or "unknown", exc_info=error)
     return ApiError(500, "internal error", code="internal_error")
 
 

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import re
+import sys
 from typing import Any
 
 import h11
@@ -16,6 +17,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from moesaic.serve.api.errors import ApiError
 from moesaic.serve.api.fields import RECEIVED, Received
+from moesaic.serve.api.request_id import HEADER as REQUEST_ID_HEADER
+from moesaic.serve.api.request_id import request_id
 
 HEADER_SECONDS = 20.0
 HUGE_EXPONENT = re.compile(rb"[eE]\+?[0-9]{3}")
@@ -41,6 +44,26 @@ class HeaderTimeout(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timer()
         super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP, or too much of it, is answered in the form of all errors, as far as it can still be."""
+        problem = sys.exception()
+        status = problem.error_status_hint if isinstance(problem, h11.RemoteProtocolError) else 400
+        error = ApiError(status, f"the request is not valid HTTP ({problem or msg})", code="invalid_http").response()
+        name = request_id(None).encode()
+        headers = [*error.raw_headers, (b"connection", b"close"), (REQUEST_ID_HEADER, name)]
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            cycle = self.cycle
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True  # its application shall not answer, too
+                cycle.message_event.set()
+            for event in (
+                h11.Response(status_code=status, headers=headers),
+                h11.Data(data=bytes(error.body)),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     def _set_timer(self) -> None:
         if self.conn.their_state is not h11.IDLE:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Literal
 
 from fastapi import APIRouter
@@ -10,6 +12,8 @@ from pydantic import BaseModel, Field
 from moesaic.serve.api.errors import ERRORS, ApiError
 from moesaic.serve.api.schema.sampling import RequestModel
 from moesaic.serve.api.service import Service
+
+ADAPTER_PATHS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})  # an admin's, unless clients may
 
 
 class ModelCard(BaseModel):
@@ -31,10 +35,12 @@ class ModelList(BaseModel):
 class LoadAdapter(RequestModel):
     lora_name: str = Field(min_length=1, max_length=256)
     lora_path: str = Field(min_length=1, max_length=4096)
+    load_inplace: bool = Field(default=False, description="Replace one that has this name.")
 
 
 class UnloadAdapter(RequestModel):
-    lora_name: str
+    lora_name: str = Field(min_length=1, max_length=256)
+    lora_int_id: int | None = Field(default=None, description="Of no meaning here; vLLM's clients may send it.")
 
 
 class AdapterResponse(BaseModel):
@@ -43,45 +49,58 @@ class AdapterResponse(BaseModel):
 
 def router(service: Service) -> APIRouter:
     routes = APIRouter(tags=["models"])
-    name, engine = service.settings.name, service.engine
-
-    def card(model: str) -> ModelCard:
-        parent = None if model == name else name
-        return ModelCard(
-            id=model,
-            created=service.started,
-            root=name,
-            parent=parent,
-            max_model_len=service.context,
-            sampling=service.sampling_defaults,
-        )
+    engine = service.engine
+    loading = asyncio.Lock()  # two loads of one name, one after the other
 
     @routes.get("/v1/models", responses=ERRORS)
+    @routes.get("/models", include_in_schema=False)
     async def models() -> ModelList:
-        """The model, and the adapters that are loaded."""
-        return ModelList(data=[card(model) for model in (name, *list(engine.adapters))])
+        """The models by all their names, and the adapters that are loaded."""
+        return ModelList(data=[card(one, name) for one in service.all for name in (*one.names, *one.engine.adapters)])
 
     @routes.get("/v1/models/{model:path}", responses=ERRORS)
     async def model(model: str) -> ModelCard:
         service.adapter(model)
-        return card(model)
+        return card(service, model)
 
-    if not service.settings.allow_adapters:
+    if not (service.settings.allow_adapters or service.settings.admin_keys.hashes):
         return routes
 
     @routes.post("/v1/load_lora_adapter", responses=ERRORS)
     async def load_lora_adapter(body: LoadAdapter) -> AdapterResponse:
         """Load an adapter from a directory the server can read; requests name it as their model."""
-        if body.lora_name == name:
-            raise ApiError(400, f"{name!r} is the model itself", param="lora_name", code="invalid_value")
-        await service.loop.load_adapter(body.lora_name, body.lora_path)
-        return AdapterResponse(status=f"{body.lora_name} is loaded")
+        name = body.lora_name
+        async with loading:
+            if any(name in one.names or (one is not service and one.knows(name)) for one in service.all):
+                raise ApiError(400, f"{name!r} is the name of a model", param="lora_name", code="invalid_value")
+            if name in engine.adapters and not body.load_inplace:
+                message = f"the adapter {name!r} is loaded. Give load_inplace: true to replace it, or unload it first"
+                raise ApiError(400, message, param="lora_name", code="already_loaded")
+            if not await asyncio.to_thread(Path(body.lora_path).is_dir):
+                raise ApiError(404, "lora_path is no directory here", param="lora_path", code="adapter_not_found")
+            await service.loop.load_adapter(name, body.lora_path)
+        return AdapterResponse(status=f"{name} is loaded")
 
     @routes.post("/v1/unload_lora_adapter", responses=ERRORS)
     async def unload_lora_adapter(body: UnloadAdapter) -> AdapterResponse:
-        if body.lora_name not in engine.adapters:
-            raise ApiError(404, f"there is no adapter {body.lora_name!r}", param="lora_name", code="model_not_found")
-        await service.loop.unload_adapter(body.lora_name)
+        """Forget an adapter; requests that have it finish with it."""
+        async with loading:
+            if body.lora_name not in engine.adapters:
+                message = f"there is no adapter {body.lora_name!r}"
+                raise ApiError(404, message, param="lora_name", code="model_not_found")
+            await service.loop.unload_adapter(body.lora_name)
         return AdapterResponse(status=f"{body.lora_name} is unloaded")
 
     return routes
+
+
+def card(service: Service, name: str) -> ModelCard:
+    own = service.settings.name
+    return ModelCard(
+        id=name,
+        created=service.started,
+        root=own,
+        parent=None if name in service.names else own,
+        max_model_len=service.context,
+        sampling=service.sampling_defaults,
+    )

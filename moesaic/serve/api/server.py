@@ -12,7 +12,8 @@ import errno
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
@@ -20,6 +21,7 @@ from prometheus_client.core import Metric
 
 from moesaic.errors import UserError
 from moesaic.serve.api.app import make_app
+from moesaic.serve.api.front import hosts_to_check
 from moesaic.serve.api.metrics import Metrics
 from moesaic.serve.api.middleware import HeaderTimeout
 from moesaic.serve.api.service import Service, Settings
@@ -60,6 +62,24 @@ def not_listening(address: str, error: OSError) -> UserError:
     return UserError(address, f"cannot be listened on ({reason})", remedy)
 
 
+@dataclass(frozen=True)
+class Served:
+    """A model to serve: the engine that checks its requests, and what makes the loop that runs it, or its workers."""
+
+    engine: Engine
+    settings: Settings
+    make_loop: Callable[..., Any] = EngineLoop
+
+    def start(self) -> Service:
+        def of_workers() -> Iterable[Metric]:
+            return worker_metrics(loop) if isinstance(loop, EngineClient) else ()
+
+        vllm_names = self.settings.metrics_names == "vllm"
+        metrics = Metrics(lambda: loop.stats(), self.settings.name, vllm_names, of_workers)
+        loop = self.make_loop(self.engine, on_outputs=metrics.watch)
+        return Service(loop, self.settings, metrics)
+
+
 async def serve(
     engine: Engine,
     settings: Settings,
@@ -69,22 +89,21 @@ async def serve(
     ready: Callable[[Server, Service], None] | None = None,
     signals: bool = True,
     make_loop: Callable[..., Any] = EngineLoop,
+    also: Sequence[Served] = (),
 ) -> None:
     """Serve until stopped: by a signal, or by `should_exit` of the server that `ready` is given. `make_loop` makes
-    the loop that runs the engine, or its replicas."""
-
-    def of_workers() -> Iterable[Metric]:
-        return worker_metrics(loop) if isinstance(loop, EngineClient) else ()
-
-    metrics = Metrics(lambda: loop.stats(), settings.name, settings.metrics_names == "vllm", of_workers)
-    loop = make_loop(engine, on_outputs=metrics.watch)
-    service = Service(loop, settings, metrics)
+    the loop that runs the engine, or its replicas; `also` are further models."""
+    services = [one.start() for one in (Served(engine, settings, make_loop), *also)]
+    service = services[0]
+    bound = listener.getsockname()[0]
+    hosts = hosts_to_check(bound, bool(settings.keys.hashes), settings.allowed_hosts)
     config = uvicorn.Config(
-        make_app(service),
+        make_app(services, hosts),
         log_level="warning",
         access_log=False,
         lifespan="off",
         http=HeaderTimeout,
+        ws="none",
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=10,
@@ -93,10 +112,12 @@ async def serve(
     draining: list[asyncio.Task[None]] = []
 
     async def drain() -> None:
-        service.draining = True
+        for one in services:
+            one.draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(drain_seconds):
-                await loop.until_idle()
+                for one in services:
+                    await one.loop.until_idle()
         server.should_exit = True
 
     def stop() -> None:
@@ -111,8 +132,13 @@ async def serve(
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop)
     # The first structured output would wait for it: a second or two with a large vocabulary.
-    preparing = asyncio.create_task(asyncio.to_thread(prepare_grammars, engine.tokenizer, engine.model.config.vocab))
-    async with loop:
+    preparing = [
+        asyncio.create_task(asyncio.to_thread(prepare_grammars, one.engine.tokenizer, one.engine.model.config.vocab))
+        for one in services
+    ]
+    async with contextlib.AsyncExitStack() as loops:
+        for one in services:
+            await loops.enter_async_context(one.loop)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started and not serving.done():
             await asyncio.sleep(0.005)
@@ -122,4 +148,4 @@ async def serve(
         if ready is not None and server.started:
             ready(server, service)
         await serving
-    await preparing
+    await asyncio.gather(*preparing)

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import math
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
+import moesaic
 from moesaic.errors import UserError
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.serve.api.errors import ApiError
 from moesaic.serve.api.keys import Keys
 from moesaic.serve.api.logprobs import TokenDecoder
 from moesaic.serve.api.metrics import Metrics
+from moesaic.serve.api.rate_limits import CALLER, KeyUse
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.engine_loop import EngineLoop, OutputStream
 from moesaic.serve.core.pooling import Pooling, recommended_pooling
@@ -37,6 +40,8 @@ class Settings:
     """`max_queue` requests may wait beyond the `max_requests` that the engine runs at once."""
 
     name: str
+    aliases: tuple[str, ...] = ()  # other names of the model
+    fingerprint: str = ""  # of its weights; "": of what is known without them
     keys: Keys = field(default_factory=Keys)
     parser: Parser | None = None  # None: by the model's chat template
     max_prompt: int | None = None  # tokens
@@ -45,6 +50,8 @@ class Settings:
     body_seconds: float = 30.0
     request_seconds: float | None = 600.0
     cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()  # by which names it may be called, beside those of this machine
+    log_requests: bool = False
     metrics_names: Literal["moesaic", "vllm"] = "moesaic"  # vllm: under its names too
     allow_adapters: bool = False  # to be loaded by clients, from any path the server can read
     admin_keys: Keys = field(default_factory=Keys)  # for /admin, which exists only where there are any
@@ -61,6 +68,8 @@ class Service:
         self.engine: Engine = loop.engine
         self.draining = False  # for good
         self.held = False  # by an admin, for a while
+        self.sleeping = 0  # the level, as vLLM counts them; 0: it is awake
+        self.all: Sequence[Service] = (self,)  # of all models of this server
         self.started = int(time.time())
         template = self.engine.tokenizer.chat_template if self.engine.tokenizer else None
         self.parser = settings.parser or detect(template)
@@ -89,9 +98,29 @@ class Service:
     def context(self) -> int:
         return self.engine.model.config.context
 
+    def join(self, services: Sequence[Service], users: Iterable[KeyUse]) -> None:
+        """This model is one of several in a server; `users` are those of its keys."""
+        self.all = services
+        self.metrics.users = tuple(users)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the model itself, its own first."""
+        return (self.settings.name, *self.settings.aliases)
+
+    def knows(self, model: str) -> bool:
+        return model in self.names or model in self.engine.adapters
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Whether two responses came from the same weights, computed in the same way."""
+        engine = self.engine
+        parts = (moesaic.__version__, self.settings.fingerprint, engine.model.config, engine.model.dtype)
+        return f"fp_{hashlib.blake2b(repr(parts).encode(), digest_size=6).hexdigest()}"
+
     def adapter(self, model: str | None) -> str | None:
         """Which adapter the name in a request means; None is the model itself."""
-        if model is None or model == self.settings.name:
+        if model is None or model in self.names:
             return None
         if model in self.engine.adapters:
             return model
@@ -151,12 +180,27 @@ class Service:
             message = f"requests {count} completions, and this server holds {self.max_open}"
             raise ApiError(400, message, param="n", code="invalid_value")
 
+    def check_open(self) -> None:
+        """Whether requests are taken."""
+        again = {"retry-after": "5"}
+        if self.draining:
+            raise ApiError(503, "the server is shutting down", code="shutting_down", headers=again)
+        if self.held:
+            raise ApiError(503, "the server takes no requests now", code="draining", headers=again)
+        if self.sleeping:
+            raise ApiError(503, "the model sleeps; POST /wake_up wakes it", code="sleeping", headers=again)
+
+    def check_ready(self) -> None:
+        """Whether a request would be begun with at once."""
+        if not self.loop.alive:
+            raise ApiError(503, "the server is shutting down", code="shutting_down")
+        self.check_open()
+        if not self.loop.ready:
+            raise ApiError(503, "no worker is ready; requests wait", code="not_ready", headers={"retry-after": "1"})
+
     def submit(self, requests: Sequence[Request]) -> OutputStream:
         """Hand requests to the engine, unless the queue is full."""
-        if self.draining:
-            raise ApiError(503, "the server is shutting down", code="shutting_down", headers={"retry-after": "5"})
-        if self.held:
-            raise ApiError(503, "the server takes no requests now", code="draining", headers={"retry-after": "5"})
+        self.check_open()
         self.check_count(len(requests))
         if self.loop.open + len(requests) > self.max_open:
             raise ApiError(
@@ -165,6 +209,8 @@ class Service:
                 code="queue_full",
                 headers={"retry-after": str(self.wait_estimate())},
             )
+        if (caller := CALLER.get()) is not None:
+            self.metrics.charge(requests, caller)
         return self.loop.submit(requests, self.settings.request_seconds)
 
     def wait_estimate(self) -> int:

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 import moesaic
 from moesaic.serve.api.errors import ERRORS, ApiError
+from moesaic.serve.api.metrics_of_all import registry_of
 from moesaic.serve.api.service import Service
 from moesaic.serve.api.stream import EVENTS, EventStream, event
 
@@ -42,19 +43,15 @@ def router(service: Service) -> APIRouter:
     @routes.get("/health", responses=ERRORS)
     async def health() -> Status:
         """Whether the server is alive. It is also while workers are being restarted."""
-        if not service.loop.alive:
+        if not all(one.loop.alive for one in service.all):
             raise ApiError(503, "the engine has stopped", code="engine_stopped")
         return Status(status="ok")
 
     @routes.get("/ready", responses=ERRORS)
     async def ready() -> Status:
         """Whether requests may be sent here: a worker would begin at once with them."""
-        if service.draining or not service.loop.alive:
-            raise ApiError(503, "the server is shutting down", code="shutting_down")
-        if service.held:
-            raise ApiError(503, "the server takes no requests now", code="draining")
-        if not service.loop.ready:
-            raise ApiError(503, "no worker is ready; requests wait", code="not_ready", headers={"retry-after": "1"})
+        for one in service.all:
+            one.check_ready()
         return Status(status="ready")
 
     @routes.get("/version")
@@ -66,7 +63,8 @@ def router(service: Service) -> APIRouter:
     @routes.get("/metrics", response_class=PlainTextResponse, responses=ERRORS | {200: text})
     async def metrics() -> Response:
         """For Prometheus."""
-        return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        found = generate_latest(registry_of([one.metrics for one in service.all]))
+        return Response(found, media_type=CONTENT_TYPE_LATEST)
 
     @routes.get("/live", responses=ERRORS)
     async def live() -> Live:

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from moesaic.errors import UserError
 from moesaic.serve.api.errors import ApiError, api_error
-from moesaic.serve.api.schema.usage import CompletionDetails, PromptDetails, Usage
+from moesaic.serve.api.schema.usage import Completed, CompletionDetails, PromptDetails, Usage
 from moesaic.serve.api.service import Service, new_id
 from moesaic.serve.core.engine_loop import OutputStream
 from moesaic.serve.core.grammar import reason
@@ -127,13 +127,17 @@ class Generation:
         async for batch in outputs.batches():
             for output in batch:
                 self.take(output)
-        return self.response()
+        response = self.response()
+        if isinstance(response, Completed):
+            response.system_fingerprint = self.service.fingerprint
+        return response
 
     async def events(self, outputs: OutputStream) -> AsyncIterator[str]:
         options = self.body.stream_options
         with_usage = options is not None and options.include_usage
         continuous = options is not None and options.continuous_usage_stats
         frame = {"id": self.id, "object": self.chunk_object, "created": self.created, "model": self.model}
+        frame["system_fingerprint"] = self.service.fingerprint
         head = f'data: {json.dumps(frame)[:-1]}, "choices": ['  # the same in every chunk
 
         def chunk(choice: dict[str, Any] | None, usage: bool) -> str:
@@ -158,6 +162,8 @@ class Generation:
 
 async def generate(kind: type[Generation], service: Service, body: Any, http: HttpRequest) -> Response:
     """What every route that generates text does."""
+    if getattr(body, "stream_options", None) is not None and not body.stream:
+        raise UserError("stream_options", "needs stream: true", "Leave it out, or stream.")
     salt = service.cache_salt(http.state, body.cache_salt)
     light = is_light(body, int(http.headers.get("content-length", LIGHT_BYTES + 1)))
     generation = await service.prepare(lambda: kind.prepare(service, body, salt), kind.field_name, light=light)

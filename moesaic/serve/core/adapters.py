@@ -7,6 +7,8 @@ that belong to a request with an adapter get its correction after the shared pro
 from __future__ import annotations
 
 import hashlib
+import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,6 +73,7 @@ def load_adapter(model: Model, path: str | Path, name: str) -> Adapter:
     layouts = family_for(model.config.family, directory).layouts(model.config)
     places = {place.name: place for candidates in layouts for place in candidates}
     pieces: dict[str, list[tuple[Place, Tensor, Tensor]]] = {}
+    targeted: set[str] = set()
     for key in sorted(file.tensors):
         module, kind, rest = key.partition(".lora_A.")
         if not kind:
@@ -92,12 +95,25 @@ def load_adapter(model: Model, path: str | Path, name: str) -> Adapter:
         if down.shape != (rank, place.shape[1]) or up.shape != (place.shape[0], rank) or not rank:
             shapes = f"{tuple(down.shape)} and {tuple(up.shape)}"
             raise UserError(file.path, f"{module}: {shapes} do not correct a matrix of {place.shape}")
+        described = _described_rank(settings, module.removeprefix(PREFIX))
+        if rank != described:
+            problem = f"{module} has rank {rank}, and adapter_config.json says {described}"
+            raise UserError(file.path, problem, "The two files are of different adapters: copy it again.")
+        if not _targeted(settings, module.removeprefix(PREFIX)):
+            problem = f"{module} is corrected, and is none of adapter_config.json's target_modules"
+            raise UserError(file.path, problem, "The two files are of different adapters: copy it again.")
+        targeted.add(module.rpartition(".")[2])
         alpha = settings["lora_alpha"]
         pieces.setdefault(place.parameter, []).append(
             (place, down, up * (alpha / rank**0.5 if settings.get("use_rslora") else alpha / rank))
         )
     if not pieces:
         raise UserError(file.path, "holds no correction")
+    wanted = settings.get("target_modules")
+    here = {name.removesuffix(".weight").rpartition(".")[2] for name in places}  # peft skips what a model does not have
+    if isinstance(wanted, list) and (missing := {str(one).rpartition(".")[2] for one in wanted} & here - targeted):
+        problem = f"holds no correction of {', '.join(sorted(missing))}, which adapter_config.json names"
+        raise UserError(file.path, problem, "The two files are of different adapters: copy it again.")
     outputs: dict[str, int] = {}
     for place in places.values():
         rows = place.part[0].stop if place.part and isinstance(place.part[0], slice) else place.shape[0]
@@ -135,9 +151,37 @@ def _settings(path: Path) -> dict[str, Any]:
             raise UserError(path, f"{key} is not supported")
     if settings.get("bias", "none") != "none":
         raise UserError(path, "an adapter that changes biases is not supported")
-    if not isinstance(settings.get("lora_alpha"), int | float):
+    if not isinstance(settings.get("lora_alpha"), int | float) or not math.isfinite(settings["lora_alpha"]):
         raise UserError(path, "lora_alpha is missing or no number")
+    if type(settings.get("r")) is not int or settings["r"] < 1:
+        raise UserError(path, "r, the rank, is missing or no number above 0")
+    if not isinstance(settings.get("rank_pattern") or {}, dict):
+        raise UserError(path, "rank_pattern is no table of ranks")
+    if not isinstance(settings.get("target_modules"), str | list):
+        raise UserError(path, "target_modules is missing, or neither a list nor a pattern")
     return settings
+
+
+def _described_rank(settings: dict[str, Any], module: str) -> int:
+    """By `rank_pattern`, whose keys are ends of names or patterns of them, or the one rank of all."""
+    for pattern, rank in (settings.get("rank_pattern") or {}).items():
+        if _matches(rf"(.*\.)?({pattern})", module):
+            return int(rank)
+    return int(settings["r"])
+
+
+def _targeted(settings: dict[str, Any], module: str) -> bool:
+    targets = settings["target_modules"]
+    if isinstance(targets, str):  # a pattern, unless it stands for all matrices
+        return targets == "all-linear" or _matches(targets, module) or _matches(targets, PREFIX + module)
+    return any(module == one or module.endswith(f".{one}") for one in targets)
+
+
+def _matches(pattern: str, module: str) -> bool:
+    try:
+        return re.fullmatch(pattern, module) is not None
+    except re.error:
+        raise UserError("adapter_config.json", f'"{pattern}" is no pattern', "Copy the adapter again.") from None
 
 
 def rows_by_adapter(adapters: list[tuple[Adapter | None, range]], device: torch.device) -> dict[Adapter, Tensor]:
