@@ -38,7 +38,7 @@ class Received:
 
     def header(self) -> list[tuple[bytes, bytes]]:
         """Names are the client's: none may break out of a header."""
-        names = [quote(name[:MOST_CHARS], safe="._-[]:/ ").strip() for name in self.ignored[:MOST_NAMES]]
+        names = [quote(name[:MOST_CHARS], safe="._-[]:/ ").strip() or "%20" for name in self.ignored[:MOST_NAMES]]
         more = [f"... {len(self.ignored) - MOST_NAMES} more"] if len(self.ignored) > MOST_NAMES else []
         return [(HEADER, ", ".join([*names, *more]).encode())] if names else []
 
