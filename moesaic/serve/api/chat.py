@@ -141,6 +141,7 @@ class Chat(Generation):
             model=self.model,
             choices=[choice.whole() for choice in self.choices.values()],
             usage=self.usage(),
+            timings=self.timings(),
             prompt_logprobs=prompt_logprobs(self.requests[0], self.service.token_decoder),
         )
 

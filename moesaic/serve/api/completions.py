@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from fastapi import APIRouter
@@ -12,6 +13,7 @@ from fastapi.responses import Response
 
 from moesaic.errors import UserError
 from moesaic.serve.api.errors import ERRORS
+from moesaic.serve.api.infill import need_infill
 from moesaic.serve.api.logprobs import TokenDecoder, finite, prompt_logprobs
 from moesaic.serve.api.prompts import prompt_place, prompt_texts, prompt_tokens
 from moesaic.serve.api.sampling_params import engine_requests, output_grammar, sampling_params
@@ -67,7 +69,12 @@ class Completions(Generation):
             prompt_logprobs=body.logprobs if body.echo and body.prompt_logprobs is None else body.prompt_logprobs,
             grammar=output_grammar(body),
         )
-        prompts = prompt_tokens(service, body.prompt)
+        prompts = prompt_tokens(service, body.prompt, special=not body.suffix)
+        if body.suffix:
+            infill = need_infill(service.tokenizer, "suffix")
+            after = service.tokenize(body.suffix, special=False)
+            prompts = [infill.prompt(before, after) for before in prompts]
+            sampling = replace(sampling, stop_tokens=sampling.stop_tokens | infill.ends)
         service.check_count(len(prompts) * best_of)
         texts = prompt_texts(service, body.prompt, prompts) if body.echo else [""] * len(prompts)
         choices: list[ChoiceBuilder] = []
@@ -97,6 +104,7 @@ class Completions(Generation):
             model=self.model,
             choices=[choice.whole(index) for index, choice in enumerate(self.best())],
             usage=self.usage(),
+            timings=self.timings(),
         )
 
     def best(self) -> list[ChoiceBuilder]:

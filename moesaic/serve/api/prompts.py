@@ -11,12 +11,14 @@ from moesaic.serve.api.schema.completions import Prompts
 from moesaic.serve.api.service import Service
 
 
-def prompt_tokens(service: Service, prompts: Prompts, field: str = "prompt") -> list[list[int]]:
+def prompt_tokens(
+    service: Service, prompts: Prompts, field: str = "prompt", *, special: bool = True
+) -> list[list[int]]:
     found: list[list[int]] = []
     every: list[Any] = [prompts] if single(prompts) else list(prompts)
     for one in every:
         with prompt_place(field, prompts, len(found)):
-            found.append(service.tokenize(one) if isinstance(one, str) else list(one))
+            found.append(service.tokenize(one, special=special) if isinstance(one, str) else list(one))
     return found
 
 

@@ -18,6 +18,7 @@ from moesaic.errors import UserError
 from moesaic.serve.api.errors import ApiError, api_error
 from moesaic.serve.api.schema.usage import Completed, CompletionDetails, PromptDetails, Usage
 from moesaic.serve.api.service import Service, new_id
+from moesaic.serve.api.timings import Timings, timings
 from moesaic.serve.core.engine_loop import OutputStream
 from moesaic.serve.core.grammar import reason
 from moesaic.serve.core.request import Output, Request
@@ -118,6 +119,11 @@ class Generation:
             completion_tokens_details=CompletionDetails(reasoning_tokens=self.reasoning_tokens),
         )
 
+    def timings(self) -> Timings | None:
+        """Where the client asked for them."""
+        wanted = getattr(self.body, "timings_per_token", None)
+        return timings(self.requests, self.prompts, self.discarded_tokens) if wanted else None
+
     def take(self, output: Output) -> list[dict[str, Any]]:
         if output.finish_reason is not None and output.request.matcher is not None:
             self._check_grammar(output.request)
@@ -142,6 +148,8 @@ class Generation:
 
         def chunk(choice: dict[str, Any] | None, usage: bool) -> str:
             shown = f', "usage": {json.dumps(self.usage().model_dump() if usage else None)}' if with_usage else ""
+            if (took := self.timings()) is not None:
+                shown += f', "timings": {took.model_dump_json()}'
             return f"{head}{ENCODE(choice) if choice is not None else ''}]{shown}}}\n\n"
 
         for choice in self.first_choices():

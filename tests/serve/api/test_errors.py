@@ -101,7 +101,7 @@ def test_a_wrong_field_is_named(server: Running, change: dict[str, Any], param: 
         ("completions", {"prompt": {"a": 1}}, "prompt", "expected text or a list, found keys with values"),
         ("completions", {"prompt": ["a"] * 3000}, "prompt", "at most 2048 entries, found 3000"),
         ("completions", {"prompt": [-1]}, "prompt.0", "must be at least 0, found -1"),
-        ("completions", {"prompt": "x", "suffix": "y"}, "suffix", "not supported"),
+        ("completions", {"prompt": "x", "suffix": "y"}, "suffix", "no special tokens"),
         ("embeddings", {"input": ""}, "input", "is empty"),
         ("embeddings", {"input": ["yes", "", "no"]}, "input.1", "is empty"),
         ("embeddings", {"input": ["yes", "word " * 300]}, "input.1", "has 1200 tokens"),

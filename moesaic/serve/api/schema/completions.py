@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from moesaic.serve.api.schema.sampling import MAX_LOGPROBS, GenerationRequest, Token, unsupported
+from moesaic.serve.api.schema.sampling import MAX_LOGPROBS, GenerationRequest, Token
 from moesaic.serve.api.schema.usage import Completed
 
 Tokens = Annotated[list[Token], Field(min_length=1)]
@@ -21,7 +21,7 @@ class CompletionRequest(GenerationRequest):
     best_of: int | None = Field(default=None, ge=1, le=128)
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
-    suffix: Annotated[None, unsupported("leave it out")] = Field(default=None, description="Not supported.")
+    suffix: str | None = Field(default=None, description="What follows; the model fills in what is between.")
 
 
 class CompletionLogprobs(BaseModel):

@@ -105,4 +105,5 @@ class GenerationRequest(ExtraSamplingParams):
     stop: str | Annotated[list[str], Field(max_length=32)] | None = None
     prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     response_format: ResponseFormat | None = None
+    timings_per_token: bool | None = Field(default=None, description="Add `timings`, to every chunk too.")
     user: str | None = None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
+
+from moesaic.serve.api.timings import Timings
 
 Choice = TypeVar("Choice", bound=BaseModel)
 
@@ -36,3 +38,4 @@ class Completed(BaseModel, Generic[Choice]):
     choices: list[Choice]
     usage: Usage
     system_fingerprint: str | None = None
+    timings: Timings | None = Field(default=None, exclude_if=lambda value: value is None)
