@@ -98,17 +98,13 @@ class GenerativeScorer:
         if body.pooling is not None:
             raise UserError("pooling", "is for embeddings", 'Add "scoring": "cosine", or leave it out.')
         self.yes, no = (_one_token(service, word) for word in body.labels or LABELS)
-        adapter, engine = service.adapter(body.model), service.engine
         if self.yes == no:
             raise UserError("labels", "must be two different tokens")
         # Both are kept, whatever the model makes of them, and the one that is drawn is reported with its probability.
         bias = {self.yes: BIAS, no: BIAS}
         sampling = Sampling(max_tokens=1, temperature=1.0, top_k=2, logit_bias=bias, record_draws=True, ignore_eos=True)
-        texts = [(pair[1].place, self._prompt(service, pair, body)) for pair in pairs]
-        self.requests = [
-            engine.request(tokens, sampling, salt=salt, adapter=adapter, priority=body.priority or 0)
-            for tokens in vectors.tokenized(service, texts, body)
-        ]
+        texts: vectors.Texts = [(pair[1].place, self._prompt(service, pair, body)) for pair in pairs]
+        self.requests = vectors.pooling_requests(service, texts, body, salt, sampling)
 
     def _prompt(self, service: Service, pair: Pair, body: ScoringRequest) -> list[int]:
         query, document = pair

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor
 
@@ -18,28 +20,45 @@ from moesaic.serve.core.request import Request, Sampling
 MAX_TOKENS = 300_000
 
 
-def tokenized(
-    service: Service, texts: Iterable[tuple[str, str | Sequence[int]]], body: PoolingRequest
-) -> list[list[int]]:
-    """The tokens of each text, cut off as the request says. A text comes with its place in the request."""
-    found: list[list[int]] = []
+Texts = Sequence[tuple[str, str | Sequence[int]]]  # each with its place in the request, which errors name
+
+
+@contextmanager
+def at(place: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        error.place = place if error.place in ("prompt", "text") else error.place
+        raise
+
+
+def tokenized(service: Service, texts: Texts, body: PoolingRequest) -> Iterator[tuple[str, list[int]]]:
+    """The tokens of each text, cut off as the request says."""
     total = 0
     special = getattr(body, "add_special_tokens", None) is not False
     for place, text in texts:
-        try:
+        with at(place):
             tokens = _tokens(service, text, body, special)
             service.check_prompt(tokens)
-        except UserError as error:
-            error.place = place if error.place in ("prompt", "text") else error.place
-            raise
         if not tokens:
             raise UserError(place, "is empty")
-        found.append(tokens)
         total += len(tokens)
         if total > MAX_TOKENS:
             message = f"all texts together have more than {MAX_TOKENS} tokens, which is the maximum of one request"
             raise ApiError(413, message, param=place, code="too_many_tokens")
-    return found
+        yield place, tokens
+
+
+def pooling_requests(
+    service: Service, texts: Texts, body: PoolingRequest, salt: str, sampling: Sampling, **options: Any
+) -> list[Request]:
+    """One for each text."""
+    options |= {"adapter": service.adapter(body.model), "salt": salt, "priority": body.priority or 0}
+    requests = []
+    for place, tokens in tokenized(service, texts, body):
+        with at(place):
+            requests.append(service.engine.request(tokens, sampling, **options))
+    return requests
 
 
 def _tokens(service: Service, text: str | Sequence[int], body: PoolingRequest, special: bool) -> list[int]:
@@ -80,19 +99,9 @@ def _begins_at(tokens: list[int], plain: list[int]) -> int | None:
 
 
 def embedding_requests(
-    service: Service,
-    texts: Iterable[tuple[str, str | Sequence[int]]],
-    body: PoolingRequest,
-    salt: str,
-    pooling: Pooling,
+    service: Service, texts: Texts, body: PoolingRequest, salt: str, pooling: Pooling
 ) -> list[Request]:
-    adapter, engine, sampling = service.adapter(body.model), service.engine, Sampling(max_tokens=1)
-    return [
-        engine.request(
-            tokens, sampling, adapter=adapter, embed=True, pooling=pooling, salt=salt, priority=body.priority or 0
-        )
-        for tokens in tokenized(service, texts, body)
-    ]
+    return pooling_requests(service, texts, body, salt, Sampling(max_tokens=1), embed=True, pooling=pooling)
 
 
 def check_embeds(service: Service) -> None:
