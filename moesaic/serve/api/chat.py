@@ -85,8 +85,8 @@ class Chat(Generation):
             raise UserError("top_logprobs", "needs logprobs: true")
         top = (body.top_logprobs or 0) if body.logprobs else None
         sampling = sampling_params(
+            service,
             body,
-            service.sampling_defaults,
             max_tokens=body.max_completion_tokens or body.max_tokens,
             logprobs=top,
             prompt_logprobs=body.prompt_logprobs,

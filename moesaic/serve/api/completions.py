@@ -61,8 +61,8 @@ class Completions(Generation):
         if body.max_tokens == 0 and not body.echo:
             raise UserError("max_tokens", "must be at least 1, unless the prompt is to be echoed")
         sampling = sampling_params(
+            service,
             body,
-            service.sampling_defaults,
             # Prefill gives the prompt's log-probabilities, and one token too many, which is discarded.
             max_tokens=1 if body.max_tokens == 0 else body.max_tokens,
             logprobs=body.logprobs,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from moesaic.errors import UserError
+from moesaic.serve.api.sampler_params import logit_bias, sampler_params
 from moesaic.serve.api.schema.chat import ChatCompletionRequest, Function, NamedTool
 from moesaic.serve.api.schema.sampling import (
     MAX_GRAMMAR_CHARS,
@@ -18,27 +19,27 @@ from moesaic.serve.api.schema.sampling import (
 from moesaic.serve.api.service import Service
 from moesaic.serve.core.grammar import WHITESPACE, Grammar
 from moesaic.serve.core.request import Request, Sampling
-from moesaic.strict import found
 
-TUNED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+TUNED = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty")
 SPACES = {"x-guidance": {"whitespace_pattern": WHITESPACE}}
 # Of a tool that declares none.
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def sampling_params(
+    service: Service,
     body: GenerationRequest,
-    defaults: dict[str, Any],
     *,
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None = None,
     grammar: Grammar | None = None,
 ) -> Sampling:
-    values = dict(defaults)
+    values = dict(service.sampling_defaults)
     for name in (*TUNED, "seed", "ignore_eos", "min_tokens"):
         if (given := getattr(body, name)) is not None:
             values[name] = given
+    values |= sampler_params(body)
     values["top_k"] = max(0, values.get("top_k", 0))
     if body.stream and body.prompt_logprobs is not None:
         raise UserError("prompt_logprobs", "cannot be streamed", "Leave out stream.")
@@ -46,7 +47,7 @@ def sampling_params(
         raise UserError("min_tokens", f"is {body.min_tokens}, which is more than the maximum of {max_tokens}")
     return Sampling(
         max_tokens=max_tokens,
-        logit_bias=_logit_bias(body.logit_bias or {}),
+        logit_bias=logit_bias(body.logit_bias or {}, service.engine.tokenizer),
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         stop_tokens=frozenset(body.stop_token_ids or ()),
         logprobs=logprobs,
@@ -54,13 +55,6 @@ def sampling_params(
         grammar=grammar,
         **values,
     )
-
-
-def _logit_bias(given: dict[str, float]) -> dict[int, float]:
-    for token in given:
-        if not (token.isascii() and token.isdigit() and len(token) < 10):
-            raise UserError("logit_bias", f"its keys must be token ids, and {found(token)} is none")
-    return {int(token): bias for token, bias in given.items()}
 
 
 def engine_requests(

@@ -223,7 +223,7 @@ def new_request(
     check_tokens("prompt", prompt, vocab)
     check_tokens("logit_bias", list(sampling.logit_bias), vocab)
     check_tokens("stop_tokens", list(sampling.stop_tokens), vocab)
-    check_tokens("allowed_tokens", list(sampling.allowed_tokens or ()), vocab)
+    check_tokens("allowed_token_ids", list(sampling.allowed_tokens or ()), vocab)
     if sampling.bad_words:
         sampling = replace(sampling, bad_words=token_sequences(tokenizer, sampling.bad_words, vocab))
     if len(prompt) + (not options.get("embed")) > max_length:

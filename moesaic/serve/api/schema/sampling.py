@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from moesaic.serve.api.schema.samplers import BeamParams, LogitBias, SamplerParams, Token
 from moesaic.strict import wrong
 
 MAX_GRAMMAR_CHARS = 65_536  # characters of a grammar, a regular expression or a schema
 MAX_LOGPROBS = 100  # of the likeliest tokens, beside the chosen one
-Token = Annotated[int, Field(ge=0, lt=2**31)]
 GrammarText = Annotated[str, Field(max_length=MAX_GRAMMAR_CHARS)]
 Choices = Annotated[list[str], Field(max_length=1000)]
 
@@ -70,12 +70,10 @@ class StructuredOutputs(RequestModel):
     json_object: bool | None = None
 
 
-class ExtraSamplingParams(RequestModel):
+class ExtraSamplingParams(RequestModel, SamplerParams):
     """Fields that OpenAI's API does not have, wherever text is generated."""
 
     top_k: int | None = Field(default=None, ge=-1, lt=2**31, description="0 or -1: all.")
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    repetition_penalty: float | None = Field(default=None, gt=0, le=100)
     stop_token_ids: Annotated[list[Token], Field(max_length=1024)] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = Field(default=None, ge=0, lt=2**31)
@@ -91,7 +89,7 @@ class ExtraSamplingParams(RequestModel):
     guided_grammar: GrammarText | None = None
 
 
-class GenerationRequest(ExtraSamplingParams):
+class GenerationRequest(ExtraSamplingParams, BeamParams):
     model: str | None = Field(default=None, description="The model, or one of its adapters. Default: the model.")
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -99,7 +97,7 @@ class GenerationRequest(ExtraSamplingParams):
     top_p: float | None = Field(default=None, gt=0, le=1)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(default=None, max_length=1024)
+    logit_bias: LogitBias | None = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     n: int | None = Field(default=None, ge=1, le=128)
     stop: str | Annotated[list[str], Field(max_length=32)] | None = None
