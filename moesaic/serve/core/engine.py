@@ -33,8 +33,8 @@ from moesaic.serve.core.kv_policies import KVPolicy
 from moesaic.serve.core.memory import dtype_of_cache, pages_that_fit
 from moesaic.serve.core.page_pool import PagePool
 from moesaic.serve.core.pooling import add_rows
+from moesaic.serve.core.prompt_logprobs import record_logprobs
 from moesaic.serve.core.request import Completion, Output, Request, Sampling, completion, new_request
-from moesaic.serve.core.sampler import Sampler
 from moesaic.serve.core.scheduler import Scheduler
 from moesaic.serve.core.scheduling_policies import SchedulingPolicy
 from moesaic.serve.core.scheduling_policies.chunked import Chunked
@@ -344,12 +344,8 @@ class Engine:
             hidden = hidden_TD[span.start : span.start + chunk.tokens]
             if request.embed:
                 request.hidden_D = add_rows(request.pooling, request.hidden_D, hidden)
-            if request.sampling.prompt_logprobs is not None and not request.prompt_recorded:
-                request.prompt_logprobs = request.prompt_logprobs or [None]
-                after = request.prompt[request.computed + 1 : request.computed + chunk.tokens + 1]
-                sampler = Sampler(self.model.logits_at(hidden[: len(after)]))
-                for row, token in enumerate(after):
-                    request.prompt_logprobs.append(sampler.report(row, token, request.sampling.prompt_logprobs))
+            if request.scores_prompt:
+                record_logprobs(self.model, request, hidden)
 
     def read_inbox(self) -> None:
         while self.inbox:

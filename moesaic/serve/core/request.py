@@ -41,6 +41,7 @@ class TokenLogprob(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
     drawn: float | None = None  # under temperature and truncation, with `record_draws`
     kept: tuple[int, ...] | None = None  # the tokens truncation kept; None: all
+    rank: int | None = None  # 1 for the likeliest; known where likeliest tokens are reported
 
 
 @dataclass
@@ -192,6 +193,11 @@ class Request:
         return len(self.prompt_logprobs) == len(self.prompt)
 
     @property
+    def scores_prompt(self) -> bool:
+        """Whether its next tokens are some of whose log-probabilities will be recorded."""
+        return self.sampling.prompt_logprobs is not None and not self.prompt_recorded
+
+    @property
     def recomputes_prompt(self) -> bool:
         """Whether the prompt must be computed even where it is cached."""
         sampling = self.sampling
@@ -224,6 +230,7 @@ def new_request(
     check_tokens("logit_bias", list(sampling.logit_bias), vocab)
     check_tokens("stop_tokens", list(sampling.stop_tokens), vocab)
     check_tokens("allowed_token_ids", list(sampling.allowed_tokens or ()), vocab)
+    check_tokens("logprob_token_ids", sampling.logprob_tokens, vocab)
     if sampling.bad_words:
         sampling = replace(sampling, bad_words=token_sequences(tokenizer, sampling.bad_words, vocab))
     if len(prompt) + (not options.get("embed")) > max_length:

@@ -18,6 +18,7 @@ from moesaic.serve.core.draws import draw
 from moesaic.serve.core.processors import processed
 from moesaic.serve.core.request import Request, TokenLogprob
 from moesaic.serve.core.sampling import Sampling
+from moesaic.serve.core.token_logprobs import token_logprobs
 from moesaic.serve.core.truncation import distribution
 
 
@@ -33,27 +34,27 @@ class Sampler:
         """The next token of a request, given its tokens so far."""
         sampling = request.sampling
         if sampling.plain:
-            return self._recorded(row, self.report(row, self.best_R[row], sampling.logprobs), sampling, None)
+            return self._recorded(row, self.report(row, self.best_R[row], sampling), sampling, None)
         logits_V = processed(self.logits_RV[row].clone(), request, stop_tokens)
         if sampling.temperature == 0.0:
             token, kept_A, drawn = int(logits_V.argmax()), None, None
         else:
             token, kept_A, drawn = self._draw(logits_V, request)
         log_V = logits_V.log_softmax(-1) if sampling.processed_logprobs else None
-        chosen = self.report(row, token, sampling.logprobs, log_V)
+        chosen = self.report(row, token, sampling, log_V)
         if sampling.mirostat:
             mirostat.follow(request, [drawn])
             return chosen._replace(drawn=drawn)
         return self._recorded(row, chosen, sampling, kept_A)
 
-    def report(self, row: int, token: int, top: int | None, log_V: Tensor | None = None) -> TokenLogprob:
+    def report(self, row: int, token: int, sampling: Sampling, log_V: Tensor | None = None) -> TokenLogprob:
         """A token's log-probability and the likeliest tokens in its place: the model's own, unless others are given."""
         log_1V = self.log_RV[row : row + 1] if log_V is None else log_V[None]
         logprob = self._logprob(log_1V, row, token) if log_V is None else float(log_V[token])
-        if not top:
+        if not sampling.logprobs and not sampling.logprob_tokens:
             return TokenLogprob(token, logprob)
-        values, indices = log_1V[0].topk(min(top, log_1V.shape[1]))
-        return TokenLogprob(token, logprob, tuple(zip(indices.tolist(), values.tolist())))
+        chosen_1 = torch.tensor([logprob])
+        return token_logprobs(log_1V, [token], chosen_1, sampling.logprobs, sampling.logprob_tokens)[0]
 
     def _draw(self, logits_V: Tensor, request: Request) -> tuple[int, Tensor | None, float | None]:
         """A token, what it was drawn from (None: all tokens), and with which log-probability where that is needed."""

@@ -14,6 +14,7 @@ from moesaic.errors import UserError
 if TYPE_CHECKING:
     from moesaic.serve.core.grammar import Grammar
 
+MAX_LOGPROBS = 100  # of the likeliest tokens; or all of them
 GREEDY = 1e-6  # a temperature below which sampling is greedy, and logits divided by it may overflow
 BREAKERS = ("\n", ":", '"', "*")  # where DRY takes a text to begin anew
 
@@ -70,9 +71,10 @@ class Sampling:
     stop_tokens: frozenset[int] = frozenset()
     ignore_eos: bool = False
     min_tokens: int = 0  # before anything may stop it
-    logprobs: int | None = None  # how many of the likeliest tokens to report beside the sampled one
+    logprobs: int | None = None  # how many of the likeliest tokens to report beside the sampled one; -1: all
+    logprob_tokens: tuple[int, ...] = ()  # report these instead of the likeliest
     processed_logprobs: bool = False  # after bias, penalties and masks, instead of the model's own
-    prompt_logprobs: int | None = None
+    prompt_logprobs: int | None = None  # as logprobs, of every token of the prompt
     grammar: Grammar | None = None
     record_routes: bool = False
     record_draws: bool = False  # log-probabilities under temperature and truncation, and what truncation kept
@@ -89,7 +91,8 @@ class Sampling:
             self._check(name, 0.0 <= getattr(self, name) <= 1.0, "must be between 0 and 1")
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
-            self._check(name, count is None or 0 <= count <= 100, "must be between 0 and 100")
+            fine = count is None or -1 <= count <= MAX_LOGPROBS
+            self._check(name, fine, f"must be between 0 and {MAX_LOGPROBS}, or -1 for all")
         if not all(self.stop):
             raise UserError("stop", "must not hold an empty string")
         self._check("seed", self.seed is None or -(2**63) <= self.seed < 2**63, "must fit in 64 bits")

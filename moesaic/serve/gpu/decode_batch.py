@@ -54,7 +54,8 @@ class Slot:
 
 def samples_on_device(sampling: Sampling) -> bool:
     """Whether sampling is greedy, or from the whole distribution at a temperature, and nothing else."""
-    return sampling.whole and not sampling.changes_logits and not sampling.logprobs
+    reported = sampling.logprobs or sampling.logprob_tokens
+    return sampling.whole and not sampling.changes_logits and not reported
 
 
 class Slots:

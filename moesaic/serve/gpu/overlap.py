@@ -167,8 +167,8 @@ class OverlapLoop(Runner):
         assert isinstance(policy, Chunked)
         ready = scheduler.ready()
         left = policy.tokens - len(batch)
-        plan = Chunked(left).choose(ready, [], now) if left > 0 else []
-        assert isinstance(plan, list)
+        beside_others = any(not request.scores_prompt for request in scheduler.requests.values())
+        plan = Chunked(left).plan(ready, beside_others) if left > 0 else []
         chunks = scheduler.find_pages(plan)
         return None if plan and not chunks and not batch else chunks
 

@@ -1,6 +1,9 @@
 """Chunked prefill (Sarathi): every step a token budget, one for each decoding request first, the rest for prefill.
 
-moesaic serve DIR --policy chunked tokens=256
+    moesaic serve DIR --policy chunked tokens=256
+
+Prompt tokens whose log-probabilities are wanted have a smaller budget (`prompt_logprobs.py`), because whoever comes
+next waits for the step to end.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moesaic.serve.core.forward_pass import ForwardPass
+from moesaic.serve.core.prompt_logprobs import scored_budget
 from moesaic.serve.core.request import Request
 from moesaic.serve.core.scheduling_policies import Plan, SchedulingPolicy
 
@@ -24,12 +28,15 @@ class Chunked(SchedulingPolicy):
     def choose(self, requests: Sequence[Request], stopped: Sequence[ForwardPass], now: float) -> Plan | ForwardPass:
         if stopped:  # by a pause
             return stopped[0]
-        left = self.tokens
+        return self.plan(requests, any(not request.scores_prompt for request in requests))
+
+    def plan(self, requests: Sequence[Request], beside_others: bool) -> Plan:
+        left, scored = self.tokens, scored_budget(self.tokens, beside_others)
         plan: Plan = []
         for request in sorted(requests, key=lambda request: (not request.decoding, request.urgency)):
-            if left == 0:
-                break
-            count = min(request.pending, left)
-            plan.append((request, count))
+            count = min(request.pending, left, scored if request.scores_prompt else left)
+            if count:
+                plan.append((request, count))
             left -= count
+            scored -= count if request.scores_prompt else 0
         return plan

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from moesaic.serve.core.forward_pass import ForwardPass
+from moesaic.serve.core.prompt_logprobs import scored_budget
 from moesaic.serve.core.request import Request
 from moesaic.serve.core.scheduling_policies import Plan, SchedulingPolicy
 from moesaic.serve.core.ttft_predictor import TTFTPredictor
@@ -90,7 +91,8 @@ class FlowPrefill(SchedulingPolicy):
         for job in order:
             if isinstance(job.work, ForwardPass):
                 break
-            span = (min(job.work.pending, self.tokens), job.work.computed)
+            most = scored_budget(self.tokens, len(order) > 1) if job.work.scores_prompt else self.tokens
+            span = (min(job.work.pending, most), job.work.computed)
             if now + job.seconds <= job.latest:
                 end = min(end, job.latest)
             fits = sum(new for new, _ in [*spans, span]) <= self.batch
