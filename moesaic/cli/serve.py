@@ -5,6 +5,7 @@ moesaic serve out/smollm2 --port 8000 --api-key-file keys.txt --metrics-names vl
 moesaic serve out/smollm2 --policy chunked tokens=256 --drafter suffix
 moesaic serve out/smollm2 --kv-policy snapkv --kv share=0.25
 moesaic serve out/smollm2 --cache-host-gb 4 --cache-disk-gb 20 --cache-dir pages
+moesaic serve out/smollm2 --also other=out/other --alias gpt-4o
 moesaic serve out/smollm2 --replicas 2
 moesaic serve out/smollm2 --prefill 1 --decode 1
 moesaic serve out/qwen3-30b --layout "tp=2 ep=4"
@@ -42,7 +43,18 @@ def command(
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all interfaces.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: a free one.")] = 8000,
     name: Annotated[str | None, typer.Option(help="Served model name; default: the directory's name.")] = None,
-    api_key_file: Annotated[Path | None, typer.Option(metavar="FILE", help="API keys, one per line.")] = None,
+    alias: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Another name of it; repeatable.")] = None,
+    also: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=DIR", help="A further model of this server, in a process of its own; repeatable."),
+    ] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="An API key; others on this machine can see it: a file is safer. Repeatable."),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="API keys, one per line, with limits; docs/api/operations.md.")
+    ] = None,
     api_key_env: Annotated[
         str | None, typer.Option(metavar="VARIABLE", help="Environment variable that holds an API key.")
     ] = None,
@@ -56,6 +68,11 @@ def command(
         list[str] | None,
         typer.Option(metavar="ORIGIN", help="Origin of pages that may use this server (CORS); repeatable."),
     ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Host name that requests may be sent to, without keys; repeatable."),
+    ] = None,
+    log_requests: Annotated[bool, typer.Option("--log-requests", help="Print a line for every request.")] = False,
     cache_gb: Annotated[
         float | None, typer.Option(help="Size of the KV cache; default: a quarter of the free memory.")
     ] = None,
@@ -174,11 +191,13 @@ def command(
 
     from moesaic.cli.method_options import MethodOptions
     from moesaic.errors import UserError
-    from moesaic.serve.api.keys import Keys
-    from moesaic.serve.api.server import Server, listen, serve
+    from moesaic.serve.api.fingerprint import weights_fingerprint
+    from moesaic.serve.api.front import print_requests
+    from moesaic.serve.api.keys import Keys, key_variable
+    from moesaic.serve.api.server import Served, Server, further_settings, listen, serve
     from moesaic.serve.api.service import Service, Settings
     from moesaic.serve.cluster.engine_process import SWITCH_SECONDS
-    from moesaic.serve.cluster.launch import launch, parse_adapters
+    from moesaic.serve.cluster.launch import further_options, launch, parse_adapters, parse_models, shared_by
     from moesaic.serve.cluster.messages import EngineOptions
     from moesaic.serve.cluster.placed import Placement, follow_front
     from moesaic.serve.cluster.prefill_decode import Apart
@@ -214,19 +233,24 @@ def command(
         raise UserError("--offload", "is for workers of one process, not for a layout of ranks", "Leave one out.")
     settings = Settings(
         name=name or directory.resolve().name,
-        keys=Keys.read(api_key_file, api_key_env),
+        aliases=tuple(alias or ()),
+        fingerprint=weights_fingerprint(directory),
+        keys=Keys.read(api_key_file, api_key_env or key_variable(), given=api_key or ()),
         parser=made_parser,
         max_prompt=max_prompt,
         max_queue=max_queue,
         max_body=int(max_body_mb * 2**20),
         request_seconds=request_seconds or None,
         cors_origins=tuple(cors_origin or ()),
+        allowed_hosts=tuple(allowed_host or ()),
+        log_requests=log_requests,
         metrics_names=metrics_names,
         allow_adapters=allow_adapters,
         admin_keys=Keys.read(admin_key_file, admin_key_env, "--admin-key-env"),
         drain_seconds=drain_seconds,
     )
     adapters = parse_adapters(adapter or (), settings.name)
+    further = parse_models(also or (), (settings.name, *settings.aliases, *adapters))
     wide = chosen_layout(layout, attention, experts)
     listener = listen(host, port)  # before the model is loaded, which takes a while, so that a taken port shows at once
     wanted = EngineOptions(
@@ -255,12 +279,27 @@ def command(
     )
     layouts = {"prefill_layout": prefill_layout, "decode_layout": decode_layout}
     apart = Apart.of(prefill, decode, page_seconds=page_seconds, transport=page_transport, **layouts)
+    if further:
+        wanted = shared_by(wanted, 1 + len(further))
+        replicas = replicas or (None if apart else 1)
     engine, make_loop = launch(wanted, replicas=replicas, adapters=adapters, apart=apart, ray=ray, placement=placement)
+    others = [
+        Served(launched[0], further_settings(settings, model, path), launched[1])
+        for model, path in further.items()
+        for launched in [launch(further_options(wanted, path), replicas=1)]
+    ]
 
     def ready(server: Server, service: Service) -> None:
         gc.freeze()  # what is there now stays: a collection that walks it would hold up every stream
         sys.setswitchinterval(SWITCH_SECONDS)
         shown = f"[{host}]" if ":" in host else host
-        print(f"moesaic: {settings.name} at http://{shown}:{listener.getsockname()[1]}", flush=True)
+        print(
+            f"moesaic: {', '.join((settings.name, *further))} at http://{shown}:{listener.getsockname()[1]}", flush=True
+        )
 
-    asyncio.run(serve(engine, settings, listener, drain_seconds=drain_seconds, ready=ready, make_loop=make_loop))
+    if log_requests:
+        print_requests()
+    running = serve(
+        engine, settings, listener, drain_seconds=drain_seconds, ready=ready, make_loop=make_loop, also=others
+    )
+    asyncio.run(running)

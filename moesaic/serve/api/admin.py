@@ -1,4 +1,4 @@
-"""Calls that change the server while it serves, for those who have an admin key: workers, weights, drain.
+"""Calls that change the server while it serves, for those who have an admin key: workers, weights, drain, sleep.
 
 They exist only where the server was started with admin keys. A change goes on in the background, one at a time;
 GET /admin/workers says how it goes.
@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
 from moesaic.errors import UserError
 from moesaic.serve.api.errors import ERRORS, ApiError
+from moesaic.serve.api.fingerprint import weights_fingerprint
 from moesaic.serve.api.schema.sampling import RequestModel
 from moesaic.serve.api.service import Service
 from moesaic.serve.cluster.client import EngineClient
 from moesaic.serve.cluster.life_cycle import Busy, LifeCycle
+from moesaic.serve.cluster.sleep import PARTS, Mode, Sleep
 from moesaic.serve.cluster.worker import WorkerHandle
 
 PREFIX = "/admin/"
-PATHS = frozenset({"/sleep", "/wake_up", "/is_sleeping", "/reset_prefix_cache"})  # as vLLM calls them
+PATHS = frozenset({"/sleep", "/wake_up", "/is_sleeping"})  # as vLLM calls them
 
 
 class RankCard(BaseModel):
@@ -71,10 +73,15 @@ class Accepted(BaseModel):
     status: str
 
 
+class Sleeping(BaseModel):
+    is_sleeping: bool
+
+
 def router(service: Service) -> APIRouter:
     routes = APIRouter(tags=["admin"])
     loop: Any = service.loop
     life = LifeCycle(loop, service.settings.drain_seconds) if isinstance(loop, EngineClient) else None
+    sleep = Sleep(loop, service.settings.drain_seconds) if isinstance(loop, EngineClient) else None
 
     def cycle() -> LifeCycle:
         if life is None:
@@ -116,7 +123,43 @@ def router(service: Service) -> APIRouter:
             await asyncio.to_thread(cycle().check_weights, directory)
         except UserError as error:
             raise ApiError(400, error.problem, param="directory", code="invalid_value") from None
-        return begin(f"weights of {directory}", cycle().update_weights(directory))
+
+        async def change() -> None:
+            await cycle().update_weights(directory)
+            service.fingerprint = service.fingerprint_of(await asyncio.to_thread(weights_fingerprint, directory))
+
+        return begin(f"weights of {directory}", change())
+
+    @routes.post("/sleep", responses=ERRORS)
+    async def fall_asleep(
+        level: Annotated[Literal["1", "2"], Query(description="1: weights stay in host memory; 2: nowhere.")] = "1",
+        mode: Annotated[Mode, Query(description="Open requests finish, fail, or go on after waking.")] = "wait",
+    ) -> Accepted:
+        """End the model's workers, which frees their memory; new requests get 503 until it wakes."""
+        life = cycle()
+        if life.change is not None and life.change.state == "running":
+            raise ApiError(409, f"another change is under way ({life.change.what})", code="busy")
+        assert sleep is not None
+        service.sleeping = service.metrics.sleeping = int(level)
+        await sleep.begin(int(level), mode)
+        return Accepted(status="sleeping")
+
+    @routes.post("/wake_up", responses=ERRORS)
+    async def wake_up(
+        tags: Annotated[
+            list[Literal["weights", "kv_cache"]] | None, Query(description="What to wake; default: all.")
+        ] = None,
+    ) -> Accepted:
+        """Start the workers again; returns when they are ready, or at once if something is left to wake."""
+        cycle()
+        assert sleep is not None
+        await sleep.wake(frozenset(tags or PARTS))
+        service.sleeping = service.metrics.sleeping = sleep.level
+        return Accepted(status="sleeping" if sleep.level else "ready")
+
+    @routes.get("/is_sleeping", responses=ERRORS)
+    async def is_sleeping() -> Sleeping:
+        return Sleeping(is_sleeping=service.sleeping > 0)
 
     @routes.post("/admin/drain", responses=ERRORS)
     async def drain() -> Accepted:

@@ -70,6 +70,15 @@ class Front:
                 requests_log.info("%s %s %s %r %d %.3f s", *line)
 
 
+def print_requests() -> None:
+    """Every request as a line on standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    requests_log.addHandler(handler)
+    requests_log.setLevel(logging.INFO)
+    requests_log.propagate = False
+
+
 def known_host(header: bytes | None, hosts: frozenset[str] | None) -> bool:
     """Numbers are no names: nobody's page can be at an address of this machine. Browsers always send a host."""
     if hosts is None or header is None:

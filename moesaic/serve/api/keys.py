@@ -94,6 +94,11 @@ class Keys:
         }
 
 
+def key_variable() -> str | None:
+    """The environment variable that holds a key where nobody named one."""
+    return VARIABLE if os.environ.get(VARIABLE, "").strip() else None
+
+
 def bearer(header: str) -> str:
     scheme, _, key = header.partition(" ")
     return key.strip() if scheme.lower() == "bearer" else ""

@@ -13,7 +13,8 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -21,6 +22,7 @@ from prometheus_client.core import Metric
 
 from moesaic.errors import UserError
 from moesaic.serve.api.app import make_app
+from moesaic.serve.api.fingerprint import weights_fingerprint
 from moesaic.serve.api.front import hosts_to_check
 from moesaic.serve.api.metrics import Metrics
 from moesaic.serve.api.middleware import HeaderTimeout
@@ -78,6 +80,12 @@ class Served:
         metrics = Metrics(lambda: loop.stats(), self.settings.name, vllm_names, of_workers)
         loop = self.make_loop(self.engine, on_outputs=metrics.watch)
         return Service(loop, self.settings, metrics)
+
+
+def further_settings(first: Settings, name: str, directory: Path) -> Settings:
+    """Of a further model: what is of the server is the same."""
+    weights = weights_fingerprint(directory)
+    return replace(first, name=name, aliases=(), fingerprint=weights, parser=None, max_prompt=None)
 
 
 async def serve(

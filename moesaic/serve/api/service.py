@@ -73,6 +73,7 @@ class Service:
         self.started = int(time.time())
         template = self.engine.tokenizer.chat_template if self.engine.tokenizer else None
         self.parser = settings.parser or detect(template)
+        self.fingerprint = self.fingerprint_of(settings.fingerprint)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -111,11 +112,10 @@ class Service:
     def knows(self, model: str) -> bool:
         return model in self.names or model in self.engine.adapters
 
-    @cached_property
-    def fingerprint(self) -> str:
+    def fingerprint_of(self, weights: str) -> str:
         """Whether two responses came from the same weights, computed in the same way."""
-        engine = self.engine
-        parts = (moesaic.__version__, self.settings.fingerprint, engine.model.config, engine.model.dtype)
+        model = self.engine.model
+        parts = (moesaic.__version__, weights, model.config, model.dtype, model.mode)
         return f"fp_{hashlib.blake2b(repr(parts).encode(), digest_size=6).hexdigest()}"
 
     def adapter(self, model: str | None) -> str | None:

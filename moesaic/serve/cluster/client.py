@@ -152,6 +152,10 @@ class EngineClient:
         if entry.attempts >= SUSPECT:
             self._dispatch()
 
+    def give_up(self, error: Exception) -> None:
+        """All open requests fail."""
+        self._fail(list(self._requests.values()), error)
+
     async def until_idle(self) -> None:
         """Return when no request is open."""
         await self._idle.wait()

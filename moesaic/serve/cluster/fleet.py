@@ -83,6 +83,7 @@ class Fleet:
         assert handle.state is State.ENDED
         handle.options, handle.weights, handle.leaving = options, weights, False
         handle.failures = handle.failed_starts = 0
+        handle.ready = None  # of its last life: until it says so again, nothing may be asked of it
         self.handles.append(handle)
         self.handles.sort(key=lambda one: one.number)
         self._run(handle, self._start(handle))

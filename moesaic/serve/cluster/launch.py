@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -134,3 +135,35 @@ def parse_adapters(entries: Iterable[str], model: str) -> dict[str, str]:
             raise UserError("--adapter", f'"{name}" is the name of another adapter or of the model', "Choose another.")
         adapters[name] = directory
     return adapters
+
+
+def parse_models(entries: Iterable[str], taken: Iterable[str]) -> dict[str, Path]:
+    """`NAME=DIR` words of further models as directories by name."""
+    models: dict[str, Path] = {}
+    names = set(taken)
+    for entry in entries:
+        name, _, directory = entry.partition("=")
+        if not name or not directory:
+            raise UserError("--also", f'"{entry}" is not NAME=DIR')
+        if name in names:
+            raise UserError("--also", f'"{name}" is the name of another model or adapter', "Choose another.")
+        if not Path(directory).exists():
+            raise UserError("--also", f'there is no "{directory}"', "Give a model directory.")
+        names.add(name)
+        models[name] = Path(directory)
+    return models
+
+
+def shared_by(options: EngineOptions, models: int) -> EngineOptions:
+    """Of several models on one machine each has its part of the cores, and of the memory for KV caches."""
+    return options if on_gpu(options.load_options) else fair_share(options, models)
+
+
+def further_options(first: EngineOptions, directory: Path) -> EngineOptions:
+    """A further model runs as the first does, but for what is made for one model, or placed for it."""
+    running = {
+        name: value
+        for name, value in first.engine_options.items()
+        if name not in ("drafter", "kv_policy", "frequency", "expert_replicas", "rebalance_steps", "rebalancing")
+    }
+    return EngineOptions(directory, first.load_options, running, stall_seconds=first.stall_seconds)

@@ -7,13 +7,13 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
 import openai
 
-from moesaic.serve.api.server import Server, listen, serve
+from moesaic.serve.api.server import Served, Server, listen, serve
 from moesaic.serve.api.service import Service, Settings
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Output
@@ -101,8 +101,10 @@ class Running:
 
 
 @contextmanager
-def running(engine: Engine, *, hold: float = math.inf, **settings: Any) -> Iterator[Running]:
-    """The engine is held after `hold` tokens, until the test lets it go on."""
+def running(
+    engine: Engine, *, hold: float = math.inf, also: dict[str, Engine] | None = None, **settings: Any
+) -> Iterator[Running]:
+    """The engine is held after `hold` tokens, until the test lets it go on; `also` are further models, by name."""
     holding = Hold(hold)
     holding.over(engine)
     listener = listen("127.0.0.1", 0)
@@ -116,7 +118,9 @@ def running(engine: Engine, *, hold: float = math.inf, **settings: Any) -> Itera
 
     def work() -> None:
         try:
-            asyncio.run(serve(engine, Settings(**{"name": NAME} | settings), listener, ready=ready, signals=False))
+            own = Settings(**{"name": NAME} | settings)
+            others = [Served(other, replace(own, name=name, aliases=())) for name, other in (also or {}).items()]
+            asyncio.run(serve(engine, own, listener, ready=ready, signals=False, also=others))
         finally:
             started.set()
 
