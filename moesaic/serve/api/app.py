@@ -25,6 +25,7 @@ from moesaic.serve.api import (
 from moesaic.serve.api.fields import check_fields
 from moesaic.serve.api.front import Front
 from moesaic.serve.api.keys import OPEN_PATHS, KeyGuard
+from moesaic.serve.api.llamacpp import routes as llamacpp
 from moesaic.serve.api.messages import routes as messages
 from moesaic.serve.api.middleware import RequestLimits
 from moesaic.serve.api.service import Service
@@ -67,7 +68,7 @@ def routes_of(service: Service) -> FastAPI:
     for part in (
         *(chat, completions, responses, messages),
         *(embeddings, scoring),
-        *(tokenization, models, status),
+        *(tokenization, models, status, llamacpp),
     ):
         app.include_router(check_fields(part.router(service)))
     app.include_router(web_page.router())

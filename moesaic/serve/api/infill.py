@@ -53,14 +53,21 @@ class Infill:
         suffix: Sequence[int],
         *,
         extra: Sequence[ExtraFile] = (),
-        middle: Sequence[int] = (),
+        most: int | None = None,
     ) -> list[int]:
-        """`middle` is how the missing piece begins; `extra` files stand before all of it."""
-        before = [self.prefix, *prefix]
-        after = [self.suffix, *suffix]
-        halves = [*after, *before] if self.suffix_first else [*before, *after]
-        own = [*halves, *([self.middle] if self.middle is not None else ()), *middle]
-        return [*self._begin(), *self._files(extra), *own]
+        """`extra` files stand before the one that is filled in. Of what is longer than `most` tokens, those next to
+        the gap are kept: of the prefix thrice as many as of the suffix, and extra files where there is room left."""
+        begin, files = self._begin(), self._files(extra)
+        if most is not None:
+            room = max(0, most - len(begin) - 3)
+            after = min(len(suffix), max(room // 4, room - len(prefix)))
+            suffix = suffix[:after]
+            prefix = prefix[max(0, len(prefix) - (room - after)) :]
+            left = room - after - len(prefix)
+            files = files[len(files) - left :] if len(files) > left else files
+        before, following = [self.prefix, *prefix], [self.suffix, *suffix]
+        halves = [*following, *before] if self.suffix_first else [*before, *following]
+        return [*begin, *files, *halves, *([self.middle] if self.middle is not None else ())]
 
     def _begin(self) -> list[int]:
         """What the tokenizer puts before every text."""
