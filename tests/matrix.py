@@ -43,7 +43,14 @@ DRAFTERS: dict[str, Options] = {
     "router": {"draft_model": "{other}"},
 }
 SCHEDULING_POLICIES: dict[str, Options] = {"chunked": {"tokens": 48}, "flow": {"itl": 0.05}}
-PARSERS = ["glm", "hermes", "plain", "qwen3_coder"]
+PARSERS = [
+    *("apertus", "apriel", "cohere", "command_r", "deepseek_v3", "deepseek_v32", "function_gemma"),
+    *("functionary_v31", "functionary_v32", "gemma", "gemma4", "gigachat", "glm", "gpt_oss"),
+    *("granite", "granite_20b", "hermes", "hunyuan_v3", "internlm2", "kimi_k2", "kimi_k3"),
+    *("lfm2", "llama3", "llama4", "longcat", "minicpm5", "minimax_m2", "minimax_m3"),
+    *("mistral", "muse", "nemotron", "olmo3", "phi4", "plain", "pythonic"),
+    *("qwen3_coder", "seed_oss", "solar", "step3", "tool_calls", "xlam"),
+]
 
 # Compression
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from moesaic.errors import UserError
@@ -27,6 +27,7 @@ from moesaic.serve.parsers import (
     detect,
 )
 from tests.matrix import PARSERS
+from tests.serve.parser_styles import ALONE, FRAMED, PLAIN_KEYS, SPELLINGS, completion, spell
 
 TOOLS = [
     {
@@ -60,8 +61,16 @@ CALLS = [
     '{"name": "weather", "arguments": {"city": "a}\\"<"',
     "<tool_call>now</tool_call>",
 ]
-PIECES = st.sampled_from([*TAGS.split(" "), *MORE_TAGS.split(" "), *WORDS.split(" "), *CALLS, " "])
-TEXTS = st.lists(PIECES, max_size=24).map("".join)
+PIECES = [*TAGS.split(" "), *MORE_TAGS.split(" "), *WORDS.split(" "), *CALLS, " "]
+
+
+def texts(style: str) -> st.SearchStrategy[str]:
+    """Pieces, the style's own tags among them, and a true call whole and cut in two."""
+    tags = parser(style).tags(calls=True)
+    call = spell(style, "weather", {"city": "Bern", "days": 1}) if style in SPELLINGS else ""
+    cut = [call[: len(call) // 2], call[len(call) // 2 :], call[: len(call) // 3], call[-len(call) // 3 :]]
+    own = [*tags, *(tag[: len(tag) // 2] for tag in tags), call, *cut, *cut]
+    return st.lists(st.sampled_from(PIECES) | st.sampled_from(own), max_size=16).map("".join)
 
 
 def parser(name: str, **options: Any) -> Parser:
@@ -87,22 +96,6 @@ def read(name: str, pieces: list[str], **about: Any) -> list[Event]:
     return joined([event for piece in pieces for event in reader.push(piece)] + reader.finish())
 
 
-def spell(style: str, call: str, arguments: dict[str, Any]) -> str:
-    """A call as a model of that style was trained to write it."""
-    if style == "hermes":
-        content = json.dumps({"name": call, "arguments": arguments}, ensure_ascii=False)
-        return f"<tool_call>\n{content}\n</tool_call>"
-
-    def plain(value: Any) -> str:
-        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-    if style == "glm":
-        pairs = [f"<arg_key>{key}</arg_key>\n<arg_value>{plain(v)}</arg_value>\n" for key, v in arguments.items()]
-        return f"<tool_call>{call}\n{''.join(pairs)}</tool_call>"
-    pairs = [f"<parameter={key}>\n{plain(value)}\n</parameter>\n" for key, value in arguments.items()]
-    return f"<tool_call>\n<function={call}>\n{''.join(pairs)}</function>\n</tool_call>"
-
-
 ARGUMENTS = st.fixed_dictionaries(
     {"city": st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="<")), "days": st.integers()},
     optional={
@@ -116,35 +109,44 @@ ARGUMENTS = st.fixed_dictionaries(
 
 @pytest.mark.parametrize("style", STYLES)
 class TestEveryStyle:
-    @given(calls=st.lists(ARGUMENTS, min_size=1, max_size=3), cuts=st.lists(st.integers(0, 400)))
-    def test_reads_what_a_model_writes(self, style: str, calls: list[dict[str, Any]], cuts: list[int]) -> None:
-        text = "<think>\nShort.\n</think>\n\nLooking it up.\n" + "\n".join(spell(style, "weather", a) for a in calls)
+    @settings(max_examples=12)
+    @given(given_calls=st.lists(ARGUMENTS, min_size=1, max_size=3), cuts=st.lists(st.integers(0, 400)))
+    def test_reads_what_a_model_writes(self, style: str, given_calls: list[dict[str, Any]], cuts: list[int]) -> None:
+        calls = [with_plain_keys(one) for one in given_calls] if style in PLAIN_KEYS else given_calls
+        text = completion(style, "Short.", "Looking it up.", [("weather", one) for one in calls])
         places = sorted({0, len(text), *(cut % len(text) for cut in cuts)})
         events = read(style, [text[a:b] for a, b in pairwise(places)])
-        assert events[:2] == [Reasoning("Short."), Content("Looking it up.")]
+        said = [Reasoning("Short.")] if style in ALONE else [Reasoning("Short."), Content("Looking it up.")]
+        assert events[: len(said)] == said
         message = collect(events)
-        assert message.content == "Looking it up."
+        assert message.content == ("" if style in ALONE else "Looking it up.")
         assert [json.loads(call.arguments) for call in message.calls] == calls
         assert {call.name for call in message.calls} == {"weather"}
         assert [event.call for event in events if isinstance(event, CallEnded)] == list(range(len(calls)))
 
-    @given(text=TEXTS, cuts=st.lists(st.integers(0, 400)))
-    def test_every_cut_equals_the_whole(self, style: str, text: str, cuts: list[int]) -> None:
+    @settings(max_examples=12)
+    @given(data=st.data(), cuts=st.lists(st.integers(0, 400)))
+    def test_every_cut_equals_the_whole(self, style: str, data: st.DataObject, cuts: list[int]) -> None:
+        text = data.draw(texts(style))
         whole = read(style, [text])
         places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
         assert read(style, [text[a:b] for a, b in pairwise(places)]) == whole
         assert read(style, list(text)) == whole
 
-    @given(text=TEXTS)
-    def test_nothing_is_lost_where_there_is_no_call(self, style: str, text: str) -> None:
+    @settings(max_examples=12)
+    @given(data=st.data())
+    def test_nothing_is_lost_where_there_is_no_call(self, style: str, data: st.DataObject) -> None:
+        text = data.draw(texts(style))
+        assume(not any(tag in text for tag in dropped(style)))
         reader = parser(style, reasoning=False).reader(tools=TOOLS)
         message = collect([*reader.push(text), *reader.finish()])
         if not message.calls:
             assert message.content == text
 
-    @given(text=TEXTS)
-    def test_arguments_are_whole_only_when_a_call_ends(self, style: str, text: str) -> None:
-        events = read(style, list(text))
+    @settings(max_examples=12)
+    @given(data=st.data())
+    def test_arguments_are_whole_only_when_a_call_ends(self, style: str, data: st.DataObject) -> None:
+        events = read(style, list(data.draw(texts(style))))
         ended = {event.call for event in events if isinstance(event, CallEnded)}
         broken = {event.call for event in events if isinstance(event, CallBroken)}
         arguments = {event.call: event.text for event in events if isinstance(event, CallArguments)}
@@ -158,30 +160,66 @@ class TestEveryStyle:
 
     def test_no_tools_no_calls(self, style: str) -> None:
         text = spell(style, "weather", {"city": "Bern", "days": 1})
-        assert read(style, [text], tools=None) == [Content(text)]
+        events = read(style, [text], tools=None)
+        assert {type(event) for event in events} == {Content}
+        if not any(tag in text for tag in dropped(style)):
+            assert events == [Content(text)]
 
     def test_a_call_is_reported_before_it_ends(self, style: str) -> None:
         text = spell(style, "weather", {"city": "Bern", "days": 1})
         reader = parser(style).reader(tools=TOOLS)
         events = reader.push(text[: text.index("days")])
-        assert CallStarted(0, "weather") in events
+        assert [event.name for event in events if isinstance(event, CallStarted)] == ["weather"]
         assert '"Bern"' in "".join(event.text for event in events if isinstance(event, CallArguments))
-
-    def test_a_missing_closing_tag_is_forgiven_at_the_end(self, style: str) -> None:
-        text = spell(style, "weather", {"city": "Bern", "days": 1}).removesuffix("</tool_call>").rstrip()
-        message = parser(style).parse(text, TOOLS)
-        if style == "glm":  # where it is the only sign that no argument is missing
-            assert message == Message(content=text)
-        else:
-            assert [call.name for call in message.calls] == ["weather"]
 
     @pytest.mark.parametrize("keep", [15, 30, 45, 60])
     def test_a_call_cut_short_is_content(self, style: str, keep: int) -> None:
-        text = "Well. " + spell(style, "weather", {"city": "Bern, or Thun", "days": 1})[:keep]
-        assert parser(style).parse(text, TOOLS) == Message(content=text)
+        text = "Well. " + spell(style, "weather", {"city": "Bern, or the town of Thun on its lake", "days": 1})[:keep]
+        message = parser(style).parse(text, TOOLS)
+        assert not message.calls
+        assert message.content.startswith("Well.")
+        if not any(tag in text for tag in dropped(style)):
+            assert message == Message(content=text)
 
 
-@pytest.mark.parametrize("name", PARSERS)
+@pytest.mark.parametrize(
+    ("style", "ending"),
+    [
+        ("hermes", "\n</tool_call>"),
+        ("qwen3_coder", "\n</tool_call>"),
+        ("tool_calls", "]</tool_calls>"),
+        ("deepseek_v3", "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
+        ("kimi_k2", "<|tool_calls_section_end|>"),
+        ("mistral", "]"),
+        ("gpt_oss", "<|call|>"),
+        ("gemma4", "<tool_call|>"),
+        ("lfm2", "]<|tool_call_end|>"),
+    ],
+)
+def test_a_missing_closing_tag_is_forgiven_at_the_end(style: str, ending: str) -> None:
+    text = spell(style, "weather", {"city": "Bern", "days": 1})
+    assert text.endswith(ending)
+    message = parser(style).parse(text.removesuffix(ending), TOOLS)
+    assert message == Message(calls=[Call("weather", '{"city": "Bern", "days": 1}')])
+
+
+def test_but_not_where_it_is_the_only_sign_that_no_argument_is_missing() -> None:
+    text = spell("glm", "weather", {"city": "Bern", "days": 1}).removesuffix("</tool_call>").rstrip()
+    assert parser("glm").parse(text, TOOLS) == Message(content=text)
+
+
+def dropped(style: str) -> tuple[str, ...]:
+    """Tags around content that are not part of it."""
+    own = parser(style)
+    return (*own.silent, *(own.tags(calls=False) if style in FRAMED else ()))
+
+
+def with_plain_keys(arguments: dict[str, Any]) -> dict[str, Any]:
+    where = {f"key{number}": value for number, value in enumerate(arguments.get("where", {}).values())}
+    return {key: value for key, value in arguments.items() if key != "where"} | ({"where": where} if where else {})
+
+
+@pytest.mark.parametrize("name", [name for name in PARSERS if name not in FRAMED])
 class TestReasoning:
     def test_is_apart_from_the_answer(self, name: str) -> None:
         assert read(name, list("\n<think>\n a <b> \n</think>\n\nc\n")) == [Reasoning("a <b>"), Content("c\n")]

@@ -6,14 +6,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from moesaic.serve.parsers import Body, Tools
-from moesaic.serve.parsers._values import argument_as_json, is_name, parameters_of, write_json
+from moesaic.serve.parsers._events import Body, Tools
+from moesaic.serve.parsers._values import argument_as_json, is_name, names_of, parameters_of, write_json
 
 NAME = re.compile(r"[^<>\n]*")
 
 
 class ElementBody(Body):
     """Takes the parts of a call from `pending`, one by one: `step` takes one; False: it needs more text."""
+
+    known = False  # whether only the names of tools are calls
 
     def __init__(self, tools: Tools) -> None:
         super().__init__()
@@ -69,7 +71,7 @@ class ElementBody(Body):
 
     def begin(self) -> None:
         """Once what follows the name shows that it is one."""
-        if not is_name(self.called):
+        if not is_name(self.called) or (self.known and self.called not in names_of(self.tools)):
             self.broken = True
         elif self.name is None:
             self.name, self.schemas = self.called, parameters_of(self.tools, self.called)
@@ -79,11 +81,29 @@ class ElementBody(Body):
         self.broken = self.broken or key in self.keys
         self.keys.append(key)
 
-    def add_value(self, text: str) -> None:
-        key = self.keys[-1]
-        value = argument_as_json(text, self.schemas.get(key))
-        self.arguments += f"{', ' if len(self.keys) > 1 else ''}{write_json(key)}: {value}"
+    def add_value(self, text: str, string: bool | None = None) -> None:
+        """`string`: whether the call itself says that it is one."""
+        self.add_json(argument_as_json(text, self.schemas.get(self.keys[-1]), string))
+
+    def add_json(self, value: str) -> None:
+        self.arguments += f"{', ' if len(self.keys) > 1 else ''}{write_json(self.keys[-1])}: {value}"
 
     def end(self) -> None:
         self.ended = True
         self.arguments += "}"
+
+    def to(self, state: str, skip: int = 0) -> bool:
+        """Go on with another part, behind some characters."""
+        self.state, self.pending = state, self.pending[skip:]
+        return True
+
+    def between(self, opening: str, ends: tuple[str, ...]) -> bool:
+        """Behind a call of a section: another, the section's end, or neither."""
+        before = self.pending
+        found = self.tag(opening, *ends)
+        if found == opening:
+            return True
+        if found is not None or self.broken:
+            self.broken, self.ended = False, True
+            self.pending = self.pending if found is not None else before
+        return False

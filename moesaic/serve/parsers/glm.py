@@ -19,8 +19,9 @@ VALUE, END_VALUE = "<arg_value>", "</arg_value>"
 @dataclass(frozen=True)
 class Glm(Parser):
     openings: ClassVar[tuple[str, ...]] = (OPENING,)
+    inner: ClassVar[tuple[str, ...]] = (CLOSING, KEY, END_KEY, VALUE, END_VALUE)
 
-    def body(self, tools: Tools) -> Body:
+    def body(self, tools: Tools, opening: str) -> Body:
         return ArgumentsBody(tools)
 
 
@@ -28,18 +29,18 @@ class ArgumentsBody(ElementBody):
     def step(self) -> bool:
         match self.state:
             case "open":
-                return self.tag(OPENING) is not None and self._to("name")
+                return self.tag(OPENING) is not None and self.to("name")
             case "name":
                 self.pending = self.pending.lstrip()
                 name = self.named("<\n")
                 if name is not None:
                     self.called = name
-                    return self._to("arguments")
+                    return self.to("arguments")
             case "arguments":
                 found = self.tag(KEY, CLOSING)
                 if found == KEY:
                     self.begin()
-                    return self._to("key")
+                    return self.to("key")
                 if found == CLOSING:
                     self.begin()
                     self.end()
@@ -48,16 +49,12 @@ class ArgumentsBody(ElementBody):
                 if key is not None:
                     self.broken = not key.strip().isprintable()
                     self.add_key(key.strip())
-                    return self._to("value tag")
+                    return self.to("value tag")
             case "value tag":
-                return self.tag(VALUE) is not None and self._to("value")
+                return self.tag(VALUE) is not None and self.to("value")
             case "value":
                 value = self.until(END_VALUE)
                 if value is not None:
                     self.add_value(value)
-                    return self._to("arguments")
+                    return self.to("arguments")
         return False
-
-    def _to(self, state: str) -> bool:
-        self.state = state
-        return True

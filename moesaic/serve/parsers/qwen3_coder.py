@@ -19,49 +19,51 @@ PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
 @dataclass(frozen=True)
 class Qwen3Coder(Parser):
     openings: ClassVar[tuple[str, ...]] = (OPENING, FUNCTION)  # these models forget the outer tag now and then
+    inner: ClassVar[tuple[str, ...]] = (CLOSING, END_FUNCTION, PARAMETER, END_PARAMETER)
 
-    def body(self, tools: Tools) -> Body:
+    def body(self, tools: Tools, opening: str) -> Body:
         return FunctionBody(tools)
 
 
 class FunctionBody(ElementBody):
-    def __init__(self, tools: Tools) -> None:
+    def __init__(self, tools: Tools, opening: str = OPENING, closing: str = CLOSING) -> None:
         super().__init__(tools)
+        self.opening, self.closing = opening, closing
         self.bare = False  # without the outer tag
 
     def step(self) -> bool:
         match self.state:
             case "open":
-                self.bare = self.tag(OPENING, FUNCTION) == FUNCTION
-                return self._to("name" if self.bare else "function")
+                self.bare = self.tag(self.opening, FUNCTION) == FUNCTION
+                return self.to("name" if self.bare else "function")
             case "function":
-                return self.tag(FUNCTION) is not None and self._to("name")
+                return self.tag(FUNCTION) is not None and self.to("name")
             case "name":
                 name = self.named(">")
                 if name is not None:
                     self.called = name
-                    return self._to("arguments", skip=1)
+                    return self.to("arguments", skip=1)
             case "arguments":
                 found = self.tag(PARAMETER, END_FUNCTION)
                 if found == PARAMETER:
                     self.begin()
-                    return self._to("key")
+                    return self.to("key")
                 if found == END_FUNCTION:
                     self.begin()
-                    return self._to("close")
+                    return self.to("close")
             case "key":
                 key = self.named(">")
                 if key is not None:
                     self.add_key(key)
-                    return self._to("value", skip=1)
+                    return self.to("value", skip=1)
             case "value":
                 value = self.until(END_PARAMETER)
                 if value is not None:
                     self.add_value(value.removeprefix("\n").removesuffix("\n"))
-                    return self._to("arguments")
+                    return self.to("arguments")
             case "close":
                 after = self.pending
-                if self.tag(CLOSING) is not None:
+                if self.tag(self.closing) is not None:
                     self.end()
                 elif self.bare and self.broken:
                     self.broken, self.pending = False, after
@@ -71,7 +73,3 @@ class FunctionBody(ElementBody):
     def finish(self) -> None:
         if self.state == "close" and not self.pending.strip():
             self.end()
-
-    def _to(self, state: str, skip: int = 0) -> bool:
-        self.state, self.pending = state, self.pending[skip:]
-        return True
