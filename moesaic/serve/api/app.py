@@ -16,7 +16,6 @@ from moesaic.serve.api import (
     embeddings,
     errors,
     models,
-    responses,
     scoring,
     status,
     tokenization,
@@ -28,6 +27,7 @@ from moesaic.serve.api.keys import OPEN_PATHS, KeyGuard
 from moesaic.serve.api.llamacpp import routes as llamacpp
 from moesaic.serve.api.messages import routes as messages
 from moesaic.serve.api.middleware import RequestLimits
+from moesaic.serve.api.responses import routes as responses
 from moesaic.serve.api.service import Service
 from moesaic.serve.api.several import ModelRouter
 

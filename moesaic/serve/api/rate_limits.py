@@ -76,6 +76,11 @@ class KeyUse:
                 self.requests.level -= 1
             self.running += 1
 
+    def stay(self) -> None:
+        """A request goes on when its HTTP request has ended."""
+        with self._lock:
+            self.running += 1
+
     def end(self) -> None:
         with self._lock:
             self.running -= 1

@@ -155,5 +155,8 @@ async def serve(
             raise not_listening(":".join(map(str, listener.getsockname()[:2])), error) from None
         if ready is not None and server.started:
             ready(server, service)
-        await serving
+        try:
+            await serving
+        finally:
+            await service.responses.close()  # of all models
     await asyncio.gather(*preparing)

@@ -21,6 +21,7 @@ from moesaic.serve.api.keys import Keys
 from moesaic.serve.api.logprobs import TokenDecoder
 from moesaic.serve.api.metrics import Metrics
 from moesaic.serve.api.rate_limits import CALLER, KeyUse
+from moesaic.serve.api.responses.store import ResponseStore
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.engine_loop import EngineLoop, OutputStream
 from moesaic.serve.core.pooling import Pooling, recommended_pooling
@@ -57,6 +58,8 @@ class Settings:
     admin_keys: Keys = field(default_factory=Keys)  # for /admin, which exists only where there are any
     pooling: Pooling | None = None  # of embeddings; None: as the model says
     scoring: Literal["cosine", "generative"] = "cosine"  # of rerank and score, unless a request says otherwise
+    response_bytes: int = 64 << 20  # of responses that are kept for clients that come back; 0: none is
+    response_seconds: float = 86_400.0  # that one is kept after its last use
     drain_seconds: float = 60.0  # for requests of a worker that is to go, before they are moved
 
 
@@ -66,6 +69,7 @@ class Service:
         self.settings = settings
         self.metrics = metrics
         self.engine: Engine = loop.engine
+        self.responses = ResponseStore(settings.response_bytes, settings.response_seconds)
         self.draining = False  # for good
         self.held = False  # by an admin, for a while
         self.sleeping = 0  # the level, as vLLM counts them; 0: it is awake
@@ -102,6 +106,7 @@ class Service:
     def join(self, services: Sequence[Service], users: Iterable[KeyUse]) -> None:
         """This model is one of several in a server; `users` are those of its keys."""
         self.all = services
+        self.responses = services[0].responses
         self.metrics.users = tuple(users)
 
     @property

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from moesaic.serve.api.response_items import ItemBuilder
+from moesaic.serve.api.responses.items import ItemBuilder
 from moesaic.serve.parsers import CallStarted, Content, Event, Reasoning
 from tests.serve.api.running import NAME, Running
 
@@ -199,12 +199,6 @@ def test_log_probabilities_may_be_included(client: openai.OpenAI) -> None:
     said = ask(client, max_output_tokens=6, include=["message.output_text.logprobs"]).output[0].content[0]
     assert len(said.logprobs) == 6 and said.logprobs[0].top_logprobs == []
     assert ask(client, max_output_tokens=6).output[0].content[0].logprobs == []
-
-
-def test_nothing_is_stored(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        ask(client, previous_response_id="resp-1")
-    assert refused.value.param == "previous_response_id"
 
 
 class TestEmbeddings:

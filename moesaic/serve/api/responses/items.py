@@ -6,6 +6,8 @@ from copy import deepcopy
 from typing import Any
 
 from moesaic.serve.api.logprobs import TokenAligner, TokenItem
+from moesaic.serve.api.responses.translate import pack
+from moesaic.serve.api.sampling_params import json_object
 from moesaic.serve.api.service import new_id
 from moesaic.serve.parsers import CallArguments, CallBroken, CallEnded, CallStarted, Content, Event, Reasoning
 
@@ -14,9 +16,11 @@ Item = dict[str, Any]
 
 class ItemBuilder:
     """One item is open at a time; another kind of event closes it. `unsent` holds the events not streamed yet, and
-    `tokens` those that made no text yet: those of content are sent with it, those of reasoning and calls are not."""
+    `tokens` those that made no text yet: those of content are sent with it, those of reasoning and calls are not. With
+    `packed`, an item of reasoning also has `encrypted_content`."""
 
-    def __init__(self) -> None:
+    def __init__(self, packed: bool = False) -> None:
+        self.packed = packed
         self.items: list[Item] = []
         self.unsent: list[Item] = []
         self.tokens = TokenAligner()
@@ -39,7 +43,10 @@ class ItemBuilder:
                     self.open["arguments"] += text
                     self._add("response.function_call_arguments.delta", delta=text)
                 case CallEnded():
-                    self.close()
+                    # One that a grammar forced ends with the completion, also where the limit of tokens cut it off.
+                    assert self.open is not None
+                    whole = json_object(self.open["arguments"] or "{}") is not None
+                    self.close("completed" if whole else "incomplete")
                 case CallBroken():
                     # Clients wait for the end of an item that was streamed; the arguments have none.
                     self._add("response.output_item.done", item=self.items.pop() | {"status": "incomplete"})
@@ -66,8 +73,11 @@ class ItemBuilder:
                 self._add("response.output_text.done", content_index=0, text=part["text"], logprobs=part["logprobs"])
                 self._add("response.content_part.done", content_index=0, part=part)
             case "reasoning":
-                text = item["content"][0]["text"]
-                self._add("response.reasoning_text.done", content_index=0, text=text)
+                part = item["content"][0]
+                self._add("response.reasoning_text.done", content_index=0, text=part["text"])
+                self._add("response.content_part.done", content_index=0, part=part)
+                if self.packed:
+                    item["encrypted_content"] = pack(part["text"])
             case "function_call":
                 self._add("response.function_call_arguments.done", name=item["name"], arguments=item["arguments"])
         item["status"] = status
@@ -79,21 +89,25 @@ class ItemBuilder:
         if not self.items or (self.open is not None and self.open["type"] == "message"):
             logprobs = before + logprobs  # they made no text; behind anything else, they are what divides it from this
         if self.open is None or self.open["type"] != "message":
-            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             self._open("message", "msg_", role="assistant", content=[])
-            assert self.open is not None
-            self._add("response.content_part.added", content_index=0, part=part)
-            self.open["content"] = [part]
+            self._part({"type": "output_text", "text": "", "annotations": [], "logprobs": []})
+        assert self.open is not None
         self.open["content"][0]["text"] += text
         self.open["content"][0]["logprobs"] += logprobs
         self._add("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
 
     def _reasoning(self, text: str) -> None:
         if self.open is None or self.open["type"] != "reasoning":
-            self._open("reasoning", "rs_", summary=[], content=[{"type": "reasoning_text", "text": ""}])
+            self._open("reasoning", "rs_", summary=[], content=[])
+            self._part({"type": "reasoning_text", "text": ""})
         assert self.open is not None
         self.open["content"][0]["text"] += text
         self._add("response.reasoning_text.delta", content_index=0, delta=text)
+
+    def _part(self, part: Item) -> None:
+        assert self.open is not None
+        self._add("response.content_part.added", content_index=0, part=part)
+        self.open["content"] = [part]
 
     def _open(self, kind: str, letters: str, **facts: Any) -> None:
         self.close()
