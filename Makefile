@@ -3,13 +3,13 @@
 #
 # make check  the inner loop: ruff, mypy and the quick tests, two minutes on two cores; make test runs these and all others
 #
-# Also: make setup | lint | bench | clean. PYTHON=python3.12 chooses the interpreter, TESTS=tests/test_cli.py what to test.
+# Also: make setup | clients | lint | bench | clean. PYTHON=python3.12 chooses the interpreter, TESTS=tests/test_cli.py what to test.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check lint bench clean
+.PHONY: help setup clients run test check lint bench clean
 
 PYTHON ?=
 WORKERS ?= auto
@@ -26,7 +26,7 @@ setup: $(READY)
 run: $(READY)
 	@$(BIN)/moesaic quickstart
 
-test: lint
+test: lint clients
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
 
 # What is slow is listed in tests/slow.py.
@@ -44,8 +44,17 @@ bench: $(READY)
 	@$(BIN)/python -m bench.forward
 
 clean:
-	@rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf .venv .venv-clients build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Client libraries that the server is tried with. Some of them need what cannot stand beside what the suite needs.
+clients: .venv-clients/.ready
+
+.venv-clients/.ready: tests/peers/clients/requirements.txt | $(READY)
+	@echo "setup: client libraries for the tests"
+	$(BIN)/python -m venv --clear .venv-clients
+	.venv-clients/bin/python -m pip install -qq --disable-pip-version-check --no-input --progress-bar off -r $<
+	touch $@
 
 # Redone when the pins or the package's own description change; written last, so that a broken install is tried again.
 $(READY): pyproject.toml constraints.txt

@@ -38,6 +38,11 @@ STAND_INS = {
     "RECIPE": f"{ROOT}/recipes/align-tiny.yaml",
     "DIR": "out/smollm2",
     "path=SMALLER_DIR": "path=out/smollm2",
+    # Fewer ranks: two cores run them all.
+    "tp=2 ep=2": "ep=2",
+    "tp=2 ep=4": "ep=2",
+    "ep=4": "ep=2",
+    "tp=2 dp=2": "tp=2",
     "NAME[,NAME]": "tasks",
     "TRACE": "trace.csv",
     "examples=20": "examples=2",
@@ -93,6 +98,11 @@ def documented() -> list[list[str]]:
 
 def shortened(words: list[str], port: int) -> list[str]:
     made = [STAND_INS.get(word, word).replace(":8000", f":{port}") for word in words]
+    if words[0] == "serve" and ("--attention" in words or any("ep=" in word for word in words)):
+        made[1] = "out/tiny"  # a mixture
+        for option, count in (("--attention", "1"), ("--experts", "2")):
+            if option in made and made[made.index(option) + 1].isdigit():
+                made[made.index(option) + 1] = count
     if "--out" in words and words[words.index("--out") + 1] == "DIR":
         made[words.index("--out") + 1] = "out/made"
     kind = words[0]
@@ -164,10 +174,14 @@ def test_every_command_of_the_documents_runs(tmp_path: Path, monkeypatch: pytest
     Path("text.txt").write_text("One and one is two. " * 40)
     Path("prompts.jsonl").write_text('{"prompt": "How is a lock opened without its key?"}\n')
     lines, port, done = documented(), free_port(), set[str]()
+    ran: list[list[str]] = []
 
     def run(words: list[str]) -> None:
         short = shortened(words, port)
         if words[0] == "serve":
+            if short in ran:  # with fewer ranks, some are the same
+                return done.add(" ".join(words))
+            ran.append(short.copy())
             short += ["--port", "0"]
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"hello\n")))  # for chat
         assert main(short) == 0, " ".join(short)
