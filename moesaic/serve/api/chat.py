@@ -72,7 +72,8 @@ class Chat(Generation):
         self.choices = {request.number: choice for request, choice in zip(requests, choices, strict=True)}
 
     @classmethod
-    def prepare(cls, service: Service, body: ChatCompletionRequest, salt: str) -> Chat:
+    def prepare(cls, service: Service, body: ChatCompletionRequest, salt: str, before: Sequence[int] = ()) -> Chat:
+        """`before` are tokens that stand before the conversation's own."""
         count = body.n or 1
         service.adapter(body.model)
         service.check_count(count)
@@ -92,7 +93,7 @@ class Chat(Generation):
             prompt_logprobs=body.prompt_logprobs,
             grammar=call_grammar(body, forced) if forced else grammar,
         )
-        prompt = service.tokenize(text, special=False)
+        prompt = [*before, *service.tokenize(text, special=False)]
         requests = engine_requests(service, body, prompt, sampling, salt=salt, count=count)
         tools = [tool.model_dump() for tool in body.tools or ()] if body.tool_choice != "none" else []
 
