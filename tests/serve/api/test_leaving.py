@@ -71,7 +71,7 @@ def test_an_answer_nobody_waits_for_any_more_ends(slow: Running, path: str) -> N
     field = {"/v1/completions": "prompt", "/v1/responses": "input"}.get(path, "user")
     body = json.dumps(LONG | {field: "yes"}).encode()
     with raw(slow) as leaving:
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         leaving.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         slow.until(lambda: generated(slow) > 0)
     nobody_is_left(slow)
@@ -123,7 +123,7 @@ def test_one_that_waits_is_forgotten_too(new_engine: Callable[..., Engine]) -> N
 def test_a_body_that_never_ends_is_cut_off(new_engine: Callable[..., Engine]) -> None:
     with running(new_engine(), body_seconds=0.3) as server:
         with raw(server) as slow:
-            head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             slow.sendall(head + b'Content-Length: 1000\r\n\r\n{"messages"')
             answer = b""
             while piece := slow.recv(4096):
@@ -135,7 +135,7 @@ def test_a_body_that_never_ends_is_cut_off(new_engine: Callable[..., Engine]) ->
 def test_a_body_left_half_sent_leaves_nothing(server: Running) -> None:
     for _ in range(5):
         with raw(server) as half:
-            half.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+            half.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{")
     server.until(lambda: not server.tasks())
     assert server.post("/tokenize", {"prompt": "yes"}).status_code == 200
 
@@ -172,7 +172,7 @@ def test_clients_that_send_everything_first_hear_that_it_is_too_much(new_engine:
                 await client.completions.create(model=NAME, prompt="x" * 3_000_000)
             assert refused.value.status_code == 413
 
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with running(new_engine(), max_body=10_000, body_seconds=3 * PATIENCE) as server:
         asyncio.run(ask(server))
         with raw(server) as whole:  # nothing is still coming, so nothing is waited for
@@ -271,7 +271,7 @@ def test_a_full_queue_says_when_to_come_back(new_engine: Callable[..., Engine]) 
 
 
 def test_a_head_that_never_ends_is_cut_off(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
+    whole = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
     def rest(one: socket.socket) -> bytes:
         with contextlib.suppress(ConnectionResetError):  # it was cut off before it had sent its half
@@ -301,7 +301,7 @@ def test_a_client_that_does_not_read_is_left(
     monkeypatch.setattr("moesaic.serve.api.stream.EventStream.stall_seconds", 0.3)
     body = json.dumps(LONG | {"stream": True, "logprobs": True, "top_logprobs": 100, "n": 8}).encode()
     with running(new_engine(), hold=8 * 300) as server, raw(server) as deaf:
-        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         deaf.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         server.until(lambda: server.service.loop.open == 8)
         nobody_is_left(server, tokens=8 * 301)
