@@ -23,6 +23,7 @@ from moesaic.serve.api.request_id import request_id
 HEADER_SECONDS = 20.0
 HUGE_EXPONENT = re.compile(rb"[eE]\+?[0-9]{3}")
 ONLY_DIGITS = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else 32 for byte in range(256))
+WHOLE_FLOAT = re.compile(rb"[:\[,]\s*-?[0-9]+(\.0+([eE]\+?[0-9]+)?|(\.[0-9]+)?[eE]\+?[0-9]+)\s*[,\]}]")
 HUGE_DIGITS = b"0" * 300  # of any value, after that
 
 
@@ -136,6 +137,9 @@ class RequestLimits:
                 await self.turns.wait()
             if body and b"json" in dict(scope["headers"]).get(b"content-type", b"").lower():
                 received.content = check_json(body)
+                if WHOLE_FLOAT.search(body):
+                    received.content = whole_numbers(received.content)
+                    body = json.dumps(received.content).encode()
         except ApiError as error:
             if error.status != 400:
                 error.headers["connection"] = "close"
@@ -214,6 +218,15 @@ def check_json(body: bytes) -> Any:
     except ValueError as error:
         raise ApiError(400, f"the body is not JSON ({error})", code="invalid_json") from None
     return content
+
+
+def whole_numbers(content: Any) -> Any:
+    """A whole number may be written as 1.0 or 1e3: in JSON, and by JSON Schema, it is the same number."""
+    if isinstance(content, float):
+        return int(content) if content.is_integer() and abs(content) <= 2**53 else content
+    if isinstance(content, dict):
+        return {key: whole_numbers(value) for key, value in content.items()}
+    return [whole_numbers(value) for value in content] if isinstance(content, list) else content
 
 
 def without_body(send: Send) -> Send:

@@ -90,3 +90,16 @@ def test_aliases_and_nested_names() -> None:
     found = [name for name, _, _ in unused(content, CompletionRequest.model_validate(content))]
     assert found == ["structured_outputs.whitespace"]
     assert Received().header() == []
+
+
+def test_a_whole_number_may_be_written_with_a_point_or_an_exponent(server: Running) -> None:
+    with server.http() as client:
+        for number in ("2.0", "2", "2e0", "0.2e1"):
+            body = b'{"prompt":"1.0, yes","max_tokens": %s ,"temperature":1.0}' % number.encode()
+            answer = client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+            assert answer.status_code == 200, number
+            assert answer.json()["usage"]["completion_tokens"] <= 2
+        wrong = client.post("/v1/completions", json={"prompt": "yes", "max_tokens": 2.5})
+        assert wrong.status_code == 400
+    tokens = server.post("/tokenize", {"prompt": "a,1.0,[1e3]"}).json()["tokens"]
+    assert server.post("/detokenize", {"tokens": [float(token) for token in tokens]}).json()["prompt"] == "a,1.0,[1e3]"

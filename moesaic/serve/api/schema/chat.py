@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from moesaic.serve.api.schema.sampling import MAX_LOGPROBS, GenerationRequest, RequestModel, unsupported
 from moesaic.serve.api.schema.usage import Completed
@@ -40,7 +40,18 @@ class ToolCall(RequestModel):
     function: FunctionCall
 
 
+# Only an assistant's message may do without.
+HAS_CONTENT = {
+    "anyOf": [
+        {"properties": {"role": {"const": "assistant"}}},
+        {"required": ["content"], "properties": {"content": {"not": {"type": "null"}}}},
+    ]
+}
+
+
 class Message(RequestModel):
+    model_config = ConfigDict(json_schema_extra=HAS_CONTENT)  # beside that of all requests
+
     role: str
     content: str | Parts | None = None
     refusal: str | None = None

@@ -11,7 +11,8 @@ from moesaic.serve.api.schema.usage import Completed
 
 Tokens = Annotated[list[Token], Field(min_length=1)]
 # One text, several texts, the tokens of one, the tokens of several.
-Texts = str | Annotated[list[str], Field(min_length=1, max_length=2048)]
+Text = Annotated[str, Field(json_schema_extra={"minLength": 1})]  # an empty one is refused with its place
+Texts = Text | Annotated[list[Text], Field(min_length=1, max_length=2048)]
 Prompts = Texts | Tokens | Annotated[list[Tokens], Field(min_length=1, max_length=2048)]
 
 
