@@ -90,7 +90,9 @@ def anthropic_form(status: int, error: ErrorInfo) -> dict[str, Any]:
     types = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large"}
     types |= {429: "rate_limit_error", 503: "overloaded_error", 529: "overloaded_error"}
     kind = types.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    # Its clients replay a thread that is gone.
+    more = {"details": {"error_code": error.code}} if (error.code or "").startswith("thread_") else {}
+    return {"type": "error", "error": {"type": kind, "message": error.message, **more}}
 
 
 def ollama_form(status: int, error: ErrorInfo) -> dict[str, Any]:

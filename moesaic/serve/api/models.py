@@ -6,10 +6,12 @@ import asyncio
 from pathlib import Path
 from typing import Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from moesaic.serve.api.errors import ERRORS, ApiError
+from moesaic.serve.api.messages import model_info
 from moesaic.serve.api.schema.sampling import RequestModel
 from moesaic.serve.api.service import Service
 
@@ -52,15 +54,21 @@ def router(service: Service) -> APIRouter:
     engine = service.engine
     loading = asyncio.Lock()  # two loads of one name, one after the other
 
-    @routes.get("/v1/models", responses=ERRORS)
-    @routes.get("/models", include_in_schema=False)
-    async def models() -> ModelList:
+    @routes.get("/v1/models", responses=ERRORS, response_model=ModelList)
+    @routes.get("/models", include_in_schema=False, response_model=ModelList)
+    async def models(request: Request) -> ModelList | JSONResponse:
         """The models by all their names, and the adapters that are loaded."""
-        return ModelList(data=[card(one, name) for one in service.all for name in (*one.names, *one.engine.adapters)])
+        cards = [card(one, name) for one in service.all for name in (*one.names, *one.engine.adapters)]
+        if model_info.wanted(request):
+            page = model_info.page([model_info.info(one.id, one.created, one.max_model_len) for one in cards])
+            return JSONResponse(page.model_dump())
+        return ModelList(data=cards)
 
-    @routes.get("/v1/models/{model:path}", responses=ERRORS)
-    async def model(model: str) -> ModelCard:
+    @routes.get("/v1/models/{model:path}", responses=ERRORS, response_model=ModelCard)
+    async def model(model: str, request: Request) -> ModelCard | JSONResponse:
         service.adapter(model)
+        if model_info.wanted(request):
+            return JSONResponse(model_info.info(model, service.started, service.context).model_dump())
         return card(service, model)
 
     if not (service.settings.allow_adapters or service.settings.admin_keys.hashes):

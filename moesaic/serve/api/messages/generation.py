@@ -9,6 +9,7 @@ from typing import Any
 from moesaic.serve.api.chat import Chat, ChoiceBuilder
 from moesaic.serve.api.errors import ApiError, anthropic_form
 from moesaic.serve.api.messages.blocks import BlockBuilder
+from moesaic.serve.api.messages.threads import keep
 from moesaic.serve.api.messages.translate import as_chat, marks_cache, messages_field
 from moesaic.serve.api.schema.messages import MessageResponse, MessagesRequest, MessageUsage, ThinkingTokens
 from moesaic.serve.api.service import Service
@@ -47,6 +48,10 @@ class Messages(Generation):
         streamed = self.blocks.push(events)
         return streamed + self.blocks.finish() if output.finish_reason is not None else streamed
 
+    async def collect(self, outputs: OutputStream) -> MessageResponse:
+        await super().collect(outputs)
+        return self._kept()
+
     async def events(self, outputs: OutputStream) -> AsyncIterator[str]:
         """`message_start` says how much of the prompt was cached, which is known with the first token."""
         started = False
@@ -59,7 +64,7 @@ class Messages(Generation):
             streamed += [data for output in batch for data in self.take(output)]
             if streamed:
                 yield "".join(event(data, data["type"]) for data in streamed)
-        end = self.response()
+        end = self._kept()
         delta = {"stop_reason": end.stop_reason, "stop_sequence": end.stop_sequence}
         yield event({"type": "message_delta", "delta": delta, "usage": end.usage.model_dump()}, "message_delta")
         yield event({"type": "message_stop"}, "message_stop")
@@ -79,6 +84,11 @@ class Messages(Generation):
             stop_sequence=sequence,
             usage=self.message_usage(),
         )
+
+    def _kept(self) -> MessageResponse:
+        response = self.response()
+        keep(self.service.responses, self.body, response)
+        return response
 
     def _stop(self) -> tuple[str, str | None]:
         request = self.requests[0]

@@ -8,6 +8,7 @@ from fastapi.responses import Response
 
 from moesaic.serve.api.chat import prompt_text
 from moesaic.serve.api.messages.generation import Messages
+from moesaic.serve.api.messages.threads import resume
 from moesaic.serve.api.messages.translate import as_chat
 from moesaic.serve.api.schema.messages import (
     MESSAGES_ERRORS,
@@ -33,7 +34,8 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/messages", response_model=MessageResponse, responses=MESSAGES_ERRORS | STREAMS)
     async def messages(body: MessagesRequest, request: HttpRequest) -> Response:
         """The next message of a conversation, in the form of Anthropic's API."""
-        return await generate(Messages, service, body, request)
+        whole = resume(service.responses, body, getattr(request.state, "owner", ""))
+        return await generate(Messages, service, whole, request)
 
     @routes.post("/v1/messages/count_tokens", name="count_tokens", responses=MESSAGES_ERRORS)
     async def count_tokens_route(body: CountTokensRequest) -> TokenCount:

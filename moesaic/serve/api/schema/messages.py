@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, PrivateAttr, Tag
 
 from moesaic.serve.api.schema.sampling import ExtraSamplingParams, RequestModel, unsupported
 from moesaic.strict import wrong
@@ -171,6 +171,15 @@ class Metadata(RequestModel):
     user_id: str | None = None
 
 
+class CreateThread(RequestModel):
+    type: Literal["create"]
+
+
+class ContinueThread(RequestModel):
+    type: Literal["continue"]
+    previous_message_id: str = Field(max_length=256)
+
+
 class CountTokensRequest(RequestModel):
     model: str | None = Field(default=None, description="The model, or one of its adapters. Default: the model.")
     messages: list[InputMessage] = Field(min_length=1)
@@ -194,6 +203,11 @@ class MessagesRequest(CountTokensRequest, ExtraSamplingParams):
     top_p: float | None = Field(default=None, gt=0, le=1)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     metadata: Metadata | None = None
+    thread: Annotated[CreateThread | ContinueThread, Field(discriminator="type")] | None = None
+
+    # Of a thread, whose it is and which of the messages are new: of the server, not of the body.
+    _owner: str = PrivateAttr(default="")
+    _own: list[Any] = PrivateAttr(default_factory=list)
 
 
 class TokenCount(BaseModel):
