@@ -112,7 +112,9 @@ class Completions(Generation):
         best = []
         for start in range(0, len(choices), self.best_of):
             group = choices[start : start + self.best_of]
-            if self.best_of > self.n:
+            if self.body.use_beam_search:
+                group = group[: self.n]
+            elif self.best_of > self.n:
                 group = sorted(group, key=lambda choice: -choice.mean_logprob)[: self.n]
             best += group
         return best

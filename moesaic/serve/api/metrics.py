@@ -77,12 +77,14 @@ class Metrics:
         self._last: weakref.WeakKeyDictionary[Request, float] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
-    def charge(self, requests: Sequence[Request], caller: KeyUse) -> None:
-        """Requests are about to be submitted, for the one who has this key; a prompt of several completions is one."""
+    def charge(self, requests: Sequence[Request], caller: KeyUse, again: bool = False) -> None:
+        """Requests are about to be submitted, for the one who has this key; a prompt of several completions is one, and
+        one that comes `again` has been counted."""
         with self._lock:
             for request in requests:
                 self._callers[request] = caller
-        caller.use(prompt=sum(map(len, {id(request.prompt): request.prompt for request in requests}.values())))
+        if not again:
+            caller.use(prompt=sum(map(len, {id(request.prompt): request.prompt for request in requests}.values())))
 
     def watch(self, outputs: Sequence[Output]) -> None:
         now = time.monotonic()
@@ -99,6 +101,8 @@ class Metrics:
         self.generated_tokens += len(output.tokens)
         if output.tokens and (caller := self._callers.get(request)) is not None:
             caller.use(generated=len(output.tokens))
+        if request.is_step:
+            return
         if output.tokens and request.first_token is not None and request.last_token is not None:
             before = self._last.get(request)
             if before is None:

@@ -203,11 +203,12 @@ class Service:
         if not self.loop.ready:
             raise ApiError(503, "no worker is ready; requests wait", code="not_ready", headers={"retry-after": "1"})
 
-    def submit(self, requests: Sequence[Request]) -> OutputStream:
-        """Hand requests to the engine, unless the queue is full."""
-        self.check_open()
-        self.check_count(len(requests))
-        if self.loop.open + len(requests) > self.max_open:
+    def submit(self, requests: Sequence[Request], again: bool = False) -> OutputStream:
+        """Hand requests to the engine, unless the queue is full; `again`, for one that has been let in before."""
+        if not again:
+            self.check_open()
+            self.check_count(len(requests))
+        if self.loop.open + len(requests) > self.max_open and not again:
             raise ApiError(
                 429,
                 f"the queue is full ({self.loop.open} requests)",
@@ -215,7 +216,7 @@ class Service:
                 headers={"retry-after": str(self.wait_estimate())},
             )
         if (caller := CALLER.get()) is not None:
-            self.metrics.charge(requests, caller)
+            self.metrics.charge(requests, caller, again)
         return self.loop.submit(requests, self.settings.request_seconds)
 
     def wait_estimate(self) -> int:

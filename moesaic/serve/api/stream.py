@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from moesaic.errors import UserError
+from moesaic.serve.api.beam_search import BeamOutputs
 from moesaic.serve.api.errors import ApiError, api_error
 from moesaic.serve.api.schema.usage import Completed, CompletionDetails, PromptDetails, Usage
 from moesaic.serve.api.service import Service, new_id
@@ -33,7 +34,7 @@ HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}  # no proxy s
 LIGHT_BYTES = 4096  # of a request's body
 HEAVY_FIELDS = (
     *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-    *("tools", "text", "previous_response_id", "output_config"),
+    *("tools", "text", "previous_response_id", "output_config", "dry_multiplier", "bad_words"),
 )
 
 # For the OpenAPI document.
@@ -47,6 +48,9 @@ EVENTS: dict[str, Any] = {
     }
 }
 STREAMS: dict[int | str, dict[str, Any]] = {200: {"content": EVENTS, "description": "The response."}}
+
+
+Outputs = OutputStream | BeamOutputs
 
 
 class Generation:
@@ -129,7 +133,7 @@ class Generation:
             self._check_grammar(output.request)
         return self.push(output)
 
-    async def collect(self, outputs: OutputStream) -> BaseModel:
+    async def collect(self, outputs: Outputs) -> BaseModel:
         async for batch in outputs.batches():
             for output in batch:
                 self.take(output)
@@ -175,11 +179,17 @@ async def generate(kind: type[Generation], service: Service, body: Any, http: Ht
     salt = service.cache_salt(http.state, body.cache_salt)
     light = is_light(body, int(http.headers.get("content-length", LIGHT_BYTES + 1)))
     generation = await service.prepare(lambda: kind.prepare(service, body, salt), kind.field_name, light=light)
+    if getattr(body, "use_beam_search", None):
+        return await collected(http, generation, BeamOutputs(service, body, generation.requests, generation.prompts))
     outputs = service.submit(generation.requests)
     if body.stream:
         stream = EventStream(generation.events(outputs), kind.ending, outputs.close, generation.failed)
         stream.headers["content-type"] = kind.media_type
         return stream
+    return await collected(http, generation, outputs)
+
+
+async def collected(http: HttpRequest, generation: Generation, outputs: Outputs) -> Response:
     try:
         return await while_connected(http, generation.collect(outputs))
     finally:

@@ -84,6 +84,7 @@ class BeamSearch:
                 salt=self.root.salt,
                 adapter=self.root.adapter,
                 arrived=self.root.arrived,  # it has waited once
+                is_step=True,
             )
             request.breakers = self.root.breakers
             request.tokens += beam.tokens
@@ -149,7 +150,8 @@ class BeamSearch:
 
     def _ending(self, beam: Beam) -> tuple[str, str, str | int | None]:
         """Its text, why it has finished, and which stop string or stop token of its sampling params ended it."""
-        last, text, stop_reason = beam.tokens[-1], "", None
+        last, text = beam.tokens[-1], ""
+        stop_reason: str | int | None = None
         by_token = last in self.stop_tokens
         if self.engine.tokenizer is not None:
             text, stream = self._read(beam.tokens[:-1] if by_token else beam.tokens)

@@ -86,6 +86,7 @@ class Request:
     deadline: float | None = None  # when the first token is due, by the engine's clock
     salt: str = ""  # requests of different salts share no cached pages
     adapter: Adapter | None = None
+    is_step: bool = False  # of something larger, such as a beam: nobody waits for it alone
     embed: bool = False  # only the hidden states of the prompt are computed
     pooling: Pooling = "mean"  # of them, for an embedding
     # After its first token it is handed on ("handed"), and its pages are held under this name for so many seconds.

@@ -27,7 +27,7 @@ from moesaic.serve.api.schema.responses import (
     ResponseUsage,
 )
 from moesaic.serve.api.service import Service
-from moesaic.serve.api.stream import Generation, event
+from moesaic.serve.api.stream import Generation, Outputs, event
 from moesaic.serve.core.engine_loop import OutputStream
 from moesaic.serve.core.request import Output, TooLong
 
@@ -73,7 +73,7 @@ class Responses(Generation):
             self.completed = int(time.time())
         return streamed
 
-    async def collect(self, outputs: OutputStream) -> ResponsesResponse:
+    async def collect(self, outputs: Outputs) -> ResponsesResponse:
         await super().collect(outputs)
         return self._kept()
 
