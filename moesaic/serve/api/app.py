@@ -27,6 +27,7 @@ from moesaic.serve.api.keys import OPEN_PATHS, KeyGuard
 from moesaic.serve.api.llamacpp import routes as llamacpp
 from moesaic.serve.api.messages import routes as messages
 from moesaic.serve.api.middleware import RequestLimits
+from moesaic.serve.api.ollama import routes as ollama
 from moesaic.serve.api.responses import routes as responses
 from moesaic.serve.api.service import Service
 from moesaic.serve.api.several import ModelRouter
@@ -68,9 +69,10 @@ def routes_of(service: Service) -> FastAPI:
     for part in (
         *(chat, completions, responses, messages),
         *(embeddings, scoring),
-        *(tokenization, models, status, llamacpp),
+        *(tokenization, models, status, llamacpp, ollama),
     ):
         app.include_router(check_fields(part.router(service)))
+    app.router.routes.append(ollama.probe())
     app.include_router(web_page.router())
     if service.settings.admin_keys.hashes:
         app.include_router(check_fields(admin.router(service)))

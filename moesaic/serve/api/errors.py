@@ -6,12 +6,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 from moesaic.errors import UserError
@@ -19,6 +19,8 @@ from moesaic.serve.api.request_id import REQUEST_ID
 from moesaic.serve.core.engine_loop import WorkerDied
 from moesaic.serve.core.request import TooLong
 from moesaic.strict import EXPECTED, either, sentence
+
+Translation = TypeVar("Translation", bound=BaseModel)
 
 logger = logging.getLogger("moesaic.serve")
 
@@ -178,6 +180,17 @@ def invalid_field(problems: Sequence[Any], body: Any) -> tuple[str, str, str]:
     chosen = chosen or reduce(either, {EXPECTED[problem["type"]]: problem for problem in own}.values())
     code = "missing_required_parameter" if chosen["type"] == "missing" else "invalid_value"
     return ".".join(best), sentence(chosen), code
+
+
+def translated(kind: type[Translation], fields: dict[str, Any]) -> Translation:
+    """A request of another dialect as one of ours. What the other's schema allows and ours does not is the client's
+    error, and no failure of the server."""
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        problems = [{**problem, "loc": ("body", *problem["loc"])} for problem in error.errors(include_url=False)]
+        place, problem, _ = invalid_field(problems, fields)
+        raise UserError(place, problem) from None
 
 
 def _path(problem: Any, body: Any) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from moesaic.serve.api.fields import RECEIVED, Received
 from moesaic.serve.api.request_id import HEADER as REQUEST_ID_HEADER
 from moesaic.serve.api.request_id import request_id
 
+JSON_PATHS = ("/api/", "/completion", "/infill", "/embedding")
 HEADER_SECONDS = 20.0
 HUGE_EXPONENT = re.compile(rb"[eE]\+?[0-9]{3}")
 ONLY_DIGITS = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else 32 for byte in range(256))
@@ -135,6 +136,8 @@ class RequestLimits:
             body = await self._read(scope, incoming)
             if body:
                 await self.turns.wait()
+            if body:
+                scope = json_anyway(scope)
             if body and b"json" in dict(scope["headers"]).get(b"content-type", b"").lower():
                 received.content = check_json(body)
                 if WHOLE_FLOAT.search(body):
@@ -195,6 +198,15 @@ class RequestLimits:
     def _check_size(self, size: int) -> None:
         if size > self.max_body:
             raise ApiError(413, f"the body is larger than {self.max_body} bytes", code="body_too_large")
+
+
+def json_anyway(scope: Scope) -> Scope:
+    """A body on a path of Ollama's or llama.cpp's API is JSON, whatever its header says: their documentation asks with
+    `curl -d` alone. Not so from a web page, which could otherwise ask without its browser asking us first."""
+    headers = dict(scope["headers"])
+    if not scope["path"].startswith(JSON_PATHS) or b"origin" in headers or b"sec-fetch-site" in headers:
+        return scope
+    return {**scope, "headers": [*(headers | {b"content-type": b"application/json"}).items()]}
 
 
 def naming_ignored(send: Send, received: Received) -> Send:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from moesaic.errors import UserError
 from moesaic.serve.api import vectors
 from moesaic.serve.api.chat import prompt_text
+from moesaic.serve.api.errors import translated
 from moesaic.serve.api.schema.chat import ChatCompletionRequest
 from moesaic.serve.api.schema.embeddings import EmbeddingUsage, VectorOptions
 from moesaic.serve.api.schema.scoring import ScoringRequest
@@ -119,7 +120,7 @@ class GenerativeScorer:
         asked = f"<Instruct>: {instruction}\n<Query>: {cut[0]}\n<Document>: {cut[1]}"
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": asked}]
         fields: dict[str, Any] = {"messages": messages, "chat_template_kwargs": extra}
-        text = prompt_text(ChatCompletionRequest.model_validate(fields), service.tokenizer)
+        text = prompt_text(translated(ChatCompletionRequest, fields), service.tokenizer)
         try:
             return service.tokenize(text, special=False)
         except UserError as error:

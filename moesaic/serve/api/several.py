@@ -39,7 +39,7 @@ def wanted_model(scope: Scope) -> str | None:
     if received is not None and isinstance(received.content, dict):
         name = received.content.get("model")
         if isinstance(name, str):
-            return name
+            return name.removesuffix(":latest") if scope["path"].startswith("/api/") else name  # as Ollama's clients
     if scope["path"].startswith(MODELS_PATH):
         return str(scope["path"]).removeprefix(MODELS_PATH)
     found = parse_qs(scope["query_string"].decode("latin-1")).get("model")

@@ -34,7 +34,7 @@ HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}  # no proxy s
 LIGHT_BYTES = 4096  # of a request's body
 HEAVY_FIELDS = (
     *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-    *("tools", "text", "previous_response_id", "output_config", "dry_multiplier", "bad_words"),
+    *("tools", "text", "format", "previous_response_id", "output_config", "dry_multiplier", "bad_words"),
 )
 
 # For the OpenAPI document.

@@ -11,7 +11,7 @@ from pydantic import BaseModel, RootModel
 
 from moesaic.errors import UserError
 from moesaic.serve.api.completions import Completions
-from moesaic.serve.api.errors import ApiError, llamacpp_form
+from moesaic.serve.api.errors import ApiError, llamacpp_form, translated
 from moesaic.serve.api.infill import ExtraFile, infill_of
 from moesaic.serve.api.llamacpp.generation_settings import generation_settings
 from moesaic.serve.api.llamacpp.probabilities import as_logprobs, as_probs, recordable
@@ -54,7 +54,7 @@ def as_completion(service: Service, body: NativeRequest, prompts: Sequence[Seque
         del fields["json_schema"]  # as llama.cpp has it, the grammar counts
     if body.lora is not None and (name := adapter_name(service, body.lora)) is not None:
         fields["model"] = name
-    return Plain.model_validate(fields)
+    return translated(Plain, fields)
 
 
 def adapter_name(service: Service, applied: Sequence[AppliedAdapter]) -> str | None:
