@@ -61,6 +61,8 @@ def kinds(alone: Engine) -> list[Sampling]:
         Sampling(seed=9, min_tokens=16, max_tokens=24),
         Sampling(temperature=0.0, record_routes=True, **free),
         Sampling(seed=3, record_draws=True, top_p=0.8, **free),
+        Sampling(seed=11, mirostat=2, mirostat_tau=3.0, mirostat_eta=0.5, **free),
+        Sampling(seed=12, dry_multiplier=1.5, dry_allowed_length=1, xtc_probability=0.5, bad_words=("number",), **free),
         Sampling(max_tokens=3, temperature=0.0),  # done before anything happens
     ]
 

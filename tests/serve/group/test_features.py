@@ -128,6 +128,21 @@ def test_quantized_weights(tmp_path: Path) -> None:
     compare(cases, tmp_path)
 
 
+def test_samplers(tmp_path: Path) -> None:
+    """Rank 0 samples, whatever with."""
+    asked = some_requests(8, tokens=9)
+    kinds: list[dict[str, Any]] = [
+        {"mirostat": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.5},
+        {"dry_multiplier": 2.0, "dry_allowed_length": 1, "dry_penalty_last_n": -1},
+        {"xtc_probability": 0.5, "xtc_threshold": 0.02, "typical_p": 0.9},
+        {"top_n_sigma": 1.0, "dynatemp_range": 0.5, "bad_words": ((5,), (7, 9))},
+    ]
+    for one, kind in zip(asked, kinds * 2, strict=True):
+        one["sampling"] |= {"temperature": 1.2} | kind
+    directory = model_directory("glm4_moe", tmp_path / "model")
+    compare([Case("tp=2", directory, answers, asked, **OPTIONS)], tmp_path)
+
+
 def drafted(engine: Engine, asked: list[Any]) -> Any:
     found = answers(engine, asked)
     assert engine.counts.accepted_tokens > 0
