@@ -13,17 +13,10 @@ from fastapi.responses import Response
 
 from moesaic.errors import UserError
 from moesaic.model.tokenizer import SPECIAL, Tokenizer
+from moesaic.serve.api.chat_grammar import Speaker, message_form
 from moesaic.serve.api.errors import ERRORS
-from moesaic.serve.api.forced_calls import CallListReader, NamedCallReader
 from moesaic.serve.api.logprobs import TokenDecoder, prompt_logprobs
-from moesaic.serve.api.sampling_params import (
-    call_grammar,
-    engine_requests,
-    forced_tools,
-    json_object,
-    output_grammar,
-    sampling_params,
-)
+from moesaic.serve.api.sampling_params import engine_requests, sampling_params
 from moesaic.serve.api.schema.chat import (
     AssistantMessage,
     ChatChoice,
@@ -37,6 +30,7 @@ from moesaic.serve.api.schema.chat import (
 )
 from moesaic.serve.api.service import Service, new_id
 from moesaic.serve.api.stream import STREAMS, Generation, generate
+from moesaic.serve.api.structured import json_object
 from moesaic.serve.core.request import Output, Request
 from moesaic.serve.parsers import (
     CallArguments,
@@ -78,10 +72,7 @@ class Chat(Generation):
         service.adapter(body.model)
         service.check_count(count)
         text = prompt_text(body, service.tokenizer)
-        forced = forced_tools(body)
-        grammar = output_grammar(body)
-        if forced and grammar is not None:
-            raise UserError("tool_choice", "a forced tool call cannot follow another grammar too", "Leave one out.")
+        form = message_form(body, text, Speaker(service.parser, service.tokenizer, service.special_tokens))
         if body.top_logprobs is not None and not body.logprobs:
             raise UserError("top_logprobs", "needs logprobs: true")
         top = (body.top_logprobs or 0) if body.logprobs else None
@@ -91,23 +82,13 @@ class Chat(Generation):
             max_tokens=body.max_completion_tokens or body.max_tokens,
             logprobs=top,
             prompt_logprobs=body.prompt_logprobs,
-            grammar=call_grammar(body, forced) if forced else grammar,
+            grammar=form.grammar,
         )
         prompt = [*before, *service.tokenize(text, special=False)]
         requests = engine_requests(service, body, prompt, sampling, salt=salt, count=count)
-        tools = [tool.model_dump() for tool in body.tools or ()] if body.tool_choice != "none" else []
-
-        def reader() -> EventReader:
-            if forced:
-                named = body.tool_choice != "required"
-                return NamedCallReader(forced[0].name) if named else CallListReader()
-            # A reasoning section that the prompt opened does not go on where the grammar knows no end of one.
-            reasons = grammar is None or "think>" in grammar.text  # in a regular expression the slash is escaped
-            return service.parser.reader(tools, text if reasons else "")
-
         parallel = body.parallel_tool_calls is not False
         choices = [
-            ChoiceBuilder(index, reader(), service.token_decoder, top, parallel) for index in range(len(requests))
+            ChoiceBuilder(index, form.reader(), service.token_decoder, top, parallel) for index in range(len(requests))
         ]
         return cls(service, body, requests, choices)
 

@@ -16,7 +16,7 @@ from moesaic.serve.api.errors import ERRORS
 from moesaic.serve.api.infill import need_infill
 from moesaic.serve.api.logprobs import TokenDecoder, finite, prompt_logprobs
 from moesaic.serve.api.prompts import prompt_place, prompt_texts, prompt_tokens
-from moesaic.serve.api.sampling_params import engine_requests, output_grammar, sampling_params
+from moesaic.serve.api.sampling_params import engine_requests, sampling_params
 from moesaic.serve.api.schema.completions import (
     CompletionChoice,
     CompletionLogprobs,
@@ -25,6 +25,7 @@ from moesaic.serve.api.schema.completions import (
 )
 from moesaic.serve.api.service import Service
 from moesaic.serve.api.stream import STREAMS, Generation, generate
+from moesaic.serve.api.structured import output_grammar
 from moesaic.serve.core.request import Output, Request, TokenLogprob
 
 
@@ -67,7 +68,7 @@ class Completions(Generation):
             max_tokens=1 if body.max_tokens == 0 else body.max_tokens,
             logprobs=body.logprobs,
             prompt_logprobs=body.logprobs if body.echo and body.prompt_logprobs is None else body.prompt_logprobs,
-            grammar=output_grammar(body),
+            grammar=output_grammar(body, service.special_tokens),
         )
         prompts = prompt_tokens(service, body.prompt, special=not body.suffix)
         if body.suffix:

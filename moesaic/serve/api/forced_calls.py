@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from moesaic.serve.parsers import CallArguments, CallEnded, CallStarted, Event
+from moesaic.serve.parsers import CallArguments, CallEnded, CallStarted, Content, Event, EventReader
 
 CALL_HEAD = re.compile(r'[\[,]\s*\{"name": "([^"]*)", "parameters": ')
 
@@ -79,3 +79,24 @@ class CallListReader:
                     return place
                 self.depth -= 1
         return None
+
+
+class AfterReasoning:
+    """A reasoning section, and then what another reader reads."""
+
+    def __init__(self, reasoning: EventReader, inner: EventReader) -> None:
+        self.reasoning, self.inner = reasoning, inner
+        self.state = reasoning.state
+
+    def push(self, text: str) -> list[Event]:
+        return self._passed_on(self.reasoning.push(text))
+
+    def finish(self) -> list[Event]:
+        return [*self._passed_on(self.reasoning.finish()), *self.inner.finish()]
+
+    def _passed_on(self, events: list[Event]) -> list[Event]:
+        found: list[Event] = []
+        for event in events:
+            found += self.inner.push(event.text) if isinstance(event, Content) else [event]
+        self.state = self.inner.state if self.reasoning.state == "content" else self.reasoning.state
+        return found

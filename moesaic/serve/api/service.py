@@ -8,7 +8,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeVar
@@ -24,6 +24,7 @@ from moesaic.serve.api.rate_limits import CALLER, KeyUse
 from moesaic.serve.api.responses.store import ResponseStore
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.engine_loop import EngineLoop, OutputStream
+from moesaic.serve.core.grammar import special_tokens
 from moesaic.serve.core.pooling import Pooling, recommended_pooling
 from moesaic.serve.core.request import Request, TooLong
 from moesaic.serve.core.sampling_defaults import recommended
@@ -122,6 +123,10 @@ class Service:
         model = self.engine.model
         parts = (moesaic.__version__, weights, model.config, model.dtype, model.mode)
         return f"fp_{hashlib.blake2b(repr(parts).encode(), digest_size=6).hexdigest()}"
+
+    def special_tokens(self) -> Mapping[str, int]:
+        """Those that are no text for a grammar. The first call reads the whole vocabulary."""
+        return special_tokens(self.tokenizer, self.engine.model.config.vocab)
 
     def adapter(self, model: str | None) -> str | None:
         """Which adapter the name in a request means; None is the model itself."""

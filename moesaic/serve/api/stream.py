@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from moesaic.errors import UserError
 from moesaic.serve.api.beam_search import BeamOutputs
 from moesaic.serve.api.errors import ApiError, api_error
+from moesaic.serve.api.schema.structured import StructuredFields
 from moesaic.serve.api.schema.usage import Completed, CompletionDetails, PromptDetails, Usage
 from moesaic.serve.api.service import Service, new_id
 from moesaic.serve.api.timings import Timings, timings
@@ -33,8 +34,9 @@ HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}  # no proxy s
 
 LIGHT_BYTES = 4096  # of a request's body
 HEAVY_FIELDS = (
-    *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-    *("tools", "text", "format", "previous_response_id", "output_config", "dry_multiplier", "bad_words"),
+    *StructuredFields.model_fields,
+    *("response_format", "tools", "text", "format", "previous_response_id", "output_config"),
+    *("dry_multiplier", "bad_words"),
 )
 
 # For the OpenAPI document.

@@ -22,7 +22,8 @@ from moesaic.serve.core.request import Output, Request, Sampling, TokenLogprob
 def serialize_request(engine: Engine, request: Request, adapter: str | None = None) -> dict[str, Any]:
     """`adapter` is what the engine calls the request's."""
     sampling = {field.name: getattr(request.sampling, field.name) for field in dataclasses.fields(Sampling)}
-    sampling["grammar"] = request.sampling.grammar.text if request.sampling.grammar is not None else None
+    grammar = request.sampling.grammar
+    sampling["grammar"] = dataclasses.asdict(grammar) if grammar is not None else None
     sampling["stop_tokens"] = sorted(request.sampling.stop_tokens)
     sampling["seed"] = None
     return {
@@ -45,7 +46,8 @@ def serialize_request(engine: Engine, request: Request, adapter: str | None = No
 
 def deserialize_request(engine: Engine, data: dict[str, Any]) -> Request:
     sampling = dict(data["sampling"])
-    sampling["grammar"] = Grammar(sampling["grammar"]) if sampling["grammar"] is not None else None
+    if (grammar := sampling["grammar"]) is not None:
+        sampling["grammar"] = Grammar(**grammar | {"resets": tuple(grammar["resets"])})
     sampling["stop_tokens"] = frozenset(sampling["stop_tokens"])
     request = engine.request(
         data["prompt"],

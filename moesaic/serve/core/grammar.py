@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -15,94 +16,151 @@ from torch import Tensor
 
 from moesaic.errors import UserError
 from moesaic.model.tokenizer import Tokenizer
-
-# Between the parts of a JSON text: nothing, a space, or a new line with its indentation. In unbounded whitespace a
-# small model loops for ever.
-WHITESPACE = r"( |\n[ ]{0,16})?"
+from moesaic.serve.core.grammars.gbnf import gbnf_to_lark, is_gbnf
+from moesaic.serve.core.grammars.lark import WHITESPACE, Rules, quoted, regex_parts
+from moesaic.serve.core.grammars.unique_keys import KeyReader, QuoteTokens
 
 
 @dataclass(frozen=True)
 class Grammar:
     """`text` is llguidance's own form of the grammar; the class methods make one from what users have. `place` is what
-    they call it, for the case that something is wrong with it."""
+    they call it, for the case that something is wrong with it. With `unique_keys` no JSON object gets a key twice;
+    what was read before one of the `resets` was no JSON."""
 
     text: str
     place: str = "grammar"
+    unique_keys: bool = False
+    resets: tuple[str, ...] = ()
 
     @classmethod
-    def json(cls, schema: dict[str, Any] | None = None, place: str = "json_schema") -> Grammar:
-        """JSON that satisfies a schema; any JSON object without one."""
-        from llguidance import LLMatcher
-
-        spaces: Any = {"whitespace_pattern": WHITESPACE}
-        accepted = schema if schema is not None else {"type": "object"}
-        return cls._checked(lambda: LLMatcher.grammar_from_json_schema(accepted, overrides=spaces), place)
+    def json(
+        cls,
+        schema: Any = None,
+        place: str = "json_schema",
+        *,
+        whitespace: str = WHITESPACE,
+        compact: bool = False,
+    ) -> Grammar:
+        """JSON that satisfies a schema; any JSON object without one. `whitespace` may stand between its parts, or,
+        where it is to be `compact`, none."""
+        rules = Rules(options=json_options(whitespace, compact))
+        found = rules.schema(schema if schema is not None else {"type": "object"}, place)
+        try:
+            return cls.of(rules, found, place)
+        except UserError as error:
+            if "oneOf" not in error.problem:
+                raise
+        # Which of the alternatives it is cannot be told from the text: then any of them.
+        rules = Rules(options=json_options(whitespace, compact) | {"coerce_one_of": True})
+        return cls.of(rules, rules.schema(schema, place), place)
 
     @classmethod
     def regex(cls, pattern: str, place: str = "regex") -> Grammar:
-        from llguidance import LLMatcher
-
-        return cls._checked(lambda: LLMatcher.grammar_from_regex(pattern), place)
+        return cls._checked(regex_parts(pattern), place)
 
     @classmethod
     def lark(cls, grammar: str, place: str = "grammar") -> Grammar:
-        from llguidance import LLMatcher
+        return cls._checked([{"lark_grammar": grammar}], place)
 
-        return cls._checked(lambda: LLMatcher.grammar_from_lark(grammar), place)
+    @classmethod
+    def gbnf(cls, grammar: str, place: str = "grammar") -> Grammar:
+        """llama.cpp's notation, and xgrammar's EBNF, which has the same words."""
+        return cls.lark(gbnf_to_lark(grammar, place), place)
+
+    @classmethod
+    def written(cls, grammar: str, place: str = "grammar") -> Grammar:
+        """In whichever notation it is written."""
+        return cls.gbnf(grammar, place) if is_gbnf(grammar) else cls.lark(grammar, place)
 
     @classmethod
     def choice(cls, options: list[str], place: str = "choice") -> Grammar:
         if not options:
             raise UserError(place, "is empty", "Give at least one option.")
-        return cls.lark("start: " + " | ".join(json.dumps(option) for option in options), place)
+        return cls.lark("start: " + " | ".join(quoted(option) for option in options), place)
 
     @classmethod
-    def _checked(cls, make: Any, place: str) -> Grammar:
+    def of(cls, rules: Rules, start: str, place: str, resets: tuple[str, ...] = ()) -> Grammar:
+        return cls._checked(rules.text(start), place, rules.open, resets)
+
+    @classmethod
+    def _checked(
+        cls, parts: list[dict[str, Any]], place: str, unique_keys: bool = False, resets: tuple[str, ...] = ()
+    ) -> Grammar:
         from llguidance import LLMatcher
 
+        text = json.dumps({"grammars": parts}, ensure_ascii=False)
         try:
-            text = make()
             problem = LLMatcher.validate_grammar(text)
         except Exception as error:  # the library raises whatever its parser stumbled over
             problem = str(error)
         if problem:
             raise UserError(place, f"cannot be followed ({reason(problem)})", "Correct it.")
-        return cls(text, place)
+        return cls(text, place, unique_keys, resets)
+
+    @property
+    def parts(self) -> list[dict[str, Any]]:
+        """For a grammar that has this one within it."""
+        found: list[dict[str, Any]] = json.loads(self.text)["grammars"]
+        return found
 
     def matcher(self, tokenizer: Tokenizer | None, vocab: int, stop_tokens: set[int]) -> Matcher:
         assert tokenizer is not None
         return Matcher(self, tokenizer, vocab, stop_tokens)
 
 
+def json_options(whitespace: str, compact: bool) -> dict[str, Any]:
+    return {"whitespace_flexible": False} if compact else {"whitespace_pattern": whitespace}
+
+
 class Matcher:
     """The state of one request in its grammar."""
 
     def __init__(self, grammar: Grammar, tokenizer: Tokenizer, vocab: int, stop_tokens: set[int]) -> None:
-        from llguidance import LLMatcher
-
         self.vocab = vocab
         self.stop_tokens = stop_tokens
-        self.inner = LLMatcher(llguidance_tokenizer(tokenizer, vocab), grammar.text, log_level=0)
+        self.tokenizer = tokenizer
+        self.keys = KeyReader(grammar.resets) if grammar.unique_keys else None
+        self.inner = compiled(grammar.text, tokenizer, vocab).deep_copy()
         if self.inner.is_error():
             raise UserError(grammar.place, f"cannot be followed ({reason(self.inner.get_error())})", "Correct it.")
+        if not self._allowed().any():
+            raise UserError(grammar.place, "no text satisfies it", "Correct it.")
 
     def mask(self, logits_V: Tensor) -> Tensor:
         """Logits of the tokens that may come next, minus infinity elsewhere."""
+        allowed_V = self._allowed()
+        if self.keys is not None:
+            repeated = self.keys.duplicates(quote_tokens(self.tokenizer, self.vocab), allowed_V)
+            # Where only keys that are there already fit, one comes twice: better than no answer.
+            if repeated and allowed_V.sum() > len(set(repeated)):
+                allowed_V[repeated] = False
+        return logits_V.masked_fill(torch.from_numpy(~allowed_V).to(logits_V.device), float("-inf"))
+
+    def _allowed(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
         from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
-        allowed = allocate_token_bitmask(1, self.vocab)
-        fill_next_token_bitmask(self.inner, allowed, 0)
-        bits_V = np.unpackbits(allowed[0].view(np.uint8), bitorder="little")[: self.vocab]
-        return logits_V.masked_fill(torch.from_numpy(bits_V == 0).to(logits_V.device), float("-inf"))
+        bits = allocate_token_bitmask(1, self.vocab)
+        fill_next_token_bitmask(self.inner, bits, 0)
+        return np.unpackbits(bits[0].view(np.uint8), bitorder="little")[: self.vocab].astype(bool)
 
     def accept(self, token: int) -> None:
         if token not in self.stop_tokens:
             self.inner.consume_token(token)
+            if self.keys is not None:
+                self.keys.feed(token_bytes(self.tokenizer, self.vocab, token))
 
     @property
     def finished(self) -> bool:
         """Whether nothing may follow."""
         return bool(self.inner.is_stopped())
+
+
+@lru_cache(maxsize=64)
+def compiled(text: str, tokenizer: Tokenizer, vocab: int) -> Any:
+    """A grammar that no text has gone through yet; many requests have the same."""
+    from llguidance import LLMatcher
+
+    return LLMatcher(llguidance_tokenizer(tokenizer, vocab), text, log_level=0)
 
 
 def reason(problem: str) -> str:
@@ -121,6 +179,25 @@ def llguidance_tokenizer(tokenizer: Tokenizer, vocab: int) -> Any:
 
     eos = min(tokenizer.stop_tokens) if tokenizer.stop_tokens else None
     return LLTokenizer(tokenizer.fast.to_str(), n_vocab=vocab, eos_token=eos)
+
+
+def token_bytes(tokenizer: Tokenizer, vocab: int, token: int) -> bytes:
+    return bytes(llguidance_tokenizer(tokenizer, vocab).decode_bytes([token]))
+
+
+@lru_cache(maxsize=4)
+def quote_tokens(tokenizer: Tokenizer, vocab: int) -> QuoteTokens:
+    return QuoteTokens(token_bytes(tokenizer, vocab, token) for token in range(vocab))
+
+
+@lru_cache(maxsize=4)
+def special_tokens(tokenizer: Tokenizer, vocab: int) -> Mapping[str, int]:
+    """Tokens that are no text for a grammar, by what they look like."""
+    inner = llguidance_tokenizer(tokenizer, vocab)
+    added = tokenizer.fast.get_added_tokens_decoder()
+    return {
+        token.content: number for number, token in added.items() if number < vocab and inner.is_special_token(number)
+    }
 
 
 def prepare_grammars(tokenizer: Tokenizer | None, vocab: int) -> None:

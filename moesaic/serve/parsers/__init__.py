@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from moesaic.methods import Method, build
+from moesaic.serve.core.grammars.lark import Rules
 from moesaic.serve.parsers._events import (
     Body,
     Call,
@@ -39,7 +40,7 @@ from moesaic.serve.parsers._events import (
     Tools,
     collect,
 )
-from moesaic.serve.parsers._reader import Reader
+from moesaic.serve.parsers._reader import Reader, opens_section
 from moesaic.serve.parsers._signs import named_by
 
 __all__ = [
@@ -84,6 +85,16 @@ class Parser:
     def body(self, tools: Tools, opening: str) -> Body:
         """A reader for one call, or for a section of calls, that this tag opens."""
         raise NotImplementedError
+
+    def call_rules(self, rules: Rules, tools: Tools) -> dict[str, str] | None:
+        """What follows each opening tag where one of the tools is called, as expressions of a grammar: for answers that
+        are a call or of a form, and for strict calls. None: whatever the model writes."""
+        return None
+
+    def end_of_reasoning(self, prompt: str) -> str | None:
+        """The tag that ends the reasoning section that a prompt has opened; None if it has not."""
+        thinks = self.thinks if self.reasoning else ()
+        return next((close for mark, close in thinks if opens_section(prompt, mark, close)), None)
 
     def reader(self, tools: Tools | None = None, prompt: str = "") -> EventReader:
         """For one completion. `prompt` is what the model was given: some templates open the reasoning section there."""

@@ -46,7 +46,7 @@ class Reader:
         self.openings = style.openings if tools else ()
         self.leading = style.leading if tools else ()
         self.thinks = style.thinks if style.reasoning else ()
-        self.end_think = next((close for mark, close in self.thinks if _opens(prompt, mark, close)), "")
+        self.end_think = next((close for mark, close in self.thinks if opens_section(prompt, mark, close)), "")
         self.state = "reasoning" if self.end_think else "start" if self.thinks else "content"
         self.bare = bool(self.end_think)  # at the start of a section, where white space is ignored
         self.first = True  # nothing but reasoning came yet
@@ -232,7 +232,7 @@ class Reader:
         return joined
 
 
-def _opens(prompt: str, mark: str, close: str) -> bool:
+def opens_section(prompt: str, mark: str, close: str) -> bool:
     """Whether a prompt ends in a reasoning section that it opens."""
     place = prompt.rfind(mark)
     return place >= 0 and place > prompt.rfind(close) and not prompt[place + len(mark) :].strip()

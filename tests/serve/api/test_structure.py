@@ -101,7 +101,7 @@ def test_forms_users_of_vllm_know(client: openai.OpenAI, wish: dict[str, Any], p
         {"response_format": {"type": "xml"}},
         {"tool_choice": "required"},
         {"tools": [CLOCK], "tool_choice": {"type": "function", "function": {"name": "other"}}},
-        {"tools": [CLOCK], "tool_choice": "required", "response_format": {"type": "json_object"}},
+        {"tools": [CLOCK], "tool_choice": "required", "response_format": {"type": "json_schema", "json_schema": {}}},
     ],
 )
 def test_a_form_nothing_can_have_is_refused(client: openai.OpenAI, wishes: dict[str, Any]) -> None:
@@ -221,16 +221,33 @@ def test_reasoning_is_kept_apart(client: openai.OpenAI) -> None:
     assert "".join(delta.content or "" for delta in deltas) in ("left", "right")
 
 
-def test_an_answer_of_a_form_is_no_thought_although_the_prompt_opens_one(directory: Path, tmp_path: Path) -> None:
+def test_a_form_follows_the_reasoning_that_the_prompt_opens(directory: Path, tmp_path: Path) -> None:
     thinking = shutil.copytree(directory, tmp_path / "thinking")
     with (thinking / "chat_template.jinja").open("a") as template:
         template.write("<think>\n")
     with running(Engine(load(thinking, threads=1), cache_bytes=1 << 20, seed=0)) as server:
         client = server.client()
         shape = {"type": "json_schema", "json_schema": {"name": "cat", "schema": Cat.model_json_schema()}}
-        Cat.model_validate_json(ask(client, response_format=shape).choices[0].message.content)
-        answer = client.responses.parse(model=NAME, input="A cat", text_format=Cat, max_output_tokens=120)
-        assert isinstance(answer.output_parsed, Cat)
+        end = server.engine.tokenizer.fast.token_to_id("</think>")
+        # Reasoning goes on until the model ends it, and nothing in it has to be of the form.
+        message = ask(client, response_format=shape, max_tokens=10, logit_bias={str(end): -100}).choices[0].message
+        assert message.reasoning_content and not message.content
+        named = {"type": "function", "function": {"name": "weather"}}
+        thoughts: list[list[str | None]] = [[], [], []]
+        for seed in range(4):
+            soon = {"logit_bias": {str(end): 3}, "max_tokens": 400, "seed": seed, "parallel_tool_calls": False}
+            message = ask(client, response_format=shape, **soon).choices[0].message
+            thoughts[0].append(message.reasoning_content)
+            Cat.model_validate_json(message.content)
+            choice = ask(client, tools=[WEATHER], tool_choice="required", **soon).choices[0]
+            thoughts[1].append(choice.message.reasoning_content)
+            assert choice.finish_reason == "tool_calls"
+            check([(call.function.name, call.function.arguments) for call in choice.message.tool_calls])
+            streamed = list(ask(client, tools=[WEATHER], tool_choice=named, stream=True, **soon))
+            deltas = [chunk.choices[0].delta for chunk in streamed]
+            thoughts[2].append("".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas))
+            check([("weather", "".join(c.function.arguments or "" for d in deltas for c in d.tool_calls or ()))])
+        assert all(any(each) for each in thoughts)
         both = {"guided_grammar": 'start: ("yes" | "no") </think> ("left" | "right")'}
         message = ask(client, extra_body=both).choices[0].message
         assert message.reasoning_content in ("yes", "no") and message.content in ("left", "right")

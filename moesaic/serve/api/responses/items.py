@@ -7,8 +7,8 @@ from typing import Any
 
 from moesaic.serve.api.logprobs import TokenAligner, TokenItem
 from moesaic.serve.api.responses.translate import pack
-from moesaic.serve.api.sampling_params import json_object
 from moesaic.serve.api.service import new_id
+from moesaic.serve.api.structured import json_object
 from moesaic.serve.parsers import CallArguments, CallBroken, CallEnded, CallStarted, Content, Event, Reasoning
 
 Item = dict[str, Any]

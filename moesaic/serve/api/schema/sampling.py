@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
+from moesaic.serve.api.schema.request_model import RequestModel as RequestModel
 from moesaic.serve.api.schema.samplers import BeamParams, LogitBias, SamplerParams, Token
+from moesaic.serve.api.schema.structured import ResponseFormat, StructuredFields
 from moesaic.strict import wrong
 
-MAX_GRAMMAR_CHARS = 65_536  # characters of a grammar, a regular expression or a schema
 MAX_LOGPROBS = 100  # of the likeliest tokens, beside the chosen one
-GrammarText = Annotated[str, Field(max_length=MAX_GRAMMAR_CHARS)]
-Choices = Annotated[list[str], Field(max_length=1000)]
-
-
-class RequestModel(BaseModel):
-    """A wrong type is an error; a field we do not know is not, as with other servers of this kind."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
 
 def unsupported(instead: str) -> BeforeValidator:
@@ -37,40 +30,7 @@ class StreamOptions(RequestModel):
     continuous_usage_stats: bool = False
 
 
-class JsonSchema(RequestModel):
-    name: str = "answer"
-    description: str | None = None
-    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
-    strict: bool | None = None
-
-
-class TextFormat(RequestModel):
-    type: Literal["text"]
-
-
-class JsonObjectFormat(RequestModel):
-    type: Literal["json_object"]
-
-
-class JsonSchemaFormat(RequestModel):
-    type: Literal["json_schema"]
-    json_schema: JsonSchema
-
-
-ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
-
-
-class StructuredOutputs(RequestModel):
-    """One of them."""
-
-    json_schema: dict[str, Any] | str | None = Field(default=None, alias="json")
-    regex: GrammarText | None = None
-    choice: Choices | None = None
-    grammar: GrammarText | None = None
-    json_object: bool | None = None
-
-
-class ExtraSamplingParams(RequestModel, SamplerParams):
+class ExtraSamplingParams(StructuredFields, SamplerParams):
     """Fields that OpenAI's API does not have, wherever text is generated."""
 
     top_k: int | None = Field(default=None, ge=-1, lt=2**31, description="0 or -1: all.")
@@ -82,11 +42,6 @@ class ExtraSamplingParams(RequestModel, SamplerParams):
     cache_salt: str | None = Field(
         default=None, description="Share the prefix cache only with requests of the same salt."
     )
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: dict[str, Any] | str | None = None
-    guided_regex: GrammarText | None = None
-    guided_choice: Choices | None = None
-    guided_grammar: GrammarText | None = None
 
 
 class GenerationRequest(ExtraSamplingParams, BeamParams):

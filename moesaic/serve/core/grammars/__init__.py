@@ -1,0 +1,1 @@
+"""What clients write a form in, translated to llguidance's own: one file for each way."""
