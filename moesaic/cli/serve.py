@@ -73,6 +73,10 @@ def command(
         typer.Option(metavar="NAME", help="Host name that requests may be sent to, without keys; repeatable."),
     ] = None,
     log_requests: Annotated[bool, typer.Option("--log-requests", help="Print a line for every request.")] = False,
+    mcp: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ORIGIN", help="Origin of an MCP server that the web page may talk to; repeatable."),
+    ] = None,
     cache_gb: Annotated[
         float | None, typer.Option(help="Size of the KV cache; default: a quarter of the free memory.")
     ] = None,
@@ -196,6 +200,7 @@ def command(
     from moesaic.serve.api.keys import Keys, key_variable
     from moesaic.serve.api.server import Served, Server, further_settings, listen, serve
     from moesaic.serve.api.service import Service, Settings
+    from moesaic.serve.api.web_page import origins
     from moesaic.serve.cluster.engine_process import SWITCH_SECONDS
     from moesaic.serve.cluster.launch import further_options, launch, parse_adapters, parse_models, shared_by
     from moesaic.serve.cluster.messages import EngineOptions
@@ -244,6 +249,7 @@ def command(
         cors_origins=tuple(cors_origin or ()),
         allowed_hosts=tuple(allowed_host or ()),
         log_requests=log_requests,
+        mcp_origins=origins(mcp or ()),
         metrics_names=metrics_names,
         allow_adapters=allow_adapters,
         admin_keys=Keys.read(admin_key_file, admin_key_env, "--admin-key-env"),

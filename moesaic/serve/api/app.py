@@ -73,7 +73,7 @@ def routes_of(service: Service) -> FastAPI:
     ):
         app.include_router(check_fields(part.router(service)))
     app.router.routes.append(ollama.probe())
-    app.include_router(web_page.router())
+    app.include_router(web_page.router(service.settings.mcp_origins))
     if service.settings.admin_keys.hashes:
         app.include_router(check_fields(admin.router(service)))
     return app

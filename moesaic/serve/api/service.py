@@ -54,6 +54,7 @@ class Settings:
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()  # by which names it may be called, beside those of this machine
     log_requests: bool = False
+    mcp_origins: tuple[str, ...] = ()  # of MCP servers that the web page may talk to
     metrics_names: Literal["moesaic", "vllm"] = "moesaic"  # vllm: under its names too
     allow_adapters: bool = False  # to be loaded by clients, from any path the server can read
     admin_keys: Keys = field(default_factory=Keys)  # for /admin, which exists only where there are any

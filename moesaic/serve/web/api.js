@@ -1,9 +1,10 @@
 // Requests to the server: the API key it may require, its error messages, and streams of events.
 
 export class ApiError extends Error {
-  constructor(message, status) {
+  constructor(message, status, code = null) {
     super(message);
     this.status = status;
+    this.code = code;
   }
 }
 
@@ -57,6 +58,14 @@ export class Api {
     const response = await this.request(path, options);
     yield* readEvents(response.body);
   }
+
+  read(response) {
+    return readEvents(response.body);
+  }
+
+  post(path, body, signal) {
+    return this.json(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal });
+  }
 }
 
 export async function* readEvents(body) {
@@ -83,11 +92,13 @@ export async function* readEvents(body) {
 
 async function explained(response) {
   let message = "";
+  let code = null;
   try {
     const body = await response.json();
+    code = body.error?.code ?? null;
     message = body.error?.message ?? body.detail ?? "";
   } catch {
     // Not JSON: the status must do.
   }
-  return new ApiError(String(message || `The server responded with ${response.status} ${response.statusText}.`), response.status);
+  return new ApiError(String(message || `The server responded with ${response.status} ${response.statusText}.`), response.status, code);
 }

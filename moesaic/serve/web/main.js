@@ -1,92 +1,112 @@
 // Puts the page together.
 
 import { Api } from "./api.js";
-import { Chat } from "./chat.js";
-import { Conversation } from "./conversation.js";
-import { Live } from "./engine.js";
-import { Settings } from "./settings.js";
-import { recall, remember } from "./storage.js";
+import { Chat } from "./chat/chat.js";
+import { Composer } from "./chat/composer.js";
+import { ContextMeter } from "./chat/context_meter.js";
+import { Sending } from "./chat/sending.js";
+import { Live } from "./engine/engine.js";
+import { Announcer } from "./page/announcer.js";
+import { ConversationList } from "./page/conversation_list.js";
+import { keepFolds } from "./page/folds.js";
+import { askKey } from "./page/key_dialog.js";
+import { Panel } from "./page/panel.js";
+import { Shortcuts } from "./page/shortcuts.js";
+import { themeSwitch } from "./page/theme_switch.js";
+import { toast } from "./page/toast.js";
+import { Models } from "./settings/models.js";
+import { SystemPrompt } from "./settings/prompts.js";
+import { Settings } from "./settings/settings.js";
+import { supportedFields } from "./settings/supported.js";
+import { openDatabase } from "./store/database.js";
+import { Library } from "./store/library.js";
+import { ServersPanel } from "./tools/servers_panel.js";
+import { Toolbox } from "./tools/toolbox.js";
 
 const byId = (id) => document.getElementById(id);
 
+keepFolds();
 const api = new Api(askKey);
-byId("key-cancel").addEventListener("click", () => byId("key-dialog").close());
 const settings = new Settings(byId("settings"));
-const chat = new Chat(api, settings, new Conversation());
-const live = new Live(api);
-switchTheme();
-openSide();
-showModel();
+const systemPrompt = new SystemPrompt(byId("system-prompt"));
+const models = new Models(api, byId("models"), byId("model"));
+const toolbox = new Toolbox(api);
+const meter = new ContextMeter(api, models, toolbox, byId("context"));
+const opening = openDatabase();
+const library = new Library(opening);
+library.adoptOld();
 
-// An API key from the user, or null. `again`: the last one was not accepted.
-function askKey(again) {
-  const dialog = byId("key-dialog");
-  const note = "It is kept until you close this tab, and sent to this server only.";
-  byId("key-note").textContent = again ? `That key was not accepted. ${note}` : note;
-  byId("key").value = "";
-  dialog.returnValue = "";
-  dialog.showModal();
-  return new Promise((resolve) => {
-    dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes" ? byId("key").value.trim() : null), { once: true });
-  });
+const context = { api, library, toolbox, system: () => systemPrompt.value, request };
+const composer = new Composer(meter);
+const chat = new Chat(context, composer, new Announcer(byId("announcer")));
+new Sending(chat, composer, meter);
+const list = new ConversationList(byId("library"), library, chat);
+new ServersPanel(byId("mcp"), toolbox);
+const panels = {
+  conversations: new Panel(byId("library"), byId("library-toggle"), "library", "(min-width: 56rem)"),
+  settings: new Panel(byId("side"), byId("side-toggle"), "side", "(min-width: 78rem)"),
+};
+new Shortcuts(chat, composer, panels);
+const live = new Live(api, byId("engine"));
+themeSwitch(byId("theme"), () => live.map.draw());
+connect();
+models.load();
+toolbox.start();
+supportedFields(api).then((known) => known && settings.offer(known));
+opening.then(({ lasting }) => lasting || toast("This browser keeps no data for this page: conversations are gone when it is closed."));
+
+// The settings of a request. There is no room for more tokens than the context has left.
+async function request(messages) {
+  const made = { ...settings.forRequest(), ...toolbox.forRequest(), model: models.current?.id };
+  const used = await meter.count(messages);
+  if (made.max_tokens && used && meter.limit > used) made.max_tokens = Math.min(made.max_tokens, meter.limit - used);
+  return made;
 }
 
-function switchTheme() {
-  const button = byId("theme");
-  const system = matchMedia("(prefers-color-scheme: dark)");
-  const isDark = () => (document.documentElement.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
-  const show = () => {
-    button.setAttribute("aria-pressed", String(isDark()));
-    live.map.draw();
-  };
-  button.addEventListener("click", () => {
-    document.documentElement.dataset.theme = isDark() ? "light" : "dark";
-    remember("theme", document.documentElement.dataset.theme);
-    show();
-  });
-  system.addEventListener("change", show);
-  show();
-}
-
-// On a wide screen the panel stands beside the conversation, on a narrow one it slides over it.
-function openSide() {
-  const button = byId("side-toggle");
-  const wide = matchMedia("(min-width: 64rem)");
-  let open = wide.matches && recall("side", true);
-  const show = () => {
-    document.body.classList.toggle("with-side", open);
-    button.setAttribute("aria-expanded", String(open));
-    byId("side").inert = !open;
-    live.update(open);
-  };
-  const set = (next) => {
-    open = next;
-    if (wide.matches) remember("side", open);
-    show();
-  };
-  button.addEventListener("click", () => set(!open));
-  byId("veil").addEventListener("click", () => set(false));
-  byId("side").addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || wide.matches) return;
-    set(false);
-    button.focus();
-  });
-  wide.addEventListener("change", () => {
-    open = wide.matches && recall("side", true);
-    show();
-  });
-  show();
-}
-
-async function showModel() {
-  try {
-    const { data } = await api.json("/v1/models");
-    chat.model = data[0]?.id ?? null;
-    settings.setDefaults(data[0]?.sampling ?? {});
-    byId("model").textContent = chat.model ?? "";
-    byId("model").title = chat.model ?? "";
-    if (chat.model) document.title = `${chat.model.split("/").at(-1)} · Moesaic`;
-  } catch (error) {
-    byId("model").textContent = error.status === 401 ? "API key required" : "server unreachable";
+// What one part tells another.
+function connect() {
+  const { conversations, settings: side } = panels;
+  const watch = () => live.update(side.open);
+  side.addEventListener("changed", watch);
+  watch();
+  byId("veil").addEventListener("click", () => Object.values(panels).forEach((panel) => panel.close()));
+  byId("library").addEventListener("chosen", () => conversations.close());
+  for (const id of ["new-chat", "new-chat-list"]) {
+    byId(id).addEventListener("click", () => {
+      conversations.close();
+      chat.startNew();
+    });
   }
+  byId("ideas").addEventListener("click", (event) => {
+    if (!event.target.matches("button")) return;
+    composer.write(event.target.textContent);
+    composer.tell("send");
+  });
+  models.addEventListener("changed", () => {
+    settings.setDefaults(models.current?.sampling ?? {});
+    if (chat.session.id && chat.session.record.model !== models.current?.id) chat.session.update({ model: models.current?.id });
+  });
+  chat.addEventListener("opened", () => {
+    systemPrompt.show(chat.session.id ? (chat.session.record.system ?? "") : undefined);
+    const { model } = chat.session.record;
+    if (model && models.cards.some((card) => card.id === model)) models.choose(model);
+    sessionStorage.setItem("moesaic.open", chat.session.id ?? "");
+  });
+  chat.addEventListener("running", () => sessionStorage.setItem("moesaic.open", chat.session.id ?? ""));
+  systemPrompt.addEventListener("changed", () => {
+    if (chat.session.id) chat.session.update({ system: systemPrompt.value });
+  });
+  library.addEventListener("changed", ({ detail }) => {
+    if (detail.elsewhere && detail.id === chat.session.id) chat.session.refresh();
+  });
+  library.addEventListener("removed", ({ detail }) => {
+    if (detail.elsewhere && detail.id === chat.session.id) {
+      chat.startNew();
+      toast("This conversation was deleted in another tab.");
+    }
+  });
+  // A tab that is reloaded shows what it showed.
+  const open = sessionStorage.getItem("moesaic.open");
+  if (open) chat.openId(open);
+  list.drawSoon();
 }

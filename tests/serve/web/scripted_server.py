@@ -12,21 +12,31 @@ import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[3] / "moesaic" / "serve" / "web"
-KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+from moesaic.serve.api import web_page
+from moesaic.serve.api.schema.chat import ChatCompletionRequest
+
+NAME = "scripted-moe-7b"
 
 
 class ScriptedServer(ThreadingHTTPServer):
-    """`answer` is what it says next; with `endless` it goes on until the client has gone."""
+    """`answer` is what it says, or the first of `answers` as long as there are any; `calls` are the tool calls of the
+    next answer; with `endless` it goes on until the client has gone."""
 
     daemon_threads = True
 
     def __init__(self, port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), Handler)
+        self.files = web_page.files()
         self.answer = "Hello there."
+        self.answers: list[str] = []
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.context = 4096
+        self.adapters: list[str] = []
+        self.mcp_origins: list[str] = []
+        self.ignored: str | None = None
+        self.tokenized: list[dict[str, Any]] = []
         self.reasoning = ""
         self.endless = False
         self.sampling: dict[str, float] = {}
@@ -49,10 +59,21 @@ class ScriptedServer(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that hangs up is nothing to report."""
 
+    def card(self, name: str) -> dict[str, Any]:
+        parent = None if name == NAME else NAME
+        return {
+            "id": name,
+            "object": "model",
+            "parent": parent,
+            "max_model_len": self.context,
+            "sampling": self.sampling,
+        }
+
     def pieces(self) -> Iterator[tuple[str, str]]:
         """Tokens, each with the field of the delta that holds it."""
-        for field, text in (("reasoning_content", self.reasoning), ("content", self.answer)):
-            for piece in re.findall(r"\s?\w+|\s+|.", text, re.DOTALL):
+        answer = self.answers.pop(0) if self.answers else self.answer
+        for field, text in (("reasoning_content", self.reasoning), ("content", answer)):
+            for piece in tokens_of(text):
                 yield field, piece
         while self.endless:
             yield "content", " more"
@@ -77,31 +98,52 @@ class ScriptedServer(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     server: ScriptedServer
+    protocol_version = "HTTP/1.1"  # one connection for the page's many files
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
     def do_GET(self) -> None:
-        if self.path == "/v1/models":
-            if self.allowed():
-                model = {"id": "scripted-moe-7b", "object": "model", "sampling": self.server.sampling}
-                self.send_json({"object": "list", "data": [model]})
-        elif self.path == "/live/stream":
-            if self.allowed():
-                self.begin_events()
-                while not self.server.stopping.wait(0.1):
-                    self.send_event(self.server.live())
+        path = self.path.split("?")[0]
+        if path in self.server.files:
+            file = self.server.files[path]
+            self.send_body(file.read_bytes(), web_page.kind(file), headers=web_page.headers(self.server.mcp_origins))
+        elif not self.allowed():
+            return
+        elif path == "/v1/models":
+            cards = [self.server.card(name) for name in (NAME, *self.server.adapters)]
+            self.send_json({"object": "list", "data": cards})
+        elif path == "/page.json":
+            self.send_json({"mcp_origins": self.server.mcp_origins})
+        elif path == "/openapi.json":
+            schema = ChatCompletionRequest.model_json_schema()
+            self.send_json({"components": {"schemas": {"ChatCompletionRequest": schema}}})
+        elif path == "/live/stream":
+            self.begin_events()
+            while not self.server.stopping.wait(0.1):
+                self.send_event(self.server.live())
         else:
-            self.send_file(PAGE / (self.path.split("?")[0].lstrip("/") or "index.html"))
+            self.send_body(b"", "text/plain", 404)
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if not self.allowed():
             return
+        if self.path == "/tokenize":
+            self.server.tokenized.append(asked)
+            self.send_json({"count": count_tokens(asked), "max_model_len": self.server.context, "tokens": []})
+            return
         self.server.asked.append(asked)
         if self.server.error:
             status, message = self.server.error
             self.send_json({"error": {"message": message}}, status)
+            return
+        if count_tokens(asked) >= self.server.context:
+            self.send_json({"error": {"message": "too long", "code": "context_length_exceeded"}}, 400)
+            return
+        if not asked.get("stream"):
+            text = "".join(piece for _, piece in self.server.pieces())
+            self.send_json({"choices": [{"message": {"role": "assistant", "content": text}}]})
             return
         self.server.running += 1
         try:
@@ -127,8 +169,17 @@ class Handler(BaseHTTPRequestHandler):
             if asked.get("logprobs"):
                 choice["logprobs"] = {"content": [shown]}
             self.send_event({"choices": [choice]})
-        self.send_event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
-        self.send_event({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": count}})
+        calls, self.server.calls = self.server.calls, []
+        for index, (name, arguments) in enumerate(calls):
+            made = {"index": index, "id": f"call-{len(self.server.asked)}-{index}", "type": "function"}
+            head = {**made, "function": {"name": name, "arguments": ""}}
+            rest = {"index": index, "function": {"arguments": json.dumps(arguments)}}
+            for call in (head, rest):
+                self.send_event({"choices": [{"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": None}]})
+        reason = "tool_calls" if calls else "stop"
+        self.send_event({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
+        usage = {"prompt_tokens": count_tokens(asked), "completion_tokens": count}
+        self.send_event({"choices": [], "usage": usage})
         self.wfile.write(b"data: [DONE]\n\n")
 
     def allowed(self) -> bool:
@@ -140,6 +191,9 @@ class Handler(BaseHTTPRequestHandler):
     def begin_events(self) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        if self.server.ignored:
+            self.send_header("x-moesaic-ignored", self.server.ignored)
         self.end_headers()
 
     def send_event(self, content: Any) -> None:
@@ -149,18 +203,23 @@ class Handler(BaseHTTPRequestHandler):
     def send_json(self, content: Any, status: int = 200) -> None:
         self.send_body(json.dumps(content).encode(), "application/json", status)
 
-    def send_file(self, path: Path) -> None:
-        if path.parent == PAGE and path.is_file():
-            self.send_body(path.read_bytes(), KINDS[path.suffix])
-        else:
-            self.send_body(b"", "text/plain", 404)
-
-    def send_body(self, body: bytes, kind: str, status: int = 200) -> None:
+    def send_body(self, body: bytes, kind: str, status: int = 200, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
+        for name, value in {**(headers or {}), "Content-Type": kind, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
+
+
+def tokens_of(text: str) -> list[str]:
+    return re.findall(r"\s?\w+|\s+|.", text, re.DOTALL)
+
+
+def count_tokens(asked: dict[str, Any]) -> int:
+    """Of a prompt, or of messages with two more for each."""
+    if "prompt" in asked:
+        return len(tokens_of(asked["prompt"]))
+    return sum(2 + len(tokens_of(message.get("content") or "")) for message in asked["messages"])
 
 
 def token_info(text: str, share: float) -> dict[str, Any]:

@@ -42,6 +42,7 @@ DANGERS = [
     *("[a](javascript:alert(1))", "[a](data:text/html,x)", "[a]( https://e.org )", '[a](https://e.org"onx=1)'),
     *('![a](x"onerror="alert(1))', "<a/href=//e.org>", '<https://e.org/"onx>', "[![a](https://e.org)](javascript:1)"),
     *("&lt;b&gt;", "&#60;", "`<b>`", "```", "~~~", "**a", "*b", "_c", "~~d**", ">", "- ", "1. ", "# ", "|", "\n|--|\n"),
+    *("$", "$$", "\\(", "\\)", "\\[", "\\]", "$\\href{javascript:1}{a}$", "$x^2$", "\\(\\includegraphics{x}\\)"),
     *("[", "](", "\\", "`", "__", "*", "_", "é", "世", "🙂", "\n", "\n\n", "  ", "\t", " ", "\n    ", "\r\n"),
 ]
 BLOCKS = {
@@ -65,7 +66,7 @@ ALLOWED = BLOCKS | {"code", "strong", "em", "del", "a", "span", "div", "table", 
 
 # Called with sources: what each becomes, and whatever about it is wrong.
 CHECK = """async ([sources, allowed]) => {
-  const { render } = await import('/markdown.js');
+  const { render } = await import('/text/markdown.js');
   const results = [];
   for (const source of sources) {
     const whole = document.createElement('div'), grown = document.createElement('div'), wrong = [];
@@ -73,6 +74,10 @@ CHECK = """async ([sources, allowed]) => {
     for (let end = 0; end < source.length; end += 1 + (end * 7) % 5) render(grown, source.slice(0, end));
     render(grown, source);
     if (grown.innerHTML !== whole.innerHTML) wrong.push('grows to something else');
+    for (const one of whole.querySelectorAll('.math *')) {
+      if (/^(a|img|script|iframe|object|form|input)$/.test(one.localName)) wrong.push('math: ' + one.localName);
+    }
+    for (const math of whole.querySelectorAll('.math')) math.replaceChildren(); // KaTeX's own, with its styles
     for (const one of whole.querySelectorAll('*')) {
       if (!allowed.includes(one.localName)) wrong.push('element ' + one.localName);
       for (const { name, value } of one.attributes) {
@@ -83,8 +88,9 @@ CHECK = """async ([sources, allowed]) => {
     const walker = document.createTreeWalker(whole, NodeFilter.SHOW_TEXT);
     while (walker.nextNode()) {
       const { data, at } = walker.currentNode;
-      const line = data.replace(/\\n$/, ''); // there may be a carriage return in its place
-      if (at !== undefined && source.slice(at, at + line.length) !== line) wrong.push(`${data} is not at ${at}`);
+      const line = data.replace(/\\n$/, '');
+      const plain = source.replaceAll('\\r\\n', ' \\n');
+      if (at !== undefined && plain.slice(at, at + line.length) !== line) wrong.push(`${data} is not at ${at}`);
     }
     results.push({ html: whole.innerHTML, wrong });
   }
@@ -177,15 +183,35 @@ def test_whatever_a_model_writes_is_only_text(check: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "piece", ["**a ", "[a](", "> ", "- a ", "`", "``a", "*_", "![", "1. ", "| a ", "~~a*b_", "\n\n# a", "- a\n"]
+    "piece",
+    [
+        "**a ",
+        "[a](",
+        "> ",
+        "- a ",
+        "`",
+        "``a",
+        "*_",
+        "![",
+        "1. ",
+        "| a ",
+        "~~a*b_",
+        "\n\n# a",
+        "- a\n",
+        "$a ",
+        "\\\\(a",
+        "$$\n",
+    ],
 )
 def test_long_nonsense_is_rendered_too(blank: Page, piece: str) -> None:
     # A quadratic renderer would need minutes, and run into the browser's limit.
-    render = (
-        "const { render } = await import('/markdown.js'); const to = document.createElement('div'); render(to, text)"
-    )
-    source = piece * (200_000 // len(piece))
-    assert blank.evaluate(f"async (text) => {{ {render}; return to.textContent.length }}", source) > 0
+    render = """async (text) => {
+        const { render } = await import('/text/markdown.js');
+        const to = document.createElement('div');
+        render(to, text);
+        return to.childElementCount;
+    }"""
+    assert blank.evaluate(render, piece * (200_000 // len(piece))) > 0
 
 
 def test_no_script_of_a_model_runs(page: Page, server: ScriptedServer) -> None:
@@ -217,12 +243,23 @@ def test_even_markup_that_got_in_could_not_run_or_fetch(browser: Browser, server
     watched = Watched()
     watched.watch(page)
     page.goto(server.url)
-    page.evaluate(
-        "document.body.insertAdjacentHTML('beforeend', '<img src=https://example.org/x onerror=\"hurt = 1\">')"
-    )
-    page.evaluate("document.body.insertAdjacentHTML('beforeend', '<a id=bad href=\"javascript:hurt = 1\">x</a>')")
-    page.evaluate("document.getElementById('bad').click()")
-    page.wait_for_timeout(200)
+    refused = "() => { try { document.body.innerHTML = '<b>x</b>' } catch (error) { return String(error) } }"
+    assert "TrustedHTML" in page.evaluate(refused)
+    page.evaluate("""() => {
+        const add = (name, attributes) => {
+            const made = document.createElement(name);
+            for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+            document.body.append(made);
+            return made;
+        };
+        add('img', { src: 'https://example.org/x' });
+        add('a', { href: 'javascript:hurt = 1' }).click();
+        add('form', { action: 'https://example.org/y' }).submit();
+        fetch('https://example.org/z').catch(() => { window.refused = true });
+    }""")
+    page.wait_for_function("window.refused")
     assert page.evaluate("window.hurt") is None
-    assert any("Content Security Policy" in error for error in watched.errors)
+    assert sum("Content Security Policy" in error for error in watched.errors) >= 4
+    asked = [request for request in watched.requests if "example.org" in request.url]
+    assert all(request.failure == "csp" for request in asked)
     context.close()

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.serve.web.conftest import Watched
 from tests.serve.web.scripted_server import SAMPLE, ScriptedServer
+from tests.serve.web.talking import answered, answers, ask, talk
 from tests.waiting import PATIENCE
-
-
-def ask(page: Page, text: str) -> None:
-    page.fill("#prompt", text)
-    page.press("#prompt", "Enter")
-
-
-def answered(page: Page) -> None:
-    expect(page.locator("body")).not_to_have_class(re.compile("answering"))
-
-
-def answers(page: Page) -> Any:
-    return page.locator(".theirs > .body")
 
 
 def test_an_answer_streams_into_the_page(page: Page, server: ScriptedServer) -> None:
@@ -34,7 +20,7 @@ def test_an_answer_streams_into_the_page(page: Page, server: ScriptedServer) -> 
     expect(page.locator(".mine > .body")).to_have_text("Hi")
     expect(page.locator("#send")).to_have_text("Stop")
     server.endless = False
-    answered(page)
+    answered(page, 1)
     expect(page.locator(".facts")).to_contain_text(re.compile(r"\d+ tokens · [\d.]+ tokens/s · first token after"))
     asked = server.asked[0]
     assert asked["messages"] == [{"role": "user", "content": "Hi"}]
@@ -55,45 +41,6 @@ def test_stopping_keeps_what_was_said_and_hangs_up(page: Page, server: ScriptedS
     expect(answers(page)).to_contain_text("Hello there. more")
 
 
-def test_regenerate_asks_again_without_the_old_answer(page: Page, server: ScriptedServer) -> None:
-    ask(page, "One")
-    answered(page)
-    server.answer = "Another answer."
-    page.click("[aria-label=Regenerate]")
-    expect(answers(page)).to_have_text("Another answer.")
-    assert server.asked[1]["messages"] == server.asked[0]["messages"] == [{"role": "user", "content": "One"}]
-
-
-def test_editing_sends_anew_and_drops_what_followed(page: Page, server: ScriptedServer) -> None:
-    for text in ("First", "Second"):
-        ask(page, text)
-        answered(page)
-    page.locator(".mine").first.hover()
-    page.locator("[aria-label=Edit]").first.click()
-    page.locator(".edit textarea").fill("Changed")
-    page.keyboard.press("Enter")
-    answered(page)
-    expect(page.locator(".mine > .body")).to_have_text(["Changed"])
-    assert server.asked[-1]["messages"] == [{"role": "user", "content": "Changed"}]
-
-
-def test_the_conversation_survives_a_reload_and_new_chat_ends_it(page: Page, server: ScriptedServer) -> None:
-    ask(page, "Remember me")
-    answered(page)
-    page.reload()
-    expect(page.locator(".mine > .body")).to_have_text("Remember me")
-    expect(answers(page)).to_have_text("Hello there.")
-    expect(page.locator(".theirs .token")).not_to_have_count(0)
-    ask(page, "And now?")
-    answered(page)
-    assert [turn["content"] for turn in server.asked[-1]["messages"]] == ["Remember me", "Hello there.", "And now?"]
-    page.click("#new-chat")
-    expect(page.locator(".message")).to_have_count(0)
-    expect(page.locator("#welcome")).to_be_visible()
-    page.reload()
-    expect(page.locator(".message")).to_have_count(0)
-
-
 def test_enter_sends_and_shift_enter_begins_a_line(page: Page, server: ScriptedServer) -> None:
     page.focus("#prompt")
     page.keyboard.type("one")
@@ -101,7 +48,7 @@ def test_enter_sends_and_shift_enter_begins_a_line(page: Page, server: ScriptedS
     page.keyboard.type("two")
     assert not server.asked
     page.keyboard.press("Enter")
-    answered(page)
+    answered(page, 1)
     assert server.asked[0]["messages"][0]["content"] == "one\ntwo"
 
 
@@ -121,8 +68,7 @@ def test_settings_reach_the_server_and_are_remembered(page: Page, server: Script
     page.fill("[name=system]", "Be brief.")
     page.uncheck("[name=logprobs]")
     page.reload()
-    ask(page, "Hi")
-    answered(page)
+    talk(page, "Hi")
     asked = server.asked[0]
     assert {name: asked[name] for name in ("temperature", "top_p", "max_tokens", "seed")} == {
         "temperature": 0.2,
@@ -133,9 +79,8 @@ def test_settings_reach_the_server_and_are_remembered(page: Page, server: Script
     assert asked["messages"][0] == {"role": "system", "content": "Be brief."}
     assert "logprobs" not in asked
     page.click("text=Reset to defaults")
-    ask(page, "Hi")
-    answered(page)
-    assert "seed" not in server.asked[1] and server.asked[1]["messages"][0]["role"] == "user"
+    talk(page, "Hi")
+    assert "seed" not in server.asked[1] and server.asked[1]["temperature"] == 0.7
 
 
 def test_the_model_recommends_and_the_person_decides(page: Page, server: ScriptedServer) -> None:
@@ -143,8 +88,7 @@ def test_the_model_recommends_and_the_person_decides(page: Page, server: Scripte
     page.reload()
     expect(page.locator("[name=temperature]")).to_have_value("0")
     expect(page.locator("[name=top_p]")).to_have_value("0.95")
-    ask(page, "Hi")
-    answered(page)
+    talk(page, "Hi")
     assert server.asked[0]["temperature"] == 0 and server.asked[0]["top_p"] == 0.95
     page.fill("[name=temperature]", "0.4")
     page.reload()
@@ -155,8 +99,7 @@ def test_the_model_recommends_and_the_person_decides(page: Page, server: Scripte
 
 def test_probabilities_show_on_hover_and_by_keyboard(page: Page, server: ScriptedServer) -> None:
     server.answer = "Paris **is** the capital."
-    ask(page, "What is it?")
-    answered(page)
+    talk(page, "What is it?")
     expect(page.locator(".theirs .token")).to_have_text(["Paris", " ", "is", " the", " capital", "."])
     page.locator(".theirs .token", has_text="capital").hover()
     card = page.locator("#card")
@@ -178,8 +121,7 @@ def test_probabilities_show_on_hover_and_by_keyboard(page: Page, server: Scripte
 
 def test_colour_by_probability_is_an_option(page: Page, server: ScriptedServer) -> None:
     server.answer = " ".join(["word"] * 30)
-    ask(page, "Hi")
-    answered(page)
+    talk(page, "Hi")
     colours = "[...new Set([...document.querySelectorAll('.token')].map(one => getComputedStyle(one).backgroundColor))]"
     assert page.evaluate(colours) == ["rgba(0, 0, 0, 0)"]
     page.check("[name=colour]")
@@ -188,27 +130,27 @@ def test_colour_by_probability_is_an_option(page: Page, server: ScriptedServer) 
 
 def test_tokens_with_half_characters_are_found_again(page: Page, server: ScriptedServer) -> None:
     server.answer = "naïve 世界 🙂 end"
-    ask(page, "Hi")
-    answered(page)
+    talk(page, "Hi")
     assert "".join(page.locator(".theirs .token").all_text_contents()) == server.answer
 
 
 def test_reasoning_is_folded_away_from_the_answer(page: Page, server: ScriptedServer) -> None:
     server.reasoning = "Let me think."
-    ask(page, "Hi")
-    answered(page)
+    talk(page, "Hi")
     expect(answers(page)).to_have_text("Hello there.")
     expect(page.locator(".reasoning-text")).to_be_hidden()
     page.click(".reasoning summary")
     expect(page.locator(".reasoning-text")).to_have_text("Let me think.")
-    ask(page, "Again")
-    answered(page)
+    talk(page, "Again")
     assert server.asked[-1]["messages"][1] == {"role": "assistant", "content": "Hello there."}
 
 
 def test_the_live_view_moves(page: Page, server: ScriptedServer) -> None:
+    expect(page.locator("#gauges")).to_be_hidden()  # folded, and nothing is asked
+    page.click("#engine > summary")
     expect(page.locator("#engine-state")).to_have_text("idle")
     expect(page.locator("#experts-note")).to_have_text("6 layers of 32 experts, idle.")
+    page.locator("#experts").scroll_into_view_if_needed()
     shades = "document.getElementById('experts').toDataURL()"
     at_rest = page.evaluate(shades)
     server.endless = True
@@ -230,10 +172,13 @@ def test_the_live_view_moves(page: Page, server: ScriptedServer) -> None:
     expect(page.locator("#experts-note")).to_contain_text("idle")  # once the last seconds are past
 
 
-def test_a_model_without_experts_says_so(page: Page, server: ScriptedServer) -> None:
+def test_a_dense_model_has_no_expert_panel(page: Page, server: ScriptedServer) -> None:
     server.counts = []
-    expect(page.locator("#experts-note")).to_contain_text("no experts")
-    expect(page.locator("#experts")).to_be_hidden()
+    page.click("#engine > summary")
+    expect(page.locator("#engine-state")).to_have_text("idle")
+    expect(page.locator("#experts-panel")).to_be_hidden()
+    page.reload()
+    expect(page.locator("#engine-state")).to_have_text("idle")  # it opens as it was left
 
 
 def test_a_server_with_a_key_is_asked_once(browser: Browser, server: ScriptedServer, watched: Watched) -> None:
@@ -250,7 +195,6 @@ def test_a_server_with_a_key_is_asked_once(browser: Browser, server: ScriptedSer
     page.click("text=Continue")
     expect(page.locator("#key-dialog")).to_be_hidden()
     expect(page.locator("#model")).to_have_text("scripted-moe-7b")
-    expect(page.locator("#engine-state")).to_have_text("idle")
     ask(page, "Open")
     expect(answers(page)).to_have_text("Hello there.")
     assert "sesame" not in page.evaluate("JSON.stringify(localStorage)")
@@ -272,8 +216,7 @@ def test_errors_are_shown_in_words(page: Page, server: ScriptedServer, watched: 
 
 def test_copying_gives_the_source(page: Page, server: ScriptedServer) -> None:
     server.answer = "Use **this**:\n\n```python\nx = 1\n\ty = 2\n```\n"
-    ask(page, "Hi")
-    answered(page)
+    talk(page, "Hi")
     page.click(".theirs [aria-label=Copy]")
     expect(page.locator(".theirs [aria-label=Copied]")).to_be_visible()
     assert page.evaluate("navigator.clipboard.readText()") == server.answer
@@ -304,18 +247,22 @@ def test_narrow_screens(browser: Browser, server: ScriptedServer, width: int) ->
     context = browser.new_context(viewport={"width": width, "height": 740})
     page = context.new_page()
     page.goto(server.url)
-    ask(page, "Hi " + "x" * 200)
-    answered(page)
+    talk(page, "Hi " + "x" * 200)
     assert page.evaluate("document.documentElement.scrollWidth") == width
     assert page.evaluate(
         "document.getElementById('scroll').scrollWidth <= document.getElementById('scroll').clientWidth"
     )
-    expect(page.locator("#side")).not_to_be_in_viewport()
-    page.click("#side-toggle")
-    expect(page.locator("#temperature")).to_be_in_viewport()
-    page.keyboard.press("Tab")
-    page.locator("#system").press("Escape")
-    expect(page.locator("#side")).not_to_be_in_viewport()
+    for panel, toggle, inside in (
+        ("#side", "#side-toggle", "#temperature"),
+        ("#library", "#library-toggle", "#search"),
+    ):
+        expect(page.locator(panel)).not_to_be_in_viewport()
+        page.click(toggle)
+        expect(page.locator(inside)).to_be_in_viewport()
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        page.locator(inside).press("Escape")
+        expect(page.locator(panel)).not_to_be_in_viewport()
+        expect(page.locator(toggle)).to_be_focused()
     context.close()
 
 
@@ -328,12 +275,12 @@ def test_keyboard_and_screen_reader(page: Page, server: ScriptedServer) -> None:
     server.answer = "One sentence. Another one! And the rest"
     page.keyboard.type("Hi")
     page.keyboard.press("Enter")
-    answered(page)
+    answered(page, 1)
     said = page.locator("#announcer p").all_text_contents()
     assert " ".join(said) == server.answer
     assert all(re.search(r"[.!?]$", line) for line in said[:-1])
     named = "one.getAttribute('aria-label') || one.getAttribute('aria-labelledby') || one.labels?.length"
-    every = "[...document.querySelectorAll('button, input, textarea, [role=img]')]"
+    every = "[...document.querySelectorAll('button, input, select, textarea, meter, [role=img]')]"
     nameless = f"{every}.filter(one => !({named} || one.textContent.trim())).map(one => one.outerHTML)"
     assert page.evaluate(nameless) == []
     page.focus("#new-chat")
@@ -343,8 +290,7 @@ def test_keyboard_and_screen_reader(page: Page, server: ScriptedServer) -> None:
 
 def test_a_reader_who_scrolls_up_stays_there(page: Page, server: ScriptedServer) -> None:
     server.answer = "\n\n".join(f"Line {number}." for number in range(60))
-    ask(page, "Hi")
-    answered(page)
+    talk(page, "Hi")
     expect(page.locator("text=Line 59.").first).to_be_in_viewport()
     server.endless = True
     ask(page, "More")
@@ -366,10 +312,9 @@ def test_a_reader_who_scrolls_up_stays_there(page: Page, server: ScriptedServer)
 
 def test_nothing_but_the_server_is_asked(page: Page, server: ScriptedServer, watched: Watched) -> None:
     server.answer = SAMPLE + "\n![a picture](https://example.org/a.png) <img src='https://example.org/b.png'>"
-    ask(page, "Hi")
-    answered(page)
+    talk(page, "Hi")
     expect(page.locator(".theirs a[href='https://example.org/a.png']")).to_have_text("Picture: a picture")
     assert watched.hosts == {"127.0.0.1"}
     paths = {request.url.removeprefix(server.url).split("?")[0] for request in watched.requests}
-    assert {"/", "/main.js", "/v1/models", "/live/stream", "/v1/chat/completions"} <= paths
-    assert json.loads(watched.requests[-1].post_data or "{}").get("messages") is not None
+    assert {"/", "/main.js", "/v1/models", "/tokenize", "/v1/chat/completions"} <= paths
+    assert "/live/stream" not in paths  # folded away
