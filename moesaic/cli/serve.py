@@ -112,6 +112,12 @@ def command(
         str | None,
         typer.Option(metavar="NAME", help="Parser of tool calls and reasoning; default: by the chat template."),
     ] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Chat template instead of the model's own.")
+    ] = None,
+    trust_request_chat_template: Annotated[
+        bool, typer.Option("--trust-request-chat-template", help="Let clients send chat templates, which are programs.")
+    ] = False,
     adapter: Annotated[list[str] | None, typer.Option(metavar="NAME=DIR", help="LoRA adapter; repeatable.")] = None,
     allow_adapters: Annotated[
         bool, typer.Option("--allow-adapters", help="Let clients load adapters from any path the server can read.")
@@ -195,6 +201,7 @@ def command(
 
     from moesaic.cli.method_options import MethodOptions
     from moesaic.errors import UserError
+    from moesaic.model.chat_template import read_template
     from moesaic.serve.api.fingerprint import weights_fingerprint
     from moesaic.serve.api.front import print_requests
     from moesaic.serve.api.keys import Keys, key_variable
@@ -242,6 +249,8 @@ def command(
         fingerprint=weights_fingerprint(directory),
         keys=Keys.read(api_key_file, api_key_env or key_variable(), given=api_key or ()),
         parser=made_parser,
+        chat_template=None if chat_template is None else read_template(chat_template),
+        trust_request_chat_template=trust_request_chat_template,
         max_prompt=max_prompt,
         max_queue=max_queue,
         max_body=int(max_body_mb * 2**20),

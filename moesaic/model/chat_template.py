@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
-from jinja2 import Template, nodes
+from jinja2 import Template, TemplateSyntaxError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from moesaic.errors import UserError
 
 
 class Refused(Exception):
@@ -37,10 +41,37 @@ def compiled(text: str) -> Template:
     return environment.from_string(text)
 
 
+def read_template(path: Path) -> str:
+    """A chat template from a file, which is Jinja at least."""
+    try:
+        text = path.read_text()
+        compiled(text)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UserError(path, f"cannot be read ({reason})", "Give a file that holds a Jinja template.") from None
+    except TemplateSyntaxError as error:
+        raise UserError(path, f"line {error.lineno} is not Jinja ({error.message})", "Correct it.") from None
+    return text
+
+
 def _tojson(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=_listed,
+    )
+
+
+def _listed(value: Any) -> Any:
+    """Filters such as `map` give generators, which some templates write as JSON."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def _refuse(message: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,10 @@ from tokenizers import Tokenizer as FastTokenizer
 from moesaic.errors import UserError
 from moesaic.json_files import object_or_empty
 from moesaic.model.chat_template import Refused, compiled
+from moesaic.model.template_abilities import takes_tools, wants_arguments_as_text
 
+MOST_TEMPLATES = 8  # compiled at a time: a server may take them from requests
+CONTINUES = "THE_COMPLETION_CONTINUES_HERE "  # stands at the end of a message while it is rendered
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")  # as chat templates call them
 
 
@@ -51,7 +54,7 @@ class Tokenizer:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy compiles its own template: it is a program, and programs do not travel."""
-        return {name: value for name, value in self.__dict__.items() if name != "_template"}
+        return {name: value for name, value in self.__dict__.items() if name != "_compiled"}
 
     def __len__(self) -> int:
         return self.fast.get_vocab_size(with_added_tokens=True)
@@ -81,20 +84,60 @@ class Tokenizer:
         if "chat_template.jinja" in self.files:
             return self.files["chat_template.jinja"].decode("utf-8", "replace")
         template = self.settings.get("chat_template")
-        if isinstance(template, list):  # several named ones
-            named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-            template = named.get("default")
+        template = self._named_templates.get("default") if isinstance(template, list) else template
         return template if isinstance(template, str) else None
+
+    @cached_property
+    def tool_template(self) -> str | None:
+        """The chat template for conversations with tools: some models have one of their own."""
+        template = None if "chat_template.jinja" in self.files else self._named_templates.get("tool_use")
+        return template if isinstance(template, str) else self.chat_template
+
+    @property
+    def _named_templates(self) -> dict[Any, Any]:
+        several = self.settings.get("chat_template")
+        entries = several if isinstance(several, list) else ()
+        return {entry.get("name"): entry.get("template") for entry in entries if isinstance(entry, dict)}
+
+    def use_template(self, text: str) -> None:
+        """Another chat template instead of the model's own."""
+        self.files = self.files | {"chat_template.jinja": text.encode()}
+        for name in ("chat_template", "tool_template", "takes_tools", "wants_arguments_as_text", "_compiled"):
+            self.__dict__.pop(name, None)
+
+    @cached_property
+    def takes_tools(self) -> bool:
+        return takes_tools(self.render)
+
+    @cached_property
+    def wants_arguments_as_text(self) -> bool:
+        return wants_arguments_as_text(self.render)
 
     def chat(self, messages: Sequence[dict[str, Any]], *, reply: bool = True, **extra: Any) -> str:
         """The text of a conversation, opened for the assistant's answer if `reply`."""
-        if self.chat_template is None:
+        return self.render(messages, extra, reply=reply)
+
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        extra: Mapping[str, Any],
+        *,
+        reply: bool = True,
+        continued: bool = False,
+        template: str | None = None,
+    ) -> str:
+        """The same, with `extra` variables. With `continued` it ends where the last message's content does. `template`
+        is instead of the model's own."""
+        text = template or (self.tool_template if extra.get("tools") else self.chat_template)
+        if text is None:
             raise UserError(self.place, "the model has no chat template", "Give it plain text instead.")
 
         special = {name: self.special(name) or "" for name in SPECIAL}
         given = {"tools": None, "documents": None, **special, **extra}  # templates ask whether these are none
+        if continued:
+            messages = [*messages[:-1], messages[-1] | {"content": messages[-1]["content"] + CONTINUES}]
         try:
-            return self._template.render(messages=messages, add_generation_prompt=reply, **given)
+            shown = self._template(text).render(messages=messages, add_generation_prompt=reply, **given)
         except Refused as error:
             problem = f"the chat template refuses the messages ({_one_line(error)})"
             raise UserError(self.place, problem, "Correct them.") from None
@@ -105,12 +148,24 @@ class Tokenizer:
             if isinstance(error, TemplateSyntaxError):
                 problem = f"the chat template ({file}){line} cannot be read ({_one_line(error)})"
             raise UserError(self.place, problem, "Mend the template, or give it plain text instead.") from None
+        return self._up_to_mark(shown) if continued else shown
 
-    @cached_property
-    def _template(self) -> Template:
+    def _up_to_mark(self, shown: str) -> str:
+        """As `transformers` cuts it: where a template trims what it shows, white space before the mark goes too."""
+        before, mark, after = shown.rpartition(CONTINUES.strip())
+        if not mark:
+            problem = "the chat template does not show the last message as it is, so it cannot be continued"
+            raise UserError(self.place, problem, "End with a message of the user.")
+        return before if after.startswith(" ") else before.rstrip()
+
+    def _template(self, text: str) -> Template:
         """Compiled once: that takes a hundred times as long as a short conversation."""
-        assert self.chat_template is not None
-        return compiled(self.chat_template)
+        kept: dict[str, Template] = self.__dict__.setdefault("_compiled", {})
+        if text not in kept:
+            if len(kept) >= MOST_TEMPLATES:
+                kept.clear()
+            kept[text] = compiled(text)
+        return kept[text]
 
 
 def _line(error: Exception) -> int | None:

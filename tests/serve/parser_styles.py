@@ -61,10 +61,10 @@ def invoke(name: str, given: dict[str, Any], prefix: str = "") -> str:
 
 
 def dsml(name: str, given: dict[str, Any]) -> str:
-    inside = "".join(
-        f'<｜DSML｜parameter name="{key}" string="{text_of(isinstance(value, str))}">{plain(value)}</｜DSML｜parameter>\n'
-        for key, value in given.items()
-    )
+    inside = ""
+    for key, value in given.items():
+        string = text_of(isinstance(value, str))
+        inside += f'<｜DSML｜parameter name="{key}" string="{string}">{plain(value)}</｜DSML｜parameter>\n'
     return f'<｜DSML｜invoke name="{name}">\n{inside}</｜DSML｜invoke>'
 
 
@@ -100,10 +100,8 @@ def braced(value: Any, mark: str) -> str:
 
 
 def harmony(calls: Calls) -> str:
-    return "".join(
-        f"<|start|>assistant<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{text_of(given)}<|call|>"
-        for name, given in calls
-    )
+    head = "<|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>"
+    return "".join(f"{head.replace('NAME', name)}{text_of(given)}<|call|>" for name, given in calls)
 
 
 def numbered(calls: Calls) -> str:
@@ -195,7 +193,8 @@ SPELLINGS: dict[str, Callable[[Calls], str]] = {
 ALONE = ("pythonic", "xlam")
 # Where a completion is several messages with headers.
 FRAMED = {
-    "gpt_oss": "<|channel|>analysis<|message|>THOUGHT<|end|><|start|>assistant<|channel|>commentary<|message|>TEXT<|end|>",
+    "gpt_oss": "<|channel|>analysis<|message|>THOUGHT<|end|>"
+    "<|start|>assistant<|channel|>commentary<|message|>TEXT<|end|>",
     "muse": " to=self<|message|>THOUGHT<|eom|><|start|>assistant<|message|>TEXT<|eom|>",
 }
 # Where keys are words of the call's own syntax, and cannot be any text.

@@ -3,8 +3,8 @@ apart into content, reasoning and tool calls."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastapi import APIRouter
@@ -12,8 +12,9 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 
 from moesaic.errors import UserError
-from moesaic.model.tokenizer import SPECIAL, Tokenizer
 from moesaic.serve.api.chat_grammar import Speaker, message_form
+from moesaic.serve.api.conversation import conversation, with_plain_tools
+from moesaic.serve.api.conversation import prompt_text as prompt_text
 from moesaic.serve.api.errors import ERRORS
 from moesaic.serve.api.logprobs import TokenDecoder, prompt_logprobs
 from moesaic.serve.api.sampling_params import engine_requests, sampling_params
@@ -26,11 +27,9 @@ from moesaic.serve.api.schema.chat import (
     ChoiceLogprobs,
     GeneratedFunctionCall,
     GeneratedToolCall,
-    Message,
 )
 from moesaic.serve.api.service import Service, new_id
 from moesaic.serve.api.stream import STREAMS, Generation, generate
-from moesaic.serve.api.structured import json_object
 from moesaic.serve.core.request import Output, Request
 from moesaic.serve.parsers import (
     CallArguments,
@@ -42,10 +41,9 @@ from moesaic.serve.parsers import (
     EventReader,
     Reasoning,
     collect,
+    detect,
 )
 
-# Variables of a chat template that the request's other fields, or the tokenizer, set.
-RESERVED = ("messages", "tools", "reply", "add_generation_prompt", "self", *SPECIAL)
 FIELDS = {"prompt": "messages", "stop_tokens": "stop_token_ids"}  # of the engine, and what clients call them
 
 
@@ -71,8 +69,14 @@ class Chat(Generation):
         count = body.n or 1
         service.adapter(body.model)
         service.check_count(count)
-        text = prompt_text(body, service.tokenizer)
-        form = message_form(body, text, Speaker(service.parser, service.tokenizer, service.special_tokens))
+        legacy, body = body.functions is not None, with_plain_tools(body)
+        parser = service.parser if body.chat_template is None else detect(body.chat_template)
+        trust = service.settings.trust_request_chat_template
+        begun = conversation(body, service.tokenizer, parser, trust_template=trust)
+        text = begun.text
+        apart = body.separate_reasoning is not False and body.reasoning_format != "none"
+        reading = parser if apart else replace(parser, reasoning=False)
+        form = message_form(body, text, Speaker(reading, service.tokenizer, service.special_tokens, begun.prefill))
         if body.top_logprobs is not None and not body.logprobs:
             raise UserError("top_logprobs", "needs logprobs: true")
         top = (body.top_logprobs or 0) if body.logprobs else None
@@ -84,12 +88,19 @@ class Chat(Generation):
             prompt_logprobs=body.prompt_logprobs,
             grammar=form.grammar,
         )
+        sampling = replace(sampling, markers=parser.markers(service.tokenizer, calls=bool(body.tools)))
         prompt = [*before, *service.tokenize(text, special=False)]
         requests = engine_requests(service, body, prompt, sampling, salt=salt, count=count)
-        parallel = body.parallel_tool_calls is not False
-        choices = [
-            ChoiceBuilder(index, form.reader(), service.token_decoder, top, parallel) for index in range(len(requests))
-        ]
+        style = ChoiceStyle(
+            top,
+            parallel=body.parallel_tool_calls is not False,
+            legacy=legacy,
+            reasoning=body.include_reasoning is not False,
+            call_id=parser.call_id,
+            calls_before=begun.calls,
+            echoed=_echoed(body, begun.prefill),
+        )
+        choices = [ChoiceBuilder(index, form.reader(), service.token_decoder, style) for index in range(len(requests))]
         return cls(service, body, requests, choices)
 
     @staticmethod
@@ -101,8 +112,10 @@ class Chat(Generation):
         return sum(choice.reasoning_tokens for choice in self.choices.values())
 
     def first_choices(self) -> list[dict[str, Any]]:
-        role = {"role": "assistant", "content": ""}
-        return [chunk_choice(choice.index, role) for choice in self.choices.values()]
+        return [
+            chunk_choice(choice.index, {"role": "assistant", "content": choice.style.echoed})
+            for choice in self.choices.values()
+        ]
 
     def push(self, output: Output) -> list[dict[str, Any]]:
         choice = self.choices[output.request.number]
@@ -132,16 +145,36 @@ def chunk_choice(index: int, delta: dict[str, Any], **more: Any) -> dict[str, An
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None} | more
 
 
+def _echoed(body: ChatCompletionRequest, prefill: str) -> str:
+    """What stands before the answer, as vLLM has it: the last message, if it is the assistant's."""
+    if not body.echo or body.messages[-1].role != "assistant":
+        return ""
+    content = body.messages[-1].content or ""
+    return prefill or (content if isinstance(content, str) else "".join(part.text for part in content))
+
+
+@dataclass(frozen=True)
+class ChoiceStyle:
+    """How choices are shown. `top` likeliest tokens are reported with each token; None: no log-probabilities are.
+    Without `parallel` tool calls, those after the first are left out. `legacy`: a call is a function_call."""
+
+    top: int | None = None
+    parallel: bool = True
+    legacy: bool = False
+    reasoning: bool = True
+    call_id: Callable[[str, int], str | None] = lambda name, number: None
+    calls_before: int = 0
+    echoed: str = ""
+
+
 @dataclass
 class ChoiceBuilder:
-    """One choice as it is generated. `top` likeliest tokens are reported with each token; None: no log-probabilities
-    are. Without `parallel` tool calls, those after the first are left out."""
+    """One choice as it is generated."""
 
     index: int
     reader: EventReader
     decoder: TokenDecoder
-    top: int | None
-    parallel: bool = True
+    style: ChoiceStyle
     events: list[Event] = field(default_factory=list)
     logprobs: list[ChatTokenLogprob] = field(default_factory=list)
     call_ids: dict[int, str] = field(default_factory=dict)
@@ -157,20 +190,26 @@ class ChoiceBuilder:
             self.reasoning_tokens += len(output.tokens)
         if output.finish_reason is not None:
             events += self.reader.finish()
-        if not self.parallel:
+        if not self.style.reasoning:
+            events = [event for event in events if not isinstance(event, Reasoning)]
+        if not self.style.parallel:
             events = [event for event in events if self._is_first(event)]
         for event in events:
             match event:
-                case CallStarted(call, _):
-                    self.call_ids[call] = new_id("call_")
+                case CallStarted(call, name, written):
+                    number = self.style.calls_before + len(self.call_ids)
+                    self.call_ids[call] = written or self.style.call_id(name, number) or new_id("call_")
                 case CallBroken(call):
                     self.broken.add(call)
-        logprobs = [self.decoder.logprob(one, self.top) for one in output.logprobs] if self.top is not None else []
+        logprobs = (
+            [self.decoder.logprob(one, self.style.top) for one in output.logprobs] if self.style.top is not None else []
+        )
         self.events += events
         self.logprobs += logprobs
         if output.finish_reason is not None:
             called = self.call_ids.keys() - self.broken
-            self.finish_reason = "tool_calls" if output.finish_reason == "stop" and called else output.finish_reason
+            ended = "function_call" if self.style.legacy else "tool_calls"
+            self.finish_reason = ended if output.finish_reason == "stop" and called else output.finish_reason
         return events, logprobs
 
     def _is_first(self, event: Event) -> bool:
@@ -189,11 +228,12 @@ class ChoiceBuilder:
         return ChatChoice(
             index=self.index,
             message=AssistantMessage(
-                content=message.content or (None if calls else ""),
+                content=self.style.echoed + message.content or (None if calls else ""),
                 reasoning_content=message.reasoning or None,
-                tool_calls=calls or None,
+                tool_calls=None if self.style.legacy else calls or None,
+                function_call=calls[0].function if self.style.legacy and calls else None,
             ),
-            logprobs=ChoiceLogprobs(content=self.logprobs) if self.top is not None else None,
+            logprobs=ChoiceLogprobs(content=self.logprobs) if self.style.top is not None else None,
             finish_reason=self.finish_reason or "stop",
         )
 
@@ -212,44 +252,13 @@ class ChoiceBuilder:
                     calls.append({"index": call, "id": self.call_ids[call], "type": "function", "function": function})
                 case CallArguments(call, text):
                     calls.append({"index": call, "function": {"arguments": text}})
-        if calls:
+        if calls and self.style.legacy:
+            pieces = [call["function"] for call in calls]
+            begun = {"name": pieces[0]["name"]} if "name" in pieces[0] else {}
+            delta["function_call"] = begun | {"arguments": "".join(piece["arguments"] for piece in pieces)}
+        elif calls:
             delta["tool_calls"] = calls
         return delta
-
-
-def prompt_text(body: ChatCompletionRequest, tokenizer: Tokenizer) -> str:
-    """The conversation by the model's chat template."""
-    extra: dict[str, Any] = dict(body.chat_template_kwargs or {})
-    for name in RESERVED:
-        if name in extra:
-            raise UserError(f"chat_template_kwargs.{name}", "is set by another field", "Leave it out here.")
-    if body.reasoning_effort is not None:
-        extra.setdefault("reasoning_effort", body.reasoning_effort)
-    if body.tools and body.tool_choice != "none":
-        extra["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
-    for number, message in enumerate(body.messages):
-        if message.content is None and message.role != "assistant":
-            raise UserError(f"messages.{number}.content", "missing", "Only an assistant's message may have none.")
-    messages = [_template_message(message) for message in body.messages]
-    try:
-        return tokenizer.chat(messages, reply=body.add_generation_prompt, **extra)
-    except UserError as error:
-        error.place = "messages"  # the file the template is in does not concern the client
-        raise
-
-
-def _template_message(message: Message) -> dict[str, Any]:
-    """As templates expect it: text in one piece, arguments as the objects they stand for."""
-    plain = message.model_dump(exclude={"refusal"}, exclude_none=True)
-    content = message.content or message.refusal or ""
-    plain["content"] = "".join(part.text for part in content) if isinstance(content, list) else content
-    if message.role == "developer":  # OpenAI's newer name of it
-        plain["role"] = "system"
-    for call in plain.get("tool_calls", ()):
-        arguments = call["function"]["arguments"]
-        if isinstance(arguments, str) and (parsed := json_object(arguments or "{}")) is not None:
-            call["function"]["arguments"] = parsed
-    return plain
 
 
 def router(service: Service) -> APIRouter:

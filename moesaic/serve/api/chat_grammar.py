@@ -39,6 +39,10 @@ class Speaker:
     parser: Parser
     tokenizer: Tokenizer
     special: Special
+    prefill: str = ""  # the message that the model continues
+
+    def reader(self, tools: Sequence[Any] = (), prompt: str = "") -> EventReader:
+        return self.parser.reader(tools, prompt, self.prefill)
 
 
 def message_form(body: ChatCompletionRequest, prompt: str, speaker: Speaker) -> MessageForm:
@@ -48,7 +52,7 @@ def message_form(body: ChatCompletionRequest, prompt: str, speaker: Speaker) -> 
     form = output_grammar(body, speaker.special)  # of an answer; wrong ones are refused where there is none, too
     strict = any(tool["function"].get("strict") for tool in tools)
     if not forced and form is None and not strict:
-        return MessageForm(None, lambda: parser.reader(tools, prompt))
+        return MessageForm(None, lambda: speaker.reader(tools, prompt))
     rules = Rules(speaker.special())
     thoughts = _thoughts(body, prompt, speaker, rules)
     ends = tuple(close for _, close in parser.thinks) if thoughts else ()
@@ -58,24 +62,24 @@ def message_form(body: ChatCompletionRequest, prompt: str, speaker: Speaker) -> 
 
         def forced_reader() -> EventReader:
             inner = NamedCallReader(forced[0].name) if named else CallListReader()
-            return AfterReasoning(parser.reader((), prompt), inner) if thoughts else inner
+            return AfterReasoning(speaker.reader((), prompt), inner) if thoughts else inner
 
         grammar = Grammar.of(rules, f"{thoughts}{start}", "tools", resets=ends)
         return MessageForm(grammar, forced_reader)
     if form is None:
-        return MessageForm(_strict_calls(tools, parser, rules), lambda: parser.reader(tools, prompt))
+        return MessageForm(_strict_calls(tools, parser, rules), lambda: speaker.reader(tools, prompt))
     known = ("think>", *(parser.openings if tools else ()))  # in a regular expression the slash is escaped
     if any(tag in form.text for tag in known):  # it says itself where reasoning ends, and what a call is
-        return MessageForm(form, lambda: parser.reader(tools, prompt))
+        return MessageForm(form, lambda: speaker.reader(tools, prompt))
     calls = _calls(body, tools, parser, rules) if tools else None
     if not thoughts and calls is None:
         # A reasoning section that the prompt opened does not go on where the grammar knows no end of one.
-        return MessageForm(form, lambda: parser.reader(tools))
+        return MessageForm(form, lambda: speaker.reader(tools))
     answer = rules.grammar(form.parts, form.unique_keys)
     start = f"{thoughts}({answer} | {calls})" if calls is not None else f"{thoughts}{answer}"
     resets = (*ends, *(parser.openings if calls is not None else ()))
     grammar = Grammar.of(rules, start, form.place, resets)
-    return MessageForm(grammar, lambda: parser.reader(tools, prompt if thoughts else ""))
+    return MessageForm(grammar, lambda: speaker.reader(tools, prompt if thoughts else ""))
 
 
 def _thoughts(body: ChatCompletionRequest, prompt: str, speaker: Speaker, rules: Rules) -> str:
@@ -84,11 +88,14 @@ def _thoughts(body: ChatCompletionRequest, prompt: str, speaker: Speaker, rules:
     parser = speaker.parser
     if not parser.reasoning:
         return ""
-    end = parser.end_of_reasoning(prompt)
+    end = parser.end_of_reasoning(prompt, speaker.prefill)
     if end is not None:
         return f"{rules.until(end)} {rules.rule(BLANK)} "
     chosen = body.chat_template_kwargs or {}
-    asked = True in (chosen.get("enable_thinking"), chosen.get("thinking")) or body.reasoning_effort not in NO_EFFORT
+    asked = (
+        True in (chosen.get("enable_thinking"), chosen.get("thinking"), body.enable_thinking)
+        or body.reasoning_effort not in NO_EFFORT
+    )
     if not asked or any(prompt.rstrip().endswith(close) for _, close in parser.thinks):
         return ""
     template = speaker.tokenizer.chat_template or ""

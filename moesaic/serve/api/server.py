@@ -85,7 +85,7 @@ class Served:
 def further_settings(first: Settings, name: str, directory: Path) -> Settings:
     """Of a further model: what is of the server is the same."""
     weights = weights_fingerprint(directory)
-    return replace(first, name=name, aliases=(), fingerprint=weights, parser=None, max_prompt=None)
+    return replace(first, name=name, aliases=(), fingerprint=weights, parser=None, chat_template=None, max_prompt=None)
 
 
 async def serve(

@@ -46,6 +46,8 @@ class Settings:
     fingerprint: str = ""  # of its weights; "": of what is known without them
     keys: Keys = field(default_factory=Keys)
     parser: Parser | None = None  # None: by the model's chat template
+    chat_template: str | None = None  # instead of the model's own
+    trust_request_chat_template: bool = False  # templates are programs, which a client may make slow
     max_prompt: int | None = None  # tokens
     max_queue: int = 256
     max_body: int = 8 << 20  # bytes
@@ -77,7 +79,9 @@ class Service:
         self.sleeping = 0  # the level, as vLLM counts them; 0: it is awake
         self.all: Sequence[Service] = (self,)  # of all models of this server
         self.started = int(time.time())
-        template = self.engine.tokenizer.chat_template if self.engine.tokenizer else None
+        if settings.chat_template is not None and self.engine.tokenizer is not None:
+            self.engine.tokenizer.use_template(settings.chat_template)
+        template = self.engine.tokenizer.tool_template if self.engine.tokenizer else None
         self.parser = settings.parser or detect(template)
         self.fingerprint = self.fingerprint_of(settings.fingerprint)
 

@@ -34,7 +34,7 @@ class Branch:
     @property
     def text(self) -> str:
         request, sampling = self.request, self.request.sampling
-        stream = TextStream(self.tokenizer, request.prompt, sampling.stop, sampling.min_tokens)
+        stream = TextStream(self.tokenizer, request.prompt, sampling.stop, sampling.min_tokens, sampling.markers)
         text = ""
         for place in range(len(request.prompt), len(request.tokens)):
             text += stream.push(request.tokens[place])

@@ -246,7 +246,7 @@ def new_request(
     request.seed ^= sibling << 32
     request.limit = min(max_length, len(prompt) + (sampling.max_tokens or max_length))
     if tokenizer is not None:
-        request.text = TextStream(tokenizer, prompt, sampling.stop, sampling.min_tokens)
+        request.text = TextStream(tokenizer, prompt, sampling.stop, sampling.min_tokens, sampling.markers)
     elif sampling.stop or sampling.grammar:
         raise UserError("stop", "the model has no tokenizer", "Use stop_tokens.")
     if sampling.dry_multiplier and tokenizer is not None:

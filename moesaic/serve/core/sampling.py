@@ -76,6 +76,7 @@ class Sampling:
     processed_logprobs: bool = False  # after bias, penalties and masks, instead of the model's own
     prompt_logprobs: int | None = None  # as logprobs, of every token of the prompt
     grammar: Grammar | None = None
+    markers: tuple[str, ...] = ()  # special tokens that are part of the text, which skips others
     record_routes: bool = False
     record_draws: bool = False  # log-probabilities under temperature and truncation, and what truncation kept
 

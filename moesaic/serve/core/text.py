@@ -17,17 +17,24 @@ INCOMPLETE = "\ufffd"  # how a character decodes that is not complete
 
 
 class TextStream:
-    """No stop string ends a text within its first `min_tokens`."""
+    """No stop string ends a text within its first `min_tokens`. `markers` are special tokens that are not skipped."""
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt: Sequence[int] = (), stop: Sequence[str] = (), min_tokens: int = 0
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int] = (),
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
+        markers: Sequence[str] = (),
     ) -> None:
         self.tokenizer = tokenizer.fast
         context = list(prompt[-CONTEXT:])
         self.stream = DecodeStream(ids=context, skip_special_tokens=True)
         before = self.tokenizer.decode(context)
         self.before = before if before.endswith(INCOMPLETE) else ""  # what the stream will decode once more
-        self.markers = {number: mark for mark in MARKERS if (number := self.tokenizer.token_to_id(mark)) is not None}
+        self.markers = {
+            number: mark for mark in (*MARKERS, *markers) if (number := self.tokenizer.token_to_id(mark)) is not None
+        }
         self.stop = tuple(stop)
         self.min_tokens = min_tokens
         self.pending: list[int] = []  # tokens that have given no text yet

@@ -21,9 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from moesaic.methods import Method, build
+from moesaic.model.tokenizer import Tokenizer
 from moesaic.serve.core.grammars.lark import Rules
 from moesaic.serve.parsers._events import (
     Body,
@@ -91,14 +93,15 @@ class Parser:
         are a call or of a form, and for strict calls. None: whatever the model writes."""
         return None
 
-    def end_of_reasoning(self, prompt: str) -> str | None:
+    def end_of_reasoning(self, prompt: str, prefill: str = "") -> str | None:
         """The tag that ends the reasoning section that a prompt has opened; None if it has not."""
         thinks = self.thinks if self.reasoning else ()
-        return next((close for mark, close in thinks if opens_section(prompt, mark, close)), None)
+        return next((close for mark, close in thinks if opens_section(prompt, prefill, mark, close)), None)
 
-    def reader(self, tools: Tools | None = None, prompt: str = "") -> EventReader:
-        """For one completion. `prompt` is what the model was given: some templates open the reasoning section there."""
-        return Reader(self, tools or (), prompt)
+    def reader(self, tools: Tools | None = None, prompt: str = "", prefill: str = "") -> EventReader:
+        """For one completion. `prompt` is what the model was given: some templates open the reasoning section there. It
+        ends with `prefill` where the completion continues a message."""
+        return Reader(self, tools or (), prompt, prefill)
 
     def parse(self, text: str, tools: Tools | None = None, prompt: str = "") -> Message:
         """A complete text at once."""
@@ -110,6 +113,12 @@ class Parser:
         thinks = tuple(tag for pair in self.thinks for tag in pair) if self.reasoning else ()
         return (*thinks, *self.silent, *((*self.openings, *self.leading, *self.inner) if calls else ()))
 
+    def markers(self, tokenizer: Tokenizer, *, calls: bool) -> tuple[str, ...]:
+        """The special tokens of which these tags are made."""
+        special = [token.content for token in tokenizer.fast.get_added_tokens_decoder().values() if token.special]
+        tags = self.tags(calls=calls)
+        return tuple(token for token in special if token and any(token in tag for tag in tags))
+
     def call_id(self, name: str, number: int) -> str | None:
         """An id for a call where the model wrote none, and its template demands a certain form. `number` counts all
         calls of the conversation. None: any will do."""
@@ -120,6 +129,7 @@ class Parser:
         return messages
 
 
+@lru_cache(maxsize=16)
 def detect(template: str | None) -> Parser:
     """The parser a model needs, by the tags in its chat template."""
     return build(Method(named_by(template or "")), Parser, "chat template")

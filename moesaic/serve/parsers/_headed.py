@@ -51,16 +51,17 @@ class HeadedBody(Body):
     def _step(self) -> bool:
         style = self.style
         match self.state:
-            case "section":
+            case "section" | "call":
                 found = self.pending.lstrip()
-                for tag in style.sections:
-                    if found.startswith(tag):
-                        found = found[len(tag) :].lstrip()
-                        self.pending = found
                 if found.startswith(style.call):
                     self.state, self.pending = "head", found[len(style.call) :]
                     return True
-                if not any(tag.startswith(found) for tag in (style.call, *style.sections)):
+                tags = (style.call, *(style.sections if self.state == "section" else ()))
+                section = next((tag for tag in tags[1:] if found.startswith(tag)), None)
+                if section is not None:
+                    self.state, self.pending = "call", found[len(section) :]
+                    return True
+                if not any(tag.startswith(found) for tag in tags):
                     self.broken, self.rest = True, found
             case "between":
                 return self._between()

@@ -40,16 +40,17 @@ class Style(Protocol):
 class Reader:
     """`pending` is text whose meaning is not certain yet."""
 
-    def __init__(self, style: Style, tools: Tools, prompt: str) -> None:
+    def __init__(self, style: Style, tools: Tools, prompt: str, prefill: str = "") -> None:
         self.style = style
         self.tools = tools
         self.openings = style.openings if tools else ()
         self.leading = style.leading if tools else ()
         self.thinks = style.thinks if style.reasoning else ()
-        self.end_think = next((close for mark, close in self.thinks if opens_section(prompt, mark, close)), "")
-        self.state = "reasoning" if self.end_think else "start" if self.thinks else "content"
-        self.bare = bool(self.end_think)  # at the start of a section, where white space is ignored
-        self.first = True  # nothing but reasoning came yet
+        self.end_think = next((pair[1] for pair in self.thinks if opens_section(prompt, prefill, *pair)), "")
+        begins = "start" if self.thinks and not prefill else "content"
+        self.state = "reasoning" if self.end_think else begins
+        self.bare = bool(self.end_think) and not prefill  # at the start of a section, where white space is ignored
+        self.first = not prefill  # nothing but reasoning came yet
         self.pending = ""
         self.body: Body | None = None
         self.raw: list[str] = []  # a call's text so far, in case it is none
@@ -232,10 +233,13 @@ class Reader:
         return joined
 
 
-def opens_section(prompt: str, mark: str, close: str) -> bool:
-    """Whether a prompt ends in a reasoning section that it opens."""
-    place = prompt.rfind(mark)
-    return place >= 0 and place > prompt.rfind(close) and not prompt[place + len(mark) :].strip()
+def opens_section(prompt: str, prefill: str, mark: str, close: str) -> bool:
+    """Whether a prompt ends in a reasoning section that it opens, before or in the message that is continued."""
+    if mark in prefill or close in prefill:
+        return prefill.rfind(mark) > prefill.rfind(close)
+    before = prompt.removesuffix(prefill)
+    place = before.rfind(mark)
+    return place >= 0 and place > before.rfind(close) and not before[place + len(mark) :].strip()
 
 
 def _first(text: str, tags: tuple[str, ...]) -> tuple[int, str]:

@@ -24,8 +24,8 @@ class FunctionaryV32(Parser):
     def body(self, tools: Tools, opening: str) -> Body:
         return MessageBody(STYLE, tools)
 
-    def reader(self, tools: Tools | None = None, prompt: str = "") -> EventReader:
-        reader = Reader(self, tools or (), prompt)
+    def reader(self, tools: Tools | None = None, prompt: str = "", prefill: str = "") -> EventReader:
+        reader = Reader(self, tools or (), prompt, prefill)
         if prompt.endswith(CALL):  # and the completion begins with a recipient
             reader.pending = CALL
         return reader

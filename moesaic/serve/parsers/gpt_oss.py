@@ -33,7 +33,7 @@ RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 class GptOss(Parser):
     inner: ClassVar[tuple[str, ...]] = ENDS
 
-    def reader(self, tools: Tools | None = None, prompt: str = "") -> EventReader:
+    def reader(self, tools: Tools | None = None, prompt: str = "", prefill: str = "") -> EventReader:
         return HarmonyReader(bool(tools), self.reasoning)
 
     def tags(self, *, calls: bool) -> tuple[str, ...]:

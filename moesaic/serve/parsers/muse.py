@@ -34,7 +34,7 @@ class Muse(Parser):
     def body(self, tools: Tools, opening: str) -> Body:
         return InvokeBody(STYLE, tools)
 
-    def reader(self, tools: Tools | None = None, prompt: str = "") -> EventReader:
+    def reader(self, tools: Tools | None = None, prompt: str = "", prefill: str = "") -> EventReader:
         return MuseReader(Reader(Muse(reasoning=False), tools or (), ""), self.reasoning)
 
     def tags(self, *, calls: bool) -> tuple[str, ...]:

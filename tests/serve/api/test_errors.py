@@ -118,7 +118,8 @@ def test_a_wrong_field_is_named(server: Running, change: dict[str, Any], param: 
         ("responses", {"input": "x", "previous_response_id": "y"}, "previous_response_id", "the whole conversation"),
         ("responses", {"input": "x", "conversation": "y"}, "conversation", "not supported"),
         ("responses", {"input": "x", "prompt": {"id": "y"}}, "prompt", "not supported"),
-        ("chat/completions", HELLO | {"functions": [{"name": "f"}]}, "functions", "give them as tools"),
+        ("chat/completions", HELLO | {"chat_template": "x"}, "chat_template", "takes none from requests"),
+        ("chat/completions", HELLO | {"functions": [{"name": "f"}], "tools": []}, "functions", "together with tools"),
         ("responses", {"input": "x", "background": True}, "background", "not supported"),
         (
             "responses",

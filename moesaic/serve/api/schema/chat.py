@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from moesaic.serve.api.schema.sampling import MAX_LOGPROBS, GenerationRequest, RequestModel, unsupported
+from moesaic.serve.api.schema.sampling import MAX_LOGPROBS, GenerationRequest, RequestModel
 from moesaic.serve.api.schema.usage import Completed
 
 
@@ -57,8 +57,10 @@ class Message(RequestModel):
     refusal: str | None = None
     name: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = Field(default=None, description="As reasoning_content.")
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    function_call: FunctionCall | None = Field(default=None, description="Of earlier versions: one of tool_calls.")
 
 
 class Function(RequestModel):
@@ -86,6 +88,39 @@ class NamedTool(FunctionType):
     function: NamedFunction
 
 
+class AllowedTool(FunctionType):
+    """By its name, which stands in `function` in chats and beside the type in Responses."""
+
+    function: NamedFunction | None = None
+    plain_name: str | None = Field(default=None, alias="name")
+
+    @property
+    def name(self) -> str:
+        return self.function.name if self.function is not None else self.plain_name or ""
+
+
+class Allowed(RequestModel):
+    mode: Literal["auto", "required"] = "auto"
+    tools: Annotated[list[AllowedTool], Field(max_length=512)]
+
+
+class AllowedTools(RequestModel):
+    """Only some of the tools may be called."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: Allowed | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: Annotated[list[AllowedTool], Field(max_length=512)] | None = None
+
+    @property
+    def allowed(self) -> list[AllowedTool]:
+        return self.allowed_tools.tools if self.allowed_tools is not None else self.tools or []
+
+    @property
+    def chosen_mode(self) -> str:
+        return self.allowed_tools.mode if self.allowed_tools is not None else self.mode or "auto"
+
+
 class ChatCompletionRequest(GenerationRequest):
     messages: list[Message] = Field(min_length=1)
     max_tokens: int | None = Field(default=None, ge=1, lt=2**31)
@@ -93,12 +128,25 @@ class ChatCompletionRequest(GenerationRequest):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     tools: Annotated[list[Tool], Field(max_length=512)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
-    functions: Annotated[None, unsupported("give them as tools")] = None
+    functions: Annotated[list[Function], Field(max_length=512)] | None = Field(
+        default=None, description="Of earlier versions: tools. The answer has a function_call then."
+    )
+    function_call: Literal["none", "auto"] | NamedFunction | None = None
     reasoning_effort: str | None = None
+    enable_thinking: bool | None = Field(default=None, description="For templates that know it; as in template kwargs.")
+    separate_reasoning: bool | None = Field(default=None, description="false: reasoning stays in the content.")
+    reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] | None = None
+    include_reasoning: bool | None = Field(default=None, description="false: reasoning is not sent.")
+    documents: list[dict[str, Any]] | None = None
+    chat_template: Annotated[str, Field(max_length=1 << 20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool | None = Field(
+        default=None, description="Default: where the last message is the assistant's."
+    )
+    echo: bool | None = Field(default=None, description="The message that is continued comes first in the answer.")
 
 
 class TopLogprob(BaseModel):
@@ -133,6 +181,7 @@ class AssistantMessage(BaseModel):
     refusal: None = None
     reasoning_content: str | None = None
     tool_calls: list[GeneratedToolCall] | None = None
+    function_call: GeneratedFunctionCall | None = None
 
 
 class ChatChoice(BaseModel):
