@@ -12,8 +12,8 @@ Words = Sequence[str | tuple[int, ...]]
 
 
 def token_sequences(tokenizer: Tokenizer | None, words: Words, vocab: int) -> tuple[tuple[int, ...], ...]:
-    """The tokens of every word at the start of a text, and of the same word after a space where these are others but
-    as many: fewer or more would be another word's."""
+    """The tokens of every word at the start of a text, and of the same word after a space. vLLM takes the latter only
+    where they are as many: a word that is one token after a space and two at the start would come through."""
     found: dict[tuple[int, ...], None] = {}
     for word in words:
         if isinstance(word, tuple):
@@ -21,12 +21,11 @@ def token_sequences(tokenizer: Tokenizer | None, words: Words, vocab: int) -> tu
             continue
         if tokenizer is None:
             raise UserError("bad_words", "the model has no tokenizer", "Give token numbers.")
-        first, second = (tuple(tokenizer.encode(text, special=False)) for text in (word.lstrip(), f" {word.lstrip()}"))
-        if not first:
+        if not word.lstrip():
             raise UserError("bad_words", f"{word!r} is no word", "Leave it out.")
-        found[first] = None
-        if second[0] != first[0] and len(second) == len(first):
-            found[second] = None
+        for text in (word.lstrip(), f" {word.lstrip()}"):
+            found[tuple(tokenizer.encode(text, special=False))] = None
+    found.pop((), None)
     if any(not 0 <= token < vocab for word in found for token in word):
         raise UserError("bad_words", f"holds a token outside the vocabulary of {vocab}")
     return tuple(found)

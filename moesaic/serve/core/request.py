@@ -258,7 +258,8 @@ def new_request(
 
 def check_tokens(name: str, tokens: Sequence[int], vocab: int) -> None:
     if tokens and not (min(tokens) >= 0 and max(tokens) < vocab):
-        raise UserError(name, f"holds a token outside the vocabulary of {vocab}")
+        wrong = next(token for token in tokens if not 0 <= token < vocab)
+        raise UserError(name, f"holds token {wrong}, which is outside the vocabulary of {vocab}")
 
 
 def completion(request: Request, text: str) -> Completion:
