@@ -13,10 +13,10 @@ from fastapi.responses import Response
 
 from moesaic.errors import UserError
 from moesaic.serve.api.chat_grammar import Speaker, message_form
-from moesaic.serve.api.conversation import conversation, with_plain_tools
+from moesaic.serve.api.conversation import chat_prompt, with_plain_tools
 from moesaic.serve.api.conversation import prompt_text as prompt_text
 from moesaic.serve.api.errors import ERRORS
-from moesaic.serve.api.logprobs import TokenDecoder, prompt_logprobs
+from moesaic.serve.api.logprobs import Shown, TokenDecoder, check_entries, check_given, prompt_logprobs
 from moesaic.serve.api.sampling_params import engine_requests, sampling_params
 from moesaic.serve.api.schema.chat import (
     AssistantMessage,
@@ -30,6 +30,7 @@ from moesaic.serve.api.schema.chat import (
 )
 from moesaic.serve.api.service import Service, new_id
 from moesaic.serve.api.stream import STREAMS, Generation, generate
+from moesaic.serve.api.token_ids import TokenIds
 from moesaic.serve.core.request import Output, Request
 from moesaic.serve.parsers import (
     CallArguments,
@@ -71,8 +72,8 @@ class Chat(Generation):
         service.check_count(count)
         legacy, body = body.functions is not None, with_plain_tools(body)
         parser = service.parser if body.chat_template is None else detect(body.chat_template)
-        trust = service.settings.trust_request_chat_template
-        begun = conversation(body, service.tokenizer, parser, trust_template=trust)
+        max_tokens = body.max_completion_tokens or body.max_tokens
+        begun, prompt = chat_prompt(service, body, parser, max_tokens)
         text = begun.text
         apart = body.separate_reasoning is not False and body.reasoning_format != "none"
         reading = parser if apart else replace(parser, reasoning=False)
@@ -83,16 +84,18 @@ class Chat(Generation):
         sampling = sampling_params(
             service,
             body,
-            max_tokens=body.max_completion_tokens or body.max_tokens,
+            max_tokens=max_tokens,
             logprobs=top,
             prompt_logprobs=body.prompt_logprobs,
+            logprob_tokens=check_given(body, top, max_tokens),
             grammar=form.grammar,
         )
         sampling = replace(sampling, markers=parser.markers(service.tokenizer, calls=bool(body.tools)))
-        prompt = [*before, *service.tokenize(text, special=False)]
+        prompt = [*before, *prompt]
+        check_entries(body, sampling, len(prompt), service.engine.model.config.vocab)
         requests = engine_requests(service, body, prompt, sampling, salt=salt, count=count)
         style = ChoiceStyle(
-            top,
+            None if top is None else Shown.of(body, top),
             parallel=body.parallel_tool_calls is not False,
             legacy=legacy,
             reasoning=body.include_reasoning is not False,
@@ -100,7 +103,10 @@ class Chat(Generation):
             calls_before=begun.calls,
             echoed=_echoed(body, begun.prefill),
         )
-        choices = [ChoiceBuilder(index, form.reader(), service.token_decoder, style) for index in range(len(requests))]
+        choices = [
+            ChoiceBuilder(index, form.reader(), service.token_decoder, style, TokenIds(request, body))
+            for index, request in enumerate(requests)
+        ]
         return cls(service, body, requests, choices)
 
     @staticmethod
@@ -110,6 +116,9 @@ class Chat(Generation):
     @property
     def reasoning_tokens(self) -> int:
         return sum(choice.reasoning_tokens for choice in self.choices.values())
+
+    def first_fields(self) -> dict[str, Any]:
+        return {"prompt_token_ids": list(self.requests[0].prompt)} if self.body.return_token_ids else {}
 
     def first_choices(self) -> list[dict[str, Any]]:
         return [
@@ -124,9 +133,9 @@ class Chat(Generation):
         chunks = []
         if delta or tokens:
             logprobs = {"content": [token.model_dump() for token in tokens], "refusal": None} if tokens else None
-            chunks.append(chunk_choice(choice.index, delta, logprobs=logprobs))
+            chunks.append(chunk_choice(choice.index, delta, logprobs=logprobs, **choice.ids.chunk()))
         if choice.finish_reason is not None:
-            chunks.append(chunk_choice(choice.index, {}, finish_reason=choice.finish_reason))
+            chunks.append(chunk_choice(choice.index, {}, finish_reason=choice.finish_reason, **choice.ids.chunk()))
         return chunks
 
     def response(self) -> ChatCompletionResponse:
@@ -138,6 +147,7 @@ class Chat(Generation):
             usage=self.usage(),
             timings=self.timings(),
             prompt_logprobs=prompt_logprobs(self.requests[0], self.service.token_decoder),
+            **self.first_fields(),
         )
 
 
@@ -155,10 +165,10 @@ def _echoed(body: ChatCompletionRequest, prefill: str) -> str:
 
 @dataclass(frozen=True)
 class ChoiceStyle:
-    """How choices are shown. `top` likeliest tokens are reported with each token; None: no log-probabilities are.
+    """How choices are shown. What is `shown` of log-probabilities is reported with each token; None: nothing is.
     Without `parallel` tool calls, those after the first are left out. `legacy`: a call is a function_call."""
 
-    top: int | None = None
+    shown: Shown | None = None
     parallel: bool = True
     legacy: bool = False
     reasoning: bool = True
@@ -175,6 +185,7 @@ class ChoiceBuilder:
     reader: EventReader
     decoder: TokenDecoder
     style: ChoiceStyle
+    ids: TokenIds
     events: list[Event] = field(default_factory=list)
     logprobs: list[ChatTokenLogprob] = field(default_factory=list)
     call_ids: dict[int, str] = field(default_factory=dict)
@@ -201,9 +212,9 @@ class ChoiceBuilder:
                     self.call_ids[call] = written or self.style.call_id(name, number) or new_id("call_")
                 case CallBroken(call):
                     self.broken.add(call)
-        logprobs = (
-            [self.decoder.logprob(one, self.style.top) for one in output.logprobs] if self.style.top is not None else []
-        )
+        shown = self.style.shown
+        logprobs = [self.decoder.logprob(one, shown) for one in output.logprobs] if shown is not None else []
+        self.ids.add(output.tokens)
         self.events += events
         self.logprobs += logprobs
         if output.finish_reason is not None:
@@ -233,8 +244,9 @@ class ChoiceBuilder:
                 tool_calls=None if self.style.legacy else calls or None,
                 function_call=calls[0].function if self.style.legacy and calls else None,
             ),
-            logprobs=ChoiceLogprobs(content=self.logprobs) if self.style.top is not None else None,
+            logprobs=ChoiceLogprobs(content=self.logprobs) if self.style.shown is not None else None,
             finish_reason=self.finish_reason or "stop",
+            **self.ids.whole(),
         )
 
     def delta(self, events: list[Event]) -> dict[str, Any]:

@@ -14,7 +14,14 @@ from fastapi.responses import Response
 from moesaic.errors import UserError
 from moesaic.serve.api.errors import ERRORS
 from moesaic.serve.api.infill import need_infill
-from moesaic.serve.api.logprobs import TokenDecoder, finite, prompt_logprobs
+from moesaic.serve.api.logprobs import (
+    Shown,
+    TokenDecoder,
+    check_entries,
+    check_given,
+    finite,
+    prompt_logprobs,
+)
 from moesaic.serve.api.prompts import prompt_place, prompt_texts, prompt_tokens
 from moesaic.serve.api.sampling_params import engine_requests, sampling_params
 from moesaic.serve.api.schema.completions import (
@@ -26,6 +33,7 @@ from moesaic.serve.api.schema.completions import (
 from moesaic.serve.api.service import Service
 from moesaic.serve.api.stream import STREAMS, Generation, generate
 from moesaic.serve.api.structured import output_grammar
+from moesaic.serve.api.token_ids import TokenIds
 from moesaic.serve.core.request import Output, Request, TokenLogprob
 
 
@@ -68,19 +76,23 @@ class Completions(Generation):
             max_tokens=1 if body.max_tokens == 0 else body.max_tokens,
             logprobs=body.logprobs,
             prompt_logprobs=body.logprobs if body.echo and body.prompt_logprobs is None else body.prompt_logprobs,
+            logprob_tokens=check_given(body, body.logprobs, body.max_tokens),
             grammar=output_grammar(body, service.special_tokens),
         )
-        prompts = prompt_tokens(service, body.prompt, special=not body.suffix)
+        special = not body.suffix and body.add_special_tokens is not False
+        prompts = prompt_tokens(service, body.prompt, body, body.max_tokens, special=special)
         if body.suffix:
             infill = need_infill(service.tokenizer, "suffix")
             after = service.tokenize(body.suffix, special=False)
             prompts = [infill.prompt(before, after) for before in prompts]
             sampling = replace(sampling, stop_tokens=sampling.stop_tokens | infill.ends)
         service.check_count(len(prompts) * best_of)
-        texts = prompt_texts(service, body.prompt, prompts) if body.echo else [""] * len(prompts)
+        truncated = body.truncate_prompt_tokens is not None
+        texts = prompt_texts(service, body.prompt, prompts, truncated) if body.echo else [""] * len(prompts)
         choices: list[ChoiceBuilder] = []
         for number, (tokens, text) in enumerate(zip(prompts, texts, strict=True)):
             with prompt_place("prompt", body.prompt, number):
+                check_entries(body, sampling, len(tokens), service.engine.model.config.vocab)
                 requests = engine_requests(service, body, tokens, sampling, salt=salt, count=best_of)
             for request in requests:
                 choices.append(ChoiceBuilder(len(choices), request, service.token_decoder, text, body))
@@ -90,12 +102,16 @@ class Completions(Generation):
     def field_name(place: str) -> str:
         return "stop_token_ids" if place == "stop_tokens" else place
 
+    def heavy(self, output: Output) -> bool:
+        first = not self.choices[output.request.number].parts
+        return super().heavy(output) or bool(first and self.body.echo and output.request.prompt_logprobs)
+
     def push(self, output: Output) -> list[dict[str, Any]]:
         choice = self.choices[output.request.number]
         part = choice.push(output)
         if part.text or part.logprobs is not None or part.finish_reason is not None:
             logprobs = part.logprobs.model_dump() if part.logprobs is not None else None
-            return [{"index": choice.index, **part._asdict(), "logprobs": logprobs}]
+            return [{"index": choice.index, **part._asdict(), "logprobs": logprobs} | choice.ids.chunk()]
         return []
 
     def response(self) -> CompletionResponse:
@@ -136,6 +152,8 @@ class ChoiceBuilder:
         self.index = index
         self.request = request
         self.decoder = decoder
+        self.ids = TokenIds(request, body, prompt_in_choice=True)
+        self.shown = Shown.of(body, body.logprobs or 0)
         self.echo = echo if body.echo else ""
         self.body = body
         self.parts: list[Part] = []
@@ -159,6 +177,7 @@ class ChoiceBuilder:
         if self.body.logprobs is not None:
             logprobs = self._logprobs([*prompt, *((one.token, one) for one in tokens)], len(prompt))
         finish_reason = "length" if self.body.max_tokens == 0 else output.finish_reason
+        self.ids.add(output.tokens if self.body.max_tokens != 0 else [])
         part = Part(text, logprobs, finish_reason)
         self.parts.append(part)
         return part
@@ -171,6 +190,7 @@ class ChoiceBuilder:
             logprobs=_joined(part.logprobs for part in self.parts) if body.logprobs is not None else None,
             finish_reason=self.parts[-1].finish_reason,
             prompt_logprobs=prompt_logprobs(self.request, self.decoder) if body.prompt_logprobs is not None else None,
+            **self.ids.whole(),
         )
 
     def _logprobs(self, tokens: list[tuple[int, TokenLogprob | None]], echoed: int) -> CompletionLogprobs:
@@ -178,7 +198,7 @@ class ChoiceBuilder:
         found = _no_logprobs()
         assert found.top_logprobs is not None
         for place, (token, chosen) in enumerate(tokens):
-            found.tokens.append(self.decoder.text(token))
+            found.tokens.append(self.decoder.name(token, self.shown.as_ids))
             shown = self._in_text(token, place < echoed)
             found.text_offset.append(self._advance(self.decoder.bytes_of(token)) if shown else self.offset)
             found.token_logprobs.append(None if chosen is None else finite(chosen.logprob))
@@ -207,9 +227,9 @@ class ChoiceBuilder:
         return echoed and self.echo.startswith(self.decoder.text(token), self.offset + self._half)
 
     def _top(self, chosen: TokenLogprob) -> dict[str, float]:
-        """The likeliest tokens, and the one that was chosen."""
-        top = [*chosen.top[: self.body.logprobs or 0], (chosen.token, chosen.logprob)]
-        return {self.decoder.text(token): finite(logprob) for token, logprob in top}
+        """The one that was chosen, and the likeliest tokens, or those that were given."""
+        top = [(chosen.token, chosen.logprob), *self.shown.others(chosen)]
+        return {self.decoder.name(token, self.shown.as_ids): finite(logprob) for token, logprob in top}
 
 
 def _no_logprobs() -> CompletionLogprobs:

@@ -12,8 +12,11 @@ from typing import Any
 from moesaic.errors import UserError
 from moesaic.model.template_abilities import takes_tools
 from moesaic.model.tokenizer import SPECIAL, Tokenizer
+from moesaic.serve.api.prompts import one_prompt
 from moesaic.serve.api.schema.chat import AllowedTools, ChatCompletionRequest, Message, NamedTool, Tool
+from moesaic.serve.api.service import Service
 from moesaic.serve.api.structured import json_object
+from moesaic.serve.core.request import check_tokens
 from moesaic.serve.parsers import Parser, detect
 
 # Variables of a chat template that the request's other fields, or the tokenizer, set.
@@ -60,6 +63,20 @@ def conversation(
         raise
     prefill = messages[-1]["content"] if continued and messages[-1]["role"] == "assistant" else ""
     return Conversation(text, prefill, sum(len(message.tool_calls or ()) for message in body.messages))
+
+
+def chat_prompt(
+    service: Service, body: ChatCompletionRequest, parser: Parser, max_tokens: int | None
+) -> tuple[Conversation, list[int]]:
+    """The conversation and its tokens: those of its text, or those that were given instead of it."""
+    tokenizer = service.tokenizer
+    if (given := body.prompt_token_ids) is not None:
+        check_tokens("prompt_token_ids", given, service.engine.model.config.vocab)
+        prompt = one_prompt(service, given, body, max_tokens, special=False)
+        return Conversation(tokenizer.decode(prompt, special=True)), prompt
+    trust = service.settings.trust_request_chat_template
+    begun = conversation(body, tokenizer, parser, trust_template=trust)
+    return begun, one_prompt(service, begun.text, body, max_tokens, special=bool(body.add_special_tokens))
 
 
 def continues(body: ChatCompletionRequest) -> bool:

@@ -37,6 +37,10 @@ TYPES = {
 TYPE_MISMATCH = {*EXPECTED, "missing", "literal_error", "union_tag_invalid", "union_tag_not_found"}
 
 
+class TooLarge(TooLong):
+    """A text so long that it is refused by its size, before anything is done with it."""
+
+
 class ErrorInfo(BaseModel):
     message: str
     type: str
@@ -129,7 +133,8 @@ def api_error(error: BaseException) -> ApiError:
             named = "/" not in error.place
             text = str(error) if named else f"{error.problem}. {error.remedy}".strip()
             code = "context_length_exceeded" if isinstance(error, TooLong) else "invalid_value"
-            return ApiError(400, text, param=error.place if named else None, code=code)
+            status = 413 if isinstance(error, TooLarge) else 400
+            return ApiError(status, text, param=error.place if named else None, code=code)
         case RequestValidationError():
             place, problem, code = invalid_field(error.errors(), error.body)
             return ApiError(400, f"{place}: {problem}" if place else problem, param=place or None, code=code)

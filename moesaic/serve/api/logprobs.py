@@ -4,17 +4,43 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import AddedToken
 
+from moesaic.errors import UserError
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.serve.api.schema.chat import ChatTokenLogprob, TopLogprob
+from moesaic.serve.api.schema.tokens import TokenFields
 from moesaic.serve.core.request import Request, TokenLogprob
+from moesaic.serve.core.sampling import Sampling
 from moesaic.serve.core.text import MARKERS
 
+BYTE_TEXT = "bytes:"  # how OpenAI writes a token that is no whole characters
+MAX_ENTRIES = 1 << 20  # positions times vocabulary, where the log-probabilities of all tokens are asked for
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Shown(NamedTuple):
+    """What a client wants to see of a token's log-probability: of the likeliest `top` (-1: all), or of the tokens it
+    `given`; tokens as text or as numbers."""
+
+    top: int
+    given: bool = False
+    as_ids: bool = False
+
+    @classmethod
+    def of(cls, body: TokenFields, top: int) -> Shown:
+        return cls(top, bool(body.logprob_token_ids), bool(body.return_tokens_as_token_ids))
+
+    def others(self, chosen: TokenLogprob) -> Sequence[tuple[int, float]]:
+        """With given tokens, the chosen one is among them, as in vLLM."""
+        if not self.given:
+            return chosen.top if self.top == -1 else chosen.top[: self.top]
+        missing = all(token != chosen.token for token, _ in chosen.top)
+        return [(chosen.token, chosen.logprob), *chosen.top] if missing else chosen.top
 
 
 class TokenDecoder:
@@ -35,21 +61,25 @@ class TokenDecoder:
         try:
             return raw.decode()
         except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+            return BYTE_TEXT + "".join(f"\\x{byte:02x}" for byte in raw)
 
     def is_skipped(self, token: int) -> bool:
         """Whether a token is a special one that is left out of texts, because it only starts, ends or divides them."""
         added = self._added.get(token)
         return added is not None and added.special and added.content not in MARKERS
 
-    def logprob(self, chosen: TokenLogprob, top: int) -> ChatTokenLogprob:
+    def logprob(self, chosen: TokenLogprob, shown: Shown) -> ChatTokenLogprob:
         return ChatTokenLogprob(
-            **self._entry(chosen.token, chosen.logprob).model_dump(),
-            top_logprobs=[self._entry(token, logprob) for token, logprob in chosen.top[:top]],
+            **self._entry(chosen.token, chosen.logprob, shown).model_dump(),
+            top_logprobs=[self._entry(token, logprob, shown) for token, logprob in shown.others(chosen)],
         )
 
-    def _entry(self, token: int, logprob: float) -> TopLogprob:
-        return TopLogprob(token=self.text(token), logprob=finite(logprob), bytes=list(self.bytes_of(token)))
+    def name(self, token: int, as_id: bool) -> str:
+        return f"token_id:{token}" if as_id else self.text(token)
+
+    def _entry(self, token: int, logprob: float, shown: Shown) -> TopLogprob:
+        name = self.name(token, shown.as_ids)
+        return TopLogprob(token=name, logprob=finite(logprob), bytes=list(self.bytes_of(token)))
 
     def _decode(self, token: int) -> bytes:
         piece = self.tokenizer.fast.id_to_token(token)
@@ -78,18 +108,44 @@ def prompt_logprobs(request: Request, decoder: TokenDecoder) -> list[dict[str, A
         return None
 
     def entry(chosen: TokenLogprob) -> dict[str, Any]:
-        ranks = {token: rank for rank, (token, _) in enumerate(chosen.top, 1)}
+        ranks = {chosen.token: chosen.rank} | {token: rank for rank, (token, _) in enumerate(chosen.top, 1)}
         logprobs = dict(chosen.top) | {chosen.token: chosen.logprob}
         return {
             str(token): {
                 "logprob": finite(logprob),
-                "rank": ranks.get(token),
+                "rank": ranks[token],
                 "decoded_token": decoder.text(token),
             }
             for token, logprob in logprobs.items()
         }
 
     return [None if chosen is None else entry(chosen) for chosen in request.prompt_logprobs]
+
+
+def check_entries(body: TokenFields, sampling: Sampling, prompt: int, vocab: int) -> None:
+    """Whether the log-probabilities of the whole vocabulary, where they are asked for, can be sent."""
+    for name, asked, positions in (
+        ("logprobs", sampling.logprobs, sampling.max_tokens),
+        ("prompt_logprobs", sampling.prompt_logprobs, prompt),
+    ):
+        if asked == -1 and (positions is None or positions * vocab > MAX_ENTRIES):
+            place = "top_logprobs" if name == "logprobs" and hasattr(body, "top_logprobs") else name
+            what = "max_tokens" if name == "logprobs" else "the prompt"
+            problem = f"-1 is the whole vocabulary of {vocab}, of which this server writes {MAX_ENTRIES} entries"
+            raise UserError(place, problem, f"Limit {what} to {MAX_ENTRIES // vocab} tokens, or ask for 100.")
+
+
+def check_given(body: TokenFields, logprobs: int | None, max_tokens: int | None) -> tuple[int, ...]:
+    """The tokens whose log-probabilities are asked for."""
+    if not body.logprob_token_ids:
+        return ()
+    if logprobs is None:
+        raise UserError("logprob_token_ids", "needs logprobs")
+    if getattr(body, "use_beam_search", None):
+        raise UserError("logprob_token_ids", "cannot be reported with beam search", "Leave one out.")
+    if max_tokens == 0:
+        raise UserError("logprob_token_ids", "is of generated tokens, and none are generated", "Raise max_tokens.")
+    return tuple(dict.fromkeys(body.logprob_token_ids))
 
 
 def finite(logprob: float) -> float:

@@ -13,6 +13,7 @@ from moesaic.errors import UserError
 from moesaic.serve.api import vectors
 from moesaic.serve.api.chat import prompt_text
 from moesaic.serve.api.errors import translated
+from moesaic.serve.api.prompts import tokens_of
 from moesaic.serve.api.schema.chat import ChatCompletionRequest
 from moesaic.serve.api.schema.embeddings import EmbeddingUsage, VectorOptions
 from moesaic.serve.api.schema.scoring import ScoringRequest
@@ -79,7 +80,7 @@ class CosineScorer:
                     found[key] = len(texts)
                     text: str | Sequence[int] = one.text
                     if cut:
-                        text = vectors.truncated(service, one.text, cut, left=False, special=True)
+                        text = tokens_of(service, one.text, cut, left=False, special=True)
                     texts.append((one.place, text))
                 self.pairs[-1].append(found[key])
         self.requests = vectors.embedding_requests(service, texts, body, salt, pooling)
@@ -112,7 +113,7 @@ class GenerativeScorer:
         extra: dict[str, Any] = {"enable_thinking": False} | (body.chat_template_kwargs or {})
         instruction = extra.pop("instruction", None) or body.instruction or INSTRUCTION
         cut = [
-            service.tokenizer.decode(vectors.truncated(service, one.text, limit, left=False, special=False))
+            service.tokenizer.decode(tokens_of(service, one.text, limit, left=False, special=False))
             if limit
             else one.text
             for one, limit in ((query, body.max_tokens_per_query), (document, body.max_tokens_per_doc))

@@ -21,6 +21,7 @@ def sampling_params(
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None = None,
+    logprob_tokens: tuple[int, ...] = (),
     grammar: Grammar | None = None,
 ) -> Sampling:
     values = dict(service.sampling_defaults)
@@ -40,6 +41,7 @@ def sampling_params(
         stop_tokens=frozenset(body.stop_token_ids or ()),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        logprob_tokens=logprob_tokens,
         grammar=grammar,
         **values,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import hashlib
 import logging
 import math
@@ -16,7 +17,7 @@ from typing import Any, Literal, TypeVar
 import moesaic
 from moesaic.errors import UserError
 from moesaic.model.tokenizer import Tokenizer
-from moesaic.serve.api.errors import ApiError
+from moesaic.serve.api.errors import ApiError, TooLarge
 from moesaic.serve.api.keys import Keys
 from moesaic.serve.api.logprobs import TokenDecoder
 from moesaic.serve.api.metrics import Metrics
@@ -34,7 +35,9 @@ logger = logging.getLogger("moesaic.serve")
 
 Result = TypeVar("Result")
 
-CHARS_PER_TOKEN = 16  # several times what most texts have; a prompt beyond is tokenized in part first
+CHARS_PER_TOKEN = 16  # several times what most texts have; a prompt of more characters is not even tokenized
+LEAST_CHARS = 65_536  # that are tokenized however short the context is
+LARGE_CHARS = 1 << 18  # of a text whose tokenization takes memory that is worth giving back
 
 
 @dataclass(frozen=True)
@@ -167,13 +170,25 @@ class Service:
         return guarded() if light else await asyncio.to_thread(guarded)
 
     def tokenize(self, text: str, *, special: bool = True) -> list[int]:
-        """The tokens of a prompt. One far too long is refused by its first characters: all of it may take seconds."""
-        limit = min(self.engine.max_length, self.settings.max_prompt or self.engine.max_length)
-        start = text[: CHARS_PER_TOKEN * limit]
-        # Twice as many, because the last word may be cut, and its tokens others.
-        if len(start) < len(text) and len(self.tokenizer.encode(start, special=special)) > 2 * limit:
-            raise TooLong("prompt", f"has more than {limit} tokens, which is the maximum", "Shorten it.")
-        return self.tokenizer.encode(text, special=special)
+        """The tokens of a prompt, unless it is too large to be one."""
+        self.check_size(len(text), "characters")
+        tokens = self.tokenizer.encode(text, special=special)
+        if len(text) > LARGE_CHARS:
+            return_memory()
+        return tokens
+
+    @property
+    def max_prompt(self) -> int:
+        """Tokens of a prompt, and its completion's where the engine sets the limit."""
+        return min(self.engine.max_length, self.settings.max_prompt or self.engine.max_length)
+
+    def check_size(self, count: int, what: str, place: str = "prompt") -> None:
+        """So many characters, or tokens to detokenize: beyond what any prompt could be, nothing is done with them,
+        because it would take seconds and gigabytes."""
+        limit = max(CHARS_PER_TOKEN * self.max_prompt, LEAST_CHARS)
+        if count > limit:
+            problem = f"has {count} {what}, and this server takes {limit} (its prompts have {self.max_prompt} tokens)"
+            raise TooLarge(place, problem, "Shorten it.")
 
     def check_prompt(self, tokens: Sequence[int]) -> None:
         limit = self.settings.max_prompt
@@ -239,3 +254,10 @@ class Service:
 def new_id(kind: str) -> str:
     """`kind` is how OpenAI's identifiers of this kind begin; some clients go by it."""
     return f"{kind}{uuid.uuid4().hex}"
+
+
+def return_memory() -> None:
+    """Give free memory back to the system: glibc would keep what a large request took, in case another comes."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # not every C library has it
+        trim(0)

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from moesaic.errors import UserError
 from moesaic.serve.api.beam_search import BeamOutputs
 from moesaic.serve.api.errors import ApiError, api_error
+from moesaic.serve.api.large_json import large_json
 from moesaic.serve.api.schema.structured import StructuredFields
 from moesaic.serve.api.schema.usage import Completed, CompletionDetails, PromptDetails, Usage
 from moesaic.serve.api.service import Service, new_id
@@ -29,9 +30,11 @@ Result = TypeVar("Result")
 
 ENCODE = json.JSONEncoder(check_circular=False).encode
 
+JSON = "application/json"
 DONE = "data: [DONE]\n\n"
 HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}  # no proxy shall buffer the events
 
+HEAVY = 1000  # log-probabilities, which are then written on a thread
 LIGHT_BYTES = 4096  # of a request's body
 HEAVY_FIELDS = (
     *StructuredFields.model_fields,
@@ -88,6 +91,10 @@ class Generation:
         """What a stream ends with when something fails on the way."""
         return event(error.body)
 
+    def first_fields(self) -> dict[str, Any]:
+        """What the first chunk of a stream has that the others have not."""
+        return {}
+
     def first_choices(self) -> list[dict[str, Any]]:
         """What a stream begins with."""
         return []
@@ -135,14 +142,29 @@ class Generation:
             self._check_grammar(output.request)
         return self.push(output)
 
-    async def collect(self, outputs: Outputs) -> BaseModel:
+    def heavy(self, output: Output) -> bool:
+        """Whether an output brings so many log-probabilities that writing them would hold up the event loop."""
+        return sum(len(one.top) for one in output.logprobs) > HEAVY
+
+    @staticmethod
+    def logprob_count(request: Request) -> int:
+        shown = [*request.logprobs, *request.prompt_logprobs]
+        return sum(1 + len(one.top) for one in shown if one is not None)
+
+    async def beside(self, work: Callable[[Output], Result], output: Output) -> Result:
+        """What is heavy, on a thread."""
+        return await asyncio.to_thread(work, output) if self.heavy(output) else work(output)
+
+    async def collect(self, outputs: Outputs) -> BaseModel | bytes:
+        """The response; as JSON already, where there is so much of it that others would wait."""
         async for batch in outputs.batches():
             for output in batch:
-                self.take(output)
-        response = self.response()
+                await self.beside(self.take, output)
+        large = any(self.logprob_count(request) > HEAVY for request in self.requests)
+        response = await asyncio.to_thread(self.response) if large else self.response()
         if isinstance(response, Completed):
             response.system_fingerprint = self.service.fingerprint
-        return response
+        return await asyncio.to_thread(large_json, response) if large else response
 
     async def events(self, outputs: OutputStream) -> AsyncIterator[str]:
         options = self.body.stream_options
@@ -152,17 +174,24 @@ class Generation:
         frame["system_fingerprint"] = self.service.fingerprint
         head = f'data: {json.dumps(frame)[:-1]}, "choices": ['  # the same in every chunk
 
+        first = self.first_fields()
+
         def chunk(choice: dict[str, Any] | None, usage: bool) -> str:
+            nonlocal first
             shown = f', "usage": {json.dumps(self.usage().model_dump() if usage else None)}' if with_usage else ""
             if (took := self.timings()) is not None:
                 shown += f', "timings": {took.model_dump_json()}'
+            shown, first = shown + "".join(f', "{name}": {ENCODE(value)}' for name, value in first.items()), {}
             return f"{head}{ENCODE(choice) if choice is not None else ''}]{shown}}}\n\n"
+
+        def chunks_of(output: Output) -> str:
+            return "".join(chunk(choice, continuous) for choice in self.take(output))
 
         for choice in self.first_choices():
             yield chunk(choice, continuous)
         async for batch in outputs.batches():
-            if chunks := [chunk(choice, continuous) for output in batch for choice in self.take(output)]:
-                yield "".join(chunks)
+            if text := "".join([await self.beside(chunks_of, output) for output in batch]):
+                yield text
         if with_usage:
             yield chunk(None, True)
 
@@ -284,10 +313,12 @@ class EventStream(Response):
                 timer.cancel()
 
 
-async def while_connected(http: HttpRequest, work: Coroutine[Any, Any, BaseModel]) -> Response:
+async def while_connected(http: HttpRequest, work: Coroutine[Any, Any, BaseModel | bytes]) -> Response:
     """The result of some work as JSON; the work is cancelled if the client disconnects."""
     result = await unless_disconnected(http.receive, work)
-    return Response(status_code=499) if result is None else JSONResponse(result.model_dump())
+    if result is None:
+        return Response(status_code=499)
+    return JSONResponse(result.model_dump()) if isinstance(result, BaseModel) else Response(result, media_type=JSON)
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result | None:

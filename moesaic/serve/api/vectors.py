@@ -11,8 +11,9 @@ from torch import Tensor
 
 from moesaic.errors import UserError
 from moesaic.serve.api.errors import ApiError
+from moesaic.serve.api.prompts import tokens_of, tokens_to_keep
 from moesaic.serve.api.schema.embeddings import EmbeddingUsage, PoolingRequest, VectorOptions
-from moesaic.serve.api.service import CHARS_PER_TOKEN, Service
+from moesaic.serve.api.service import Service
 from moesaic.serve.core.pooling import Pooling, dense_layers, normalized, pooled
 from moesaic.serve.core.request import Request, Sampling
 
@@ -62,40 +63,8 @@ def pooling_requests(
 
 
 def _tokens(service: Service, text: str | Sequence[int], body: PoolingRequest, special: bool) -> list[int]:
-    keep = body.truncate_prompt_tokens
-    if keep is None:
-        return service.tokenize(text, special=special) if isinstance(text, str) else list(text)
-    most = min(service.engine.max_length, service.settings.max_prompt or service.engine.max_length)
-    if keep == 0 or keep > most:
-        raise UserError("truncate_prompt_tokens", f"must be between 1 and {most}, or -1 for as many", f"Not {keep}.")
-    keep = most if keep == -1 else keep
-    if isinstance(text, str):
-        return truncated(service, text, keep, body.truncation_side == "left", special)
-    return list(text[-keep:] if body.truncation_side == "left" else text[:keep])
-
-
-def truncated(service: Service, text: str, keep: int, left: bool, special: bool) -> list[int]:
-    """So many tokens of a text, with what the tokenizer puts around every text among them."""
-    # What is cut off anyway is not tokenized; twice as much, because the last word may be cut.
-    far = 2 * CHARS_PER_TOKEN * keep
-    text = text[-far:] if left else text[:far]
-    tokens = service.tokenizer.encode(text, special=special)
-    if len(tokens) <= keep:
-        return tokens
-    plain = service.tokenizer.encode(text, special=False)
-    start = _begins_at(tokens, plain)
-    if start is None:
-        return tokens[-keep:] if left else tokens[:keep]
-    head, tail = tokens[:start], tokens[start + len(plain) :]
-    room = max(0, keep - len(head) - len(tail))
-    own = plain[len(plain) - room :] if left else plain[:room]
-    return [*head, *own, *tail][:keep]
-
-
-def _begins_at(tokens: list[int], plain: list[int]) -> int | None:
-    """Where the text's own tokens begin among those with special ones around."""
-    extra = len(tokens) - len(plain)
-    return next((start for start in range(extra + 1) if tokens[start : start + len(plain)] == plain), None)
+    keep = tokens_to_keep(body.truncate_prompt_tokens, service.max_prompt)
+    return tokens_of(service, text, keep, left=body.truncation_side == "left", special=special)
 
 
 def embedding_requests(

@@ -160,7 +160,7 @@ def test_tokens_there_and_back(server: Running) -> None:
         found = server.post("/tokenize", {"prompt": text, "return_token_strs": True}).json()
         assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
         assert found["max_model_len"] == 512
-        assert server.post("/detokenize", {"tokens": found["tokens"]}).json() == {"prompt": text}
+        assert server.post("/detokenize", {"tokens": found["tokens"]}).json() == {"prompt": text, "content": text}
     chat = server.post("/tokenize", {"messages": [{"role": "user", "content": "yes"}]}).json()
     text = server.post("/detokenize", {"tokens": chat["tokens"]}).json()["prompt"]
     tokenizer = server.engine.tokenizer

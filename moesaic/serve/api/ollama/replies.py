@@ -12,6 +12,7 @@ from pydantic import RootModel
 from moesaic.serve.api.chat import Chat, ChoiceBuilder
 from moesaic.serve.api.completions import Completions
 from moesaic.serve.api.errors import ApiError, ollama_form
+from moesaic.serve.api.logprobs import Shown
 from moesaic.serve.api.ollama.schema import ChatRequest, GenerateRequest, GeneratingRequest
 from moesaic.serve.api.ollama.translation import (
     as_chat,
@@ -195,8 +196,8 @@ class RawGenerated(Generation):
         return line(ollama_form(error.status, error.body.error))
 
     def push(self, output: Output) -> list[dict[str, Any]]:
-        decoder, top = self.service.token_decoder, self.body.top_logprobs or 0
-        found = [logprob(decoder.logprob(one, top)) for one in output.logprobs] if self.body.logprobs else []
+        decoder, shown = self.service.token_decoder, Shown(self.body.top_logprobs or 0)
+        found = [logprob(decoder.logprob(one, shown)) for one in output.logprobs] if self.body.logprobs else []
         self.text += output.text
         self.logprobs += found
         lines = [self._part(output.text, found)] if output.text or found else []

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from moesaic.serve.api.schema.sampling import MAX_LOGPROBS, GenerationRequest, RequestModel
+from moesaic.serve.api.schema.tokens import TokenFields
 from moesaic.serve.api.schema.usage import Completed
 
 
@@ -121,12 +122,12 @@ class AllowedTools(RequestModel):
         return self.allowed_tools.mode if self.allowed_tools is not None else self.mode or "auto"
 
 
-class ChatCompletionRequest(GenerationRequest):
+class ChatCompletionRequest(GenerationRequest, TokenFields):
     messages: list[Message] = Field(min_length=1)
     max_tokens: int | None = Field(default=None, ge=1, lt=2**31)
     max_completion_tokens: int | None = Field(default=None, ge=1, lt=2**31)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    top_logprobs: int | None = Field(default=None, ge=-1, le=MAX_LOGPROBS, description="-1: the whole vocabulary.")
     tools: Annotated[list[Tool], Field(max_length=512)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
@@ -189,8 +190,10 @@ class ChatChoice(BaseModel):
     message: AssistantMessage
     logprobs: ChoiceLogprobs | None
     finish_reason: str
+    token_ids: list[int] | None = None
 
 
 class ChatCompletionResponse(Completed[ChatChoice]):
     object: Literal["chat.completion"] = "chat.completion"
     prompt_logprobs: list[dict[str, Any] | None] | None = None
+    prompt_token_ids: list[int] | None = None

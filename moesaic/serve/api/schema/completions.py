@@ -4,25 +4,32 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
-from moesaic.serve.api.schema.sampling import MAX_LOGPROBS, GenerationRequest, Token
+from moesaic.serve.api.schema.sampling import MAX_LOGPROBS, GenerationRequest
+from moesaic.serve.api.schema.tokens import TokenFields, Tokens
 from moesaic.serve.api.schema.usage import Completed
 
-Tokens = Annotated[list[Token], Field(min_length=1)]
 # One text, several texts, the tokens of one, the tokens of several.
 Text = Annotated[str, Field(json_schema_extra={"minLength": 1})]  # an empty one is refused with its place
 Texts = Text | Annotated[list[Text], Field(min_length=1, max_length=2048)]
 Prompts = Texts | Tokens | Annotated[list[Tokens], Field(min_length=1, max_length=2048)]
 
 
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(GenerationRequest, TokenFields):
     prompt: Prompts
     max_tokens: int | None = Field(default=16, ge=0, lt=2**31)
     best_of: int | None = Field(default=None, ge=1, le=128)
-    logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    logprobs: int | None = Field(default=None, ge=-1, le=MAX_LOGPROBS, description="-1: the whole vocabulary.")
     echo: bool | None = None
     suffix: str | None = Field(default=None, description="What follows; the model fills in what is between.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def take_tokens(cls, data: Any) -> Any:
+        """Tokens under their own name take the place of the prompt, which clients send because they must."""
+        given = data.get("prompt_token_ids") if isinstance(data, dict) else None
+        return data if given is None else data | {"prompt": given}
 
 
 class CompletionLogprobs(BaseModel):
@@ -38,6 +45,8 @@ class CompletionChoice(BaseModel):
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
     prompt_logprobs: list[dict[str, Any] | None] | None = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
 
 
 class CompletionResponse(Completed[CompletionChoice]):

@@ -56,7 +56,7 @@ class GenerationRequest(ExtraSamplingParams, BeamParams):
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     n: int | None = Field(default=None, ge=1, le=128)
     stop: str | Annotated[list[str], Field(max_length=32)] | None = None
-    prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    prompt_logprobs: int | None = Field(default=None, ge=-1, le=MAX_LOGPROBS, description="-1: all.")
     response_format: ResponseFormat | None = None
     timings_per_token: bool | None = Field(default=None, description="Add `timings`, to every chunk too.")
     user: str | None = None
