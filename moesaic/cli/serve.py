@@ -122,6 +122,14 @@ def command(
     allow_adapters: Annotated[
         bool, typer.Option("--allow-adapters", help="Let clients load adapters from any path the server can read.")
     ] = False,
+    pooling: Annotated[
+        Literal["mean", "last", "cls", "none"] | None,
+        typer.Option(help="Pooling of embeddings; default: as the model says (1_Pooling/config.json), or mean."),
+    ] = None,
+    scoring: Annotated[
+        Literal["cosine", "generative"],
+        typer.Option(help="Of rerank and score: embeddings, or how likely the model says yes (Qwen3-Reranker)."),
+    ] = "cosine",
     metrics_names: Annotated[
         Literal["moesaic", "vllm"], typer.Option(help="Names of Prometheus metrics; vllm: under vLLM's names too.")
     ] = "moesaic",
@@ -259,6 +267,8 @@ def command(
         allowed_hosts=tuple(allowed_host or ()),
         log_requests=log_requests,
         mcp_origins=origins(mcp or ()),
+        pooling=pooling,
+        scoring=scoring,
         metrics_names=metrics_names,
         allow_adapters=allow_adapters,
         admin_keys=Keys.read(admin_key_file, admin_key_env, "--admin-key-env"),
