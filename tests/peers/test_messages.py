@@ -206,12 +206,28 @@ class TestMessage:
             "thinking": {"type": "disabled"},
             "cache_control": {"type": "ephemeral"},
             "tool_choice": {"type": "none"},
+            "output_config": {"effort": "low"},
         }
         answer = send(server, "/v1/messages?beta=true", **wishes)
         assert answer.status_code == 200 and "x-moesaic-ignored" not in answer.headers
         answer = send(server, service_tier="auto", context_management={"edits": []})
         assert answer.headers["x-moesaic-ignored"].split(", ") == ["service_tier", "context_management"]
         assert answer.headers["request-id"]
+
+    def test_a_message_of_the_assistant_is_continued(self, server: Running) -> None:
+        begun = [*QUESTION, {"role": "assistant", "content": "The number"}]
+        message = ask(server, messages=begun, guided_choice=[" 6", " 7"], max_tokens=60)
+        assert text_of(message) in (" 6", " 7")
+        chat = {"messages": begun, "max_tokens": 6, "temperature": 0.0, "continue_final_message": True}
+        chat["add_generation_prompt"] = False
+        same = server.post("/v1/chat/completions", chat).json()
+        assert text_of(ask(server, messages=begun)) == same["choices"][0]["message"]["content"]
+        assert (
+            count(server, messages=begun)
+            == same["usage"]["prompt_tokens"]
+            < count(server, messages=[*begun, *QUESTION])
+        )
+        assert gathered(stream(server, messages=begun))["content"] == ask(server, messages=begun)["content"]
 
     def test_documents_and_search_results_are_read(self, server: Running) -> None:
         content = [
@@ -226,7 +242,7 @@ class TestMessage:
         schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
         schema |= {"additionalProperties": False}
         form = {"type": "json_schema", "schema": schema}
-        for wishes in ({"output_config": {"format": form, "effort": "low"}}, {"output_format": form}):
+        for wishes in ({"output_config": {"format": form}}, {"output_format": form}):
             assert json.loads(text_of(ask(server, max_tokens=60, **wishes)))["n"] in (1, 2)
         error = refused(server, 400, output_config={"format": form | {"schema": {"type": "unheard"}}})
         assert error["message"].startswith("output_config.format")

@@ -13,7 +13,7 @@ from moesaic.serve.api.messages.threads import keep
 from moesaic.serve.api.messages.translate import as_chat, marks_cache, messages_field
 from moesaic.serve.api.schema.messages import MessageResponse, MessagesRequest, MessageUsage, ThinkingTokens
 from moesaic.serve.api.service import Service
-from moesaic.serve.api.stream import Generation, event
+from moesaic.serve.api.stream import Generation, Outputs, event
 from moesaic.serve.core.engine_loop import OutputStream
 from moesaic.serve.core.request import Output
 
@@ -48,7 +48,7 @@ class Messages(Generation):
         streamed = self.blocks.push(events)
         return streamed + self.blocks.finish() if output.finish_reason is not None else streamed
 
-    async def collect(self, outputs: OutputStream) -> MessageResponse:
+    async def collect(self, outputs: Outputs) -> MessageResponse:
         await super().collect(outputs)
         return self._kept()
 

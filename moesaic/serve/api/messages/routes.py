@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 
-from moesaic.serve.api.chat import prompt_text
+from moesaic.serve.api.conversation import conversation
 from moesaic.serve.api.messages.generation import Messages
 from moesaic.serve.api.messages.threads import resume
 from moesaic.serve.api.messages.translate import as_chat
@@ -24,7 +24,7 @@ from moesaic.serve.api.stream import STREAMS, generate
 def count_tokens(service: Service, body: CountTokensRequest) -> TokenCount:
     """Of the very prompt that the model would be given."""
     service.adapter(body.model)
-    prompt = prompt_text(as_chat(body), service.tokenizer)
+    prompt = conversation(as_chat(body), service.tokenizer, service.parser).text
     return TokenCount(input_tokens=len(service.tokenize(prompt, special=False)))
 
 

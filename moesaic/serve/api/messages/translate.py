@@ -35,8 +35,8 @@ def as_chat(body: CountTokensRequest) -> ChatCompletionRequest:
     messages = chat_messages(body)
     fields: dict[str, Any] = {"model": body.model, "messages": messages, **tool_fields(body)}
     if messages[-1]["role"] == "assistant":
-        fields |= {"continue_final_message": True, "add_generation_prompt": False}
-    fields["chat_template_kwargs"] = thinking_variables(body) | (body.chat_template_kwargs or {})
+        fields |= {"continue_final_message": True}
+    fields |= thinking_fields(body)
     if body.output_config is not None and body.output_config.effort is not None:
         fields["reasoning_effort"] = body.output_config.effort
     form = (body.output_config.format if body.output_config else None) or body.output_format
@@ -78,15 +78,17 @@ def tool_fields(body: CountTokensRequest) -> dict[str, Any]:
     return fields
 
 
-def thinking_variables(body: CountTokensRequest) -> dict[str, Any]:
-    """The names by which chat templates know whether to think; one that was not asked follows its own default."""
+def thinking_fields(body: CountTokensRequest) -> dict[str, Any]:
+    """Whether the template is told to think; one that was not asked follows its own default."""
+    variables = dict(body.chat_template_kwargs or {})
     if body.thinking is None:
-        return {}
-    thinks = body.thinking.type != "disabled"
+        return {"chat_template_kwargs": variables}
     budget = body.thinking.budget_tokens
     if isinstance(body, MessagesRequest) and budget is not None and budget >= body.max_tokens:
         raise UserError("thinking.budget_tokens", f"must be less than max_tokens, which is {body.max_tokens}")
-    return {"enable_thinking": thinks, "thinking": thinks} | ({} if budget is None else {"thinking_budget": budget})
+    if budget is not None:
+        variables.setdefault("thinking_budget", budget)
+    return {"chat_template_kwargs": variables, "enable_thinking": body.thinking.type != "disabled"}
 
 
 def chat_messages(body: CountTokensRequest) -> list[dict[str, Any]]:

@@ -10,7 +10,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from moesaic.errors import UserError
-from moesaic.serve.api.chat import Chat, ChoiceBuilder, prompt_text
+from moesaic.serve.api.chat import Chat, ChoiceBuilder
+from moesaic.serve.api.conversation import conversation
 from moesaic.serve.api.errors import ApiError
 from moesaic.serve.api.responses.items import ItemBuilder
 from moesaic.serve.api.responses.listing import listed_input
@@ -88,7 +89,9 @@ class Responses(Generation):
         yield [self._told("response.created"), self._told(f"response.{self.status}")]
         async for batch in outputs.batches():
             news = [self._told("response.in_progress")] if self._begins() else []
-            yield news + [self._event(data) for output in batch for data in self.take(output)]
+            for output in batch:
+                news += await self.beside(self._told_of, output)
+            yield news
         yield [self._told(f"response.{self.status}")]
 
     def failed(self, error: ApiError) -> str:
@@ -106,6 +109,9 @@ class Responses(Generation):
         """Whether it waited until now."""
         queued, self.queued = self.queued, False
         return queued
+
+    def _told_of(self, output: Output) -> list[str]:
+        return [self._event(data) for data in self.take(output)]
 
     def _event(self, data: dict[str, Any]) -> str:
         self.number += 1
@@ -204,7 +210,7 @@ def count_tokens(service: Service, body: PromptFields) -> InputTokens:
     """Of the very prompt that the model would be given."""
     check_input(body)
     service.adapter(body.model)
-    prompt = prompt_text(as_chat(body, earlier_items(body)), service.tokenizer)
+    prompt = conversation(as_chat(body, earlier_items(body)), service.tokenizer, service.parser).text
     return InputTokens(input_tokens=len(service.tokenize(prompt, special=False)))
 
 

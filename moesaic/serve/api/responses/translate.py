@@ -8,7 +8,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from moesaic.errors import UserError
 from moesaic.serve.api.schema.chat import ChatCompletionRequest
 from moesaic.serve.api.schema.responses import (
     AllowedTools,
@@ -34,6 +33,7 @@ def as_chat(body: PromptFields, before: Sequence[InputItem] = ()) -> ChatComplet
     """`before` are the items of the responses that this one continues. Of a request to count tokens, what the tokens
     depend on."""
     fields: dict[str, Any] = {"model": body.model, "messages": chat_messages(body, before), **tool_fields(body)}
+    fields["continue_final_message"] = False  # a response is a turn of its own
     for name in ("parallel_tool_calls", "chat_template_kwargs"):
         if (value := getattr(body, name)) is not None:
             fields[name] = value
@@ -63,21 +63,17 @@ def responses_field(place: str) -> str:
 
 def tool_fields(body: PromptFields) -> dict[str, Any]:
     fields: dict[str, Any] = {}
-    tools = list(body.tools or ())
     match body.tool_choice:
         case ChosenTool(name=name):
             fields["tool_choice"] = {"type": "function", "function": {"name": name}}
-        case AllowedTools(mode=mode, tools=allowed):
-            names = {tool.name for tool in allowed}
-            for name in sorted(names - {tool.name for tool in tools}):
-                raise UserError("tool_choice.tools", f"there is no tool {name!r}")
-            tools = [tool for tool in tools if tool.name in names]
-            fields["tool_choice"] = mode
+        case AllowedTools():
+            fields["tool_choice"] = body.tool_choice.model_dump()
         case str(choice):
             fields["tool_choice"] = choice
-    if tools:
+    if body.tools:
         fields["tools"] = [
-            {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)} for tool in tools
+            {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
+            for tool in body.tools
         ]
     return fields
 
