@@ -96,6 +96,12 @@ def command(
     ] = None,
     max_body_mb: Annotated[float, typer.Option(help="Maximum size of a request body.")] = 8.0,
     request_seconds: Annotated[float, typer.Option(min=0, help="Timeout of a request; 0: none.")] = 600.0,
+    response_store_mb: Annotated[
+        float, typer.Option(min=0, max=1e9, help="Memory for responses that clients come back to; 0: none are kept.")
+    ] = 64.0,
+    response_store_hours: Annotated[
+        float, typer.Option(min=0, max=1e6, help="How long one is kept after its last use.")
+    ] = 24.0,
     drain_seconds: Annotated[
         float, typer.Option(min=0, help="Time for running requests to finish at shutdown.")
     ] = 60.0,
@@ -272,6 +278,8 @@ def command(
         metrics_names=metrics_names,
         allow_adapters=allow_adapters,
         admin_keys=Keys.read(admin_key_file, admin_key_env, "--admin-key-env"),
+        response_bytes=int(response_store_mb * 2**20),
+        response_seconds=response_store_hours * 3600,
         drain_seconds=drain_seconds,
     )
     adapters = parse_adapters(adapter or (), settings.name)

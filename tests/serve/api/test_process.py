@@ -149,6 +149,7 @@ def test_methods_and_names_are_taken(directory: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("moesaic.serve.api.server.serve", serve)
     words = ["--policy", "chunked", "tokens=77", "--drafter", "suffix", "--name", "mine", "--max-requests", "3"]
+    words += ["--response-store-mb", "0.5", "--response-store-hours", "2"]
     words += ["--max-queue", "5", "--port", "0", "--request-seconds", "0", "--metrics-names", "vllm", "--parser", "glm"]
     assert main(["serve", str(directory), *words]) == 0
     engine, settings, more = made
@@ -156,5 +157,6 @@ def test_methods_and_names_are_taken(directory: Path, monkeypatch: pytest.Monkey
     assert "Suffix(" in repr(engine.drafter)
     assert engine.scheduler.max_requests == 3
     assert (settings.name, settings.max_queue, settings.request_seconds) == ("mine", 5, None)
+    assert (settings.response_bytes, settings.response_seconds) == (1 << 19, 7200.0)
     assert settings.metrics_names == "vllm"
     assert type(settings.parser).__name__ == "Glm"
