@@ -5,9 +5,9 @@
 
 Requests are made from the server's OpenAPI document, so that every route has its share (`bench/hostile_requests.py`),
 and sent over raw sockets, many at a time and now and then as a flood. Meanwhile a neighbour streams one completion
-after the other. The program ends with an error if there was a 5xx that is not meant (501 and 503 are), a request without an
-answer, an error that is not in the form of its dialect, memory or descriptors that stay, or a neighbour that got other
-bits than it gets alone.
+after the other. The program ends with an error if there was a 5xx that is not meant (501 and 503 are), a request
+without an answer, an error that is not in the form of its dialect, memory or descriptors that stay, or a neighbour that
+got other bits than it gets alone.
 """
 
 from __future__ import annotations
