@@ -26,7 +26,7 @@ from moesaic.serve.api.errors import ApiError
 from moesaic.serve.api.rate_limits import CALLER, KeyLimits, KeyUse
 
 # Probes, which show nothing of anybody's requests. The web page needs no key either: it asks for one itself.
-OPEN_PATHS = frozenset({"/health", "/ready", "/version"})
+OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/version"})
 VARIABLE = "MOESAIC_API_KEY"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 REMEDY = "Write a key a line, or `NAME KEY` and limits such as rpm=60 tpm=100000 concurrent=4."

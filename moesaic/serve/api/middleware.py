@@ -22,6 +22,7 @@ from moesaic.serve.api.request_id import request_id
 
 JSON_PATHS = ("/api/", "/completion", "/infill", "/embedding")
 HEADER_SECONDS = 20.0
+REFUSED_SECONDS = 2.0  # for what a client still sends after what was no HTTP
 HUGE_EXPONENT = re.compile(rb"[eE]\+?[0-9]{3}")
 ONLY_DIGITS = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else 32 for byte in range(256))
 WHOLE_FLOAT = re.compile(rb"[:\[,]\s*-?[0-9]+(\.0+([eE]\+?[0-9]+)?|(\.[0-9]+)?[eE]\+?[0-9]+)\s*[,\]}]")
@@ -34,14 +35,18 @@ class HeaderTimeout(H11Protocol):
 
     header_seconds = HEADER_SECONDS
     timer: asyncio.TimerHandle | None = None
+    refused = False  # what still comes is read and dropped
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._set_timer()
 
     def data_received(self, data: bytes) -> None:
+        if self.refused:
+            return
         super().data_received(data)
-        self._set_timer()
+        if not self.refused:
+            self._set_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timer()
@@ -65,7 +70,12 @@ class HeaderTimeout(H11Protocol):
                 h11.EndOfMessage(),
             ):
                 self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
+        # Were the connection closed with something unread, the client might never see the answer.
+        self.refused = True
+        self._cancel_timer()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.timer = self.loop.call_later(REFUSED_SECONDS, self.transport.close)
 
     def _set_timer(self) -> None:
         if self.conn.their_state is not h11.IDLE:

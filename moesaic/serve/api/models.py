@@ -25,6 +25,7 @@ class ModelCard(BaseModel):
     owned_by: str = "moesaic"
     root: str
     parent: str | None = None
+    aliases: list[str] = Field(default=[], description="Other names of the same model.")
     max_model_len: int
     sampling: dict[str, float] = Field(description="The model's own defaults, unless a request sets others.")
 
@@ -109,6 +110,7 @@ def card(service: Service, name: str) -> ModelCard:
         created=service.started,
         root=own,
         parent=None if name in service.names else own,
+        aliases=[one for one in service.names if one != name] if name in service.names else [],
         max_model_len=service.context,
         sampling=service.sampling_defaults,
     )

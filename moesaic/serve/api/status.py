@@ -24,6 +24,10 @@ class Status(BaseModel):
     status: str
 
 
+class Load(BaseModel):
+    server_load: int
+
+
 class Version(BaseModel):
     version: str
 
@@ -46,6 +50,17 @@ def router(service: Service) -> APIRouter:
         if not all(one.loop.alive for one in service.all):
             raise ApiError(503, "the engine has stopped", code="engine_stopped")
         return Status(status="ok")
+
+    @routes.get("/ping", responses=ERRORS)
+    @routes.post("/ping", responses=ERRORS, include_in_schema=False)
+    async def ping() -> Status:
+        """The same, by the name some clouds ask for it."""
+        return await health()
+
+    @routes.get("/load", responses=ERRORS)
+    async def load() -> Load:
+        """How many requests are open, as vLLM says it."""
+        return Load(server_load=sum(one.loop.open for one in service.all))
 
     @routes.get("/ready", responses=ERRORS)
     async def ready() -> Status:

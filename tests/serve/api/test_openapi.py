@@ -57,6 +57,8 @@ OPERATIONS = [
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{model}"),
     ("GET", "/health"),
+    ("GET", "/ping"),
+    ("GET", "/load"),
     ("GET", "/ready"),
     ("GET", "/version"),
     ("GET", "/metrics"),
