@@ -1,6 +1,7 @@
 """Chat with a model in the terminal.
 
 moesaic chat out/smollm2
+moesaic chat out/smollm2 --sampling min_p=0.05 --sampling dry_multiplier=0.8
 moesaic chat out/smollm2 --system "Answer in one sentence." --temperature 0
 echo "Name three rivers." | moesaic chat out/smollm2 > answers.txt
 """
@@ -14,7 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moesaic.cli.options import Device, Dtype, ExpertCache, ModelDirectory, Offload, OffloadFrom, Threads
+from moesaic.cli.options import (
+    Device,
+    Dtype,
+    ExpertCache,
+    ModelDirectory,
+    Offload,
+    OffloadFrom,
+    SamplingParams,
+    Threads,
+)
 from moesaic.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,6 +47,7 @@ def command(
         int | None, typer.Option(help="Tokens of a response; default: as many as fit in the context.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of sampling; default: random.")] = None,
+    sampling: SamplingParams = None,
     dtype: Dtype = None,
     device: Device = None,
     offload: Offload = None,
@@ -51,19 +62,20 @@ def command(
     from moesaic.serve.core.engine import Engine
     from moesaic.serve.core.request import Sampling
     from moesaic.serve.core.sampling_defaults import recommended
+    from moesaic.serve.core.sampling_text import parse_sampling
     from moesaic.serve.offload.loading import load_served, offload_options
     from moesaic.serve.terminal import Screen, TerminalChat
 
     flags: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
-    given = {name: value for name, value in flags.items() if value is not None}
+    given = parse_sampling(sampling or ()) | {name: value for name, value in flags.items() if value is not None}
     Sampling(**given)  # wrong ones are refused before the model is loaded
     offloaded = offload_options(offload, offload_from, expert_cache_gb)
     model = load_served(directory, dtype=dtype, device=device, threads=threads, **offloaded)
     engine = Engine(model, max_requests=1)
-    sampling = Sampling(**{"temperature": 0.7, "top_p": 0.95, **recommended(engine.tokenizer), **given})
+    params = Sampling(**{"temperature": 0.7, "top_p": 0.95, **recommended(engine.tokenizer), **given})
     person = sys.stdin is not None and sys.stdin.isatty()
     styled = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    chat = TerminalChat(engine, Screen(sys.stdout, sys.stderr, styled), sampling, system)
+    chat = TerminalChat(engine, Screen(sys.stdout, sys.stderr, styled), params, system)
     if person:
         template = chat.tokenizer.chat_template is not None
         kind = "" if template else " It has no chat template: it continues your text."

@@ -27,6 +27,10 @@ Force = Annotated[bool, typer.Option("--force", help="Replace OUT if it is a mod
 
 Dtype = Annotated[str | None, typer.Option("--dtype", help="Dtype of the weights; default: what is fast here.")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; default: cuda if there is one.")]
+SamplingParams = Annotated[
+    list[str] | None,
+    typer.Option("--sampling", metavar="NAME=VALUE", help="A sampling param's default, as min_p=0.05; repeatable."),
+]
 Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads; default: all cores.")]
 
 Offload = Annotated[

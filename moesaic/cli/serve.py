@@ -28,6 +28,7 @@ from moesaic.cli.options import (
     ModelDirectory,
     Offload,
     OffloadFrom,
+    SamplingParams,
     Threads,
 )
 
@@ -207,6 +208,7 @@ def command(
     ] = None,
     threads: Threads = None,
     seed: Annotated[int | None, typer.Option(help="Seed of sampling for requests without one.")] = None,
+    sampling: SamplingParams = None,
 ) -> None:
     """Serve a model over HTTP: OpenAI-compatible API, metrics, and a web page to chat with it."""
     import asyncio
@@ -229,6 +231,7 @@ def command(
     from moesaic.serve.cluster.prefill_decode import Apart
     from moesaic.serve.core.drafters import Drafter
     from moesaic.serve.core.kv_policies import KVPolicy
+    from moesaic.serve.core.sampling_text import parse_sampling
     from moesaic.serve.core.scheduling_policies import SchedulingPolicy
     from moesaic.serve.energy.governor import FrequencyOptions
     from moesaic.serve.group.apart.ranks import chosen_layout
@@ -265,6 +268,7 @@ def command(
         parser=made_parser,
         chat_template=None if chat_template is None else read_template(chat_template),
         trust_request_chat_template=trust_request_chat_template,
+        sampling=parse_sampling(sampling or (), without=("max_tokens", "seed", "stop")),
         max_prompt=max_prompt,
         max_queue=max_queue,
         max_body=int(max_body_mb * 2**20),

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 from moesaic.errors import UserError
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Request, Sampling
+from moesaic.serve.core.sampling_text import KINDS, sampling_value
 from moesaic.serve.parsers import Content, Event, Parser, Reasoning, detect
 from moesaic.strict import did_you_mean
 
@@ -24,6 +25,7 @@ HELP = """\
 /system TEXT        set the system prompt; without TEXT, none
 /temperature X      0 is greedy decoding
 /top-p X            nucleus sampling; 1 is off
+/set NAME VALUE     any other sampling param, as in /set min_p 0.05
 /max-tokens N       of a response; without N, as many as the context holds
 /seed N             same seed, same response; without N, random
 /settings           show the settings
@@ -91,6 +93,7 @@ class TerminalChat:
             "top-p": lambda text: self._set("top_p", _number(text, float)),
             "max-tokens": lambda text: self._set("max_tokens", _number(text, int) if text else None),
             "seed": lambda text: self._set("seed", _number(text, int) if text else None),
+            "set": self._set_param,
             "settings": lambda _: self._show_settings(),
             "quit": self._leave,
         }
@@ -107,12 +110,19 @@ class TerminalChat:
     def _set(self, name: str, value: Any) -> None:
         self.sampling = replace(self.sampling, **{name: value})
 
+    def _set_param(self, text: str) -> None:
+        name, _, value = text.partition(" ")
+        self._set(name, sampling_value(name, value.strip(), "/set"))
+
     def _show_settings(self) -> None:
         sampling = self.sampling
         seed = "random" if sampling.seed is None else sampling.seed
         max_tokens = "context" if sampling.max_tokens is None else sampling.max_tokens
         chosen = f"temperature {sampling.temperature}, top-p {sampling.top_p}"
-        self.screen.note(f"{chosen}, max-tokens {max_tokens}, seed {seed}")
+        shown = ("temperature", "top_p", "max_tokens", "seed")
+        others = {name: getattr(sampling, name) for name in KINDS if name not in shown}
+        changed = [f", {name} {value}" for name, value in others.items() if value != getattr(Sampling(), name)]
+        self.screen.note(f"{chosen}, max-tokens {max_tokens}, seed {seed}{''.join(changed)}")
         self.screen.note(f"system prompt: {self.system or 'none'}")
 
     def _again(self) -> None:

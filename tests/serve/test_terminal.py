@@ -198,6 +198,14 @@ def test_settings_are_shown_and_checked(chat: TerminalChat) -> None:
         with pytest.raises(UserError):
             chat.take(wrong)
     assert chat.sampling == Sampling(temperature=0.5, top_p=0.9, seed=4)
+    chat.take("/set dry_multiplier 0.8")
+    chat.take("/set bad_words foo,bar")
+    chat.take("/settings")
+    assert "seed 4, dry_multiplier 0.8, bad_words ('foo', 'bar')" in noted(chat)
+    for wrong in ("/set", "/set min_q 1", "/set min_p", "/set min_p 2", "/set grammar x", "/set mirostat 1.5"):
+        with pytest.raises(UserError):
+            chat.take(wrong)
+    assert (chat.sampling.dry_multiplier, chat.sampling.bad_words) == (0.8, ("foo", "bar"))
     with pytest.raises(Left):
         chat.take("/quit")
     chat.take("/help")

@@ -51,6 +51,7 @@ class Settings:
     parser: Parser | None = None  # None: by the model's chat template
     chat_template: str | None = None  # instead of the model's own
     trust_request_chat_template: bool = False  # templates are programs, which a client may make slow
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # defaults of requests, beside the model's own
     max_prompt: int | None = None  # tokens
     max_queue: int = 256
     max_body: int = 8 << 20  # bytes
@@ -100,8 +101,8 @@ class Service:
 
     @cached_property
     def sampling_defaults(self) -> dict[str, Any]:
-        """The model's own, from its generation_config.json."""
-        return recommended(self.engine.tokenizer)
+        """The model's own, from its generation_config.json, and what this server was started with."""
+        return recommended(self.engine.tokenizer) | dict(self.settings.sampling)
 
     @cached_property
     def pooling(self) -> Pooling:

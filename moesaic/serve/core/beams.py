@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from moesaic.serve.core.engine import Engine
 
 MAX_REPORTED = 100  # tokens in the place of one, of which the next beams are made
+TOKENS_PER_CHARACTER = 4  # at most: its bytes
 
 
 @dataclass(frozen=True)
@@ -120,12 +121,15 @@ class BeamSearch:
             return True
         if not self.stop or len(beam.tokens) < self.root.sampling.min_tokens:
             return False
-        return bool(self._read((*beam.tokens, token))[1].stopped)
+        # A live beam has none so far: one that this token completes stands in the last few.
+        tokens = (*beam.tokens, token)
+        last = max(0, len(tokens) - TOKENS_PER_CHARACTER * max(map(len, self.stop)) - 1)
+        return self._read(tokens[last:], tokens[:last], 0)[1].stopped is not None
 
-    def _read(self, tokens: Sequence[int]) -> tuple[str, TextStream]:
-        """Their text, up to a stop string."""
+    def _read(self, tokens: Sequence[int], before: Sequence[int], min_tokens: int) -> tuple[str, TextStream]:
+        """The text of some of a beam's tokens, up to a stop string."""
         assert self.engine.tokenizer is not None, "a model without a tokenizer takes no stop strings"
-        stream = TextStream(self.engine.tokenizer, self.root.prompt, self.stop, self.root.sampling.min_tokens)
+        stream = TextStream(self.engine.tokenizer, before or self.root.prompt, self.stop, min_tokens)
         return "".join([stream.push(token) for token in tokens]), stream
 
     def _finish(self, beam: Beam) -> None:
@@ -154,7 +158,8 @@ class BeamSearch:
         stop_reason: str | int | None = None
         by_token = last in self.stop_tokens
         if self.engine.tokenizer is not None:
-            text, stream = self._read(beam.tokens[:-1] if by_token else beam.tokens)
+            shown = beam.tokens[:-1] if by_token else beam.tokens
+            text, stream = self._read(shown, (), self.root.sampling.min_tokens)
             stop_reason = stream.stopped or None
             text += stream.finish()
         if by_token and (last not in self.engine.stop_tokens or self.root.sampling.ignore_eos):
@@ -168,6 +173,9 @@ def _for_a_step(engine: Engine, sampling: Sampling, options: BeamOptions) -> Sam
     most = MAX_REPORTED - ends
     if not 1 <= options.width <= most:
         raise UserError("n", f"beam search takes 1 to {most} beams, not {options.width}")
+    if engine.page_pool.store is not None:
+        problem = "beams share the pages of their beginning, and this engine prunes its cache for each request alone"
+        raise UserError("use_beam_search", problem, "Leave it out.")
     if sampling.grammar is not None:
         raise UserError("use_beam_search", "beams cannot follow a grammar", "Leave one out.")
     if sampling.prompt_logprobs is not None:

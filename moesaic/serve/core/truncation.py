@@ -7,6 +7,7 @@ The rest is a chain of functions, each of which takes the candidates that the on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -130,6 +131,8 @@ def xtc(left: Candidates, request: Request) -> Candidates:
         return left
     kept_A = ~above_A
     kept_A[probs_A.masked_fill(kept_A, float("inf")).argmin()] = True
+    if left.tokens_A is None and not sampling.record_draws:  # few are left out: to gather the others takes longer
+        return Candidates(None, left.logits_A.masked_fill(~kept_A, float("-inf")))
     return left.keep(kept_A)
 
 
@@ -143,7 +146,7 @@ def temperature(left: Candidates, request: Request) -> Candidates:
         if count < 2:
             return left
         log_A = left.logits_A.log_softmax(-1)
-        entropy = float(-(log_A.exp() * log_A).nansum() / torch.tensor(float(count)).log())
+        entropy = float(-(log_A.exp() * log_A).nansum()) / math.log(count)
         least, most = max(0.0, value - sampling.dynatemp_range), value + sampling.dynatemp_range
         value = least + (most - least) * max(0.0, entropy) ** sampling.dynatemp_exponent
     if value <= LEAST_TEMPERATURE:
