@@ -170,6 +170,7 @@ def test_every_command_of_the_documents_runs(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(machine, "LONG_ENOUGH", 0.0)
     monkeypatch.setattr(server_module, "serve", serve_briefly)
     Path("keys.txt").write_text("a-key-of-some-length\n")
+    Path("admin-keys.txt").write_text("another-key\n")
     Path("trace.csv").write_text(TRACE)
     Path("text.txt").write_text("One and one is two. " * 40)
     Path("prompts.jsonl").write_text('{"prompt": "How is a lock opened without its key?"}\n')

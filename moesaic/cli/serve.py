@@ -5,7 +5,7 @@ moesaic serve out/smollm2 --port 8000 --api-key-file keys.txt --metrics-names vl
 moesaic serve out/smollm2 --policy chunked tokens=256 --drafter suffix
 moesaic serve out/smollm2 --kv-policy snapkv --kv share=0.25
 moesaic serve out/smollm2 --cache-host-gb 4 --cache-disk-gb 20 --cache-dir pages
-moesaic serve out/smollm2 --also other=out/other --alias gpt-4o
+moesaic serve out/smollm2 --also other=out/tiny --alias gpt-4o
 moesaic serve out/smollm2 --replicas 2
 moesaic serve out/smollm2 --prefill 1 --decode 1
 moesaic serve out/qwen3-30b --layout "tp=2 ep=4"
