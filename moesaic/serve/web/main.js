@@ -36,7 +36,7 @@ const opening = openDatabase();
 const library = new Library(opening);
 library.adoptOld();
 
-const context = { api, library, toolbox, system: () => systemPrompt.value, request };
+const context = { api, library, toolbox, system: () => systemPrompt.value, model: () => models.current?.id, request };
 const composer = new Composer(meter);
 const chat = new Chat(context, composer, new Announcer(byId("announcer")));
 new Sending(chat, composer, meter);
@@ -82,14 +82,11 @@ function connect() {
     composer.write(event.target.textContent);
     composer.tell("send");
   });
-  models.addEventListener("changed", () => {
-    settings.setDefaults(models.current?.sampling ?? {});
-    if (chat.session.id && chat.session.record.model !== models.current?.id) chat.session.update({ model: models.current?.id });
-  });
+  models.addEventListener("changed", () => settings.setDefaults(models.current?.sampling ?? {}));
+  models.addEventListener("chosen", () => chat.session.update({ model: models.current?.id }));
   chat.addEventListener("opened", () => {
     systemPrompt.show(chat.session.id ? (chat.session.record.system ?? "") : undefined);
-    const { model } = chat.session.record;
-    if (model && models.cards.some((card) => card.id === model)) models.choose(model);
+    if (chat.session.record.model) models.prefer(chat.session.record.model);
     sessionStorage.setItem("moesaic.open", chat.session.id ?? "");
   });
   chat.addEventListener("running", () => sessionStorage.setItem("moesaic.open", chat.session.id ?? ""));

@@ -23,6 +23,7 @@ TOOLS = [
 
 class ScriptedMcp(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 64  # a browser opens many connections at once
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)

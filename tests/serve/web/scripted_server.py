@@ -25,6 +25,7 @@ class ScriptedServer(ThreadingHTTPServer):
     next answer; with `endless` it goes on until the client has gone."""
 
     daemon_threads = True
+    request_queue_size = 64  # a browser opens many connections at once
 
     def __init__(self, port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), Handler)

@@ -67,7 +67,7 @@ export class Session extends EventTarget {
   async add(fields, parent = this.leaf) {
     if (!this.id) {
       const title = (fields.content || fields.attachments?.[0]?.name || "").trim().replace(/\s+/g, " ").slice(0, 60);
-      this.record = await this.context.library.create({ ...this.record, title, system: this.system });
+      this.record = await this.context.library.create({ ...this.record, title, system: this.system, model: this.context.model() });
     }
     const message = { id: newId(), conversation: this.id, parent: parent?.id ?? null, created: now(), ...fields };
     this.tree.put(message);

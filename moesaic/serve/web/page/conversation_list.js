@@ -36,6 +36,11 @@ export class ConversationList {
     const found = text ? await this.library.search(text) : null;
     if (number !== this.drawing) return; // a newer one is on its way
     const shown = all.filter(({ id }) => !found || found.has(id));
+    this.note.textContent = !all.length ? "No conversations yet." : text ? `${shown.length} found` : "";
+    // As long as nothing in it has changed the list stays, or a click that falls on a new row would be lost.
+    const mark = JSON.stringify(shown.map(({ id, title, updated }) => [id, title, period(updated), this.chat.open.has(id), id === this.chat.session.id]));
+    if (mark === this.mark) return;
+    this.mark = mark;
     const focused = document.activeElement?.closest?.(".conversation")?.dataset.id;
     const rows = [];
     let last = null;
@@ -46,7 +51,6 @@ export class ConversationList {
     }
     this.list.replaceChildren(...rows);
     if (focused) this.list.querySelector(`[data-id="${focused}"] .open`)?.focus();
-    this.note.textContent = !all.length ? "No conversations yet." : text ? `${shown.length} found` : "";
   }
 
   row(record) {

@@ -4,12 +4,17 @@ import { element } from "../element.js";
 import { recall, remember } from "../store/preferences.js";
 
 export class Models extends EventTarget {
+  // Tells "changed", and "chosen" where the user did it.
   constructor(api, choice, name) {
     super();
     Object.assign(this, { api, choice, name });
     this.cards = [];
     this.wanted = recall("model", null);
-    choice.addEventListener("change", () => this.choose(choice.value));
+    choice.addEventListener("change", () => {
+      remember("model", choice.value);
+      this.prefer(choice.value);
+      this.dispatchEvent(new Event("chosen"));
+    });
     document.addEventListener("visibilitychange", () => document.hidden || this.load()); // adapters come and go
   }
 
@@ -26,10 +31,10 @@ export class Models extends EventTarget {
     }
   }
 
-  choose(id) {
+  // One that the server no longer has gives way to its first.
+  prefer(id) {
     this.wanted = id;
-    remember("model", id);
-    this.draw();
+    if (this.cards.length) this.draw();
   }
 
   draw() {
