@@ -252,3 +252,42 @@ class TestScore:
         assert refused(server, "/score", {**body, "labels": ["n", "n"]}) == "labels"
         assert refused(server, "/score", {"text_1": "a", "text_2": "b", "labels": ["y", "n"]}) == "labels"
         assert refused(server, "/score", {"text_1": "a", "text_2": "b", "scoring": "magic"}) == "scoring"
+
+
+class TestLabels:
+    def expected(self, server: Running, prompt: str, labels: list[int], softmax: bool) -> list[float]:
+        logits_V = server.engine.model.logits([tokens_of(server, prompt)])[0][-1]
+        found = logits_V[labels].softmax(-1) if softmax else logits_V.softmax(-1)[labels]
+        return found.tolist()
+
+    @pytest.mark.parametrize("softmax", [True, False])
+    @pytest.mark.parametrize("first", [True, False])
+    def test_of_every_item(self, server: Running, softmax: bool, first: bool) -> None:
+        labels = [70, 80, 90]
+        body = {"query": "yes or", "items": [" no", " you"], "label_token_ids": labels}
+        answer = server.post("/v1/score", {**body, "apply_softmax": softmax, "item_first": first}).json()
+        assert answer["object"] == "scoring"
+        for item, scores in zip(body["items"], answer["scores"], strict=True):
+            prompt = item + "yes or" if first else "yes or" + item
+            assert scores == pytest.approx(self.expected(server, prompt, labels, softmax), abs=1e-4)
+            assert not softmax or sum(scores) == pytest.approx(1.0, abs=1e-5)
+
+    def test_tokens_as_query_and_items(self, server: Running) -> None:
+        body = {"query": [70, 71], "items": [[72], [73]], "label_token_ids": [80, 81]}
+        by_tokens = server.post("/v1/score", body).json()
+        assert len(by_tokens["scores"]) == 2 and by_tokens["usage"]["prompt_tokens"] == 6
+
+    def test_the_form_of_vllm(self, server: Running) -> None:
+        body = {"query": "yes or", "items": [" no", " you"], "label_token_ids": [70, 80]}
+        answer = server.post("/generative_scoring", body).json()
+        theirs = [self.expected(server, "yes or" + item, [70, 80], True)[0] for item in body["items"]]
+        assert [one["score"] for one in answer["data"]] == pytest.approx(theirs, abs=1e-4)
+
+    @pytest.mark.parametrize(
+        ("change", "place"),
+        [({"label_token_ids": []}, "label_token_ids"), ({"label_token_ids": [10**6]}, "label_token_ids"),
+         ({"items": []}, "items"), ({"items": [""], "query": ""}, "items.0")],
+    )  # fmt: skip
+    def test_what_cannot_be_is_refused(self, server: Running, change: dict[str, Any], place: str) -> None:
+        body = {"query": "yes", "items": ["no"], "label_token_ids": [70]}
+        assert refused(server, "/v1/score", body | change) == place

@@ -4,7 +4,6 @@ a third `Scorer`."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,6 +12,7 @@ from moesaic.errors import UserError
 from moesaic.serve.api import vectors
 from moesaic.serve.api.chat import prompt_text
 from moesaic.serve.api.errors import translated
+from moesaic.serve.api.label_scores import probabilities
 from moesaic.serve.api.prompts import tokens_of
 from moesaic.serve.api.schema.chat import ChatCompletionRequest
 from moesaic.serve.api.schema.embeddings import EmbeddingUsage, VectorOptions
@@ -21,7 +21,6 @@ from moesaic.serve.api.service import Service
 from moesaic.serve.core.request import Request, Sampling
 
 LABELS = ("yes", "no")
-BIAS = 100.0  # lifts two tokens above all others
 # The form Qwen3-Reranker was trained on: these words are part of the model.
 SYSTEM = (
     "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
@@ -94,17 +93,15 @@ class CosineScorer:
 
 
 class GenerativeScorer:
-    """One token is sampled after each prompt, of the two that answer it; how likely it was of the two is the score."""
+    """The score is how likely the one of two tokens is that says yes, as if there were no others."""
 
     def __init__(self, service: Service, pairs: Sequence[Pair], body: ScoringRequest, salt: str) -> None:
         if body.pooling is not None:
             raise UserError("pooling", "is for embeddings", 'Add "scoring": "cosine", or leave it out.')
-        self.yes, no = (_one_token(service, word) for word in body.labels or LABELS)
-        if self.yes == no:
+        self.labels = [_one_token(service, word) for word in body.labels or LABELS]
+        if len(set(self.labels)) < len(self.labels):
             raise UserError("labels", "must be two different tokens")
-        # Both are kept, whatever the model makes of them, and the one that is drawn is reported with its probability.
-        bias = {self.yes: BIAS, no: BIAS}
-        sampling = Sampling(max_tokens=1, temperature=1.0, top_k=2, logit_bias=bias, record_draws=True, ignore_eos=True)
+        sampling = Sampling(max_tokens=1, temperature=0.0, logprob_tokens=tuple(self.labels))
         texts: vectors.Texts = [(pair[1].place, self._prompt(service, pair, body)) for pair in pairs]
         self.requests = vectors.pooling_requests(service, texts, body, salt, sampling)
 
@@ -129,13 +126,7 @@ class GenerativeScorer:
             raise
 
     def scores(self) -> list[float]:
-        return [self._score(request) for request in self.requests]
-
-    def _score(self, request: Request) -> float:
-        drawn = request.logprobs[0]
-        assert drawn.drawn is not None
-        likely = math.exp(drawn.drawn)
-        return likely if drawn.token == self.yes else 1.0 - likely
+        return [probabilities(request, self.labels, among_labels=True)[0] for request in self.requests]
 
     def usage(self) -> EmbeddingUsage:
         return vectors.usage(self.requests)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response
-from pydantic import BaseModel, RootModel
+from pydantic import BaseModel, Discriminator, RootModel, Tag
 
 from moesaic.errors import UserError
-from moesaic.serve.api import vectors
+from moesaic.serve.api import label_scores, vectors
 from moesaic.serve.api.errors import ERRORS
+from moesaic.serve.api.label_scores import LabelScoreRequest, LabelScores
 from moesaic.serve.api.relevance import Pair, Scorer, Text, scorer
 from moesaic.serve.api.schema.scoring import (
     MAX_PAIRS,
@@ -30,6 +31,14 @@ from moesaic.serve.api.schema.scoring import (
 from moesaic.serve.api.service import Service, new_id
 from moesaic.serve.api.stream import while_connected
 
+
+def _kind(given: Any) -> str:
+    return "labels" if isinstance(given, dict) and "label_token_ids" in given else "pairs"
+
+
+AnyScoreRequest = Annotated[
+    Annotated[ScoreRequest, Tag("pairs")] | Annotated[LabelScoreRequest, Tag("labels")], Discriminator(_kind)
+]
 RERANK_PATHS = ("/rerank", "/v2/rerank", "/reranking", "/v1/reranking")  # beside /v1/rerank
 
 
@@ -109,17 +118,29 @@ def router(service: Service) -> APIRouter:
 
         return await while_connected(request, rerank(service, body, *await service.prepare(prepare)))
 
-    async def score_route(body: ScoreRequest, request: HttpRequest) -> Response:
-        """How well pairs of texts fit."""
+    async def score_route(body: AnyScoreRequest, request: HttpRequest) -> Response:
+        """How well pairs of texts fit; or how likely given tokens are after a query and each of some items."""
         salt = service.cache_salt(request.state, body.cache_salt)
+        if isinstance(body, LabelScoreRequest):
+            labelled = body
+            requests = await service.prepare(lambda: label_scores.prepare(service, labelled, salt))
+            return await while_connected(request, label_scores.label_scores(service, body, requests))
         prepared = await service.prepare(lambda: scorer(service, score_pairs(body), body, salt))
         return await while_connected(request, score(service, body, prepared))
+
+    async def generative_route(body: LabelScoreRequest, request: HttpRequest) -> Response:
+        """How likely the first of some tokens is after a query and each of some items."""
+        salt = service.cache_salt(request.state, body.cache_salt)
+        requests = await service.prepare(lambda: label_scores.prepare(service, body, salt))
+        return await while_connected(request, label_scores.first_label(service, body, requests))
 
     form: dict[str, Any] = {"response_model": RerankResponse, "responses": ERRORS, "methods": ["POST"]}
     routes.add_api_route("/v1/rerank", rerank_route, name="rerank", **form)
     for path in RERANK_PATHS:
         routes.add_api_route(path, rerank_route, include_in_schema=False, **form)
     form["response_model"] = ScoreResponse
+    routes.add_api_route("/generative_scoring", generative_route, include_in_schema=False, **form)
+    form["response_model"] = ScoreResponse | LabelScores
     routes.add_api_route("/v1/score", score_route, name="score", **form)
     routes.add_api_route("/score", score_route, include_in_schema=False, **form)
     return routes
