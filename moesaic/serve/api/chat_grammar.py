@@ -162,7 +162,8 @@ def _calls(body: ChatCompletionRequest, tools: list[dict[str, Any]], parser: Par
 
 def _strict_calls(tools: list[dict[str, Any]], parser: Parser, rules: Rules) -> Grammar | None:
     """Any text, in which calls have the parameters of their tools: where a client asks for that with `strict`."""
-    after = parser.call_rules(rules, tools)
+    # Where a brace alone opens a call, content would have none.
+    after = {tag: rest for tag, rest in (parser.call_rules(rules, tools) or {}).items() if tag not in parser.leading}
     if not after:
         return None
     call = rules.rule(" | ".join(f"{rules.until(tag)} {rest}" for tag, rest in after.items()))

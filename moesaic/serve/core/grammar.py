@@ -20,6 +20,8 @@ from moesaic.serve.core.grammars.gbnf import gbnf_to_lark, is_gbnf
 from moesaic.serve.core.grammars.lark import WHITESPACE, Rules, quoted, regex_parts
 from moesaic.serve.core.grammars.unique_keys import KeyReader, QuoteTokens
 
+NO_TEXT = ("NoExtension", "NoExtensionBias")  # why a matcher stops that can go nowhere
+
 
 @dataclass(frozen=True)
 class Grammar:
@@ -121,9 +123,10 @@ class Matcher:
         self.tokenizer = tokenizer
         self.keys = KeyReader(grammar.resets) if grammar.unique_keys else None
         self.inner = compiled(grammar.text, tokenizer, vocab).deep_copy()
-        if self.inner.is_error():
+        beginnings = 0 if self.inner.is_error() else self._allowed().sum()
+        if self.inner.is_error() and self.inner.stop_reason() not in NO_TEXT:
             raise UserError(grammar.place, f"cannot be followed ({reason(self.inner.get_error())})", "Correct it.")
-        if not self._allowed().any():
+        if not beginnings:
             raise UserError(grammar.place, "no text satisfies it", "Correct it.")
 
     def mask(self, logits_V: Tensor) -> Tensor:
@@ -155,12 +158,14 @@ class Matcher:
         return bool(self.inner.is_stopped())
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=32)
 def compiled(text: str, tokenizer: Tokenizer, vocab: int) -> Any:
     """A grammar that no text has gone through yet; many requests have the same."""
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLParserLimits
 
-    return LLMatcher(llguidance_tokenizer(tokenizer, vocab), text, log_level=0)
+    # Every step of the engine waits for the masks: less may be spent on one than the library would.
+    limits = LLParserLimits(step_max_items=20_000, max_lexer_states=50_000, verbose_errors=False)
+    return LLMatcher(llguidance_tokenizer(tokenizer, vocab), text, log_level=0, limits=limits)
 
 
 def reason(problem: str) -> str:

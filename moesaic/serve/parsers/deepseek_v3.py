@@ -9,7 +9,9 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
+from moesaic.serve.core.grammars.lark import Rules
 from moesaic.serve.parsers import Body, Parser, Tools
+from moesaic.serve.parsers._grammar import BREAK, each_call
 from moesaic.serve.parsers._headed import HeadedBody, HeadedStyle
 
 CALLS, END_CALLS = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -30,3 +32,13 @@ class DeepSeekV3(Parser):
 
     def body(self, tools: Tools, opening: str) -> Body:
         return HeadedBody(STYLE, tools)
+
+    def call_rules(self, rules: Rules, tools: Tools) -> dict[str, str] | None:
+        def write(name: str, schema: str) -> str:
+            older = f"{rules.literal(f'function{SEPARATOR}{name}' + chr(10) + '```json' + chr(10))} {schema}"
+            newer = f"{rules.literal(f'{name}{SEPARATOR}')} {schema}"
+            return f"({older} {rules.literal(chr(10) + '```')} | {newer})"
+
+        call, closing = each_call(rules, tools, write), rules.literal(CLOSING)
+        more = f"({rules.rule(BREAK)} {rules.literal(CALL)} {call} {closing})*"
+        return {CALLS: f"{rules.literal(CALL)} {call} {closing} {more} {rules.literal(END_CALLS)}"}

@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from moesaic.serve.core.grammars.lark import Rules
 from moesaic.serve.parsers import Body, Parser, Tools
 from moesaic.serve.parsers._elements import ElementBody
+from moesaic.serve.parsers._grammar import element_call
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 KEY, END_KEY = "<arg_key>", "</arg_key>"
@@ -23,6 +25,10 @@ class Glm(Parser):
 
     def body(self, tools: Tools, opening: str) -> Body:
         return ArgumentsBody(tools)
+
+    def call_rules(self, rules: Rules, tools: Tools) -> dict[str, str] | None:
+        head, key = "NAME\n", f"{KEY}KEY{END_KEY}\n{VALUE}"
+        return {OPENING: element_call(rules, tools, head, key, f"{END_VALUE}\n", CLOSING)}
 
 
 class ArgumentsBody(ElementBody):

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from moesaic.serve.core.grammars.lark import Rules
 from moesaic.serve.parsers import Body, Parser, Tools
+from moesaic.serve.parsers._grammar import each_call
 from moesaic.serve.parsers._headed import HeadedBody, HeadedStyle
 
 CALLS, END_CALLS = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
@@ -33,6 +35,13 @@ class KimiK2(Parser):
 
     def body(self, tools: Tools, opening: str) -> Body:
         return HeadedBody(STYLE, tools)
+
+    def call_rules(self, rules: Rules, tools: Tools) -> dict[str, str] | None:
+        def write(name: str, schema: str) -> str:
+            head = f"{rules.literal(f'{CALL}functions.{name}:')} {rules.rule('/[0-9]{1,3}/')}"
+            return f"{head} {rules.literal(ARGUMENTS)} {schema} {rules.literal(CLOSING)}"
+
+        return {CALLS: f"({each_call(rules, tools, write)})+ {rules.literal(END_CALLS)}"}
 
     def call_id(self, name: str, number: int) -> str | None:
         return f"functions.{name}:{number}"

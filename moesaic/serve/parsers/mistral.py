@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from moesaic.serve.core.grammars.lark import Rules
 from moesaic.serve.parsers import Body, Parser, Tools
 from moesaic.serve.parsers._either import EitherBody
+from moesaic.serve.parsers._grammar import each_call, json_call
 from moesaic.serve.parsers._headed import HeadedBody, HeadedStyle
 from moesaic.serve.parsers._json_calls import JsonBody, JsonStyle
 
@@ -45,6 +47,11 @@ class Mistral(Parser):
             return JsonBody(LISTED, tools) if found[0] in "[{" else HeadedBody(NAMED, tools)
 
         return EitherBody(choose)
+
+    def call_rules(self, rules: Rules, tools: Tools) -> dict[str, str] | None:
+        listed = json_call(rules, tools)
+        named = each_call(rules, tools, lambda name, schema: f"{rules.literal(name + '[ARGS]')} {schema}")
+        return {OPENING: f'("[" {listed} (", " {listed})* "]" | {named})'}
 
     def call_id(self, name: str, number: int) -> str | None:
         return "".join(secrets.choice(ALPHABET) for _ in range(9))

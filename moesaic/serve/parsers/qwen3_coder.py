@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from moesaic.serve.core.grammars.lark import Rules
 from moesaic.serve.parsers import Body, Parser, Tools
 from moesaic.serve.parsers._elements import ElementBody
+from moesaic.serve.parsers._grammar import BREAK, element_call
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 FUNCTION, END_FUNCTION = "<function=", "</function>"
@@ -23,6 +25,12 @@ class Qwen3Coder(Parser):
 
     def body(self, tools: Tools, opening: str) -> Body:
         return FunctionBody(tools)
+
+    def call_rules(self, rules: Rules, tools: Tools) -> dict[str, str] | None:
+        key, end, closing = f"{PARAMETER}KEY>\n", f"\n{END_PARAMETER}\n", f"{END_FUNCTION}\n{CLOSING}"
+        call = element_call(rules, tools, f"{FUNCTION}NAME>\n", key, end, closing)
+        bare = element_call(rules, tools, "NAME>\n", key, end, END_FUNCTION)
+        return {OPENING: f"{rules.rule(BREAK)} {call}", FUNCTION: bare}
 
 
 class FunctionBody(ElementBody):

@@ -15,7 +15,8 @@ from typing import Any
 from moesaic.errors import UserError
 
 MAX_NODES = 20_000  # subschemas, and visits of them
-MAX_DEPTH = 100
+MAX_DEPTH = 60
+MAX_PROPERTIES = 1000  # of one object
 FORMATS = {
     *("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"),
 }  # that llguidance enforces; a format is an annotation otherwise
@@ -62,6 +63,8 @@ class _Closer:
             self.open |= node is True
             return node
         node = self._plain(node, part)
+        if isinstance(given := node.get("properties"), dict) and len(given) > MAX_PROPERTIES:
+            raise UserError(self.place, f"has an object of more than {MAX_PROPERTIES} properties", "Make it simpler.")
         total = beside | self._names(node, depth)
         loose_here = loose or self._allows(node, depth, unions=True)
         closes = ("properties" in node or "patternProperties" in node) and "additionalProperties" not in node

@@ -32,7 +32,8 @@ from moesaic.serve.core.grammars.expressions import (
 WHOLE = 20_000  # characters' places of a grammar that is one regular expression
 LEXEME = 256  # of one that must be compared with others
 MAX_RULES = 3000
-MAX_STEPS = 200_000  # of comparing lexemes
+MAX_LEXEMES = 300  # to compare with each other
+MAX_STEPS = 100_000  # of comparing them, and of finding what follows them
 ROUNDS = 40
 Ranges = tuple[tuple[int, int], ...]
 
@@ -122,8 +123,13 @@ class Split:
 
     def confused(self) -> set[Expression] | None:
         """Lexemes that a greedy lexer would get wrong; None if there are too many to tell."""
+        if len(self.lexemes) > MAX_LEXEMES:
+            return None
         machines = [Machine.of(lexeme) for lexeme in self.lexemes]
-        follow = Follow(self.rules, machines).lexemes
+        try:
+            follow = Follow(self.rules, machines).lexemes
+        except TooMuch:
+            return None
         steps, found = 0, set[Expression]()
         for one, first in enumerate(machines):
             after = _union([machines[each].begins for each in _bits(follow[one])])
@@ -175,9 +181,14 @@ def _written(part: Expression, names: Mapping[str, str]) -> str:
 # What may follow a lexeme. Sets of lexemes are numbers, one bit for each.
 
 
+class TooMuch(Exception):
+    pass
+
+
 class Follow:
     def __init__(self, rules: Mapping[str, Expression], machines: list[Machine]) -> None:
         self.machines = machines
+        self.steps = 0
         self.first: dict[str, int] = dict.fromkeys(rules, 0)
         self.empty: dict[str, bool] = dict.fromkeys(rules, False)
         changed = True
@@ -198,6 +209,9 @@ class Follow:
 
     def _starts(self, part: Expression) -> tuple[int, bool]:
         """With what it may begin, and whether it may be empty."""
+        self.steps += 1
+        if self.steps > MAX_STEPS:
+            raise TooMuch
         match part:
             case Lexeme(number):
                 return 1 << number, self.machines[number].empty
@@ -225,6 +239,9 @@ class Follow:
         raise AssertionError(part)
 
     def _visit(self, part: Expression, after: int) -> None:
+        self.steps += 1
+        if self.steps > MAX_STEPS:
+            raise TooMuch
         match part:
             case Lexeme(number):
                 self.lexemes[number] |= after
