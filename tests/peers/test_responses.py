@@ -14,7 +14,8 @@ import pytest
 from openai.types import responses as types
 
 import moesaic
-from moesaic.serve.api.keys import Keys, _hash
+from moesaic.serve.api.keys import KeyEntry, Keys, _hash
+from moesaic.serve.api.rate_limits import KeyLimits
 from moesaic.serve.api.responses.store import OVERHEAD, ResponseStore, Stored
 from tests.serve.api.running import NAME, Running, running
 
@@ -371,6 +372,30 @@ class TestBounds:
             server.server.should_exit = True
             server.until(lambda: not server.service.responses.get("", asked["id"]).running)
             assert stored.response()["status"] == "cancelled"
+
+    def test_what_fails_on_the_way_says_so(self, new_engine: Callable[..., moesaic.Engine]) -> None:
+        with running(new_engine(), hold=2, request_seconds=0.2) as server:
+            events = stream(server, max_output_tokens=400)
+            asked = ask(server, background=True, stream=False, max_output_tokens=400)
+            path = f"/v1/responses/{asked['id']}"
+            server.until(lambda: get(server, path).json()["status"] == "failed")
+            for response in (events[-1]["response"], checked(get(server, path).json())):
+                assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
+                assert response["error"]["message"]
+            assert events[-1]["type"] == "response.failed"
+            server.hold.release()
+
+    def test_one_in_the_background_is_one_of_its_keys_requests(self, new_engine: Callable[..., moesaic.Engine]) -> None:
+        key = _hash("mine")
+        keys = Keys(frozenset([key]), {key: KeyEntry("me", KeyLimits(concurrent=1))})
+        with running(new_engine(), keys=keys, hold=2) as server:
+            client = server.client("mine")
+            asked = client.responses.create(model=NAME, input="yes", background=True, max_output_tokens=400)
+            with pytest.raises(openai.RateLimitError):
+                client.responses.create(model=NAME, input="yes", max_output_tokens=1)
+            assert client.responses.cancel(asked.id).status == "cancelled"
+            server.hold.release()
+            assert client.responses.create(model=NAME, input="yes", max_output_tokens=1).id
 
     def test_the_oldest_go_by_age(self) -> None:
         now = [0.0]

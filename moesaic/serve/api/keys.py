@@ -165,7 +165,7 @@ class KeyGuard:
             await send(message)
 
         CALLER.set(user)
-        if scope["method"] != "POST":
+        if scope["method"] != "POST" or scope["path"].endswith("/cancel"):
             await self.app(scope, receive, send_counted)
             return
         try:

@@ -96,7 +96,7 @@ class Responses(Generation):
 
     def failed(self, error: ApiError) -> str:
         self.ended, self.completed = "failed", int(time.time())
-        self.error = {"code": "server_error" if error.status >= 500 else "invalid_prompt", "message": str(error)}
+        self.error = {"code": "invalid_prompt" if error.status == 400 else "server_error", "message": str(error)}
         self.items.finish(False)
         return self._told("response.failed")
 
