@@ -252,7 +252,7 @@ class ChoiceBuilder:
     def delta(self, events: list[Event]) -> dict[str, Any]:
         """Some events as the `delta` of a chunk."""
         delta: dict[str, Any] = {}
-        calls: list[dict[str, Any]] = []
+        calls: dict[int, dict[str, Any]] = {}  # one entry each: many clients look no further than the first
         for event in events:
             match event:
                 case Content(text):
@@ -261,15 +261,16 @@ class ChoiceBuilder:
                     delta["reasoning_content"] = delta.get("reasoning_content", "") + text
                 case CallStarted(call, name):
                     function = {"name": name, "arguments": ""}
-                    calls.append({"index": call, "id": self.call_ids[call], "type": "function", "function": function})
+                    calls[call] = {"index": call, "id": self.call_ids[call], "type": "function", "function": function}
                 case CallArguments(call, text):
-                    calls.append({"index": call, "function": {"arguments": text}})
+                    piece = calls.setdefault(call, {"index": call, "function": {"arguments": ""}})
+                    piece["function"]["arguments"] += text
         if calls and self.style.legacy:
-            pieces = [call["function"] for call in calls]
+            pieces = [call["function"] for call in calls.values()]
             begun = {"name": pieces[0]["name"]} if "name" in pieces[0] else {}
             delta["function_call"] = begun | {"arguments": "".join(piece["arguments"] for piece in pieces)}
         elif calls:
-            delta["tool_calls"] = calls
+            delta["tool_calls"] = list(calls.values())
         return delta
 
 

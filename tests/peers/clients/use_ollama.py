@@ -59,10 +59,12 @@ def check_embed(at: Any) -> None:
 
 
 def check_models(at: Any) -> None:
-    assert at.model in [model.model for model in client(at).list().models]
+    (listed,) = client(at).list().models
+    assert listed.model == f"{at.model}:latest"
     shown = client(at).show(at.model)
     assert shown.details is not None and "completion" in (shown.capabilities or [])
-    assert at.model in [model.model for model in client(at).ps().models]
+    assert [model.model for model in client(at).ps().models] == [listed.model]
+    assert client(at).chat(model=listed.model, messages=HELLO, options={"num_predict": 1}).done
 
 
 def check_errors(at: Any) -> None:
