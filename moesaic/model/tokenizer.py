@@ -81,6 +81,12 @@ class Tokenizer:
         return token if isinstance(token, str) else None
 
     @cached_property
+    def special_tokens(self) -> tuple[str, ...]:
+        """Those that decoding skips."""
+        added = self.fast.get_added_tokens_decoder().values()
+        return tuple(token.content for token in added if token.special and token.content)
+
+    @cached_property
     def chat_template(self) -> str | None:
         if "chat_template.jinja" in self.files:
             return self.files["chat_template.jinja"].decode("utf-8", "replace")
@@ -135,6 +141,8 @@ class Tokenizer:
 
         special = {name: self.special(name) or "" for name in SPECIAL}
         given = {"tools": None, "documents": None, **special, **extra}  # templates ask whether these are none
+        if "xml_tools" in text:  # what SmolLM3 calls them
+            given.setdefault("xml_tools", given["tools"])
         if continued:
             messages = [*messages[:-1], messages[-1] | {"content": messages[-1]["content"] + CONTINUES}]
         try:

@@ -145,7 +145,8 @@ class TerminalChat:
         try:
             text = self._prompt()
             tokens = self.tokenizer.encode(text, special=self.tokenizer.chat_template is None)
-            request = self.engine.request(tokens, self.sampling)
+            markers = self.parser.markers(self.tokenizer, calls=False)
+            request = self.engine.request(tokens, replace(self.sampling, markers=markers))
         except UserError as error:
             self.turns.pop()  # the next message must not fail by it too
             remedy = "Clear the conversation with /reset, or shorten the message."

@@ -70,7 +70,8 @@ class MultiTurnRollout(Rollout):
         self.turns = True
 
     def _request(self) -> Request:
-        sampling = Sampling(**self.sampling, seed=seed_of(self.seed, self.turn))
+        markers = self.parser.markers(self.tokenizer, calls=bool(self.episode.tools))
+        sampling = Sampling(**self.sampling, seed=seed_of(self.seed, self.turn), markers=markers)
         return self.engine.request([*self.prompt, *self.tokens], sampling)
 
     def next_turn(self) -> Request | None:

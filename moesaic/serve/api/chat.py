@@ -27,6 +27,7 @@ from moesaic.serve.api.schema.chat import (
     ChoiceLogprobs,
     GeneratedFunctionCall,
     GeneratedToolCall,
+    PromptResponse,
 )
 from moesaic.serve.api.service import Service, new_id
 from moesaic.serve.api.stream import STREAMS, Generation, generate
@@ -283,5 +284,14 @@ def router(service: Service) -> APIRouter:
     async def chat_completions(body: ChatCompletionRequest, request: HttpRequest) -> Response:
         """The next message of a conversation."""
         return await generate(Chat, service, body, request)
+
+    @routes.post("/apply-template", responses=ERRORS, tags=["tokens"])
+    async def apply_template(body: ChatCompletionRequest) -> PromptResponse:
+        """The prompt that the chat template makes of a conversation."""
+        trust = service.settings.trust_request_chat_template
+        made = await service.prepare(
+            lambda: conversation(body, service.tokenizer, None, trust_template=trust), Chat.field_name
+        )
+        return PromptResponse(prompt=made.text)
 
     return routes

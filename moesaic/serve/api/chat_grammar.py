@@ -5,6 +5,7 @@ reasons before any of them."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from moesaic.serve.core.grammars.lark import ANY, Rules
 from moesaic.serve.parsers import EventReader, Parser
 
 NO_EFFORT = (None, "none", "minimal")
+ESCAPED = re.compile(r"\\+u([0-9a-f]{4})")  # as JSON writes what is not ASCII
 BLANK = r"/\n{0,2}/"  # after reasoning, and between calls
 # Of a tool that declares none.
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -69,7 +71,8 @@ def message_form(body: ChatCompletionRequest, prompt: str, speaker: Speaker) -> 
     if form is None:
         return MessageForm(_strict_calls(tools, parser, rules), lambda: speaker.reader(tools, prompt))
     known = ("think>", *(parser.openings if tools else ()))  # in a regular expression the slash is escaped
-    if any(tag in form.text for tag in known):  # it says itself where reasoning ends, and what a call is
+    written = ESCAPED.sub(lambda found: chr(int(found[1], 16)), form.text)
+    if any(tag in written for tag in known):  # it says itself where reasoning ends, and what a call is
         return MessageForm(form, lambda: speaker.reader(tools, prompt))
     calls = _calls(body, tools, parser, rules) if tools else None
     if not thoughts and calls is None:

@@ -115,9 +115,7 @@ class Parser:
 
     def markers(self, tokenizer: Tokenizer, *, calls: bool) -> tuple[str, ...]:
         """The special tokens of which these tags are made."""
-        special = [token.content for token in tokenizer.fast.get_added_tokens_decoder().values() if token.special]
-        tags = self.tags(calls=calls)
-        return tuple(token for token in special if token and any(token in tag for tag in tags))
+        return _within(tokenizer.special_tokens, self.tags(calls=calls))
 
     def call_id(self, name: str, number: int) -> str | None:
         """An id for a call where the model wrote none, and its template demands a certain form. `number` counts all
@@ -127,6 +125,11 @@ class Parser:
     def with_ids(self, messages: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
         """A conversation whose calls have ids that the template takes, wherever they come from."""
         return messages
+
+
+@lru_cache(maxsize=64)
+def _within(tokens: tuple[str, ...], tags: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(token for token in tokens if any(token in tag for tag in tags))
 
 
 @lru_cache(maxsize=16)

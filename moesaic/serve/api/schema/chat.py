@@ -197,3 +197,9 @@ class ChatCompletionResponse(Completed[ChatChoice]):
     object: Literal["chat.completion"] = "chat.completion"
     prompt_logprobs: list[dict[str, Any] | None] | None = None
     prompt_token_ids: list[int] | None = None
+
+
+class PromptResponse(BaseModel):
+    """Of /apply-template."""
+
+    prompt: str
