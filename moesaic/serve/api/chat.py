@@ -13,7 +13,7 @@ from fastapi.responses import Response
 
 from moesaic.errors import UserError
 from moesaic.serve.api.chat_grammar import Speaker, message_form
-from moesaic.serve.api.conversation import chat_prompt, with_plain_tools
+from moesaic.serve.api.conversation import chat_prompt, conversation, with_plain_tools
 from moesaic.serve.api.conversation import prompt_text as prompt_text
 from moesaic.serve.api.errors import ERRORS
 from moesaic.serve.api.logprobs import Shown, TokenDecoder, check_entries, check_given, prompt_logprobs

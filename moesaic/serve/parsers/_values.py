@@ -26,7 +26,7 @@ def read_python(text: str) -> Any:
     try:
         value = ast.literal_eval(text)
         json.dumps(value, allow_nan=False)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError, SystemError):  # the last of deep nesting
         raise ValueError("is no literal") from None
     return value
 
