@@ -71,12 +71,10 @@ function connect() {
   watch();
   byId("veil").addEventListener("click", () => Object.values(panels).forEach((panel) => panel.close()));
   byId("library").addEventListener("chosen", () => conversations.close());
-  for (const id of ["new-chat", "new-chat-list"]) {
-    byId(id).addEventListener("click", () => {
-      conversations.close();
-      chat.startNew();
-    });
-  }
+  byId("new-chat").addEventListener("click", () => {
+    conversations.close();
+    chat.startNew();
+  });
   byId("ideas").addEventListener("click", (event) => {
     if (!event.target.matches("button")) return;
     composer.write(event.target.textContent);

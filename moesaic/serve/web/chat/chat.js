@@ -20,7 +20,7 @@ export class Chat extends EventTarget {
     this.scrolling = new Scrolling(byId("scroll"), byId("latest"));
     this.views = new Map();
     this.open = new Map(); // sessions that still generate while another is shown
-    this.comparing = null; // the message whose answers stand side by side; undefined parent: false
+    this.comparing = null; // the id of a message whose other versions stand beside it
     this.session = null;
     this.show(new Session(context));
     this.listen();
@@ -97,6 +97,7 @@ export class Chat extends EventTarget {
 
   draw() {
     const { session } = this;
+    const { atEnd } = this.scrolling;
     const rows = [];
     const { path } = session;
     for (const [place, message] of path.entries()) {
@@ -113,7 +114,8 @@ export class Chat extends EventTarget {
     rows.forEach((row, place) => this.list.children[place] === row || this.list.insertBefore(row, this.list.children[place] ?? null));
     while (this.list.children.length > rows.length) this.list.lastChild.remove();
     byId("welcome").hidden = path.length > 0;
-    this.scrolling.note();
+    if (atEnd) this.scrolling.toEnd();
+    else this.scrolling.note();
     this.dispatchEvent(new Event("drawn"));
   }
 
@@ -140,8 +142,9 @@ export class Chat extends EventTarget {
     } else if (action === "continue") await session.resume(message);
     else {
       this.comparing = action === "beside" ? message.id : null;
+      this.scrolling.atEnd = action !== "beside";
       const answered = session.regenerate(message);
-      this.scrolling.toEnd();
+      if (action === "beside") session.addEventListener("running", () => this.list.querySelector(".compare")?.scrollIntoView({ block: "start" }), { once: true });
       await answered;
     }
     return null;

@@ -54,9 +54,9 @@ export class Sending {
       if ((await this.measure()) === "over") return;
       const { text, attachments } = this.composer.take();
       this.chat.comparing = null;
+      this.chat.scrolling.atEnd = true; // whoever sends wants to see the answer
       const answered = this.chat.session.send(text, attachments);
       this.composer.focus();
-      this.chat.scrolling.atEnd = true;
       this.sending = false;
       await answered;
     } finally {

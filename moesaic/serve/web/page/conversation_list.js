@@ -46,7 +46,7 @@ export class ConversationList {
     let last = null;
     for (const record of shown) {
       const when = period(record.updated);
-      if (when !== last) rows.push(element("li", { class: "period", role: "presentation" }, (last = when)));
+      if (when !== last) rows.push(element("li", { class: "period" }, element("h2", {}, (last = when))));
       rows.push(this.row(record));
     }
     this.list.replaceChildren(...rows);
