@@ -28,7 +28,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from bench.hostile_requests import Case, Cases
+from bench.hostile_dialects import with_dialects
+from bench.hostile_requests import MODEL, Case, Cases
 from bench.measure import record
 from bench.processes import descendants, server_process
 from bench.soak import make_directory, resident
@@ -89,8 +90,8 @@ class Run:
         if len(answers) < case.answers:
             self._fault(case, f"{len(answers)} answers, not {case.answers}")
         kind.statuses.update([str(answer.status) for answer in answers] or ["none"])
-        for answer in answers:
-            if problem := wrong(answer, case):
+        for answer, path in zip(answers, case.paths or [case.path] * len(answers), strict=False):
+            if problem := wrong(answer, case, path):
                 self._fault(case, problem)
 
     def _fault(self, case: Case, problem: str) -> None:
@@ -183,8 +184,8 @@ async def read_chunks(reader: asyncio.StreamReader) -> bytes:
     return b"".join(parts)
 
 
-def wrong(answer: Answer, case: Case) -> str:
-    """What is wrong with an answer, if anything is."""
+def wrong(answer: Answer, case: Case, path: str) -> str:
+    """What is wrong with the answer to a request for `path`, if anything is."""
     if answer.status >= 500 and answer.status not in MEANT:
         return f"status {answer.status}: {answer.body[:200]!r}"
     if "x-request-id" not in answer.headers:
@@ -197,9 +198,9 @@ def wrong(answer: Answer, case: Case) -> str:
         content = json.loads(answer.body)
     except ValueError:
         return f"an error that is not JSON: {answer.body[:80]!r}"
-    # What was no HTTP, or several requests of which this is one, has no dialect.
-    several = case.kind in ("pipelined", "headers", "half closed")
-    return "" if in_form(content, case.path) or (several and in_form(content, "")) else f"form of {content}"[:300]
+    if b'"invalid_http"' in answer.body:
+        return ""  # what was no HTTP has no path, and no dialect
+    return "" if in_form(content, path) else f"form of {content}"[:300]
 
 
 def in_form(content: Any, path: str) -> bool:
@@ -271,7 +272,7 @@ async def idle(url: str) -> dict[str, float]:
 async def attack(url: str, count: int, seed: int, at_once: int, flood: int, processes: list[int]) -> dict[str, Any]:
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, verify=False) as client:
         document = (await client.get("/openapi.json")).json()
-    run = Run(url, Cases(document, seed))
+    run = Run(url, Cases(with_dialects(document), seed))
     neighbour = Neighbour(url)
     neighbour.alone = await neighbour.ask()
     beside = asyncio.create_task(neighbour.run())
@@ -326,7 +327,7 @@ def main() -> None:
     parser.add_argument("--no-record", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        directory = make_directory(Path(folder) / "hostile")
+        directory = make_directory(Path(folder) / MODEL)
         with serving(directory, ["--cache-gb", "0.05", "--max-requests", "32"]) as url:
             server = server_process()
             processes = [server, *descendants(server)]

@@ -60,6 +60,7 @@ PATHS = [
     "/admin/workers", "/sleep",
 ]  # fmt: skip
 METHODS = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE", "CONNECT", "BREW", "get"]
+MODEL = "hostile"  # as `bench/hostile.py` serves it
 HOST = b"Host: localhost\r\n"
 
 
@@ -76,6 +77,7 @@ class Case:
     leave: bool = False
     half: bool = False
     method: str = "POST"
+    paths: tuple[str, ...] = ()  # of several requests on one connection, in their order
 
 
 class Cases:
@@ -208,9 +210,10 @@ class Cases:
     def pipelined(self) -> Case:
         count = self.chance.randrange(2, 6)
         made = [self._post("pipelined", *self._good(short=True)) for _ in range(count)]
-        reads = request("GET", "/health", b"")
-        parts = [b"".join(reads if self.chance.random() < 0.4 else one.parts[0] for one in made)]
-        return Case("pipelined", made[0].path, parts, answers=0)
+        health = Case("pipelined", "/health", [request("GET", "/health", b"")])
+        made = [health if self.chance.random() < 0.4 else one for one in made]
+        whole = b"".join(one.parts[0] for one in made)
+        return Case("pipelined", made[0].path, [whole], answers=0, paths=tuple(one.path for one in made))
 
     def grammar(self) -> Case:
         extra = self.chance.choice(GRAMMARS)
@@ -282,7 +285,9 @@ class Cases:
                     body[name] = 1
             if "options" in body and isinstance(body["options"], dict):
                 body["options"]["num_predict"] = 3
-            if self.chance.random() < 0.7:
+            if path.startswith("/api/"):
+                body["model"] = MODEL  # which Ollama's clients must name
+            elif self.chance.random() < 0.7:
                 body.pop("model", None)
             if "{" in path:
                 path = path.replace("{", "").replace("}", "")

@@ -116,6 +116,7 @@ class Service:
     def join(self, services: Sequence[Service], users: Iterable[KeyUse]) -> None:
         """This model is one of several in a server; `users` are those of its keys."""
         self.all = services
+        self.responses = services[0].responses  # which are asked for by their ids alone
         self.responses = services[0].responses
         self.metrics.users = tuple(users)
 

@@ -28,7 +28,8 @@ class ModelRouter:
     def _choose(self, scope: Scope) -> ASGIApp:
         name = wanted_model(scope)
         for service, app in self.apps:
-            if name is not None and service.knows(name):
+            # Ollama's clients add a tag to every name.
+            if name is not None and (service.knows(name) or service.knows(name.removesuffix(":latest"))):
                 return app
         return self.apps[0][1]
 

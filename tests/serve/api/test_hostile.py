@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from bench.hostile import Answer, Neighbour, Run, wrong
+from bench.hostile_dialects import with_dialects
 from bench.hostile_requests import Case, Cases
 from moesaic.serve.core.engine import Engine
 from tests.serve.api.running import running
@@ -17,7 +18,7 @@ from tests.waiting import PATIENCE
 def test_nothing_breaks_hangs_or_leaks(new_engine: Callable[..., Engine]) -> None:
     with running(new_engine(), max_queue=64) as server:
         with server.http() as client:
-            cases = Cases(client.get("/openapi.json").json(), seed=5)
+            cases = Cases(with_dialects(client.get("/openapi.json").json()), seed=5)
         run = Run(server.url, cases, PATIENCE)
 
         async def attack() -> Neighbour:
@@ -61,6 +62,6 @@ def test_the_same_seed_makes_the_same_requests(new_engine: Callable[..., Engine]
 )
 def test_what_counts_as_a_fault(path: str, status: int, body: bytes, problem: str) -> None:
     headers = {"content-type": "application/json", "x-request-id": "a"}
-    found = wrong(Answer(status, headers, body), Case("by schema", path, []))
+    found = wrong(Answer(status, headers, body), Case("by schema", path, []), path)
     assert problem in found
     assert bool(found) == bool(problem)

@@ -54,8 +54,17 @@ def test_metrics_are_of_each(both: Running) -> None:
     assert all("model_name=" in line for line in lines if line.startswith("moesaic:") and "energy" not in line)
 
 
-def test_names_of_other_models_cannot_be_taken(both: Running) -> None:
+def test_every_dialect_reaches_every_model(both: Running) -> None:
     tokens = [both.post("/tokenize", {"model": name, "prompt": "yes"}).json()["tokens"] for name in (NAME, "other")]
     assert tokens[0] == tokens[1]
     chat = {"messages": [{"role": "user", "content": "yes"}], "max_tokens": 2}
     assert both.post("/v1/chat/completions", chat | {"model": "other"}).json()["model"] == "other"
+    message = {"model": "other", "max_tokens": 2, "messages": [{"role": "user", "content": "yes"}]}
+    assert both.post("/v1/messages", message).json()["model"] == "other"
+    ollama = {"messages": [{"role": "user", "content": "yes"}], "stream": False, "options": {"num_predict": 2}}
+    assert both.post("/api/chat", ollama | {"model": "other:latest"}).json()["model"] == "other:latest"
+    assert both.post("/api/chat", ollama | {"model": "third"}).status_code == 404
+    kept = both.post("/v1/responses", {"model": "other", "input": "yes", "max_output_tokens": 2}).json()
+    with both.http() as client:
+        assert client.get(f"/v1/responses/{kept['id']}").json()["model"] == "other"
+        assert {model["name"] for model in client.get("/api/tags").json()["models"]} >= {"other:latest"}
