@@ -17,6 +17,7 @@ from moesaic.serve.core.bad_words import token_sequences
 from moesaic.serve.core.drafters.model import DraftModel
 from moesaic.serve.core.drafters.router import DraftRouter
 from moesaic.serve.core.drafters.suffix import Suffix
+from moesaic.serve.core.dry import breakers_of
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.grammar import Grammar
 from moesaic.serve.core.request import Request, Sampling
@@ -149,3 +150,18 @@ def test_what_is_not_allowed_does_not_come(model, alone, directory):
     assert set(alone["allowed"]) <= set(range(40, 60))
     greedy = Engine(model, cache_bytes=1 << 20).generate([PROMPTS[1]], temperature=0.0, **FREE)[0].tokens
     assert len(set(alone["dry-greedy"])) > len(set(greedy))  # it repeats itself less
+
+
+def test_breakers_stand_in_every_token_that_can_begin_them(model):
+    tokenizer = model.tokenizer
+    texts = [tokenizer.decode([token], special=True) for token in range(len(tokenizer))]
+    for breaker in ("\n", "e", "number is", '": "'):
+        found = breakers_of(tokenizer, (breaker,))
+        assert {token for token, text in enumerate(texts) if breaker in text} == {
+            token for token, rests in found.items() if () in rests
+        }
+        for token, rests in found.items():
+            for rest in rests:
+                assert breaker in texts[token] + tokenizer.decode(rest)
+        starts = tuple(breaker[:count] for count in range(1, len(breaker)))
+        assert {token for token, text in enumerate(texts) if text.endswith(starts)} <= found.keys()

@@ -46,7 +46,10 @@ class BeamOutputs:
             while not all(search.done for search in self.searches):
                 self.outputs = self._submit(again=True)
                 await self._step()
-        yield [output for group, search in zip(self.groups, self.searches) for output in finished(group, search)]
+        yield await asyncio.to_thread(self._finished)
+
+    def _finished(self) -> list[Output]:
+        return [output for group, search in zip(self.groups, self.searches) for output in finished(group, search)]
 
     def close(self) -> None:
         self.outputs.close()
@@ -60,11 +63,17 @@ class BeamOutputs:
         async for _ in self.outputs.batches():
             pass
         self.outputs.close()
+        if self.searches[0].stop:  # texts are looked through
+            await asyncio.to_thread(self._advance)
+        else:
+            self._advance()
+        return self.steps
+
+    def _advance(self) -> None:
         found = iter(request.logprobs[-1] for request in self.steps)
         for search in self.searches:
             if not search.done:
                 search.advance([next(found) for _ in search.live])
-        return self.steps
 
 
 def finished(group: Sequence[Request], search: BeamSearch) -> list[Output]:

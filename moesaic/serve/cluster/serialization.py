@@ -33,6 +33,7 @@ def serialize_request(engine: Engine, request: Request, adapter: str | None = No
         "sampling": sampling,
         "seed": request.seed,  # also of siblings
         "mu": request.mu,
+        "breakers": request.breakers,  # to find them takes longer than to send them
         "priority": request.priority,
         "within": None if request.deadline is None else request.deadline - engine.clock(),
         "salt": request.salt,
@@ -57,6 +58,7 @@ def deserialize_request(engine: Engine, data: dict[str, Any]) -> Request:
         salt=data["salt"],
         adapter=data["adapter"],
         embed=data["embed"],
+        breakers=data["breakers"],
         pooling=data["pooling"],
         lease=data.get("lease"),
         origin=data.get("origin"),

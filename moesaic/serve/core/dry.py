@@ -35,26 +35,32 @@ Breakers = Mapping[int, tuple[tuple[int, ...], ...]]  # first token -> the rest 
 def breakers_of(tokenizer: Tokenizer, breakers: tuple[str, ...]) -> Breakers:
     """In which tokens the breakers can stand in a text: one that holds a breaker, or one that ends in how it begins,
     followed by the tokens of the rest."""
-    texts = token_texts(tokenizer)
+    texts, by_last = token_texts(tokenizer)
     found: dict[int, set[tuple[int, ...]]] = {}
-    for breaker in breakers:
-        breaker = breaker[:MAX_CHARS]
-        starts = [breaker[:count] for count in range(1, len(breaker))]
+    for breaker in dict.fromkeys(breaker[:MAX_CHARS] for breaker in breakers):
         for token, text in enumerate(texts):
             if breaker in text:
                 found.setdefault(token, set()).add(())
-            elif starts and text.endswith(tuple(starts)):
-                for start in starts:
-                    if text.endswith(start):
-                        rest = tokenizer.encode(breaker[len(start) :], special=False)
-                        found.setdefault(token, set()).add(tuple(rest[:MAX_TAIL]))
+        for count in range(1, len(breaker)):
+            start = breaker[:count]
+            ending = [token for token in by_last.get(start[-2:], ()) if texts[token].endswith(start)]
+            rest = tuple(tokenizer.encode(breaker[count:], special=False)[:MAX_TAIL]) if ending else ()
+            for token in ending:
+                if breaker not in texts[token]:
+                    found.setdefault(token, set()).add(rest)
     return {token: tuple(sorted(rests)) for token, rests in found.items()}
 
 
 @lru_cache(maxsize=4)
-def token_texts(tokenizer: Tokenizer) -> list[str]:
-    """What every token stands for by itself."""
-    return list(tokenizer.fast.decode_batch([[token] for token in range(len(tokenizer))], skip_special_tokens=False))
+def token_texts(tokenizer: Tokenizer) -> tuple[list[str], dict[str, list[int]]]:
+    """What every token stands for by itself, and the tokens by their last one and their last two characters."""
+    tokens = [[token] for token in range(len(tokenizer))]
+    texts = list(tokenizer.fast.decode_batch(tokens, skip_special_tokens=False))
+    by_last: dict[str, list[int]] = {}
+    for token, text in enumerate(texts):
+        for end in {text[-1:], text[-2:]}:
+            by_last.setdefault(end, []).append(token)
+    return texts, by_last
 
 
 def dry_penalties(tokens: Sequence[int], sampling: Sampling, breakers: Breakers) -> dict[int, float]:

@@ -35,7 +35,7 @@ def penalized(logits_V: Tensor, request: Request) -> Tensor:
     if sampling.penalizes:
         _penalize(logits_V, request)
     if sampling.dry_multiplier:
-        subtract_dry(logits_V, request.tokens, sampling, request.breakers)
+        subtract_dry(logits_V, request.tokens, sampling, request.breakers or {})
     return logits_V
 
 

@@ -116,7 +116,7 @@ class Request:
     routes: dict[int, list[Tensor]] = field(default_factory=dict)
     hidden_D: Tensor | None = None  # what pooling keeps of the prompt so far, for an embedding
     matcher: Any = None  # the state of its grammar
-    breakers: Breakers = field(default_factory=dict)  # of DRY, as tokens
+    breakers: Breakers | None = None  # of DRY, as tokens
     mu: float | None = None  # the state of mirostat
     _in_forward: bool = field(default=False, init=False, repr=False)
     preemptions: int = 0
@@ -249,7 +249,7 @@ def new_request(
         request.text = TextStream(tokenizer, prompt, sampling.stop, sampling.min_tokens, sampling.markers)
     elif sampling.stop or sampling.grammar:
         raise UserError("stop", "the model has no tokenizer", "Use stop_tokens.")
-    if sampling.dry_multiplier and tokenizer is not None:
+    if sampling.dry_multiplier and tokenizer is not None and request.breakers is None:
         request.breakers = breakers_of(tokenizer, sampling.dry_sequence_breakers)
     if sampling.grammar is not None:
         request.matcher = sampling.grammar.matcher(tokenizer, vocab, engine.stop_tokens)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 MAX_LOGPROBS = 100  # of the likeliest tokens; or all of them
 GREEDY = 1e-6  # a temperature below which sampling is greedy, and logits divided by it may overflow
 BREAKERS = ("\n", ":", '"', "*")  # where DRY takes a text to begin anew
+MAX_BREAKER_CHARS = 512  # for each of which the whole vocabulary may be looked at
 
 # Samplers by llama.cpp's names, in the order in which they are applied unless `samplers` says otherwise: that of
 # llama.cpp, but for the temperature, which comes before the cuts as in vLLM, SGLang and transformers. Beside each the
@@ -116,6 +117,8 @@ class Sampling:
             self._check(name, count is None or count >= -1, "must be at least -1 (all tokens)")
         if not all(self.bad_words) or not all(self.dry_sequence_breakers):
             raise UserError("bad_words" if not all(self.bad_words) else "dry_sequence_breakers", "must not be empty")
+        if sum(map(len, self.dry_sequence_breakers)) > MAX_BREAKER_CHARS:
+            raise UserError("dry_sequence_breakers", f"have more than {MAX_BREAKER_CHARS} characters together")
         self._check("allowed_tokens", self.allowed_tokens is None or bool(self.allowed_tokens), "must not be empty")
         for name in self.samplers or ():
             if name not in SAMPLERS:

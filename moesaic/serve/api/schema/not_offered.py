@@ -92,8 +92,6 @@ NOT_OFFERED: dict[str, NotOffered] = {
     "max_new_tokens": MAX_TOKENS,
     "num_predict": MAX_TOKENS,
     "n_indent": LEAVE,
-    "min_keep": SAMPLING,
-    "adaptive_target": NotOffered(SAMPLING.instead, neutral=(-1, -1.0)),
     "t_max_predict_ms": MAX_TOKENS,
     # What the response holds.
     "include_stop_str_in_output": LEAVE,

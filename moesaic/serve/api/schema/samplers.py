@@ -43,7 +43,7 @@ class SamplerParams(BaseModel):
     dry_base: float | None = Field(default=None, ge=1, le=100)
     dry_allowed_length: int | None = Field(default=None, ge=1, lt=2**31)
     dry_penalty_last_n: int | None = Field(default=None, ge=-1, lt=2**31, description="-1: all tokens.")
-    dry_sequence_breakers: Annotated[list[Word], Field(min_length=1, max_length=64)] | None = None
+    dry_sequence_breakers: Annotated[list[Word], Field(min_length=1, max_length=32)] | None = None
     bad_words: Annotated[list[Word], Field(max_length=1024)] | None = None
     allowed_token_ids: Annotated[list[Token], Field(min_length=1, max_length=2**18)] | None = None
 
