@@ -121,6 +121,35 @@ class TestChat:
         assert "messages.0.images" in refused(answer) and "text only" in refused(answer)
         assert chat(server, [{**HELLO[0], "images": []}], options={"num_predict": 1})["done"]
 
+    def test_the_oldest_turns_are_left_out_of_what_is_too_long(self, server: Running) -> None:
+        turn = [{"role": "user", "content": "yes or no " * 20}, {"role": "assistant", "content": "no"}]
+        long = [{"role": "system", "content": "Count."}, *(turn * 12), *HELLO]
+        answer = post(server, "chat", messages=long, stream=False, truncate=False)
+        assert "messages" in refused(answer)
+        found = chat(server, long, options={"num_predict": 2})
+        kept = next(n for n in range(12, 0, -1) if fits(server, [long[0], *(turn * n), *HELLO]))
+        assert found["prompt_eval_count"] == prompt_length(server, [long[0], *(turn * kept), *HELLO])
+        assert "messages" in refused(post(server, "chat", messages=[{"role": "user", "content": "yes " * 900}]))
+
+    def test_an_answer_that_was_begun_goes_on(self, server: Running) -> None:
+        begun = [*HELLO, {"role": "assistant", "content": "The number"}]
+        count = chat(server, begun, options={"num_predict": 1})["prompt_eval_count"]
+        assert count == prompt_length(server, HELLO) + len(tokens_of(server, "The number"))
+
+
+def tokens_of(server: Running, text: str) -> list[int]:
+    assert server.engine.tokenizer is not None
+    return server.engine.tokenizer.encode(text, special=False)
+
+
+def prompt_length(server: Running, messages: Any) -> int:
+    assert server.engine.tokenizer is not None
+    return len(tokens_of(server, server.engine.tokenizer.chat(messages)))
+
+
+def fits(server: Running, messages: Any) -> bool:
+    return prompt_length(server, messages) < server.engine.max_length
+
 
 class TestOptions:
     def test_a_seed(self, server: Running) -> None:

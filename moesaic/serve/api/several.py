@@ -38,9 +38,10 @@ def wanted_model(scope: Scope) -> str | None:
     """By the body, by the path of a model, or by `?model=` where there is neither."""
     received = RECEIVED.get()
     if received is not None and isinstance(received.content, dict):
-        name = received.content.get("model")
+        ollama = scope["path"].startswith("/api/")
+        name = received.content.get("model") or (received.content.get("name") if ollama else None)
         if isinstance(name, str):
-            return name.removesuffix(":latest") if scope["path"].startswith("/api/") else name  # as Ollama's clients
+            return name.removesuffix(":latest") if ollama else name
     if scope["path"].startswith(MODELS_PATH):
         return str(scope["path"]).removeprefix(MODELS_PATH)
     found = parse_qs(scope["query_string"].decode("latin-1")).get("model")

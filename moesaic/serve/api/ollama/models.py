@@ -96,9 +96,8 @@ def details(service: Service, name: str) -> dict[str, Any]:
 
 def capabilities(service: Service) -> list[str]:
     tokenizer = service.engine.tokenizer
-    template = (tokenizer.chat_template if tokenizer is not None else None) or ""
     found = ["completion"]
-    if "tools" in template:
+    if tokenizer is not None and tokenizer.chat_template is not None and tokenizer.takes_tools:
         found.append("tools")
     if tokenizer is not None and infill_of(tokenizer) is not None:
         found.append("insert")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,7 +25,7 @@ from moesaic.serve.api.service import Service
 from moesaic.serve.api.stream import Generation
 from moesaic.serve.api.timings import timings
 from moesaic.serve.core.engine_loop import OutputStream
-from moesaic.serve.core.request import Output, Request
+from moesaic.serve.core.request import Output, Request, TooLong
 from moesaic.serve.parsers import CallArguments, CallBroken, CallEnded, CallStarted, Content, Event, Reasoning
 
 MILLISECOND = 1_000_000  # in nanoseconds
@@ -97,7 +97,7 @@ class Reply(Generation):
 
     @classmethod
     def prepare(cls, service: Service, body: ChatRequest, salt: str) -> Reply:
-        return cls(service, body, Chat.prepare(service, as_chat(service, body), salt))
+        return cls(service, body, that_fits(body, lambda some: Chat.prepare(service, as_chat(service, some), salt)))
 
     @staticmethod
     def field_name(place: str) -> str:
@@ -146,6 +146,28 @@ class Reply(Generation):
     def end(self, request: Request) -> dict[str, Any]:
         reason = "length" if request.finish_reason == "length" else "stop"
         return {"done": True, "done_reason": reason, **durations(request)}
+
+
+def that_fits(body: ChatRequest, prepare: Callable[[ChatRequest], Chat]) -> Chat:
+    """The chat of all messages; where they are too long, without as many of the oldest turns as it takes. A turn begins
+    with the user's message, and what the system says stays."""
+    try:
+        return prepare(body)
+    except TooLong:
+        if body.truncate is False:
+            raise
+    system = [message for message in body.messages if message.role.lower() == "system"]
+    starts = [number for number, message in enumerate(body.messages) if message.role.lower() == "user"][1:]
+    found: Chat | None = None
+    while starts:
+        middle = len(starts) // 2
+        rest = [message for message in body.messages[starts[middle] :] if message.role.lower() != "system"]
+        try:
+            found = prepare(body.model_copy(update={"messages": [*system, *rest]}))
+            starts = starts[:middle]  # perhaps fewer need go
+        except TooLong:
+            starts = starts[middle + 1 :]
+    return found if found is not None else prepare(body)
 
 
 class Generated(Reply):

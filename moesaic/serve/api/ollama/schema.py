@@ -93,6 +93,9 @@ class GeneratingRequest(RequestModel):
 
 class ChatRequest(GeneratingRequest):
     messages: list[Message] = Field(default_factory=list)
+    truncate: bool | None = Field(
+        default=None, description="Leave out the oldest turns if all do not fit; on by default."
+    )
     tools: Annotated[list[Tool], Field(max_length=512)] | None = None
 
 
