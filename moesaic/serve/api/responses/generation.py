@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from moesaic.errors import UserError
 from moesaic.serve.api.chat import Chat, ChoiceBuilder
@@ -74,15 +74,15 @@ class Responses(Generation):
             self.completed = int(time.time())
         return streamed
 
-    async def collect(self, outputs: Outputs) -> ResponsesResponse:
-        await super().collect(outputs)
-        return self._kept()
+    async def collect(self, outputs: Outputs) -> BaseModel | bytes:
+        response = await super().collect(outputs)
+        self._keep(response)
+        return response
 
     async def events(self, outputs: OutputStream) -> AsyncIterator[str]:
         async for events in self.numbered(outputs):
             if events:
                 yield "".join(events)
-        self._kept()
 
     async def numbered(self, outputs: OutputStream) -> AsyncIterator[list[str]]:
         """The events of the stream, each with its number."""
@@ -92,6 +92,8 @@ class Responses(Generation):
             for output in batch:
                 news += await self.beside(self._told_of, output)
             yield news
+        if not self.body.background:
+            self._keep(self.response())  # before its client hears that it may come back
         yield [self._told(f"response.{self.status}")]
 
     def failed(self, error: ApiError) -> str:
@@ -120,13 +122,11 @@ class Responses(Generation):
     def _told(self, kind: str) -> str:
         return self._event({"type": kind, "response": self.response().model_dump()})
 
-    def _kept(self) -> ResponsesResponse:
-        response = self.response()
+    def _keep(self, response: BaseModel | bytes) -> None:
         if self.stored:
             kept = self.to_store()
-            kept.content = response.model_dump_json().encode()
+            kept.content = response if isinstance(response, bytes) else response.model_dump_json().encode()
             self.service.responses.add(kept)
-        return response
 
     def to_store(self) -> Stored:
         given = json.dumps(listed_input(self.body.input)).encode()
