@@ -4,6 +4,7 @@ nobody here wrote, computes them."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -344,6 +345,17 @@ def test_a_loop_of_tokens_never_leaves_them(server: Running, log_of: Any) -> Non
     log_TV = log_of([*said, 9])
     expected = [float(log_TV[place, token]) for place, token in enumerate([*said, 9][1:])]
     assert second["logprobs"]["token_logprobs"][1:] == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_loop_of_the_document_runs(server: Running) -> None:
+    text = (Path(__file__).parents[2] / "docs/api/tokens.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    names: dict[str, Any] = {}
+    exec(code.replace("http://127.0.0.1:8000", server.url), names)
+    tokens, logprobs, learn, again = (names[name] for name in ("tokens", "logprobs", "learn", "again"))
+    assert len(tokens) == len(logprobs) == len(learn) == len(again) and sum(learn) > 2
+    written = [(told, later) for told, later, own in zip(logprobs, again, learn, strict=True) if own]
+    assert [told for told, _ in written] == pytest.approx([later for _, later in written], abs=1e-5)
 
 
 # truncate_prompt_tokens: vLLM

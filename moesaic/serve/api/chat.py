@@ -140,16 +140,17 @@ class Chat(Generation):
         return chunks
 
     def response(self) -> ChatCompletionResponse:
-        return ChatCompletionResponse(
+        response = ChatCompletionResponse(
             id=self.id,
             created=self.created,
             model=self.model,
             choices=[choice.whole() for choice in self.choices.values()],
             usage=self.usage(),
             timings=self.timings(),
-            prompt_logprobs=prompt_logprobs(self.requests[0], self.service.token_decoder),
             **self.first_fields(),
         )
+        response.prompt_logprobs = prompt_logprobs(self.requests[0], self.service.token_decoder)  # as in completions
+        return response
 
 
 def chunk_choice(index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:

@@ -184,14 +184,16 @@ class ChoiceBuilder:
 
     def whole(self, index: int) -> CompletionChoice:
         body = self.body
-        return CompletionChoice(
+        choice = CompletionChoice(
             index=index,
             text="".join(part.text for part in self.parts),
             logprobs=_joined(part.logprobs for part in self.parts) if body.logprobs is not None else None,
             finish_reason=self.parts[-1].finish_reason,
-            prompt_logprobs=prompt_logprobs(self.request, self.decoder) if body.prompt_logprobs is not None else None,
             **self.ids.whole(),
         )
+        if body.prompt_logprobs is not None:  # set later: checking a hundred thousand would hold up all threads
+            choice.prompt_logprobs = prompt_logprobs(self.request, self.decoder)
+        return choice
 
     def _logprobs(self, tokens: list[tuple[int, TokenLogprob | None]], echoed: int) -> CompletionLogprobs:
         """The first `echoed` tokens are those of the prompt."""

@@ -48,7 +48,9 @@ def test_answers_are_those_of_an_engine_in_this_process(
         greedy(9),
         Sampling(max_tokens=9, seed=5, temperature=1.0, logprobs=2, prompt_logprobs=1, ignore_eos=True),
         Sampling(max_tokens=12, temperature=0.0, grammar=Grammar.choice(["yes", "no"])),
-        Sampling(max_tokens=9, seed=6, stop=("e",), logit_bias={7: 2.0}, stop_tokens=frozenset([3])),
+        Sampling(
+            max_tokens=9, seed=6, stop=("e",), logit_bias={7: 2.0}, stop_tokens=frozenset([3]), logprob_tokens=(9, 4)
+        ),
     ]
     prompts = [f"{n} The number {n} is a number; def f(x): return x + {n}" for n in range(8)]
 

@@ -89,7 +89,7 @@ def written(request: Request) -> dict[str, Any]:
         "reason": request.finish_reason,
     }
     if request.prompt_logprobs:
-        found["prompt"] = [each and bits(each.logprob) for each in request.prompt_logprobs]
+        found["prompt"] = [each and [bits(each.logprob), each.rank] for each in request.prompt_logprobs]
     if request.routes:
         found["routes"] = {str(layer): torch.cat(parts).tolist() for layer, parts in request.routes.items()}
     if request.hidden_D is not None:

@@ -221,7 +221,8 @@ def test_reports_preemption_and_a_float8_cache(tmp_path: Path) -> None:
     directory = model_directory("qwen3_moe", tmp_path / "qwen3")
     asked = some_requests(8)
     for number, one in enumerate(asked):
-        one["sampling"] |= {"prompt_logprobs": 2} if number % 2 else {"record_routes": True}
+        given = {"logprobs": 0, "logprob_tokens": (7, 3)}
+        one["sampling"] |= {"prompt_logprobs": 2} | given if number % 2 else {"record_routes": True}
     page = 3 * 2 * 2 * 8 * 4 * 4  # layers, keys and values, heads, head size, page size, bytes
     many = some_requests(10, tokens=20)
     cases = [
