@@ -117,7 +117,7 @@ class TestEveryFamily:
         pieces = [piece for choice in choices for piece in choice["delta"].get("tool_calls", ())]
         for number, (name, arguments) in enumerate([("weather", ARGUMENTS), ("now", {})]):
             own = [piece for piece in pieces if piece["index"] == number]
-            assert own[0]["function"] == {"name": name, "arguments": ""}
+            assert own[0]["function"]["name"] == name
             assert own[0]["id"]
             assert own[0]["type"] == "function"
             assert not any("id" in piece or "name" in piece["function"] for piece in own[1:])

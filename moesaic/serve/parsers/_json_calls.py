@@ -66,8 +66,8 @@ class JsonBody(Body):
     def finish(self) -> None:
         if self.complete and not self.pending.strip():
             self._end("")
-        elif not self.first and self.object is None and not self.pending.strip(" \t\r\n,;[]"):
-            self.ended = True
+        elif not self.first and self.object is None:
+            self._leave(END_OF_LIST.sub("", self.pending) if self.pending.strip(" \t\r\n,;[]") else "")
 
     def _begin(self) -> bool:
         """Whether an object begins; the pending text then begins with it."""

@@ -25,6 +25,7 @@ PRINT = re.compile(r"\Aprint\s{0,8}\(\s*")
 KEY = re.compile(r"\s*([A-Za-z_]\w*)\s*=(?!=)")
 MARKS = re.compile(r"""["'\\()\[\]{},]""")
 BARE = re.compile(r"[^\s\"'()\[\]{}=][^\"'()\[\]{}=]*")
+END_OF_LIST = re.compile(r"\A\s*\]")
 SEPARATORS = " \t\r\n,;"
 
 
@@ -38,6 +39,7 @@ class PythonStyle:
     bracket: bool = True  # and must, where no tag shows that calls follow
     prints: bool = False
     known: bool = False  # only the names of tools
+    method: str = ""  # may stand behind a name
 
 
 class PythonBody(Body):
@@ -65,8 +67,8 @@ class PythonBody(Body):
             self.rest = self.pending
 
     def finish(self) -> None:
-        if self.state == "between" and not self.pending.strip(SEPARATORS + "[])`"):
-            self.ended = True
+        if self.state == "between":
+            self._leave(END_OF_LIST.sub("", self.pending) if self.pending.strip(SEPARATORS + "[])`") else "")
 
     def _step(self) -> bool:
         match self.state:
@@ -112,14 +114,17 @@ class PythonBody(Body):
         if (head := HEAD.match(inner)) and self._may_call(head[1]):
             self.state, self.pending = "name", found
             return True
-        self._leave(re.sub(r"\A\s*\]", "", self.pending))
+        self._leave(END_OF_LIST.sub("", self.pending))
         return False
 
     def _leave(self, rest: str) -> None:
         self.ended, self.rest = True, rest
 
     def _may_call(self, name: str) -> bool:
-        return is_name(name) and (not self.style.known or name in names_of(self.tools))
+        return is_name(name) and (not self.style.known or self._tool(name) in names_of(self.tools))
+
+    def _tool(self, name: str) -> str:
+        return name.removesuffix(self.style.method)
 
     def _name(self) -> bool:
         self.pending = self.pending.lstrip()
@@ -133,7 +138,8 @@ class PythonBody(Body):
         if not self._may_call(head[1]):
             self.broken = True
             return False
-        self.name, self.schemas = head[1], parameters_of(self.tools, head[1])
+        self.name = self._tool(head[1])
+        self.schemas = parameters_of(self.tools, self.name)
         self.arguments, self.pending, self.state = "{", self.pending[head.end() :], "argument"
         return True
 

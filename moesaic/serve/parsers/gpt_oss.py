@@ -22,9 +22,10 @@ from moesaic.serve.parsers import (
 )
 from moesaic.serve.parsers._frames import MESSAGE, START, FrameReader, Kind
 from moesaic.serve.parsers._json_text import ObjectText
-from moesaic.serve.parsers._values import is_name, read_json
+from moesaic.serve.parsers._values import is_name, names_of, read_json
 
 CHANNEL, CONSTRAIN = "<|channel|>", "<|constrain|>"
+FUNCTIONS = "functions."
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
 RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
@@ -34,7 +35,7 @@ class GptOss(Parser):
     inner: ClassVar[tuple[str, ...]] = ENDS
 
     def reader(self, tools: Tools | None = None, prompt: str = "", prefill: str = "") -> EventReader:
-        return HarmonyReader(bool(tools), self.reasoning)
+        return HarmonyReader(tools or (), self.reasoning)
 
     def tags(self, *, calls: bool) -> tuple[str, ...]:
         return (CHANNEL, CONSTRAIN, START, MESSAGE, *ENDS)
@@ -44,13 +45,14 @@ class HarmonyReader(FrameReader):
     ends = ENDS
     beginnings = (CHANNEL, START, "to=")
 
-    def __init__(self, tools: bool, reasoning: bool) -> None:
+    def __init__(self, tools: Tools, reasoning: bool) -> None:
         super().__init__()
-        self.tools, self.reasoning = tools, reasoning
+        self.names, self.reasoning = names_of(tools), reasoning
         self.calls = 0
 
     def kind(self, header: str) -> Kind:
-        if self.tools and RECIPIENT.search(header):
+        recipient = RECIPIENT.search(header)
+        if self.names and recipient and (recipient[1].startswith(FUNCTIONS) or recipient[1] in self.names):
             return "call"
         channel = header.rpartition(CHANNEL)[2].strip()
         return "reasoning" if self.reasoning and channel.startswith("analysis") else "content"
@@ -59,7 +61,7 @@ class HarmonyReader(FrameReader):
         recipient = RECIPIENT.search(header)
         assert recipient is not None
         self.calls += 1
-        return ArgumentsReader(recipient[1].removeprefix("functions."), self.calls - 1)
+        return ArgumentsReader(recipient[1].removeprefix(FUNCTIONS), self.calls - 1)
 
 
 class ArgumentsReader:

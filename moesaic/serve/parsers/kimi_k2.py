@@ -21,7 +21,9 @@ HEAD = re.compile(
     r"\s{0,8}(?P<id>(?:functions\.)?(?P<name>[\w./@-]{1,256}):\d{1,6})\s{0,8}"
     rf"{re.escape(ARGUMENTS)}\s{{0,8}}(?=\{{)"
 )
-STYLE = HeadedStyle(CALL, HEAD, (CLOSING,), sections=(CALLS,), ends=(END_CALLS,))
+# The model writes the section's tags without the s too.
+ONE, END_ONE = "<|tool_call_section_begin|>", "<|tool_call_section_end|>"
+STYLE = HeadedStyle(CALL, HEAD, (CLOSING,), sections=(CALLS, ONE), ends=(END_CALLS, END_ONE))
 ID = re.compile(r"functions\.[\w./@-]+:\d+")
 
 
@@ -29,8 +31,8 @@ ID = re.compile(r"functions\.[\w./@-]+:\d+")
 class KimiK2(Parser):
     """A call's id is its tool's name and how many calls of the conversation came before."""
 
-    openings: ClassVar[tuple[str, ...]] = (CALLS, CALL)
-    inner: ClassVar[tuple[str, ...]] = (END_CALLS, ARGUMENTS, CLOSING)
+    openings: ClassVar[tuple[str, ...]] = (CALLS, ONE, CALL)
+    inner: ClassVar[tuple[str, ...]] = (END_CALLS, END_ONE, ARGUMENTS, CLOSING)
     anywhere: ClassVar[bool] = True
 
     def body(self, tools: Tools, opening: str) -> Body:

@@ -19,11 +19,11 @@ JSON = JsonStyle(known=True)
 
 @dataclass(frozen=True)
 class Llama4(Parser):
-    openings: ClassVar[tuple[str, ...]] = ("<|python_start|>",)
+    openings: ClassVar[tuple[str, ...]] = ("<|python_start|>", '{"name"')
     leading: ClassVar[tuple[str, ...]] = ("[", "{")
     inner: ClassVar[tuple[str, ...]] = ("<|python_end|>",)
 
     def body(self, tools: Tools, opening: str) -> Body:
-        if opening == "{":
+        if opening.startswith("{"):
             return JsonBody(JSON, tools)
         return PythonBody(STYLE if opening == "[" else TAGGED, tools)

@@ -18,8 +18,8 @@ TAGGED = JsonStyle(("[TOOL_CALLS]", "<tool_call>"), ("</tool_call>",))
 
 @dataclass(frozen=True)
 class XLam(Parser):
-    openings: ClassVar[tuple[str, ...]] = ("[TOOL_CALLS]", "<tool_call>")
+    openings: ClassVar[tuple[str, ...]] = ("[TOOL_CALLS]", "<tool_call>", "```json")
     leading: ClassVar[tuple[str, ...]] = ("[", "{", "```")
 
     def body(self, tools: Tools, opening: str) -> Body:
-        return JsonBody(BLOCK if opening == "```" else STYLE if opening in self.leading else TAGGED, tools)
+        return JsonBody(BLOCK if opening.startswith("```") else STYLE if opening in self.leading else TAGGED, tools)
