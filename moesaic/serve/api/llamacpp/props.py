@@ -39,7 +39,6 @@ def slots(service: Service) -> list[dict[str, Any]]:
         {
             "id": number,
             "n_ctx": service.engine.max_length,
-            "speculative": service.engine.drafter is not None,
             "is_processing": number < running,
         }
         for number in range(service.engine.scheduler.max_requests)

@@ -7,6 +7,8 @@ import hashlib
 from datetime import UTC, datetime
 from typing import Any
 
+import torch
+
 from moesaic.model.config import GroupedQuery
 from moesaic.serve.api.infill import infill_of
 from moesaic.serve.api.ollama.names import known, tagged
@@ -32,7 +34,8 @@ def running(service: Service) -> dict[str, Any]:
     found = []
     for one, name in names(service):
         size = size_of(one)
-        on_gpu = one.engine.model.device.type == "cuda"
+        device = one.engine.model.device.type
+        on_gpu = device == "cuda" or (device == "meta" and torch.cuda.is_available())  # meta: it is in another process
         found.append(entry(one, name) | more | {"size_vram": size if on_gpu else 0, "context_length": one.context})
     return {"models": found}
 
@@ -88,7 +91,9 @@ def details(service: Service, name: str) -> dict[str, Any]:
         "family": config.family,
         "families": [config.family],
         "parameter_size": short(parameter_count(service)),
-        "quantization_level": str(service.engine.model.dtype).removeprefix("torch.").upper(),
+        "quantization_level": {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}.get(
+            dtype_of(service), "unknown"
+        ),
         "context_length": config.context,
         "embedding_length": config.hidden,
     }
@@ -112,7 +117,15 @@ def parameter_count(service: Service) -> int:
 
 def size_of(service: Service) -> int:
     """In bytes, as it lies in memory."""
-    return sum(parameter.numel() * parameter.itemsize for parameter in service.engine.model.parameters())
+    model = service.engine.model
+    if model.device.type == "meta":
+        return parameter_count(service) * getattr(torch, model.config.dtype).itemsize
+    return sum(parameter.numel() * parameter.itemsize for parameter in model.parameters())
+
+
+def dtype_of(service: Service) -> str:
+    model = service.engine.model
+    return model.config.dtype if model.device.type == "meta" else str(model.dtype).removeprefix("torch.")
 
 
 def short(count: int) -> str:
