@@ -19,6 +19,8 @@ ATTENTION_BACKWARD = 2.5  # five matmuls where the forward pass has two
 SCORE_BYTES = 13.0  # per score, forward, unfused: written, softmax and dropout in and out with its mask, read
 NORM_PASSES = 6.0  # reads and writes of a token's row per norm, residual and dropout, forward
 ACTIVATION_PASSES = 3.0
+# Kinds of communication inside a layer, and what a work's `overlap` calls those that computation hides.
+HIDDEN_BY = (("tensor", "tp"), ("context", "tp"), ("experts", "ep"))
 UNFUSED_PASSES = 24.0  # bias, clamp, sigmoid and products one by one, in and out each
 
 
@@ -36,10 +38,6 @@ class Seconds:
     @property
     def compute(self) -> float:
         return self.matmul + self.attention + self.elementwise
-
-    @property
-    def communication(self) -> float:
-        return self.tensor + self.context + self.experts
 
     def __add__(self, other: Seconds) -> Seconds:
         return Seconds(
@@ -86,6 +84,10 @@ class Rank:
         return self.micro_batch * self.work.sequence / self.cp
 
 
+def overlaps(work: TrainingWork, device: Device) -> frozenset[str]:
+    return frozenset(device.overlap) if work.overlap is None else work.overlap
+
+
 def layer_passes(layer: LayerShape, hidden: int, rank: Rank) -> tuple[Seconds, Seconds]:
     """Forward and backward, recomputation included in the backward."""
     forward_attention, backward_attention, core = _attention(layer.attention, hidden, rank)
@@ -97,8 +99,11 @@ def layer_passes(layer: LayerShape, hidden: int, rank: Rank) -> tuple[Seconds, S
     elif rank.work.recompute == "selective":
         backward = backward + Seconds(attention=core)
     if layer.ffn.experts:
-        # Where the device is done before the host has launched the next kernels, it waits for the host.
-        wait = rank.device.mixture_launch - (forward + backward).compute - (forward + backward).communication
+        # Where the device is done before the host has launched the next kernels, it waits for the host. What is hidden
+        # behind computation passes no time meanwhile.
+        both, behind = forward + backward, overlaps(rank.work, rank.device)
+        passing = [getattr(both, name) * (1 - rank.device.hidden * (flag in behind)) for name, flag in HIDDEN_BY]
+        wait = rank.device.mixture_launch - both.compute - sum(passing)
         backward = backward + Seconds(elementwise=max(0.0, wait))
     return forward, backward
 

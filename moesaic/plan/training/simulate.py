@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from moesaic.plan.timeline.events import Operation, Timeline, simulate
 from moesaic.plan.timeline.pipeline import COMPUTE, Pipeline
 from moesaic.plan.training.estimate import TrainingPlan
-from moesaic.plan.training.step_time import busy, overlaps, stage_passes
+from moesaic.plan.training.layer_cost import overlaps
+from moesaic.plan.training.step_time import busy, stage_passes
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from moesaic.plan.collectives import Group, all_gather, group, reduce_scatter, s
 from moesaic.plan.cost import elementwise, matmul
 from moesaic.plan.hardware import Cluster, Device
 from moesaic.plan.shape import LayerShape, ModelShape
-from moesaic.plan.training.layer_cost import Rank, Seconds, layer_passes
+from moesaic.plan.training.layer_cost import HIDDEN_BY, Rank, Seconds, layer_passes, overlaps
 from moesaic.plan.training.stages import divide, held_parameters
 from moesaic.plan.training.workload import TrainingWork
 
@@ -77,10 +77,6 @@ def sequences_per_rank(layout: ParallelLayout, work: TrainingWork) -> int:
             "--layout", f"micro-batches of {layout.mb} do not divide a rank's {per_rank} sequences", "Leave mb out."
         )
     return per_rank
-
-
-def overlaps(work: TrainingWork, device: Device) -> frozenset[str]:
-    return frozenset(device.overlap) if work.overlap is None else work.overlap
 
 
 @dataclass(frozen=True)
@@ -159,7 +155,7 @@ def _exposed_by_kind(stage: Seconds, device: Device, hidden_by: frozenset[str]) 
     """Communication inside layers after overlap: `hidden` of it runs behind computation, as far as there is enough."""
     left = stage.compute
     found = {}
-    for name, flag in (("tensor", "tp"), ("context", "tp"), ("experts", "ep")):
+    for name, flag in HIDDEN_BY:
         seconds = getattr(stage, name)
         behind = min(device.hidden * seconds, left) if flag in hidden_by else 0.0
         left -= behind
