@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 SLOW = [
+    "test_docs_commands.py",
     "kernels/test_triton_engine.py",
     "quickstart/test_quickstart.py",
     "kernels/test_triton_compiles.py",
     "parallel/test_policy_ranks.py",
+    "parallel/test_async_ranks.py",
+    "peers/clients/test_clients.py",
     "parallel/test_preference_ranks.py",
     "parallel/test_pipeline.py",
     "parallel/test_pipeline_disaggregated.py",
@@ -35,7 +38,6 @@ SLOW = [
     "serve/group/test_tp_dead_ranks.py",
     "serve/group/test_memory.py",
     "serve/group/test_tp.py",
-    "test_docs_commands.py",
     "compress/test_methods.py",
     "kernels/test_triton_serving.py",
     "parallel/test_zero_one_adam.py",

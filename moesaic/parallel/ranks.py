@@ -79,6 +79,11 @@ class Ranks(World):
         made.tokenizer = model.tokenizer
         return made
 
+    def whole_tensors(self, model: Model) -> Iterator[tuple[str, Tensor]]:
+        own = model.state_dict()
+        for name in self.division.shapes:
+            yield name, self.division.assemble(name, own.get(name), own.get(name))
+
     def _rows_here(self, part: MicroBatch) -> int:
         """Of a micro-batch, how many rows this rank has between layers."""
         here = RowSplit.of(part.lengths, self.mesh.layout.cp, split_for(self.options.context)).counts[

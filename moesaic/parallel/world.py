@@ -57,6 +57,11 @@ class World:
         """Another one with the same weights, on the same ranks."""
         return copy.deepcopy(model)
 
+    def whole_tensors(self, model: Model) -> Iterator[tuple[str, Tensor]]:
+        """All of its weights by name, one after the other, so that nobody must hold them all. Every rank goes through
+        them; what the first finds is for use."""
+        yield from model.state_dict().items()
+
     def barrier(self) -> None: ...
 
     # -- staying up

@@ -66,7 +66,6 @@ def until_step_three(run: Run) -> None:
 
 def refused(folder: Path) -> None:
     for option, says in {
-        "asynchronous: {}": "have the weights of one process",
         "critic: {}": "a critic is trained by one process",
         "selection: cropi": "gradients of the whole model",
         "drafter: mtp": "layers, which ranks run together",

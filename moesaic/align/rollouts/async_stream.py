@@ -40,6 +40,7 @@ from moesaic.align.rollouts.worker import Finished
 from moesaic.align.rollouts.worker_pool import PoolCounts, WorkerPool
 from moesaic.errors import UserError
 from moesaic.kernels import hardware
+from moesaic.model.transformer import Model
 from moesaic.strict import STRICT
 from moesaic.worlds.completions import seed_of
 
@@ -119,12 +120,19 @@ class AsyncRolloutStream(PolicyStream):
         self.counts = {"dropped": 0.0, "masked_tokens": 0.0, "failed": 0.0, "trainer_waited": 0.0}
         starting = not self.workers.started
         if starting:
-            torch.set_num_threads(self.options.trainer_threads())
-            self.workers.start(sum(t.numel() * t.element_size() for t in self.model.state_dict().values()))
+            if self.world.ranks == 1:  # several have their threads from who started them
+                torch.set_num_threads(self.options.trainer_threads())
+            self.workers.start(self.weight_bytes())
         self.workers.counts = PoolCounts()
         super().sync_weights()
         if starting:
             self._resubmit()
+
+    def weight_bytes(self) -> int:
+        """Of the whole model, of which this process may have a share."""
+        with torch.device("meta"):
+            whole = Model(self.model.config).to(self.model.dtype)
+        return sum(tensor.nbytes for tensor in whole.state_dict().values())
 
     def collect_rollouts(self) -> tuple[list[list[Sample]], list[Rollouts]]:
         groups, rounds = self._in_turn() if self.in_turn else self._as_they_finish()

@@ -112,7 +112,9 @@ class Worker:
         self.pool = RolloutPool(self.engine, weighted_rewards(setup.rewards), judged_again=True)
         self.ahead = RunAhead(self.engine, setup.group, setup.sampling)
         self.waiting: dict[int, tuple[Task, Example]] = {}
-        self.new_weights: dict[int, tuple[np.ndarray, frozenset[int]]] = {}  # version -> weights, after which tasks
+        self.new_weights: dict[
+            int, tuple[list[np.ndarray], frozenset[int]]
+        ] = {}  # version -> weights, after which tasks
         self.done: set[int] = set()
         self.inbox: deque[Callable[[], None]] = deque()
         self.outbox: list[Finished] = []
@@ -127,9 +129,9 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
-    async def update_weights(self, version: int, block: list[Any], after: list[int]) -> None:
-        """Weights of a version. `block` is a reference in a list, so that Ray does not hold the call back for it."""
-        weights = await block[0]
+    async def update_weights(self, version: int, blocks: list[Any], after: list[int]) -> None:
+        """Weights of a version. `blocks` are references in a list, so that Ray does not hold the call back for them."""
+        weights = [await block for block in blocks]
         self._post(lambda: self.new_weights.__setitem__(version, (weights, frozenset(after))))
 
     async def submit(self, tasks: list[tuple[Task, Example]]) -> None:

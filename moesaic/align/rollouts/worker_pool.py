@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,7 +56,7 @@ class WorkerPool:
         self.setup, self.patience, self.retries, self.address = setup, patience, retries, address
         self.handles = [WorkerHandle(number) for number in range(workers)]
         self.counts = PoolCounts()
-        self._blocks: dict[int, Any] = {}  # version -> where its weights are
+        self._blocks: dict[int, list[Any]] = {}  # version -> where its weights are
         self._deaths = 0
         self._ray: Any = None
         self._own = False
@@ -94,11 +94,11 @@ class WorkerPool:
             self._ray.shutdown()
         self._ray = None
 
-    def publish(self, version: int, weights: np.ndarray) -> None:
+    def publish(self, version: int, blocks: Iterable[np.ndarray]) -> None:
         """New weights for all workers. Older ones are kept while a task in flight was submitted for them."""
-        self._blocks[version] = self._ray.put(weights)
+        self._blocks[version] = [self._ray.put(block) for block in blocks]
         oldest = min((t.version for handle in self.handles for t, _, _ in handle.tasks.values()), default=version)
-        self._blocks = {v: block for v, block in self._blocks.items() if v >= oldest}
+        self._blocks = {v: blocks for v, blocks in self._blocks.items() if v >= oldest}
         for handle in self.handles:
             self._send_weights(handle, version)
 
@@ -165,7 +165,7 @@ class WorkerPool:
 
     def _send_weights(self, handle: WorkerHandle, version: int) -> None:
         after = [number for number, (task, _, _) in handle.tasks.items() if task.version < version]
-        handle.actor.update_weights.remote(version, [self._blocks[version]], after)
+        handle.actor.update_weights.remote(version, self._blocks[version], after)
 
     def _died(self, handle: WorkerHandle, why: str) -> list[Finished]:
         """Restart it, with the weights its tasks were submitted for and those after; submit them again."""

@@ -24,6 +24,7 @@ from moesaic.align.critics.stream import CriticStream
 from moesaic.align.examples import Mixture, open_conversations, open_prompts
 from moesaic.align.rewards import weighted_rewards
 from moesaic.align.rewards.task import TaskScore
+from moesaic.align.rollouts.async_ranks import FollowingStream, LeadingStream
 from moesaic.align.rollouts.async_stream import AsyncOptions, AsyncRolloutStream
 from moesaic.align.rollouts.multi_turn import multi_turn_rollouts, open_environment
 from moesaic.align.rollouts.replay_sft import ReplaySftOptions, ReplaySftStream
@@ -117,13 +118,15 @@ class Policy(Stage):
 
     def check_ranks(self, layout: ParallelLayout, accumulate: int, context: int, key: str) -> None:
         alone = {
-            "asynchronous": (self.asynchronous is not None, "its workers have the weights of one process"),
             "critic": (self.critic is not None, "a critic is trained by one process"),
             "selection": (
                 not self._selection().on_ranks,
                 "it takes gradients of the whole model, which no rank has",
             ),
-            "drafter": (self.drafter not in (None, "suffix"), "it runs layers, which ranks run together"),
+            "drafter": (
+                self.drafter not in (None, "suffix") and self.asynchronous is None,
+                "it runs layers, which ranks run together",
+            ),
         }
         for option, (wanted, problem) in alone.items():
             if wanted:
@@ -188,9 +191,11 @@ class Policy(Stage):
             "world": ranks,
         }
         if self.asynchronous is not None:
+            if not ranks.is_main:
+                return FollowingStream(weights=CopiedWeights(None, ranks), **given)
+            kind = AsyncRolloutStream if ranks.ranks == 1 else LeadingStream
             workers = self.worker_pool(model)
-            options = self.asynchronous
-            return AsyncRolloutStream(options=options, workers=workers, weights=CopiedWeights(workers), **given)
+            return kind(options=self.asynchronous, workers=workers, weights=CopiedWeights(workers, ranks), **given)
         max_requests = -(-self.prompts // ranks.data_ranks) * self.group
         engine = Engine(model, drafter=self._drafter(), max_requests=max_requests, seed=self.seed)
         world = self.world()
