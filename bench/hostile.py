@@ -129,18 +129,17 @@ class Run:
 
     async def run(self, count: int, at_once: int = AT_ONCE, flood: int = FLOOD) -> None:
         """So many, and a flood after every quarter of them."""
-        waiting = asyncio.Semaphore(at_once)
-
-        async def one(case: Case) -> None:
-            async with waiting:
-                await self.send(case)
-
         floods = 4 if flood and count >= 10 * flood else 0
         steady = count - floods * flood
-        for part in range(4):
-            share = steady // 4 + (steady % 4 if part == 3 else 0)
-            for start in range(0, share, 500):
-                await asyncio.gather(*(one(self.cases.make()) for _ in range(min(500, share - start))))
+        quarters = [steady // 4] * 3 + [steady - 3 * (steady // 4)]
+
+        async def work(cases: list[Case]) -> None:
+            while cases:
+                await self.send(cases.pop())
+
+        for share in quarters:
+            cases = [self.cases.make() for _ in range(share)]
+            await asyncio.gather(*(work(cases) for _ in range(at_once)))
             if floods:
                 await asyncio.gather(*(self.send(self.cases.make()) for _ in range(flood)))
 

@@ -1,4 +1,4 @@
-"""The routes that the OpenAPI document does not list, as operations of the same form: the other dialects, and probes."""
+"""The routes that the OpenAPI document does not list, as operations of the same form: other dialects, and probes."""
 
 from __future__ import annotations
 

@@ -265,7 +265,7 @@ class Cases:
         size = self.chance.choice([100_000, 1_000_000, 9_000_000])
         if isinstance(body, dict):
             text = self.chance.choice(["a", "word ", "😀", "0 "])
-            body[self.chance.choice([*sorted(body), "x"])] = (text * size)[:size]
+            body[self.chance.choice([*sorted(body), "x"])] = text * (size // len(json.dumps(text)))
         return self._post("big", path, body)
 
     # Parts of them

@@ -16,7 +16,7 @@ from tests.waiting import PATIENCE
 
 
 def test_nothing_breaks_hangs_or_leaks(new_engine: Callable[..., Engine]) -> None:
-    with running(new_engine(), max_queue=64) as server:
+    with running(new_engine(), max_queue=64, body_seconds=3.0) as server:
         with server.http() as client:
             cases = Cases(with_dialects(client.get("/openapi.json").json()), seed=5)
         run = Run(server.url, cases, PATIENCE)
