@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fastapi import APIRouter
-from fastapi.responses import FileResponse
+from fastapi import APIRouter, Request
+from fastapi.responses import FileResponse, Response
 from pydantic import BaseModel
 
 from moesaic.errors import UserError
@@ -100,8 +100,12 @@ def router(mcp_origins: Sequence[str] = ()) -> APIRouter:
 
     def add(path: str, file: Path) -> None:
         @routes.get(path)
-        async def send() -> FileResponse:
-            return FileResponse(file, headers=sent, media_type=kind(file))
+        async def send(request: Request) -> Response:
+            found = file.stat()
+            named = {**sent, "etag": f'"{found.st_mtime_ns:x}-{found.st_size:x}"'}
+            if request.headers.get("if-none-match") == named["etag"]:
+                return Response(status_code=304, headers=named)  # the browser has it
+            return FileResponse(file, headers=named, media_type=kind(file))
 
     for path, file in files().items():
         add(path, file)

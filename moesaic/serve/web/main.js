@@ -34,7 +34,7 @@ const toolbox = new Toolbox(api);
 const meter = new ContextMeter(api, models, toolbox, byId("context"));
 const opening = openDatabase();
 const library = new Library(opening);
-library.adoptOld();
+library.adoptOld().then(() => library.prune());
 
 const context = { api, library, toolbox, system: () => systemPrompt.value, model: () => models.current?.id, request };
 const composer = new Composer(meter);
@@ -94,6 +94,7 @@ function connect() {
   library.addEventListener("changed", ({ detail }) => {
     if (detail.elsewhere && detail.id === chat.session.id) chat.session.refresh();
   });
+  library.addEventListener("unstored", ({ detail }) => toast(`This could not be stored in the browser (${detail.error.name}). Export or delete conversations.`));
   library.addEventListener("removed", ({ detail }) => {
     if (detail.elsewhere && detail.id === chat.session.id) {
       chat.startNew();

@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
-from tests.serve.web.conftest import Watched
+from tests.serve.web.conftest import Watched, opened
 from tests.serve.web.scripted_server import ScriptedServer
 from tests.serve.web.talking import answered, answers, ask, said, talk
 
@@ -203,3 +203,35 @@ def test_the_conversation_of_earlier_versions_is_taken_over(page: Page, server: 
     expect(answers(page)).to_have_text("Old answer")
     page.reload()
     expect(titles(page)).to_have_count(1)
+
+
+def test_without_storage_the_page_works_and_says_so(browser: Browser, server: ScriptedServer, watched: Watched) -> None:
+    with opened(browser, "about:blank", watched) as page:
+        page.add_init_script("Object.defineProperty(window, 'indexedDB', { get() { throw new Error('forbidden') } })")
+        page.goto(server.url)
+        expect(page.locator("#toast")).to_contain_text("keeps no data")
+        talk(page, "One")
+        talk(page, "Two")
+        assert said(server.asked[-1]) == ["One", "Hello there.", "Two"]
+        expect(titles(page)).to_have_text(["One"])
+
+
+def test_with_full_storage_the_page_works_and_says_so(page: Page, server: ScriptedServer) -> None:
+    have(page, "Before")
+    full = "IDBObjectStore.prototype.put = () => { throw new DOMException('full', 'QuotaExceededError') }"
+    page.evaluate(f"() => {{ {full} }}")
+    talk(page, "After")
+    expect(page.locator("#toast")).to_contain_text("could not be stored in the browser (QuotaExceededError)")
+    assert said(server.asked[-1]) == ["Before", "Hello there.", "After"]
+
+
+def test_settings_of_one_tab_hold_in_the_other(page: Page, server: ScriptedServer, watched: Watched) -> None:
+    other = page.context.new_page()
+    watched.watch(other)
+    other.goto(server.url)
+    other.fill("#temperature", "0.25")
+    expect(page.locator("#temperature")).to_have_value("0.25")
+    page.fill("#seed", "3")
+    expect(other.locator("#seed")).to_have_value("3")
+    talk(other, "Hi")
+    assert (server.asked[0]["temperature"], server.asked[0]["seed"]) == (0.25, 3)

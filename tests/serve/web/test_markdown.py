@@ -214,6 +214,37 @@ def test_long_nonsense_is_rendered_too(blank: Page, piece: str) -> None:
     assert blank.evaluate(render, piece * (200_000 // len(piece))) > 0
 
 
+def test_formulas_are_set_by_katex_with_fonts_of_this_server(
+    page: Page, server: ScriptedServer, watched: Watched
+) -> None:
+    server.answer = r"""Inline \(a^2\) and $b_1$, not $5 or $10.
+
+\[
+\int_0^1 x\,dx
+\]
+
+$$\boxed{c}$$
+
+- in a list: $x$
+
+`$code$` $\broken{$
+"""
+    page.fill("#prompt", "Hi")
+    page.press("#prompt", "Enter")
+    expect(page.locator(".facts")).to_contain_text("tokens")
+    math = page.locator(".theirs .math")
+    sources = page.locator(".theirs .math:not(.unread) annotation").all_text_contents()
+    assert [source.strip() for source in sources] == ["a^2", "b_1", "\\int_0^1 x\\,dx", "\\boxed{c}", "x"]
+    expect(page.locator(".theirs .math.display")).to_have_count(2)
+    expect(math.first).to_have_css("white-space", "normal")
+    expect(page.locator(".theirs > .body")).to_contain_text("not $5 or $10.")
+    expect(page.locator(".theirs code")).to_have_text("$code$")
+    expect(page.locator(".theirs .unread")).to_have_text("$\\broken{$")  # as it was written
+    page.wait_for_function("() => document.fonts.check('16px KaTeX_Main')")
+    fonts = [request.url for request in watched.requests if request.url.endswith(".woff2")]
+    assert fonts and all(url.startswith(server.url) for url in fonts)
+
+
 def test_no_script_of_a_model_runs(page: Page, server: ScriptedServer) -> None:
     server.answer = "\n\n".join(
         [

@@ -59,6 +59,8 @@ export class Sending {
       this.composer.focus();
       this.sending = false;
       await answered;
+    } catch (error) {
+      toast(error.message);
     } finally {
       this.sending = false;
     }

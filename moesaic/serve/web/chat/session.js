@@ -19,6 +19,7 @@ export class Session extends EventTarget {
     this.tokens = new Map((loaded?.tokens ?? []).map(({ id, list }) => [id, new Tokens(list)]));
     this.leaf = this.tree.get(this.record.leaf) ?? this.tree.end();
     this.running = null; // { message, generation, ended }
+    this.stale = false; // another tab has changed it meanwhile
   }
 
   // "drawn": other messages are shown; "grown": one has more to show; "running": a response begins or ends.
@@ -47,15 +48,16 @@ export class Session extends EventTarget {
     return this.tokens.get(message.id);
   }
 
-  // Read again what another tab has added.
+  // Read again what another tab has added; what is being written here is not touched.
   async refresh() {
     const loaded = this.id && (await this.context.library.load(this.id));
-    if (!loaded || this.running) return;
-    const { leaf } = this;
-    this.record = loaded.record;
-    this.tree = new Tree(loaded.messages);
-    for (const { id, list } of loaded.tokens) this.tokens.set(id, new Tokens(list));
-    this.leaf = (leaf && this.tree.get(leaf.id)) ?? this.tree.end();
+    if (!loaded) return;
+    this.stale = Boolean(this.running);
+    if (this.stale) return;
+    Object.assign(this.record, loaded.record);
+    for (const message of loaded.messages) this.tree.merge(message);
+    for (const { id, list } of loaded.tokens) if (!this.tokens.get(id)?.list.length) this.tokens.set(id, new Tokens(list));
+    this.leaf = (this.leaf && this.tree.get(this.leaf.id)) ?? this.tree.end();
     this.tell("drawn");
   }
 
@@ -174,6 +176,7 @@ export class Session extends EventTarget {
     this.running = { message, generation, ended };
     this.tell("running", { message });
     await ended;
+    if (this.stale) await this.refresh();
     for (const call of message.calls ?? []) if (this.context.toolbox.isTrusted(call.name)) await this.decide("allow", message, call);
   }
 

@@ -15,6 +15,11 @@ export class Settings {
     this.fill();
     form.addEventListener("input", (event) => this.read(event.target));
     form.addEventListener("submit", (event) => event.preventDefault());
+    addEventListener("storage", (event) => {
+      if (event.key !== "moesaic.settings") return; // another tab has changed them
+      this.chosen = recall("settings", {});
+      this.fill();
+    });
     form.addEventListener("reset", (event) => {
       event.preventDefault();
       this.chosen = {};

@@ -20,6 +20,16 @@ export class Library extends EventTarget {
     this.channel.addEventListener("message", ({ data }) => this.tell(data.kind, data.id, true));
   }
 
+  // Storage may be full, or taken away. The page goes on without, and says so ("unstored").
+  async change(work) {
+    try {
+      return await (await this.opening).change(work);
+    } catch (error) {
+      this.dispatchEvent(new CustomEvent("unstored", { detail: { error } }));
+      return null;
+    }
+  }
+
   // Word to this tab's page, and to the others: "changed" or "removed".
   tell(kind, id, elsewhere = false) {
     this.dispatchEvent(new CustomEvent(kind, { detail: { id, elsewhere } }));
@@ -42,14 +52,14 @@ export class Library extends EventTarget {
 
   async create(fields = {}) {
     const record = { id: newId(), title: "", created: now(), updated: now(), ...fields };
-    await (await this.opening).change(({ put }) => put("conversations", record));
+    await this.change(({ put }) => put("conversations", record));
     this.tell("changed", record.id);
     return record;
   }
 
   // Some fields of a conversation; the others stay as they are by then. False if it is gone.
   async update(id, fields) {
-    const record = await (await this.opening).change(async ({ get, put }) => {
+    const record = await this.change(async ({ get, put }) => {
       const old = await get("conversations", id);
       if (old) await put("conversations", { ...old, ...fields });
       return old;
@@ -60,7 +70,7 @@ export class Library extends EventTarget {
 
   // A message and the probabilities of its tokens, unless its conversation was deleted meanwhile.
   async keep(message, tokens = null, fields = {}) {
-    const stored = await (await this.opening).change(async ({ get, put }) => {
+    const stored = await this.change(async ({ get, put }) => {
       const record = await get("conversations", message.conversation);
       if (!record) return false;
       await put("messages", message);
@@ -74,7 +84,7 @@ export class Library extends EventTarget {
 
   // Resolves to all of it, for `restore`.
   async remove(id) {
-    const all = await (await this.opening).change(async ({ get, of, remove }) => {
+    const all = await this.change(async ({ get, of, remove }) => {
       const record = await get("conversations", id);
       if (!record) return null;
       const [messages, tokens] = [await of("messages", id), await of("tokens", id)];
@@ -88,7 +98,7 @@ export class Library extends EventTarget {
   }
 
   async restore({ record, messages, tokens = [] }) {
-    await (await this.opening).change(async ({ put }) => {
+    await this.change(async ({ put }) => {
       await put("conversations", record);
       for (const one of messages) await put("messages", one);
       for (const one of tokens) await put("tokens", one);
@@ -107,6 +117,16 @@ export class Library extends EventTarget {
       for (const word of missing) if (held.includes(word)) missing.delete(word);
     }
     return new Set([...left].filter(([, missing]) => !missing.size).map(([id]) => id));
+  }
+
+  // Probabilities take far more space than texts: only those of the newest conversations stay.
+  async prune(newest = 40) {
+    const old = (await this.list()).slice(newest);
+    for (const { id } of old) {
+      await this.change(async ({ of, remove }) => {
+        for (const one of await of("tokens", id)) await remove("tokens", one.id);
+      });
+    }
   }
 
   // The one conversation that earlier versions of this page kept elsewhere.

@@ -17,6 +17,13 @@ export class Tree {
     this.messages.set(message.id, message);
   }
 
+  // A message as another tab has stored it. The object stays the same, for whoever holds it.
+  merge(message) {
+    const known = this.messages.get(message.id);
+    if (!known || known.deleted !== message.deleted) this.put(message);
+    else Object.assign(known, message);
+  }
+
   // The message that one follows, past deleted ones; null for a first one.
   before(message) {
     let found = this.messages.get(message.parent);

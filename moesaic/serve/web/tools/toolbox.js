@@ -15,9 +15,18 @@ export class Toolbox extends EventTarget {
   }
 
   async start() {
+    addEventListener("storage", (event) => event.key === "moesaic.mcp" && this.read());
+    await this.read();
+  }
+
+  // The servers as they are stored, by this tab or another; those that are on and new here are connected.
+  async read() {
     const kept = recall("mcp", []);
-    for (const one of Array.isArray(kept) ? kept : []) if (typeof one?.url === "string") this.entries.push({ url: one.url, on: Boolean(one.on), off: one.off ?? [] });
-    await Promise.all(this.entries.filter((entry) => entry.on).map((entry) => this.connect(entry)));
+    const known = new Map(this.entries.map((entry) => [entry.url, entry]));
+    this.entries = (Array.isArray(kept) ? kept : [])
+      .filter((one) => URL.canParse(one?.url))
+      .map(({ url, on, off }) => Object.assign(known.get(url) ?? { url }, { on: Boolean(on), off: Array.isArray(off) ? off : [] }));
+    await Promise.all(this.entries.filter((entry) => entry.on && !entry.server).map((entry) => this.connect(entry)));
     this.changed();
   }
 
