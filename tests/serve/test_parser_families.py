@@ -1,5 +1,5 @@
-"""What each family writes beside its usual form: other forms of a call, its own reasoning tags, special tokens. And that
-a call comes back from what a template makes of it."""
+"""What each family writes beside its usual form: other forms of a call, its own reasoning tags, special tokens. And
+that a call comes back from what a template makes of it."""
 
 from __future__ import annotations
 

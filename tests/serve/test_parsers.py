@@ -109,7 +109,7 @@ ARGUMENTS = st.fixed_dictionaries(
 
 @pytest.mark.parametrize("style", STYLES)
 class TestEveryStyle:
-    @settings(max_examples=12)
+    @settings(max_examples=8)
     @given(given_calls=st.lists(ARGUMENTS, min_size=1, max_size=3), cuts=st.lists(st.integers(0, 400)))
     def test_reads_what_a_model_writes(self, style: str, given_calls: list[dict[str, Any]], cuts: list[int]) -> None:
         calls = [with_plain_keys(one) for one in given_calls] if style in PLAIN_KEYS else given_calls
@@ -124,7 +124,7 @@ class TestEveryStyle:
         assert {call.name for call in message.calls} == {"weather"}
         assert [event.call for event in events if isinstance(event, CallEnded)] == list(range(len(calls)))
 
-    @settings(max_examples=12)
+    @settings(max_examples=8)
     @given(data=st.data(), cuts=st.lists(st.integers(0, 400)))
     def test_every_cut_equals_the_whole(self, style: str, data: st.DataObject, cuts: list[int]) -> None:
         text = data.draw(texts(style))
@@ -133,7 +133,7 @@ class TestEveryStyle:
         assert read(style, [text[a:b] for a, b in pairwise(places)]) == whole
         assert read(style, list(text)) == whole
 
-    @settings(max_examples=12)
+    @settings(max_examples=8)
     @given(data=st.data())
     def test_nothing_is_lost_where_there_is_no_call(self, style: str, data: st.DataObject) -> None:
         text = data.draw(texts(style))
@@ -143,7 +143,7 @@ class TestEveryStyle:
         if not message.calls:
             assert message.content == text
 
-    @settings(max_examples=12)
+    @settings(max_examples=8)
     @given(data=st.data())
     def test_arguments_are_whole_only_when_a_call_ends(self, style: str, data: st.DataObject) -> None:
         events = read(style, list(data.draw(texts(style))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.config import JsonDict
 
 from moesaic.serve.api.schema.sampling import MAX_LOGPROBS, GenerationRequest, RequestModel
 from moesaic.serve.api.schema.tokens import TokenFields
@@ -42,7 +43,7 @@ class ToolCall(RequestModel):
 
 
 # Only an assistant's message may do without.
-HAS_CONTENT = {
+HAS_CONTENT: JsonDict = {
     "anyOf": [
         {"properties": {"role": {"const": "assistant"}}},
         {"required": ["content"], "properties": {"content": {"not": {"type": "null"}}}},
