@@ -263,6 +263,16 @@ def test_sampling_params_the_device_does_not_implement(model):
         assert found == pytest.approx(expected, abs=1e-4)
 
 
+def test_given_tokens_and_ranks_are_reported_by_the_host(model):
+    queued, plain = engines(model, page_size=4, seed=1)
+    options = {"temperature": 0.0, "logprobs": 0, "logprob_tokens": (7, 3), "prompt_logprobs": 0}
+    given, wanted = (engine.generate(prompts(5, 8), max_tokens=3, **options) for engine in (queued, plain))
+    same(given, wanted)
+    for one, other in zip(given, wanted, strict=True):
+        assert [[token for token, _ in entry.top] for entry in one.logprobs] == [[7, 3]] * 3
+        assert [entry.rank for entry in one.prompt_logprobs[1:]] == [entry.rank for entry in other.prompt_logprobs[1:]]
+
+
 def test_sampling_on_the_device_and_on_the_host_side_by_side(model):
     queued, plain = engines(model, page_size=4)
     params = [Sampling(max_tokens=6, temperature=0.0), Sampling(max_tokens=6, top_k=5, seed=3)]

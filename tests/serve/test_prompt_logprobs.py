@@ -4,6 +4,7 @@ steps and rows, not in seconds."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from moesaic.serve.core.request import Request, Sampling
 from moesaic.serve.core.scheduling_policies import SchedulingPolicy
 from moesaic.serve.core.scheduling_policies.chunked import Chunked
 from moesaic.serve.core.scheduling_policies.flow import FlowPrefill
+from tests.serve.made import talking_model
 from tests.serve.tiny import VOCABULARY, tiny_model
 
 TOKENS = 128  # of a step
@@ -170,3 +172,18 @@ def test_minus_one_reports_the_whole_vocabulary(model: Model) -> None:
     (answer,) = engine.generate([words(5, 6)], max_tokens=1, temperature=0.0, logprobs=-1, prompt_logprobs=-1)
     for found in [*answer.prompt_logprobs[1:], *answer.logprobs]:
         assert sorted(token for token, _ in found.top) == list(range(VOCABULARY))
+
+
+def test_in_invariant_mode_a_score_has_the_bits_of_the_draw_and_of_the_trainer(tmp_path: Path) -> None:
+    """Whatever else is in the batch, and however many rows a step has."""
+    model = moesaic.load(talking_model(tmp_path / "tiny"), threads=1, mode="invariant")
+    engine = moesaic.Engine(model, cache_bytes=4 << 20, policy=Chunked(tokens=TOKENS), seed=0)
+    asked = [words(count, count) for count in (50, 7, 23)]
+    drawn = engine.generate(asked, max_tokens=12, temperature=1.0, seed=4, ignore_eos=True)
+    whole = [prompt + answer.tokens for prompt, answer in zip(asked, drawn, strict=True)]
+    scored = engine.generate(whole, max_tokens=1, temperature=0.0, prompt_logprobs=2)
+    trained = model.logprobs(whole)
+    for prompt, answer, score, log_T in zip(asked, drawn, scored, trained, strict=True):
+        found = [one.logprob for one in score.prompt_logprobs[1:]]
+        assert found[len(prompt) - 1 :] == [one.logprob for one in answer.logprobs]
+        assert found == log_T.tolist()
