@@ -53,6 +53,7 @@ OPERATIONS = [
     ("POST", "/v1/score"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
+    ("POST", "/apply-template"),
     ("GET", "/tokenizer_info"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{model}"),
