@@ -40,12 +40,12 @@ def output_grammar(body: GenerationRequest, special: Special) -> Grammar | None:
     forms.add_json("json_schema", body.json_schema)
     forms.add("regex", body.regex, Grammar.regex)
     forms.add("ebnf", body.ebnf, Grammar.gbnf)
-    forms.add("grammar", body.grammar, Grammar.written)
+    forms.add("grammar", body.grammar or None, Grammar.written)  # llama.cpp's clients send an empty one for none
     return forms.one()
 
 
 class Forms:
-    """Those that a request names, of which there may be one. llama.cpp's clients send an empty `grammar` for none."""
+    """Those that a request names, of which there may be one."""
 
     def __init__(self, whitespace: str, special: Special, compact: bool = False) -> None:
         self.whitespace, self.special, self.compact = whitespace, special, compact
@@ -58,11 +58,11 @@ class Forms:
         return self.found[0] if self.found else None
 
     def add(self, place: str, given: Any, make: Any) -> None:
-        if given is not None and given != "":
+        if given is not None:
             self.found.append(make(given, place))
 
     def add_json(self, place: str, given: dict[str, Any] | bool | str | None) -> None:
-        if given is None or given == "":
+        if given is None:
             return
         schema = json_schema(given, place)
         self.found.append(Grammar.json(schema, place, whitespace=self.whitespace, compact=self.compact))

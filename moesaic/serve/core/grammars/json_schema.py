@@ -23,7 +23,7 @@ FORMATS = {
 UNIONS = ("anyOf", "oneOf")
 OBJECT = ("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties")
 ARRAY = ("items", "prefixItems", "minItems", "maxItems")
-IN_PLACE = ("$ref", "allOf", *UNIONS, "enum", "const", "not", "if")
+TYPED = {"type", *UNIONS, "enum", "const", "not", "if"}  # with one of these, what a schema is for is not ours to guess
 LISTS = ("prefixItems",)  # of schemas
 NAMED = ("$defs", "definitions")  # schemas by name
 Names = frozenset[str]
@@ -62,7 +62,7 @@ class _Closer:
         if not isinstance(node, dict):
             self.open |= node is True
             return node
-        node = self._plain(node, part)
+        node = self._plain(node, depth, part)
         if isinstance(given := node.get("properties"), dict) and len(given) > MAX_PROPERTIES:
             raise UserError(self.place, f"has an object of more than {MAX_PROPERTIES} properties", "Make it simpler.")
         total = beside | self._names(node, depth)
@@ -116,7 +116,7 @@ class _Closer:
             self.copies[name] = self.close(target, depth + 1, names, loose, part=True)
         return f"#/$defs/{self.called[key].replace('~', '~0').replace('/', '~1')}"
 
-    def _plain(self, node: dict[str, Any], part: bool) -> dict[str, Any]:
+    def _plain(self, node: dict[str, Any], depth: int, part: bool) -> dict[str, Any]:
         """Other ways to say what llguidance knows one way to say."""
         node = dict(node)
         if isinstance(given := node.get("format"), str) and given not in FORMATS:
@@ -130,9 +130,10 @@ class _Closer:
             else:
                 node.setdefault("properties", {})
         _take_property_names(node)
-        if not part and "type" not in node and not any(key in node for key in IN_PLACE):
-            kinds = [kind for kind, keys in (("object", OBJECT), ("array", ARRAY)) if any(key in node for key in keys)]
-            if len(kinds) == 1:
+        if not part:
+            said = {key for each in self._in_place(node, depth, unions=False) for key in each}
+            kinds = [kind for kind, keys in (("object", OBJECT), ("array", ARRAY)) if said & set(keys)]
+            if len(kinds) == 1 and not said & TYPED:
                 node["type"] = kinds[0]
         return node
 
