@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 import moesaic
 from tests.serve.api.running import NAME, Running, running
+from tests.serve.api.test_adapters import write_adapter
 
 PROMPT = "The number 7 is a number; yes"
 FIM = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>"]
@@ -387,6 +388,21 @@ class TestServer:
     def test_an_adapter_that_is_not_there(self, server: Running) -> None:
         assert "lora" in refused(server, "/completion", {"prompt": "yes", "lora": [{"id": 0, "scale": 1.0}]})
         assert complete(server, lora=[{"id": 0, "scale": 0.0}])["content"] == complete(server)["content"]
+
+    def test_adapters_by_number_and_by_name(self, new_engine: Callable[..., moesaic.Engine], tmp_path: Path) -> None:
+        path = write_adapter(tmp_path / "mine", 1)
+        with running(new_engine(), allow_adapters=True) as own:
+            assert own.post("/v1/load_lora_adapter", {"lora_name": "mine", "lora_path": str(path)}).status_code == 200
+            with own.http() as client:
+                assert client.get("/lora-adapters").json() == [{"id": 0, "path": "mine", "scale": 0.0}]
+                assert [one["name"] for one in client.get("/api/tags").json()["models"]][-1] == "mine:latest"
+            plain, adapted = (complete(own, lora=[{"id": 0, "scale": scale}], n_predict=20) for scale in (0.0, 1.0))
+            assert plain["content"] == complete(own, n_predict=20)["content"] != adapted["content"]
+            options = {"temperature": 0, "num_predict": 20}
+            asked = {"model": "mine:latest", "prompt": PROMPT, "raw": True, "stream": False, "options": options}
+            named = own.post("/api/generate", asked).json()["response"]
+            assert adapted["content"].startswith(named) and named
+            assert "lora" in refused(own, "/completion", {"prompt": "yes", "lora": [{"id": 0, "scale": 0.5}]})
 
     def test_timings_in_the_other_dialects(self, client: openai.OpenAI) -> None:
         extra = {"timings_per_token": True}
