@@ -387,8 +387,8 @@ class TestMessages:
             {"role": "tool", "tool_call_id": "i", "content": parts},
         ]
         text = prompt(server, messages=messages)
-        assert "user: ab." in text
-        assert "tool: ab[i]" in text
+        assert "user: a\nb." in text
+        assert "tool: a\nb[i]" in text
 
     def test_names_reach_the_template(self, server: Running) -> None:
         assert "user(Ada): Hi" in prompt(server, messages=[{"role": "user", "name": "Ada", "content": "Hi"}])

@@ -162,7 +162,7 @@ def _echoed(body: ChatCompletionRequest, prefill: str) -> str:
     if not body.echo or body.messages[-1].role != "assistant":
         return ""
     content = body.messages[-1].content or ""
-    return prefill or (content if isinstance(content, str) else "".join(part.text for part in content))
+    return prefill or (content if isinstance(content, str) else "\n".join(part.text for part in content))
 
 
 @dataclass(frozen=True)

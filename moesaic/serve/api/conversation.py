@@ -163,7 +163,7 @@ def _template_message(message: Message, arguments_as_text: bool) -> dict[str, An
     """As templates expect it: text in one piece, arguments as the objects they stand for, unless they must be text."""
     plain = message.model_dump(exclude={"refusal", "function_call"}, exclude_none=True)
     content = message.content or message.refusal or ""
-    plain["content"] = "".join(part.text for part in content) if isinstance(content, list) else content
+    plain["content"] = "\n".join(part.text for part in content) if isinstance(content, list) else content
     plain["role"] = {"developer": "system", "function": "tool"}.get(message.role, message.role)  # newer and older names
     if (thoughts := message.reasoning_content or message.reasoning) is not None:
         plain |= {"reasoning_content": thoughts, "thinking": thoughts}  # by family, as transformers has it

@@ -128,11 +128,12 @@ def test_penalties_bias_and_limits_reach_the_sampler(server: Running, client: op
     assert (stopped.choices[0].finish_reason, stopped.usage.completion_tokens) == ("stop", 1)
 
 
-def test_parts_of_a_message_are_one_text(client: openai.OpenAI) -> None:
-    parts = [{"type": "text", "text": "One number, "}, {"type": "text", "text": "as you like it"}]
+def test_parts_of_a_message_are_lines_of_one_text(client: openai.OpenAI) -> None:
+    parts = [{"type": "text", "text": "One number,"}, {"type": "text", "text": "as you like it"}]
     answer = ask(client, messages=[HELLO[0], {"role": "user", "content": parts}])
-    assert answer.choices[0].message.content == ask(client).choices[0].message.content
-    assert answer.usage.prompt_tokens == ask(client).usage.prompt_tokens
+    whole = ask(client, messages=[HELLO[0], {"role": "user", "content": "One number,\nas you like it"}])
+    assert answer.choices[0].message.content == whole.choices[0].message.content
+    assert answer.usage.prompt_tokens == whole.usage.prompt_tokens
 
 
 def test_what_was_refused_is_sent_back_whole(server: Running) -> None:
