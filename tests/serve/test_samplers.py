@@ -322,6 +322,35 @@ def test_masks_that_leave_nothing_give_way_in_their_order():
     assert (processed(row.clone(), asked, {4}) > float("-inf")).nonzero()[:, 0].tolist() == [1]
 
 
+def test_no_params_however_wild_leave_nothing_or_anything_forbidden():
+    rng = random.Random(5)
+    wild: dict[str, list] = {
+        "temperature": [0.0, 1e-5, 0.7, 100.0], "top_k": [0, 1, 7], "top_p": [1.0, 1e-9, 0.5], "min_p": [0.0, 1.0, 0.3],
+        "typical_p": [1.0, 1e-9, 0.5], "top_n_sigma": [0.0, 1e-9, 1.0, 100.0], "xtc_probability": [0.0, 1.0],
+        "xtc_threshold": [0.0, 0.1, 0.5], "dynatemp_range": [0.0, 0.5, 100.0], "dynatemp_exponent": [0.0, 1.0, 100.0],
+        "mirostat": [0, 0, 1, 2], "mirostat_tau": [0.0, 5.0, 100.0], "mirostat_eta": [0.0, 0.1, 100.0],
+        "repetition_penalty": [1.0, 1e-3, 100.0], "presence_penalty": [0.0, 2.0], "repeat_last_n": [None, -1, 0, 3],
+        "dry_multiplier": [0.0, 100.0], "dry_base": [1.0, 100.0], "dry_allowed_length": [1, 5],
+        "dry_penalty_last_n": [-1, 0, 9], "allowed_tokens": [None, frozenset([3]), frozenset([3, 4, 5])],
+        "bad_words": [(), ((3,),), ((4, 3), (5,))], "logit_bias": [{}, {3: float("-inf")}, {4: -100.0, 5: 100.0}],
+        "min_tokens": [0, 9], "stop_tokens": [frozenset(), frozenset([4])],
+        "samplers": [None, None, LLAMA_CPP, (), ("xtc", "typ_p", "min_p", "top_p")],
+    }  # fmt: skip
+    for turn in range(1500):
+        params = {name: rng.choice(values) for name, values in wild.items() if rng.random() < 0.4}
+        asked = request([3, 3, 3, 3, 5, 3, 3], seed=turn, **params)
+        scale = rng.choice([0.0, 1.0, 30.0, 1e6])
+        for place in range(3):
+            row = random_logits(turn * 3 + place, 12) * scale
+            chosen = Sampler(row[None]).sample(0, asked, {4})
+            asked.tokens.append(chosen.token)
+            assert 0 <= chosen.token < 12
+            allowed = asked.sampling.allowed_tokens
+            if allowed is not None and not asked.sampling.logit_bias:
+                assert chosen.token in allowed, params
+            assert asked.mu is None or not math.isnan(asked.mu), params
+
+
 def test_a_bias_of_minus_infinity_is_never():
     row = random_logits(4, 20)
     best, second = row.topk(2).indices.tolist()

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from moesaic.serve.core.sampling import Sampling
 
 MAX_CHARS, MAX_TAIL = 40, 20  # of a breaker: its characters, and its tokens after the first
-MAX_LOG = 88.72  # of the largest float32: a larger penalty is no different
+MAX_LOG = 88.72  # of the largest float32: a larger penalty is no different,
+MAX_PENALTY = 1e30  # and an infinite one could leave no token at all
 # Of a repetition; a longer one counts as one of this length. Far beyond what any penalty lets stand, it bounds the time
 # for a prompt that is one token over and over.
 MAX_REPEAT = 512
@@ -73,7 +74,7 @@ def dry_penalties(tokens: Sequence[int], sampling: Sampling, breakers: Breakers)
     most = allowed + (int(MAX_LOG / math.log(base)) if base > 1.000001 else 0)
     lengths = repeats(np.asarray(window, dtype=np.int64), min(limit, most, allowed + MAX_REPEAT), allowed)
     return {
-        token: sampling.dry_multiplier * base ** (length - allowed)
+        token: min(sampling.dry_multiplier * base ** (length - allowed), MAX_PENALTY)
         for token, length in lengths.items()
         if () not in breakers.get(token, ())
     }

@@ -29,9 +29,8 @@ def processed(logits_V: Tensor, request: Request, stop_tokens: Set[int]) -> Tens
 def penalized(logits_V: Tensor, request: Request) -> Tensor:
     """Bias, penalties and DRY, in place."""
     sampling, device = request.sampling, logits_V.device
-    if sampling.logit_bias:
-        tokens = torch.tensor(list(sampling.logit_bias), device=device)
-        logits_V[tokens] += torch.tensor(list(sampling.logit_bias.values()), device=device)
+    if biases := {token: bias for token, bias in sampling.logit_bias.items() if bias > NEVER}:
+        logits_V[torch.tensor(list(biases), device=device)] += torch.tensor(list(biases.values()), device=device)
     if sampling.penalizes:
         _penalize(logits_V, request)
     if sampling.dry_multiplier:
@@ -59,7 +58,7 @@ def _penalize(logits_V: Tensor, request: Request) -> None:
 
 def masked(logits_V: Tensor, request: Request, stop_tokens: Set[int]) -> Tensor:
     """Minus infinity for what must not come. Where that would leave nothing, whatever comes first in this order has its
-    way: a grammar, the tokens that are allowed, words that are not, the least number of tokens."""
+    way: a grammar, the tokens that are allowed, those that are not, words, the least number of tokens."""
     sampling = request.sampling
     if request.matcher is not None:
         logits_V = request.matcher.mask(logits_V)
@@ -67,6 +66,8 @@ def masked(logits_V: Tensor, request: Request, stop_tokens: Set[int]) -> Tensor:
         others_V = torch.ones(len(logits_V), dtype=torch.bool)
         others_V[allowed_T] = False
         logits_V = _without(logits_V, others_V.to(logits_V.device))
+    if never := [token for token, bias in sampling.logit_bias.items() if bias == NEVER]:
+        logits_V = _without(logits_V, torch.tensor(never, device=logits_V.device))
     if sampling.bad_words and (last := forbidden(sampling.bad_words, request.tokens[len(request.prompt) :])):
         logits_V = _without(logits_V, torch.tensor(last, device=logits_V.device))
     if request.written < sampling.min_tokens and (ends := stop_tokens | sampling.stop_tokens):

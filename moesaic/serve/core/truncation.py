@@ -126,7 +126,7 @@ def xtc(left: Candidates, request: Request) -> Candidates:
     if draw(request.seed, len(request.tokens), XTC) >= sampling.xtc_probability:
         return left
     probs_A = left.probs_A
-    above_A = probs_A >= sampling.xtc_threshold
+    above_A = (probs_A >= sampling.xtc_threshold) & (probs_A > 0.0)  # one that was masked is no choice
     if int(above_A.sum()) < 2:
         return left
     kept_A = ~above_A
