@@ -125,6 +125,19 @@ def test_a_deleted_message_is_gone_and_the_rest_stays(page: Page, server: Script
     assert said(server.asked[-1]) == ["One.", "Second", "Two.", "Third"]
 
 
+def test_where_a_version_is_deleted_the_other_is_shown(page: Page, server: ScriptedServer) -> None:
+    server.answers = ["One.", "Two."]
+    talk(page, "First")
+    page.click("[aria-label=Regenerate]")
+    expect(answers(page)).to_have_text(["Two."])
+    answered(page)
+    page.click(".theirs [aria-label=Delete]")
+    expect(answers(page)).to_have_text(["One."])
+    expect(page.locator(".theirs .versions")).to_be_hidden()
+    page.click("#toast >> text=Undo")
+    expect(answers(page)).to_have_text(["Two."])
+
+
 def test_arrow_up_edits_the_last_message(page: Page, server: ScriptedServer) -> None:
     talk(page, "Tpyo")
     page.focus("#prompt")

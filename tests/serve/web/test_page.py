@@ -229,7 +229,7 @@ def test_light_and_dark(browser: Browser, server: ScriptedServer) -> None:
     background = "getComputedStyle(document.body).backgroundColor"
     seen = {}
     for scheme in ("light", "dark"):
-        context = browser.new_context(color_scheme=scheme)  # type: ignore[arg-type]
+        context = browser.new_context(color_scheme=scheme)
         page = context.new_page()
         page.goto(server.url)
         seen[scheme] = page.evaluate(background)

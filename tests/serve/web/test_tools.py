@@ -113,6 +113,17 @@ def test_a_refused_call_is_not_made_and_the_model_is_told(
     assert [turn["content"] for turn in server.asked[1]["messages"][2:]] == ["The user refused this call.", "A note."]
 
 
+def test_calls_that_end_together_are_answered_once(tooled: Page, server: ScriptedServer, mcp: ScriptedMcp) -> None:
+    wants(server, ("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4}))
+    ask(tooled, "Both")
+    expect(tooled.locator("text=Allow this call")).to_have_count(2)
+    tooled.evaluate("document.querySelectorAll('.consent .primary').forEach((button) => button.click())")
+    expect(answers(tooled).last).to_have_text("Hello there.")
+    answered(tooled, 2)
+    assert len(server.asked) == 2
+    assert sorted(turn["content"] for turn in server.asked[1]["messages"][2:]) == ["3", "7"]
+
+
 def test_a_tool_can_be_trusted_until_the_page_is_closed(tooled: Page, server: ScriptedServer, mcp: ScriptedMcp) -> None:
     wants(server, ("add", {"a": 1, "b": 1}))
     ask(tooled, "One")

@@ -6,6 +6,8 @@ import { render } from "../text/markdown.js";
 import { callCards } from "../tools/calls.js";
 import { editForm } from "./edit.js";
 
+const LONG = 2000; // characters of a message of the user
+
 export class MessageView {
   // `host` has the session, the toolbox, and act(action, view, extra), which does what the user chose.
   constructor(message, session, host) {
@@ -58,6 +60,7 @@ export class MessageView {
     if (this.mine) {
       this.body.textContent = content;
       this.body.hidden = !content;
+      if (content.length > LONG) this.body.tabIndex = 0; // it scrolls
       this.drawAttachments();
       return;
     }
@@ -76,9 +79,9 @@ export class MessageView {
     const all = this.session.tree.siblings(this.message);
     const place = all.indexOf(this.message);
     this.versions.hidden = all.length < 2;
-    const mark = `${place + 1} of ${all.length}`;
-    if (all.length < 2 || this.versions.dataset.mark === mark) return;
-    this.versions.dataset.mark = mark;
+    const mark = all.map((one) => one.id).join();
+    if (all.length < 2 || this.versionsMark === mark) return; // buttons that have the focus keep it
+    this.versionsMark = mark;
     const go = (label, icon, to) => {
       const made = iconButton(label, icon, () => this.host.act("version", this, to));
       made.disabled = !to;
@@ -86,7 +89,7 @@ export class MessageView {
     };
     this.versions.replaceChildren(
       go("Previous version", ICONS.previous, all[place - 1]),
-      element("span", { class: "place", "aria-label": `Version ${mark}` }, `${place + 1}/${all.length}`),
+      element("span", { class: "place", "aria-label": `Version ${place + 1} of ${all.length}` }, `${place + 1}/${all.length}`),
       go("Next version", ICONS.next, all[place + 1]),
     );
   }

@@ -115,11 +115,10 @@ export class Session extends EventTarget {
     const all = [message, ...(message.calls?.length ? this.resultsOf(message).values() : [])];
     for (const { id, conversation, parent, role, created } of all) {
       const gone = { id, conversation, parent, role, content: "", created, deleted: true };
-      if (this.leaf?.id === id) this.leaf = this.tree.before(this.leaf);
       this.tree.put(gone);
+      if (!this.tree.get(leaf.id)) this.leaf = this.tree.end(this.tree.before(message)); // another version, if there is one
       await this.keep(gone);
     }
-    if (this.leaf && !this.tree.get(this.leaf.id)) this.leaf = this.tree.end();
     this.tell("drawn");
     return async () => {
       for (const one of all) {
@@ -200,6 +199,9 @@ export class Session extends EventTarget {
     await this.keep(message);
     await this.add({ role: "tool", content: text, call: call.id, ...(refused ? { refused } : {}), ...(failed ? { failed } : {}) }, this.tree.end(message));
     this.tell("drawn");
-    if (message.calls.every((one) => one.state === "done")) await this.respond();
+    // Several may end at once: only one of them lets the model go on.
+    if (this.resultsOf(message).size < message.calls.length || this.answered === message.id) return;
+    this.answered = message.id;
+    await this.respond();
   }
 }
