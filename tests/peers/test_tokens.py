@@ -568,3 +568,113 @@ def test_neighbours_of_a_long_score_get_what_they_get_alone(server: Running) -> 
     assert len(scored.result()["choices"][0]["prompt_logprobs"]) == 480
     assert server.engine.counts.steps - steps >= 480 // 32
     assert all(tokens == alone for tokens in beside)
+
+
+# /generate: SGLang
+
+
+def generated(server: Running, **body: Any) -> Any:
+    sampling = {"max_new_tokens": 6, "temperature": 0.0, "ignore_eos": True} | body.pop("sampling_params", {})
+    answer = server.post("/generate", body | {"sampling_params": sampling})
+    assert answer.status_code == 200, answer.text
+    assert "x-moesaic-ignored" not in answer.headers
+    return answer.json()
+
+
+def test_generate_takes_and_gives_tokens(server: Running, theirs: Any) -> None:
+    tokens = theirs.encode(TEXT)
+    plain = complete(server, return_token_ids=True)["choices"][0]
+    for prompt in ({"text": TEXT}, {"input_ids": tokens}):
+        found = generated(server, **prompt, rid="mine")
+        assert found["output_ids"] == plain["token_ids"] and found["text"] == plain["text"]
+        meta = found["meta_info"]
+        assert meta["id"] == "mine" and meta["finish_reason"] == {"type": "length", "length": 6}
+        assert (meta["prompt_tokens"], meta["completion_tokens"]) == (len(tokens), 6)
+        assert "output_token_logprobs" not in meta
+    several = generated(server, input_ids=[tokens, [5, 6]], sampling_params={"n": 2, "temperature": 1.0})
+    assert [one["index"] for one in several] == [0, 1, 2, 3]
+    assert [one["meta_info"]["prompt_tokens"] for one in several] == [len(tokens)] * 2 + [2] * 2
+    end = theirs.eos_token_id
+    stopped = generated(server, text=TEXT, sampling_params={"ignore_eos": False, "logit_bias": {str(end): 100}})
+    assert stopped["output_ids"] == [end] and stopped["meta_info"]["finish_reason"] == {"type": "stop", "matched": end}
+
+
+@pytest.mark.parametrize("start", [-1, 0, 4])
+def test_generate_with_log_probabilities(server: Running, log_of: Any, start: int) -> None:
+    tokens = list(range(5, 25))
+    meta = generated(
+        server,
+        input_ids=tokens,
+        return_logprob=True,
+        logprob_start_len=start,
+        top_logprobs_num=2,
+        return_text_in_logprobs=True,
+    )["meta_info"]
+    written = [entry[1] for entry in meta["output_token_logprobs"]]
+    log_TV = log_of(tokens + written)
+    expected = [float(log_TV[place, token]) for place, token in enumerate((tokens + written)[1:])]
+    assert [entry[0] for entry in meta["output_token_logprobs"]] == pytest.approx(expected[19:], abs=1e-4)
+    assert [entry[2] for entry in meta["output_token_logprobs"]] == [
+        server.service.token_decoder.text(t) for t in written
+    ]
+    assert all(len(top) == 2 for top in meta["output_top_logprobs"])
+    if start < 0:
+        assert "input_token_logprobs" not in meta
+        return
+    assert start + len(meta["input_token_logprobs"]) == meta["prompt_tokens"] == 20
+    assert [entry[1] for entry in meta["input_token_logprobs"]] == tokens[start:]
+    own = [entry[0] for entry in meta["input_token_logprobs"]]
+    assert (own[0] is None) == (start == 0)
+    assert own[1:] == pytest.approx(expected[start:19], abs=1e-4)
+    assert len(meta["input_top_logprobs"]) == len(own)
+
+
+def test_generate_reports_given_tokens(server: Running, log_of: Any) -> None:
+    found = generated(server, input_ids=[5, 6], return_logprob=True, token_ids_logprob=[9, 50])
+    log_TV = log_of([5, 6, *found["output_ids"]])
+    for place, entries in enumerate(found["meta_info"]["output_token_ids_logprobs"], 1):
+        assert [entry[1] for entry in entries] == [9, 50]
+        assert [entry[0] for entry in entries] == pytest.approx(log_TV[place, [9, 50]].tolist(), abs=1e-4)
+
+
+def test_generate_scores_without_generating(server: Running) -> None:
+    body: dict[str, Any] = {"input_ids": [5, 6, 7], "return_logprob": True, "logprob_start_len": 0}
+    found = generated(server, **body, sampling_params={"max_new_tokens": 0})
+    assert found["text"] == "" and found["output_ids"] == [] and found["meta_info"]["completion_tokens"] == 0
+    assert len(found["meta_info"]["input_token_logprobs"]) == 3
+
+
+def test_generate_streams_all_so_far(server: Running) -> None:
+    body = {"text": TEXT, "sampling_params": {"max_new_tokens": 6, "temperature": 0.0, "ignore_eos": True}}
+    whole = server.post("/generate", body).json()
+    events = streamed(server, "/generate", **body)
+    assert [len(one["output_ids"]) for one in events] == sorted(len(one["output_ids"]) for one in events)
+    assert events[-1]["output_ids"] == whole["output_ids"] and events[-1]["text"] == whole["text"]
+    assert events[-1]["meta_info"]["finish_reason"] == {"type": "length", "length": 6}
+    assert all(one["meta_info"]["finish_reason"] is None for one in events[:-1])
+
+
+def test_generate_follows_a_form(server: Running) -> None:
+    assert generated(server, text="x", sampling_params={"regex": "(yes|no)", "ignore_eos": False})["text"] in (
+        "yes",
+        "no",
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        ({}, "text"),
+        ({"text": "x", "input_ids": [5]}, "text"),
+        ({"input_ids": [400]}, "prompt"),
+        ({"text": "x", "sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
+        (
+            {"text": "x", "sampling_params": {"max_new_tokens": 4, "min_new_tokens": 9}},
+            "sampling_params.min_new_tokens",
+        ),
+        ({"text": "x", "return_logprob": True, "top_logprobs_num": 2, "token_ids_logprob": [5]}, "token_ids_logprob"),
+        ({"text": "x", "image_data": "y"}, "image_data"),
+    ],
+)
+def test_generate_names_what_is_wrong(server: Running, body: dict[str, Any], place: str) -> None:
+    assert refused(server, "/generate", **body)["param"] == place

@@ -17,6 +17,7 @@ from moesaic.serve.api import (
     errors,
     models,
     scoring,
+    sglang,
     status,
     tokenization,
     web_page,
@@ -67,7 +68,7 @@ def routes_of(service: Service) -> FastAPI:
     app = FastAPI(title="Moesaic", version=moesaic.__version__, docs_url=None, redoc_url=None)
     errors.install(app)
     for part in (
-        *(chat, completions, responses, messages),
+        *(chat, completions, responses, messages, sglang),
         *(embeddings, scoring),
         *(tokenization, models, status, llamacpp, ollama),
     ):

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, RootModel
 
 ENCODE = json.JSONEncoder(check_circular=False, ensure_ascii=False, separators=(",", ":")).encode
 SHORT = 16  # items of a list that is encoded at once
@@ -22,7 +22,9 @@ def large_json(response: BaseModel) -> bytes:
 
 def pieces(value: Any) -> Iterator[str]:
     """Models field by field and long lists item by item; all else is short."""
-    if isinstance(value, BaseModel):
+    if isinstance(value, RootModel):
+        yield from pieces(value.root)
+    elif isinstance(value, BaseModel):
         large = {name for name in type(value).model_fields if _has_parts(getattr(value, name))}
         head = value.model_dump(exclude=large)
         yield ENCODE(head)[:-1]

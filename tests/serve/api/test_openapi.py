@@ -55,6 +55,7 @@ OPERATIONS = [
     ("POST", "/detokenize"),
     ("POST", "/apply-template"),
     ("GET", "/tokenizer_info"),
+    ("POST", "/generate"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{model}"),
     ("GET", "/health"),
