@@ -106,11 +106,9 @@ class Tokenizer:
         entries = several if isinstance(several, list) else ()
         return {entry.get("name"): entry.get("template") for entry in entries if isinstance(entry, dict)}
 
-    def use_template(self, text: str) -> None:
-        """Another chat template instead of the model's own."""
-        self.files = self.files | {"chat_template.jinja": text.encode()}
-        for name in ("chat_template", "tool_template", "takes_tools", "wants_arguments_as_text", "_compiled"):
-            self.__dict__.pop(name, None)
+    def with_template(self, text: str) -> Tokenizer:
+        """The same with another chat template."""
+        return Tokenizer(self.fast, self.files | {"chat_template.jinja": text.encode()}, self.place)
 
     @cached_property
     def takes_tools(self) -> bool:

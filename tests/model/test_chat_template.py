@@ -107,9 +107,9 @@ def test_whether_arguments_must_be_text(form, as_text):
 def test_a_template_from_a_file(tmp_path):
     file = tmp_path / "chat.jinja"
     file.write_text("{{ messages[0].content }}!")
-    ours = tokenizer_with("plain")
-    ours.use_template(read_template(file))
-    assert ours.chat(MESSAGES) == MESSAGES[0]["content"] + "!"
+    plain = tokenizer_with("plain")
+    assert plain.with_template(read_template(file)).chat(MESSAGES) == MESSAGES[0]["content"] + "!"
+    assert plain.chat(MESSAGES) == "plain"
     file.write_text("\n{% if %}")
     with pytest.raises(UserError, match="line 2 is not Jinja"):
         read_template(file)

@@ -275,21 +275,17 @@ class TestTools:
         choice = {"type": "allowed_tools", "allowed_tools": unknown}
         assert "other" in refusal(server, {"messages": HELLO, "tools": TOOLS, "tool_choice": choice})["message"]
 
-    def test_arguments_as_text_where_a_template_wants_them(self, server: Running) -> None:
+    def test_arguments_as_text_where_a_template_wants_them(
+        self, server: Running, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         wants = (
             "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ '=' + c.function.arguments }}{% endfor %}"
             "{% endfor %}{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
         )
-        tokenizer = server.service.tokenizer
-        before = tokenizer.files
-        try:
-            tokenizer.use_template(wants)
-            call = {"id": "a", "type": "function", "function": {"name": "now", "arguments": '{"a": 1}'}}
-            answer = server.post("/apply-template", {"messages": [*HELLO, {"role": "assistant", "tool_calls": [call]}]})
-            assert answer.json()["prompt"] == '={"a": 1}'
-        finally:
-            tokenizer.files = before
-            tokenizer.use_template(before["chat_template.jinja"].decode())
+        monkeypatch.setitem(server.service.__dict__, "tokenizer", server.service.tokenizer.with_template(wants))
+        call = {"id": "a", "type": "function", "function": {"name": "now", "arguments": '{"a": 1}'}}
+        answer = server.post("/apply-template", {"messages": [*HELLO, {"role": "assistant", "tool_calls": [call]}]})
+        assert answer.json()["prompt"] == '={"a": 1}'
 
 
 class TestLegacyFunctions:

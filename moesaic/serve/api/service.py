@@ -84,7 +84,7 @@ class Service:
         self.all: Sequence[Service] = (self,)  # of all models of this server
         self.started = int(time.time())
         if settings.chat_template is not None and self.engine.tokenizer is not None:
-            self.engine.tokenizer.use_template(settings.chat_template)
+            self.engine.tokenizer = self.engine.tokenizer.with_template(settings.chat_template)
         template = self.engine.tokenizer.tool_template if self.engine.tokenizer else None
         self.parser = settings.parser or detect(template)
         self.fingerprint = self.fingerprint_of(settings.fingerprint)

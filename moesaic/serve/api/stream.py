@@ -38,7 +38,7 @@ HEAVY = 1000  # log-probabilities, which are then written on a thread
 LIGHT_BYTES = 4096  # of a request's body
 HEAVY_FIELDS = (
     *StructuredFields.model_fields,
-    *("response_format", "tools", "text", "format", "previous_response_id", "output_config"),
+    *("response_format", "tools", "text", "chat_template", "format", "previous_response_id", "output_config"),
     *("dry_multiplier", "bad_words"),
 )
 
