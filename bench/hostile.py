@@ -37,6 +37,7 @@ from moesaic.serve.bench.server_process import serving
 
 AT_ONCE = 16
 FLOOD = 200  # requests that come together, now and then
+PARTS = 9  # of a run, after the first tenth; each ends with a flood
 PATIENCE = 60.0  # seconds, after which a request hangs
 MEANT = {501, 503}
 MEMORY_SHARE = 0.15  # that may be more at the end than after the first tenth: an allocator keeps some
@@ -128,20 +129,16 @@ class Run:
         return answers
 
     async def run(self, count: int, at_once: int = AT_ONCE, flood: int = FLOOD) -> None:
-        """So many, and a flood after every quarter of them."""
-        floods = 4 if flood and count >= 10 * flood else 0
-        steady = count - floods * flood
-        quarters = [steady // 4] * 3 + [steady - 3 * (steady // 4)]
+        """So many, the last of them as a flood if they are many more than one."""
+        last = flood if count >= 3 * flood else 0
+        cases = [self.cases.make() for _ in range(count - last)]
 
-        async def work(cases: list[Case]) -> None:
+        async def work() -> None:
             while cases:
                 await self.send(cases.pop())
 
-        for share in quarters:
-            cases = [self.cases.make() for _ in range(share)]
-            await asyncio.gather(*(work(cases) for _ in range(at_once)))
-            if floods:
-                await asyncio.gather(*(self.send(self.cases.make()) for _ in range(flood)))
+        await asyncio.gather(*(work() for _ in range(at_once)))
+        await asyncio.gather(*(self.send(self.cases.make()) for _ in range(last)))
 
 
 async def read_answer(reader: asyncio.StreamReader, method: str, wait: bool) -> Answer | None:
@@ -278,7 +275,12 @@ async def attack(url: str, count: int, seed: int, at_once: int, flood: int, proc
     began = time.monotonic()
     await run.run(max(count // 10, 1), at_once, 0)  # what a server loads once is not what it leaks
     before = {"memory_mib": sum(map(resident, processes)), "descriptors": descriptors(processes)}
-    await run.run(count - run.sent, at_once, flood)
+    memory = []
+    rest = count - run.sent
+    for part in range(PARTS):
+        share = rest // PARTS + (rest % PARTS if part == PARTS - 1 else 0)
+        await run.run(share, at_once, flood)
+        memory.append(round(sum(map(resident, processes)), 1))
     neighbour.ended = True
     await beside
     left = await idle(url)
@@ -308,6 +310,7 @@ async def attack(url: str, count: int, seed: int, at_once: int, flood: int, proc
         "seed": seed,
         "routes": len(run.cases.posts) + len(run.cases.others),
         "seconds": round(time.monotonic() - began, 1),
+        "memory_mib_by_part": memory,
         "before": before,
         "after": after,
         "neighbour": {"same": neighbour.same, "other": neighbour.other, "queue_full": neighbour.refused},
