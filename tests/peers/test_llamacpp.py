@@ -14,6 +14,9 @@ import pytest
 from tokenizers import Tokenizer
 
 import moesaic
+from moesaic.serve.api.llamacpp.line_limits import LineLimits
+from moesaic.serve.core.request import Request
+from tests.peers.scripted import saying
 from tests.serve.api.running import NAME, Running, running
 from tests.serve.api.test_adapters import write_adapter
 
@@ -175,7 +178,44 @@ class TestCompletion:
         assert answer.json()["id_slot"] == -1
         assert answer.headers["x-moesaic-ignored"] == "id_slot, n_keep"
 
-    @pytest.mark.parametrize("wish", [{"t_max_predict_ms": 50}, {"n_probs": -1}, {"prompt": {"no": 1}}, {"prompt": []}])
+    def test_ends_at_a_line_that_is_indented_less(self, server: Running) -> None:
+        with saying(server, "  yes\n    no\n\n  as you\nlike it\n"):
+            whole = complete(server, n_predict=60, n_indent=2)
+            parts = stream(server, n_predict=60, n_indent=2)
+            deeper = complete(server, n_predict=60, n_indent=3)
+            free = complete(server, n_predict=60, ignore_eos=False)
+        assert whole["content"] == "  yes\n    no\n\n  as you\n" and whole["stop_type"] == "limit"
+        assert "".join(part["content"] for part in parts) == whole["content"] and parts[-1]["stop"] is True
+        assert deeper["content"] == "  yes\n    no\n\n"
+        assert free["content"].endswith("like it\n") and free["stop_type"] == "eos"
+
+    def test_ends_after_a_time_once_there_is_a_line(self) -> None:
+        limits, request = LineLimits(milliseconds=50), Request([1])
+        request.first_token, request.last_token = 10.0, 10.04
+        assert limits.kept("a\nb", request) is None
+        request.last_token = 10.06
+        assert limits.kept("a\nb", request) == 3 and limits.kept("ab", request) is None
+
+    def test_what_an_editor_sends(self, server: Running) -> None:
+        """As llama.vim and llama.vscode ask, but for the route."""
+        body = {
+            **{
+                "prompt": PROMPT,
+                "n_predict": 8,
+                "stop": [],
+                "n_indent": 4,
+                "top_k": 40,
+                "top_p": 0.99,
+                "stream": False,
+            },
+            **{"samplers": ["top_k", "top_p", "infill"], "cache_prompt": True, "t_max_prompt_ms": 500},
+            **{"t_max_predict_ms": 1000, "id_slot": 0, "response_fields": ["content", "timings/prompt_n", "truncated"]},
+        }
+        answer = server.post("/completion", body)
+        assert set(answer.json()) == {"content", "timings/prompt_n", "truncated"}
+        assert set(answer.headers["x-moesaic-ignored"].split(", ")) == {"t_max_prompt_ms", "id_slot", "samplers.infill"}
+
+    @pytest.mark.parametrize("wish", [{"min_keep": 2}, {"n_probs": -1}, {"prompt": {"no": 1}}, {"prompt": []}])
     def test_what_cannot_be_is_refused_by_name(self, server: Running, wish: dict[str, Any]) -> None:
         assert next(iter(wish)) in refused(server, "/completion", {"prompt": PROMPT, "n_predict": 1, **wish})
 

@@ -43,6 +43,13 @@ class Received:
         return [(HEADER, ", ".join([*names, *more]).encode())] if names else []
 
 
+def note_ignored(name: str) -> None:
+    """A field, or a part of one, that is known and not used."""
+    received = RECEIVED.get()
+    if received is not None:
+        received.ignored.append(name)
+
+
 RECEIVED: ContextVar[Received | None] = ContextVar("RECEIVED", default=None)  # of the request that is being answered
 
 

@@ -12,17 +12,18 @@ from pydantic import BaseModel, RootModel
 from moesaic.errors import UserError
 from moesaic.serve.api.completions import Completions
 from moesaic.serve.api.errors import ApiError, llamacpp_form, translated
+from moesaic.serve.api.fields import note_ignored
 from moesaic.serve.api.infill import ExtraFile, infill_of
 from moesaic.serve.api.llamacpp.generation_settings import generation_settings
+from moesaic.serve.api.llamacpp.line_limits import LineLimits
 from moesaic.serve.api.llamacpp.probabilities import as_logprobs, as_probs, recordable
 from moesaic.serve.api.llamacpp.prompts import prompts_of, tokens_of
 from moesaic.serve.api.llamacpp.schema import AppliedAdapter, CompletionRequest, InfillRequest, NativeRequest
 from moesaic.serve.api.schema.completions import CompletionRequest as Plain
 from moesaic.serve.api.schema.sampling import GenerationRequest
 from moesaic.serve.api.service import CHARS_PER_TOKEN, Service
-from moesaic.serve.api.stream import Generation, event
+from moesaic.serve.api.stream import Generation, Outputs, event
 from moesaic.serve.api.timings import timings
-from moesaic.serve.core.engine_loop import OutputStream
 from moesaic.serve.core.request import Output, Request, TokenLogprob
 
 NO_SLOT = -1  # requests are not bound to slots here
@@ -48,6 +49,9 @@ def as_completion(service: Service, body: NativeRequest, prompts: Sequence[Seque
         fields["top_p"] = max(LEAST_TOP_P, body.top_p)
     if body.seed is not None and (body.seed < 0 or body.seed == 2**32 - 1):
         del fields["seed"]  # a random one
+    if isinstance(body.samplers, list) and "infill" in body.samplers:
+        fields["samplers"] = [name for name in body.samplers if name != "infill"]
+        note_ignored("samplers.infill")  # joining tokens that begin alike is not done here
     if not fields.get("grammar"):
         fields.pop("grammar", None)
     elif "json_schema" in fields:
@@ -74,7 +78,9 @@ class Result:
 
     index: int
     request: Request
-    content: list[str] = field(default_factory=list)
+    content: str = ""
+    ended: bool = False
+    cut: bool = False  # by the limits of its lines
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
@@ -87,6 +93,7 @@ class NativeCompletion(Generation):
         super().__init__(service, body, completions.requests)
         self.discarded_tokens = completions.discarded_tokens
         self.results = {one.number: Result(index, one) for index, one in enumerate(self.requests)}
+        self.limits = LineLimits(body.n_indent or 0, body.t_max_predict_ms or 0)
 
     @classmethod
     def prepare(cls, service: Service, body: CompletionRequest, salt: str) -> NativeCompletion:
@@ -124,27 +131,49 @@ class NativeCompletion(Generation):
 
     def push(self, output: Output) -> list[dict[str, Any]]:
         result = self.results[output.request.number]
+        if result.ended:
+            return []
         if self.discarded_tokens:
             tokens, text, logprobs = [], "", []
         else:
             tokens, text, logprobs = list(output.tokens), output.text, list(output.logprobs)
-        result.content.append(text)
+        before, result.content = len(result.content), result.content + text
         result.tokens += tokens
         result.logprobs += logprobs
+        result.ended = output.finish_reason is not None
+        if self.limits and (kept := self.limits.kept(result.content, output.request)) is not None:
+            result.content, result.ended, result.cut = result.content[:kept], True, True
         chunks: list[dict[str, Any]] = []
         if tokens or text:
-            chunks.append(self._partial(result, tokens, text, logprobs))
-        if output.finish_reason is not None:
+            chunks.append(self._partial(result, tokens, result.content[before:], logprobs))
+        if result.ended:
             chunks.append(self._whole(result, "", [], []))
         return chunks
 
-    async def events(self, outputs: OutputStream) -> AsyncIterator[str]:
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more is wanted, though the engine may go on until it hears of it."""
+        return all(result.ended for result in self.results.values())
+
+    async def collect(self, outputs: Outputs) -> BaseModel | bytes:
+        if not self.limits:
+            return await super().collect(outputs)
+        async for batch in outputs.batches():
+            for output in batch:
+                self.take(output)
+            if self.ended:
+                break
+        return self.response()
+
+    async def events(self, outputs: Outputs) -> AsyncIterator[str]:
         async for batch in outputs.batches():
             if chunks := [event(chunk) for output in batch for chunk in self.take(output)]:
                 yield "".join(chunks)
+            if self.ended:
+                return
 
     def response(self) -> BaseModel:
-        found = [self._whole(one, "".join(one.content), one.tokens, one.logprobs) for one in self.results.values()]
+        found = [self._whole(one, one.content, one.tokens, one.logprobs) for one in self.results.values()]
         return RootModel[Any](found[0] if len(found) == 1 else found)
 
     def _partial(self, result: Result, tokens: list[int], text: str, logprobs: list[TokenLogprob]) -> dict[str, Any]:
@@ -163,7 +192,7 @@ class NativeCompletion(Generation):
 
     def _whole(self, result: Result, text: str, tokens: list[int], logprobs: list[TokenLogprob]) -> dict[str, Any]:
         body, request = self.body, result.request
-        stop_type, word = stopped_by(request)
+        stop_type, word = ("limit", "") if result.cut else stopped_by(request)
         found = {
             "index": result.index,
             "content": text,
@@ -175,7 +204,7 @@ class NativeCompletion(Generation):
             "tokens_evaluated": len(request.prompt),
             "generation_settings": self._settings(request),
             "prompt": self.service.tokenizer.decode(request.prompt, special=True),
-            "has_new_line": any("\n" in part for part in result.content),
+            "has_new_line": "\n" in result.content,
             "truncated": stop_type == "limit" and len(request.tokens) >= self.service.engine.max_length,
             "stop_type": stop_type,
             "stopping_word": word,

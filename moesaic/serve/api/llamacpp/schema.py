@@ -51,6 +51,8 @@ class NativeRequest(GenerationRequest):
     cache_prompt: bool | None = None
     return_tokens: bool | None = None
     post_sampling_probs: bool | None = None
+    n_indent: int | None = Field(default=None, ge=0, lt=2**31, description="End at a line that is indented less.")
+    t_max_predict_ms: int | None = Field(default=None, ge=-1, lt=2**53, description="End then, once there is a line.")
     response_fields: Annotated[list[str], Field(max_length=64)] | None = None
     lora: Annotated[list[AppliedAdapter], Field(max_length=64)] | None = None
 
