@@ -206,6 +206,25 @@ class TestContinued:
             client.delete(f"/v1/responses/{first['id']}")
         assert first["id"] in refused(server, 404, previous_response_id=second["id"])["message"]
 
+    def test_an_item_is_sent_again_by_its_id_alone(self, server: Running) -> None:
+        first = ask(server, max_output_tokens=60, **THINKS)
+        kept = get(server, f"/v1/responses/{first['id']}/input_items").json()["data"][0]
+        asked = {"role": "user", "content": "more"}
+        whole = ask(server, input=[kept, *first["output"], asked])
+        named = [{"type": "item_reference", "id": item["id"]} for item in (kept, *first["output"])]
+        named[0].pop("type")
+        answer = ask(server, input=[*named, asked])
+        assert answer["usage"]["input_tokens"] == whole["usage"]["input_tokens"] and said(answer) == said(whole)
+        background = ask(server, background=True, guided_choice=["maybe"], max_output_tokens=60)
+        path = f"/v1/responses/{background['id']}"
+        server.until(lambda: get(server, path).json()["status"] == "completed")
+        again = {"type": "item_reference", "id": get(server, path).json()["output"][0]["id"]}
+        assert ask(server, input=[asked, again, asked])["output"]
+        for each in (first["id"], whole["id"], answer["id"]):
+            with server.http() as client:
+                client.delete(f"/v1/responses/{each}")
+        assert refused(server, 404, input=[*named, asked])["code"] == "item_not_found"
+
     def test_without_new_input(self, server: Running) -> None:
         first = ask(server, input="one")
         answer = server.post("/v1/responses", {"previous_response_id": first["id"], "max_output_tokens": 2})
@@ -551,6 +570,14 @@ class TestForm:
         assert isinstance(answer.output_parsed, Cat)
         assert client.responses.retrieve(answer.id).text.format.name == "Cat"  # type: ignore[union-attr]
 
+    def test_beside_tools_it_is_a_call_or_the_form(self, server: Running) -> None:
+        form = {"type": "json_schema", "name": "n", "schema": {"enum": [1, 2]}}
+        for seed in range(3):
+            answer = ask(server, tools=[CLOCK], text={"format": form}, seed=seed, temperature=1.0, max_output_tokens=99)
+            if answer["status"] == "completed":
+                last = answer["output"][-1]
+                assert last["type"] == "function_call" or json.loads(said(answer)) in (1, 2)
+
     def test_log_probabilities(self, server: Running) -> None:
         answer = ask(server, include=["message.output_text.logprobs"], top_logprobs=5)
         logprobs = answer["output"][0]["content"][0]["logprobs"]
@@ -589,7 +616,7 @@ class TestForm:
             ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools.0"),
             ({"tool_choice": "required"}, "tool_choice"),
             ({"input": []}, "input"),
-            ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0.type"),
+            ({"input": [{"type": "computer_call", "id": "x"}]}, "input.0.type"),
             (
                 {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
                 "input.0.content.0.type",

@@ -67,7 +67,7 @@ def keep(store: ResponseStore, body: MessagesRequest, response: MessageResponse)
     if previous is None:
         turn |= body.model_dump(include=set(FIXED), exclude_none=True)
     content = json.dumps({"content": response.content}).encode()
-    store.add(Stored(response.id, body._owner, previous, json.dumps(turn).encode(), content))
+    store.add(Stored(response.id, body._owner, previous, json.dumps(turn).encode(), content=content))
 
 
 def _space(owner: str) -> str:

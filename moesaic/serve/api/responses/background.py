@@ -76,6 +76,7 @@ class BackgroundRun:
         if self.outputs is not None:
             self.outputs.close()
         self.stored.content = generation.response().model_dump_json().encode()
+        self.stored.items += tuple(item["id"] for item in generation.items.items)
         self.generation = self.outputs = None  # all its tokens with them
         self.done = True
         if self._caller is not None:

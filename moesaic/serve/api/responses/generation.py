@@ -129,8 +129,9 @@ class Responses(Generation):
             self.service.responses.add(kept)
 
     def to_store(self) -> Stored:
-        given = json.dumps(listed_input(self.body.input)).encode()
-        return Stored(self.id, self.body._owner, self.body.previous_response_id, given)
+        given = listed_input(self.body.input)
+        ids = tuple(item["id"] for item in (*given, *self.items.items))
+        return Stored(self.id, self.body._owner, self.body.previous_response_id, json.dumps(given).encode(), ids)
 
     @property
     def status(self) -> str:

@@ -13,6 +13,7 @@ from moesaic.serve.api.schema.responses import (
     InputMessage,
     InputReasoning,
     ItemList,
+    ItemReference,
 )
 from moesaic.serve.api.service import new_id
 
@@ -42,6 +43,8 @@ def _listed(item: InputItem) -> Item:
             plain = item.model_dump(include={"content", "encrypted_content"}, exclude_none=True)
             summary = [part.model_dump() for part in item.summary or ()]
             return _with_id(item, "rs_", summary=summary, **plain)
+        case ItemReference():
+            raise AssertionError("what it refers to has taken its place")
 
 
 def _with_id(item: InputItem, letters: str, **facts: Any) -> Item:

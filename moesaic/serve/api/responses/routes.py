@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from moesaic.errors import UserError
 from moesaic.serve.api.errors import ERRORS, ApiError
 from moesaic.serve.api.responses.background import BackgroundRun
-from moesaic.serve.api.responses.generation import Responses, count_tokens
+from moesaic.serve.api.responses.generation import ITEMS, Responses, count_tokens
 from moesaic.serve.api.responses.listing import page
 from moesaic.serve.api.responses.store import Stored
 from moesaic.serve.api.schema.responses import (
@@ -21,6 +21,7 @@ from moesaic.serve.api.schema.responses import (
     InputTokens,
     InputTokensRequest,
     ItemList,
+    ItemReference,
     PromptFields,
     ResponsesRequest,
     ResponsesResponse,
@@ -36,6 +37,12 @@ def owner(http: HttpRequest) -> str:
 def recall(service: Service, body: PromptFields, http: HttpRequest) -> None:
     """Find what the request continues."""
     body._owner = owner(http)
+    names = [item.id for item in body.input if isinstance(item, ItemReference)] if isinstance(body.input, list) else []
+    if names:
+        found = service.responses.items(body._owner, names)
+        whole = {name: ITEMS.validate_python([found[name]])[0] for name in names}
+        assert isinstance(body.input, list)
+        body.input = [whole[item.id] if isinstance(item, ItemReference) else item for item in body.input]
     if body.previous_response_id is None:
         return
     body._before = service.responses.chain(body._owner, body.previous_response_id)

@@ -7,13 +7,14 @@ import asyncio
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from moesaic.serve.api.errors import ApiError
 
 OVERHEAD = 1024  # bytes of an entry beside its texts, about
+ITEM_BYTES = 200  # of the place of an item
 
 
 class Run(Protocol):
@@ -35,6 +36,7 @@ class Stored:
     owner: str
     previous: str | None
     input: bytes
+    items: tuple[str, ...] = ()  # their ids, of input and output
     content: bytes = b""  # the response, once it has ended
     events: list[str] = field(default_factory=list)
     run: Run | None = None
@@ -60,6 +62,7 @@ class ResponseStore:
         self.bytes = 0
         self._owners: dict[str, OrderedDict[str, Stored]] = {}  # what was used longest ago comes first
         self._sizes: dict[str, int] = {}  # by owner
+        self._places: dict[tuple[str, str], str] = {}  # of items, by their owner and id: in which response
 
     def __len__(self) -> int:
         return sum(len(own) for own in self._owners.values())
@@ -77,7 +80,9 @@ class ResponseStore:
         """It has become larger, or has ended: others may have to make room."""
         if stored.id not in self._owners.get(stored.owner, ()):
             return  # deleted meanwhile
+        self._places |= {(stored.owner, item): stored.id for item in stored.items}
         size = OVERHEAD + len(stored.input) + len(stored.content) + sum(map(len, stored.events))
+        size += ITEM_BYTES * len(stored.items)
         self._count(stored.owner, size - stored.size)
         stored.size = size
         self._evict()
@@ -90,6 +95,18 @@ class ResponseStore:
             raise not_found(name)
         self._use(stored)
         return stored
+
+    def items(self, owner: str, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Items of responses, by their ids; each response is read once, however many of its items are asked for."""
+        found: dict[str, dict[str, Any]] = {}
+        for name in names:
+            place = self._places.get((owner, name))
+            if name not in found and place is not None:
+                stored = self.get(owner, place)
+                found |= {item["id"]: item for item in (*json.loads(stored.input), *stored.response()["output"])}
+            if name not in found:
+                raise ApiError(404, f"Item with id {name[:64]!r} not found", param="input", code="item_not_found")
+        return found
 
     def chain(self, owner: str, name: str) -> list[Stored]:
         """A response and all those that it continues, the first one first."""
@@ -129,6 +146,9 @@ class ResponseStore:
         own = self._owners[stored.owner]
         del own[stored.id]
         self._count(stored.owner, -stored.size)
+        for item in stored.items:
+            if self._places.get((stored.owner, item)) == stored.id:
+                del self._places[stored.owner, item]
         if not own:
             del self._owners[stored.owner], self._sizes[stored.owner]
 

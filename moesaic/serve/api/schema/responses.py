@@ -54,16 +54,26 @@ class InputReasoning(RequestModel):
     encrypted_content: str | None = None
 
 
+class ItemReference(RequestModel):
+    """An item of a stored response, by its id."""
+
+    type: Literal["item_reference"] | None = None
+    id: str = Field(max_length=256)
+
+
 def _kind(item: Any) -> Any:
-    """The type of an item of the input; a message needs none."""
-    return item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", "message")
+    """The type of an item of the input; a message needs none, nor does an id alone."""
+    if not isinstance(item, dict):
+        return getattr(item, "type", None) or ("item_reference" if isinstance(item, ItemReference) else "message")
+    return item.get("type") or ("item_reference" if "id" in item and "role" not in item else "message")
 
 
 InputItem = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[InputFunctionCall, Tag("function_call")]
     | Annotated[InputFunctionOutput, Tag("function_call_output")]
-    | Annotated[InputReasoning, Tag("reasoning")],
+    | Annotated[InputReasoning, Tag("reasoning")]
+    | Annotated[ItemReference, Tag("item_reference")],
     Discriminator(_kind),
 ]
 
