@@ -322,6 +322,7 @@ def test_what_beams_cannot_do_is_said(server: Running) -> None:
     assert "grammar" in refused(server, **beams, guided_regex="a+")["message"]
     assert refused(server, use_beam_search=True, n=100)["param"] == "n"
     assert refused(server, **beams, prompt_logprobs=1)["param"] == "prompt_logprobs"
+    assert refused(server, **beams, logprobs=1, logprob_token_ids=[5])["param"] == "logprob_token_ids"
 
 
 # SGLang

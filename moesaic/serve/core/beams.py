@@ -44,7 +44,8 @@ class Beam:
     ended: bool = False  # by a stop token or a stop string
 
     def then(self, token: int, logprob: float, among: TokenLogprob, ended: bool) -> Beam:
-        entry = TokenLogprob(token, logprob, among.top)
+        rank = next(rank for rank, (other, _) in enumerate(among.top, 1) if other == token)
+        entry = TokenLogprob(token, logprob, among.top, rank=rank)
         return Beam((*self.tokens, token), self.logprob + logprob, (*self.entries, entry), ended)
 
 
@@ -180,6 +181,8 @@ def _for_a_step(engine: Engine, sampling: Sampling, options: BeamOptions) -> Sam
         raise UserError("use_beam_search", "beams cannot follow a grammar", "Leave one out.")
     if sampling.prompt_logprobs is not None:
         raise UserError("prompt_logprobs", "are not given with use_beam_search", "Ask for them alone.")
+    if sampling.logprob_tokens:
+        raise UserError("logprob_token_ids", "are not given with use_beam_search", "Leave one out.")
     reported = max(options.width + ends, sampling.logprobs or 0)
     return replace(sampling, temperature=0.0, logprobs=reported, processed_logprobs=True, stop=(), record_draws=False)
 
