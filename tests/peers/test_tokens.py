@@ -566,7 +566,7 @@ def test_neighbours_of_a_long_score_get_what_they_get_alone(server: Running) -> 
         while not scored.done():
             beside.append(complete(server, return_token_ids=True)["choices"][0]["token_ids"])
     assert len(scored.result()["choices"][0]["prompt_logprobs"]) == 480
-    assert server.engine.counts.steps - steps >= 480 // 32
+    assert server.engine.counts.steps - steps >= 480 // 16
     assert all(tokens == alone for tokens in beside)
 
 

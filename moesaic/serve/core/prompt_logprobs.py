@@ -15,14 +15,17 @@ from moesaic.serve.core.request import Request
 from moesaic.serve.core.token_logprobs import token_logprobs
 
 SLICE = 1 << 23  # logits at once
-ALONE, BESIDE = 16, 128  # of the tokens of a step, one in so many
+ALONE, BESIDE = 32, 128  # of the tokens of a step, one in so many
+# On a GPU, whose steps have thousands of tokens and take no less time with a few hundred.
+LARGE, LARGE_ALONE = 2048, 8
 
 
 def scored_budget(tokens: int, beside_others: bool) -> int:
     """How many rows of a step of so many tokens may be such ones. Alone: so few that a request that comes in the middle
     of a step waits little. Beside others: about as much work as one decode step of theirs, so that it takes twice as
     long as without."""
-    return max(1, tokens // (BESIDE if beside_others else ALONE))
+    alone = LARGE_ALONE if tokens >= LARGE else ALONE
+    return max(1, tokens // (BESIDE if beside_others else alone))
 
 
 def record_logprobs(model: Model, request: Request, hidden_TD: Tensor) -> None:
