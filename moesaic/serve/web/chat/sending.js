@@ -40,8 +40,8 @@ export class Sending {
     const system = !said.length && !this.composer.empty ? chat.session.prompt([]) : [];
     const number = (this.measured = (this.measured ?? 0) + 1);
     const used = await meter.count([...system, ...said, ...this.draft]);
-    if (number !== this.measured) return "fits"; // a newer count is on its way
     const state = meter.state(used);
+    if (number !== this.measured) return state; // a newer count is on its way to be shown
     meter.show(used);
     this.wayOn.show(state, { used, limit: meter.limit, possible: chat.session.path.length > 1, busy: this.busy });
     return state;
