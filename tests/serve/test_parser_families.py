@@ -144,6 +144,29 @@ def test_a_sign_names_its_parser(name: str, words: tuple[str, ...]) -> None:
     assert found is type(parser(above[0] if above else name))
 
 
+# Its tag is put together when it is rendered, so no word of the template shows it.
+HIDDEN = (
+    "{{ '<tool' + '_call>' }}"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
+    "{{ '</tool' + '_call>' }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        ('{"name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}', "llama3"),
+        ("[{{ c.function.name }}(key='{{ c.function.arguments.key }}')]", "plain"),  # such a call stands alone
+        (HIDDEN, "hermes"),
+        ("call {{ c.function.name }} with {{ c.function.arguments }}", "plain"),
+        ("{{ raise_exception('no calls') }}", "plain"),
+    ],
+)
+def test_a_template_without_known_words_is_known_by_what_it_makes_of_a_call(form: str, name: str) -> None:
+    turn = "{% for m in messages %}{{ m.role }}:{{ m.content }}" + CALLS.replace("BODY", form) + ".{% endfor %}"
+    assert type(detect(turn)) is type(parser(name))
+
+
 def special_tokenizer(*special: str) -> Tokenizer:
     words = {word: number for number, word in enumerate(("yes", "now", "{}"))}
     fast = tokenizers.Tokenizer(WordLevel(words, unk_token="yes"))

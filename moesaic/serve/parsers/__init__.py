@@ -42,8 +42,9 @@ from moesaic.serve.parsers._events import (
     Tools,
     collect,
 )
+from moesaic.serve.parsers._probe import reads_back, written_calls
 from moesaic.serve.parsers._reader import Reader, opens_section
-from moesaic.serve.parsers._signs import named_by
+from moesaic.serve.parsers._signs import SIGNS, named_by
 
 __all__ = [
     "Body",
@@ -64,6 +65,7 @@ __all__ = [
     "detect",
 ]
 
+USUAL = ("hermes", "llama3")  # styles that many models have learned from others
 THINK, END_THINK = "<think>", "</think>"
 
 
@@ -134,5 +136,13 @@ def _within(tokens: tuple[str, ...], tags: tuple[str, ...]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=16)
 def detect(template: str | None) -> Parser:
-    """The parser a model needs, by the tags in its chat template."""
-    return build(Method(named_by(template or "")), Parser, "chat template")
+    """The parser a model needs, by the tags in its chat template; if none are known, by what it makes of a call."""
+    found = build(Method(named_by(template or "")), Parser, "chat template")
+    if template is None or found.openings or found.leading or found.inner:
+        return found
+    for turn in written_calls(template):
+        for name in dict.fromkeys((*USUAL, *(name for name, _ in SIGNS))):
+            other = build(Method(name), Parser, "chat template")
+            if reads_back(other.parse, turn):
+                return other
+    return found
