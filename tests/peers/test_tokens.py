@@ -642,6 +642,9 @@ def test_generate_scores_without_generating(server: Running) -> None:
     found = generated(server, **body, sampling_params={"max_new_tokens": 0})
     assert found["text"] == "" and found["output_ids"] == [] and found["meta_info"]["completion_tokens"] == 0
     assert len(found["meta_info"]["input_token_logprobs"]) == 3
+    end = {str(server.service.tokenizer.fast.token_to_id(server.service.tokenizer.special("eos_token") or "")): 100}
+    found = generated(server, **body, sampling_params={"max_new_tokens": 0, "ignore_eos": False, "logit_bias": end})
+    assert found["meta_info"]["finish_reason"] == {"type": "length", "length": 0}
 
 
 def test_generate_streams_all_so_far(server: Running) -> None:
@@ -652,6 +655,8 @@ def test_generate_streams_all_so_far(server: Running) -> None:
     assert events[-1]["output_ids"] == whole["output_ids"] and events[-1]["text"] == whole["text"]
     assert events[-1]["meta_info"]["finish_reason"] == {"type": "length", "length": 6}
     assert all(one["meta_info"]["finish_reason"] is None for one in events[:-1])
+    last = streamed(server, "/generate", **body, return_logprob=True)[-1]["meta_info"]
+    assert [entry[1] for entry in last["output_token_logprobs"]] == whole["output_ids"]
 
 
 def test_generate_follows_a_form(server: Running) -> None:

@@ -1,7 +1,8 @@
 """POST /generate: SGLang's own route, which RL frameworks ask for `input_ids` in and `output_ids` out.
 
 A translation: the body becomes a completion, and its outputs are written in SGLang's form. In a stream every event has
-all the text and tokens so far, as SGLang's have by default.
+all text and tokens so far, as SGLang's have by default, and the last the log-probabilities: all of them in every one
+would be the square of a long text.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from moesaic.serve.api.prompts import single
 from moesaic.serve.api.schema.completions import CompletionRequest
 from moesaic.serve.api.schema.sglang import GenerateRequest, SglangSampling
 from moesaic.serve.api.service import Service
-from moesaic.serve.api.stream import STREAMS, Generation, event, generate
+from moesaic.serve.api.stream import HEAVY, STREAMS, Generation, event, generate
 from moesaic.serve.core.engine_loop import OutputStream
 from moesaic.serve.core.request import Output, Request, TokenLogprob
 
@@ -70,6 +71,7 @@ class Generated(Generation):
         super().__init__(service, body, made.requests)
         self.prompts, self.discarded_tokens = made.prompts, made.discarded_tokens
         self.texts = {request.number: "" for request in made.requests}
+        self.tokens: dict[int, list[int]] = {request.number: [] for request in made.requests}
         self.several = made.prompts > 1 or not single(made.body.prompt) or made.n > 1
         self.began = time.monotonic()
 
@@ -81,9 +83,13 @@ class Generated(Generation):
     def field_name(place: str) -> str:
         return PLACES.get(place, place)
 
+    def heavy(self, output: Output) -> bool:
+        return output.finish_reason is not None and self.logprob_count(output.request) > HEAVY
+
     def push(self, output: Output) -> list[dict[str, Any]]:
         if not self.discarded_tokens:
             self.texts[output.request.number] += output.text
+            self.tokens[output.request.number] += output.tokens
         return [self._written(output.request, output.finish_reason)] if self.body.stream else []
 
     async def events(self, outputs: OutputStream) -> AsyncIterator[str]:
@@ -96,28 +102,25 @@ class Generated(Generation):
 
     def _written(self, request: Request, finish_reason: str | None) -> dict[str, Any]:
         index = self.requests.index(request)
-        made = len(request.logprobs) if not self.discarded_tokens else 0
-        tokens = request.tokens[len(request.prompt) : len(request.prompt) + made]
+        tokens = list(self.tokens[request.number])
         ended: dict[str, Any] | None = None
-        if finish_reason == "stop":
+        if finish_reason == "stop" and tokens:
             ended = {"type": "stop", "matched": tokens[-1] if request.stop_reason is None else request.stop_reason}
         elif finish_reason is not None:
-            ended = {"type": finish_reason, "length": made}
+            ended = {"type": finish_reason if tokens else "length", "length": len(tokens)}
         name = self.body.rid or self.id
         meta: dict[str, Any] = {
             "id": f"{name}_{index}" if self.several else name,
             "finish_reason": ended,
             "prompt_tokens": len(request.prompt),
-            "completion_tokens": made,
+            "completion_tokens": len(tokens),
             "cached_tokens": request.cached,
             "weight_version": str(request.versions[-1] if request.versions else self.service.engine.version),
             "e2e_latency": time.monotonic() - self.began,
         }
-        found = {
-            "text": self.texts[request.number],
-            "output_ids": tokens,
-            "meta_info": meta | self._logprobs(request, made),
-        }
+        if finish_reason is not None:
+            meta |= self._logprobs(request, len(tokens))
+        found = {"text": self.texts[request.number], "output_ids": tokens, "meta_info": meta}
         return found | ({"index": index} if self.several else {})
 
     def _logprobs(self, request: Request, made: int) -> dict[str, Any]:
