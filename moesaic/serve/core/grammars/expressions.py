@@ -178,6 +178,39 @@ class Sizes:
         return min(total + 1, MAX_SIZE)
 
 
+def shortest(rules: Mapping[str, Expression], start: str) -> int | None:
+    """How many characters and tokens the shortest text has that the rules derive; None if there is no text."""
+    known: dict[str, int] = {}
+    callers: dict[str, set[str]] = {name: set() for name in rules}
+    for name, expression in rules.items():
+        for called in rules_in(expression):
+            callers[called].add(name)
+
+    def least(expression: Expression) -> int | None:
+        match expression:
+            case Rule(name):
+                return known.get(name)
+            case Sequence(parts):
+                lengths = [least(part) for part in parts]
+                return None if None in lengths else min(MAX_SIZE, sum(length or 0 for length in lengths))
+            case Choice(options):
+                return min((length for option in options if (length := least(option)) is not None), default=None)
+            case Repeat(inner, times, _):
+                length = least(inner) if times else 0
+                return None if length is None else min(MAX_SIZE, length * times)
+        return 1
+
+    waiting: dict[str, None] = dict.fromkeys(reversed([*rules]))
+    while waiting:
+        name = next(iter(waiting))
+        del waiting[name]
+        found = least(rules[name])
+        if found is not None and found < known.get(name, MAX_SIZE + 1):
+            known[name] = found
+            waiting |= dict.fromkeys(callers[name])
+    return known.get(start)
+
+
 def _in_order(rules: Mapping[str, Expression]) -> list[str]:
     """Those that are not recursive, each after the rules it calls."""
     calls = {name: set(rules_in(expression)) & rules.keys() for name, expression in rules.items()}

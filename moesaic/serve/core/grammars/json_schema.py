@@ -130,7 +130,7 @@ class _Closer:
             else:
                 node.setdefault("properties", {})
         _take_property_names(node)
-        if not part:
+        if not part and "$ref" not in node:  # what is referred to has a type of its own
             said = {key for each in self._in_place(node, depth, unions=False) for key in each}
             kinds = [kind for kind, keys in (("object", OBJECT), ("array", ARRAY)) if said & set(keys)]
             if len(kinds) == 1 and not said & TYPED:

@@ -26,12 +26,14 @@ from moesaic.serve.core.grammars.expressions import (
     Token,
     in_regex,
     inside,
+    shortest,
     written_out,
 )
 
 WHOLE = 20_000  # characters' places of a grammar that is one regular expression
 LEXEME = 256  # of one that must be compared with others
 MAX_RULES = 3000
+MAX_SHORTEST = 100_000  # characters of the shortest text
 MAX_LEXEMES = 300  # to compare with each other
 MAX_STEPS = 100_000  # of comparing them, and of finding what follows them
 ROUNDS = 40
@@ -41,6 +43,11 @@ Ranges = tuple[tuple[int, int], ...]
 def lark_of(rules: Mapping[str, Expression], start: str, place: str) -> str:
     if len(rules) > MAX_RULES:
         raise UserError(place, f"has more than {MAX_RULES} rules", "Make it simpler.")
+    length = shortest(rules, start)
+    if length is None:
+        raise UserError(place, "no text satisfies it", "Correct it.")
+    if length > MAX_SHORTEST:
+        raise UserError(place, f"allows no text of less than {MAX_SHORTEST} characters", "Make it simpler.")
     sizes = Sizes(rules)
     size = sizes.known.get(start)
     if size is not None and size <= WHOLE:

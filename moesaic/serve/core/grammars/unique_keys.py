@@ -56,10 +56,9 @@ class KeyReader:
         found: list[int] = []
         if self.string is not None and self.is_key and (keys := self.open[-1]):
             written = bytes(self.string)
-            if not self.escaped:
-                for head, several in tokens.by_head.items():
-                    if _text(written + head) in keys:
-                        found += [token for token in several if allowed[token]]
+            for head, several in tokens.by_head.items():
+                if _text(written + head) in keys:
+                    found += [token for token in several if allowed[token]]
         for token, text in tokens.several:
             if allowed[token] and self._repeats(text):
                 found.append(token)
