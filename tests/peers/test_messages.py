@@ -374,7 +374,7 @@ class TestTools:
         ("content", "text"),
         [
             ("noon", "noon"),
-            ([{"type": "text", "text": "no"}, {"type": "text", "text": "on"}], "noon"),
+            ([{"type": "text", "text": "12"}, {"type": "text", "text": "noon"}], "12\nnoon"),
             (None, ""),
         ],
     )

@@ -154,6 +154,8 @@ def test_a_tool_is_called_and_its_result_given_back(client: openai.OpenAI) -> No
     assert answer.usage.input_tokens > call.usage.input_tokens
     back[-1]["output"] = [{"type": "input_text", "text": "no"}, {"type": "input_text", "text": "on"}]
     parts = ask(client, input=back, tools=[CLOCK], max_output_tokens=4)
+    back[-1]["output"] = "no\non"
+    answer = ask(client, input=back, tools=[CLOCK], max_output_tokens=4)
     assert parts.usage.input_tokens == answer.usage.input_tokens
 
 

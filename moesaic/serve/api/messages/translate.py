@@ -149,7 +149,7 @@ def _user(message: InputMessage, place: str) -> list[dict[str, Any]]:
     for number, block in enumerate(message.content):
         match block:
             case ToolResultBlock():
-                text = shown(block.content or "")
+                text = shown(block.content or "", "\n")
                 # Templates know no failed result; the model reads it.
                 said = f"Error: {text}" if block.is_error else text
                 results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": said})
