@@ -30,6 +30,7 @@ from moesaic.serve.core.pooling import Pooling, recommended_pooling
 from moesaic.serve.core.request import Request, TooLong
 from moesaic.serve.core.sampling_defaults import recommended
 from moesaic.serve.parsers import Parser, detect
+from moesaic.serve.parsers.plain import Plain
 
 logger = logging.getLogger("moesaic.serve")
 
@@ -87,6 +88,8 @@ class Service:
             self.engine.tokenizer = self.engine.tokenizer.with_template(settings.chat_template)
         template = self.engine.tokenizer.tool_template if self.engine.tokenizer else None
         self.parser = settings.parser or detect(template)
+        if settings.parser is None and self.parser == Plain() and template is not None and self.tokenizer.takes_tools:
+            logger.warning("the chat template takes tools, and no parser knows its calls; --parser names one")
         self.fingerprint = self.fingerprint_of(settings.fingerprint)
 
     @cached_property
