@@ -39,7 +39,12 @@ TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "clock"}},
 ]
 NAMES = {"weather", "clock"}
-ENDS = (b"</arg_value>", b"</parameter>", b"<|tool_calls_section_end|>")  # that free choice would hardly ever write
+ENDS = (
+    b"</arg_value>",
+    b"</parameter>",
+    b"<|tool_calls_section_end|>",
+    b"<|end|>",
+)  # that free choice would hardly ever write
 
 
 def sampled(grammar: Grammar, seed: int, most: int = 600) -> str | None:
@@ -54,7 +59,7 @@ def sampled(grammar: Grammar, seed: int, most: int = 600) -> str | None:
         fill_next_token_bitmask(matcher, mask, 0)
         allowed = [byte for byte in range(10, 127) if mask[0][byte // 32] >> (byte % 32) & 1]
         forced = matcher.compute_ff_bytes()
-        for end in ENDS if chance.random() < 0.1 else ():
+        for end in chance.sample(ENDS, len(ENDS)) if chance.random() < 0.1 else ():
             if not forced and matcher.validate_tokens(list(end)) == len(end):
                 forced = end
         more = forced or bytes([chance.choice(allowed)])
@@ -93,6 +98,22 @@ def test_calls_of_the_grammar_are_read_as_they_were_meant(style: str) -> None:
                 assert isinstance(found.get("note", ""), str)
                 assert not list(strict.iter_errors(free)), text
     assert seen == NAMES
+
+
+def test_an_answer_of_gpt_oss_is_in_its_channel() -> None:
+    prompt, form = "<|start|>assistant", Grammar.json({"enum": [1, 2]})
+    thought = False
+    for seed in range(20):
+        rules = Rules()
+        before = parser("gpt_oss").before_answer(rules, prompt)
+        assert before is not None
+        text = sampled(Grammar.of(rules, before + rules.grammar(form.parts), "tools"), seed)
+        if text is not None:
+            message = parser("gpt_oss").parse(text, (), prompt)
+            assert message.content in ("1", "2"), text
+            thought |= bool(message.reasoning)
+    assert thought
+    assert parser("gpt_oss").before_answer(Rules(), "<|start|>assistant<|channel|>final<|message|>") is None
 
 
 @pytest.mark.parametrize("style", STYLES)

@@ -89,6 +89,8 @@ def _thoughts(body: ChatCompletionRequest, prompt: str, speaker: Speaker, rules:
     """The reasoning section that the prompt has opened, or that the model may open if the client asks for reasoning.
     Else there is none: a form is kept from the first token on."""
     parser = speaker.parser
+    if (before := parser.before_answer(rules, prompt)) is not None:
+        return before
     if not parser.reasoning:
         return ""
     end = parser.end_of_reasoning(prompt, speaker.prefill)

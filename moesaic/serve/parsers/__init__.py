@@ -95,6 +95,11 @@ class Parser:
         are a call or of a form, and for strict calls. None: whatever the model writes."""
         return None
 
+    def before_answer(self, rules: Rules, prompt: str) -> str | None:
+        """What stands before an answer or a forced call, as an expression of a grammar, in a style that has more than a
+        reasoning section there."""
+        return None
+
     def end_of_reasoning(self, prompt: str, prefill: str = "") -> str | None:
         """The tag that ends the reasoning section that a prompt has opened; None if it has not."""
         thinks = self.thinks if self.reasoning else ()

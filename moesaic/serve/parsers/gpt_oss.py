@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
+from moesaic.serve.core.grammars.lark import Rules
 from moesaic.serve.parsers import (
     CallArguments,
     CallBroken,
@@ -36,6 +37,13 @@ class GptOss(Parser):
 
     def reader(self, tools: Tools | None = None, prompt: str = "", prefill: str = "") -> EventReader:
         return HarmonyReader(tools or (), self.reasoning)
+
+    def before_answer(self, rules: Rules, prompt: str) -> str | None:
+        """An answer is in the channel `final`, and the reasoning before it in `analysis`."""
+        if not prompt.endswith(f"{START}assistant"):
+            return None
+        analysis = f"{rules.literal(f'{CHANNEL}analysis{MESSAGE}')} {rules.until('<|end|>')}"
+        return f"({analysis} {rules.literal(f'{START}assistant')})? {rules.literal(f'{CHANNEL}final{MESSAGE}')} "
 
     def tags(self, *, calls: bool) -> tuple[str, ...]:
         return (CHANNEL, CONSTRAIN, START, MESSAGE, *ENDS)

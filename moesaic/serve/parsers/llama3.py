@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from moesaic.serve.core.grammars.lark import Rules
 from moesaic.serve.parsers import Body, Parser, Tools
 from moesaic.serve.parsers._either import EitherBody
+from moesaic.serve.parsers._grammar import json_call
 from moesaic.serve.parsers._json_calls import JsonBody, JsonStyle
 from moesaic.serve.parsers._pythonic import HEAD, PART, PythonBody, PythonStyle
 from moesaic.serve.parsers._values import names_of, write_json
@@ -47,6 +49,10 @@ class Llama3(Parser):
             return CodeBody(interpreter)
 
         return EitherBody(choose)
+
+    def call_rules(self, rules: Rules, tools: Tools) -> dict[str, str] | None:
+        tagged = json_call(rules, tools, "parameters")
+        return {"{": json_call(rules, tools, "parameters", head=""), TAG: tagged}
 
 
 class CodeBody(Body):

@@ -54,6 +54,8 @@ NOT_OFFERED: dict[str, NotOffered] = {
     "regex": FORMAT,
     "ebnf": FORMAT,
     "choice": FORMAT,
+    "grammar_lazy": NotOffered("give a structural_tag with triggers"),
+    "grammar_triggers": NotOffered("give a structural_tag with triggers"),
     "structural_tag": FORMAT,
     "guided_json": FORMAT,
     "guided_regex": FORMAT,

@@ -82,6 +82,8 @@ class _Formats:
     def _schema(self, given: dict[str, Any], place: str, end: tuple[str, ...], depth: int) -> str:
         if given.get("style", "json") != "json":
             raise UserError(f"{place}.style", "only json is supported", "Give tools, which are in the model's style.")
+        if given.get("any_order"):
+            raise UserError(f"{place}.any_order", "is not supported", "Properties come in the schema's order.")
         schema = given.get("json_schema")
         if not isinstance(schema, dict | bool):
             raise UserError(f"{place}.json_schema", "is not a JSON schema")
