@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field
 
 import pytest
+import torch
 
 from moesaic.align.examples import Mixture
 from moesaic.align.rewards import Judged
@@ -19,6 +20,7 @@ from moesaic.align.rollouts.worker_pool import PoolCounts
 from moesaic.align.selection.uniform import InTurn
 from moesaic.data.packing import IGNORED
 from moesaic.errors import UserError
+from moesaic.parallel.world import World
 from moesaic.worlds.example import Example
 
 
@@ -66,7 +68,7 @@ class ScriptedWorkers:
     version: int = 0
     started: bool = False
 
-    def start(self, weights: int) -> None:
+    def start(self) -> None:
         self.started = True
 
     def publish(self, version: int, weights: object) -> None:
@@ -102,7 +104,7 @@ def stream(workers: ScriptedWorkers, **options) -> AsyncRolloutStream:
         model=Model(),  # type: ignore[arg-type]
         options=AsyncOptions(**options),
         workers=workers,  # type: ignore[arg-type]
-        weights=CopiedWeights(workers),
+        weights=CopiedWeights(workers, World(torch.device("cpu"))),
     )
 
 

@@ -40,7 +40,6 @@ from moesaic.align.rollouts.worker import Finished
 from moesaic.align.rollouts.worker_pool import PoolCounts, WorkerPool
 from moesaic.errors import UserError
 from moesaic.kernels import hardware
-from moesaic.model.transformer import Model
 from moesaic.strict import STRICT
 from moesaic.worlds.completions import seed_of
 
@@ -122,17 +121,11 @@ class AsyncRolloutStream(PolicyStream):
         if starting:
             if self.world.ranks == 1:  # several have their threads from who started them
                 torch.set_num_threads(self.options.trainer_threads())
-            self.workers.start(self.weight_bytes())
+            self.workers.start()
         self.workers.counts = PoolCounts()
         super().sync_weights()
         if starting:
             self._resubmit()
-
-    def weight_bytes(self) -> int:
-        """Of the whole model, of which this process may have a share."""
-        with torch.device("meta"):
-            whole = Model(self.model.config).to(self.model.dtype)
-        return sum(tensor.nbytes for tensor in whole.state_dict().values())
 
     def collect_rollouts(self) -> tuple[list[list[Sample]], list[Rollouts]]:
         groups, rounds = self._in_turn() if self.in_turn else self._as_they_finish()

@@ -69,6 +69,12 @@ class Setup:
         model.tokenizer = Tokenizer.from_files(self.files, Path("the trainer's model"))
         return model
 
+    def weight_bytes(self) -> int:
+        """Of all weights, of which a trainer may have a share."""
+        with torch.device("meta"):
+            tensors = Model(self.config, self.mode).to(self.dtype).state_dict().values()
+        return sum(tensor.nbytes for tensor in tensors)
+
     def start_group(self) -> StartGroup:
         """What makes the rollouts of a group."""
         if self.environment is not None:

@@ -65,8 +65,7 @@ class WorkerPool:
     def started(self) -> bool:
         return self._ray is not None
 
-    def start(self, weights: int) -> None:
-        """`weights`: bytes of one version of them."""
+    def start(self) -> None:
         try:
             import ray
         except ModuleNotFoundError:
@@ -75,7 +74,7 @@ class WorkerPool:
         if self._own:
             options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
             if self.address is None:
-                options |= {"num_cpus": 1, "object_store_memory": STORE_BYTES + 4 * weights}
+                options |= {"num_cpus": 1, "object_store_memory": STORE_BYTES + 4 * self.setup.weight_bytes()}
                 options |= {"address": "local"}
             else:
                 options |= {"address": self.address}

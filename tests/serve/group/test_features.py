@@ -57,7 +57,8 @@ def make_adapter(directory: Path, modules: dict[str, tuple[int, int]], seed: int
         tensors[f"base_model.model.{module}.lora_B.weight"] = torch.randn(outputs, 3, generator=generator) * 0.3
     directory.mkdir()
     save_file(tensors, directory / "adapter_model.safetensors")
-    settings = {"peft_type": "LORA", "lora_alpha": 5, "r": 3, "target_modules": ["all"]}
+    targets = sorted({module.rpartition(".")[2] for module in modules})
+    settings = {"peft_type": "LORA", "lora_alpha": 5, "r": 3, "target_modules": targets}
     (directory / "adapter_config.json").write_text(json.dumps(settings))
     return directory
 
