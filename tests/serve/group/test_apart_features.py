@@ -76,7 +76,9 @@ def test_quantized_experts_reports_and_a_float8_cache(tmp_path: Path) -> None:
         Case("tp=2 experts=2", tmp_path / "quantized", answers, some_requests(6, tokens=4), **OPTIONS),
         Case("tp=2 experts=1", directory, all_reports, asked, **OPTIONS),
         Case("dp=2 experts=2", directory, all_reports, asked, **OPTIONS),
-        Case("tp=1 experts=3", directory, answers, asked, cache_dtype="float8", **OPTIONS),
+        # Without scored prompts: the unfused kernels of such a cache have other bits for a few rows, and how many of a
+        # prompt are scored in a step depends on who is beside.
+        Case("tp=1 experts=3", directory, answers, some_requests(8), cache_dtype="float8", **OPTIONS),
         Case("tp=1 experts=2", directory, preempted, some_requests(10, tokens=20), page_size=4, cache_bytes=20 * page),
     ]
     compare(cases, tmp_path)
