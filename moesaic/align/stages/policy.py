@@ -106,7 +106,7 @@ class Policy(Stage):
     def check(self) -> None:
         self._examples(there(self.data))
         check_rewards(self.rewards, self.data)
-        Sampling(self.max_tokens, self.temperature, self.top_k, self.top_p)
+        Sampling(self.max_tokens, self.temperature, top_k=self.top_k, top_p=self.top_p)
         self._selection()
         self._drafter()
         if (world := self.world()) is not None:
