@@ -54,6 +54,7 @@ class ScriptedMcp(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"  # a connection that is closed after each answer may be reset under the next request
     server: ScriptedMcp
 
     def log_message(self, format: str, *args: Any) -> None:

@@ -166,8 +166,8 @@ export class Session extends EventTarget {
     const work = async () => {
       await generation.run({ ...(await this.context.request(body.messages)), ...body });
       for (const call of message.calls ?? []) call.state = "waiting";
+      await this.keep(message); // before it counts as ended: the page may be closed then
       this.running = null;
-      await this.keep(message);
       this.tell("grown", { message, text: "" });
       this.tell("running", { message });
     };
