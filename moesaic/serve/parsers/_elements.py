@@ -97,6 +97,24 @@ class ElementBody(Body):
         self.state, self.pending = state, self.pending[skip:]
         return True
 
+    def argument(self, end_key: str, value: str, end_value: str) -> bool:
+        """Between the tags of a key and those of its value, where each argument is a pair of elements."""
+        match self.state:
+            case "key":
+                key = self.until(end_key)
+                if key is not None:
+                    self.broken = not key.strip().isprintable()
+                    self.add_key(key.strip())
+                    return self.to("value tag")
+            case "value tag":
+                return self.tag(value) is not None and self.to("value")
+            case "value":
+                text = self.until(end_value)
+                if text is not None:
+                    self.add_value(text)
+                    return self.to("arguments")
+        return False
+
     def between(self, opening: str, ends: tuple[str, ...]) -> bool:
         """Behind a call of a section: another, the section's end, or neither."""
         before = self.pending

@@ -50,17 +50,6 @@ class ArgumentsBody(ElementBody):
                 if found == CLOSING:
                     self.begin()
                     self.end()
-            case "key":
-                key = self.until(END_KEY)
-                if key is not None:
-                    self.broken = not key.strip().isprintable()
-                    self.add_key(key.strip())
-                    return self.to("value tag")
-            case "value tag":
-                return self.tag(VALUE) is not None and self.to("value")
-            case "value":
-                value = self.until(END_VALUE)
-                if value is not None:
-                    self.add_value(value)
-                    return self.to("arguments")
+            case _:
+                return self.argument(END_KEY, VALUE, END_VALUE)
         return False

@@ -80,12 +80,24 @@ class Calls:
         return {"id": ids.get(call), "function": function}
 
 
-class Reply(Generation):
-    """A chat whose one choice is written as Ollama writes it."""
+class Lines(Generation):
+    """Text that is sent as lines of JSON."""
 
     id_prefix = ""
     ending = ""  # the last line says done: true
     media_type = "application/x-ndjson"
+
+    def failed(self, error: ApiError) -> str:
+        return line(ollama_form(error.status, error.body.error))
+
+    async def events(self, outputs: OutputStream) -> AsyncIterator[str]:
+        async for batch in outputs.batches():
+            if lines := [line(part) for output in batch for part in self.take(output)]:
+                yield "".join(lines)
+
+
+class Reply(Lines):
+    """A chat whose one choice is written as Ollama writes it."""
 
     def __init__(self, service: Service, body: GeneratingRequest, chat: Chat) -> None:
         super().__init__(service, body, chat.requests)
@@ -103,9 +115,6 @@ class Reply(Generation):
     def field_name(place: str) -> str:
         return field_name(Chat.field_name(place))
 
-    def failed(self, error: ApiError) -> str:
-        return line(ollama_form(error.status, error.body.error))
-
     def push(self, output: Output) -> list[dict[str, Any]]:
         events, tokens = self.choice.push(output)
         text = "".join(event.text for event in events if isinstance(event, Content))
@@ -120,11 +129,6 @@ class Reply(Generation):
         if output.finish_reason is not None:
             lines.append(self.part("", "", [], []) | self.end(output.request))
         return lines
-
-    async def events(self, outputs: OutputStream) -> AsyncIterator[str]:
-        async for batch in outputs.batches():
-            if lines := [line(part) for output in batch for part in self.take(output)]:
-                yield "".join(lines)
 
     def response(self) -> RootModel[dict[str, Any]]:
         whole = self.part(self.content, self.thinking, self.tool_calls, self.logprobs) | self.end(self.requests[0])
@@ -194,12 +198,8 @@ class Generated(Reply):
         return super().end(request) | {"context": list(request.tokens)}
 
 
-class RawGenerated(Generation):
+class RawGenerated(Lines):
     """/api/generate without a template: raw, or between a prompt and a suffix."""
-
-    id_prefix = ""
-    ending = ""
-    media_type = Reply.media_type
 
     def __init__(self, service: Service, body: GenerateRequest, completions: Completions) -> None:
         super().__init__(service, body, completions.requests)
@@ -214,9 +214,6 @@ class RawGenerated(Generation):
     def field_name(place: str) -> str:
         return field_name(Completions.field_name(place))
 
-    def failed(self, error: ApiError) -> str:
-        return line(ollama_form(error.status, error.body.error))
-
     def push(self, output: Output) -> list[dict[str, Any]]:
         decoder, shown = self.service.token_decoder, Shown(self.body.top_logprobs or 0)
         found = [logprob(decoder.logprob(one, shown)) for one in output.logprobs] if self.body.logprobs else []
@@ -226,11 +223,6 @@ class RawGenerated(Generation):
         if output.finish_reason is not None:
             lines.append(self._end(output.request, "", []))
         return lines
-
-    async def events(self, outputs: OutputStream) -> AsyncIterator[str]:
-        async for batch in outputs.batches():
-            if lines := [line(part) for output in batch for part in self.take(output)]:
-                yield "".join(lines)
 
     def response(self) -> RootModel[dict[str, Any]]:
         return RootModel(self._end(self.requests[0], self.text, self.logprobs))
