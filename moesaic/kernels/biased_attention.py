@@ -112,6 +112,8 @@ def attend_biased(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCa
     assert bias is not None
     if layout.has_trees:
         raise UserError("attention", "a pair bias knows no trees of draft tokens", "Draft lines.")
+    if call.sinks_H is not None or call.chunked:
+        raise UserError("attention", "learned sinks and chunks take no pair bias", "Choose another family.")
     if cache is not None:
         layout.write(cache["keys"], k_TNC)
         layout.write(cache["values"], v_TNC)

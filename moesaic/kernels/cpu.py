@@ -14,12 +14,15 @@ from moesaic.kernels.cross_entropy import linear_cross_entropy as linear_cross_e
 from moesaic.kernels.interface import AttentionCall, Dispatched, LatentCall, Mask, QKNorm, RopeAngles, Routes
 from moesaic.kernels.latent_attention import attend_latent as attend_latent_by
 from moesaic.kernels.layer_weights import ExpertWeights
-from moesaic.kernels.reference import ACTIVATIONS, mask_for_sdpa
+from moesaic.kernels.reference import activate as activate
 from moesaic.kernels.reference import combine as combine
 from moesaic.kernels.reference import dispatch as dispatch
 from moesaic.kernels.reference import embed as embed
+from moesaic.kernels.reference import layer_norm as layer_norm
+from moesaic.kernels.reference import mask_for_sdpa
 from moesaic.kernels.reference import rotate as rotate
 from moesaic.kernels.reference import route as route
+from moesaic.kernels.reference import run_encoder as run_encoder
 from moesaic.kernels.reference import run_layers as run_layers
 from moesaic.kernels.reference import select_tokens as select_tokens
 
@@ -105,13 +108,17 @@ class _RMSNorm(torch.autograd.Function):
 
 
 def attention(q_THC: Tensor, k_MNC: Tensor, v_MNX: Tensor, mask: Mask) -> Tensor:
-    scale, window, keep_TM = mask
+    if mask.sinks_H is not None:  # the library's kernel knows none
+        return reference.attention(q_THC, k_MNC, v_MNX, mask)
+    mask = mask.spread(len(k_MNC))
+    scale, window, keep_TM, *_ = mask
     new, heads, size = q_THC.shape
     total, kv_heads, value_size = v_MNX.shape
     group = heads // kv_heads
     if window is not None and window < total and new == 1:
-        k_MNC, v_MNX = k_MNC[-window:], v_MNX[-window:]
-        keep_TM = keep_TM if keep_TM is None else keep_TM[:, -window:]
+        first = (total - 1) // window * window if mask.chunked else total - window
+        k_MNC, v_MNX = k_MNC[first:], v_MNX[first:]
+        keep_TM = keep_TM if keep_TM is None else keep_TM[:, first:]
     if value_size < size:  # the fused kernel wants keys and values of one size
         v_MNX = F.pad(v_MNX, (0, size - value_size))
     k_N1MC, v_N1MX = k_MNC.transpose(0, 1).unsqueeze(1), v_MNX.transpose(0, 1).unsqueeze(1)
@@ -143,7 +150,10 @@ def attend_latent(call: LatentCall) -> Tensor:
 
 
 def compute_experts(sent: Dispatched, weights: ExpertWeights, gated: Any = gated) -> Tensor:
-    hidden_AF = gated(_grouped(sent.x_AD, weights.gate_up_EGD, sent.counts_E), weights.activation)
+    both_AG = _grouped(sent.x_AD, weights.gate_up_EGD, sent.counts_E)
+    if weights.bias_EG is not None:
+        both_AG = both_AG + weights.bias_EG.repeat_interleave(sent.counts_E, dim=0)
+    hidden_AF = gated(both_AG, weights.activation)
     return _grouped(hidden_AF * sent.weights_A1.to(hidden_AF.dtype), weights.down_EDF, sent.counts_E)
 
 
@@ -166,12 +176,13 @@ def _grouped(x_AI: Tensor, weight_EOI: Tensor, counts_E: Tensor) -> Tensor:
 def _few_tokens(x_TD: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
     """Matrix-vector products at memory speed, with the routing weight folded into the small hidden vector."""
     gate_up_EGD, down_EDF = weights.gate_up_EGD, weights.down_EDF
-    hidden_size = down_EDF.shape[-1]
     out_TD = torch.empty_like(x_TD)
     for token, chosen in enumerate(routes.experts_TK.tolist()):
         x_D = x_TD[token]
         hidden_KG = torch.stack([torch.mv(gate_up_EGD[expert], x_D) for expert in chosen])
-        hidden_KF = ACTIVATIONS[weights.activation](hidden_KG[:, :hidden_size]) * hidden_KG[:, hidden_size:]
+        if weights.bias_EG is not None:
+            hidden_KG += weights.bias_EG[chosen]
+        hidden_KF = reference.gated(hidden_KG, weights.activation)
         hidden_KF *= routes.weights_TK[token].to(x_TD.dtype)[:, None]
         out_D = out_TD[token]
         torch.mv(down_EDF[chosen[0]], hidden_KF[0], out=out_D)

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
-from moesaic.kernels.layer_weights import ExpertWeights, LayerWeights, RouteRules
+from moesaic.kernels.layer_weights import EncoderLayerWeights, ExpertWeights, LayerWeights, RouteRules
 
 Mode = Literal["fast", "reference", "invariant"]
 KVCache = dict[str, Tensor]  # one layer's: keys and values, or latents, each (pages, page size, ...)
@@ -41,7 +42,7 @@ class Batch(Protocol):
 
     def read(self, cache: Tensor, span: Any) -> Tensor: ...
 
-    def mask(self, span: Any, window: int | None) -> tuple[Tensor | None, int | None]: ...
+    def mask(self, span: Any, window: int | None, chunked: bool = False) -> tuple[Tensor | None, int | None]: ...
 
     def per_sequence(self, *rows_T: Tensor) -> Iterator[tuple[Any, ...]]: ...
 
@@ -69,11 +70,30 @@ class QKNorm(NamedTuple):
 
 
 class Mask(NamedTuple):
-    """How one sequence attends: scores times `scale`, at most `window` back, and only to tokens that `keep` selects."""
+    """How one sequence attends: scores times `scale`, at most `window` back, and only to tokens that `keep` selects.
+    Where it is not causal it looks as far ahead as it looks back; chunked, back to a multiple of the window. Places
+    that `chosen_TK` has, in order and -1 behind the last, select where they are few. A head's sink is one more score in
+    its softmax, of no token: what it weighs is lost."""
 
     scale: float
     window: int | None = None
     keep_TM: Tensor | None = None
+    causal: bool = True
+    chosen_TK: Tensor | None = None
+    sinks_H: Tensor | None = None
+    chunked: bool = False
+
+    def spread(self, total: int) -> Mask:
+        """With a mask in place of places, for kernels that take none."""
+        if self.chosen_TK is None:
+            return self
+        return self._replace(keep_TM=mask_of(self.chosen_TK, total), chosen_TK=None)
+
+
+def mask_of(chosen_TK: Tensor, total: int) -> Tensor:
+    """Which of a sequence's tokens are among the places given for each query (T, total)."""
+    mask_TM = torch.zeros(len(chosen_TK), total + 1, dtype=torch.bool, device=chosen_TK.device)
+    return mask_TM.scatter_(1, chosen_TK.long().remainder(total + 1), True)[:, :total]
 
 
 class PairBias(Protocol):
@@ -104,8 +124,9 @@ class PairBias(Protocol):
 
 
 class AttentionCall(NamedTuple):
-    """Over what a layer attends: its part of the KV cache, or without one the batch alone; at most `window` back. With
-    a `bias`, whether later tokens are hidden is said there."""
+    """Over what a layer attends: its part of the KV cache, or without one the batch alone; at most `window` back, and
+    as far ahead where it is not causal (an encoder, which has no cache). With a `bias`, whether later tokens are hidden
+    is said there."""
 
     layout: Batch
     cache: KVCache | None
@@ -113,12 +134,15 @@ class AttentionCall(NamedTuple):
     window: int | None = None
     layer: int = 0
     bias: PairBias | None = None
+    causal: bool = True
+    sinks_H: Tensor | None = None  # a score of no token for every head, beside those of its tokens
+    chunked: bool = False  # back to a multiple of the window, and not by it
 
 
 class LatentCall(NamedTuple):
     """Latent attention (MLA) as projected, nothing normed or rotated yet: queries (T, H, C), and for every token its
     latent with the one key that is rotated (T, X). `up` makes keys and values of a latent; `expand` applies it the way
-    its call site does. `selected` are the tokens a sparse indexer chose, a mask for each sequence."""
+    its call site does. `selected` are the places (T, topk) a sparse indexer chose, for each sequence."""
 
     q_THC: Tensor
     kv_TX: Tensor
@@ -161,6 +185,14 @@ class LayerStack:
         self.mixtures = [(at, layer.number) for at, layer in enumerate(self.layers) if layer.is_mixture]
 
 
+@dataclass
+class EncoderStack:
+    """The same for the layers of an encoder."""
+
+    layers: tuple[EncoderLayerWeights, ...]
+    prepared: dict[str, Any] = field(default_factory=dict)
+
+
 class Kernels(Protocol):
     """Shapes are in the legend of `moesaic.model`. A weight may be quantized where the kernels take it."""
 
@@ -175,6 +207,14 @@ class Kernels(Protocol):
         each token's own. Options: `cap` of the logits, `site`."""
 
     def rms_norm(self, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor: ...
+
+    def layer_norm(
+        self, x_TD: Tensor, weight_D: Tensor, bias_D: Tensor | None, eps: float, plus_TD: Tensor | None = None
+    ) -> Tensor:
+        """Of encoders; of a sum, where there is something to add."""
+
+    def activate(self, x_TF: Tensor, activation: str) -> Tensor:
+        """Of feed-forward layers without a gate. What was given may be written over."""
 
     def rotate(self, x_THC: Tensor, rope: RopeAngles) -> Tensor:
         """RoPE on the first 2R dimensions of every head; halves out however pairs came in, which leaves every
@@ -198,11 +238,11 @@ class Kernels(Protocol):
     def select_tokens(
         self, q_THC: Tensor, k_TC: Tensor, weights_TH: Tensor, layout: Batch, cache: KVCache | None, topk: int
     ) -> list[Tensor | None]:
-        """For latent attention that looks at `topk` earlier tokens only: a mask of them for each sequence, None where
-        all fit. Keys are in the cache already where there is one."""
+        """For latent attention that looks at `topk` earlier tokens only: for each sequence their places (new, topk), in
+        order and -1 behind the last; None where all fit. Keys are in the cache already where there is one."""
 
     def gated(self, gate_up_TG: Tensor, activation: str) -> Tensor:
-        """activation(first half) * second half."""
+        """activation(first half) * second half; `clamped_swiglu` is a gate of its own (`reference.clamped_swiglu`)."""
 
     def router_logits(self, x_TD: Tensor, weight_ED: Tensor, site: str = "") -> Tensor:
         """How well each expert suits each token, in float32 whatever the model's dtype."""
@@ -229,3 +269,9 @@ class Kernels(Protocol):
     ) -> tuple[Tensor, list[Tensor]] | None:
         """All layers of a stack in one call, to the same bits, and the experts each chose (T, K); None where they must
         go operation by operation."""
+
+    def run_encoder(
+        self, stack: EncoderStack, x_TD: Tensor, layout: Batch, ropes: Sequence[RopeAngles | None]
+    ) -> Tensor | None:
+        """All layers of an encoder in one call, each with its rotary angles if it has any; None where they must go
+        operation by operation."""

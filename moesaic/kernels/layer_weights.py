@@ -37,12 +37,14 @@ class RouteRules(Protocol):
 class LinearWeights:
     weight: Any  # (O, I), a tensor or a quantized weight
     bias: Tensor | None = None
+    site: str = ""
 
 
 @dataclass(frozen=True)
 class NormWeights:
     weight: Tensor
     eps: float
+    bias: Tensor | None = None  # of LayerNorms
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class GroupedQueryWeights:
     window: int | None
     interleaved: bool
     scale: float
+    beyond: str | None = None  # in words, what kernels of several operations do not know of it
 
 
 @dataclass(frozen=True)
@@ -86,12 +89,14 @@ class DenseWeights:
 
 @dataclass(frozen=True)
 class ExpertWeights:
-    """All experts of a layer: (E, 2F, D) and (E, D, F), or a quantized matrix for each expert."""
+    """All experts of a layer: (E, 2F, D) and (E, D, F), or a quantized matrix for each expert. Only the bias before the
+    activation is here: what `down` adds is a sum that routes alone decide."""
 
     gate_up_EGD: Any
     down_EDF: Any
     activation: str
     site: str = ""
+    bias_EG: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,7 @@ class MixtureWeights:
     experts: ExpertWeights
     shared: DenseWeights | None
     residual: LinearWeights | None
+    beyond: str | None = None
 
 
 @dataclass(frozen=True)
@@ -117,3 +123,16 @@ class LayerWeights:
     @property
     def is_mixture(self) -> bool:
         return isinstance(self.ffn, MixtureWeights)
+
+
+@dataclass(frozen=True)
+class EncoderLayerWeights:
+    """`norm_after`: each half is added to the stream and then normed. Where the feed-forward has no gate, `gate_up` is
+    its first matrix."""
+
+    attention_norm: NormWeights | None
+    attention: GroupedQueryWeights
+    ffn_norm: NormWeights
+    ffn: DenseWeights
+    gated: bool
+    norm_after: bool

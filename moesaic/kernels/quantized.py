@@ -278,7 +278,8 @@ class QuantizedKernels:
         for expert in routes.experts_TK.unique().tolist():
             rows, choices = (routes.experts_TK == expert).nonzero(as_tuple=True)
             alone = len(rows) == len(x_TD)
-            both_AG = self.linear(x_TD if alone else x_TD[rows], gate_up_EGD[expert])
+            bias_G = None if weights.bias_EG is None else weights.bias_EG[expert]
+            both_AG = self.linear(x_TD if alone else x_TD[rows], gate_up_EGD[expert], bias_G)
             hidden_AF = self._plain.gated(both_AG, weights.activation)
             y_AD = self.linear(hidden_AF, down_EDF[expert])
             y_AD = y_AD * routes.weights_TK[rows, choices].to(y_AD.dtype)[:, None]

@@ -13,6 +13,7 @@ from moesaic.kernels.interface import (
     AttentionCall,
     Batch,
     Dispatched,
+    EncoderStack,
     KVCache,
     LatentCall,
     LayerStack,
@@ -30,7 +31,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x_TF: F.gelu(x_TF, approximate="tanh"),
     "relu": F.relu,
+    "tanh": torch.tanh,
 }
+CLAMPED, GATE_LIMIT, GATE_SLOPE = "clamped_swiglu", 7.0, 1.702
 
 
 def embed(tokens_T: Tensor, table_VD: Tensor, site: str = "") -> Tensor:
@@ -45,6 +48,17 @@ def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     wide_TD = x_TD.float()
     wide_TD = wide_TD * torch.rsqrt(wide_TD.pow(2).mean(-1, keepdim=True) + eps)
     return weight_D * wide_TD.to(x_TD.dtype)
+
+
+def layer_norm(
+    x_TD: Tensor, weight_D: Tensor, bias_D: Tensor | None, eps: float, plus_TD: Tensor | None = None
+) -> Tensor:
+    sum_TD = x_TD if plus_TD is None else x_TD + plus_TD
+    return F.layer_norm(sum_TD, weight_D.shape, weight_D, bias_D, eps)
+
+
+def activate(x_TF: Tensor, activation: str) -> Tensor:
+    return ACTIVATIONS[activation](x_TF)
 
 
 def rotate(x_THC: Tensor, rope: RopeAngles) -> Tensor:
@@ -73,32 +87,42 @@ def qk_norm_rope(
     return q_THC, k_TNC, v_TNC
 
 
-def visible_TM(new: int, total: int, window: int | None, device: torch.device) -> Tensor:
+def visible_TM(
+    new: int, total: int, window: int | None, device: torch.device, causal: bool = True, chunked: bool = False
+) -> Tensor:
     """Which of a sequence's tokens each of its last `new` tokens may see."""
     query_T1 = torch.arange(total - new, total, device=device)[:, None]
     key_M = torch.arange(total, device=device)
+    if not causal:
+        return (key_M - query_T1).abs() < (total if window is None else window)
     seen_TM = key_M <= query_T1
+    if chunked and window is not None:
+        return seen_TM & (key_M // window == query_T1 // window)
     return seen_TM if window is None else seen_TM & (key_M > query_T1 - window)
 
 
 def mask_for_sdpa(new: int, total: int, mask: Mask, device: torch.device) -> tuple[Tensor | None, bool]:
-    """What `scaled_dot_product_attention` is to be told: a mask, or none and that all is causal."""
-    _, window, keep_TM = mask
+    """What `scaled_dot_product_attention` is to be told: a mask, or none and whether all is causal."""
+    _, window, keep_TM, causal, _, _, chunked = mask.spread(total)
     if new == total and keep_TM is None and (window is None or window >= total):
-        return None, True
-    seen_TM = visible_TM(new, total, window, device)
+        return None, causal
+    seen_TM = visible_TM(new, total, window, device, causal, chunked)
     return (seen_TM if keep_TM is None else seen_TM & keep_TM), False
 
 
 def attention(q_THC: Tensor, k_MNC: Tensor, v_MNX: Tensor, mask: Mask) -> Tensor:
-    scale, window, keep_TM = mask
+    scale, window, keep_TM, causal, _, sinks_H, chunked = mask.spread(len(k_MNC))
     group = q_THC.shape[1] // k_MNC.shape[1]
     k_MHC, v_MHX = k_MNC.repeat_interleave(group, dim=1), v_MNX.repeat_interleave(group, dim=1)
-    seen_TM = visible_TM(q_THC.shape[0], k_MNC.shape[0], window, q_THC.device)
+    seen_TM = visible_TM(q_THC.shape[0], k_MNC.shape[0], window, q_THC.device, causal, chunked)
     if keep_TM is not None:
         seen_TM = seen_TM & keep_TM
     scores_HTM = torch.einsum("thc,mhc->htm", q_THC, k_MHC) * scale
-    weights_HTM = scores_HTM.masked_fill(~seen_TM, float("-inf")).softmax(-1, dtype=torch.float32)
+    scores_HTM = scores_HTM.masked_fill(~seen_TM, float("-inf"))
+    if sinks_H is not None:
+        sinks_HT1 = sinks_H.to(scores_HTM.dtype)[:, None, None].expand(-1, len(q_THC), 1)
+        scores_HTM = torch.cat([scores_HTM, sinks_HT1], -1)
+    weights_HTM = scores_HTM.softmax(-1, dtype=torch.float32)[..., : len(k_MNC)]
     return torch.einsum("htm,mhx->thx", weights_HTM.to(v_MHX.dtype), v_MHX)
 
 
@@ -120,8 +144,10 @@ def attend(
         if call.bias is not None:
             pieces.append(biased(q, k, v, call, span.number))
             continue
-        keep_TM, left = layout.mask(span, call.window)
-        pieces.append(attention(q, k, v, Mask(call.scale, left, keep_TM)))
+        keep_TM, left = layout.mask(span, call.window, call.chunked)
+        causal = call.causal and keep_TM is None  # a mask says by itself what is hidden: a prefix sees later tokens
+        mask = Mask(call.scale, left, keep_TM, causal, None, call.sinks_H, call.chunked)
+        pieces.append(attention(q, k, v, mask))
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
@@ -148,7 +174,13 @@ def attend_latent(call: LatentCall) -> Tensor:
 
 def gated(gate_up_TG: Tensor, activation: str) -> Tensor:
     gate_TF, up_TF = gate_up_TG.chunk(2, dim=-1)
-    return ACTIVATIONS[activation](gate_TF) * up_TF
+    return clamped_swiglu(gate_TF, up_TF) if activation == CLAMPED else ACTIVATIONS[activation](gate_TF) * up_TF
+
+
+def clamped_swiglu(gate_TF: Tensor, up_TF: Tensor) -> Tensor:
+    """gpt-oss's gate: both halves are held within bounds, and up is moved by one."""
+    gate_TF, up_TF = gate_TF.clamp(max=GATE_LIMIT), up_TF.clamp(-GATE_LIMIT, GATE_LIMIT)
+    return gate_TF * (GATE_SLOPE * gate_TF).sigmoid() * (up_TF + 1)
 
 
 def router_logits(x_TD: Tensor, weight_ED: Tensor, site: str = "") -> Tensor:
@@ -189,7 +221,8 @@ def dispatch(x_TD: Tensor, routes: Routes, experts: int) -> Dispatched:
 def compute_experts(sent: Dispatched, weights: ExpertWeights) -> Tensor:
     rows = []
     for expert, x_AD in enumerate(sent.x_AD.split(sent.counts_E.tolist())):
-        hidden_AF = gated(F.linear(x_AD, weights.gate_up_EGD[expert]), weights.activation)
+        bias_G = None if weights.bias_EG is None else weights.bias_EG[expert]
+        hidden_AF = gated(F.linear(x_AD, weights.gate_up_EGD[expert], bias_G), weights.activation)
         rows.append(F.linear(hidden_AF, weights.down_EDF[expert]))
     return (torch.cat(rows) * sent.weights_A1).to(sent.x_AD.dtype)
 
@@ -205,3 +238,7 @@ def experts(x_TD: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
 
 def run_layers(stack: LayerStack, x_TD: Tensor, rope: RopeAngles, layout: Batch, caches: Sequence[KVCache]) -> None:
     return None  # operation by operation
+
+
+def run_encoder(stack: EncoderStack, x_TD: Tensor, layout: Batch, ropes: Sequence[RopeAngles | None]) -> Tensor | None:
+    return None

@@ -21,13 +21,16 @@ from moesaic.kernels.exact_forward import exact_matmul, needs_grad
 from moesaic.kernels.interface import AttentionCall, LatentCall, Mask, QKNorm, RopeAngles, Routes
 from moesaic.kernels.latent_attention import attend_latent as attend_latent_by
 from moesaic.kernels.layer_weights import ExpertWeights, NormWeights, RouteRules
+from moesaic.kernels.reference import activate as activate
 from moesaic.kernels.reference import combine as combine
 from moesaic.kernels.reference import compute_experts as compute_experts
 from moesaic.kernels.reference import dispatch as dispatch
 from moesaic.kernels.reference import embed as embed
 from moesaic.kernels.reference import gated as gated
+from moesaic.kernels.reference import layer_norm as layer_norm
 from moesaic.kernels.reference import mask_for_sdpa
 from moesaic.kernels.reference import rotate as rotate
+from moesaic.kernels.reference import run_encoder as run_encoder
 from moesaic.kernels.reference import run_layers as run_layers
 from moesaic.kernels.reference import select_tokens as select_tokens
 from moesaic.kernels.triton import linear as invariant
@@ -119,6 +122,8 @@ def eager_experts(x_TD: Tensor, routes_TK: Tensor, weights_TK: Tensor, gate_up_E
 
 
 def attention(q_THC: Tensor, k_MNC: Tensor, v_MNX: Tensor, mask: Mask) -> Tensor:
+    if mask.sinks_H is not None:  # no kernel here knows them
+        return reference.attention(q_THC, k_MNC, v_MNX, mask)
     seen_TM, causal = mask_for_sdpa(q_THC.shape[0], k_MNC.shape[0], mask, q_THC.device)
     out_HTX = F.scaled_dot_product_attention(
         q_THC.transpose(0, 1).unsqueeze(0),
@@ -137,9 +142,11 @@ def attend(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> 
     layout, cache = call.layout, call.cache
     if call.bias is not None:
         return attend_biased(q_THC, k_TNC, v_TNC, call)
+    if call.sinks_H is not None or call.chunked:
+        return reference.attend(q_THC, k_TNC, v_TNC, call, attention)
     if cache is None:
         if q_THC.dtype in HALF and q_THC.shape[2] % 8 == 0 and q_THC.shape[2] <= 256 and not layout.has_trees:
-            return varlen_attention(q_THC, k_TNC, v_TNC, layout, call.scale, call.window)
+            return varlen_attention(q_THC, k_TNC, v_TNC, layout, call)
     elif not needs_grad(q_THC, k_TNC, v_TNC) and not (layout.has_trees and call.window is not None):
         layout.write(cache["keys"], k_TNC)
         layout.write(cache["values"], v_TNC)
@@ -148,14 +155,14 @@ def attend(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> 
     return reference.attend(q_THC, k_TNC, v_TNC, call, attention)
 
 
-def varlen_attention(
-    q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, layout: Any, scale: float, window: int | None
-) -> Tensor:
+def varlen_attention(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, layout: Any, call: AttentionCall) -> Tensor:
     """Whole sequences (documents) side by side, each attending to itself: one call of the library for all of them."""
-    lengths = [span.new for span in layout.spans]
-    if needs_grad(q_THC, k_TNC, v_TNC) and window is None and _cudnn_takes(lengths, q_THC):
+    lengths, scale, window = [span.new for span in layout.spans], call.scale, call.window
+    if needs_grad(q_THC, k_TNC, v_TNC) and window is None and call.causal and _cudnn_takes(lengths, q_THC):
         return fixed_length_attention(q_THC, k_TNC, v_TNC, lengths[0], scale)
-    out_THC: Tensor = VarlenAttention.apply(q_THC, k_TNC, v_TNC, layout.starts_S1, max(lengths), scale, window)
+    out_THC: Tensor = VarlenAttention.apply(
+        q_THC, k_TNC, v_TNC, layout.starts_S1, max(lengths), scale, window, call.causal
+    )
     return out_THC
 
 
@@ -189,25 +196,27 @@ class VarlenAttention(torch.autograd.Function):
         max_length: int,
         scale: float,
         window: int | None,
+        causal: bool,
     ) -> Tensor:
         left = -1 if window is None else window - 1
+        right = 0 if causal else left
         out_THC, sums, state, unused, _ = torch.ops.aten._flash_attention_forward(
-            q_THC, k_TNC, v_TNC, starts_S1, starts_S1, max_length, max_length, 0.0, True, False, scale=scale,
-            window_size_left=left, window_size_right=0,
+            q_THC, k_TNC, v_TNC, starts_S1, starts_S1, max_length, max_length, 0.0, causal, False, scale=scale,
+            window_size_left=left, window_size_right=right,
         )  # fmt: skip
         ctx.save_for_backward(q_THC, k_TNC, v_TNC, out_THC, sums, starts_S1, state, unused)
-        ctx.facts = (max_length, scale, left)
+        ctx.facts = (max_length, scale, left, right, causal)
         return out_THC
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q_THC, k_TNC, v_TNC, out_THC, sums, starts_S1, state, unused = ctx.saved_tensors
-        max_length, scale, left = ctx.facts
+        max_length, scale, left, right, causal = ctx.facts
         d_q, d_k, d_v = torch.ops.aten._flash_attention_backward(
             grads[0].contiguous(), q_THC, k_TNC, v_TNC, out_THC, sums, starts_S1, starts_S1, max_length, max_length,
-            0.0, True, state, unused, scale=scale, window_size_left=left, window_size_right=0,
+            0.0, causal, state, unused, scale=scale, window_size_left=left, window_size_right=right,
         )  # fmt: skip
-        return d_q, d_k, d_v, None, None, None, None
+        return d_q, d_k, d_v, None, None, None, None, None
 
 
 def attend_latent(call: LatentCall) -> Tensor:

@@ -6,7 +6,7 @@ adds it; queries and keys are normed, rotated and stored in the KV cache at once
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -34,9 +34,13 @@ from moesaic.kernels.triton.attention.qk_norm_rope_cache import qk_norm_rope_int
 from moesaic.kernels.triton.embedding import embed
 from moesaic.kernels.triton.experts.layer import experts
 from moesaic.kernels.triton.experts.router import TopK, route, supports_groups
+from moesaic.kernels.triton.float8.weight import Float8Weight
 from moesaic.kernels.triton.linear import linear
+from moesaic.kernels.triton.low_rank import LowRank, add_low_rank
 from moesaic.kernels.triton.norm import add_and_norm, rms_norm
 from moesaic.kernels.triton.quantized.weight import GpuQuantizedWeight
+
+UNKNOWN = "weights that are neither plain nor quantized as kernels of serving take them"
 
 
 @dataclass(frozen=True)
@@ -53,52 +57,51 @@ class StepWeights:
         return [layer.ffn for layer in self.layers if isinstance(layer.ffn, MixtureWeights)]
 
 
-def takes(weights: StepWeights) -> bool:
-    """Whether a model is of the kind the fused forward is written for; others run operation by operation."""
+def outside(weights: StepWeights) -> str | None:
+    """Why a model is not of the kind the fused forward is written for, and runs operation by operation; else None."""
     rules = [mixture.rules for mixture in weights.mixtures]
-    return (
-        _known(weights.embed, weights.output)
-        and all(map(_takes_layer, weights.layers))
-        and len({rule.per_token for rule in rules}) <= 1
-        and all(supports_groups(rule.count, rule.groups) for rule in rules)
-    )
+    if len({rule.per_token for rule in rules}) > 1:
+        return "layers with different numbers of experts per token"
+    if not all(supports_groups(rule.count, rule.groups) for rule in rules):
+        return "groups of experts that the router's kernel does not take"
+    if not _known(weights.embed, weights.output):
+        return UNKNOWN
+    return next((reason for layer in weights.layers if (reason := _layer_outside(layer)) is not None), None)
 
 
-def _takes_layer(layer: LayerWeights) -> bool:
+def _layer_outside(layer: LayerWeights) -> str | None:
     attention, ffn = layer.attention, layer.ffn
-    if layer.attention_post_norm is not None or layer.ffn_post_norm is not None:
-        return False
     if isinstance(attention, LatentWeights):  # all that was cached is attended to, by a plain projection
         projections = [attention.q_down, attention.q_up, attention.kv_down, attention.out]
-        if attention.sparse or not isinstance(attention.kv_up.weight, Tensor):
-            return False
+        if attention.sparse:
+            return "sparse attention (an indexer)"
+        if not isinstance(attention.kv_up.weight, Tensor):
+            return "a quantized kv_b_proj"
     else:
         projections = [attention.qkv, attention.out]
-    if not _known(*(linear.weight for linear in projections if linear is not None)):
-        return False
-    if isinstance(ffn, DenseWeights):
-        return _takes_dense(ffn)
-    return (
-        ffn.residual is None
-        and ffn.experts.activation == "silu"
-        and _known(ffn.experts.gate_up_EGD, ffn.experts.down_EDF)
-        and (ffn.shared is None or _takes_dense(ffn.shared))
-    )
-
-
-def _takes_dense(dense: DenseWeights) -> bool:
-    return dense.activation == "silu" and _known(dense.gate_up.weight, dense.down.weight)
+        if attention.beyond is not None:
+            return attention.beyond
+    dense = ffn.shared if isinstance(ffn, MixtureWeights) else ffn
+    projections += [] if dense is None else [dense.gate_up, dense.down]
+    matrices = [linear.weight for linear in projections if linear is not None]
+    if isinstance(ffn, MixtureWeights):
+        if ffn.beyond is not None:
+            return ffn.beyond
+        if ffn.experts.activation != "silu":
+            return f"experts with the activation {ffn.experts.activation}"
+        matrices += [ffn.experts.gate_up_EGD, ffn.experts.down_EDF]
+    return None if _known(*matrices) else UNKNOWN
 
 
 def _known(*weights: Any) -> bool:
-    return all(isinstance(weight, Tensor | GpuQuantizedWeight) for weight in weights)
+    return all(isinstance(weight, Tensor | GpuQuantizedWeight | Float8Weight) for weight in weights)
 
 
 def _kind(part: Any) -> Any:
     """What decides which kernels a layer needs: all but its place and the numbers in its weights."""
     if isinstance(part, Tensor):
         return tuple(part.shape), str(part.dtype), part.data_ptr() % 16  # kernels differ by it
-    if isinstance(part, GpuQuantizedWeight):
+    if isinstance(part, GpuQuantizedWeight | Float8Weight):
         return part.extra_repr(), *((name, _kind(buffer)) for name, buffer in part.named_buffers())
     if is_dataclass(part):
         names = [field.name for field in fields(part) if field.name not in ("number", "site")]
@@ -106,11 +109,28 @@ def _kind(part: Any) -> Any:
     return part
 
 
+def adaptable_sites(weights: StepWeights) -> set[str]:
+    """Where the fused forward adds a LoRA adapter's correction: not to what expands latents, which are absorbed."""
+    return {site for layer in weights.layers for site in _adaptable(layer)}
+
+
+def _adaptable(layer: LayerWeights) -> list[str]:
+    attention, ffn = layer.attention, layer.ffn
+    if isinstance(attention, LatentWeights):
+        linears = [attention.q_down, attention.q_up, attention.kv_down, attention.out]
+    else:
+        linears = [attention.qkv, attention.out]
+    dense = ffn.shared if isinstance(ffn, MixtureWeights) else ffn
+    linears += [] if dense is None else [dense.gate_up, dense.down]
+    return [linear.site for linear in linears if linear is not None]
+
+
 class FusedForward:
     """`caches` are the layers' parts of the paged KV cache, `rope` the angles of every position there can be.
 
     The experts that mixture layers choose go to `routes_LTK`, layer by layer, and are counted in each layer's `counts`;
-    rows that are no tokens choose none. With `expand_prompts`, latents are expanded for tokens of prompts.
+    rows that are no tokens choose none. With `expand_prompts`, latents are expanded for tokens of prompts. `adapters`
+    are the matrices of LoRA adapters by their sites, for rows that have one.
     """
 
     def __init__(
@@ -132,6 +152,7 @@ class FusedForward:
             self.tiling = Tiling(latent_tile(attention.heads, wide)[1], own)
         self.per_token = weights.mixtures[0].rules.per_token if weights.mixtures else 0
         self.expand_prompts = expand_prompts
+        self.adapters: Mapping[str, LowRank] = {}
 
     def one_of_each(self) -> FusedForward:
         """With a layer of each kind only: it launches all kernels that the whole one does, and each once."""
@@ -140,15 +161,18 @@ class FusedForward:
         kinds: dict[Any, int] = {}
         for number, layer in enumerate(self.weights.layers):
             around = [*self.caches[number].values(), *([] if (counts_E := own[number]) is None else [counts_E])]
-            kinds.setdefault((_kind(layer), *(part.data_ptr() % 16 for part in around)), number)
+            ranks = [self.adapters[site].rank if site in self.adapters else 0 for site in _adaptable(layer)]
+            kinds.setdefault((_kind(layer), *ranks, *(part.data_ptr() % 16 for part in around)), number)
         kept = list(kinds.values())
-        return FusedForward(
+        sample = FusedForward(
             replace(self.weights, layers=tuple(self.weights.layers[number] for number in kept)),
             [self.caches[number] for number in kept],
             self.rope,
             [found_E for number in kept if (found_E := own[number]) is not None],
             self.expand_prompts,
         )
+        sample.adapters = self.adapters
+        return sample
 
     def new_routes(self, tokens: int) -> Tensor:
         """A layer's begin at a multiple of 16 bytes, as the first's do: there are no other kernels for them."""
@@ -173,11 +197,14 @@ class FusedForward:
                 more_TD = self.latent(layer.attention, h_TD, rows, cache["latent"])
             else:
                 more_TD = self.grouped_query(layer.attention, h_TD, rows, cache)
+            more_TD = self.post_norm(more_TD, None, layer.attention_post_norm)
             x_TD, h_TD = self.normed(x_TD, more_TD, None, layer.ffn_norm)
             if isinstance(layer.ffn, MixtureWeights):
                 more_TD, also_TD = self.mixture(layer.ffn, h_TD, rows, *next(mixtures))
             else:
-                more_TD, also_TD = self.dense(layer.ffn, h_TD), None
+                more_TD, also_TD = self.dense(layer.ffn, h_TD, rows), None
+            if layer.ffn_post_norm is not None:
+                more_TD, also_TD = self.post_norm(more_TD, also_TD, layer.ffn_post_norm), None
         return self.normed(x_TD, more_TD, also_TD, self.weights.norm)[1]
 
     def normed(
@@ -187,11 +214,20 @@ class FusedForward:
             return x_TD, rms_norm(x_TD, norm.weight, norm.eps)
         return add_and_norm(x_TD, more_TD, norm.weight, norm.eps, also_TD)
 
-    def linear(self, x_TI: Tensor, part: LinearWeights) -> Tensor:
-        return linear(x_TI, part.weight, part.bias)
+    def post_norm(self, more_TD: Tensor, also_TD: Tensor | None, norm: NormWeights | None) -> Tensor:
+        """What half a layer made, normed before it is added (GLM-4)."""
+        if norm is None:
+            return more_TD
+        return rms_norm(more_TD if also_TD is None else more_TD + also_TD, norm.weight, norm.eps)
+
+    def linear(self, x_TI: Tensor, part: LinearWeights, rows: Rows) -> Tensor:
+        out_TO = linear(x_TI, part.weight, part.bias)
+        if rows.adapters_T is not None and part.site in self.adapters:
+            add_low_rank(out_TO, x_TI, self.adapters[part.site], rows.adapters_T)
+        return out_TO
 
     def grouped_query(self, part: GroupedQueryWeights, h_TD: Tensor, rows: Rows, cache: KVCache) -> Tensor:
-        qkv_TX = self.linear(h_TD, part.qkv)
+        qkv_TX = self.linear(h_TD, part.qkv, rows)
         norm = None
         if part.q_norm is not None and part.k_norm is not None:
             norm = QKNorm(part.q_norm.weight, part.k_norm.weight, part.q_norm.eps)
@@ -199,16 +235,16 @@ class FusedForward:
             qkv_TX, norm, self.rope, rows.positions_T, rows, cache, part.heads, part.kv_heads
         )
         out_THC = attend(q_THC, cache["keys"], cache["values"], rows, part.scale, part.window)
-        return self.linear(out_THC.flatten(1), part.out)
+        return self.linear(out_THC.flatten(1), part.out, rows)
 
     def latent(self, part: LatentWeights, h_TD: Tensor, rows: Rows, latents: Tensor) -> Tensor:
         """In latent space for prefill too, unless latents are expanded for the whole of a prompt: a token's bits do not
         depend on how its prompt was chunked."""
         query_TQ = h_TD
         if part.q_down is not None and part.q_norm is not None:
-            query_TQ = rms_norm(self.linear(h_TD, part.q_down), part.q_norm.weight, part.q_norm.eps)
-        q_THC = self.linear(query_TQ, part.q_up).unflatten(1, (part.heads, part.plain_size + part.rope_size))
-        kv_TX = self.linear(h_TD, part.kv_down)
+            query_TQ = rms_norm(self.linear(h_TD, part.q_down, rows), part.q_norm.weight, part.q_norm.eps)
+        q_THC = self.linear(query_TQ, part.q_up, rows).unflatten(1, (part.heads, part.plain_size + part.rope_size))
+        kv_TX = self.linear(h_TD, part.kv_down, rows)
         up_HXK = part.kv_up.weight.unflatten(0, (part.heads, -1))
         keys_HPK, values_HVK = up_HXK.split([part.plain_size, part.value_size], dim=1)
         q_THX = latent.queries_into_cache(
@@ -220,7 +256,7 @@ class FusedForward:
             latent.matmul_by_head(out_THK, values_HVK, out_THV, rows.absorbed_T)
         if rows.prompts is not None:
             self.expanded(part, q_THC, q_THX, rows, rows.prompts, latents, out_THV)
-        return self.linear(out_THV.flatten(1), part.out)
+        return self.linear(out_THV.flatten(1), part.out, rows)
 
     def expanded(
         self,
@@ -239,7 +275,7 @@ class FusedForward:
             latent_XK, key_XR = expanded.gather(
                 latents, sequences_X, positions_X, rows.page_table_SP, rank, q_THC.dtype
             )
-            kv_XE = self.linear(latent_XK, part.kv_up)
+            kv_XE = linear(latent_XK, part.kv_up.weight, part.kv_up.bias)
             expanded.attend_expanded(
                 q_THC, q_THX, kv_XE, key_XR, rows.positions_T, prompts.tiles_N4, out_THV, part.scale, number
             )
@@ -251,9 +287,16 @@ class FusedForward:
         choice = TopK.by(part.rules, rows.positions_T, routes_TK, counts_E)
         _, weights_TK = route(h_TD, part.router, part.correction, choice)
         out_TD = experts(h_TD, routes_TK, weights_TK, part.experts.gate_up_EGD, part.experts.down_EDF)
-        return out_TD, None if part.shared is None else self.dense(part.shared, h_TD)
+        if part.shared is None:
+            return out_TD, None
+        shared_TD = self.dense(part.shared, h_TD, rows)
+        if part.residual is None:
+            return out_TD, shared_TD
+        share_T2 = linear(h_TD, part.residual.weight, part.residual.bias).softmax(-1)
+        return shared_TD * share_T2[:, :1] + out_TD * share_T2[:, 1:], None
 
-    def dense(self, part: DenseWeights, h_TD: Tensor) -> Tensor:
-        gate_up_TG = self.linear(h_TD, part.gate_up)
-        both = gated.gated(gate_up_TG) if gated.takes(gate_up_TG) else fast.gated(gate_up_TG, "silu")
-        return self.linear(both, part.down)
+    def dense(self, part: DenseWeights, h_TD: Tensor, rows: Rows) -> Tensor:
+        gate_up_TG = self.linear(h_TD, part.gate_up, rows)
+        silu = part.activation == "silu" and gated.takes(gate_up_TG)
+        both = gated.gated(gate_up_TG) if silu else fast.gated(gate_up_TG, part.activation)
+        return self.linear(both, part.down, rows)

@@ -13,7 +13,7 @@ a step can be launched before the host knows what came out of the one before it.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moesaic.kernels.cuda.fused_forward import FusedForward, StepWeights
+from moesaic.kernels.cuda.device_adapters import DeviceAdapters, LoadedAdapter
+from moesaic.kernels.cuda.fused_forward import FusedForward, StepWeights, adaptable_sites
 from moesaic.kernels.cuda.step_inputs import StepInputs, StepShape, views
 from moesaic.kernels.triton.attention.paged import SPLIT
 from moesaic.kernels.triton.attention.paged_rows import Rows
@@ -90,6 +91,8 @@ class GraphedSteps:
         pages = -(-forward.max_length // page_size)
         self.sampled_S = torch.zeros(max_sequences, dtype=torch.int32, device=device)
         self.page_table_SP = torch.zeros(max_sequences, pages, dtype=torch.int32, device=device)
+        self.adapters = DeviceAdapters(max_sequences, adaptable_sites(forward.weights), device)
+        forward.adapters = self.adapters.matrices
         self.sample = forward.one_of_each()  # runs before each capture, in which nothing may be compiled or loaded
         self.graphs: dict[StepShape, CapturedStep] = {}
         self.pool: Any = None
@@ -102,6 +105,16 @@ class GraphedSteps:
         both = torch.tensor([[slot * width + number for slot, number in pages], list(pages.values())])
         at, page = (both.pin_memory() if self.real else both).to(self.page_table_SP.device, non_blocking=True)
         self.page_table_SP.view(-1).index_copy_(0, at, page.to(torch.int32))
+
+    def give_adapter(self, slot: int, adapter: LoadedAdapter | None, in_use: Collection[LoadedAdapter]) -> None:
+        """A sequence's LoRA adapter. Graphs hold the addresses of the tables too."""
+        moves = self.adapters.moves
+        self.adapters.assign(slot, adapter, in_use)
+        if self.adapters.moves != moves:
+            if self.real:
+                torch.cuda.synchronize()  # a graph is not taken away while it runs
+            self.graphs = {shape: captured for shape, captured in self.graphs.items() if not shape.adapted}
+            self.sample = self.forward.one_of_each()
 
     def move_weights(self, weights: StepWeights) -> None:
         """Graphs hold the addresses of weights; after those have moved, none is right."""
@@ -179,6 +192,10 @@ class GraphedSteps:
                 given["absorbed"],
                 shape.rounds,
             )
+        adapters_T = None
+        if shape.adapted:
+            own_T = self.adapters.adapters_S.index_select(0, given["slots"])
+            adapters_T = own_T.masked_fill(given["positions"] < 0, 0)
         rows = Rows(
             positions_T=given["positions"],
             sequences_T=given["slots"],
@@ -187,6 +204,7 @@ class GraphedSteps:
             decode_X2=tiles_X2 if shape.decode_only else None,
             prefill_X2=None if shape.decode_only or not shape.tiles else tiles_X2,
             prefill_tokens=self.tiling.rows,
+            adapters_T=adapters_T,
             prompts=prompts,
         )
         routes_LTK = forward.new_routes(shape.tokens)

@@ -14,6 +14,7 @@ from torch import Tensor
 from moesaic.kernels import reference
 from moesaic.kernels.cross_entropy import linear_cross_entropy as linear_cross_entropy
 from moesaic.kernels.cuda import fast
+from moesaic.kernels.cuda.fast import activate as activate
 from moesaic.kernels.cuda.fast import attention as attention
 from moesaic.kernels.cuda.fast import combine as combine
 from moesaic.kernels.cuda.fast import compute_experts as compute_experts
@@ -21,7 +22,9 @@ from moesaic.kernels.cuda.fast import dispatch as dispatch
 from moesaic.kernels.cuda.fast import embed as embed
 from moesaic.kernels.cuda.fast import experts as experts
 from moesaic.kernels.cuda.fast import gated as gated
+from moesaic.kernels.cuda.fast import layer_norm as layer_norm
 from moesaic.kernels.cuda.fast import rotate as rotate
+from moesaic.kernels.cuda.fast import run_encoder as run_encoder
 from moesaic.kernels.cuda.fast import run_layers as run_layers
 from moesaic.kernels.cuda.fast import select_tokens as select_tokens
 from moesaic.kernels.cuda.layout_rows import flat_rows
@@ -78,7 +81,8 @@ def route(logits_TE: Tensor, correction_E: Tensor | None, rules: RouteRules, cho
 @eager
 def attend(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
     layout = call.layout
-    if call.cache is not None or call.bias is not None or layout.has_trees or not len(q_THC):
+    own = call.bias is None and call.sinks_H is None and not call.chunked and call.causal and not layout.has_trees
+    if call.cache is not None or not own or not len(q_THC):
         return fast.attend(q_THC, k_TNC, v_TNC, call)
 
     def exact(q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor) -> Tensor:

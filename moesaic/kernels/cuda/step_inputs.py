@@ -7,7 +7,7 @@ padding: rows that are no tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ class StepShape:
     prompt_tiles: int = 0  # of rows that attend to expanded latents
     expanded: int = 0  # rows of latents to expand, of each round
     rounds: int = 0
+    adapted: bool = False  # whether sequences may have LoRA adapters
 
 
 @dataclass(frozen=True)
@@ -160,9 +161,11 @@ class StepInputs:
         return words, given
 
     @staticmethod
-    def of(batch: DecodeRows, chunks: Sequence[ChunkRows], max_sequences: int, tiling: Tiling) -> StepInputs:
+    def of(
+        batch: DecodeRows, chunks: Sequence[ChunkRows], max_sequences: int, tiling: Tiling, adapted: bool = False
+    ) -> StepInputs:
         plan = plan_for(chunks, tiling)
-        shape = shape_for(batch, chunks, max_sequences, tiling, plan)
+        shape = replace(shape_for(batch, chunks, max_sequences, tiling, plan), adapted=adapted)
         words, given = StepInputs.padding(shape)
         row = sampled = len(batch.slots_S)
         given["tokens"][:row] = -1  # the last one sampled for the slot

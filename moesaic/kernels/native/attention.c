@@ -67,9 +67,11 @@ static void attend_tile(const Attention *a, long s, long n, long first, long las
         long t = first + r / group, h = n * group + r % group, place = t + before;
         q[r] = a->q + t * a->q_stride + h * C;
         o[r] = a->out + (t * a->H + h) * X;
-        query[r] = (Query){0, place + 1, NULL, -INFINITY, 0.0f};
+        query[r] = (Query){0, a->both_ways ? total : place + 1, NULL, a->sinks ? a->sinks[h] : -INFINITY, a->sinks ? 1.0f : 0.0f};
+        if (a->both_ways && a->window > 0 && place + a->window < total) query[r].high = place + a->window;
         if (mask) query[r].mask = mask + (t - span[0]) * total, query[r].high = total;
         else if (a->window > 0 && place + 1 > a->window) query[r].low = place + 1 - a->window;
+        else if (a->window < 0) query[r].low = place / -a->window * -a->window; /* chunks of so many */
         low = query[r].low < low ? query[r].low : low;
         high = query[r].high > high ? query[r].high : high;
         memset(o[r], 0, X * sizeof(float));
@@ -102,6 +104,10 @@ static void attend_tile(const Attention *a, long s, long n, long first, long las
 }
 
 void attend_stage(Member *m, const Attention *a) {
+    if (a->retained) {
+        retained_stage(m, a);
+        return;
+    }
     long tokens_a_tile = ROWS / (a->H / a->N) > 1 ? ROWS / (a->H / a->N) : 1, S = a->S, N = a->N, item;
     const int64_t *spans = a->spans;
     long *first_item = malloc((S + 1) * sizeof *first_item);
@@ -125,13 +131,15 @@ void attend_stage(Member *m, const Attention *a) {
     free(first_item);
 }
 
-/* New keys and values go to the cache, if there is one; then every token attends to its own sequence so far. */
+/* New keys and values go to the cache, if there is one; then every token attends to its own sequence so far;
+   `both_ways`, which takes no cache, to all of it. */
 void attend(const float *q, const float *k, const float *v, float *keys, float *values, float *out,
-            float *sums, const int64_t *spans, const int64_t *table, const int64_t *masks, long S, long columns, long page_size,
+            float *sums, const float *sinks, const int64_t *spans, const int64_t *table, const int64_t *masks, long S, long columns, long page_size,
             long q_stride, long k_stride, long v_stride, long H, long N, long C, long X, long window, float scale,
-            int threads) {
+            int both_ways, int threads) {
     Attention a = {q,       k,         v,        keys,     values,   out, sums, spans, table, masks, S,
-                   columns, page_size, q_stride, k_stride, v_stride, H,   N,    C,     X,     window, scale};
+                   columns, page_size, q_stride, k_stride, v_stride, H,   N,    C,     X,     window, scale, both_ways,
+                   sinks};
     Team team = {0};
     long work = 0;
     for (long s = 0; s < S; s++) {
@@ -153,5 +161,51 @@ void attend(const float *q, const float *k, const float *v, float *keys, float *
             meet(&m);
         }
         attend_stage(&m, &a);
+    }
+}
+
+/* Queries of one key head that attend to chosen keys: `chosen` has a row of `topk` places for each token, in order, and
+   -1 behind the last. Blocks are of B chosen keys, so that whoever chose all that it may see has the bits of attention to
+   all, and nobody's depend on what others chose. */
+static void attend_chosen(const Attention *a, const int32_t *chosen, long topk, long t, long n, float *scratch) {
+    long group = a->H / a->N, C = a->C, X = a->X;
+    const float *q = a->q + t * a->q_stride + n * group * C, *k[B], *v[B], *q_rows[group];
+    float *out = a->out + (t * a->H + n * group) * X, *o[group];
+    Query query[group];
+    for (long r = 0; r < group; r++)
+        q_rows[r] = q + r * C, o[r] = out + r * X, query[r] = (Query){0, LONG_MAX, NULL, -INFINITY, 0.0f};
+    memset(out, 0, group * X * sizeof(float));
+    chosen += t * topk;
+    for (long block = 0; block < topk && chosen[block] >= 0; block += B) {
+        long count = 0;
+        for (; count < B && block + count < topk && chosen[block + count] >= 0; count++) {
+            long place = chosen[block + count];
+            k[count] = a->k + place * a->k_stride + n * C, v[count] = a->v + place * a->v_stride + n * X;
+            ask_for(k[count], C), ask_for(v[count], X);
+        }
+        for (long m = count; m < B; m++) k[m] = k[count - 1], v[m] = v[count - 1];
+        for (long r = 0; r < group; r += 4) {
+            long R = group - r < 4 ? group - r : 4;
+            scores(R, q_rows + r, k, C, 0, count, scratch, a->scale);
+            for (long i = 0; i < R; i++) weights(query + r + i, scratch + i * B, block, count, o[r + i], X);
+            weigh_all(R, scratch, B, 1, v, 0, count, o + r, X);
+        }
+    }
+    for (long r = 0; r < group; r++)
+        for (long i = 0; i < X; i++) o[r][i] /= query[r].total;
+}
+
+/* One sequence: T tokens, and all of its keys and values. */
+void attend_to_chosen(const float *q, const float *k, const float *v, const int32_t *chosen, float *out, long T, long topk,
+                      long q_stride, long k_stride, long v_stride, long H, long N, long C, long X, float scale,
+                      int threads) {
+    Attention a = {.q = q, .k = k, .v = v, .out = out, .q_stride = q_stride, .k_stride = k_stride,
+                   .v_stride = v_stride, .H = H, .N = N, .C = C, .X = X, .scale = scale};
+    long tiles = (T + ROWS - 1) / ROWS;
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1) if (T > 1)
+    for (long item = 0; item < N * tiles; item++) { /* a head's keys after another's: neighbours look at much the same */
+        float scratch[4 * B];
+        long first = item % tiles * ROWS, last = first + ROWS < T ? first + ROWS : T;
+        for (long t = first; t < last; t++) attend_chosen(&a, chosen, topk, t, item / tiles, scratch);
     }
 }

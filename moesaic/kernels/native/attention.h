@@ -5,6 +5,7 @@
 
 #define B 64 /* keys in a block; blocks begin at its multiples */
 
+#if W <= 8
 /* Scores of R queries against W keys. */
 INLINE void score(int R, const float *const *q, const float *const *k, long C, float *to, float scale) {
     vec sum[4 * W];
@@ -26,6 +27,18 @@ INLINE void score(int R, const float *const *q, const float *const *k, long C, f
         store(to + r * B, m[0] * splat(scale));
     }
 }
+
+/* Scores of R (at most 4) queries against keys begin..count; those of one query are B apart from the next's. */
+static void scores(int R, const float *const *q, const float *const *k, long C, long begin, long count, float *to,
+                   float scale) {
+    for (long m = begin / W * W; m < count; m += W) {
+        if (R == 4) score(4, q, k + m, C, to + m, scale);
+        else if (R == 3) score(3, q, k + m, C, to + m, scale);
+        else if (R == 2) score(2, q, k + m, C, to + m, scale);
+        else score(1, q, k + m, C, to + m, scale);
+    }
+}
+#endif
 
 /* Adds keys begin..end's values, weighed, to V vectors of R queries: p[r * row + m * column] is what m counts to r. */
 INLINE void weigh(int R, int V, const float *p, long row, long column, const float *const *v, long begin, long end,
@@ -54,15 +67,4 @@ static void weigh_all(int R, const float *p, long row, long column, const float 
     for (; at < width; at++)
         for (long r = 0; r < R; r++)
             for (long m = begin; m < end; m++) o[r][at] += p[r * row + m * column] * v[m][at];
-}
-
-/* Scores of R (at most 4) queries against keys begin..count; those of one query are B apart from the next's. */
-static void scores(int R, const float *const *q, const float *const *k, long C, long begin, long count, float *to,
-                   float scale) {
-    for (long m = begin / W * W; m < count; m += W) {
-        if (R == 4) score(4, q, k + m, C, to + m, scale);
-        else if (R == 3) score(3, q, k + m, C, to + m, scale);
-        else if (R == 2) score(2, q, k + m, C, to + m, scale);
-        else score(1, q, k + m, C, to + m, scale);
-    }
 }

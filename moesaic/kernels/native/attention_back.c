@@ -32,7 +32,8 @@ static void back_head(const Back *a, long start, long stop, long n) {
             dk[m] = a->dk + (row * a->N + n) * C, dv[m] = a->dv + (row * a->N + n) * X;
             if (m < count) memset(dk[m], 0, C * sizeof(float)), memset(dv[m], 0, X * sizeof(float));
         }
-        long last = a->window > 0 ? block + count + a->window - 1 : stop - start;
+        long last = a->window > 0 ? block + count + a->window - 1 : stop - start, chunk = -a->window;
+        if (chunk > 0) last = ((block + count - 1) / chunk + 1) * chunk;
         if (last > stop - start) last = stop - start;
         for (long first = block * group; first < last * group; first += QUERIES) {
             long queries = last * group - first < QUERIES ? last * group - first : QUERIES;
@@ -56,6 +57,7 @@ static void back_head(const Back *a, long start, long stop, long n) {
                     store(p + r * B + m, vexp(load(p + r * B + m) - splat(sum)));
                 for (long m = 0; m < count; m++) {
                     int seen = block + m <= t && (a->window <= 0 || block + m > t - a->window);
+                    if (chunk > 0) seen = seen && (block + m) / chunk == t / chunk;
                     float weight = seen ? p[r * B + m] : 0.0f;
                     p[r * B + m] = weight;
                     ds[r * B + m] = seen ? weight * (ds[r * B + m] - dot[first + r]) * a->scale : 0.0f;

@@ -1,6 +1,6 @@
 /* A whole layer, or all, in one call, made of the same functions in the same order, so with the same bits as one by one. */
 #include "matmul.h"
-#include "stages.h"
+#include "retained.h"
 
 typedef struct {
     const float *attention_norm, *qkv, *qkv_bias, *q_norm, *k_norm, *out, *out_bias, *ffn_norm;
@@ -23,13 +23,12 @@ static void heads_stage(Member *m, const Block *b, const Attention *a, const flo
         for (long item = from, s = 0; item < to; item++) {
             long t = item / each, h = item % each;
             while (t >= a->spans[4 * s + 1]) s++;
-            long row = page_row(a, s, t - a->spans[4 * s] + a->spans[4 * s + 2]);
             const float *head = qkv + item * C;
             if (h < H) head_row(head, b->q_norm, q + (t * H + h) * C, cosine + t * R, sine + t * R, R, C, b->eps, b->interleaved);
             else if (h < H + N)
-                head_row(head, b->k_norm, a->keys + (row * N + h - H) * C, cosine + t * R, sine + t * R, R, C, b->eps,
-                         b->interleaved);
-            else memcpy(a->values + (row * N + h - H - N) * C, head, C * sizeof *head);
+                head_row(head, b->k_norm, a->keys + cache_row(a, s, t, h - H) * C, cosine + t * R, sine + t * R, R, C,
+                         b->eps, b->interleaved);
+            else memcpy(a->values + cache_row(a, s, t, h - H - N) * C, head, C * sizeof *head);
         }
 }
 
@@ -62,6 +61,7 @@ typedef struct {
     const float *cosine, *sine;
     const int64_t *spans, *table;
     long R, T, S, columns, page_size;
+    const Retained *retained; /* (S), or NULL: of one layer */
 } Step;
 
 static long scratch_size(const Block *b) {
@@ -76,7 +76,8 @@ static void block_stages(Member *m, const Block *b, const Step *step, const floa
     float *logits = inner + T * b->F, *weights = logits + T * b->E, *gated = weights + T * b->K;
     Attention a = {.q = q, .keys = keys, .values = values, .out = seen, .spans = step->spans, .table = step->table,
                    .S = step->S, .columns = step->columns, .page_size = step->page_size, .q_stride = hidden, .H = b->H,
-                   .N = b->N, .C = b->C, .X = b->C, .window = b->window, .scale = b->attention_scale};
+                   .N = b->N, .C = b->C, .X = b->C, .window = b->window, .scale = b->attention_scale,
+                   .retained = step->retained};
     norm_stage(m, x, b->attention_norm, normed, T, D, b->eps), meet(m);
     linear_stage(m, normed, b->qkv, b->qkv_bias, NULL, qkv, T, D, size, D), meet(m);
     heads_stage(m, b, &a, qkv, q, step->cosine, step->sine, step->R, T), meet(m);
@@ -89,18 +90,18 @@ static void block_stages(Member *m, const Block *b, const Step *step, const floa
         linear_stage(m, inner, b->down, b->down_bias, b->E ? NULL : middle, b->E ? part : y, T, b->F, D, b->F), meet(m);
     }
     if (b->E) {
-        experts_stage(m, normed, routes, weights, b->experts_gate_up, b->experts_down, b->F ? part : NULL, middle, y,
-                      gated, T, D, b->G, b->E, b->K);
+        experts_stage(m, normed, routes, weights, b->experts_gate_up, b->experts_down, NULL, b->F ? part : NULL, middle,
+                      y, gated, T, D, b->G, b->E, b->K, 0);
         meet(m);
     }
 }
 
 /* All layers in one call: between two of them Python, which finds the caches full of weights, would take a tenth of the
-   time. `slabs` holds each layer's keys and values, `routes` T * K places for each layer. */
+   time. `slabs` holds each layer's keys and values, `routes` T * K places for each layer, `retained` what each layer of
+   compact requests keeps (L, S), or NULL. */
 void layers(const Block *blocks, long L, const float *x, float *y, int64_t *routes, const float *cosine,
             const float *sine, long R, float *const *slabs, const int64_t *spans, const int64_t *table, long T, long S,
-            long columns, long page_size, long K, int threads) {
-    Step step = {cosine, sine, spans, table, R, T, S, columns, page_size};
+            long columns, long page_size, long K, const Retained *retained, int threads) {
     long most = 0;
     for (long l = 0; l < L; l++) most = scratch_size(blocks + l) > most ? scratch_size(blocks + l) : most;
     float *scratch = malloc((most + blocks->D) * T * sizeof *scratch), *between = scratch + most * T;
@@ -108,6 +109,7 @@ void layers(const Block *blocks, long L, const float *x, float *y, int64_t *rout
 #pragma omp parallel num_threads(threads)
     for (long l = 0; l < L; l++) {
         Member me = join(teams + l);
+        Step step = {cosine, sine, spans, table, R, T, S, columns, page_size, retained ? retained + l * S : NULL};
         float *to = (L - l) % 2 ? y : between;
         block_stages(&me, blocks + l, &step, l == 0 ? x : to == y ? between : y, to, routes + l * T * K, slabs[2 * l],
                      slabs[2 * l + 1], scratch);

@@ -37,8 +37,8 @@ static Sorted sorted(const int64_t *routes, long tokens, long E, long K) {
 }
 
 void experts_stage(Member *m, const float *x, const int64_t *routes, const float *weights, const float *gate_up,
-                   const float *down, const float *shared, const float *plus, float *y, float *hidden, long tokens,
-                   long D, long F, long E, long K) {
+                   const float *down, const float *bias, const float *shared, const float *plus, float *y,
+                   float *hidden, long tokens, long D, long F, long E, long K, int clamped) {
     long A = tokens * K, up_blocks = (F + BLOCK - 1) / BLOCK, down_blocks = (D + WIDE - 1) / WIDE, from, to;
     Sorted s = sorted(routes, tokens, E, K);
     const float **xs = malloc(A * sizeof *xs);
@@ -54,8 +54,13 @@ void experts_stage(Member *m, const float *x, const int64_t *routes, const float
             ask_for(w + (F + at) * D);
             matmul(w, D, 2 * F - 1, at, count, xs + first, one, rows);
             matmul(w, D, 2 * F - 1, F + at, count, xs + first, two, rows);
-            for (long a = 0; a < rows; a++)
-                swiglu_row(one[a], two[a], hidden + (first + a) * F + at, count, weights[s.source[first + a]]);
+            const float *own = bias ? bias + e * 2 * F : NULL;
+            for (long a = 0; a < rows; a++) {
+                for (long i = 0; own && i < count; i++) one[a][i] += own[at + i], two[a][i] += own[F + at + i];
+                float *to = hidden + (first + a) * F + at, weight = weights[s.source[first + a]];
+                if (clamped) clamped_swiglu_row(one[a], two[a], to, count, weight);
+                else swiglu_row(one[a], two[a], to, count, weight);
+            }
         }
     meet(m);
 
@@ -80,13 +85,13 @@ void experts_stage(Member *m, const float *x, const int64_t *routes, const float
 }
 
 void experts(const float *x, const int64_t *routes, const float *weights, const float *gate_up, const float *down,
-             float *y, long tokens, long D, long F, long E, long K, int threads) {
+             const float *bias, float *y, long tokens, long D, long F, long E, long K, int clamped, int threads) {
     Team team = {0};
     float *hidden = malloc(tokens * K * F * sizeof *hidden);
 #pragma omp parallel num_threads(threads)
     {
         Member m = join(&team);
-        experts_stage(&m, x, routes, weights, gate_up, down, NULL, NULL, y, hidden, tokens, D, F, E, K);
+        experts_stage(&m, x, routes, weights, gate_up, down, bias, NULL, NULL, y, hidden, tokens, D, F, E, K, clamped);
     }
     free(hidden);
 }

@@ -93,8 +93,10 @@ def known(layer: LayerWeights) -> bool:
     ffn = layer.ffn
     if not isinstance(layer.attention, GroupedQueryWeights) or layer.attention_post_norm is not None:
         return False
+    if layer.attention.beyond is not None:
+        return False
     if isinstance(ffn, MixtureWeights):
-        return ffn.residual is None and ffn.experts.activation == "silu"
+        return ffn.residual is None and ffn.experts.activation == "silu" and ffn.beyond is None
     return ffn.activation == "silu"
 
 
@@ -136,22 +138,30 @@ class FusedLayers:
         return self.fit
 
     def run(
-        self, library: Any, x_TD: Tensor, rope: RopeAngles, layout: Batch, caches: Sequence[KVCache]
+        self,
+        library: Any,
+        x_TD: Tensor,
+        rope: RopeAngles,
+        layout: Batch,
+        caches: Sequence[KVCache],
+        retained_LS: Any = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """What comes out of the last layer, and the experts that were chosen in each (T, K)."""
+        """What comes out of the last layer, and the experts that were chosen in each (T, K). Requests have pages, or
+        are compact, and then say what they retain (`retained_rows.py`)."""
         tokens, per_token = x_TD.shape[0], max(part.per_token for part in self.parts)
         x_TD, cos_TR, sin_TR = x_TD.contiguous(), rope.cos_TR.contiguous(), rope.sin_TR.contiguous()
         y_TD = torch.empty_like(x_TD)
         routes_LTK = torch.empty(len(self.parts), tokens, per_token, dtype=torch.int64)
         spans_S4, pages_SP = layout.spans_S4, layout.pages_SP
-        assert pages_SP is not None
+        assert pages_SP is not None or retained_LS is not None
+        table, columns = (None, 0) if pages_SP is None else (pages_SP.data_ptr(), pages_SP.shape[1])
         places = [tensor.data_ptr() for cache in caches for tensor in (cache["keys"], cache["values"])]
         call: Callable[..., None] = getattr(library, self.function)
         call(
             ctypes.byref(self.blocks), len(self.parts), x_TD.data_ptr(), y_TD.data_ptr(), routes_LTK.data_ptr(),
             cos_TR.data_ptr(), sin_TR.data_ptr(), cos_TR.shape[1], (ctypes.c_void_p * len(places))(*places),
-            spans_S4.data_ptr(), pages_SP.data_ptr(), tokens, spans_S4.shape[0], pages_SP.shape[1],
-            caches[0]["keys"].shape[1], per_token, torch.get_num_threads(),
+            spans_S4.data_ptr(), table, tokens, spans_S4.shape[0], columns, caches[0]["keys"].shape[1], per_token,
+            None if retained_LS is None else retained_LS.ctypes.data, torch.get_num_threads(),
         )  # fmt: skip
         return y_TD, list(routes_LTK.unbind(0))
 

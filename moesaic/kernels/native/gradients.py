@@ -100,18 +100,20 @@ class Attend(torch.autograd.Function):
         v_TNX: Tensor,
         spans_S4: Tensor,
         scale: float,
-        window: int | None,
+        window: int,
+        sinks_H: Tensor | None,
     ) -> Tensor:
         tokens, heads, _ = q_THC.shape
         out_THX, sums_TH = q_THC.new_empty(tokens, heads, v_TNX.shape[2]), q_THC.new_empty(tokens, heads)
-        ops.attend_spans(q_THC, k_TNC, v_TNX, None, None, out_THX, sums_TH, spans_S4, None, [], scale, window)
+        facts = scale, window, True, sinks_H
+        ops.attend_spans(q_THC, k_TNC, v_TNX, None, None, out_THX, sums_TH, spans_S4, None, [], *facts)
         ctx.library, ctx.facts = ops.library, (scale, window)
-        ctx.save_for_backward(q_THC, k_TNC, v_TNX, out_THX, sums_TH, spans_S4)
+        ctx.save_for_backward(q_THC, k_TNC, v_TNX, out_THX, sums_TH, spans_S4, sinks_H)
         return out_THX
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q_THC, k_TNC, v_TNX, out_THX, sums_TH, spans_S4 = ctx.saved_tensors
+        q_THC, k_TNC, v_TNX, out_THX, sums_TH, spans_S4, sinks_H = ctx.saved_tensors
         scale, window = ctx.facts
         d_out_THX = grads[0].contiguous()
         d_q_THC, d_k_TNC, d_v_TNX = (
@@ -123,6 +125,9 @@ class Attend(torch.autograd.Function):
             q_THC.data_ptr(), k_TNC.data_ptr(), v_TNX.data_ptr(), out_THX.data_ptr(), sums_TH.data_ptr(),
             d_out_THX.data_ptr(), d_q_THC.data_ptr(), d_k_TNC.data_ptr(), d_v_TNX.data_ptr(), spans_S4.data_ptr(),
             len(spans_S4), q_THC.stride(0), k_TNC.stride(0), v_TNX.stride(0), q_THC.shape[1], k_TNC.shape[1],
-            q_THC.shape[2], v_TNX.shape[2], window or 0, scale, torch.get_num_threads(),
+            q_THC.shape[2], v_TNX.shape[2], window, scale, torch.get_num_threads(),
         )  # fmt: skip
-        return None, d_q_THC, d_k_TNC, d_v_TNX, None, None, None
+        d_sinks_H = None
+        if sinks_H is not None:  # what a sink weighs is taken from a row that is otherwise a mean of values
+            d_sinks_H = -((sinks_H - sums_TH).exp() * (d_out_THX * out_THX).sum(-1)).sum(0)
+        return None, d_q_THC, d_k_TNC, d_v_TNX, None, None, None, d_sinks_H

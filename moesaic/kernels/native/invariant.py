@@ -31,6 +31,8 @@ class InvariantKernels:
         self.native, self.library = native, native.library
         self.embed, self.rotate, self.rms_norm = native.embed, native.rotate, native.rms_norm
         self.qk_norm_rope, self.gated, self.run_layers = native.qk_norm_rope, native.gated, native.run_layers
+        self.run_retained_layers = native.run_retained_layers
+        self.layer_norm, self.activate, self.run_encoder = native.layer_norm, native.activate, native.run_encoder
         self.dispatch, self.combine = native.dispatch, native.combine
         self.linear_cross_entropy, self.select_tokens = native.linear_cross_entropy, native.select_tokens
 
@@ -52,11 +54,11 @@ class InvariantKernels:
         if call.cache is None and not call.layout.has_trees and all(map(packed, (q_THC, k_TNC, v_TNC))):
             return self.native.attend(q_THC, k_TNC, v_TNC, call)  # has a gradient of its own
 
-        def run(kernels: Any, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor) -> Tensor:
-            out_THC: Tensor = kernels.attend(q_THC, k_TNC, v_TNC, call)
+        def run(kernels: Any, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, sinks_H: Tensor | None = None) -> Tensor:
+            out_THC: Tensor = kernels.attend(q_THC, k_TNC, v_TNC, call._replace(sinks_H=sinks_H))
             return out_THC
 
-        return self._exact(run, q_THC, k_TNC, v_TNC)
+        return self._exact(run, q_THC, k_TNC, v_TNC, *given(call.sinks_H))
 
     def attend_latent(self, call: LatentCall) -> Tensor:
         return attend_latent(call, self.rms_norm, self.rotate, self.attention)
@@ -84,23 +86,27 @@ class InvariantKernels:
         return self.experts(sent.x_AD, Routes(expert_A[:, None], sent.weights_A1), weights)
 
     def experts(self, x_TD: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
-        given = (x_TD, routes.weights_TK, weights.gate_up_EGD, weights.down_EDF)
+        inputs = (x_TD, routes.weights_TK, weights.gate_up_EGD, weights.down_EDF)
         native = weights.activation == "silu" and x_TD.dtype == torch.float32  # what its way back is written for
-        if native and needs_grad(*given):
-            out_TD: Tensor = _Experts.apply(self.native, x_TD, routes.experts_TK, *given[1:])
+        if native and weights.bias_EG is None and needs_grad(*inputs):
+            out_TD: Tensor = _Experts.apply(self.native, x_TD, routes.experts_TK, *inputs[1:])
             return out_TD
 
-        def run(kernels: Any, x_TD: Tensor, weights_TK: Tensor, gate_up_EGD: Tensor, down_EDF: Tensor) -> Tensor:
-            own = ExpertWeights(gate_up_EGD, down_EDF, weights.activation, weights.site)
+        def run(kernels: Any, x_TD: Tensor, weights_TK: Tensor, *parts: Tensor) -> Tensor:
+            own = ExpertWeights(parts[0], parts[1], weights.activation, weights.site, *parts[2:])
             out_TD: Tensor = kernels.experts(x_TD, Routes(routes.experts_TK, weights_TK), own)
             return out_TD
 
-        return self._exact(run, *given)
+        return self._exact(run, *inputs, *given(weights.bias_EG))
 
     def _exact(self, run: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         """Forward by the native kernels; for the gradient by the library once more, whose gradient is known."""
         out: Tensor = exact_forward(partial(run, self.native), partial(run, cpu), *inputs)
         return out
+
+
+def given(tensor: Tensor | None) -> tuple[Tensor, ...]:
+    return () if tensor is None else (tensor,)
 
 
 class _Experts(torch.autograd.Function):

@@ -11,6 +11,22 @@
 
 #define TILE 8
 #define BLOCK_INPUTS 32
+#define AHEAD 2048 /* bytes: memory answers after about as long as it takes to go through them */
+/* 3, 5 and 6 bits are as many low bits, and then the high ones. */
+#define LOW(bits) ((bits) == 3 ? 2 : (bits) == 5 || (bits) == 6 ? 4 : (bits))
+
+/* Tiles whose codes are unpacked together once there are MANY rows to meet them. */
+#if defined(__AVX512BW__) && defined(__FMA__)
+#define TOGETHER 4
+#else
+#define TOGETHER 1
+#endif
+#define MANY 4
+#define PANEL (TOGETHER * TILE)
+
+typedef float four __attribute__((vector_size(16)));
+typedef int32_t four_whole __attribute__((vector_size(16)));
+typedef float loose_four __attribute__((vector_size(16), aligned(4), may_alias));
 
 typedef struct {
     const uint8_t *codes;
@@ -23,21 +39,30 @@ typedef struct {
 typedef struct {
     int8_t *values;       /* (rows, planes, padded) */
     float *scales, *sums; /* (rows, groups): of the integers, and the sums of these */
+    int32_t *wholes;      /* (rows, planes, groups): the sums of each plane */
 } Rounded;
 
 INLINE long rounded_bytes(const Matrix *m) {
-    return m->planes * m->padded + 2 * m->groups * (long)sizeof(float);
+    return m->planes * m->padded + (2 + m->planes) * m->groups * (long)sizeof(float);
 }
 INLINE Rounded rounded_at(const Matrix *m, void *room, long rows) {
     float *scales = room, *sums = scales + rows * m->groups;
-    return (Rounded){(int8_t *)(sums + rows * m->groups), scales, sums};
+    int32_t *wholes = (int32_t *)(sums + rows * m->groups);
+    return (Rounded){(int8_t *)(wholes + rows * m->planes * m->groups), scales, sums, wholes};
 }
 INLINE long tiles_of(const Matrix *m) { return (m->outputs + TILE - 1) / TILE; }
 
 void round_row(const float *x, const Matrix *m, const Rounded *to, long row);
 
-/* One tile for `rows` rows, of which `which` are the numbers (NULL: 0, 1, ...): y has TILE numbers for each. */
-void tile_product(const Matrix *m, const Rounded *x, long tile, const long *which, long rows, float *y);
+/* Room for floats where a cache line begins: a vector that lies across two is written at half the speed. */
+INLINE float *numbers(long count) { return aligned_alloc(64, (count * sizeof(float) + 63) / 64 * 64); }
+
+/* How many tiles at a time a product with so many rows is best shared out by. */
+INLINE long tiles_together(long rows) { return rows >= MANY ? TOGETHER : 1; }
+
+/* `tiles` (1 or TOGETHER) of them for `rows` rows, of which `which` are the numbers (NULL: 0, 1, ...): y has
+   tiles * TILE numbers for each, those past the matrix's last tile in vain. */
+void tile_product(const Matrix *m, const Rounded *x, long tile, long tiles, const long *which, long rows, float *y);
 
 /* Every tile of the product, shared out to a team: y = x w' + bias (+ plus). */
 void quantized_stage(Member *team, const Matrix *m, const Rounded *x, const float *bias, const float *plus, float *y,

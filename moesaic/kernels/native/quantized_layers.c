@@ -1,7 +1,7 @@
 /* Layers of few bits in one call, made of the same functions in the same order as one by one, so with the same bits. */
 #include "matmul.h"
 #include "quantized.h"
-#include "stages.h"
+#include "retained.h"
 
 #define FEW 4 /* rows that every thread makes ready for itself, which is quicker than sharing them out and meeting */
 
@@ -19,6 +19,7 @@ typedef struct {
     const float *cosine, *sine;
     const int64_t *spans, *table;
     long R, T, S, columns, page_size;
+    const Retained *retained; /* (S), or NULL: of one layer */
 } Step;
 
 /* Where rows are made ready to be multiplied: each thread has one for few rows, and all have one for many. */
@@ -54,10 +55,9 @@ static void heads_stage(Member *m, const QuantizedBlock *b, const Attention *a, 
         for (long item = from, s = 0; item < to; item++) {
             long t = item / each, h = item % each;
             while (t >= a->spans[4 * s + 1]) s++;
-            long row = page_row(a, s, t - a->spans[4 * s] + a->spans[4 * s + 2]);
             const float *head = qkv + item * C, *weight = h < H ? b->q_norm : b->k_norm;
-            float *place = h < H ? q + (t * H + h) * C : a->keys + (row * N + h - H) * C;
-            if (h >= H + N) memcpy(a->values + (row * N + h - H - N) * C, head, C * sizeof *head);
+            float *place = h < H ? q + (t * H + h) * C : a->keys + cache_row(a, s, t, (h - H) % N) * C;
+            if (h >= H + N) memcpy(a->values + cache_row(a, s, t, h - H - N) * C, head, C * sizeof *head);
             else head_row(head, weight, place, step->cosine + t * R, step->sine + t * R, R, C, b->eps, b->interleaved);
         }
 }
@@ -98,42 +98,45 @@ static Sorted sorted(const int64_t *routes, const float *weights, long A, long E
 static void experts_stages(Member *m, const QuantizedBlock *b, const float *x, const int64_t *routes,
                            const float *weights, const float *shared, const float *plus, float *y, float *both, long T,
                            const Room *own, const Room *common) {
-    long D = b->D, G = b->G, A = T * b->K, ups = tiles_of(b->experts_gate_up), from, to;
+    long D = b->D, G = b->G, A = T * b->K, from, to;
     Sorted s = sorted(routes, weights, A, b->E, b->K);
     long *active = malloc(b->E * sizeof *active), actives = 0;
-    float *found = malloc((A + T) * TILE * sizeof *found), *sums = found + A * TILE;
     for (long e = 0; e < b->E; e++)
         if (s.first[e + 1] > s.first[e]) active[actives++] = e;
+    long tiles = tiles_together(A / actives), wide = tiles * TILE; /* by the rows of a usual expert */
+    long ups = (tiles_of(b->experts_gate_up) + tiles - 1) / tiles, downs = (tiles_of(b->experts_down) + tiles - 1) / tiles;
+    float *found = numbers((A + T) * wide), *sums = found + A * wide;
 
     Rounded rows = ready(m, b->experts_gate_up, AS_THEY_ARE, x, NULL, 0.0f, T, own, common);
     while (take(m, actives * ups, &from, &to))
         for (long item = from; item < to; item++) {
-            long e = active[item / ups], at = item % ups * TILE, first = s.first[e], count = s.first[e + 1] - first;
-            long outputs = 2 * G - at < TILE ? 2 * G - at : TILE;
-            tile_product(b->experts_gate_up + e, &rows, item % ups, s.token + first, count, found);
+            long e = active[item / ups], at = item % ups * wide, first = s.first[e], count = s.first[e + 1] - first;
+            long outputs = 2 * G - at < wide ? 2 * G - at : wide;
+            tile_product(b->experts_gate_up + e, &rows, item % ups * tiles, tiles, s.token + first, count, found);
             for (long a = 0; a < count; a++)
-                memcpy(both + (first + a) * 2 * G + at, found + a * TILE, outputs * sizeof *found);
+                memcpy(both + (first + a) * 2 * G + at, found + a * wide, outputs * sizeof *found);
         }
     meet(m);
 
     rows = ready(m, b->experts_down, GATED, both, NULL, 0.0f, A, own, common);
     long *place = malloc(A * sizeof *place);
     for (long a = 0; a < A; a++) place[a] = a;
-    while (take(m, tiles_of(b->experts_down), &from, &to))
-        for (long tile = from; tile < to; tile++) {
-            long at = tile * TILE, outputs = D - at < TILE ? D - at : TILE;
-            memset(sums, 0, T * TILE * sizeof *sums);
+    while (take(m, downs, &from, &to))
+        for (long item = from; item < to; item++) {
+            long at = item * wide, outputs = D - at < wide ? D - at : wide;
+            memset(sums, 0, T * wide * sizeof *sums);
             for (long i = 0; i < actives; i++) {
                 long e = active[i], first = s.first[e], count = s.first[e + 1] - first;
-                tile_product(b->experts_down + e, &rows, tile, place + first, count, found);
-                for (long a = 0; a < count * TILE; a++) found[a] *= s.share[first + a / TILE];
+                tile_product(b->experts_down + e, &rows, item * tiles, tiles, place + first, count, found);
+                for (long a = 0; a < count; a++)
+                    for (long o = 0; o < outputs; o++) found[a * wide + o] *= s.share[first + a];
                 __asm__ volatile("" ::: "memory");
                 for (long a = 0; a < count; a++)
-                    for (long o = 0; o < TILE; o++) sums[s.token[first + a] * TILE + o] += found[a * TILE + o];
+                    for (long o = 0; o < outputs; o++) sums[s.token[first + a] * wide + o] += found[a * wide + o];
             }
             for (long t = 0; t < T; t++)
                 for (long o = 0; o < outputs; o++) {
-                    float sum = sums[t * TILE + o];
+                    float sum = sums[t * wide + o];
                     if (shared) sum += shared[t * D + at + o];
                     y[t * D + at + o] = plus[t * D + at + o] + sum;
                 }
@@ -164,7 +167,8 @@ static void block_stages(Member *m, const QuantizedBlock *b, const Step *step, c
     float *weights = logits + T * b->E, *gated = weights + T * b->K;
     Attention a = {.q = q, .keys = keys, .values = values, .out = seen, .spans = step->spans, .table = step->table,
                    .S = step->S, .columns = step->columns, .page_size = step->page_size, .q_stride = hidden, .H = b->H,
-                   .N = b->N, .C = b->C, .X = b->C, .window = b->window, .scale = b->attention_scale};
+                   .N = b->N, .C = b->C, .X = b->C, .window = b->window, .scale = b->attention_scale,
+                   .retained = step->retained};
     Rounded rows = ready(m, b->qkv, NORMED, x, b->attention_norm, b->eps, T, own, common);
     quantized_stage(m, b->qkv, &rows, b->qkv_bias, NULL, qkv, T), meet(m);
     heads_stage(m, b, &a, qkv, q, step), meet(m);
@@ -182,11 +186,11 @@ static void block_stages(Member *m, const QuantizedBlock *b, const Step *step, c
     if (b->E) experts_stages(m, b, normed, routes, weights, b->F ? part : NULL, middle, y, gated, T, own, common);
 }
 
-/* `slabs` holds each layer's keys and values, `routes` T * K places for each layer. */
+/* As `layers` in block.c. */
 void quantized_layers(const QuantizedBlock *blocks, long L, const float *x, float *y, int64_t *routes,
                       const float *cosine, const float *sine, long R, float *const *slabs, const int64_t *spans,
-                      const int64_t *table, long T, long S, long columns, long page_size, long K, int threads) {
-    Step step = {cosine, sine, spans, table, R, T, S, columns, page_size};
+                      const int64_t *table, long T, long S, long columns, long page_size, long K,
+                      const Retained *retained, int threads) {
     long most = 0, width = 0;
     for (long l = 0; l < L; l++) {
         most = scratch_size(blocks + l) > most ? scratch_size(blocks + l) : most;
@@ -200,6 +204,7 @@ void quantized_layers(const QuantizedBlock *blocks, long L, const float *x, floa
         Room own = room_for(FEW, width);
         for (long l = 0; l < L; l++) {
             Member me = join(teams + l);
+            Step step = {cosine, sine, spans, table, R, T, S, columns, page_size, retained ? retained + l * S : NULL};
             float *to = (L - l) % 2 ? y : between;
             block_stages(&me, blocks + l, &step, l == 0 ? x : to == y ? between : y, to, routes + l * T * K,
                          slabs[2 * l], slabs[2 * l + 1], scratch, &own, &common);

@@ -8,6 +8,8 @@
 void linear_stage(Member *m, const float *x, const float *w, const float *bias, const float *plus, float *y, long rows,
                   long inputs, long outputs, long x_stride);
 
+typedef struct Retained Retained;
+
 typedef struct {
     const float *q, *k, *v; /* of the new tokens, or of all where nothing is paged */
     float *keys, *values;   /* slabs of the cache (pages, page_size, N, C), or NULL */
@@ -18,6 +20,10 @@ typedef struct {
     const int64_t *masks; /* (S): address of a mask (new, total) of bytes, or 0 */
     long S, columns, page_size, q_stride, k_stride, v_stride, H, N, C, X, window;
     float scale;
+    /* `window` is how far back a token sees, 0 for all; below 0 it is the size of chunks. */
+    int both_ways; /* an encoder: as far ahead as back */
+    const float *sinks; /* (H): a score of no token in every head's softmax, or NULL */
+    const Retained *retained; /* (S): of compact requests, whose keys and values are not in pages of their own; or NULL */
 } Attention;
 
 /* The row of the cache for a place of sequence s. */
@@ -28,10 +34,14 @@ INLINE long page_row(const Attention *a, long s, long place) {
 /* Every token attends to its own sequence so far; keys and values are where they belong. */
 void attend_stage(Member *m, const Attention *a);
 
-/* Two stages with a meeting between; y = the experts' weighted sum (+ shared) (+ plus); `hidden` has room for tokens * K * F. */
+/* The same for compact requests (`retained.h`). */
+void retained_stage(Member *m, const Attention *a);
+
+/* Two stages with a meeting between; y = the experts' weighted sum (+ shared) (+ plus); `bias` (E, 2F) or NULL comes
+   before the gate, which may be the clamped one; `hidden` has room for tokens * K * F. */
 void experts_stage(Member *m, const float *x, const int64_t *routes, const float *weights, const float *gate_up,
-                   const float *down, const float *shared, const float *plus, float *y, float *hidden, long tokens,
-                   long D, long F, long E, long K);
+                   const float *down, const float *bias, const float *shared, const float *plus, float *y,
+                   float *hidden, long tokens, long D, long F, long E, long K, int clamped);
 
 void norm_row(const float *x, const float *weight, float *y, long size, float eps);
 

@@ -43,6 +43,7 @@ INLINE vec fused(vec sum, vec a, vec b) {
 }
 
 /* W rows of W become W columns. */
+#if W <= 8
 INLINE void transpose(vec *m) {
 #define SWAP(a, b, ...)                                                                                                \
     do {                                                                                                               \
@@ -91,6 +92,7 @@ INLINE void transpose(vec *m) {
 #endif
 #undef SWAP
 }
+#endif
 
 /* The sum of a vector's lanes, in halves: always the same tree. */
 INLINE float lane_sum(vec v) {
@@ -132,8 +134,16 @@ INLINE vec vexp(vec x) {
 
 INLINE float exp1(float x) { return vexp(splat(x))[0]; }
 
-/* silu(gate) * up * scale. */
-INLINE void swiglu_row(const float *gate, const float *up, float *y, long size, float scale) {
+INLINE vec silu_gate(vec g, vec u) { return (g / (splat(1.0f) + vexp(-g))) * u; }
+
+/* gpt-oss's gate: both halves held within bounds, and up moved by one. */
+INLINE vec clamped_gate(vec g, vec u) {
+    vec most = splat(7.0f);
+    g = pick(g > most, most, g), u = pick(u > most, most, pick(u < -most, -most, u));
+    return (g / (splat(1.0f) + vexp(splat(-1.702f) * g))) * (u + splat(1.0f));
+}
+
+INLINE void gate_row(const float *gate, const float *up, float *y, long size, float scale, int clamped) {
     for (long i = 0; i < size; i += W) {
         vec g, u;
         if (i + W <= size) g = load(gate + i), u = load(up + i);
@@ -141,9 +151,18 @@ INLINE void swiglu_row(const float *gate, const float *up, float *y, long size, 
             g = u = splat(0.0f);
             for (long j = 0; i + j < size; j++) g[j] = gate[i + j], u[j] = up[i + j];
         }
-        vec out = (g / (splat(1.0f) + vexp(-g))) * u * splat(scale);
+        vec out = (clamped ? clamped_gate(g, u) : silu_gate(g, u)) * splat(scale);
         if (i + W <= size) store(y + i, out);
         else
             for (long j = 0; i + j < size; j++) y[i + j] = out[j];
     }
+}
+
+/* silu(gate) * up * scale. */
+INLINE void swiglu_row(const float *gate, const float *up, float *y, long size, float scale) {
+    gate_row(gate, up, y, size, scale, 0);
+}
+
+INLINE void clamped_swiglu_row(const float *gate, const float *up, float *y, long size, float scale) {
+    gate_row(gate, up, y, size, scale, 1);
 }

@@ -17,10 +17,10 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from moesaic.kernels.quantized import QuantizedWeight
 from moesaic.kernels.triton import few_rows, gemv
 from moesaic.kernels.triton.compile_ahead import only_compiling
 from moesaic.kernels.triton.dependent_launch import launch_pdl, supports_pdl
-from moesaic.kernels.triton.quantized.weight import GpuQuantizedWeight
 
 Tile = tuple[int, int, int, int, int]  # rows, columns, elements of K, stages, warps
 COMPARED = 1 << 19  # results that must be equal before the library is trusted with a shape
@@ -86,10 +86,10 @@ def tile_for(T: int, inputs: int, outputs: int, wide: bool) -> Tile:
 
 
 def linear(
-    x_TI: torch.Tensor, weight_OI: torch.Tensor | GpuQuantizedWeight, bias_O: torch.Tensor | None = None
+    x_TI: torch.Tensor, weight_OI: torch.Tensor | QuantizedWeight, bias_O: torch.Tensor | None = None
 ) -> torch.Tensor:
     """x W^T + bias."""
-    if isinstance(weight_OI, GpuQuantizedWeight):
+    if isinstance(weight_OI, QuantizedWeight):
         return weight_OI.linear(x_TI, bias_O)
     T, inputs = x_TI.shape
     own = gemv.takes(x_TI, weight_OI.shape[0]) or few_rows.takes(x_TI, weight_OI)

@@ -32,6 +32,7 @@ class Rows:
     prefill_tokens: int = 0
     trees_TM: torch.Tensor | None = None  # int8: whether a token sees the m-th new token of its sequence
     cached_S: torch.Tensor | None = None  # int32: with trees, how many tokens of each sequence are no draft tokens
+    adapters_T: torch.Tensor | None = None  # int32: the number of each row's LoRA adapter, 0 for none
     prompts: Prompts | None = None  # rows that attend to expanded latents, and are in no tile
     # Whether all this was there before the forward began, so that kernels may read it before they wait (`gdc_wait`).
     read_before_wait: bool = True

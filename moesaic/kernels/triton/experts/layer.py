@@ -15,8 +15,12 @@ from moesaic.kernels.triton.experts import decode, grouped, rows, streamed
 from moesaic.kernels.triton.experts.sort import Routing, route
 from moesaic.kernels.triton.experts.tuning import Choice, choose
 from moesaic.kernels.triton.experts.tuning import streamed as streamed_choice
+from moesaic.kernels.triton.float8 import weight as float8
+from moesaic.kernels.triton.float8.weight import Float8Weight
 from moesaic.kernels.triton.quantized import matmul as quantized
 from moesaic.kernels.triton.quantized.weight import GpuQuantizedWeight
+
+Weight = Tensor | GpuQuantizedWeight | Float8Weight
 
 
 def forward(
@@ -131,22 +135,24 @@ class Experts(torch.autograd.Function):
         return grad_x, None, grad_weights, grad_gate_up, grad_down, None
 
 
-def dense(weight: Tensor | GpuQuantizedWeight, dtype: torch.dtype) -> Tensor:
-    return weight.dense().to(dtype) if isinstance(weight, GpuQuantizedWeight) else weight
+def dense(weight: Weight, dtype: torch.dtype) -> Tensor:
+    return weight if isinstance(weight, Tensor) else weight.dense().to(dtype)
 
 
 def experts(
     x_TD: Tensor,
     routes_TK: Tensor,
     weights_TK: Tensor,
-    gate_up_EGD: Tensor | GpuQuantizedWeight,
-    down_EDF: Tensor | GpuQuantizedWeight,
+    gate_up_EGD: Weight,
+    down_EDF: Weight,
     choice: Choice | None = None,
 ) -> Tensor:
     """The weighted sum of each token's routed experts; differentiable in everything but the routes, and in nothing
     where the experts are quantized."""
     if isinstance(gate_up_EGD, GpuQuantizedWeight) and isinstance(down_EDF, GpuQuantizedWeight):
         return quantized.experts(x_TD, Routes(routes_TK, weights_TK), gate_up_EGD, down_EDF)
+    if isinstance(gate_up_EGD, Float8Weight) and isinstance(down_EDF, Float8Weight):
+        return float8.experts(x_TD, Routes(routes_TK, weights_TK), gate_up_EGD, down_EDF)
     gate_up_EGD, down_EDF = dense(gate_up_EGD, x_TD.dtype), dense(down_EDF, x_TD.dtype)
     inputs = (x_TD, weights_TK, gate_up_EGD, down_EDF)
     training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
@@ -164,9 +170,7 @@ def experts(
     return forward(x_TD, weights_TK, gate_up_EGD, down_EDF, routing, choice, save=False)[0]
 
 
-def assignment_rows(
-    x_ND: Tensor, experts_N: Tensor, gate_up_EGD: Tensor | GpuQuantizedWeight, down_EDF: Tensor | GpuQuantizedWeight
-) -> Tensor:
+def assignment_rows(x_ND: Tensor, experts_N: Tensor, gate_up_EGD: Weight, down_EDF: Weight) -> Tensor:
     """What `experts` makes of each assignment before it weighs and adds them (`rows.combine_tokens`), to the same bits:
     for batches whose experts are not all there at once."""
     routes_N1 = experts_N.unsqueeze(1)

@@ -1,0 +1,292 @@
+/* All layers of an encoder over a flat batch of whole sequences, without a cache.
+
+   Sequences meet only their own, so threads take runs of sequences through all layers without waiting for each other;
+   where there are fewer runs than threads, they share the rows of one. Either way every number is made by the same
+   operations in the same order: a text's hidden states do not depend on what is in its batch, nor on the threads. */
+#include "packed.h"
+#include "stages.h"
+
+#define RUN 128 /* tokens of a run, about: what a layer makes of them stays in a core's own cache */
+
+enum { GELU, GELU_TANH, SILU, RELU, TANH };
+
+typedef struct {
+    const float *qkv, *qkv_bias, *out, *out_bias, *up, *up_bias, *down, *down_bias; /* matrices are packed */
+    const float *attention_norm, *attention_norm_bias, *ffn_norm, *ffn_norm_bias;
+    const float *cosine, *sine; /* of every token, (T, R), or NULL */
+    long D, H, C, F, R, window, interleaved, gated, norm_after, activation;
+    float eps, scale;
+} EncoderLayer;
+
+/* erf to within 2e-7 (Abramowitz and Stegun 7.1.26). */
+INLINE vec verf(vec x) {
+    ivec sign = (ivec)x & (ivec)splat(-0.0f);
+    vec z = (vec)((ivec)x & ~(ivec)splat(-0.0f)), t = splat(1.0f) / (splat(1.0f) + splat(0.3275911f) * z);
+    vec p = splat(1.061405429f);
+    p = p * t + splat(-1.453152027f);
+    p = p * t + splat(1.421413741f);
+    p = p * t + splat(-0.284496736f);
+    p = p * t + splat(0.254829592f);
+    vec e = splat(1.0f) - p * t * vexp(-z * z);
+    return (vec)((ivec)e | sign);
+}
+
+INLINE vec activated(vec x, long kind) {
+    switch (kind) {
+    case GELU: return splat(0.5f) * x * (splat(1.0f) + verf(x * splat(0.70710678f)));
+    case GELU_TANH: {
+        vec u = splat(0.79788456f) * (x + splat(0.044715f) * x * x * x);
+        return x / (splat(1.0f) + vexp(splat(-2.0f) * u));
+    }
+    case SILU: return x / (splat(1.0f) + vexp(-x));
+    case RELU: return pick(x > splat(0.0f), x, splat(0.0f));
+    default: return splat(2.0f) / (splat(1.0f) + vexp(splat(-2.0f) * x)) - splat(1.0f);
+    }
+}
+
+INLINE vec load_some(const float *from, long count) {
+    float part[W] = {0};
+    if (count >= W) return load(from);
+    memcpy(part, from, count * sizeof *part);
+    return load(part);
+}
+
+INLINE void store_some(float *to, vec value, long count) {
+    if (count >= W) store(to, value);
+    else {
+        float part[W];
+        store(part, value);
+        memcpy(to, part, count * sizeof *part);
+    }
+}
+
+/* One row of a feed-forward layer, in place; with a gate, activation(first half) * second half. */
+static void activate_row(float *x, long size, int gated, long kind) {
+    for (long i = 0; i < size; i += W) {
+        vec y = activated(load_some(x + i, size - i), kind);
+        if (gated) y *= load_some(x + size + i, size - i);
+        store_some(x + i, y, size - i);
+    }
+}
+
+/* LayerNorm of x (+ plus), which is written back to `sum` if there is such. */
+static void layer_norm_row(const float *x, const float *plus, const float *weight, const float *bias, float *sum,
+                           float *y, long size, float eps) {
+    vec total = splat(0.0f), square = splat(0.0f);
+    for (long i = 0; i < size; i += W) {
+        vec v = load_some(x + i, size - i);
+        if (plus) v += load_some(plus + i, size - i);
+        total += v;
+        store_some(sum + i, v, size - i);
+    }
+    float mean = lane_sum(total) / (float)size;
+    for (long i = 0; i < size; i += W) {
+        vec v = load_some(sum + i, size - i) - splat(mean);
+        if (size - i < W)
+            for (long j = size - i; j < W; j++) v[j] = 0.0f;
+        square += v * v;
+    }
+    vec spread = splat(1.0f / sqrtf(lane_sum(square) / (float)size + eps));
+    for (long i = 0; i < size; i += W) {
+        vec v = (load_some(sum + i, size - i) - splat(mean)) * spread * load_some(weight + i, size - i);
+        if (bias) v += load_some(bias + i, size - i);
+        store_some(y + i, v, size - i);
+    }
+}
+
+void layer_norm(const float *x, const float *plus, const float *weight, const float *bias, float *y, long rows,
+                long size, float eps, int threads) {
+#pragma omp parallel for num_threads(threads) if (rows * size > 16384)
+    for (long t = 0; t < rows; t++) {
+        const float *more = plus ? plus + t * size : NULL;
+        layer_norm_row(x + t * size, more, weight, bias, y + t * size, y + t * size, size, eps);
+    }
+}
+
+void activate(float *x, long rows, long size, long stride, int gated, long kind, int threads) {
+#pragma omp parallel for num_threads(threads) if (rows * size > 4096)
+    for (long t = 0; t < rows; t++) activate_row(x + t * stride, size, gated, kind);
+}
+
+typedef struct {
+    float *panel, *part, *normed, *hidden; /* a tile's */
+} Tile;
+
+static Tile new_tile(const EncoderLayer *l) {
+    Tile tile;
+    tile.panel = malloc((TILE_ROWS * (DEPTH + 2 * l->D + (l->gated ? 2 : 1) * l->F)) * sizeof(float));
+    tile.part = tile.panel + TILE_ROWS * DEPTH, tile.normed = tile.part + TILE_ROWS * l->D;
+    tile.hidden = tile.normed + TILE_ROWS * l->D;
+    return tile;
+}
+
+/* Queries, keys and values of some rows, turned by the tokens' angles; `first` is the number of row 0 in the batch. */
+static void project(const EncoderLayer *l, Tile *tile, const float *x, float *qkv, long rows, long first) {
+    long D = l->D, size = l->H * l->C;
+    if (!l->norm_after && l->attention_norm) {
+        for (long t = 0; t < rows; t++)
+            layer_norm_row(x + t * D, NULL, l->attention_norm, l->attention_norm_bias, tile->part + t * D,
+                           tile->normed + t * D, D, l->eps);
+        x = tile->normed;
+    }
+    packed_matmul(x, D, l->qkv, l->qkv_bias, qkv, 3 * size, rows, D, 3 * size, tile->panel);
+    for (long t = 0; l->cosine && t < rows; t++)
+        for (long h = 0; h < 2 * l->H; h++) {
+            float head[l->C], *to = qkv + t * 3 * size + h * l->C;
+            memcpy(head, to, sizeof head);
+            head_row(head, NULL, to, l->cosine + (first + t) * l->R, l->sine + (first + t) * l->R, l->R, l->C, l->eps,
+                     (int)l->interleaved);
+        }
+}
+
+/* The rest of a layer for some rows, in place, from what they saw. */
+static void feed_forward(const EncoderLayer *l, Tile *tile, float *x, const float *seen, long rows) {
+    long D = l->D, size = l->H * l->C, width = (l->gated ? 2 : 1) * l->F;
+    packed_matmul(seen, size, l->out, l->out_bias, tile->part, D, rows, size, D, tile->panel);
+    for (long t = 0; t < rows; t++) {
+        float *to = l->norm_after ? x + t * D : tile->normed + t * D;
+        const float *weight = l->norm_after ? l->attention_norm : l->ffn_norm;
+        const float *bias = l->norm_after ? l->attention_norm_bias : l->ffn_norm_bias;
+        layer_norm_row(x + t * D, tile->part + t * D, weight, bias, x + t * D, to, D, l->eps);
+    }
+    packed_matmul(l->norm_after ? x : tile->normed, D, l->up, l->up_bias, tile->hidden, width, rows, D, width,
+                  tile->panel);
+    for (long t = 0; t < rows; t++) activate_row(tile->hidden + t * width, l->F, (int)l->gated, l->activation);
+    packed_matmul(tile->hidden, width, l->down, l->down_bias, tile->part, D, rows, l->F, D, tile->panel);
+    for (long t = 0; t < rows; t++) {
+        float *at = x + t * D, *more = tile->part + t * D;
+        if (l->norm_after) layer_norm_row(at, more, l->ffn_norm, l->ffn_norm_bias, at, at, D, l->eps);
+        else
+            for (long i = 0; i < D; i++) at[i] += more[i];
+    }
+}
+
+/* Room for one sequence's keys and values of a head, as `micro` reads them, and for the scores of NR of its queries. */
+static long head_size(long tokens, long C) {
+    long padded = (tokens + MR - 1) / MR * MR, wide = (C + MR - 1) / MR * MR;
+    return padded * C + tokens * wide + padded * NR;
+}
+
+/* Softmax down the columns of n rows of NR scores, left unnormalized; the column sums go to `total`. A column is one
+   query, at place `first` + column; with a window it sees only keys nearer than that. */
+static void softmax_columns(float *scores, long n, long first, long window, float *total) {
+    if (window > 0)
+        for (long j = 0; j < n; j++)
+            for (long r = 0; r < NR; r++)
+                if (labs(first + r - j) >= window) scores[j * NR + r] = -INFINITY;
+    for (long r = 0; r < NR; r += W) {
+        vec most = load(scores + r), sum = splat(0.0f);
+        for (long j = 1; j < n; j++) {
+            vec more = load(scores + j * NR + r);
+            most = pick(more > most, more, most);
+        }
+        most = pick(most > splat(-INFINITY), most, splat(0.0f)); /* columns without a query may see nothing */
+        for (long j = 0; j < n; j++) {
+            vec p = vexp(load(scores + j * NR + r) - most);
+            store(scores + j * NR + r, p);
+            sum += p;
+        }
+        store(total + r, sum);
+    }
+}
+
+/* One head of one sequence: scores stand key by key, so that queries are the columns of a tile. */
+static void see(const EncoderLayer *l, const float *qkv, float *seen, long n, long h, float *room) {
+    static const float zeros[MR * NR];
+    long C = l->C, size = l->H * C, stride = 3 * size, wide = (C + MR - 1) / MR * MR, padded = (n + MR - 1) / MR * MR;
+    float *keys = room, *values = keys + padded * C, *scores = values + n * wide;
+    const float *q = qkv + h * C, *k = q + size, *v = k + size;
+    for (long j = 0; j < padded; j++)
+        for (long c = 0; c < C; c++) keys[(j / MR * C + c) * MR + j % MR] = j < n ? k[j * stride + c] : 0.0f;
+    for (long c = 0; c < wide; c += MR)
+        for (long j = 0; j < n; j++)
+            for (long i = 0; i < MR; i++) values[c * n + j * MR + i] = c + i < C ? v[j * stride + c + i] : 0.0f;
+    for (long first = 0; first < n; first += NR) {
+        long count = n - first < NR ? n - first : NR, low = 0, high = n;
+        float queries[C * NR], total[NR], out[MR * NR];
+        if (l->window > 0) { /* keys that no query of the tile sees are left out */
+            low = first - l->window + 1 > 0 ? (first - l->window + 1) / MR * MR : 0;
+            high = first + count - 1 + l->window < n ? first + count - 1 + l->window : n;
+        }
+        for (long c = 0; c < C; c++)
+            for (long r = 0; r < NR; r++)
+                queries[c * NR + r] = r < count ? q[(first + r) * stride + c] * l->scale : 0.0f;
+        for (long j = low; j < high; j += MR) micro(keys + j * C, queries, C, zeros, scores + (j - low) * NR, NR);
+        softmax_columns(scores, high - low, first - low, l->window, total);
+        for (long c = 0; c < C; c += MR) {
+            micro(values + c * n + low * MR, scores, high - low, zeros, out, NR);
+            for (long r = 0; r < count; r++)
+                for (long i = 0; i < MR && c + i < C; i++)
+                    seen[(first + r) * size + h * C + c + i] = out[i * NR + r] / total[r];
+        }
+    }
+}
+
+/* Sequences s..s+S through all layers, by all members of a team; `qkv` and `seen` have room for their rows. */
+static void run(const EncoderLayer *layers, long L, float *x, const int64_t *spans, long S, float *qkv, float *seen,
+                Team *teams, long rows_a_tile) {
+    long first = spans[0], T = spans[4 * (S - 1) + 1] - first, item;
+    long longest = 0;
+    for (long s = 0; s < S; s++) {
+        long n = spans[4 * s + 1] - spans[4 * s];
+        longest = n > longest ? n : longest;
+    }
+    float *head = malloc(head_size(longest, layers->C) * sizeof *head);
+    Tile tile = new_tile(layers);
+    long tiles = (T + rows_a_tile - 1) / rows_a_tile;
+    for (long l = 0; l < L; l++) {
+        const EncoderLayer *layer = layers + l;
+        long D = layer->D, size = layer->H * layer->C;
+        Member m = teams ? join(teams + l) : (Member){&(Team){0}, 1, 0};
+        while (take_one(&m, tiles, &item)) {
+            long t = item * rows_a_tile, rows = T - t < rows_a_tile ? T - t : rows_a_tile;
+            project(layer, &tile, x + (first + t) * D, qkv + t * 3 * size, rows, first + t);
+        }
+        meet(&m);
+        while (take_one(&m, S * layer->H, &item)) {
+            long s = item / layer->H, from = spans[4 * s] - first, n = spans[4 * s + 1] - spans[4 * s];
+            see(layer, qkv + from * 3 * size, seen + from * size, n, item % layer->H, head);
+        }
+        meet(&m);
+        while (take_one(&m, tiles, &item)) {
+            long t = item * rows_a_tile, rows = T - t < rows_a_tile ? T - t : rows_a_tile;
+            feed_forward(layer, &tile, x + (first + t) * D, seen + t * size, rows);
+        }
+        meet(&m);
+    }
+    free(tile.panel), free(head);
+}
+
+/* x (T, D) is written over. Sequences lie side by side, none is empty. */
+void encode(const EncoderLayer *layers, long L, float *x, const int64_t *spans, long S, int threads) {
+    long T = spans[4 * (S - 1) + 1], size = layers->H * layers->C, most = 0, runs = 0;
+    long wanted = T / (4 * threads) < RUN ? T / (4 * threads) : RUN;
+    long *start = malloc((S + 1) * sizeof *start);
+    for (long s = 0; s < S; runs++) {
+        long from = s;
+        while (s < S && (s == from || spans[4 * s + 1] - spans[4 * from] <= wanted)) s++;
+        start[runs] = from, start[runs + 1] = s;
+        long tokens = spans[4 * (s - 1) + 1] - spans[4 * from];
+        most = tokens > most ? tokens : most;
+    }
+    if (runs >= threads) {
+#pragma omp parallel num_threads(threads)
+        {
+            float *scratch = malloc(most * 4 * size * sizeof *scratch);
+#pragma omp for schedule(dynamic, 1)
+            for (long r = 0; r < runs; r++)
+                run(layers, L, x, spans + 4 * start[r], start[r + 1] - start[r], scratch, scratch + most * 3 * size, NULL,
+                    TILE_ROWS);
+            free(scratch);
+        }
+    } else {
+        float *scratch = malloc(T * 4 * size * sizeof *scratch);
+        Team *teams = calloc(L, sizeof *teams);
+        long share = (T + threads - 1) / threads, tile = (share + MR - 1) / MR * MR;
+        tile = tile < TILE_ROWS ? tile : TILE_ROWS;
+#pragma omp parallel num_threads(threads)
+        run(layers, L, x, spans, S, scratch, scratch + T * 3 * size, teams, tile);
+        free(scratch), free(teams);
+    }
+    free(start);
+}

@@ -1,0 +1,91 @@
+#include "packed.h"
+
+void pack(const float *w, float *to, long outputs, long inputs) {
+    for (long o = 0; o < outputs; o += NR)
+        for (long i = 0; i < inputs; i++)
+            for (long j = 0; j < NR; j++) *to++ = o + j < outputs ? w[(o + j) * inputs + i] : 0.0f;
+}
+
+long packed_numbers(long outputs, long inputs) { return packed_size(outputs, inputs); }
+
+/* Rows in panels of MR, in which the MR numbers of one input lie side by side; rows that are not there are zeros. */
+static void pack_rows(const float *x, long stride, long rows, long depth, float *to) {
+    for (long t = 0; t < rows; t += MR)
+        for (long r = 0; r < MR; r++) {
+            float *at = to + t * depth + r;
+            const float *from = x + (t + r) * stride;
+            if (t + r < rows)
+                for (long i = 0; i < depth; i++) at[i * MR] = from[i];
+            else
+                for (long i = 0; i < depth; i++) at[i * MR] = 0.0f;
+        }
+}
+
+#ifdef __aarch64__
+void micro(const float *a, const float *b, long depth, const float *start, float *to, long to_stride) {
+    float32x4_t c[MR][3];
+    UNROLL for (int r = 0; r < MR; r++) UNROLL for (int j = 0; j < 3; j++) c[r][j] = vld1q_f32(start + r * NR + 4 * j);
+    for (long k = 0; k < depth; k++, a += MR, b += NR) {
+        float32x4_t b0 = vld1q_f32(b), b1 = vld1q_f32(b + 4), b2 = vld1q_f32(b + 8);
+        float32x4_t a0 = vld1q_f32(a), a1 = vld1q_f32(a + 4);
+#define ROW(r, from, lane)                                                                                             \
+    c[r][0] = vfmaq_laneq_f32(c[r][0], b0, from, lane), c[r][1] = vfmaq_laneq_f32(c[r][1], b1, from, lane),            \
+    c[r][2] = vfmaq_laneq_f32(c[r][2], b2, from, lane)
+        ROW(0, a0, 0), ROW(1, a0, 1), ROW(2, a0, 2), ROW(3, a0, 3);
+        ROW(4, a1, 0), ROW(5, a1, 1), ROW(6, a1, 2), ROW(7, a1, 3);
+#undef ROW
+    }
+    UNROLL for (int r = 0; r < MR; r++) UNROLL for (int j = 0; j < 3; j++) vst1q_f32(to + r * to_stride + 4 * j, c[r][j]);
+}
+#else
+typedef float wide __attribute__((vector_size(4 * LANES)));
+typedef float loose_wide __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+void micro(const float *a, const float *b, long depth, const float *start, float *to, long to_stride) {
+    wide c[MR][2];
+    UNROLL for (int r = 0; r < MR; r++) UNROLL for (int j = 0; j < 2; j++)
+        c[r][j] = (wide)(*(const loose_wide *)(start + r * NR + LANES * j));
+    for (long k = 0; k < depth; k++, a += MR, b += NR) {
+        wide b0 = (wide)(*(const loose_wide *)b), b1 = (wide)(*(const loose_wide *)(b + LANES));
+        UNROLL for (int r = 0; r < MR; r++) {
+            wide each = a[r] - (wide){0};
+            c[r][0] += b0 * each, c[r][1] += b1 * each;
+        }
+    }
+    UNROLL for (int r = 0; r < MR; r++) UNROLL for (int j = 0; j < 2; j++)
+        *(loose_wide *)(to + r * to_stride + LANES * j) = (loose_wide)c[r][j];
+}
+#endif
+
+void packed_matmul(const float *x, long x_stride, const float *w, const float *bias, float *y, long y_stride, long rows,
+                   long inputs, long outputs, float *panel) {
+    for (long from = 0; from < inputs; from += DEPTH) {
+        long depth = inputs - from < DEPTH ? inputs - from : DEPTH;
+        pack_rows(x + from, x_stride, rows, depth, panel);
+        for (long o = 0; o < outputs; o += NR) {
+            const float *weights = w + o * inputs + from * NR;
+            long count = outputs - o < NR ? outputs - o : NR;
+            for (long t = 0; t < rows; t += MR) {
+                float start[MR * NR], tile[MR * NR];
+                long here = rows - t < MR ? rows - t : MR;
+                memset(start, 0, sizeof start);
+                for (long r = 0; r < here; r++) {
+                    const float *before = from ? y + (t + r) * y_stride + o : bias ? bias + o : NULL;
+                    if (before) memcpy(start + r * NR, before, count * sizeof *start);
+                }
+                micro(panel + t * depth, weights, depth, start, tile, NR);
+                for (long r = 0; r < here; r++) memcpy(y + (t + r) * y_stride + o, tile + r * NR, count * sizeof *tile);
+            }
+        }
+    }
+}
+
+/* For tests and benches: any number of rows, one thread. */
+void packed_linear(const float *x, const float *w, const float *bias, float *y, long rows, long inputs, long outputs) {
+    float *panel = malloc(TILE_ROWS * DEPTH * sizeof *panel);
+    for (long t = 0; t < rows; t += TILE_ROWS) {
+        long here = rows - t < TILE_ROWS ? rows - t : TILE_ROWS;
+        packed_matmul(x + t * inputs, inputs, w, bias, y + t * outputs, outputs, here, inputs, outputs, panel);
+    }
+    free(panel);
+}

@@ -1,0 +1,85 @@
+"""A weight of float8 numbers on a GPU, and the experts of a layer made of such."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from moesaic.kernels.interface import Routes
+from moesaic.kernels.quantized import QuantizedWeight
+from moesaic.kernels.triton.experts import rows
+from moesaic.kernels.triton.experts.sort import route
+from moesaic.kernels.triton.float8.matmul import BLOCK, LARGEST, TINY, matmul, round_rows, tile_rows
+
+FEW = 64  # assignments that are not sorted by expert: each is a tile of its own
+
+
+class Float8Weight(QuantizedWeight):
+    """(E, O, I) or, with one expert only that is none, (O, I)."""
+
+    numbers_EOI: Tensor
+    scales_ENG: Tensor  # of blocks of 128 outputs and 128 inputs
+
+    def __init__(self, numbers: Tensor, scales: Tensor, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.shape, self.dtype = numbers.shape, dtype
+        stacked = numbers.dim() == 3
+        self.register_buffer("numbers_EOI", numbers if stacked else numbers[None])
+        self.register_buffer("scales_ENG", (scales if stacked else scales[None]).float().contiguous())
+
+    @classmethod
+    def rounded(cls, weight: Tensor) -> Float8Weight:
+        """A plain matrix, or those of experts, in float8: each block's largest number becomes the largest there is."""
+        *outer, outputs, inputs = weight.shape
+        high, wide = -outputs % BLOCK, -inputs % BLOCK
+        blocks = F.pad(weight.float(), (0, wide, 0, high)).unflatten(-1, (-1, BLOCK)).unflatten(-3, (-1, BLOCK))
+        scales = (blocks.abs().amax((-3, -1)) / LARGEST).clamp(min=TINY)
+        numbers = (blocks / scales[..., :, None, :, None]).flatten(-4, -3).flatten(-2, -1)
+        kept = numbers[..., :outputs, :inputs].to(torch.float8_e4m3fn).contiguous()
+        return cls(kept, scales, weight.dtype)
+
+    @property
+    def device(self) -> torch.device:
+        return self.numbers_EOI.device
+
+    def dense(self) -> Tensor:
+        """What it stands for, in float32."""
+        *_, outputs, inputs = self.shape
+        spread = self.scales_ENG.repeat_interleave(BLOCK, 1)[:, :outputs].repeat_interleave(BLOCK, 2)[..., :inputs]
+        return (self.numbers_EOI.float() * spread).view(self.shape)
+
+    def linear(self, x_TI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        numbers, scales = round_rows(x_TI.reshape(-1, x_TI.shape[-1]).to(self.dtype))
+        out_TO = matmul(numbers, scales, self.numbers_EOI, self.scales_ENG, self.dtype, bias_O)
+        return out_TO.view(*x_TI.shape[:-1], self.shape[-2])
+
+    def extra_repr(self) -> str:
+        return f"{'x'.join(map(str, self.shape))}, float8 in blocks of {BLOCK}"
+
+
+def experts(x_TD: Tensor, routes: Routes, gate_up: Float8Weight, down: Float8Weight) -> Tensor:
+    """The weighted sum of each token's routed experts. Inputs are rounded once for all experts of a token."""
+    (T, K), E = routes.experts_TK.shape, gate_up.shape[0]
+    if not T:
+        return x_TD * 1.0
+    numbers_TD, scales_TG = round_rows(x_TD.to(gate_up.dtype))
+    first, second = (gate_up.numbers_EOI, gate_up.scales_ENG), (down.numbers_EOI, down.scales_ENG)
+    if T * K <= FEW:
+        routes_TK = routes.experts_TK.contiguous()
+        gate_up_NG = matmul(numbers_TD, scales_TG, *first, gate_up.dtype, routes_TK=routes_TK, choices=K)
+        hidden = round_rows(gate_up_NG, gated=True)
+        out_ND = matmul(*hidden, *second, down.dtype, routes_TK=routes_TK)
+        return rows.combine_tokens(out_ND, routes.weights_TK.contiguous())
+    routing = route(routes.experts_TK.contiguous(), E, tile_rows(T * K // E))
+    # float8 rows travel as bytes: nothing that moves them need know what they are.
+    numbers_PD = rows.permute(numbers_TD.view(torch.bfloat16), routing, K).view(torch.float8_e4m3fn)
+    scales_PG = rows.permute(scales_TG, routing, K)
+    gate_up_PG = matmul(numbers_PD, scales_PG, *first, gate_up.dtype, routing=routing)
+    out_PD = matmul(*round_rows(gate_up_PG, gated=True), *second, down.dtype, routing=routing)
+    return rows.combine(out_PD, routing, routes.weights_TK.contiguous(), T, K)
+
+
+def has_float8(device: torch.device) -> bool:
+    """Whether tensor cores multiply float8 in the way these kernels are measured for: Hopper and later."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
