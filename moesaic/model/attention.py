@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -9,8 +11,10 @@ from torch import Tensor, nn
 
 from moesaic.kernels.interface import AttentionCall, LatentCall, QKNorm
 from moesaic.kernels.layer_weights import GroupedQueryWeights, LatentWeights
-from moesaic.model.config import GroupedQuery, Indexer, Latent, Layer, ModelConfig
+from moesaic.kernels.token_selection import index_scores
+from moesaic.model.config import GroupedQuery, Indexer, Latent, Layer, ModelConfig, Temperature
 from moesaic.model.context import ForwardContext
+from moesaic.model.indexer_loss import note_indexer_loss
 from moesaic.model.linear import Linear, Norm, norm_weights
 from moesaic.model.rope import softmax_scale
 
@@ -26,24 +30,57 @@ class GroupedQueryAttention(nn.Module):
         super().__init__()
         self.heads, self.kv_heads, self.size = attention.heads, attention.kv_heads, attention.head_size
         self.window, self.number, self.interleaved = layer.window, number, config.rope.interleaved
+        self.rope, self.causal = layer.rope, config.encoder is None
+        self.turns = layer.positions and config.rope.size > 0
+        self.chunked, self.temperature, self.kind = layer.chunked, layer.temperature, attention.norm
         self.scale, self.eps = self.size**-0.5, config.norm_eps
         self.qkv = Linear(config.hidden, (self.heads + 2 * self.kv_heads) * self.size, attention.qkv_bias)
         self.out = Linear(self.heads * self.size, config.hidden, attention.out_bias)
-        self.q_norm = Norm(self.size, config.norm_eps) if attention.qk_norm else None
-        self.k_norm = Norm(self.size, config.norm_eps) if attention.qk_norm else None
+        self.sinks = nn.Parameter(torch.empty(self.heads)) if attention.sinks else None
+        weighed = attention.qk_norm and self.kind != "unit"
+        wide = self.kind == "whole"
+        self.q_norm = Norm(self.size * (self.heads if wide else 1), config.norm_eps) if weighed else None
+        self.k_norm = Norm(self.size * (self.kv_heads if wide else 1), config.norm_eps) if weighed else None
+        self.unit = attention.qk_norm and not weighed and self.turns
 
     def cache_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"keys": (self.kv_heads, self.size), "values": (self.kv_heads, self.size)}
 
     def forward(self, x_TD: Tensor, context: ForwardContext) -> Tensor:
         ops, layout = context.ops, context.layout
-        qkv_TXC = self.qkv(x_TD, ops).unflatten(-1, (-1, self.size))
+        qkv_TX = self.qkv(x_TD, ops)
         norm = None
-        if self.q_norm is not None and self.k_norm is not None:
-            norm = QKNorm(self.q_norm.weight, self.k_norm.weight, self.eps)
-        q_THC, k_TNC, v_TNC = ops.qk_norm_rope(qkv_TXC, self.kv_heads, norm, context.rope)
-        call = AttentionCall(layout, context.cache_layer(self.number), self.scale, self.window, self.number)
+        if self.unit:
+            ones_C = qkv_TX.new_ones(self.size)
+            norm = QKNorm(ones_C, ones_C, self.eps)
+        elif self.q_norm is not None and self.k_norm is not None:
+            if self.kind == "heads":
+                norm = QKNorm(self.q_norm.weight, self.k_norm.weight, self.eps)
+            elif self.kind == "whole":
+                heads = (self.heads, self.kv_heads, self.kv_heads)
+                q_TX, k_TX, v_TX = qkv_TX.split([count * self.size for count in heads], dim=1)
+                qkv_TX = torch.cat([self.q_norm(q_TX, ops), self.k_norm(k_TX, ops), v_TX], dim=1)
+        qkv_TXC = qkv_TX.unflatten(-1, (-1, self.size))
+        if self.turns:
+            q_THC, k_TNC, v_TNC = ops.qk_norm_rope(qkv_TXC, self.kv_heads, norm, context.angles(self.rope))
+        else:  # positions are in the embeddings
+            q_THC, k_TNC, v_TNC = qkv_TXC.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
+        cache = context.cache_layer(self.number)
+        if self.q_norm is not None and self.k_norm is not None and self.kind == "rotated":
+            q_THC, k_TNC = self.q_norm(q_THC, ops), self.k_norm(k_TNC, ops)
+        if self.temperature is not None:
+            q_THC = q_THC * lengths(self.temperature, layout.positions_T)[:, None, None].to(q_THC.dtype)
+        where = layout, cache, self.scale, self.window, self.number
+        call = AttentionCall(*where, causal=self.causal, sinks_H=self.sinks, chunked=self.chunked)
         return self.out(ops.attend(q_THC, k_TNC, v_TNC, call).flatten(1), ops)
+
+    def beyond(self) -> str | None:
+        """What of it kernels of several operations do not know."""
+        if self.sinks is not None:
+            return "attention sinks"
+        if self.chunked or self.temperature is not None or not self.turns:
+            return "attention by chunks or without positions"
+        return "norms of queries and keys as a whole, or once they are rotated" if self.kind != "heads" else None
 
     def weights(self) -> GroupedQueryWeights:
         return GroupedQueryWeights(
@@ -57,7 +94,17 @@ class GroupedQueryAttention(nn.Module):
             self.window,
             self.interleaved,
             self.scale,
+            self.beyond(),
         )
+
+
+def lengths(temperature: Temperature, positions_T: Tensor) -> Tensor:
+    """What queries are multiplied with; of a position the same to the bit in any batch, as a library's logarithm is
+    not."""
+    steps_T = (positions_T + 1) // temperature.floor
+    most = int(steps_T.max()) if len(steps_T) else 0
+    table = [1 + temperature.scale * math.log1p(step) for step in range(most + 1)]
+    return torch.tensor(table, device=positions_T.device)[steps_T]
 
 
 class LatentAttention(nn.Module):
@@ -76,7 +123,7 @@ class LatentAttention(nn.Module):
         self.out = Linear(attention.heads * attention.value_size, config.hidden, attention.bias)
         self.index_kind = layer.index
         self.indexer = (
-            LightningIndexer(config, attention, attention.indexer)
+            LightningIndexer(config, attention, attention.indexer, number)
             if attention.indexer and layer.index == "full"
             else None
         )
@@ -106,6 +153,8 @@ class LatentAttention(nn.Module):
             absorb=context.absorb,
             selected=context.selected if self.index_kind else None,
         )
+        if self.index_kind and context.teach is not None:
+            note_indexer_loss(call, context)
         return self.out(ops.attend_latent(call).flatten(1), ops)
 
     def weights(self) -> LatentWeights:
@@ -130,32 +179,41 @@ class LatentAttention(nn.Module):
 class LightningIndexer(nn.Module):
     """DSA (DeepSeek-V3.2, GLM-5): score all earlier tokens with a few light heads, attend to the best `topk` only.
 
-    A choice of tokens has no gradient, so nothing here does.
+    A choice of tokens has no gradient. An indexer learns from what attention looks at (`indexer_loss.py`), and only
+    where it is taught; what it reads is detached, so that the model learns nothing from it.
     """
 
-    def __init__(self, config: ModelConfig, attention: Latent, indexer: Indexer) -> None:
+    def __init__(self, config: ModelConfig, attention: Latent, indexer: Indexer, number: int) -> None:
         super().__init__()
-        self.heads, self.size, self.topk = indexer.heads, indexer.head_size, indexer.topk
-        self.interleaved = config.rope.interleaved
+        self.heads, self.size, self.topk, self.number = indexer.heads, indexer.head_size, indexer.topk, number
+        self.interleaved = indexer.interleaved
         assert attention.q_rank is not None
         self.queries = Linear(attention.q_rank, self.heads * self.size)
         self.keys = Linear(config.hidden, self.size)
         self.key_norm = nn.LayerNorm(self.size, eps=1e-6)
         self.head_weights = Linear(config.hidden, self.heads)
 
-    @torch.no_grad()
     def forward(
         self, x_TD: Tensor, query_TQ: Tensor, context: ForwardContext, cache: dict[str, Tensor] | None
     ) -> list[Tensor | None]:
-        ops, layout = context.ops, context.layout
+        ops, layout, teach = context.ops, context.layout, context.teach
+        rope = replace(context.rope, interleaved=self.interleaved)
         assert layout.trees is None, "a selection would count the other branches of a tree"
-        k_TC = self.key_norm(self.keys(x_TD, ops))
-        k_TC = ops.rotate(k_TC.unsqueeze(1), context.rope).squeeze(1)
-        if cache is not None:
-            layout.write(cache["index"], k_TC)
-        if all(span.total <= self.topk for span in layout.spans):
+        with torch.set_grad_enabled(teach is not None and torch.is_grad_enabled()):
+            x_TD, query_TQ = x_TD.detach(), query_TQ.detach()
+            k_TC = self.key_norm(self.keys(x_TD, ops))
+            k_TC = ops.rotate(k_TC.unsqueeze(1), rope).squeeze(1)
+            if cache is not None:
+                layout.write(cache["index"], k_TC)
+            if teach is None and all(span.total <= self.topk for span in layout.spans):
+                return [None] * len(layout.spans)
+            q_THC = self.queries(query_TQ, ops).unflatten(-1, (self.heads, self.size))
+            q_THC = ops.rotate(q_THC, rope)
+            weights_TH = self.head_weights(x_TD, ops).float() * self.heads**-0.5
+            if teach is not None:
+                rows = layout.per_sequence(q_THC, k_TC, weights_TH)
+                context.index_scores = self.number, [index_scores(*each) for _, *each in rows]
+        if teach == "dense":
             return [None] * len(layout.spans)
-        q_THC = self.queries(query_TQ, ops).unflatten(-1, (self.heads, self.size))
-        q_THC = ops.rotate(q_THC, context.rope)
-        weights_TH = self.head_weights(x_TD, ops).float() * self.heads**-0.5
-        return ops.select_tokens(q_THC, k_TC, weights_TH, layout, cache, self.topk)
+        with torch.no_grad():
+            return ops.select_tokens(q_THC, k_TC, weights_TH, layout, cache, self.topk)

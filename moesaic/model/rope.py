@@ -31,12 +31,32 @@ def frequencies(rope: Rope, context: int, device: torch.device | None = None) ->
 
 def rope_of(config: ModelConfig, layout: Layout) -> RopeAngles:
     """The rotary angles of every token of a flat batch, once for all layers."""
-    rope, context = config.rope, config.context
+    return angles_of(config.rope, config.context, layout)
+
+
+def angles_of(rope: Rope, context: int, layout: Layout) -> RopeAngles:
     speed_R, factor = frequencies(rope, context, layout.device)
     if rope.kind == "dynamic" and max((int(span.total) for span in layout.spans), default=0) > context:
         speed_R = dynamic_frequencies(rope, context, layout.totals_T)
     angle_TR = layout.positions_T[:, None].float() * speed_R
     return RopeAngles(angle_TR.cos() * factor, angle_TR.sin() * factor, rope.interleaved)
+
+
+@cache
+@torch.inference_mode(False)
+def _table(rope: Rope, context: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    speed_R, factor = frequencies(rope, context, device)
+    angle_PR = torch.arange(context, device=device)[:, None].float() * speed_R
+    return angle_PR.cos() * factor, angle_PR.sin() * factor
+
+
+def table_angles(rope: Rope, context: int, layout: Layout) -> RopeAngles:
+    """The same out of one table: a position's are the same to the bit in any batch, while the library's cosine is not
+    where a row is no whole number of vectors."""
+    if rope.kind == "dynamic" or any(span.total > context for span in layout.spans):
+        return angles_of(rope, context, layout)
+    cos_PR, sin_PR = _table(rope, context, layout.device)
+    return RopeAngles(cos_PR[layout.positions_T], sin_PR[layout.positions_T], rope.interleaved)
 
 
 def position_angles(config: ModelConfig, positions: int, device: torch.device) -> RopeAngles:

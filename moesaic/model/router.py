@@ -24,6 +24,7 @@ class Router(nn.Module):
         super().__init__()
         self.shape, self.number = experts, number
         self.weight = nn.Parameter(torch.empty(experts.count, hidden))
+        self.bias = nn.Parameter(torch.empty(experts.count)) if experts.bias else None
         # Added to the scores for the choice alone; the balance update moves it, no gradient does.
         self.register_buffer("correction", torch.zeros(experts.count) if experts.correction else None)
         self.correction: Tensor | None
@@ -39,6 +40,8 @@ class Router(nn.Module):
 
     def forward(self, x_TD: Tensor, routing: Routing | None = None, ops: Kernels = PLAIN) -> Routes:
         logits_TE = ops.router_logits(x_TD, self.weight, self.site)
+        if self.bias is not None:
+            logits_TE = logits_TE + self.bias.float()
         replayed_TK = routing.choices[self.number] if routing is not None and routing.replay else None
         routes = ops.route(logits_TE, self.correction, self.shape, replayed_TK)
         if routing is not None:

@@ -24,6 +24,8 @@ SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")  # as chat templa
 class Tokenizer:
     """`files` are the tokenizer's files as they stand in a model directory, carried from stage to stage unchanged."""
 
+    no_template = "the model has no chat template"  # what is said where one is wanted
+
     def __init__(self, fast: FastTokenizer, files: dict[str, bytes], place: Path) -> None:
         self.fast = fast
         self.files = files
@@ -44,6 +46,9 @@ class Tokenizer:
             return None
         try:
             fast = FastTokenizer.from_str(files["tokenizer.json"].decode())
+            # Some files, those of sentence-transformers, would cut and fill up every text; nobody asked for that.
+            fast.no_truncation()
+            fast.no_padding()
             fast.encode("a")  # some parts that do not fit together show only in use
         except BaseException as error:  # the library raises plain Exception, and its panics are not even that
             if isinstance(error, KeyboardInterrupt | SystemExit):
@@ -135,7 +140,7 @@ class Tokenizer:
         is instead of the model's own."""
         text = template or (self.tool_template if extra.get("tools") else self.chat_template)
         if text is None:
-            raise UserError(self.place, "the model has no chat template", "Give it plain text instead.")
+            raise UserError(self.place, self.no_template, "Give it plain text instead.")
 
         special = {name: self.special(name) or "" for name in SPECIAL}
         given = {"tools": None, "documents": None, **special, **extra}  # templates ask whether these are none

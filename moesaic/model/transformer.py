@@ -14,17 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from moesaic import kernels
-from moesaic.kernels.interface import Kernels, LayerStack, Mode
+from moesaic.kernels.interface import EncoderStack, Kernels, LayerStack, Mode, RopeAngles
 from moesaic.kernels.logprobs import token_logprobs
 from moesaic.kernels.quantized import QuantizedKernels, QuantizedWeight
 from moesaic.kernels.wrapped import for_batch
-from moesaic.model.block import Block, PredictionBlock
-from moesaic.model.config import ModelConfig
+from moesaic.model.block import Block, PredictionBlock, make_block
+from moesaic.model.config import ModelConfig, Rope
 from moesaic.model.context import ForwardContext, Routing
-from moesaic.model.first_weights import first_weight
+from moesaic.model.encoder import ClassifierHead, EncoderBlock, Entry, last_norm, refuse_encoder
+from moesaic.model.encoder import run_layers as run_encoder
+from moesaic.model.first_weights import first_parameter
+from moesaic.model.knowledge import KnowledgeBase
 from moesaic.model.layout import Layout, PagedCache
 from moesaic.model.linear import Norm, name_sites
-from moesaic.model.rope import rope_of
+from moesaic.model.rope import rope_of, table_angles
 from moesaic.model.value_head import ValueHead
 
 if TYPE_CHECKING:
@@ -56,10 +59,16 @@ class Model(nn.Module):
         self._ops: Kernels | None = None
         self._chosen: tuple[torch.device, Mode, Kernels] | None = None
         self._stack: LayerStack | None = None  # of all layers, when first wanted
+        self._encoder: EncoderStack | None = None  # the same of an encoder
         self.embed = nn.Parameter(torch.empty(config.vocab, config.hidden))
-        self.layers = nn.ModuleList(Block(config, layer, number) for number, layer in enumerate(config.layers))
-        self.norm = Norm(config.hidden, config.norm_eps)
-        self.head = None if config.tied else nn.Parameter(torch.empty(config.vocab, config.hidden))
+        encoder = config.encoder
+        kind = make_block if encoder is None else EncoderBlock
+        self.layers = nn.ModuleList(kind(config, layer, number) for number, layer in enumerate(config.layers))
+        self.norm = Norm(config.hidden, config.norm_eps) if encoder is None else last_norm(config)
+        self.knowledge = None if config.knowledge is None else KnowledgeBase(config, config.knowledge)
+        self.entry = None if encoder is None else Entry(config)
+        self.classifier = ClassifierHead(config, encoder.classifier) if encoder and encoder.classifier else None
+        self.head = None if config.tied or encoder else nn.Parameter(torch.empty(config.vocab, config.hidden))
         self.mtp = nn.ModuleList(
             PredictionBlock(config, layer, len(config.layers) + number) for number, layer in enumerate(config.mtp)
         )
@@ -93,8 +102,19 @@ class Model(nn.Module):
         ops = for_batch(ops or self.ops, layout)
         if routing is not None and routing.keep_logits:  # not in a block, which may be compiled
             routing.lengths = [span.new for span in layout.spans]
-        context = ForwardContext(layout, ops, rope_of(self.config, layout), routing, self.mode != "invariant")
-        return (inputs if inputs.is_floating_point() else self.embedded(inputs, ops)), context
+        rope = rope_of(self.config, layout) if self.entry is None else self._angles(self.config.rope, layout)
+        context = ForwardContext(layout, ops, rope, routing, self.mode != "invariant")
+        for own in {layer.rope for layer in self.config.layers if layer.rope is not None}:
+            context.layer_ropes[own] = self._angles(own, layout)
+        if self.knowledge is not None:
+            context.facts = self.knowledge.facts_for(layout, lambda tokens: self.embedded(tokens, ops), ops)
+        if inputs.is_floating_point():
+            return inputs, context
+        x_TD = self.embedded(inputs, ops)
+        return (x_TD if self.entry is None else self.entry(x_TD, context)), context
+
+    def _angles(self, rope: Rope, layout: Layout) -> RopeAngles:
+        return table_angles(rope, self.config.context, layout)
 
     def run_layers(
         self,
@@ -116,12 +136,17 @@ class Model(nn.Module):
 
     def advance(self, x_TD: Tensor, context: ForwardContext, start: int) -> tuple[Tensor, int]:
         """As far as one kernel goes, through all layers or through the next; and where to go on."""
-        stack = self._layer_stack() if start == 0 else None
+        if self.entry is not None and start == 0:
+            blocks = cast("list[EncoderBlock]", list(self.layers))
+            return run_encoder(blocks, self._encoder_stack(blocks), x_TD, context), len(blocks)
+        stack = self._layer_stack() if start == 0 and context.layout.is_cached else None
         if stack is not None and (done_TD := context.run_fused(stack, x_TD)) is not None:
             return done_TD, len(self.layers)
         return run_plainly(cast(Block, self.layers[start]), start, x_TD, context), start + 1
 
     def finish(self, x_TD: Tensor, context: ForwardContext) -> Tensor:
+        if self.entry is not None:
+            return x_TD if self.norm is None else self.norm(x_TD, context.ops)
         return context.ops.rms_norm(x_TD, self.norm.weight, self.norm.eps)
 
     def embedded(self, tokens_T: Tensor, ops: Kernels | None = None) -> Tensor:
@@ -160,6 +185,7 @@ class Model(nn.Module):
     @property
     def output(self) -> Tensor:
         """The matrix that turns hidden states into logits (V, D)."""
+        refuse_encoder(self.config, "model", "there are no logits")
         return self.embed if self.head is None else self.head
 
     @property
@@ -181,12 +207,18 @@ class Model(nn.Module):
         self._ops = ops
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_chosen": None}  # modules of kernels and loaded libraries cannot be copied
+        return {
+            **self.__dict__,
+            "_chosen": None,
+            "_encoder": None,
+        }  # modules of kernels and loaded libraries cannot be copied
 
     def _layer_stack(self) -> LayerStack | None:
         """All layers as data for kernels that run several; None if one has to go alone. Made anew when a layer is
         another than it was."""
         blocks = cast("list[Block]", list(self.layers))
+        if not all(block.fusible for block in blocks):
+            return None
         if any(block._forward_hooks or block._forward_pre_hooks for block in blocks):  # somebody wants to come between
             return None
         known = self._stack
@@ -195,6 +227,15 @@ class Model(nn.Module):
             for layer, block in zip(known.layers, blocks, strict=True)
         ):
             known = self._stack = LayerStack(tuple(block.weights() for block in blocks))
+        return known
+
+    def _encoder_stack(self, blocks: list[EncoderBlock]) -> EncoderStack:
+        known = self._encoder
+        if known is None or any(
+            layer.ffn_norm.weight is not block.ffn_norm.weight
+            for layer, block in zip(known.layers, blocks, strict=True)
+        ):
+            known = self._encoder = EncoderStack(tuple(block.weights() for block in blocks))
         return known
 
     @cached_property
@@ -242,5 +283,5 @@ class Model(nn.Module):
     def initialize(self, seed: int = 0) -> Model:
         """Fresh weights for training from scratch."""
         for name, tensor in self.state_dict().items():
-            tensor.copy_(first_weight(name, tuple(tensor.shape), seed, self.config.init_std))
+            tensor.copy_(first_parameter(name, tuple(tensor.shape), seed, self.config))
         return self

@@ -19,7 +19,9 @@ from torch import Tensor
 from moesaic.errors import UserError
 from moesaic.model import directory
 from moesaic.model.config import Dense, Experts, ModelConfig
+from moesaic.model.encoder import refuse_encoder
 from moesaic.model.families import Place, family_for
+from moesaic.model.families.places import Part
 from moesaic.model.formats.checkpoint import Source
 from moesaic.model.value_head import copy_head
 
@@ -71,6 +73,7 @@ class Upcycle:
 
 
 def mixture_of(config: ModelConfig, settings: Upcycle, place: object) -> ModelConfig:
+    refuse_encoder(config, place, "it has no experts to choose among")
     dense = [layer.ffn for layer in config.layers]
     if config.has_experts or config.mtp:
         raise UserError(place, "is a mixture of experts already", "Upcycle a dense model.")
@@ -117,9 +120,7 @@ def upcycle(
     return config
 
 
-def _expert(
-    dense: directory.Parts, settings: Upcycle, layer: str, leaf: str, expert: int, part: tuple[int | slice, ...]
-) -> Tensor:
+def _expert(dense: directory.Parts, settings: Upcycle, layer: str, leaf: str, expert: int, part: Part) -> Tensor:
     """One expert's matrix, or its gate or up half: its slice of the dense one, with noise if wanted."""
     hidden = dense.config.layers[0].ffn.hidden
     size = hidden // settings.split

@@ -6,6 +6,7 @@ whoever wants only the language model does not see it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,12 +16,14 @@ from torch import Tensor, nn
 
 from moesaic.errors import UserError
 from moesaic.model.formats.tensor_file import TensorFile
+from moesaic.model.layout import Layout
 
 if TYPE_CHECKING:
     from moesaic.model.transformer import Model
 
 FILE = "value_head.safetensors"
 PREFIX = "value."  # of its parameters in the model
+TOKENS = 8192  # of a forward
 
 
 class ValueHead(nn.Module):
@@ -42,6 +45,26 @@ def give_head(model: Model) -> ValueHead:
     if model.value is None:
         model.value = ValueHead(model.config.hidden, model.device)
     return model.value
+
+
+@torch.no_grad()
+def values_at(model: Model, sequences: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]) -> list[Tensor]:
+    """The value head's numbers at some tokens of each sequence, many sequences to a forward."""
+    assert model.value is not None
+    found: list[Tensor] = []
+    start = 0
+    while start < len(sequences):
+        stop, tokens = start, 0
+        while stop < len(sequences) and (stop == start or tokens + len(sequences[stop]) <= TOKENS):
+            tokens += len(sequences[stop])
+            stop += 1
+        some = sequences[start:stop]
+        layout = Layout([len(one) for one in some], device=model.device)
+        tokens_T = torch.tensor([token for one in some for token in one], device=model.device)
+        values_T = model.value(model(tokens_T, layout)).cpu()
+        found += [values[list(at)] for values, at in zip(values_T.split([len(one) for one in some]), rows[start:stop])]
+        start = stop
+    return found
 
 
 def has_head(directory: Path) -> bool:

@@ -2,7 +2,9 @@
 
 A family is a module with `ARCHITECTURE` (the class name `transformers` uses), `read(keys)` and `write(config)` between
 config.json and `ModelConfig`, `layouts(config)`: the ways its tensors are named on disk, the one we write first,
-`TRAITS` for training from scratch and, where llama.cpp has the family, `GGUF_NAMES`. A new family is one such file.
+`TRAITS` for training from scratch and, where llama.cpp has the family, `GGUF_NAMES`. Where its checkpoints hold tensors
+that no model here has, `unused(config)` says how their names begin; where tensors tell what config.json does not,
+`as_stored(config, names)` is the config they tell. A new family is one such file.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from moesaic.model.families.places import Place
 __all__ = ["Keys", "Place", "families", "family_for", "known", "read_config", "write_config"]
 
 # Shared by the families, not families themselves.
-_SHARED = {"keys", "latent", "places", "sigmoid", "traits"}
+_SHARED = {"encoders", "keys", "latent", "places", "sigmoid", "traits"}
 
 
 def known() -> list[str]:

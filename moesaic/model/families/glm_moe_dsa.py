@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from moesaic.model.config import Dense, Indexer, Latent, ModelConfig
+from moesaic.model.config import Dense, Latent, ModelConfig
 from moesaic.model.families.keys import Keys, write_every, write_rope
-from moesaic.model.families.latent import read_latent, write_latent
+from moesaic.model.families.latent import read_indexer, read_latent, write_indexer, write_latent
 from moesaic.model.families.places import Names, Place, places
 from moesaic.model.families.sigmoid import read_layers, write_layers
 from moesaic.model.families.traits import Traits
@@ -18,12 +18,7 @@ TRAITS = Traits(interleaved=True, latent=True, indexer=True)
 
 
 def read(keys: Keys) -> ModelConfig:
-    indexer = Indexer(
-        heads=keys.integer("index_n_heads", default=32),
-        head_size=keys.integer("index_head_dim", default=128),
-        topk=keys.integer("index_topk", default=2048),
-    )
-    attention = replace(read_latent(keys), indexer=indexer)
+    attention = replace(read_latent(keys), indexer=read_indexer(keys, heads=32, interleaved=True))
     context = keys.integer("max_position_embeddings", default=202752)
     layers, mtp = read_layers(keys, dense_first=3, groups=1, top_groups=1, scale=2.5)
     index = _index_kinds(keys, len(layers))
@@ -67,9 +62,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
         **write_layers(config),
         **write_latent(attention),
         "mlp_layer_types": ["dense" if isinstance(layer.ffn, Dense) else "sparse" for layer in config.layers],
-        "index_n_heads": attention.indexer.heads,
-        "index_head_dim": attention.indexer.head_size,
-        "index_topk": attention.indexer.topk,
+        **write_indexer(attention.indexer),
         "indexer_types": [layer.index for layer in config.layers],
     }
 

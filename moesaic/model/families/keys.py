@@ -109,7 +109,7 @@ class Keys:
         }
 
     def grouped_query(
-        self, *, kv_heads: int | None = None, head_size: int | None = None, **flags: bool
+        self, *, kv_heads: int | None = None, head_size: int | None = None, **options: Any
     ) -> GroupedQuery:
         """`kv_heads` and `head_size` are the family's own, for files that leave them out. A family without them means
         as many as there are heads, and an equal share of the hidden size."""
@@ -118,7 +118,7 @@ class Keys:
             head_size = self.maybe_integer("head_dim") or self.integer("hidden_size") // max(heads, 1)
         else:
             head_size = self.integer("head_dim", default=head_size)
-        return GroupedQuery(heads, self.integer("num_key_value_heads", default=kv_heads or heads), head_size, **flags)
+        return GroupedQuery(heads, self.integer("num_key_value_heads", default=kv_heads or heads), head_size, **options)
 
     def rope(
         self,

@@ -1,10 +1,10 @@
-"""The config keys of multi-head latent attention, which DeepSeek-V3 and GLM-5 share."""
+"""The config keys of multi-head latent attention and of its indexer, which DeepSeek-V3 and GLM-5 share."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from moesaic.model.config import Latent
+from moesaic.model.config import Indexer, Latent
 from moesaic.model.families.keys import Keys
 from moesaic.model.families.traits import GGUFReader
 
@@ -31,6 +31,24 @@ def write_latent(attention: Latent) -> dict[str, Any]:
         "qk_rope_head_dim": attention.rope_size,
         "v_head_dim": attention.value_size,
         "attention_bias": attention.bias,
+    }
+
+
+def read_indexer(keys: Keys, *, heads: int, interleaved: bool) -> Indexer:
+    """`heads` are the family's own, for files that leave them out."""
+    return Indexer(
+        heads=keys.integer("index_n_heads", default=heads),
+        head_size=keys.integer("index_head_dim", default=128),
+        topk=keys.integer("index_topk", default=2048),
+        interleaved=interleaved,
+    )
+
+
+def write_indexer(indexer: Indexer) -> dict[str, Any]:
+    return {
+        "index_n_heads": indexer.heads,
+        "index_head_dim": indexer.head_size,
+        "index_topk": indexer.topk,
     }
 
 

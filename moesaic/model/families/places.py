@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from moesaic.model.config import Dense, Experts, GroupedQuery, Latent, Layer, ModelConfig
 
+# As an index of the parameter; None, which can only come first, is a dimension of one that the file has in addition.
+Part = tuple[int | slice | None, ...]
+
 
 @dataclass(frozen=True)
 class Place:
@@ -16,7 +19,7 @@ class Place:
     name: str
     shape: tuple[int, ...]
     parameter: str
-    part: tuple[int | slice, ...] = ()
+    part: Part = ()
     # A second copy of a shared matrix: checked if it is there, not missed if it is not, and written for those who
     # expect it.
     copy: bool = False
@@ -36,11 +39,18 @@ class Names:
     """How a family spells the parts of its feed-forward layers."""
 
     mixture: str = "mlp"
+    dense: str = "mlp"
+    router: str = "gate"
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    shared: str = "shared_experts"
+    q_norm: str = "q_norm"
+    k_norm: str = "k_norm"
     fused_dense: bool = False  # gate and up are one matrix in dense layers
     fused_experts: bool = False  # all experts are one tensor
+    correction: str = "gate.e_score_correction_bias"  # the router's balance bias
+    correction_row: bool = False  # as a matrix of one row
 
 
 def places(config: ModelConfig, names: Names) -> list[Place]:
@@ -74,12 +84,12 @@ def _block(config: ModelConfig, layer: Layer, there: str, here: str, names: Name
         yield Place(f"{there}.post_mlp_layernorm.weight", hidden, f"{here}.ffn_post_norm.weight")
     attention = config.attention
     if isinstance(attention, GroupedQuery):
-        yield from _grouped_query(config.hidden, attention, f"{there}.self_attn", f"{here}.attention")
+        yield from _grouped_query(config.hidden, attention, f"{there}.self_attn", f"{here}.attention", names)
     else:
         yield from _latent(config.hidden, attention, layer, f"{there}.self_attn", f"{here}.attention")
     if isinstance(layer.ffn, Dense):
-        yield from _dense(config.hidden, layer.ffn, f"{there}.mlp", f"{here}.ffn", names)
-    else:
+        yield from _dense(config.hidden, layer.ffn, f"{there}.{names.dense}", f"{here}.ffn", names)
+    elif isinstance(layer.ffn, Experts):
         yield from _experts(config.hidden, layer.ffn, f"{there}.{names.mixture}", f"{here}.ffn", names)
 
 
@@ -90,16 +100,19 @@ def _matrix(there: str, here: str, shape: tuple[int, int], bias: bool, part: sli
         yield Place(f"{there}.bias", shape[:1], f"{here}.bias", rows)
 
 
-def _grouped_query(hidden: int, shape: GroupedQuery, there: str, here: str) -> Iterator[Place]:
+def _grouped_query(hidden: int, shape: GroupedQuery, there: str, here: str, names: Names) -> Iterator[Place]:
     start = 0
     for name, heads in (("q_proj", shape.heads), ("k_proj", shape.kv_heads), ("v_proj", shape.kv_heads)):
         rows = heads * shape.head_size
         yield from _matrix(f"{there}.{name}", f"{here}.qkv", (rows, hidden), shape.qkv_bias, slice(start, start + rows))
         start += rows
     yield from _matrix(f"{there}.o_proj", f"{here}.out", (hidden, shape.heads * shape.head_size), shape.out_bias)
-    if shape.qk_norm:
-        yield Place(f"{there}.q_norm.weight", (shape.head_size,), f"{here}.q_norm.weight")
-        yield Place(f"{there}.k_norm.weight", (shape.head_size,), f"{here}.k_norm.weight")
+    if shape.sinks:
+        yield Place(f"{there}.sinks", (shape.heads,), f"{here}.sinks")
+    if shape.qk_norm and shape.norm != "unit":
+        for name, own, heads in ((names.q_norm, "q_norm", shape.heads), (names.k_norm, "k_norm", shape.kv_heads)):
+            size = shape.head_size * (heads if shape.norm == "whole" else 1)
+            yield Place(f"{there}.{name}.weight", (size,), f"{here}.{own}.weight")
 
 
 def _latent(hidden: int, shape: Latent, layer: Layer, there: str, here: str) -> Iterator[Place]:
@@ -140,13 +153,17 @@ def _dense(hidden: int, shape: Dense, there: str, here: str, names: Names) -> It
 
 def _experts(hidden: int, shape: Experts, there: str, here: str, names: Names) -> Iterator[Place]:
     width = shape.hidden
-    yield Place(f"{there}.gate.weight", (shape.count, hidden), f"{here}.router.weight")
+    yield from _matrix(f"{there}.{names.router}", f"{here}.router", (shape.count, hidden), shape.bias)
     if shape.correction:
-        yield Place(f"{there}.gate.e_score_correction_bias", (shape.count,), f"{here}.router.correction")
+        stored, part = ((1, shape.count), (None,)) if names.correction_row else ((shape.count,), ())
+        yield Place(f"{there}.{names.correction}", stored, f"{here}.router.correction", part)
     gate_up, down = f"{here}.gate_up_EGD", f"{here}.down_EDF"
     if names.fused_experts:
         yield Place(f"{there}.experts.gate_up_proj", (shape.count, 2 * width, hidden), gate_up)
         yield Place(f"{there}.experts.down_proj", (shape.count, hidden, width), down)
+        if shape.bias:
+            yield Place(f"{there}.experts.gate_up_proj_bias", (shape.count, 2 * width), f"{here}.bias_EG")
+            yield Place(f"{there}.experts.down_proj_bias", (shape.count, hidden), f"{here}.down_bias_ED")
     else:
         for expert in range(shape.count):
             own = f"{there}.experts.{expert}"
@@ -154,4 +171,6 @@ def _experts(hidden: int, shape: Experts, there: str, here: str, names: Names) -
             yield Place(f"{own}.{names.up}.weight", (width, hidden), gate_up, (expert, slice(width, 2 * width)))
             yield Place(f"{own}.{names.down}.weight", (hidden, width), down, (expert,))
     if shape.shared_hidden:
-        yield from _dense(hidden, Dense(shape.shared_hidden), f"{there}.shared_experts", f"{here}.shared", Names())
+        yield from _dense(hidden, Dense(shape.shared_hidden), f"{there}.{names.shared}", f"{here}.shared", Names())
+    if shape.shared_gate:
+        yield from _matrix(f"{there}.shared_expert_gate", f"{here}.shared_gate", (1, hidden), False)

@@ -14,7 +14,7 @@ SIGMOID = 2  # of GGUF's expert_gating_func
 
 
 def read_layers(
-    keys: Keys, *, dense_first: int, groups: int, top_groups: int, scale: float
+    keys: Keys, *, dense_first: int, groups: int, top_groups: int, scale: float, normalize: bool = True
 ) -> tuple[tuple[Layer, ...], tuple[Layer, ...]]:
     """The layers and the prediction layers; the arguments are the family's defaults."""
     width = keys.integer("moe_intermediate_size")
@@ -23,7 +23,7 @@ def read_layers(
         per_token=keys.integer("num_experts_per_tok", default=8),
         hidden=width,
         score="sigmoid",
-        normalize=keys.flag("norm_topk_prob", default=True),
+        normalize=keys.flag("norm_topk_prob", default=normalize),
         scale=keys.number("routed_scaling_factor", default=scale),
         correction=True,
         groups=keys.integer("n_group", default=groups),

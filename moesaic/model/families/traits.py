@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
+
+from moesaic.model.config import Activation
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,24 @@ class Traits:
     post_norms: bool = False
     latent: bool = False  # multi-head latent attention
     indexer: bool = False  # attention to selected tokens
+    indexer_interleaved: bool = True  # RoPE rotates neighbouring dimensions there
+    sinks: bool = False  # a learned logit of no token in every head's softmax
+    bias: bool = False  # of attention's projections, of routers and of experts
+    qkv_bias: bool = False
+    norm: Literal["heads", "whole", "rotated", "unit"] = "heads"  # what is normed of queries and keys
+    shared_gate: bool = False
+    scales_input: bool = False  # of experts
+    activation: Activation = "silu"
+    encoder: bool = False  # reads texts as a whole; not trained from scratch here
     mixture: str = ""  # the family a dense model becomes when it is upcycled; else our own architecture
+
+
+@dataclass(frozen=True)
+class Turned:
+    """How the experts of a family lie on disk, where that is not as the model has them (`formats/turned.py`)."""
+
+    inputs_first: bool = True  # matrices are (E, inputs, outputs)
+    alternating: bool = False  # rows of gate and up in turns
 
 
 class GGUFReader(Protocol):

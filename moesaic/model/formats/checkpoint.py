@@ -20,6 +20,7 @@ from moesaic.errors import UserError
 from moesaic.json_files import is_file, read_bytes, read_json
 from moesaic.model.formats.tensor_file import Part, TensorFile, printable
 
+KNOWLEDGE = "knowledge.txt"  # the facts of a model with a knowledge base, one in each line
 # Everything a directory may hold beside weights and config, carried along unread.
 SIDE_FILES = (
     "tokenizer.json",
@@ -33,9 +34,13 @@ SIDE_FILES = (
     "generation_config.json",
     "modules.json",  # of sentence-transformers: how hidden states become an embedding
     "1_Pooling/config.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    KNOWLEDGE,
 )
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 QUANTIZATION = "quantization_config"  # the key of config.json that says how weights are quantized
+GLM_BITS = "quantization_bit"  # the same in releases of GLM-130B and ChatGLM
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -126,7 +131,7 @@ class Checkpoint:
         self.files = {name: content for name, content in contents if content is not None}
 
     def _weight_files(self) -> Iterator[TensorFile]:
-        compressed = bool(self.config.get(QUANTIZATION))
+        compressed = bool(self.config.get(QUANTIZATION) or self.config.get(GLM_BITS))
         if is_file(self.place / SINGLE):  # also where an index is there: as `transformers` does
             yield TensorFile(self.place / SINGLE, integers=compressed)
             return
@@ -165,12 +170,12 @@ class Checkpoint:
 class QuantizedCheckpoint:
     """What the quantized layouts share: the directory as it is, and a `config` that no longer says it is quantized."""
 
-    def __init__(self, raw: Checkpoint) -> None:
+    def __init__(self, raw: Checkpoint, key: str = QUANTIZATION) -> None:
         self._raw = raw
         self.place, self.files, self.bytes = raw.place, raw.files, raw.bytes
         self._where = raw.place / "config.json"
-        self.config = {key: value for key, value in raw.config.items() if key != QUANTIZATION}
-        self._settings: Any = raw.config[QUANTIZATION]
+        self.config = {name: value for name, value in raw.config.items() if name != key}
+        self._settings: Any = raw.config[key]
         self._stored = raw.shapes()
 
 

@@ -1,7 +1,8 @@
 """Quantized weights as `transformers` and vLLM keep them: the compressed-tensors layout, read and written.
 
 Read: integer weights, packed (`pack-quantized`) or not (`int-quantized`), per group or channel, with activations in
-float or quantized per token. Written: the same.
+float or quantized per token; and MXFP4, as the integers of 5 bits that its numbers are with half the scale. Written:
+integers; `float_layouts.py` has the floating-point formats.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,11 +19,23 @@ from torch import Tensor
 from moesaic.errors import UserError
 from moesaic.kernels.quantized import BITS, BLOCK, QuantizedMatrix, padded, unpack
 from moesaic.model.families import Place
+from moesaic.model.formats import float4, float_layouts
 from moesaic.model.formats.checkpoint import QUANTIZATION, Checkpoint
+from moesaic.model.formats.float8 import plain_dtype
 from moesaic.model.formats.packed import CPU, PackedModules, pack32, unpack32
 from moesaic.model.formats.quantized import Scheme
 
-_REMEDY = "Take integer weights of 1 to 6 or 8 bits, per group or channel."
+_REMEDY = "Take integer weights of 1 to 6 or 8 bits, per group or channel, or FP8, MXFP4 or NVFP4."
+
+
+class Arguments(NamedTuple):
+    """What a config group says of its modules' weights."""
+
+    bits: int
+    symmetric: bool  # the codes' middle is zero
+    group: int  # 0: the whole channel
+    activation_bits: int
+    mxfp4: bool = False
 
 
 class CompressedTensors(PackedModules):
@@ -32,22 +45,25 @@ class CompressedTensors(PackedModules):
         self._modules = {name.removesuffix(".weight_scale") for name in self._stored if name.endswith(".weight_scale")}
 
     def _kind(self, module: str) -> torch.dtype:
-        return self._raw.dtype(f"{module}.weight_scale")
+        found = self._raw.dtype(f"{module}.weight_scale")
+        return found if found.is_floating_point else plain_dtype(self.config, self._where)
 
     def _size(self, module: str) -> tuple[int, ...]:
+        if self._arguments(module).mxfp4 and len(self._stored.get(f"{module}.weight_packed", ())) == 2:
+            outputs, width = self._stored[f"{module}.weight_packed"]
+            return outputs, width * 2
         if f"{module}.weight" in self._stored:
             return self._stored[f"{module}.weight"]
         shape = f"{module}.weight_shape"
         if self._stored.get(shape) != (2,) or f"{module}.weight_packed" not in self._stored:
             raise UserError(self.place, f"{module} has no weights", "Copy it again.")
         outputs, inputs = self._raw.tensor(shape).tolist()
-        bits = self._arguments(module)[0]
+        bits = self._arguments(module).bits
         if self._stored[f"{module}.weight_packed"] != (outputs, -(-inputs * bits // 32)):
             raise UserError(self.place, f"{module}.weight_packed does not hold {outputs}x{inputs}", "Copy it again.")
         return int(outputs), int(inputs)
 
-    def _arguments(self, module: str) -> tuple[int, bool, int, int]:
-        """Bits, whether the codes' middle is zero, the group (0: the whole channel), bits of activations."""
+    def _arguments(self, module: str) -> Arguments:
         for targets, arguments in self._groups:
             for target in targets:
                 if target in ("Linear", module) or (target.startswith("re:") and re.match(target[3:], module)):
@@ -55,8 +71,10 @@ class CompressedTensors(PackedModules):
         raise UserError(self._where, f"{QUANTIZATION}: nothing is said about {module}", _REMEDY)
 
     def _matrix(self, module: str, device: torch.device = CPU) -> QuantizedMatrix:
-        bits, symmetric, group, activation_bits = self._arguments(module)
+        bits, symmetric, group, activation_bits, mxfp4 = self._arguments(module)
         outputs, inputs = self._size(module)
+        if mxfp4:
+            return self._mxfp4(module, outputs, inputs, device)
         group = group or padded(inputs)
         groups = -(-inputs // group)
         scales_OG = self._raw.tensor(f"{module}.weight_scale").float()
@@ -92,8 +110,17 @@ class CompressedTensors(PackedModules):
         zeros_OG = None if zeros_OG is None else zeros_OG.to(device)
         return QuantizedMatrix.of(codes_OI.to(device), scales_OG.to(device), zeros_OG, bits, group, activation_bits)
 
+    def _mxfp4(self, module: str, outputs: int, inputs: int, device: torch.device) -> QuantizedMatrix:
+        packed, exponents_OG = (self._raw.tensor(f"{module}.weight_{of}") for of in ("packed", "scale"))
+        if packed.dtype != torch.uint8 or exponents_OG.dtype != torch.uint8:
+            raise UserError(self.place, f"{module} is not e2m1 with e8m0 scales in bytes", _REMEDY)
+        if exponents_OG.shape != (outputs, -(-inputs // float4.MXFP4_GROUP)):
+            problem = f"{module}: scales {tuple(exponents_OG.shape)} for {outputs}x{inputs}"
+            raise UserError(self.place, problem, _REMEDY)
+        return float4.mxfp4_matrix(packed, exponents_OG, device)
 
-def _groups(settings: dict[str, Any], where: Path) -> list[tuple[list[str], tuple[int, bool, int, int]]]:
+
+def _groups(settings: dict[str, Any], where: Path) -> list[tuple[list[str], Arguments]]:
     def wrong(problem: str) -> UserError:
         return UserError(where, f"{QUANTIZATION}: {problem}", _REMEDY)
 
@@ -108,7 +135,10 @@ def _groups(settings: dict[str, Any], where: Path) -> list[tuple[list[str], tupl
             raise wrong(f"{str(name)[:60]!r} says nothing about weights")
         weights, inputs, targets = group["weights"], group.get("input_activations"), group.get("targets")
         bits, strategy, size = weights.get("num_bits"), weights.get("strategy"), weights.get("group_size") or 0
-        if bits not in BITS or weights.get("type") != "int" or strategy not in ("group", "channel", "tensor"):
+        mxfp4 = (weights.get("type"), bits, strategy, size) == ("float", 4, "group", float4.MXFP4_GROUP)
+        if mxfp4:
+            inputs = None  # rounding of activations is left out
+        elif bits not in BITS or weights.get("type") != "int" or strategy not in ("group", "channel", "tensor"):
             raise wrong(f"weights of {bits} bits ({weights.get('type')}, by {strategy}) cannot be run")
         if weights.get("actorder") not in (None, False, "weight", "static"):
             raise wrong("inputs in another order cannot be run")
@@ -130,7 +160,8 @@ def _groups(settings: dict[str, Any], where: Path) -> list[tuple[list[str], tupl
             except re.error as error:
                 raise wrong(f"the target {target[:60]!r} is no pattern ({error})") from None
         symmetric = bool(weights.get("symmetric", True))
-        found.append((targets, (bits, symmetric, size if strategy == "group" else 0, activation_bits)))
+        group_size = size if strategy == "group" else 0
+        found.append((targets, Arguments(bits, symmetric, group_size, activation_bits, mxfp4)))
     # Names first, then whole classes of layers.
     return sorted(found, key=lambda entry: "Linear" in entry[0])
 
@@ -179,17 +210,18 @@ def entries_for(place: Place, scheme: Scheme, matrix: Callable[[], QuantizedMatr
     yield scales, torch.float16, (outputs, groups), lambda: matrix().scales_GO[:, rows].T.contiguous()
 
 
-def settings_for(kinds: dict[str, Scheme], plain: list[str]) -> dict[str, Any]:
-    """config.json's part, from the scheme of each module (group 0: a whole channel); `plain` are linear modules that
-    were left as they are."""
-    by_scheme: dict[Scheme, list[str]] = defaultdict(list)
+def settings_for(kinds: dict[str, Scheme | str], plain: list[str]) -> dict[str, Any]:
+    """config.json's part, from the scheme of each module (group 0: a whole channel) or the name of its floating-point
+    format; `plain` are linear modules that were left as they are."""
+    by_scheme: dict[Scheme | str, list[str]] = defaultdict(list)
     for module, scheme in kinds.items():
         by_scheme[scheme].append(module)
     most = max(by_scheme, key=lambda scheme: len(by_scheme[scheme]))
     groups = {}
     for number, (scheme, modules) in enumerate(by_scheme.items()):
         targets = ["Linear"] if scheme == most else sorted(modules)
-        groups[f"group_{number}"] = {**_described(scheme), "targets": targets}
+        about = float_layouts.described(scheme) if isinstance(scheme, str) else _described(scheme)
+        groups[f"group_{number}"] = {**about, "targets": targets}
     formats = {group["format"] for group in groups.values()}
     return {
         "quant_method": "compressed-tensors",

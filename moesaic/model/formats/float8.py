@@ -7,6 +7,7 @@ is left out: it saves time where products of 8 bits are fast, and costs accuracy
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,6 +37,14 @@ def _of_float8(group: Any) -> bool:
     return isinstance(weights, dict) and weights.get("type") == "float" and weights.get("num_bits") == 8
 
 
+def plain_dtype(config: dict[str, Any], where: Path) -> torch.dtype:
+    """What weights are read as, as a checkpoint's own words have it."""
+    dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or "bfloat16"), None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise UserError(where, "dtype: is no format of weights", "Take bfloat16.")
+    return dtype
+
+
 class Float8Source(QuantizedCheckpoint):
     def __init__(self, raw: Checkpoint) -> None:
         super().__init__(raw)
@@ -44,10 +53,7 @@ class Float8Source(QuantizedCheckpoint):
         for name in self._stored:
             if raw.dtype(name) == torch.float8_e4m3fn:
                 self._scale[name] = self._find(name)
-        dtype = getattr(torch, str(self.config.get("dtype") or self.config.get("torch_dtype") or "bfloat16"), None)
-        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-            raise UserError(self._where, "dtype: is no format of weights", "Take bfloat16.")
-        self._dtype = dtype
+        self._dtype = plain_dtype(self.config, self._where)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         scales = set(self._scale.values())

@@ -13,6 +13,8 @@ from moesaic.model.config import Experts, ModelConfig
 from moesaic.model.families import Place, family_for, read_config
 from moesaic.model.formats.checkpoint import Source
 
+# What no training made and every reader makes anew.
+COUNTED = ("rotary_emb.inv_freq", "embeddings.position_ids")
 SHOWN = 10  # of the tensors that are missing, extra or misshapen
 
 
@@ -20,9 +22,17 @@ def match(source: Source) -> tuple[ModelConfig, list[Place]]:
     """The configuration of a source and where each of its tensors goes, once every tensor is there and fits."""
     where = source.place / "config.json" if source.place.is_dir() else source.place
     config = read_config(source.config, where)
-    shapes = {name: shape for name, shape in source.shapes().items() if not name.endswith("rotary_emb.inv_freq")}
+    family = family_for(config.family, source.place)
+    unused: tuple[str, ...] = family.unused(config) if hasattr(family, "unused") else ()
+    shapes = {
+        name: shape
+        for name, shape in source.shapes().items()
+        if not name.endswith(COUNTED) and not name.startswith(unused)
+    }
     _check_counts(config, shapes, where)
-    layouts = family_for(config.family, source.place).layouts
+    layouts = family.layouts
+    if hasattr(family, "as_stored"):
+        config = family.as_stored(config, shapes)
     further = f"model.layers.{len(config.layers)}."
     if config.mtp and not any(name.startswith(further) for name in shapes):
         config = replace(config, mtp=())  # declared, but not shipped

@@ -10,11 +10,15 @@ import torch
 
 from moesaic.errors import UserError
 from moesaic.model.families import Place
-from moesaic.model.formats.checkpoint import QUANTIZATION, Checkpoint, Source
+from moesaic.model.formats.checkpoint import GLM_BITS, QUANTIZATION, Checkpoint, Source
 from moesaic.model.formats.compressed_tensors import CompressedTensors
 from moesaic.model.formats.float8 import Float8Source, is_float8
+from moesaic.model.formats.glm_int import GLMIntegers
 from moesaic.model.formats.gptq_awq import METHODS, GPTQAndAWQ
+from moesaic.model.formats.mxfp4_experts import MXFP4, MXFP4Experts
+from moesaic.model.formats.nvfp4 import NVFP4Source, is_nvfp4
 from moesaic.model.formats.quantized import OURS, OwnLayout, Quantized
+from moesaic.model.formats.turned import TurnedCheckpoint
 
 
 class CompressedSource(Source, Protocol):
@@ -29,17 +33,21 @@ class CompressedSource(Source, Protocol):
         plain one."""
 
 
-def open_checkpoint(path: str | Path) -> Checkpoint | CompressedSource | Float8Source:
+def open_checkpoint(path: str | Path) -> Checkpoint | CompressedSource | Float8Source | NVFP4Source:
     """A model directory, quantized or not."""
-    found = Checkpoint(path)
+    found = TurnedCheckpoint(path)
     settings = found.config.get(QUANTIZATION)
     if not settings:
-        return found
+        return GLMIntegers(found) if found.config.get(GLM_BITS) else found
     method = settings.get("quant_method") if isinstance(settings, dict) else settings
     if method == OURS:
         return OwnLayout(found)
     if is_float8(settings):
         return Float8Source(found)
+    if is_nvfp4(settings):
+        return NVFP4Source(found)
+    if method == MXFP4:
+        return MXFP4Experts(found)
     if method == "compressed-tensors":
         return CompressedTensors(found)
     if method in METHODS and isinstance(settings, dict):

@@ -27,7 +27,7 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 # What compressed weights are made of.
 INTEGERS = {"U8": torch.uint8, "I8": torch.int8, "I32": torch.int32, "I64": torch.int64}
 FLOAT8 = {"F8_E4M3": torch.float8_e4m3fn}
-_NAMES = {dtype: name for name, dtype in (DTYPES | INTEGERS).items()}
+_NAMES = {dtype: name for name, dtype in (DTYPES | INTEGERS | FLOAT8).items()}
 # Far above any real file, and small enough that a corrupt one costs neither memory nor time.
 MOST_HEADER, LONGEST_NAME, MOST_DIMENSIONS = 100 * 2**20, 500, 8
 _AT_ONCE = 2**30  # the kernel reads no more than two gigabytes in one call
@@ -126,11 +126,13 @@ class TensorFile:
                 pass
             case _:
                 raise self._wrong(f"has a corrupt entry for {name}")
-        if dtype not in self._dtypes:
+        # Older files of encoders count positions in a tensor, which nobody reads.
+        dtypes = self._dtypes | INTEGERS if name.endswith("position_ids") else self._dtypes
+        if dtype not in dtypes:
             raise self._wrong(f"{name} has type {dtype[:20]!r}, and only {', '.join(self._dtypes)} can be read")
-        if begin < 0 or end - begin != prod(shape) * self._dtypes[dtype].itemsize:
+        if begin < 0 or end - begin != prod(shape) * dtypes[dtype].itemsize:
             raise self._wrong(f"has a corrupt entry for {name}")
-        return Stored(self._dtypes[dtype], tuple(shape), start + begin)
+        return Stored(dtypes[dtype], tuple(shape), start + begin)
 
     def _wrong(self, problem: str) -> UserError:
         return UserError(self.path, problem, _AGAIN)

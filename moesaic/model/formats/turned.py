@@ -1,0 +1,65 @@
+"""Experts that lie otherwise on disk than in the model: inputs before outputs, or rows of gate and up in turns.
+
+A family says so (`TURNED`, by how the names of its tensors end); to everybody else its checkpoints are like others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from moesaic.model.families import family_for, known
+from moesaic.model.families.traits import Turned
+from moesaic.model.formats.checkpoint import Checkpoint
+from moesaic.model.formats.tensor_file import Part
+
+PLAIN = Turned(inputs_first=False)
+
+
+def turned_in(raw: dict[str, Any], name: str) -> Turned:
+    """How a tensor lies in a checkpoint with this config.json."""
+    kind = raw.get("model_type")
+    endings = getattr(family_for(kind, "config"), "TURNED", {}) if kind in known() else {}
+    return next((turned for ending, turned in endings.items() if name.endswith(ending)), PLAIN)
+
+
+def shape_on_disk(turned: Turned, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[:-2], shape[-1], shape[-2]) if turned.inputs_first else shape
+
+
+def to_disk(turned: Turned, tensor: Tensor) -> Tensor:
+    """Of all experts; the first dimension is theirs."""
+    if turned.alternating:
+        tensor = tensor.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+    return tensor.transpose(-1, -2) if turned.inputs_first else tensor
+
+
+def from_disk(turned: Turned, tensor: Tensor) -> Tensor:
+    tensor = tensor.transpose(-1, -2) if turned.inputs_first else tensor
+    return tensor.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2) if turned.alternating else tensor
+
+
+class TurnedCheckpoint(Checkpoint):
+    """A directory whose tensors are shown as the model has them. Of one expert, no more than that is read."""
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: shape_on_disk(turned_in(self.config, name), shape) for name, shape in super().shapes().items()}
+
+    def tensor(self, name: str, part: Part = ()) -> Tensor:
+        turned = turned_in(self.config, name)
+        if turned == PLAIN:
+            return super().tensor(name, part)
+        first, rest = part[:1], part[1:]
+        if first and isinstance(first[0], int):
+            found = from_disk(turned, super().tensor(name, first)[None])[0]
+        else:
+            found = from_disk(turned, super().tensor(name, first))
+            rest = (slice(None), *rest) if rest else ()
+        return (found[rest] if rest else found).contiguous()
+
+    def read_into(self, out: Tensor, name: str, part: Part = ()) -> None:
+        if turned_in(self.config, name) == PLAIN:
+            super().read_into(out, name, part)
+        else:
+            out.copy_(self.tensor(name, part))
