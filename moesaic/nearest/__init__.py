@@ -1,0 +1,1 @@
+"""Nearest neighbours among vectors: of passages for the knowledge room, of the output matrix for a language model."""
