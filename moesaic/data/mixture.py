@@ -28,7 +28,7 @@ import numpy as np
 from moesaic.data.curricula import Curriculum
 from moesaic.data.interleaving import Interleaving
 from moesaic.data.ordering import Pool, Table, TokenSpans, cut, sorted_window, token_ranks
-from moesaic.data.reuse import effective_epochs, marginal_worth, max_useful_epochs
+from moesaic.data.reuse import BORROWED, ReuseLaw, load_reuse, subset
 from moesaic.data.shards import Shards
 from moesaic.errors import UserError
 from moesaic.recipe_sections import DataSection, PhaseSection
@@ -70,6 +70,7 @@ class Plan:
     end: int | None  # the slot before which the data ends, where it does
     usage: list[PoolUsage]
     fingerprint: str
+    reuse: ReuseLaw = BORROWED
     _at: tuple[int, int, list[int]] = field(default=(-1, 0, []), repr=False)
 
     @property
@@ -81,12 +82,12 @@ class Plan:
     def warnings(self) -> list[str]:
         found = []
         for use in self.usage:
-            if use.epochs > max_useful_epochs(use.tokens):
-                worth = marginal_worth(use.epochs, use.tokens)
+            if use.epochs > self.reuse.useful(use.tokens):
+                worth = self.reuse.marginal(use.epochs, use.tokens)
                 found.append(
                     f"{use.pool} is repeated for {use.epochs:.1f} epochs, worth about {use.effective:.1f} fresh ones;"
                     f" its last epoch adds {worth:.0%} of what fresh data would"
-                    f" (past {max_useful_epochs(use.tokens):.0f} epochs of {use.tokens:,} tokens it is less than half)"
+                    f" (past {self.reuse.useful(use.tokens):.0f} epochs of {use.tokens:,} tokens it is less than half)"
                 )
         return found
 
@@ -150,7 +151,7 @@ def phases_of(section: DataSection) -> tuple[PhaseSection, ...]:
     for number, phase in enumerate(phases):
         for kind, keys in (("weights", phase.weights), ("keep", phase.keep)):
             for name in keys:
-                if name not in known:
+                if name not in known and section.mix_by is None:  # a column's values are known once there is data
                     place = f"data.phases.{number}.{kind}.{name}"
                     raise UserError(place, f'no source is named "{name}"{did_you_mean(name, known)}')
         if not any(phase.weights.values()):
@@ -176,6 +177,12 @@ class _Planner:
         # A document from here on is a sequence of at most `slot` tokens; `whole` is the index of the one it is from.
         self.table, self.whole = cut(Table(data.starts, data.lengths, data.domain), self.slot)
         wanted = ~data.held_out if documents is None else np.isin(np.arange(data.documents), documents)
+        if section.unique_tokens is not None:
+            named = {source.name for source in section.sources} if section.mix_by is None else set(data.domains)
+            mine = [number for number, name in enumerate(data.domains) if name in named]
+            candidates = np.flatnonzero(wanted & np.isin(data.domain, mine))
+            kept = subset(candidates, data.lengths[candidates], section.unique_tokens, section.seed)
+            wanted = np.isin(np.arange(data.documents), kept)
         chosen = np.flatnonzero(wanted[self.whole])
         self.by_source = {name: chosen[self.table.domain[chosen] == at] for at, name in enumerate(data.domains)}
         self.difficulty = None if curriculum is None else curriculum.difficulty(data)[self.whole]
@@ -183,6 +190,7 @@ class _Planner:
         self.source_of: dict[str, str] = {}
         self.used: dict[str, int] = {}
         self.end: int | None = None
+        self.reuse = load_reuse(section.reuse)
 
     def plan(self) -> Plan:
         phases = self._phases()
@@ -199,7 +207,7 @@ class _Planner:
             first = last
             if self.end is not None:
                 break
-        return Plan(self.slot, segments, self.end, self._uses(), self._fingerprint(segments))
+        return Plan(self.slot, segments, self.end, self._uses(), self._fingerprint(segments), self.reuse)
 
     def _phases(self) -> tuple[PhaseSection, ...]:
         names = self.data.domains
@@ -333,7 +341,7 @@ class _Planner:
         for key, pool in self.pools.items():
             drawn = self.used[key] * self.slot
             epochs = drawn / pool.tokens
-            effective = effective_epochs(epochs, pool.tokens)
+            effective = self.reuse.effective(epochs, pool.tokens)
             found.append(PoolUsage(self.source_of[key], key, pool.tokens, drawn, epochs, effective))
         return found
 

@@ -141,6 +141,11 @@ class Shards:
         np.save(content, values.astype(np.float32))
         atomic.write_bytes(folder / f"{name}.npy", content.getvalue())
 
+    def shard(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of one shard and where its documents end, both still on disk."""
+        rows = np.memmap(shard_files(self.directory, number)[1], self._row, "r")
+        return self._maps[number], rows["end"]
+
     def document(self, number: int) -> np.ndarray:
         return self.gather(self.starts[number : number + 1], self.lengths[number : number + 1])
 

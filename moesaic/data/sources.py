@@ -3,6 +3,7 @@
 path: corpus.jsonl.zst | texts/ | "texts/**/*.parquet"      files, in the order of their names
 path: builtin:stdlib                                        the source code of Python's standard library
 path: builtin:reasoning_gym/gcd,chain_sum:max_terms=2       tasks with answers, of the training seeds
+path: builtin:facts                                         planted facts and questions (see tasks/planted.py)
 path: builtin:arithmetic                                    a set of such tasks (see tasks/families.py)
 
 corpus = open_source(source)
@@ -25,11 +26,13 @@ from typing import Protocol
 from moesaic.data.records import Document, Format, ReadPosition, Record, is_text, read_file
 from moesaic.data.tasks import as_text, check_family, tasks
 from moesaic.data.tasks.families import PRESETS, split_names
+from moesaic.data.tasks.planted import planted
 from moesaic.errors import UserError
 from moesaic.recipe_sections import SourceSection
 from moesaic.strict import did_you_mean
 
 BUILTIN = "builtin:"
+FACTS = "facts"
 GYM = "reasoning_gym/"
 START = ReadPosition()
 PIECE_BYTES, PIECE_TASKS = 8 << 20, 1024  # of what one worker of a cluster reads at a time, at least
@@ -164,6 +167,16 @@ class Tasks:
         return as_text(tasks(self.families[family], "train", index))
 
 
+class Episodes(Tasks):
+    """Planted facts and what follows from them."""
+
+    def state(self) -> str:
+        return "planted facts 1"
+
+    def _text(self, number: int) -> str:
+        return planted(number).text()
+
+
 def open_source(source: SourceSection, place: str = "data.sources") -> Corpus:
     """The corpus that a source names; `place` is where a mistake in it is to be found."""
     here = f"{place}: {source.name}"
@@ -190,12 +203,14 @@ def _builtin(source: SourceSection, here: str, form: Format) -> Corpus:
     name = source.path.removeprefix(BUILTIN)
     if name == "stdlib":
         return _with_fields(Files(_standard_library(), form), here)
+    if name == FACTS:
+        return Episodes((), source.documents or TASKS)
     if name in PRESETS:
         families: Sequence[str] = PRESETS[name]
     elif name.startswith(GYM):
         families = split_names(name.removeprefix(GYM))
     else:
-        known = ["stdlib", *PRESETS, GYM + "FAMILY"]
+        known = ["stdlib", FACTS, *PRESETS, GYM + "FAMILY"]
         raise UserError(here, f'there is no "{source.path}"{did_you_mean(name, known)}')
     for family in families:
         check_family(family, here, as_source=True)

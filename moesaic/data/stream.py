@@ -19,6 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor
 
 from moesaic.data.curricula import Curriculum
+from moesaic.data.divided import divided
 from moesaic.data.mixture import Plan, make_plan
 from moesaic.data.packing import Batch, pack
 from moesaic.data.shards import Shards
@@ -87,8 +88,8 @@ class TokenStream(Iterator[Batch]):
         cls, directory: str | Path, recipe: Recipe, *, rank: int = 0, ranks: int = 1, verify: bool = False
     ) -> TokenStream:
         """The batches of a recipe, from prepared data."""
-        data = Shards(directory, verify=verify)
-        section, train = recipe.data, recipe.train
+        data, section = divided(Shards(directory, verify=verify), recipe.data)
+        train = recipe.train
         curriculum = recipe.build("data.curriculum", Curriculum) if section.curriculum is not None else None
         length = section.sequence_length
         tokens = sum(_sizes(step, train.batch_tokens, length, section.length_warmup)[1] for step in range(train.steps))
@@ -163,7 +164,7 @@ class TokenStream(Iterator[Batch]):
         return _sizes(step, self.batch_tokens, self.sequence_length, self.warmup)
 
     def _at(self, tokens: int, step: int) -> TokenStream:
-        return TokenStream(
+        return type(self)(
             self.data,
             self.plan,
             batch_tokens=self.batch_tokens,
@@ -174,6 +175,12 @@ class TokenStream(Iterator[Batch]):
             tokens=tokens,
             step=step,
         )
+
+
+def batch_share(step: int, recipe: Recipe) -> float:
+    """Tokens of a step's batch, as a share of a full one."""
+    size, section = recipe.train.batch_tokens, recipe.data
+    return _sizes(step, size, section.sequence_length, section.length_warmup)[1] / size
 
 
 def _sizes(step: int, batch_tokens: int, length: int, warmup: LengthWarmupSection | None) -> tuple[int, int]:

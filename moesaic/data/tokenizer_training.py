@@ -51,8 +51,9 @@ FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "spec
 PIECES = r" ?\p{L}[\p{L}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
-    """Byte-level BPE of at most `vocabulary` tokens (fewer if the texts hold too few different words)."""
+def train_tokenizer(texts: Iterable[str], vocabulary: int, pieces: str = PIECES) -> Tokenizer:
+    """Byte-level BPE of at most `vocabulary` tokens (fewer if the texts hold too few different words). No token reaches
+    over the border of two `pieces`, matches of a regular expression."""
     least = BYTES + len(SPECIAL)
     if vocabulary < least:
         raise UserError(
@@ -63,7 +64,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
     fast = FastTokenizer(models.BPE())
     fast.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+            pre_tokenizers.Split(Regex(pieces), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

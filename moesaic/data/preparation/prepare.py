@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 from moesaic import atomic
 from moesaic.atomic import exclusive
+from moesaic.data.columns import scorers
 from moesaic.data.dedupe import DocumentIndex, Verdict
 from moesaic.data.preparation.examination import (
     Examination,
@@ -36,9 +37,10 @@ from moesaic.data.preparation.request import check_same, preparation
 from moesaic.data.preparation.shard_writer import GrowingFile, ShardWriter
 from moesaic.data.quality import QualityScore
 from moesaic.data.records import BrokenRecord, Document, ReadPosition
-from moesaic.data.shards import FORMAT, MANIFEST, read_manifest
+from moesaic.data.shards import FORMAT, MANIFEST, Shards, read_manifest
 from moesaic.data.sources import open_source
 from moesaic.data.tokenizer_training import end_of_document, load_tokenizer, save_tokenizer, train_tokenizer
+from moesaic.data.topics.find import find_topics
 from moesaic.errors import UserError
 from moesaic.json_files import read_json
 from moesaic.model.tokenizer import Tokenizer
@@ -124,8 +126,12 @@ def prepare(
                 manifest = read_manifest(out)
                 check_same(manifest, recipe, out)
                 _clean_up(out)
-                return Prepared(str(out), True, manifest)
-            return Prepared(str(out), False, _Preparation(recipe, out, strict, on_status, examiner).run())
+                prepared = Prepared(str(out), True, manifest)
+            else:
+                prepared = Prepared(str(out), False, _Preparation(recipe, out, strict, on_status, examiner).run())
+            if recipe.data.topics is not None:
+                find_topics(Shards(out), recipe.data.topics, lambda *at: on_status(Status("finding topics", *at)))
+            return prepared
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -228,22 +234,10 @@ class _Preparation:
     # -- the steps, in order
 
     def _scorers(self) -> dict[str, QualityScore]:
-        named: dict[str, QualityScore] = {}
-        if self.data.quality is not None:
-            named["quality"] = self.recipe.build("data.quality", QualityScore)
-        for number, method in enumerate(self.data.scores):
-            if method.name in named:
-                raise UserError("data.scores", f"{method.name} is there twice", "Each becomes a column of its name.")
-            named[method.name] = self.recipe.build(f"data.scores.{number}", QualityScore)
+        named = scorers(self.recipe)
         if self.examiner is not None and (batched := [name for name, one in named.items() if not one.one_by_one]):
             problem = f"{batched[0]} scores documents in batches, whose borders are those of one process"
             raise UserError("data.scores", problem, "Prepare without --engine, or leave it out.")
-        for scorer in named.values():
-            for source in self.data.sources:
-                scorer.check(source.columns, f"data.sources: {source.name}")
-        wanted = {name for source in self.data.sources for name in source.columns}
-        if taken := wanted & set(named):
-            raise UserError("data.sources", f'the column "{min(taken)}" is also computed', "Give it another name.")
         return named
 
     def _tokenizer(self) -> Tokenizer:

@@ -14,15 +14,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from moesaic.data.quality import QualityScore
+from moesaic.data.quality._predicted import logprobs
 from moesaic.data.records import Document
 from moesaic.errors import UserError
 from moesaic.model.formats.matching import match
 from moesaic.model.formats.opening import open_checkpoint
+from moesaic.model.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from moesaic.model.transformer import Model
-
-CHARACTERS = 16  # of a token at most, as far as deciding how much text to tokenise goes
 
 
 @dataclass(frozen=True)
@@ -38,30 +38,18 @@ class PerplexityScore(QualityScore):
             raise ValueError("tokens must be at least 2, and batch_tokens at least tokens")
 
     def check(self, columns: Sequence[str], place: str) -> None:
-        match(open_checkpoint(self.model))  # a model that is not there is missed before any text is read
+        source = open_checkpoint(self.model)  # a model that is not there is missed before any text is read
+        match(source)
+        if Tokenizer.from_files(source.files, source.place) is None:
+            raise UserError(self.model, "the model has no tokenizer", "Perplexity needs one that has.")
 
     @cached_property
     def _model(self) -> Model:
         import moesaic
 
-        model = moesaic.load(self.model)
-        if model.tokenizer is None:
-            raise UserError(self.model, "the model has no tokenizer", "Perplexity needs one that has.")
-        return model
+        return moesaic.load(self.model)
 
     def score(self, documents: Sequence[Document]) -> list[float]:
-        tokenizer = self._model.tokenizer
-        assert tokenizer is not None
-        texts = [document.text[: self.tokens * CHARACTERS] for document in documents]
-        sequences = [tokenizer.encode(text)[: self.tokens] for text in texts]
         nothing = -math.log(self._model.config.vocab)  # of a text too short to predict: as if nothing had been
-        scores: list[float] = []
-        batch: list[list[int]] = []
-        for number, sequence in enumerate(sequences):
-            batch.append(sequence or [0])
-            room = self.batch_tokens - sum(map(len, batch))
-            if number == len(sequences) - 1 or len(sequences[number + 1]) > room:
-                log = self._model.logprobs(batch)
-                scores += [float(values.mean()) if len(values) else nothing for values in log]
-                batch = []
-        return scores
+        found = logprobs(self._model, self.model, documents, self.tokens, self.batch_tokens)
+        return [float(values.mean()) if len(values) else nothing for values in found]

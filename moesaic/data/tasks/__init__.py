@@ -81,7 +81,12 @@ def _judged(task: Task, answer: str | None) -> float:
 
 def as_text(task: Task) -> str:
     """A task as text to learn from."""
-    return f"Question: {task.question.strip()}\nAnswer: {task.solution}\n"
+    return f"{opening(task)} {task.solution}\n"
+
+
+def opening(task: Task) -> str:
+    """The same up to the answer: what a model is given that has seen such text, and no chat."""
+    return f"Question: {task.question.strip()}\nAnswer:"
 
 
 def families() -> list[str]:
