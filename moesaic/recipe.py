@@ -19,13 +19,13 @@ from pydantic import PrivateAttr
 
 from moesaic.errors import UserError
 from moesaic.methods import Method, build
+from moesaic.recipe_parallel import ParallelSection
 from moesaic.recipe_sections import (
     AlignSection,
     BalanceSection,
     DataSection,
     ModelSection,
     Named,
-    ParallelSection,
     Section,
     TrainSection,
 )

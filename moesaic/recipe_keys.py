@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import pkgutil
+import textwrap
 import types
 import typing
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from pydantic.fields import FieldInfo
 
 from moesaic.methods import Method
 from moesaic.recipe import Recipe
+from moesaic.recipe_sections import Section
 
 WIDTH = 46  # column of the descriptions
 # Where the methods are that a key may name.
@@ -33,9 +35,30 @@ METHODS = {
 
 
 def keys(section: str | None = None) -> str:
-    """The keys of one section, or of all."""
+    """The keys of one section, or of all; before these, which of them to look at for what."""
     names = [section] if section else list(Recipe.model_fields)
-    return "\n".join(line for name in names for line in _field(name, Recipe.model_fields[name], ""))
+    lines = [line for name in names for line in _field(name, Recipe.model_fields[name], "")]
+    return "\n".join(lines if section else [*_index(), "", *lines])
+
+
+def _index() -> Iterator[str]:
+    """What people look for, and the keys that have to do with it."""
+    found: dict[str, list[str]] = {}
+    for name, field in Recipe.model_fields.items():
+        inner = _section(field.annotation)
+        headings = inner.headings if inner is not None and issubclass(inner, Section) else {}
+        heading = next(iter(headings.values()), name)
+        for key in inner.model_fields if inner is not None else (None,):
+            heading = headings.get(key or "", heading)
+            found.setdefault(heading, []).append(f"{name}.{key}" if key else name)
+    for heading, named in found.items():
+        yield from textwrap.wrap(
+            f"{heading}: {', '.join(named)}",
+            120,
+            initial_indent="# ",
+            subsequent_indent="#     ",
+            break_on_hyphens=False,
+        )
 
 
 def _field(name: str, field: FieldInfo, indent: str) -> Iterator[str]:
@@ -48,7 +71,10 @@ def _field(name: str, field: FieldInfo, indent: str) -> Iterator[str]:
         about = about or (inner.__doc__ or "").partition("\n")[0]
         mark = f"{indent}# " if off else indent
         yield _line(f"{mark}{name}:", f"a list; each: {about}" if many else about)
+        headings = inner.headings if issubclass(inner, Section) else {}
         for key, entry in inner.model_fields.items():
+            if key in headings:
+                yield f"{mark}  # -- {headings[key]}"
             yield from _field(key, entry, f"{mark}  ")
         return
     if name in METHODS:

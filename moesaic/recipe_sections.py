@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, Field, PlainSerializer, PlainValidator
 
@@ -35,6 +35,8 @@ Named = Annotated[Method, PlainValidator(_method), PlainSerializer(Method.plain)
 class Section(BaseModel):
     model_config = STRICT
 
+    headings: ClassVar[dict[str, str]] = {}  # the first key of each group -> what people look for who look for these
+
 
 class RouterSection(Section):
     """How a token is routed to its experts."""
@@ -64,14 +66,31 @@ class IndexerSection(Section):
 
     heads: Count = 4
     head_size: Count = 32
-    topk: Count = Field(
-        2048, description="tokens that are picked; at least model.context, since nothing trains a fresh indexer"
-    )
+    topk: Count = Field(2048, description="tokens that are picked; below model.context the indexer has to learn")
     share: Count = Field(1, description="consecutive layers that share one selection")
+
+
+class KnowledgeSection(Section):
+    """Layers that read an explicit, replaceable knowledge base (family moesaic)."""
+
+    layers: tuple[Natural, ...] = Field(
+        min_length=1, description="which layers, counted from 0, read in place of an FFN"
+    )
+    key_size: Count = Field(64, description="dimensions of queries and keys")
+    words: Count = Field(8, description="tokens of a fact that are read, at most")
 
 
 class ModelSection(Section):
     """The sizes of a model that is trained from scratch."""
+
+    headings: ClassVar[dict[str, str]] = {
+        "family": "shape",
+        "heads": "attention",
+        "dense_layers": "experts",
+        "mtp_layers": "drafting for itself",
+        "rope_theta": "length",
+        "tied": "less memory",
+    }
 
     family: str = Field("glm4_moe", description="the Hugging Face architecture it is saved as")
     vocab: Count = 4096
@@ -93,10 +112,22 @@ class ModelSection(Section):
     experts_per_token: Count = 2
     expert_hidden: Count = 256
     shared_experts: int = Field(1, ge=0, description="shared experts, used by every token")
+    residual: bool = Field(
+        False, description="the shared expert corrected by the routed ones, by a learned share (DeepSpeed-MoE; moesaic)"
+    )
     router: RouterSection = RouterSection()
+    knowledge: KnowledgeSection | None = None
     mtp_layers: int = Field(0, ge=0, description="multi-token prediction layers")
     rope_theta: float = Field(10_000.0, gt=0)
     context: Count = Field(1024, description="maximum sequence length, in tokens")
+    norm: Literal["pre", "post", "deep"] = Field(
+        "pre",
+        description="before each half of a layer, after it, or after it by depth (DeepNorm); the last two: moesaic",
+    )
+    infilling: bool = Field(
+        False, description="fills blanks: text up to <sop> is seen both ways (GLM); needs the objective blank_infilling"
+    )
+    init_std: float = Field(0.02, gt=0, description="standard deviation of the first weights; tiny models: 0.05 to 0.1")
     tied: bool = Field(False, description="tie the output projection to the embedding")
 
 
@@ -150,29 +181,67 @@ class LengthWarmupSection(Section):
         "same",
         description="same: constant tokens per step; shrink: constant sequences per step, hence fewer tokens",
     )
+    token_rate: bool = Field(
+        True, description="where batches shrink, the learning-rate schedule counts tokens, not steps"
+    )
+
+
+class TopicsSection(Section):
+    """Topics of documents (latent Dirichlet allocation): the columns topic and topic_share."""
+
+    topics: int = Field(32, ge=2, le=4096, description="how many")
+    iterations: Count = 100
+    common: float = Field(0.25, gt=0, le=1, description="leave out tokens that are in a larger share of the documents")
+    rare: Count = Field(3, description="leave out tokens that are in fewer documents")
+    alpha: float = Field(0.1, gt=0, description="prior of a document's topics: the lower, the fewer it has")
+    beta: float = Field(0.01, gt=0, description="prior of a topic's words")
+    steps: int = Field(
+        0, ge=0, le=8, description="0: topics are drawn (SaberLDA); else proposals by word and by document (WarpLDA)"
+    )
+    seed: Seed = 0
 
 
 class DataSection(Section):
     """Training data: sources, tokenizer, mixture and order."""
+
+    headings: ClassVar[dict[str, str]] = {
+        "sources": "what is trained, on what",
+        "dedupe": "the best text",
+        "phases": "which text when",
+        "length_warmup": "stability",
+        "held_out": "evaluation and checkpoints",
+    }
 
     sources: tuple[SourceSection, ...] = ()
     tokenizer: str | None = Field(
         None, description="a tokenizer or model directory; by default one is trained on the sources"
     )
     tokenizer_sample: Count = Field(8_000_000, description="bytes of text the tokenizer is trained on")
+    shard_tokens: Count = Field(1 << 26, description="tokens per shard")
+    sequence_length: int = Field(1024, ge=2, description="tokens per sequence; longer documents are split")
     dedupe: DedupeSection = DedupeSection()
     quality: Named | None = Field(Method("compression"), description="method that computes the column quality")
     scores: tuple[Named, ...] = Field((), description="further columns, each computed by and named after its method")
-    held_out: float = Field(0.0, ge=0, lt=1, description="share of documents held out from training, for validation")
-    shard_tokens: Count = Field(1 << 26, description="tokens per shard")
-    sequence_length: int = Field(1024, ge=2, description="tokens per sequence; longer documents are split")
+    topics: TopicsSection | None = None
+    mix_by: str | None = Field(
+        None,
+        description="a column of whole numbers, such as topic: phases weigh topic0, topic1, ..., and not sources",
+    )
     phases: tuple[PhaseSection, ...] = ()
     when_exhausted: Literal["reweight", "stop"] = Field(
         "reweight", description="a source at its max_epochs: the others take over its share, or the data ends"
     )
+    unique_tokens: Count | None = Field(
+        None, description="train on so many tokens of it alone, chosen at random: a pilot for moesaic law reuse"
+    )
+    reuse: str | None = Field(
+        None,
+        description="a law of what repetition is worth, from moesaic law reuse; by default one from the literature",
+    )
     curriculum: Named | None = None
-    length_warmup: LengthWarmupSection | None = None
     seed: Seed = 0
+    length_warmup: LengthWarmupSection | None = None
+    held_out: float = Field(0.0, ge=0, lt=1, description="share of documents held out from training, for validation")
 
 
 class AverageSection(Section):
@@ -201,6 +270,46 @@ class LayerDropSection(Section):
     gamma: float = Field(0.001, ge=0, description="how fast it is approached")
 
 
+class IndexerTrainingSection(Section):
+    """Sparse attention's indexers learn what attention looks at: dense attention at first, then the picked tokens."""
+
+    weight: float = Field(1.0, gt=0, description="of their loss; no gradient of it reaches the rest of the model")
+    warmup_steps: Natural = Field(0, description="steps in which attention is dense")
+    frozen: bool | None = Field(
+        None, description="only indexers learn in the warm-up; by default where train.init gives a model"
+    )
+
+
+class AdversarialSection(Section):
+    """ScaLA: steps of a large batch are taken from embeddings moved against the model."""
+
+    size: float = Field(0.05, gt=0, le=1, description="how far they are moved, as a share of their norm")
+    delay: Share = Field(0.3, description="share of the run before it begins")
+    every: Count = Field(1, description="then in one step of so many; such a step takes about 1.7 times as long")
+
+
+class ReplayChoiceSection(Section):
+    """Miro: RAM and replay are chosen while the run goes on, by trials: the cheapest of those that do as well."""
+
+    every: Count = Field(500, description="steps from one choice to the next")
+    steps: Count = Field(10, description="steps that each setting is tried for, and that are then undone")
+    replay: tuple[Annotated[float, Field(ge=0, le=4)], ...] = Field(
+        (0.0, 0.125, 0.5), min_length=1, description="shares to try"
+    )
+    ram: tuple[Count, ...] = Field((), description="sizes to try with each of these; none: that of the memory")
+    tolerance: float = Field(0.005, ge=0, description="loss that a trial may end with above the best; it adds up")
+
+
+class MemorySection(Section):
+    """Episodic memory for a stream of changing domains: what came before is replayed beside what is new."""
+
+    ram: Count = Field(512, description="sequences in RAM, which replay draws from")
+    disk: Natural = Field(16_384, description="sequences remembered in all; those not in RAM wait on disk")
+    swap: Natural = Field(8, description="sequences exchanged between the two at every step, in the background")
+    replay: float = Field(0.25, gt=0, le=4, description="tokens replayed, as a share of the new ones; on top of them")
+    choose: ReplayChoiceSection | None = None
+
+
 class SpikeSection(Section):
     """Loss spike detection: a run with a spike is rewound to a checkpoint, and skips the data that caused it."""
 
@@ -212,18 +321,37 @@ class SpikeSection(Section):
 class TrainSection(Section):
     """The training run: length, batch size, precision, evaluation and checkpoints."""
 
+    headings: ClassVar[dict[str, str]] = {
+        "init": "what is trained, on what",
+        "steps": "how long, how much at a time",
+        "evaluate_every": "evaluation and checkpoints",
+        "clip": "stability",
+        "token_drop": "cheaper steps",
+        "average": "a better end",
+        "memory": "domains one after the other",
+        "recompute": "less memory",
+    }
+
     init: str | None = Field(None, description="a model directory to start from, in place of random weights")
     data: str | None = Field(
         None, description="a prepared data directory; by default the recipe's data is prepared first"
     )
     objective: Named = Method("next_token")
+    constraint: Named | None = Field(
+        None, description="what weights are held to in training: quantized (QAT), nm (N:M sparsity by ADMM)"
+    )
+    indexer: IndexerTrainingSection | None = Field(
+        None, description="train the indexers of sparse attention (glm_moe_dsa, deepseek_v32)"
+    )
     steps: Steps = 1000
+    tokens: Count | None = Field(
+        None, description="length of the run in tokens, in place of steps: batches may be smaller early (length_warmup)"
+    )
     batch_tokens: int = Field(16_384, ge=2, le=1 << 30, description="tokens per optimizer step")
     accumulate: Count = Field(1, description="gradient accumulation: micro-batches per step")
     warmup_steps: int = Field(0, ge=0, description="steps of linear learning-rate warmup")
-    clip: float = Field(1.0, gt=0, description="gradient clipping: maximum gradient norm")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="of the weights; auto: bfloat16 if the CPU or GPU has instructions for it"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8"] = Field(
+        "auto", description="of the weights; auto: bfloat16 if the CPU or GPU has instructions for it (fp8: not yet)"
     )
     seed: Seed = 0
     evaluate_every: int = Field(
@@ -233,15 +361,18 @@ class TrainSection(Section):
     save_every: Count = Field(500, description="steps between checkpoints")
     keep_last: Count = Field(2, description="latest checkpoints that are kept")
     keep_every: int = Field(0, ge=0, description="also keep the checkpoint of every so many steps; 0: none")
-    recompute: bool = Field(False, description="activation checkpointing: less memory, about a third more time")
+    clip: float = Field(1.0, gt=0, description="gradient clipping: maximum gradient norm")
     embedding_shrink: float = Field(
         1.0, gt=0, le=1, description="embedding gradient shrink: factor on the gradient of the embedding"
     )
-    offload: OffloadSection | None = None
-    average: AverageSection | None = None
+    spike: SpikeSection = SpikeSection()
+    adversarial: AdversarialSection | None = None
     token_drop: TokenDropSection | None = None
     layer_drop: LayerDropSection | None = None
-    spike: SpikeSection = SpikeSection()
+    average: AverageSection | None = None
+    memory: MemorySection | None = None
+    recompute: bool = Field(False, description="activation checkpointing: less memory, about a third more time")
+    offload: OffloadSection | None = None
 
 
 class BalanceSection(Section):
@@ -250,53 +381,6 @@ class BalanceSection(Section):
     bias_rate: float = Field(0.001, ge=0, description="update rate of the auxiliary-loss-free balancing bias")
     sequence_loss: float = Field(0.0, ge=0, description="weight of the sequence-wise auxiliary loss")
     z_loss: float = Field(0.0, ge=0, description="weight of the router's z-loss")
-
-
-class ParallelSection(Section):
-    """Many devices: started by torchrun, one process each. dp x cp x tp x pp of them; ep lies within dp x cp x tp."""
-
-    layout: str | None = Field(None, description="a layout in one text, or the file that moesaic plan --save wrote")
-    dp: int = Field(0, ge=0, description="data parallel: ranks that see other sequences; 0: all that are left")
-    tp: Count = Field(1, description="tensor parallel, with sequence parallel between matmuls")
-    cp: Count = Field(1, description="context parallel: ranks that share every sequence")
-    pp: Count = Field(1, description="pipeline stages")
-    ep: Count = Field(1, description="expert parallel: ranks that share one set of experts")
-    zero: int = Field(
-        2, ge=0, le=3, description="0: data ranks hold everything; 1, 2: FSDP; 3: parameters gathered layer by layer"
-    )
-    interleave: Count = Field(1, description="chunks of layers per pipeline rank")
-    exact: bool = Field(
-        False, description="add up in the order of ranks: the bits of one process that accumulates (dp, ep)"
-    )
-    chunks: Count = Field(1, description="groups of a rank's experts whose tokens travel while others compute")
-    dispatch: Literal["plain", "once", "node"] = Field(
-        "plain", description="once: a token crosses to a rank once, however many experts there want it; node: to a node"
-    )
-    node_ranks: int = Field(0, ge=0, description="ranks of each node, for dispatch=node; 0: as torchrun says")
-    context: Literal["ulysses", "mesh", "ring"] = Field(
-        "ulysses", description="context parallel: by heads (all-to-all), or by tiles of queries and keys"
-    )
-    replicas: Count = Field(1, description="HSDP: copies of what FSDP divides, as between nodes; divides dp")
-    shadow: Natural | Literal["auto"] = Field(
-        0, description="copy so many experts, those most tokens want, to all ranks; auto: where it sends less"
-    )
-    tiles: Count = Field(1, description="tensor parallel: tiles of rows that travel while others are multiplied")
-    regather: bool = Field(
-        False, description="tensor parallel: gather rows again in the backward pass, not keep them (memory for bytes)"
-    )
-    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv"] = Field(
-        "1f1b", description="of a pipeline; its micro-batches are train.accumulate"
-    )
-    stages: tuple[int, ...] = Field((), description="layers of each pipeline stage; by default as equal as can be")
-    timeout: float = Field(
-        600.0, gt=0, description="seconds within which a rank that holds the others up is named, and the run ended"
-    )
-    trace: bool = Field(False, description="record what every rank does when, and report who is slow; takes time")
-    trace_every: Count = Field(10, description="steps between two reports of who is slow")
-    redundancy: bool = Field(False, description="keep every rank's state in its neighbour's memory: no step is lost")
-    redundancy_folder: str | None = Field(
-        None, description="where, on each machine; by default its shared memory (/dev/shm)"
-    )
 
 
 class AlignSection(Section):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from moesaic.model.config import ModelConfig
 from moesaic.model.families import Place
-from moesaic.model.first_weights import first_weight
+from moesaic.model.first_weights import first_parameter
 from moesaic.model.formats.checkpoint import Source
 from moesaic.model.formats.matching import match
 from moesaic.parallel.parts import Region, Slices, overlap
@@ -20,7 +20,7 @@ def first_boxes(config: ModelConfig, shapes: dict[str, tuple[int, ...]], seed: i
     """Fresh weights."""
 
     def read(name: str, box: Slices) -> Tensor:
-        rows = first_weight(name, shapes[name], seed, config.init_std, (box[0].start, box[0].stop))
+        rows = first_parameter(name, shapes[name], seed, config, (box[0].start, box[0].stop))
         return rows[(slice(None), *box[1:])]
 
     return read
@@ -55,16 +55,16 @@ def stored_boxes(source: Source) -> Callable[[str, Slices], Tensor]:
 
 def box_of(place: Place) -> Slices:
     """Of its parameter, what a tensor on disk holds. Its last dimensions are those that its part does not name."""
-    named = [slice(part, part + 1) if isinstance(part, int) else part for part in place.part]
+    named = [slice(part, part + 1) if isinstance(part, int) else part for part in place.part if part is not None]
     singles = sum(isinstance(part, int) for part in place.part)
-    rest = place.shape[len(named) - singles :]
+    rest = place.shape[len(place.part) - singles :]
     return (*named, *(slice(0, size) for size in rest))
 
 
 def on_disk(place: Place, inside: Slices) -> Slices:
     """A box of what a tensor on disk holds, in that tensor's own dimensions."""
     singles = sum(isinstance(part, int) for part in place.part)
-    return inside[singles:]
+    return (*(slice(0, 1) for part in place.part if part is None), *inside[singles:])
 
 
 def boxes_to_write(places: list[Place], name: str, mine: list[Region]) -> Iterator[tuple[Place, Slices, Slices]]:

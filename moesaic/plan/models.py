@@ -31,6 +31,8 @@ KEYS = {
     "dense_layers", "gated", "tied", "positions", "window", "window_every", "mtp", "mla", "indexer", "linear", "name",
     "parallel_block", "expert_bias",
 }  # fmt: skip
+# Architectures whose config.json says of shared experts, biases or dense layers what others do not.
+OWN_WORDS = {"moesaic", "gpt_oss", "hunyuan_v1_moe", "llama4_text", "qwen2_moe"}
 MLA_KEYS = {"q_rank", "kv_rank", "plain", "rope", "value"}
 INDEXER_KEYS = {"heads", "head_dim", "topk"}
 LINEAR_KEYS = {"heads", "kv_heads", "head_dim", "full_every"}
@@ -185,7 +187,7 @@ def from_directory(directory: Path) -> ModelShape:
     """By `config.json` as Hugging Face's architectures write it, or by the product's own reader where only that can."""
     file = directory / "config.json"
     raw = read_json(file, missing="A model directory holds config.json.")
-    if raw.get("model_type") == "moesaic":
+    if raw.get("model_type") in OWN_WORDS:
         from moesaic.plan.own_models import from_own_config  # torch comes with it
 
         return from_own_config(raw, file)

@@ -1,4 +1,4 @@
-"""Model directories that only the product itself describes (architecture `moesaic`), layer by layer."""
+"""Model directories whose layers differ in what few dimensions cannot say: as the product itself reads them."""
 
 from __future__ import annotations
 
@@ -31,4 +31,4 @@ def _layer(config: ModelConfig, layer: Layer) -> LayerShape:
         attention = AttentionShape(own.heads, own.kv_heads, own.head_size, own.head_size, layer.window)
     if not isinstance(ffn, Experts):
         return LayerShape(attention, FfnShape(ffn.hidden))
-    return LayerShape(attention, FfnShape(ffn.hidden, True, ffn.count, ffn.per_token, ffn.shared_hidden))
+    return LayerShape(attention, FfnShape(ffn.hidden, True, ffn.count, ffn.per_token, ffn.shared_hidden, ffn.bias))

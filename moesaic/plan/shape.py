@@ -10,6 +10,8 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
+from moesaic.model.flops import TRAINING, Chunk, attention_flops, matmul_flops
+
 
 @dataclass(frozen=True)
 class LatentShape:
@@ -163,14 +165,12 @@ class ModelShape:
         """Model flops of one step as MFU counts them: 6 per active parameter and token, and attention's two matmuls
         over the causal half (forward once, backward twice). Recomputation is not counted."""
         attention = sum(
-            count * 6 * layer.attention.heads * (layer.attention.key_size + layer.attention.value_size)
-            * attended(layer.attention, sequence)
-            for layer, count in self.kinds().items()
-        )  # fmt: skip
-        return tokens * (6 * self.active_parameters + attention)
+            count * attention_flops(own.heads, own.key_size, own.value_size, tokens * attended(own, sequence))
+            for own, count in ((layer.attention, count) for layer, count in self.kinds().items())
+        )
+        return TRAINING * (matmul_flops(self.active_parameters, tokens) + attention)
 
 
 def attended(attention: AttentionShape, sequence: int) -> float:
     """Keys a token sees on average, causally."""
-    most = min(attention.window or sequence, attention.topk or sequence, sequence)
-    return (most * (most + 1) / 2 + (sequence - most) * most) / sequence
+    return Chunk(sequence).pairs(min(attention.window or sequence, attention.topk or sequence)) / sequence

@@ -5,17 +5,42 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moesaic.errors import UserError
-from moesaic.model.config import Dense, Experts, GroupedQuery, Indexer, Latent, Layer, ModelConfig, Rope
+from moesaic.model.config import (
+    Dense,
+    Experts,
+    GroupedQuery,
+    Indexer,
+    Infilling,
+    Knowledge,
+    Latent,
+    Layer,
+    ModelConfig,
+    Reading,
+    Rope,
+)
 from moesaic.model.families import family_for, known, write_config
 from moesaic.model.families.traits import Traits
 from moesaic.recipe_sections import IndexerSection, LatentSection, ModelSection
 
 
-def architecture(section: ModelSection, *, bos: int | None, eos: tuple[int, ...], pad: int | None) -> ModelConfig:
+def architecture(
+    section: ModelSection,
+    *,
+    bos: int | None,
+    eos: tuple[int, ...],
+    pad: int | None,
+    infilling: Infilling | None = None,
+) -> ModelConfig:
     if section.family not in known():
         problem = f"{section.family!r} cannot be trained from scratch"
         raise UserError("model.family", problem, f"Known: {', '.join(known())}.")
     traits: Traits = family_for(section.family, "model.family").TRAITS
+    if traits.encoder:
+        problem = f"{section.family!r} is an encoder, which is not trained here"
+        raise UserError("model.family", problem, "Name a family of language models, such as glm4_moe.")
+    if section.infilling and section.family != "moesaic":
+        problem = f"{section.family} does not see a text both ways"
+        raise UserError("model.infilling", problem, "Write family: moesaic, which `transformers` cannot load.")
     if traits.latent and section.latent is None:
         section = section.model_copy(update={"latent": LatentSection()})
     if traits.indexer and section.indexer is None:
@@ -40,12 +65,23 @@ def architecture(section: ModelSection, *, bos: int | None, eos: tuple[int, ...]
                 groups=router.groups,
                 top_groups=router.top_groups,
                 shared_hidden=section.shared_experts * section.expert_hidden,
+                bias=traits.bias,
+                shared_gate=traits.shared_gate and section.shared_experts > 0,
+                scales_input=traits.scales_input,
+                residual=section.residual,
             )
         )
 
     experts = counts or (section.experts,) * mixtures
     layers = (dense,) * min(section.dense_layers, section.layers) + tuple(mixture(int(str(n))) for n in experts)
-    attention = _attention(section)
+    base = section.knowledge
+    if base is not None:
+        if max(base.layers) >= section.layers:
+            problem = f"there is no layer {max(base.layers)} among {section.layers}"
+            raise UserError("model.knowledge.layers", problem, "Count from 0.")
+        reading = Layer(Reading(base.key_size))
+        layers = tuple(reading if number in base.layers else layer for number, layer in enumerate(layers))
+    attention = _attention(section, traits)
     mtp = layers[-1:] * section.mtp_layers
     if isinstance(attention, Latent):
         rotary_size = attention.rope_size
@@ -66,7 +102,12 @@ def architecture(section: ModelSection, *, bos: int | None, eos: tuple[int, ...]
         mtp=mtp,
         context=section.context,
         post_norms=traits.post_norms,
+        activation=traits.activation,
         tied=section.tied,
+        knowledge=None if base is None else Knowledge(base.words),
+        infilling=infilling,
+        norm=section.norm,
+        init_std=section.init_std,
         bos=bos,
         eos=eos,
         pad=pad,
@@ -81,16 +122,17 @@ def architecture(section: ModelSection, *, bos: int | None, eos: tuple[int, ...]
     return config
 
 
-def _attention(section: ModelSection) -> GroupedQuery | Latent:
+def _attention(section: ModelSection, traits: Traits) -> GroupedQuery | Latent:
     latent, indexer = section.latent, section.indexer
     if latent is None:
         if indexer is not None:
             raise UserError("model.indexer", "belongs to latent attention", "Write model.latent too, or remove it.")
-        return GroupedQuery(section.heads, section.kv_heads, section.head_size, qk_norm=section.qk_norm)
-    if indexer is not None and indexer.topk < section.context:
-        # The choice of tokens has no gradient, so a fresh indexer would choose at random for ever.
-        problem = f"{indexer.topk} tokens of a context of {section.context}: nothing trains a fresh indexer to choose"
-        raise UserError("model.indexer.topk", problem, "Raise it to model.context.")
+        sizes = section.heads, section.kv_heads, section.head_size
+        qkv_bias, norm = traits.bias or traits.qkv_bias, traits.norm if section.qk_norm else "heads"
+        return GroupedQuery(*sizes, qkv_bias, traits.bias, qk_norm=section.qk_norm, norm=norm, sinks=traits.sinks)
+    chooses = None
+    if indexer is not None:
+        chooses = Indexer(indexer.heads, indexer.head_size, indexer.topk, traits.indexer_interleaved)
     return Latent(
         section.heads,
         latent.kv_rank,
@@ -98,5 +140,5 @@ def _attention(section: ModelSection) -> GroupedQuery | Latent:
         latent.rope_size,
         latent.value_size,
         latent.q_rank,
-        indexer=None if indexer is None else Indexer(indexer.heads, indexer.head_size, indexer.topk),
+        indexer=chooses,
     )

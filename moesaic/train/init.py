@@ -11,14 +11,17 @@ from moesaic.errors import UserError
 from moesaic.kernels import hardware
 from moesaic.kernels.quantized import QuantizedWeight
 from moesaic.model import lineage
-from moesaic.model.formats.checkpoint import SIDE_FILES
+from moesaic.model.config import Infilling
+from moesaic.model.encoder import refuse_encoder
+from moesaic.model.formats.checkpoint import SIDE_FILES, Source
 from moesaic.model.formats.matching import match
-from moesaic.model.formats.opening import open_checkpoint
+from moesaic.model.formats.opening import is_compressed, open_checkpoint
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.model.transformer import Model
 from moesaic.parallel.world import World
 from moesaic.recipe import Recipe
 from moesaic.train.architecture import architecture
+from moesaic.train.objectives.blank_infilling import END, MASKS, START
 
 # The model, the files that go with it, and its life before the run.
 InitialModel = tuple[Model, dict[str, bytes], list[dict[str, Any]]]
@@ -40,7 +43,17 @@ def why(recipe: Recipe, before: str) -> str:
 
 def check_trainable(model: Model, place: object) -> None:
     if any(isinstance(module, QuantizedWeight) for module in model.modules()):
-        raise UserError(place, "is quantized, and cannot be trained", "Name the model it was made from.")
+        raise _quantized(place)
+
+
+def check_plain(source: Source, place: object) -> None:
+    """The same, before anything is read."""
+    if is_compressed(source):
+        raise _quantized(place)
+
+
+def _quantized(place: object) -> UserError:
+    return UserError(place, "is quantized, and cannot be trained", "Name the model it was made from.")
 
 
 def check_tokens(init: str, own: Tokenizer, tokenizer: Tokenizer, place: object) -> None:
@@ -67,6 +80,7 @@ def model(recipe: Recipe, data: Path, world: World, before: str = "auto") -> Ini
     if settings.init:
         source = open_checkpoint(settings.init)
         config, _ = match(source)
+        refuse_encoder(config, settings.init, "it does not learn to predict tokens")
         if len(tokenizer) > config.vocab:
             problem = f"has {config.vocab} tokens, and the data was prepared with {len(tokenizer)}"
             raise UserError(settings.init, problem, f"Prepare the data with data.tokenizer={settings.init}.")
@@ -79,8 +93,22 @@ def model(recipe: Recipe, data: Path, world: World, before: str = "auto") -> Ini
         initial.tokenizer = own
         return initial, files, lineage.read(Path(settings.init))
     eos = tuple(sorted(tokenizer.stop_tokens))
-    config = architecture(recipe.model, bos=None, eos=eos, pad=eos[0] if eos else None)
+    infilling, ends = blanks(recipe, tokenizer)
+    config = architecture(recipe.model, bos=None, eos=(*eos, *ends), pad=eos[0] if eos else None, infilling=infilling)
     check_vocab(config.vocab, tokenizer)
     fresh = world.build(config, kind, settings.seed)
     fresh.tokenizer = tokenizer
     return fresh, files, []
+
+
+def blanks(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Infilling | None, tuple[int, ...]]:
+    """The tokens of a model that fills blanks, and the one that ends what is filled in."""
+    if not recipe.model.infilling:
+        return None, ()
+    found = [tokenizer.fast.token_to_id(text) for text in (*MASKS, START, END)]
+    numbers = [number for number in found if number is not None]
+    if len(numbers) < len(found):
+        problem = f"the tokenizer lacks one of {', '.join((*MASKS, START, END))}"
+        raise UserError("model.infilling", problem, "Let one be trained: leave data.tokenizer out.")
+    *masks, start, end = numbers
+    return Infilling(start, tuple(masks)), (end,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from moesaic.train.replay_choice import choose_replay
 from moesaic.train.run import Run
 
 
@@ -9,6 +10,7 @@ def train(run: Run) -> None:
     """Take steps until the budget is spent; every state that matters is in `run`, so any step can be the last."""
     with run:  # the first Ctrl-C stops after the current step, with a checkpoint
         while not run.finished():
+            choose_replay(run)  # of what is remembered, where asked for
             batch = run.next_batch()
             loss = run.forward_backward(batch)  # over all micro-batches
             result = run.optimizer_step()  # clips, skips non-finite gradients, advances the schedule

@@ -8,13 +8,14 @@ from dataclasses import fields
 from moesaic.errors import UserError
 from moesaic.kernels import hardware
 from moesaic.model.config import Experts, ModelConfig
+from moesaic.model.whole_only import refuse_dividing
 from moesaic.parallel.layout import ParallelLayout, check_sizes, parse_layout, ranks_per_node
 from moesaic.parallel.options import ParallelOptions
 from moesaic.parallel.pipeline.stages import check_schedule, stages_of
 from moesaic.parallel.tensor.partition import check as check_tensor
 from moesaic.parallel.world import World, launched
 from moesaic.recipe import Recipe
-from moesaic.recipe_sections import ParallelSection
+from moesaic.recipe_parallel import ParallelSection
 from moesaic.train.optimizers import OptimizerMethod
 
 NAMED = {"once": "rank", "node": "node"}
@@ -41,6 +42,8 @@ def check_parallel(recipe: Recipe, config: ModelConfig) -> ParallelLayout:
     experts = {layer.ffn.count for layer in [*config.layers, *config.mtp] if isinstance(layer.ffn, Experts)}
     heads, layers = {config.attention.heads}, len(config.layers)
     check_sizes(layout, "the model", heads=heads, experts=experts, layers=layers, place="parallel")
+    if layout.devices > 1:
+        refuse_dividing(config, "parallel", "Train it on one device.")
     if layout.tp > 1:
         check_tensor(config, layout.tp)
     if layout.pp > 1:

@@ -13,35 +13,40 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from moesaic.data.rehearsal import open_tokens
 from moesaic.data.stream import Batch, ClosableStream, Stream, TokenStream
 from moesaic.errors import UserError
 from moesaic.kernels import hardware
 from moesaic.model import lineage
 from moesaic.model.context import Routing
+from moesaic.model.flops import training_flops
 from moesaic.model.transformer import LayerRunner, Model
 from moesaic.parallel.offload.activations import saved_activations
 from moesaic.parallel.pipeline.step import Step
 from moesaic.parallel.world import World
 from moesaic.recipe import Recipe
-from moesaic.recipe_offload import check_ranks
 from moesaic.train import init, state
+from moesaic.train.adversarial import adversarial
 from moesaic.train.averaging import WeightAverage
 from moesaic.train.balance import Balance
 from moesaic.train.checkpoints import Checkpoints
 from moesaic.train.compile import compile_blocks
+from moesaic.train.constraints import Constraint, Unconstrained
+from moesaic.train.consumed import Consumed, fit_tokens
 from moesaic.train.held_out_loss import HeldOutLoss
+from moesaic.train.indexers import IndexerTraining
 from moesaic.train.init import InitialModel
 from moesaic.train.layer_runners.compose import LayerRunners
 from moesaic.train.loss_scale import LossScale
-from moesaic.train.objectives import Loss, Objective
+from moesaic.train.objectives import Loss
 from moesaic.train.optimizers import OptimizerMethod, StepResult
-from moesaic.train.report.mfu import peak_flops, step_flops
+from moesaic.train.report.mfu import peak_flops
 from moesaic.train.report.report import Report, StepRecord
 from moesaic.train.report.silent import SilentReport
 from moesaic.train.resume import fingerprint, record_dtype, run_dtype, steps_done
 from moesaic.train.sharded_checkpoints import ShardedCheckpoints
 from moesaic.train.spike_detection import SpikeDetector
-from moesaic.train.validate import fit_to_data, fit_warmup, rates
+from moesaic.train.validate import check_whole, fit_to_data, fit_warmup, rates
 from moesaic.units import readable_bytes
 
 if TYPE_CHECKING:
@@ -71,14 +76,12 @@ class Run:
         measure: Callable[[Model], dict[str, float]] | None = None,
         world: World | None = None,
     ) -> None:
-        recipe, shortened = fit_warmup(recipe)
+        recipe, shortened = fit_warmup(fit_tokens(recipe))
         self.recipe, self.out, self.settings, self.name = recipe, out, recipe.train, name
         self.world = world or World(hardware.device())
         self.device = self.world.device
         torch.set_num_threads(hardware.threads())
-        self.step = 0
-        self.rewinds = 0
-        self.stopping = False
+        self.step, self.rewinds, self.stopping = 0, 0, False
         self._copied = False  # whether a copy was kept yet
         self._frozen = False  # whether the current batch updates nothing
 
@@ -90,15 +93,16 @@ class Run:
         self.data: Stream = stream(self.model) if stream else self._tokens(_given(data))
         recipe, ends = fit_to_data(recipe, self.data)
         self.recipe, self.settings = recipe, recipe.train
-        self.objective = recipe.build("train.objective", Objective)
+        self.objective = adversarial(recipe, self.world.ranks)
         self.objective.prepare(self.model)
         method = recipe.build("optimizer", OptimizerMethod)
         self.peak = method.lr
-        check_ranks(self.settings.offload, self.world.ranks)
+        check_whole(recipe, self.world.ranks)
         self.offloaded = self.settings.offload is not None and self.settings.offload.optimizer is not None
         self.exchanges = method.reduces_gradients and self.world.ranks > 1  # the optimizer, in place of gradients
         group = self.world.data_group if self.exchanges else None
         self.optimizer = method.build(self.model.named_parameters(), group, self.settings.offload)
+        self.constraint = self._constraint()
         self.saved_activations = saved_activations(self.settings.offload, self.model)
         if self.world.ranks > 1 and not self.exchanges:
             self.optimizer.norm = partial(self.world.norm, self.model)  # type: ignore[method-assign]
@@ -106,13 +110,16 @@ class Run:
         self.rates = rates(recipe)
         self.measure = measure or self._held_out()
         self.balance = Balance(self.model, recipe.balance, self.world.add_up_counts)
-        self.spike_detector = SpikeDetector(self.settings.spike.sigmas, self.settings.spike.patience)
+        self.indexers = IndexerTraining(self.settings, self.model, self.world.ranks)
+        self.spike_detector = self._spike_detector()
         self.average = WeightAverage(self.settings.average, self.settings.steps)
         self.layer_runners = LayerRunners(self.settings, self.model.config)
+        self.consumed = Consumed.of(recipe, self.layer_runners.cost, text=stream is None)
         if self.settings.recompute and self.world.pipeline is not None and self.world.pipeline.recompute is not None:
             self.layer_runners.innermost = self.world.pipeline.recompute
         one_size = stream is None and not self.settings.token_drop  # of all batches
-        if self.device.type == "cuda" and one_size and self.world.ranks == 1:
+        plain = one_size and self.settings.constraint is None
+        if self.device.type == "cuda" and plain and self.world.ranks == 1:
             compile_blocks(self.model)
         in_memory = self.world.redundancy.newest() if self.world.redundancy is not None else 0
         report_state = state.recall(self, in_memory) if in_memory > done else self._restore(done) if done else None
@@ -146,7 +153,15 @@ class Run:
         self._clock = time.perf_counter()
 
     def _tokens(self, data: Path) -> TokenStream:
-        return TokenStream.open(data, self.recipe, rank=self.world.data_rank, ranks=self.world.data_ranks)
+        return open_tokens(data, self.recipe, self.out / "memory", self.world.data_rank, self.world.data_ranks)
+
+    def _spike_detector(self) -> SpikeDetector:
+        return SpikeDetector(self.settings.spike.sigmas, self.settings.spike.patience)
+
+    def _constraint(self) -> Unconstrained:
+        if self.settings.constraint is None:
+            return Unconstrained()
+        return self.recipe.build("train.constraint", Constraint).build(self.model, self.optimizer, self.settings.steps)
 
     # -- a step, in the order of the loop
 
@@ -161,6 +176,8 @@ class Run:
         """Gradients of the whole batch, accumulated over micro-batches to save memory; the sum of their losses."""
         self.optimizer.zero_grad()
         self._frozen = batch.frozen
+        self.objective.begin_step(self.step, self.settings.steps)
+        self.indexers.begin_step(self.step)
         runner = self.layer_runners.runner(self.step)
         parts = batch.parts(self.settings.accumulate, self.device)
         self.optimizer.expect(len(parts), self.rate(self.step))
@@ -174,18 +191,20 @@ class Run:
     def _accumulated(self, batch: Batch, parts: list[Batch], runner: LayerRunner) -> Loss:
         whole = Loss(torch.zeros((), device=self.device))
         for number, part in enumerate(parts):
-            routing = self.balance.routing()
+            routing = self.indexers.routing(self.balance.routing())
             forward = self.world.doing("forward", micro_batch=number, lengths=part.lengths)
             with forward, torch.set_grad_enabled(not batch.frozen), self.saved_activations:
                 loss = self.objective(self.model, part, routing, runner)
-                extra = self._balance_losses(routing, len(part.tokens_T) / batch.all_tokens)
-            total = sum(extra.values(), loss.total)
+                share = len(part.tokens_T) / batch.all_tokens
+                extra, taught = self._balance_losses(routing, share), self.indexers.losses(routing, share)
+            total = sum((*extra.values(), *taught.values()), loss.total)
             if not batch.frozen:
                 with self.world.doing("backward", micro_batch=number):
                     (total if self.scale is None else self.scale.apply(total)).backward()
-                self.balance.count(routing)
+                if not self.indexers.freezing:
+                    self.balance.count(routing)
             whole.total += loss.total.detach()
-            named = {f"loss/{name}": value for name, value in loss.parts.items()} | loss.notes
+            named = {f"loss/{name}": value for name, value in (loss.parts | taught).items()} | loss.notes
             extra = {f"balance/{name}": value / self.world.row_ranks for name, value in extra.items()}
             for name, value in (named | extra).items():
                 so_far = whole.parts.get(name, torch.zeros((), device=self.device))
@@ -222,7 +241,7 @@ class Run:
 
     def rate(self, step: int) -> float:
         """The learning rate of the step after step `step`, as a share of the peak."""
-        return float(self.rates[self.layer_runners.progress(step)])
+        return float(self.rates[self.consumed.place(step)])
 
     def optimizer_step(self) -> StepResult:
         value = None if self.scale is None else self.scale.value
@@ -235,6 +254,8 @@ class Run:
         if self.scale is not None and not self._frozen:
             self.scale.update(result.skipped)
         self.step += 1
+        if self.constraint.after_step(self.step, self.peak * self.rate(self.step - 1)):
+            self.spike_detector = self._spike_detector()
         self.average.update(self.step, self.model)
         return result
 
@@ -245,12 +266,13 @@ class Run:
         self.stopping, loads = self.world.any(self.stopping), self.world.all_loads(loads)
         parts: dict[str, Tensor | float] = dict(loss.parts)
         parts |= batch.notes
+        parts |= self.constraint.notes()
         measure = self.measure if self.measure is not None and self.due_to_evaluate() else None
         if measure is not None:
             with self.world.doing("evaluate"), self.world.evaluating(self.model):
                 parts |= measure(self.model)
             self._clock = time.perf_counter()  # evaluation does not count as a step's time
-        tokens, flops = batch.all_tokens, step_flops(self.model.config, batch.all_lengths)
+        tokens, flops = batch.all_tokens, training_flops(self.model.config, batch.all_lengths)
         self.report.step(
             StepRecord(self.step, loss.total, lr, tokens, seconds, result.norm, result.skipped, flops, parts, loads)
         )

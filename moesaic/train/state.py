@@ -26,6 +26,8 @@ def tensors(run: Run) -> dict[str, Tensors]:
         found["average"] = run.average.state()
     if run.scale is not None:
         found["loss_scale"] = run.scale.state_dict()
+    if held := run.constraint.state():
+        found["constraint"] = held
     if isinstance(run.data, StatefulStream):
         found |= run.data.state()
     return {group: {name: local(tensor.detach()) for name, tensor in of.items()} for group, of in found.items()}
@@ -78,7 +80,16 @@ def snapshot(run: Run) -> Snapshot:
 def recall(run: Run, step: int) -> dict[str, Any]:
     """The run as it was after a step, from the memories of its ranks; returns the report's state."""
     assert run.world.redundancy is not None
-    facts, groups = run.world.redundancy.read(step)
+    return put_back(run, *run.world.redundancy.read(step))
+
+
+def taken(run: Run) -> tuple[dict[str, Any], dict[str, Tensors]]:
+    """A copy in this process, to put back."""
+    groups = tensors_between_steps(run)
+    return numbers(run), {group: {name: t.clone() for name, t in of.items()} for group, of in groups.items()}
+
+
+def put_back(run: Run, facts: dict[str, Any], groups: dict[str, Tensors]) -> dict[str, Any]:
     weights = run.model.state_dict()
     for name, tensor in groups["weights"].items():
         local(weights[name]).copy_(tensor)
@@ -97,6 +108,8 @@ def restore(run: Run, facts: dict[str, Any], group: Callable[[str], Tensors]) ->
         local(run.model.state_dict()[name]).copy_(tensor)
     run.optimizer.load_state_dict(group("optimizer"))
     run.average.restore(group("average"))
+    if held := group("constraint"):
+        run.constraint.restore(held)
     if run.scale is not None:
         run.scale.load_state_dict(group("loss_scale"))
     run.step, run.rewinds, run.life = facts["step"], facts["rewinds"], facts["life"]

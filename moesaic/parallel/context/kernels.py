@@ -95,6 +95,10 @@ class ContextParallelKernels(RowKernels):
     def attend(self, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
         if call.bias is not None:
             raise UserError("parallel.cp", "ranks that divide sequences take no pair bias", "Set cp=1.")
+        if not call.causal:
+            raise UserError("parallel.cp", "ranks that divide sequences take no encoder", "Set cp=1.")
+        if call.sinks_H is not None or call.chunked:
+            raise UserError("parallel.cp", "ranks that divide sequences take no sinks and no chunks", "Set cp=1.")
         split = self.split(call.layout)
         if self.method == "ulysses":
             return attend_by_heads(self.plain, (q_THC, k_TNC, v_TNC), call, split, self.ranks)

@@ -1,7 +1,7 @@
 """Sparse attention (DSA) over rows that lie on several ranks: every rank chooses for its own queries, and attends.
 
 What others have of a token is narrow, the indexer's key and the latent: both go to every rank, and neither queries nor
-outputs travel. A mask of what was chosen exists for a rank's own queries only.
+outputs travel. What was chosen exists for a rank's own queries only.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from moesaic.kernels.interface import Batch, Kernels, LatentCall, Mask, RopeAngles
+from moesaic.kernels.interface import Batch, Kernels, LatentCall, Mask, RopeAngles, mask_of
 from moesaic.kernels.token_selection import best_tokens
 from moesaic.parallel.context.ulysses import expanded, rotated_rows
 from moesaic.parallel.rows import RowGroup, RowSplit, gather_rows
@@ -26,7 +26,7 @@ def select_here(
     split: RowSplit,
     ranks: RowGroup,
 ) -> list[Tensor | None]:
-    """A mask of this rank's queries for each sequence that has more than `topk` tokens, though it be of no query: by
+    """What this rank's queries chose, for each sequence that has more than `topk` tokens, though it be of no query: by
     what is None all ranks know that there is nothing to choose."""
     keys_TC = gather_rows(k_TC, split, ranks)
     selected: list[Tensor | None] = []
@@ -52,9 +52,9 @@ def attend_selected(plain: Kernels, call: LatentCall, rope: RopeAngles, split: R
             continue
         k_MHC, v_MHV = expanded(call, latent_TX[span.start : span.start + seen])
         keep_TM = torch.arange(seen, device=q_THC.device) <= position_T[:, None]
-        chosen_TM = selected[span.number]
-        if chosen_TM is not None:
-            keep_TM = keep_TM & chosen_TM[:, :seen]
+        chosen_TK = selected[span.number]
+        if chosen_TK is not None:
+            keep_TM = keep_TM & mask_of(chosen_TK, span.total)[:, :seen]
         # The kernel takes queries for the last of the tokens, and so lets each see at least as far as it may.
         pieces.append(plain.attention(q_THC[rows], k_MHC, v_MHV, Mask(call.attention.scale, None, keep_TM)))
     return torch.cat(pieces)

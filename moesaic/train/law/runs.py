@@ -66,17 +66,17 @@ def smooth(losses: Array, window: int) -> Array:
         return np.asarray((total[high] - total[low]) / (count[high] - count[low]))
 
 
-def read_runs(paths: Sequence[str | Path], key: str = LOSS) -> list[LossCurve]:
+def read_runs(paths: Sequence[str | Path], key: str = LOSS, least: int = MIN_STEPS) -> list[LossCurve]:
     """Read several, each of them once."""
     for number, path in enumerate(paths):
         if any(Path(path).resolve() == Path(other).resolve() for other in paths[:number]):
             raise UserError(path, "given twice", "A law needs runs with different schedules.")
-    return [read_run(path, key) for path in paths]
+    return [read_run(path, key, least) for path in paths]
 
 
-def read_run(path: str | Path, key: str = LOSS) -> LossCurve:
-    """Read a run; `key` is the loss that is wanted of its lines. Of a step that is there twice, as after a resume, the
-    last counts; a torn last line is left out."""
+def read_run(path: str | Path, key: str = LOSS, least: int = MIN_STEPS) -> LossCurve:
+    """Read a run; `key` is the loss that is wanted of its lines, and `least` how many of them must be there. Of a step
+    that is there twice, as after a resume, the last counts; a torn last line is left out."""
     path = Path(path)
     file = path / FILE if path.is_dir() else path
     rows = _rows(file, key)
@@ -95,7 +95,7 @@ def read_run(path: str | Path, key: str = LOSS) -> LossCurve:
     before, recipe = float(rates[:warmup].sum()), _recipe(file.parent)
     run = LossCurve(str(path), rates[warmup:], losses[warmup:], before, warmup, recipe, key)
     written = sum(rows[step][1] is not None for step in steps if step >= steps[0] + warmup)
-    _check(run, file, logged=written / len(run.rates))
+    _check(run, file, written / len(run.rates), least)
     return run
 
 
@@ -143,12 +143,12 @@ def _finite(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _check(run: LossCurve, file: Path, logged: float) -> None:
-    if len(run.rates) < MIN_STEPS:
+def _check(run: LossCurve, file: Path, logged: float, least: int) -> None:
+    if len(run.rates) < least:
         raise UserError(
             file,
             f"has {len(run.rates):,} steps after warm-up, too few for a curve",
-            f"At least {MIN_STEPS} are needed.",
+            f"At least {least} are needed.",
         )
     if not run.rates[0] > 0:
         raise UserError(file, "its learning rate is zero at the start")
@@ -157,8 +157,8 @@ def _check(run: LossCurve, file: Path, logged: float) -> None:
     if spoilt > MAX_MISSING:
         first = run.warmup + int((~good).argmax())
         raise UserError(file, f"{spoilt:.1%} of its losses are missing or not finite, the first at step {first:,}")
-    if good.sum() < MIN_STEPS:
-        raise UserError(file, f"has only {int(good.sum())} losses after warm-up", f"At least {MIN_STEPS} are needed.")
+    if good.sum() < least:
+        raise UserError(file, f"has only {int(good.sum())} losses after warm-up", f"At least {least} are needed.")
     if (run.losses[good] <= 0).any():
         raise UserError(file, "has losses of zero or below, which the law cannot describe")
 

@@ -1,8 +1,8 @@
-"""Cheaper steps, put together: how the blocks of a step are run, and how far along a run is if some are cheap."""
+"""Cheaper steps, put together: how the blocks of a step are run, and what it costs if it is cheap."""
 
 from __future__ import annotations
 
-from itertools import accumulate
+from collections.abc import Callable
 
 from moesaic.errors import UserError
 from moesaic.model.config import Latent, ModelConfig
@@ -19,8 +19,7 @@ class LayerRunners:
     def __init__(self, settings: TrainSection, config: ModelConfig) -> None:
         self.innermost: LayerRunner = recompute if settings.recompute else run_plainly
         self.kinds: list[EmbeddingShrink | LayerDrop | TokenDrop] = [EmbeddingShrink(settings.embedding_shrink)]
-        self.warmup = settings.warmup_steps
-        self.done: list[float] | None = None  # share of the layer-tokens after warm-up that lie before each step
+        self.cost: Callable[[int], float] | None = None  # layer-tokens of a step, where the schedule counts them
         layers = len(config.layers)
         if settings.layer_drop:
             self.kinds.append(LayerDrop(layers, settings.layer_drop.floor, settings.layer_drop.gamma, settings.seed))
@@ -35,9 +34,7 @@ class LayerRunners:
             drop = TokenDrop(layers, until, settings.token_drop.start, settings.seed)
             self.kinds.append(drop)
             if settings.token_drop.layer_token_rate:
-                costs = [drop.cost(step) for step in range(settings.warmup_steps, settings.steps)]
-                so_far = [0.0, *accumulate(costs)]
-                self.done = [share / so_far[-1] for share in so_far[:-1]]
+                self.cost = drop.cost
 
     def runner(self, step: int) -> LayerRunner:
         """How a block is run in a step; with everything off, plainly."""
@@ -45,9 +42,3 @@ class LayerRunners:
         for kind in reversed(self.kinds):
             runner = kind.at(step, runner)
         return runner
-
-    def progress(self, step: int) -> int:
-        """The step whose learning rate a step has: random-LTD counts what its layers have really seen."""
-        if self.done is None or step < self.warmup:
-            return step
-        return self.warmup + int(self.done[step - self.warmup] * len(self.done))

@@ -10,10 +10,11 @@ from moesaic.model.context import ForwardContext
 
 
 def recompute(block: Block, number: int, x_TD: Tensor, context: ForwardContext) -> Tensor:
-    selected = context.selected  # the second run must see what the first saw, though later layers have selected since
+    # The second run must see what the first saw, though later layers have selected since.
+    seen = context.selected, context.index_scores
 
     def run(x_TD: Tensor) -> Tensor:
-        context.selected = selected
+        context.selected, context.index_scores = seen
         out_TD: Tensor = block(x_TD, context)
         return out_TD
 

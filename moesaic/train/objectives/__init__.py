@@ -7,11 +7,13 @@ that the gradients of the parts add up to that of the batch.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from moesaic.data.packing import Batch
+from moesaic.model.config import ModelConfig
 from moesaic.model.context import Routing
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import LayerRunner, Model, run_plainly
@@ -27,11 +29,25 @@ class Loss:
 
 @dataclass(frozen=True)
 class Objective:
+    of_text: ClassVar[bool] = (
+        True  # whether text alone is enough for it; answers and rewards come from a stage of align
+    )
+
     def check(self) -> None:
         """Whether what it needs is there, before anything is made."""
 
+    def check_model(self, config: ModelConfig) -> None:
+        """Whether it can train a model of this config, before anything is made."""
+
+    def special_tokens(self) -> dict[str, str]:
+        """Option -> the token that must be one of the tokenizer's."""
+        return {}
+
     def prepare(self, model: Model) -> None:
         """Called once before training, with the model it will be used on."""
+
+    def begin_step(self, step: int, steps: int) -> None:
+        """Called before each of a run's steps, counted from 0, for what changes as it goes."""
 
     def __call__(self, model: Model, batch: Batch, routing: Routing, runner: LayerRunner = run_plainly) -> Loss:
         raise NotImplementedError

@@ -1,8 +1,13 @@
 """Learn from a teacher's whole next-token distribution, not only from the token that came.
 
     train: {objective: {name: distill, teacher: out/large, weight: 0.9, temperature: 1.0}}
+    train: {objective: {name: distill, teacher: out/large, teaching: 0.7}}     the last part on the text alone (staged)
+    train: {objective: {name: distill, teacher: out/large, hidden: 1.0}}       hidden states too, layer by layer
 
-The loss is weight * KL(teacher || student) + (1 - weight) * cross-entropy, both per target token.
+The loss is weight * KL(teacher || student) + (1 - weight) * cross-entropy, both per target token. `hidden` adds the
+squared distance of the student's hidden states from the teacher's at the same share of the depth, against their size
+(as TinyBERT and TernaryBERT do). With `teaching` below 1 the loss changes where the teacher leaves: a run that watches
+for spikes (`train.spike`) must not take that for one.
 """
 
 from __future__ import annotations
@@ -16,7 +21,9 @@ from torch import Tensor
 from moesaic.data.packing import Batch
 from moesaic.errors import UserError
 from moesaic.kernels.cross_entropy import IGNORED, ROWS
-from moesaic.model.context import Routing
+from moesaic.model.block import Block
+from moesaic.model.config import ModelConfig
+from moesaic.model.context import ForwardContext, Routing
 from moesaic.model.directory import load
 from moesaic.model.formats.matching import match
 from moesaic.model.formats.opening import open_checkpoint
@@ -32,31 +39,46 @@ class Distill(Objective):
     weight: float = 0.9
     temperature: float = 1.0
     direction: Direction = "forward"  # reverse: KL(student || teacher)
+    teaching: float = 1.0  # share of the run in which the teacher is followed (Mixture-of-Students, DeepSpeed-MoE)
+    hidden: float = 0.0  # weight of the hidden states
     _loaded: list[Model] = field(default_factory=list, init=False, repr=False, compare=False)
+    _gone: list[bool] = field(default_factory=lambda: [False], init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.weight <= 1 or self.temperature <= 0:
             raise ValueError("weight must be from 0 to 1, and temperature above 0")
+        if not 0 <= self.teaching <= 1 or self.hidden < 0:
+            raise ValueError("teaching must be from 0 to 1, and hidden not negative")
 
-    def check(self) -> None:
-        match(open_checkpoint(self.teacher))
-
-    def prepare(self, model: Model) -> None:
-        teacher = load(self.teacher, device=model.device)
-        if teacher.config.vocab != model.config.vocab:
+    def check_model(self, config: ModelConfig) -> None:
+        teacher = match(open_checkpoint(self.teacher))[0]
+        if teacher.vocab != config.vocab:
             raise UserError(
                 self.teacher,
-                f"has a vocabulary of {teacher.config.vocab}, the model one of {model.config.vocab}",
+                f"has a vocabulary of {teacher.vocab}, the model one of {config.vocab}",
                 "A teacher must share the student's tokenizer.",
             )
-        self._loaded[:] = [teacher.requires_grad_(False)]
+        if self.hidden and teacher.hidden != config.hidden:
+            problem = f"has hidden states of {teacher.hidden}, the model of {config.hidden}"
+            raise UserError(self.teacher, problem, "Leave out hidden.")
+
+    def prepare(self, model: Model) -> None:
+        self.check_model(model.config)
+        self._loaded[:] = [load(self.teacher, device=model.device).requires_grad_(False)]
+
+    def begin_step(self, step: int, steps: int) -> None:
+        self._gone[0] = step >= self.teaching * steps
 
     def __call__(self, model: Model, batch: Batch, routing: Routing, runner: LayerRunner = run_plainly) -> Loss:
+        if self._gone[0]:
+            return self._text_alone(model, batch, routing, runner)
         (teacher,) = self._loaded
         layout = layout_of(batch)
+        states: list[Tensor] = []
+        teacher_states: list[Tensor] = []
         with torch.no_grad():
-            teacher_TD = teacher(batch.tokens_T, layout)
-        hidden_TD = model(batch.tokens_T, layout, routing, runner)
+            teacher_TD = teacher(batch.tokens_T, layout, runner=self._keeping(teacher_states, run_plainly))
+        hidden_TD = model(batch.tokens_T, layout, routing, self._keeping(states, runner))
         kept_T = (batch.targets_T != IGNORED).nonzero().squeeze(1)
         apart = hidden_TD.new_zeros((), dtype=torch.float32)
         plain = apart
@@ -68,12 +90,41 @@ class Distill(Objective):
             apart, plain = apart + kl, plain + ce
         apart, plain = apart / batch.count, plain / batch.count
         total = self.weight * apart + (1 - self.weight) * plain
-        return Loss(total, {"kl": apart.detach(), "next": plain.detach()}, routing)
+        parts = {"kl": apart.detach(), "next": plain.detach()}
+        if self.hidden:
+            parts["hidden"] = _states_apart(states, teacher_states, kept_T) / batch.count
+            total, parts["hidden"] = total + self.hidden * parts["hidden"], parts["hidden"].detach()
+        return Loss(total, parts, routing)
+
+    def _text_alone(self, model: Model, batch: Batch, routing: Routing, runner: LayerRunner) -> Loss:
+        hidden_TD = model(batch.tokens_T, layout_of(batch), routing, runner)
+        scale_T = torch.full(batch.targets_T.shape, 1.0 / max(batch.count, 1), device=hidden_TD.device)
+        total, _ = model.cross_entropy(hidden_TD, batch.targets_T, scale_T)
+        return Loss(total, {"next": total.detach()}, routing)
+
+    def _keeping(self, states: list[Tensor], runner: LayerRunner) -> LayerRunner:
+        """The same, but what every layer gives is kept, if that is wanted."""
+
+        def run(block: Block, number: int, x_TD: Tensor, context: ForwardContext) -> Tensor:
+            states.append(runner(block, number, x_TD, context))
+            return states[-1]
+
+        return run if self.hidden else runner
 
     def _rows(self, model: Model, hidden_TD: Tensor, teacher_TV: Tensor, targets_T: Tensor) -> tuple[Tensor, Tensor]:
         logits_TV = model.logits_at(hidden_TD).float()
         kl = divergence(logits_TV, teacher_TV, self.temperature, self.direction).sum() * self.temperature**2
         return kl, torch.nn.functional.cross_entropy(logits_TV, targets_T, reduction="sum")
+
+
+def _states_apart(states: list[Tensor], teacher_states: list[Tensor], rows_A: Tensor) -> Tensor:
+    """The sum over tokens of the squared distances, against the teacher's size, on average over the layers."""
+    total = states[0].new_zeros((), dtype=torch.float32)
+    for number, own_TD in enumerate(states, 1):
+        wanted_AD = teacher_states[round(number / len(states) * len(teacher_states)) - 1][rows_A].float()
+        off_A = (own_TD[rows_A].float() - wanted_AD).square().mean(1)
+        total = total + (off_A / wanted_AD.square().mean(1).clamp(min=1e-8)).sum()
+    return total / len(states)
 
 
 def divergence(

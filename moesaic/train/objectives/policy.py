@@ -10,7 +10,7 @@ correction weighs that difference, PPO's ratio is of the trainer alone: against 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ from moesaic.train.objectives import Loss, Objective, layout_of
 
 @dataclass(frozen=True)
 class Policy(Objective):
+    of_text: ClassVar[bool] = False
+
     clip_low: float = 0.2
     clip_high: float = 0.2  # DAPO's clip-higher gives rare tokens more room upwards, such as 0.28
     kl: float = 0.0  # weight of the distance from the reference
@@ -33,10 +35,12 @@ class Policy(Objective):
     correction: Literal["none", "token", "sequence"] = "none"  # for engines that compute otherwise than the trainer
     correction_cap: float = 2.0
     correction_kind: Literal["truncate", "mask"] = "truncate"
+    imitate: float = 0.0  # weight of the likelihood of right answers (VAPO, Seed1.5-Thinking), such as 0.1
+    right: float = 1.0  # the reward from which on an answer is right
 
     def __post_init__(self) -> None:
-        if not 0 <= self.clip_low < 1 or self.clip_high < 0 or self.kl < 0 or self.correction_cap <= 1:
-            raise ValueError("clips and kl cannot be negative, clip_low is below 1, and correction_cap above 1")
+        if not 0 <= self.clip_low < 1 or min(self.clip_high, self.kl, self.imitate) < 0 or self.correction_cap <= 1:
+            raise ValueError("clips, kl and imitate are not negative, clip_low is below 1, and correction_cap above 1")
 
     def __call__(self, model: Model, batch: Batch, routing: Routing, runner: LayerRunner = run_plainly) -> Loss:
         columns = batch.columns
@@ -65,6 +69,10 @@ class Policy(Objective):
             apart = (distance(new_T, columns["reference"], self.kl_kind) * weight_T).sum()
             parts["kl"] = apart.detach()
             total = total + self.kl * apart
+        if self.imitate:  # where all answers of a group are right, none has an advantage, and this alone teaches
+            unlikely = -(new_T * columns["imitate"] * spoken_T).sum()
+            parts["imitate"] = unlikely.detach()
+            total = total + self.imitate * unlikely
         if remember_T is not None:  # nobody drew these: their loss is plain
             said_T = batch.targets_T.masked_fill(remember_T == 0, IGNORED)
             logprobs_T, _ = model.token_logprobs(hidden_TD, said_T)

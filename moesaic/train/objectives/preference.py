@@ -9,7 +9,7 @@ answer's reward is how much likelier it became, in units of 1 / beta; the loss f
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,8 @@ from moesaic.train.objectives import Loss, Objective, layout_of
 
 @dataclass(frozen=True)
 class Preference(Objective):
+    of_text: ClassVar[bool] = False
+
     kind: Literal["sigmoid", "ipo", "hinge"] = "sigmoid"
     beta: float = 0.1
     smoothing: float = 0.0  # of sigmoid: the share of pairs that may be the wrong way round (conservative DPO)

@@ -9,6 +9,7 @@ a run. Steps are judged by the logit of being right ("Let's Verify Step by Step"
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,8 @@ from moesaic.train.objectives import Loss, Objective, layout_of
 
 @dataclass(frozen=True)
 class RewardModel(Objective):
+    of_text: ClassVar[bool] = False
+
     stability: float = 0.0
     margin: float = 0.0  # by how much the chosen answer should get more; a pair's own margin is added
 

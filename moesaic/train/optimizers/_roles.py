@@ -15,7 +15,7 @@ GATES = ("router", "residual", "value")  # few outputs, each a choice of its own
 def role(name: str, parameter: nn.Parameter) -> Role:
     """The role of a parameter of `moesaic.model.Model`. A hidden one is a matrix, or a stack of one per expert."""
     *above, last = name.split(".")
-    if parameter.dim() < 2 or last == "bias":
+    if parameter.dim() < 2 or "bias" in last:
         return "vector"
     if last in ("embed", "head"):
         return "embedding" if last == "embed" else "head"

@@ -2,7 +2,7 @@
 
     moesaic train recipes/tiny.yaml --out out/run "optimizer={name: adamw, lr: 3e-4, betas: [0.9, 0.95]}"
 
-On a CPU the bits are those of `torch.optim.AdamW(fused=True)`.
+On a CPU the bits are those of `torch.optim.AdamW(fused=True)` wherever that works on whole vectors.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from moesaic.train.optimizers import Named, OptimizerMethod, Rule, Slot, Step, by_decay, need
+
+VECTOR = 64  # numbers; as many as the widest vectors hold of the smallest format, or more
 
 
 @dataclass(frozen=True)
@@ -66,13 +68,20 @@ class AdamWRule(Rule):
                 skip=step.skip.float(),
             )
             return
-        adamw(
+        columns = [
             [slot.weight for slot in slots],
             list(gradients),
-            [slot.state["exp_avg"] for slot in slots],
-            [slot.state["exp_avg_sq"] for slot in slots],
+            *([slot.state[name] for slot in slots] for name in ("exp_avg", "exp_avg_sq", "step")),
+        ]
+        padded = whole_vectors(columns)
+        weights, gradients, exp_avgs, exp_avg_sqs, steps = columns
+        adamw(
+            weights,
+            gradients,
+            exp_avgs,
+            exp_avg_sqs,
             [],
-            [slot.state["step"] for slot in slots],
+            steps,
             fused=True,
             grad_scale=step.divisor,
             found_inf=step.skip.float(),
@@ -84,6 +93,33 @@ class AdamWRule(Rule):
             eps=self.eps,
             maximize=False,
         )
+        for part, copy in padded:
+            part.copy_(copy[: part.numel()])
+
+
+def whole_vectors(columns: list[list[Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """Add to these columns (weights, gradients, states, steps) what is left of each tensor behind its last whole
+    vector, padded to one, in place of the tensor's own end. Returned: those ends, and the copies that will hold their
+    values.
+
+    The library rounds the numbers behind the last whole vector otherwise than those before. Where that is depends on
+    how a tensor is sharded, and a run on ranks must have the bits of one process.
+    """
+    ends: list[tuple[Tensor, Tensor]] = []
+    for row in range(len(columns[0])):
+        weight = columns[0][row]
+        end = weight.numel() % VECTOR
+        if not end or not all(column[row].is_contiguous() for column in columns[:-1]):
+            continue
+        for column in columns[:-1]:
+            flat = column[row].view(-1)
+            copy = flat.new_zeros(VECTOR)
+            copy[:end] = flat[-end:]
+            ends.append((flat[-end:], copy))
+            column[row] = flat[:-end]
+            column.append(copy)
+        columns[-1].append(columns[-1][row].clone())
+    return ends
 
 
 def check_adam(lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:

@@ -1,7 +1,6 @@
 """Model FLOPs utilization (MFU): the FLOPs a training step needs, against the matmul throughput of this machine.
 
-    share = tokens_per_second * flops_per_token(config, context=1024) / peak_flops(device, torch.bfloat16)
-    share = step_flops(config, lengths) / seconds / peak_flops(device, torch.bfloat16)
+    share = training_flops(config, lengths) / seconds / peak_flops(device, torch.bfloat16)      # model/flops.py
 
 Counted is what the model needs (forward once, backward twice), not what was spent: recomputed activations, idle experts
 and dropped tokens do not raise it.
@@ -10,61 +9,9 @@ and dropped tokens do not raise it.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from functools import cache
 
 import torch
-
-from moesaic.model.config import Experts, GroupedQuery, Layer, ModelConfig
-from moesaic.model.facts import facts
-
-
-def step_flops(config: ModelConfig, lengths: Sequence[int]) -> float:
-    """Of training on sequences of these lengths, once each."""
-    tokens = sum(lengths)
-    # A token of a long sequence sees more keys, and there are more such tokens.
-    return tokens * flops_per_token(config, sum(length * length for length in lengths) / max(tokens, 1))
-
-
-def flops_per_token(config: ModelConfig, context: float, predictions: bool = True) -> float:
-    """Of training on sequences of `context` tokens on average: six for each parameter a token passes, and attention.
-
-    With `predictions`, the layers that predict further tokens are trained too.
-    """
-    known = _facts(config)
-    parameters = known.active_parameters
-    layers = config.layers
-    if predictions and config.mtp:
-        idle = sum(_idle(layer, config.hidden) for layer in config.mtp)
-        parameters += known.prediction_parameters - idle + len(config.mtp) * config.vocab * config.hidden
-        layers += config.mtp
-    return 6.0 * parameters + sum(_attention(config, layer, context) for layer in layers)
-
-
-_facts = cache(facts)  # it makes the whole model, without its weights
-
-
-def _attention(config: ModelConfig, layer: Layer, context: float) -> float:
-    """Scores and weighted sum: four per key and dimension forward, eight backward."""
-    shape = config.attention
-    if isinstance(shape, GroupedQuery):
-        width, limit = float(shape.heads * shape.head_size), layer.window
-    else:
-        width = shape.heads * (shape.key_size + shape.value_size) / 2
-        limit = shape.indexer.topk if layer.index and shape.indexer else layer.window
-    return 12.0 * width * _keys(context, limit)
-
-
-def _keys(context: float, limit: int | None) -> float:
-    """How many keys a query sees on average: half the sequence, less where no query sees more than `limit`."""
-    if limit is None or limit >= context:
-        return context / 2
-    return limit - limit**2 / (2 * context)
-
-
-def _idle(layer: Layer, hidden: int) -> int:
-    ffn = layer.ffn
-    return (ffn.count - ffn.per_token) * 3 * ffn.hidden * hidden if isinstance(ffn, Experts) else 0
 
 
 @cache
