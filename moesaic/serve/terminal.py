@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any, TextIO
 
 from moesaic.errors import UserError
+from moesaic.serve.core.branches import Branching
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Request, Sampling
 from moesaic.serve.core.sampling_text import KINDS, sampling_value
@@ -63,6 +64,7 @@ class TerminalChat:
     screen: Screen
     sampling: Sampling = field(default_factory=Sampling)
     system: str = ""
+    branches: int = 1  # of a response that the model writes in parallel (APAR)
     parser: Parser = field(init=False)
     turns: list[dict[str, str]] = field(default_factory=list)
 
@@ -161,7 +163,10 @@ class TerminalChat:
     def _stream(self, request: Request, prompt: str) -> Iterator[str]:
         """Show a response as it is generated; yields its content, without the reasoning."""
         reader = self.parser.reader(prompt=prompt)
-        self.engine.add(request)
+        branching = Branching(self.engine, request, self.branches) if self.branches > 1 else None
+        running = branching.requests() if branching is not None else [request]
+        for one in running:
+            self.engine.add(one)
         reasoning = False
 
         def show(events: list[Event]) -> Iterator[str]:
@@ -179,10 +184,18 @@ class TerminalChat:
             try:
                 while request.finish_reason is None and not stopped():
                     for output in self.engine.step():
+                        if branching is not None:
+                            for one in branching.take(output):
+                                running.append(one)
+                                self.engine.add(one)
+                            output = branching.read()
                         if output.request is request and output.text:
                             yield from show(reader.push(output.text))
             finally:
-                self.engine.abort(request)
+                for one in running:
+                    self.engine.abort(one)
+                if request.finish_reason is None:
+                    request.finish_reason = "abort"
         yield from show(reader.finish())
         self.screen.write("\n")
 

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 import moesaic
 from moesaic.serve.api import (
     admin,
-    chat,
+    chat_routes,
     completions,
     embeddings,
     errors,
@@ -25,6 +25,8 @@ from moesaic.serve.api import (
 from moesaic.serve.api.fields import check_fields
 from moesaic.serve.api.front import Front
 from moesaic.serve.api.keys import OPEN_PATHS, KeyGuard
+from moesaic.serve.api.know import mcp
+from moesaic.serve.api.know import routes as know
 from moesaic.serve.api.llamacpp import routes as llamacpp
 from moesaic.serve.api.messages import routes as messages
 from moesaic.serve.api.middleware import RequestLimits
@@ -68,13 +70,16 @@ def routes_of(service: Service) -> FastAPI:
     app = FastAPI(title="Moesaic", version=moesaic.__version__, docs_url=None, redoc_url=None)
     errors.install(app)
     for part in (
-        *(chat, completions, responses, messages, sglang),
+        *(chat_routes, completions, responses, messages, sglang),
         *(embeddings, scoring),
         *(tokenization, models, status, llamacpp, ollama),
     ):
         app.include_router(check_fields(part.router(service)))
     app.router.routes.append(ollama.probe())
-    app.include_router(web_page.router(service.settings.mcp_origins))
+    if service.settings.knowledge:
+        app.include_router(check_fields(know.router(service)))
+        app.include_router(check_fields(mcp.router(service)))
+    app.include_router(web_page.router(service.settings.mcp_origins, service.settings.knowledge.bases))
     if service.settings.admin_keys.hashes:
         app.include_router(check_fields(admin.router(service)))
     return app

@@ -7,15 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fastapi import APIRouter
-from fastapi import Request as HttpRequest
-from fastapi.responses import Response
-
 from moesaic.errors import UserError
 from moesaic.serve.api.chat_grammar import Speaker, message_form
-from moesaic.serve.api.conversation import chat_prompt, conversation, with_plain_tools
+from moesaic.serve.api.conversation import chat_prompt, with_plain_tools
 from moesaic.serve.api.conversation import prompt_text as prompt_text
-from moesaic.serve.api.errors import ERRORS
+from moesaic.serve.api.know.sources import Sources, annotation, search_results
+from moesaic.serve.api.knowledge import Citation
 from moesaic.serve.api.logprobs import Shown, TokenDecoder, check_entries, check_given, prompt_logprobs
 from moesaic.serve.api.sampling_params import engine_requests, sampling_params
 from moesaic.serve.api.schema.chat import (
@@ -27,10 +24,9 @@ from moesaic.serve.api.schema.chat import (
     ChoiceLogprobs,
     GeneratedFunctionCall,
     GeneratedToolCall,
-    PromptResponse,
 )
 from moesaic.serve.api.service import Service, new_id
-from moesaic.serve.api.stream import STREAMS, Generation, generate
+from moesaic.serve.api.stream import Generation
 from moesaic.serve.api.token_ids import TokenIds
 from moesaic.serve.core.request import Output, Request
 from moesaic.serve.parsers import (
@@ -74,7 +70,12 @@ class Chat(Generation):
         legacy, body = body.functions is not None, with_plain_tools(body)
         parser = service.parser if body.chat_template is None else detect(body.chat_template)
         max_tokens = body.max_completion_tokens or body.max_tokens
+        sources: Sources | None = body._sources
+        if sources is not None:
+            body = sources.in_prompt(service, body, max_tokens)
         begun, prompt = chat_prompt(service, body, parser, max_tokens)
+        if sources is not None and max_tokens is not None:  # the passages take of its room
+            max_tokens = max(1, min(max_tokens, service.engine.max_length - len(prompt)))
         text = begun.text
         apart = body.separate_reasoning is not False and body.reasoning_format != "none"
         reading = parser if apart else replace(parser, reasoning=False)
@@ -91,7 +92,7 @@ class Chat(Generation):
             logprob_tokens=check_given(body, top, max_tokens),
             grammar=form.grammar,
         )
-        sampling = replace(sampling, markers=parser.markers(service.tokenizer, calls=bool(body.tools)))
+        sampling = replace(sampling, markers=parser.markers(service.tokenizer, calls=bool(body.function_tools)))
         prompt = [*before, *prompt]
         check_entries(body, sampling, len(prompt), service.engine.model.config.vocab)
         requests = engine_requests(service, body, prompt, sampling, salt=salt, count=count)
@@ -103,6 +104,7 @@ class Chat(Generation):
             call_id=parser.call_id,
             calls_before=begun.calls,
             echoed=_echoed(body, begun.prefill),
+            sources=sources,
         )
         choices = [
             ChoiceBuilder(index, form.reader(), service.token_decoder, style, TokenIds(request, body))
@@ -118,8 +120,21 @@ class Chat(Generation):
     def reasoning_tokens(self) -> int:
         return sum(choice.reasoning_tokens for choice in self.choices.values())
 
+    @property
+    def sources(self) -> Sources | None:
+        return next(iter(self.choices.values())).style.sources
+
+    def heavy(self, output: Output) -> bool:
+        cites = output.finish_reason is not None and self.sources is not None
+        return cites or super().heavy(output)
+
     def first_fields(self) -> dict[str, Any]:
-        return {"prompt_token_ids": list(self.requests[0].prompt)} if self.body.return_token_ids else {}
+        fields: dict[str, Any] = {}
+        if self.body.return_token_ids:
+            fields["prompt_token_ids"] = list(self.requests[0].prompt)
+        if self.sources is not None:
+            fields["search_results"] = search_results(self.sources)
+        return fields
 
     def first_choices(self) -> list[dict[str, Any]]:
         return [
@@ -135,6 +150,8 @@ class Chat(Generation):
         if delta or tokens:
             logprobs = {"content": [token.model_dump() for token in tokens], "refusal": None} if tokens else None
             chunks.append(chunk_choice(choice.index, delta, logprobs=logprobs, **choice.ids.chunk()))
+        if choice.citations and choice.finish_reason is not None:
+            chunks.append(chunk_choice(choice.index, {"annotations": choice.annotations()}))
         if choice.finish_reason is not None:
             chunks.append(chunk_choice(choice.index, {}, finish_reason=choice.finish_reason, **choice.ids.chunk()))
         return chunks
@@ -177,6 +194,7 @@ class ChoiceStyle:
     call_id: Callable[[str, int], str | None] = lambda name, number: None
     calls_before: int = 0
     echoed: str = ""
+    sources: Sources | None = None
 
 
 @dataclass
@@ -195,6 +213,7 @@ class ChoiceBuilder:
     first_call: int | None = None  # that has ended
     reasoning_tokens: int = 0
     finish_reason: str | None = None
+    citations: list[Citation] = field(default_factory=list)
 
     def push(self, output: Output) -> tuple[list[Event], list[ChatTokenLogprob]]:
         """The events and the tokens' log-probabilities that an output adds."""
@@ -223,6 +242,8 @@ class ChoiceBuilder:
             called = self.call_ids.keys() - self.broken
             ended = "function_call" if self.style.legacy else "tool_calls"
             self.finish_reason = ended if output.finish_reason == "stop" and called else output.finish_reason
+            if self.style.sources is not None:
+                self.citations = self.style.sources.citations(self.style.echoed + collect(self.events).content)
         return events, logprobs
 
     def _is_first(self, event: Event) -> bool:
@@ -242,6 +263,7 @@ class ChoiceBuilder:
             index=self.index,
             message=AssistantMessage(
                 content=self.style.echoed + message.content or (None if calls else ""),
+                annotations=None if self.style.sources is None else self.annotations(),
                 reasoning_content=message.reasoning or None,
                 tool_calls=None if self.style.legacy else calls or None,
                 function_call=calls[0].function if self.style.legacy and calls else None,
@@ -250,6 +272,10 @@ class ChoiceBuilder:
             finish_reason=self.finish_reason or "stop",
             **self.ids.whole(),
         )
+
+    def annotations(self) -> list[dict[str, Any]]:
+        assert self.style.sources is not None
+        return [annotation(one, self.style.sources.passages[one.number - 1]) for one in self.citations]
 
     def delta(self, events: list[Event]) -> dict[str, Any]:
         """Some events as the `delta` of a chunk."""
@@ -274,25 +300,3 @@ class ChoiceBuilder:
         elif calls:
             delta["tool_calls"] = list(calls.values())
         return delta
-
-
-def router(service: Service) -> APIRouter:
-    routes = APIRouter()
-
-    @routes.post(
-        "/v1/chat/completions", response_model=ChatCompletionResponse, responses=ERRORS | STREAMS, tags=["text"]
-    )
-    async def chat_completions(body: ChatCompletionRequest, request: HttpRequest) -> Response:
-        """The next message of a conversation."""
-        return await generate(Chat, service, body, request)
-
-    @routes.post("/apply-template", responses=ERRORS, tags=["tokens"])
-    async def apply_template(body: ChatCompletionRequest) -> PromptResponse:
-        """The prompt that the chat template makes of a conversation."""
-        trust = service.settings.trust_request_chat_template
-        made = await service.prepare(
-            lambda: conversation(body, service.tokenizer, None, trust_template=trust), Chat.field_name
-        )
-        return PromptResponse(prompt=made.text)
-
-    return routes

@@ -50,7 +50,7 @@ class Speaker:
 def message_form(body: ChatCompletionRequest, prompt: str, speaker: Speaker) -> MessageForm:
     parser = speaker.parser
     forced = forced_tools(body)
-    tools = [tool.model_dump() for tool in body.tools or ()] if body.tool_choice != "none" else []
+    tools = [tool.model_dump() for tool in body.function_tools] if body.tool_choice != "none" else []
     form = output_grammar(body, speaker.special)  # of an answer; wrong ones are refused where there is none, too
     strict = any(tool["function"].get("strict") for tool in tools)
     if not forced and form is None and not strict:
@@ -117,7 +117,7 @@ def _thoughts(body: ChatCompletionRequest, prompt: str, speaker: Speaker, rules:
 
 def forced_tools(body: ChatCompletionRequest) -> list[Function]:
     """The tools of which one must be called; none if the model may decide, or there is nothing to call."""
-    tools = [tool.function for tool in body.tools or ()]
+    tools = [tool.function for tool in body.function_tools]
     for number, tool in enumerate(tools):
         if _parameters(tool)["type"] != "object":
             raise UserError(_place(number), 'must have "type": "object": a call names its arguments')
@@ -135,7 +135,7 @@ def forced_tools(body: ChatCompletionRequest) -> list[Function]:
 
 def _forced_call(body: ChatCompletionRequest, tools: Sequence[Function], rules: Rules) -> str:
     """The arguments of the one tool that was named, or a list of calls of any of the tools."""
-    places = {tool.function.name: _place(number) for number, tool in enumerate(body.tools or ())}
+    places = {tool.function.name: _place(number) for number, tool in enumerate(body.function_tools)}
     arguments = {}
     for tool in tools:
         place = places[tool.name]

@@ -14,6 +14,7 @@ from moesaic.model.template_abilities import takes_tools
 from moesaic.model.tokenizer import SPECIAL, Tokenizer
 from moesaic.serve.api.prompts import one_prompt
 from moesaic.serve.api.schema.chat import AllowedTools, ChatCompletionRequest, Message, NamedTool, Tool
+from moesaic.serve.api.schema.know import ChosenSearch
 from moesaic.serve.api.service import Service
 from moesaic.serve.api.structured import json_object
 from moesaic.serve.core.request import check_tokens
@@ -46,9 +47,9 @@ def conversation(
         raise UserError("chat_template", "this server takes none from requests", remedy)
     extra = _variables(body)
     continued = continues(body)
-    if body.tools and body.tool_choice != "none":
+    if body.function_tools and body.tool_choice != "none":
         _check_tools(body, tokenizer)
-        extra["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
+        extra["tools"] = [tool.model_dump(exclude_none=True) for tool in body.function_tools]
     for number, message in enumerate(body.messages):
         if message.content is None and message.role != "assistant":
             raise UserError(f"messages.{number}.content", "missing", "Only an assistant's message may have none.")
@@ -117,12 +118,16 @@ def with_plain_tools(body: ChatCompletionRequest) -> ChatCompletionRequest:
         raise UserError("function_call", "there are no functions", "Give functions, or tools and tool_choice.")
     if isinstance(choice := body.tool_choice, AllowedTools):
         names = [tool.name for tool in choice.allowed]
-        known = {tool.function.name for tool in body.tools or ()}
+        known = {tool.function.name for tool in body.function_tools}
         for name in names:
             if name not in known:
                 raise UserError("tool_choice", f"allows {name!r}, and there is no such tool", "Name some of the tools.")
-        tools = [tool for tool in body.tools or () if tool.function.name in names]
+        tools = [tool for tool in body.function_tools if tool.function.name in names]
         changed = {"tools": tools or None, "tool_choice": choice.chosen_mode if tools else "none"}
+    if body.search_tools:  # the server has searched: the model calls functions only
+        functions = changed.get("tools", body.function_tools)
+        searched = isinstance(body.tool_choice, ChosenSearch) or not functions
+        changed = {"tools": functions or None} | changed | ({"tool_choice": None} if searched else {})
     return body.model_copy(update=changed) if changed else body
 
 

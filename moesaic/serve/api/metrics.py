@@ -73,6 +73,7 @@ class Metrics:
         self.recent_first: deque[float] = deque(maxlen=64)
         self.sleeping = 0  # the level; 0: awake
         self.users: Sequence[KeyUse] = ()  # of this server's keys
+        self.more_of_all: Callable[[], Iterable[Metric]] = tuple  # that all models share
         self._callers: weakref.WeakKeyDictionary[Request, KeyUse] = weakref.WeakKeyDictionary()
         self._last: weakref.WeakKeyDictionary[Request, float] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
@@ -165,6 +166,8 @@ class Metrics:
             ("num_preemptions", "Preemptions of requests.", stats.preemptions),
             ("spec_decode_num_draft_tokens", "Draft tokens.", stats.drafted_tokens),
             ("spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", stats.accepted_tokens),
+            ("output_search_checked", "Searched tokens that were computed in full too.", stats.output_search_checked),
+            ("output_search_missed", "Of those, not the likeliest.", stats.output_search_missed),
         ):
             yield self._with(CounterMetricFamily(prefix + name, text, labels=["model_name"]), value)
         sleep = GaugeMetricFamily(

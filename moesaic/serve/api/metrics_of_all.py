@@ -34,6 +34,7 @@ class AllMetrics:
                 whole.samples = samples if whole is family else [*whole.samples, *samples]
         yield from families.values()
         yield from key_metrics(self.parts[0].users)
+        yield from self.parts[0].more_of_all()
 
     def describe(self) -> Iterator[Metric]:
         yield from ()

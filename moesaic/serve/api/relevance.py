@@ -1,6 +1,6 @@
-"""How well two texts fit: by the cosine of their embeddings, or generatively, by how much likelier a model that was
-asked about the pair answers yes than no (as Qwen3-Reranker was trained to). A model with a classification head would be
-a third `Scorer`."""
+"""How well two texts fit: by the cosine of their embeddings; generatively, by how much likelier a model that was asked
+about the pair answers yes than no (as Qwen3-Reranker was trained to); or by a cross-encoder, which reads both together
+and has a head for the answer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
+
 from moesaic.errors import UserError
+from moesaic.model.config import Classifier
 from moesaic.serve.api import vectors
 from moesaic.serve.api.chat import prompt_text
 from moesaic.serve.api.errors import translated
@@ -18,6 +21,7 @@ from moesaic.serve.api.schema.chat import ChatCompletionRequest
 from moesaic.serve.api.schema.embeddings import EmbeddingUsage, VectorOptions
 from moesaic.serve.api.schema.scoring import ScoringRequest
 from moesaic.serve.api.service import Service
+from moesaic.serve.core.encoder_engine import EncoderEngine
 from moesaic.serve.core.request import Request, Sampling
 
 LABELS = ("yes", "no")
@@ -51,6 +55,9 @@ class Scorer(Protocol):
 
 
 def scorer(service: Service, pairs: Sequence[Pair], body: ScoringRequest, salt: str) -> Scorer:
+    encoder = service.engine.model.config.encoder
+    if encoder is not None and encoder.classifier is not None and encoder.classifier.labels and body.scoring is None:
+        return CrossEncoderScorer(service, pairs, body, salt, encoder.classifier)
     kind = body.scoring or service.settings.scoring
     if kind == "generative":
         return GenerativeScorer(service, pairs, body, salt)
@@ -130,6 +137,50 @@ class GenerativeScorer:
 
     def usage(self) -> EmbeddingUsage:
         return vectors.usage(self.requests)
+
+
+class CrossEncoderScorer:
+    """The one logit of the head, as sentence-transformers' CrossEncoder reports it: through a sigmoid, or as it is."""
+
+    def __init__(
+        self, service: Service, pairs: Sequence[Pair], body: ScoringRequest, salt: str, head: Classifier
+    ) -> None:
+        if head.labels != 1:
+            problem = f"has {head.labels} labels, and a score is one number"
+            raise UserError("model", problem, 'Take a model with one label, or ask for "scoring": "cosine".')
+        for name in ("pooling", "labels", "instruction", "chat_template_kwargs"):
+            if getattr(body, name):
+                raise UserError(name, "is not for cross-encoders", "Leave it out.")
+        engine = service.engine
+        assert isinstance(engine, EncoderEngine)
+        self.score = head.score
+        limits = (body.max_tokens_per_query, body.max_tokens_per_doc)
+        texts = []
+        for pair in pairs:
+            for one in pair:
+                service.check_size(len(one.text), "characters", one.place)
+            texts.append(tuple(_cut(service, one.text, limit) for one, limit in zip(pair, limits, strict=True)))
+        options: dict[str, Any] = {"salt": salt, "priority": body.priority or 0, "embed": True, "classify": True}
+        service.adapter(body.model)  # which there is none of, but a wrong name is refused
+        tokens = engine.encoding.pairs([(one, two) for one, two in texts])
+        vectors.check_total(sum(len(each.ids) for each in tokens), "documents")
+        self.requests = [
+            engine.request(each.ids, Sampling(max_tokens=1), token_types=each.types, **options) for each in tokens
+        ]
+
+    def scores(self) -> list[float]:
+        logits = torch.stack([request.hidden_D[0] for request in self.requests if request.hidden_D is not None])
+        found: list[float] = (logits.sigmoid() if self.score == "sigmoid" else logits).tolist()
+        return found
+
+    def usage(self) -> EmbeddingUsage:
+        return vectors.usage(self.requests)
+
+
+def _cut(service: Service, text: str, limit: int | None) -> str:
+    if not limit:
+        return text
+    return service.tokenizer.decode(tokens_of(service, text, limit, left=False, special=False))
 
 
 def _one_token(service: Service, word: str) -> int:

@@ -8,6 +8,7 @@ from moesaic.errors import UserError
 from moesaic.serve.api.sampler_params import logit_bias, sampler_params
 from moesaic.serve.api.schema.sampling import GenerationRequest
 from moesaic.serve.api.service import Service
+from moesaic.serve.core.context_windows import joined
 from moesaic.serve.core.grammar import Grammar
 from moesaic.serve.core.request import Request, Sampling
 
@@ -51,6 +52,13 @@ def engine_requests(
     service: Service, body: GenerationRequest, prompt: Sequence[int], sampling: Sampling, *, salt: str, count: int
 ) -> list[Request]:
     """So many requests for one prompt, whose completions differ."""
+    windows = None
+    if body.parallel_contexts:
+        if body.parallel_branches or body.use_beam_search:
+            problem = "goes neither with parallel_branches nor with use_beam_search"
+            raise UserError("parallel_contexts", problem, "Leave one out.")
+        contexts = [service.tokenize(text) for text in body.parallel_contexts]
+        prompt, windows = joined(contexts, prompt)
     service.check_prompt(prompt)
     engine = service.engine
     deadline = None if body.deadline_ms is None else engine.clock() + body.deadline_ms / 1000
@@ -63,6 +71,7 @@ def engine_requests(
             adapter=service.adapter(body.model),
             priority=body.priority or 0,
             deadline=deadline,
+            windows=windows,
         )
         for sibling in range(count)
     ]

@@ -19,6 +19,7 @@ from moesaic.errors import UserError
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.serve.api.errors import ApiError, TooLarge
 from moesaic.serve.api.keys import Keys
+from moesaic.serve.api.knowledge import Bases
 from moesaic.serve.api.logprobs import TokenDecoder
 from moesaic.serve.api.metrics import Metrics
 from moesaic.serve.api.rate_limits import CALLER, KeyUse
@@ -69,6 +70,7 @@ class Settings:
     scoring: Literal["cosine", "generative"] = "cosine"  # of rerank and score, unless a request says otherwise
     response_bytes: int = 64 << 20  # of responses that are kept for clients that come back; 0: none is
     response_seconds: float = 86_400.0  # that one is kept after its last use
+    knowledge: Bases = field(default_factory=Bases)  # what answers may be drawn from
     drain_seconds: float = 60.0  # for requests of a worker that is to go, before they are moved
 
 
@@ -122,6 +124,7 @@ class Service:
         self.responses = services[0].responses  # which are asked for by their ids alone
         self.responses = services[0].responses
         self.metrics.users = tuple(users)
+        self.metrics.more_of_all = self.settings.knowledge.metrics
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -24,8 +24,7 @@ from moesaic.serve.api.prompts import single
 from moesaic.serve.api.schema.completions import CompletionRequest
 from moesaic.serve.api.schema.sglang import GenerateRequest, SglangSampling
 from moesaic.serve.api.service import Service
-from moesaic.serve.api.stream import HEAVY, STREAMS, Generation, event, generate
-from moesaic.serve.core.engine_loop import OutputStream
+from moesaic.serve.api.stream import HEAVY, STREAMS, Generation, Outputs, event, generate
 from moesaic.serve.core.request import Output, Request, TokenLogprob
 
 # What a completion calls a field of the body, or of its sampling_params.
@@ -92,7 +91,7 @@ class Generated(Generation):
             self.tokens[output.request.number] += output.tokens
         return [self._written(output.request, output.finish_reason)] if self.body.stream else []
 
-    async def events(self, outputs: OutputStream) -> AsyncIterator[str]:
+    async def events(self, outputs: Outputs) -> AsyncIterator[str]:
         async for batch in outputs.batches():
             yield "".join([event(chunk) for output in batch for chunk in await self.beside(self.take, output)])
 

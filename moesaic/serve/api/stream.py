@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from moesaic.errors import UserError
 from moesaic.serve.api.beam_search import BeamOutputs
+from moesaic.serve.api.branched import BranchOutputs
 from moesaic.serve.api.errors import ApiError, api_error
 from moesaic.serve.api.large_json import large_json
 from moesaic.serve.api.schema.structured import StructuredFields
@@ -55,7 +56,7 @@ EVENTS: dict[str, Any] = {
 STREAMS: dict[int | str, dict[str, Any]] = {200: {"content": EVENTS, "description": "The response."}}
 
 
-Outputs = OutputStream | BeamOutputs
+Outputs = OutputStream | BeamOutputs | BranchOutputs
 
 
 class Generation:
@@ -166,7 +167,7 @@ class Generation:
             response.system_fingerprint = self.service.fingerprint
         return await asyncio.to_thread(large_json, response) if large else response
 
-    async def events(self, outputs: OutputStream) -> AsyncIterator[str]:
+    async def events(self, outputs: Outputs) -> AsyncIterator[str]:
         options = self.body.stream_options
         with_usage = options is not None and options.include_usage
         continuous = options is not None and options.continuous_usage_stats
@@ -210,9 +211,13 @@ async def generate(kind: type[Generation], service: Service, body: Any, http: Ht
     salt = service.cache_salt(http.state, body.cache_salt)
     light = is_light(body, int(http.headers.get("content-length", LIGHT_BYTES + 1)))
     generation = await service.prepare(lambda: kind.prepare(service, body, salt), kind.field_name, light=light)
-    if getattr(body, "use_beam_search", None):
+    if getattr(body, "use_beam_search", None) and not getattr(body, "parallel_branches", None):
         return await collected(http, generation, BeamOutputs(service, body, generation.requests, generation.prompts))
-    outputs = service.submit(generation.requests)
+    outputs: Outputs = (
+        BranchOutputs(service, body, generation.requests)
+        if getattr(body, "parallel_branches", None)
+        else service.submit(generation.requests)
+    )
     if body.stream:
         stream = EventStream(generation.events(outputs), kind.ending, outputs.close, generation.failed)
         stream.headers["content-type"] = kind.media_type

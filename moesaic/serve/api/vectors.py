@@ -44,10 +44,14 @@ def tokenized(service: Service, texts: Texts, body: PoolingRequest) -> Iterator[
         if not tokens:
             raise UserError(place, "is empty")
         total += len(tokens)
-        if total > MAX_TOKENS:
-            message = f"all texts together have more than {MAX_TOKENS} tokens, which is the maximum of one request"
-            raise ApiError(413, message, param=place, code="too_many_tokens")
+        check_total(total, place)
         yield place, tokens
+
+
+def check_total(total: int, place: str) -> None:
+    if total > MAX_TOKENS:
+        message = f"all texts together have more than {MAX_TOKENS} tokens, which is the maximum of one request"
+        raise ApiError(413, message, param=place, code="too_many_tokens")
 
 
 def pooling_requests(

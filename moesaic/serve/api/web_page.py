@@ -25,6 +25,7 @@ KINDS = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", 
 
 class PageSettings(BaseModel):
     mcp_origins: list[str]
+    know: list[str]  # names of the knowledge bases
 
 
 def files() -> dict[str, Path]:
@@ -93,7 +94,7 @@ def headers(mcp_origins: Sequence[str] = ()) -> dict[str, str]:
     }
 
 
-def router(mcp_origins: Sequence[str] = ()) -> APIRouter:
+def router(mcp_origins: Sequence[str] = (), know: Iterable[str] = ()) -> APIRouter:
     """One route for each file: a mount at `/` would answer requests for unknown routes, and not with our errors."""
     routes = APIRouter(include_in_schema=False)
     sent = headers(mcp_origins)
@@ -113,6 +114,6 @@ def router(mcp_origins: Sequence[str] = ()) -> APIRouter:
     @routes.get("/page.json")
     async def page_settings() -> PageSettings:
         """What the page cannot know of itself."""
-        return PageSettings(mcp_origins=list(mcp_origins))
+        return PageSettings(mcp_origins=list(mcp_origins), know=list(know))
 
     return routes

@@ -11,6 +11,7 @@ from moesaic.model.formats.matching import match
 from moesaic.model.formats.opening import open_checkpoint
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.model.transformer import Model
+from moesaic.serve.core.encoder_engine import engine_for
 from moesaic.serve.core.engine import PAGE_SIZE, Engine
 from moesaic.serve.core.memory import dtype_of_cache, page_bytes
 
@@ -26,4 +27,4 @@ def frontend_engine(directory: Path, *, pages: int | None = None, **engine_optio
     if pages is not None:
         dtype = dtype_of_cache(model, engine_options.get("cache_dtype"))
         engine_options["cache_bytes"] = pages * page_bytes(model, PAGE_SIZE, dtype)
-    return Engine(model, **engine_options)
+    return engine_for(model, **engine_options)

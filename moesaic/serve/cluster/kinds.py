@@ -16,6 +16,7 @@ import torch
 
 from moesaic.kernels import hardware
 from moesaic.serve.cluster.messages import EngineOptions
+from moesaic.serve.core.encoder_engine import engine_for
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.group.apart.ranks import apart_layout, follow_apart, join_apart, open_apart
 from moesaic.serve.group.engine import GroupEngine
@@ -55,7 +56,7 @@ class OneProcess:
 
     def open(self, options: EngineOptions, address: str) -> Engine:
         running = with_identity(options.directory, options.engine_options)
-        return Engine(load_served(options.directory, **_load_options(options, 0)), **running)
+        return engine_for(load_served(options.directory, **_load_options(options, 0)), **running)
 
     def follow(self, options: EngineOptions, rank: int, address: str) -> None:
         raise AssertionError("there is one rank")

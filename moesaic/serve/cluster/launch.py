@@ -28,6 +28,7 @@ from moesaic.serve.cluster.prefill_decode import Apart, PrefillDecode, roles
 from moesaic.serve.cluster.ray_worker import OnRay
 from moesaic.serve.cluster.routing import Routing
 from moesaic.serve.cluster.worker import StartWorker
+from moesaic.serve.core.encoder_engine import engine_for
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.engine_loop import EngineLoop
 from moesaic.serve.core.memory import SHARE, free_bytes
@@ -60,7 +61,7 @@ def launch(
         return with_workers(wanted, adapters=adapters, start_worker=start, routing=PrefillDecode())
     if replicas is None and ray is None and placement is None and not options.layout and not gpu:
         running = with_identity(options.directory, options.engine_options)
-        engine = Engine(load_served(options.directory, **options.load_options), **running)
+        engine = engine_for(load_served(options.directory, **options.load_options), **running)
         for name, path in (adapters or {}).items():
             engine.load_adapter(name, path)
         return engine, EngineLoop

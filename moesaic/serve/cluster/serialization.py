@@ -42,6 +42,8 @@ def serialize_request(engine: Engine, request: Request, adapter: str | None = No
         "adapter": adapter,
         "embed": request.embed,
         "pooling": request.pooling,
+        "classify": request.classify,
+        "token_types": None if request.token_types is None else list(request.token_types),
     }
 
 
@@ -60,6 +62,8 @@ def deserialize_request(engine: Engine, data: dict[str, Any]) -> Request:
         embed=data["embed"],
         breakers=data["breakers"],
         pooling=data["pooling"],
+        classify=data["classify"],
+        token_types=data["token_types"],
         lease=data.get("lease"),
         origin=data.get("origin"),
     )

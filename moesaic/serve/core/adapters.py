@@ -50,6 +50,8 @@ class AdaptedKernels(WrappedKernels):
 
     def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor:
         out_TO = self.plain.linear(x_TI, weight_OI, bias_O, site)
+        if out_TO.is_cuda:  # the bits of graphed steps
+            return self._add_on_device(out_TO, x_TI, site)
         for adapter, rows in self._rows.items():
             correction = adapter.corrections.get(site)
             if correction is not None:
@@ -57,6 +59,20 @@ class AdaptedKernels(WrappedKernels):
                 low_TR = self.plain.linear(x_TI.index_select(0, rows), down_RI)
                 out_TO = out_TO.index_add(0, rows, self.plain.linear(low_TR, up_OR))
         return out_TO
+
+    def _add_on_device(self, out_TO: Tensor, x_TI: Tensor, site: str) -> Tensor:
+        from moesaic.kernels.triton.low_rank import LowRank, add_low_rank  # Triton, which is on machines with a GPU
+
+        here = {adapter: adapter.corrections[site] for adapter in self._rows if site in adapter.corrections}
+        if not here:
+            return out_TO
+        rank = max(len(down_RI) for down_RI, _ in here.values())
+        matrices = LowRank.empty(len(here), rank, *next(iter(here.values())))
+        adapters_T = torch.zeros(len(out_TO), dtype=torch.int32, device=out_TO.device)
+        for number, (adapter, correction) in enumerate(here.items(), start=1):
+            matrices.write(number, correction)
+            adapters_T[self._rows[adapter]] = number
+        return add_low_rank(out_TO, x_TI, matrices, adapters_T)
 
     def attend_latent(self, call: LatentCall) -> Tensor:
         return attend_latent(call, self.plain.rms_norm, self.plain.rotate, self.plain.attention)

@@ -15,12 +15,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from moesaic.errors import UserError
+from moesaic.model.encoder import refuse_encoder
 from moesaic.model.layout import PagedCache, Span
 from moesaic.model.transformer import Model
 from moesaic.serve.core.adapters import Adapter, load_adapter
@@ -31,10 +32,12 @@ from moesaic.serve.core.forward_pass import Chunk, Forward, ForwardPass, Runner,
 from moesaic.serve.core.kv.store import Store, store_for
 from moesaic.serve.core.kv_policies import KVPolicy
 from moesaic.serve.core.memory import dtype_of_cache, pages_that_fit
+from moesaic.serve.core.output_search import OutputSearch, SearchOptions
 from moesaic.serve.core.page_pool import PagePool
 from moesaic.serve.core.pooling import add_rows
 from moesaic.serve.core.prompt_logprobs import record_logprobs
 from moesaic.serve.core.request import Completion, Output, Request, Sampling, completion, new_request
+from moesaic.serve.core.runner_choice import runner_for
 from moesaic.serve.core.scheduler import Scheduler
 from moesaic.serve.core.scheduling_policies import SchedulingPolicy
 from moesaic.serve.core.scheduling_policies.chunked import Chunked
@@ -65,6 +68,8 @@ class Engine:
     """`cache_bytes` is a hard limit of the KV cache, `cache_dtype` (float32, bfloat16, float8) by default the model's.
     `tiers` keep pages that were evicted; `weights` names the model's (`serve/pages/identity.py`)."""
 
+    generates: ClassVar[bool] = True  # an encoder's has no next token
+
     def __init__(
         self,
         model: Model,
@@ -80,9 +85,12 @@ class Engine:
         tiers: TierOptions | None = None,
         weights: str | None = None,
         frequency: FrequencyOptions | None = None,
+        output_search: SearchOptions | None = None,
         seed: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        if self.generates:
+            refuse_encoder(model.config, "model", "no engine can generate with it")
         self.model = model
         self.tokenizer = model.tokenizer
         self.stop_tokens: set[int] = set(model.tokenizer.stop_tokens) if model.tokenizer else set()
@@ -107,6 +115,7 @@ class Engine:
         self.paused = False
         self.counts = Counts()
         self.experts = ExpertCounts(model)
+        self.search = OutputSearch(model, output_search, "--output-search") if output_search is not None else None
         self.runner = self.new_runner()
         if self.drafter is not None:
             self.drafter.start(self)
@@ -187,10 +196,10 @@ class Engine:
         self.wake()
 
     def add(self, request: Request) -> None:
-        request.root = (request.salt, request.adapter, self.version)
+        request.root = request.shares_with(self.version)
         self.page_pool.place(request)
         request.expected_cached = self.page_pool.cached_prefix(request)
-        if self.outside is not None:
+        if self.outside is not None and request.windows is None:
             self.outside.begin(request)
         self.scheduler.requests[request.number] = request
 
@@ -212,6 +221,7 @@ class Engine:
         self.version += 1
         self.oldest = self.version if recompute else self.oldest
         self.page_pool.flush()
+        self.search = self.search and self.search.indexed_again()
         for request in self.scheduler.requests.values():
             request.root = None
             if recompute and not request.in_forward:
@@ -254,7 +264,8 @@ class Engine:
         drafts = self.drafter.draft([chunk.request for chunk in decoding], limit)
         for chunk, draft in zip(decoding, drafts, strict=True):
             request = chunk.request
-            draft = draft.cut(min(limit, request.limit - len(request.tokens) - 1))
+            most = self.page_pool.tokens_until_pruning(request, chunk.tokens + limit) - chunk.tokens
+            draft = draft.cut(min(most, request.limit - len(request.tokens) - 1))
             if len(draft) and self.page_pool.grow(request, request.computed + chunk.tokens + len(draft)):
                 chunk.draft = draft
                 self.counts.drafted_tokens += len(draft)
@@ -288,7 +299,7 @@ class Engine:
             request.end_forward(computed=chunk.tokens)
         outputs = []
         if rows:
-            sampler = forward.sampler(rows)
+            sampler = forward.sampler(rows) if self.search is None else self.search.sampler(forward.hidden_TD[rows])
             outputs = [self._verify(chunk, sampler, first) for chunk, first in ready]
         for chunk in forward.chunks:
             self.page_pool.after_forward(chunk.request)
@@ -370,7 +381,7 @@ class Engine:
         """Compute all its tokens again, with the weights of now."""
         self.page_pool.release(request)
         request.clear_records()
-        request.root = (request.salt, request.adapter, self.version)
+        request.root = request.shares_with(self.version)
 
     def retire(self, request: Request) -> None:
         """A finished request gives its pages back; one that is in a forward, when that has ended."""
@@ -384,13 +395,3 @@ class Engine:
         self.counts.aborted += request.finish_reason == "abort"
         if self.drafter is not None:
             self.drafter.finished(request)
-
-
-def runner_for(engine: Engine) -> Runner:
-    """CUDA graphs on a GPU, if the model is of the kind. Elsewhere not even the code is there."""
-    if engine.model.device.type == "cuda":
-        from moesaic.serve.gpu.overlap import OverlapLoop
-
-        if OverlapLoop.fits(engine):
-            return OverlapLoop(engine)
-    return Runner(engine)

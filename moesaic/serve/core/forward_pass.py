@@ -15,6 +15,7 @@ from moesaic.model.context import Routing
 from moesaic.model.layout import Layout, PagedCache, Span
 from moesaic.model.transformer import Model
 from moesaic.serve.core.adapters import AdaptedKernels, rows_by_adapter
+from moesaic.serve.core.device_timing import Progress, timer_for
 from moesaic.serve.core.drafters import Draft
 from moesaic.serve.core.kv.attention import CompactKernels
 from moesaic.serve.core.kv.compact import CompactRequest
@@ -54,9 +55,35 @@ class Chunk:
             return None
         return tree_TT(self.tokens, self.draft.parents)
 
+    @property
+    def cached(self) -> int:
+        """Tokens before these that they see: of a window, those of the window."""
+        windows, computed = self.request.windows, self.request.computed
+        around = windows.around(computed) if windows is not None else None
+        return computed - (around[0] if around is not None else 0)
+
+    def pages(self, size: int) -> list[int]:
+        """Of those tokens and these."""
+        windows, computed = self.request.windows, self.request.computed
+        around = windows.around(computed) if windows is not None else None
+        return self.request.pages[-(-around[0] // size) if around is not None else 0 :]
+
+    @property
+    def moved(self) -> bool:
+        """Whether positions are others than places."""
+        windows = self.request.windows
+        return windows is not None and self.request.computed + self.tokens > windows.total
+
+    @property
+    def prefix(self) -> int:
+        windows = self.request.windows
+        return 0 if windows is None or self.request.computed else windows.prefix
+
     def positions(self) -> list[int]:
-        start = self.request.computed
-        places = list(range(start, start + self.tokens))
+        windows, computed = self.request.windows, self.request.computed
+        places = list(range(computed, computed + self.tokens))
+        if windows is not None:
+            places = [windows.position(place) for place in places]
         for parent in self.draft.parents if self.draft else ():
             places.append(places[self.tokens + parent] + 1)
         return places
@@ -134,16 +161,18 @@ class ForwardPass(Forward):
         self.model = model
         trees = [chunk.tree_TT() for chunk in chunks]
         positions = None
-        if any(tree_TT is not None for tree_TT in trees):
+        branching = any(tree_TT is not None for tree_TT in trees)
+        if branching or any(chunk.moved for chunk in chunks):
             positions = torch.tensor([place for chunk in chunks for place in chunk.positions()], device=model.device)
         self.compact = compact_requests(chunks)
         layout = Layout(
             [chunk.rows for chunk in chunks],
-            cached=[chunk.request.computed for chunk in chunks],
+            cached=[chunk.cached for chunk in chunks],
             cache=None if self.compact else cache,
-            pages=[list(chunk.request.pages) for chunk in chunks],
+            pages=[chunk.pages(cache.page_size) for chunk in chunks],
             positions=positions,
-            trees=trees if positions is not None else None,
+            trees=trees if branching else None,
+            prefixes=[chunk.prefix for chunk in chunks],
             cached_elsewhere=bool(self.compact),
             device=model.device,
         )
@@ -176,9 +205,13 @@ class Runner:
     """Between any two layers the engine's inbox is read, and the scheduling policy may stop the forward."""
 
     verifies_trees = True  # whether the draft tokens of a request may be a tree
+    takes_windows = True  # whether a token's position may be another than its place
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        if engine.page_pool.store is not None:  # compact requests drop the last rows, and only those
+            self.verifies_trees = False
+        self.timer = timer_for(engine.model.device, engine.clock)
 
     def warm_up(self) -> None:
         """Do now what would else be done when it is first needed."""
@@ -203,9 +236,10 @@ class Runner:
     def _run_layers(self, forward: ForwardPass) -> bool:
         """Layer by layer; False if something more urgent came between."""
         engine, policy = self.engine, self.engine.scheduler.policy
-        start, due = engine.clock(), float("-inf")
+        progress, due = Progress(self.timer, policy.preempts), float("-inf")
         while not forward.done:
             forward.advance()
+            progress.launched()
             now = engine.clock()
             if (engine.inbox or now >= due) and not forward.done:
                 engine.read_inbox()
@@ -213,8 +247,9 @@ class Runner:
                 if engine.paused or not engine.needs(forward) or policy.interrupts(forward, ready, now):
                     break
                 due = policy.next_event(forward, ready, now)
-        forward.seconds += engine.clock() - start
-        engine.counts.busy_seconds += engine.clock() - start
+        seconds = progress.seconds()
+        forward.seconds += seconds
+        engine.counts.busy_seconds += seconds
         if forward.done:
             policy.finished(forward)
         return forward.done

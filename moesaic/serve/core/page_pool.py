@@ -140,7 +140,8 @@ class PagePool:
         if request.compact is not None:
             missing = request.compact.pages_for(tokens - request.computed) - len(request.pages)
         else:
-            missing = -(-tokens // self.size) - len(request.pages)
+            gap = request.windows.gap(request.computed, self.size) if request.windows is not None else 0
+            missing = -(-(tokens + gap) // self.size) - len(request.pages)
         if not self.make_room(request, missing):
             return False
         request.pages.extend(self._new() for _ in range(missing))
@@ -161,7 +162,10 @@ class PagePool:
     def after_forward(self, request: Request) -> None:
         """After a forward: prune if that is due, or else publish the pages a request has filled."""
         if request.compact is not None:
-            self.free.extend(request.compact.end(request.tokens, request.pages))
+            self.free.extend(request.compact.end(request.tokens, request.pages, request.computed))
+        elif request.windows is not None:
+            if moved := request.windows.closing_gap(request.computed, request.pages, self.size):
+                self.move(request, *moved)
         else:
             self.publish(request)
 

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from moesaic.errors import UserError
 from moesaic.json_files import object_or_empty
 from moesaic.model.tokenizer import Tokenizer
 
@@ -45,6 +46,21 @@ def dense_layers(tokenizer: Tokenizer | None) -> list[str]:
     except (ValueError, TypeError, KeyError, RecursionError):
         return []
     return [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
+
+
+def check_modules(tokenizer: Tokenizer, place: object) -> None:
+    """Refuse what would give other vectors than sentence-transformers does."""
+    if layers := dense_layers(tokenizer):
+        problem = f"puts {', '.join(layers)} after pooling, which is not supported"
+        raise UserError(place, problem, "Take a model whose modules.json has Transformer, Pooling and Normalize only.")
+    content = object_or_empty(tokenizer.files.get(CONFIG))
+    modes = [key for key, value in content.items() if key.startswith("pooling_mode_") and value is True]
+    named = content.get("pooling_mode")
+    modes += [named] if isinstance(named, str) and named not in NAMES else []
+    unknown = [mode for mode in modes if mode not in MODES]
+    if unknown or len(modes) > 1:
+        problem = f"{CONFIG}: pools by {' and '.join(modes)}"
+        raise UserError(place, problem, "Take a model that pools by mean, by its first token (cls) or by its last.")
 
 
 def add_rows(pooling: Pooling, before: Tensor | None, rows_TD: Tensor) -> Tensor:

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from moesaic.errors import UserError
 from moesaic.serve.core.bad_words import token_sequences
+from moesaic.serve.core.blanks import Blanks, check_blanks, with_blanks
+from moesaic.serve.core.context_windows import Windows, max_tokens_over
 from moesaic.serve.core.dry import Breakers, breakers_of
 from moesaic.serve.core.pooling import Pooling, normalized, pooled
 from moesaic.serve.core.sampling import Sampling
@@ -89,6 +91,9 @@ class Request:
     is_step: bool = False  # of something larger, such as a beam: nobody waits for it alone
     embed: bool = False  # only the hidden states of the prompt are computed
     pooling: Pooling = "mean"  # of them, for an embedding
+    classify: bool = False  # an encoder's labels are wanted instead: `hidden_D` is their logits
+    token_types: Sequence[int] | None = None  # of an encoder that reads pairs: which text each token is of
+    windows: Windows | None = None  # parts of the prompt that do not see each other
     # After its first token it is handed on ("handed"), and its pages are held under this name for so many seconds.
     lease: tuple[str, float] | None = None
     origin: Origin | None = None  # the engine that has computed its pages
@@ -202,7 +207,11 @@ class Request:
     def recomputes_prompt(self) -> bool:
         """Whether the prompt must be computed even where it is cached."""
         sampling = self.sampling
-        return self.embed or sampling.prompt_logprobs is not None or sampling.record_routes
+        return self.embed or sampling.prompt_logprobs is not None or sampling.record_routes or self.windows is not None
+
+    def shares_with(self, version: int) -> Hashable:
+        """Whose pages are its own: nobody's where parallel windows make them what one sequence would not give."""
+        return None if self.windows is not None else (self.salt, self.adapter, version)
 
     @property
     def urgency(self) -> tuple[float, ...]:
@@ -227,6 +236,15 @@ def new_request(
         prompt = tokenizer.encode(prompt)
     if not prompt:
         raise UserError("prompt", "is empty")
+    if not engine.generates and not options.get("embed"):
+        problem = f"is an encoder ({engine.model.config.family}): it reads texts and writes none"
+        raise UserError("model", problem, "Ask /v1/embeddings, /v1/rerank or /v1/score.")
+    infilling = engine.model.config.infilling
+    if infilling is not None and not options.get("embed") and sampling.prompt_logprobs is None:
+        runner = getattr(engine, "runner", None)
+        layer_by_layer = getattr(runner, "takes_windows", False)
+        check_blanks(engine.model.config, takes_windows=layer_by_layer, prunes=engine.page_pool.store is not None)
+        prompt, options["windows"] = with_blanks(prompt, infilling)
     check_tokens("prompt", prompt, vocab)
     check_tokens("logit_bias", list(sampling.logit_bias), vocab)
     check_tokens("stop_tokens", list(sampling.stop_tokens), vocab)
@@ -234,6 +252,10 @@ def new_request(
     check_tokens("logprob_token_ids", sampling.logprob_tokens, vocab)
     if sampling.bad_words:
         sampling = replace(sampling, bad_words=token_sequences(tokenizer, sampling.bad_words, vocab))
+    if (windows := options.get("windows")) is not None and not isinstance(windows, Blanks):
+        max_length = max_tokens_over(engine, prompt, windows)
+        if sampling.prompt_logprobs is not None:
+            raise UserError("prompt_logprobs", "are not given with parallel_contexts", "Ask for them alone.")
     if len(prompt) + (not options.get("embed")) > max_length:
         problem = f"has {len(prompt)} tokens, and the model holds {max_length} with its answer"
         raise TooLong("prompt", problem, "Shorten it.")

@@ -51,7 +51,10 @@ class Scheduler:
                 if self.prefix_in_flight(request) or not self.admit(request):
                     continue
                 self.running.setdefault(self.first_page(request), []).append(request)
-            chunk = Chunk(request, self.page_pool.tokens_until_pruning(request, min(count, request.pending)))
+            count = min(count, request.pending)
+            if request.windows is not None:
+                count = request.windows.within(request.computed, count)
+            chunk = Chunk(request, self.page_pool.tokens_until_pruning(request, count))
             while not self.page_pool.grow(request, request.computed + chunk.rows):
                 victim = self.victim(request, chunks)
                 if victim is None:

@@ -31,6 +31,8 @@ class EngineStats:
     generated_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    output_search_checked: int = 0  # tokens found by a search of the output matrix that were computed in full too
+    output_search_missed: int = 0  # and were not the likeliest
     finished: int = 0
     aborted: int = 0
     busy_seconds: float = 0.0
@@ -73,6 +75,8 @@ class EngineStats:
             **(engine.governor.stats(engine) if engine.governor is not None else {}),
             **(engine.outside.stats() if engine.outside is not None else {}),
             **offload_stats(engine.model),
+            output_search_checked=engine.search.checked if engine.search is not None else 0,
+            output_search_missed=engine.search.missed if engine.search is not None else 0,
         )
 
     def __add__(self, other: EngineStats) -> EngineStats:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from moesaic.kernels.cuda.expected_shapes import expected_shapes
-from moesaic.kernels.cuda.fused_forward import FusedForward, StepWeights, takes
+from moesaic.kernels.cuda.fused_forward import FusedForward, StepWeights, outside
 from moesaic.kernels.cuda.graphed_step import GraphedSteps, LaunchedStep
 from moesaic.kernels.cuda.step_inputs import ChunkRows, StepInputs
 from moesaic.kernels.wrapped import WrappedKernels
@@ -76,6 +76,7 @@ def step_weights(model: Model) -> StepWeights:
 
 class OverlapLoop(Runner):
     verifies_trees = False
+    takes_windows = False
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
@@ -100,15 +101,21 @@ class OverlapLoop(Runner):
         gc.freeze()
 
     @staticmethod
-    def fits(engine: Engine) -> bool:
-        """Policies that stop a forward between two layers, and pruned caches, are for plain blocks; so is whatever
-        stands in for the kernels, or comes between layers."""
-        model = engine.model
-        hooked = any(block._forward_pre_hooks for block in model.layers)
-        stood_in = isinstance(model.ops, WrappedKernels) or hooked
-        plain = model.mode != "reference" and model.config.rope.kind != "dynamic" and not stood_in
-        scheduled = engine.page_pool.store is None and isinstance(engine.scheduler.policy, Chunked)
-        return plain and scheduled and takes(step_weights(model))
+    def outside(engine: Engine) -> str | None:
+        """Why steps are no CUDA graphs; None if they are. Policies that stop a forward between two layers, and pruned
+        caches, are for plain blocks; so is whatever stands in for the kernels, or comes between layers."""
+        model, policy = engine.model, engine.scheduler.policy
+        blocks = [block for block in model.layers if isinstance(block, Block)]
+        reasons = {
+            "the reference kernels": model.mode == "reference",
+            "dynamic NTK scaling of RoPE": model.config.rope.kind == "dynamic",
+            "layers of a form that the kernels of a step do not know": not all(block.fusible for block in blocks),
+            "offloaded layers or experts": any(block._forward_pre_hooks for block in model.layers),
+            "kernels that stand in for plain ones": isinstance(model.ops, WrappedKernels),
+            "a KV cache policy": engine.page_pool.store is not None,
+            f"the scheduling policy {type(policy).__name__}": not isinstance(policy, Chunked),
+        }
+        return next((name for name, holds in reasons.items() if holds), None) or outside(step_weights(model))
 
     def warm_up(self) -> None:
         """Compile and capture all steps that are to be expected: else the first of a kind makes everybody wait."""
@@ -132,7 +139,7 @@ class OverlapLoop(Runner):
         """Launch step N+1, then process the results of step N. None, where the next step is to be synchronous."""
         engine, start = self.engine, self.engine.clock()
         scheduler = engine.scheduler
-        needs_blocks = scheduler.stopped or any(one.adapter is not None for one in scheduler.requests.values())
+        needs_blocks = scheduler.stopped or not all(map(self._adapts, scheduler.requests.values()))
         if engine.paused:
             return self._process_all()
         outputs = self._follow_weights()
@@ -194,18 +201,19 @@ class OverlapLoop(Runner):
         return self.forward(work) if isinstance(work, list) and work and self.takes(work) else super().run(work)
 
     def takes(self, chunks: Sequence[Chunk]) -> bool:
-        """Whether a synchronous forward can be a CUDA graph: draft tokens in a line, of requests without adapters."""
-        return all(chunk.request.adapter is None and (chunk.draft is None or chunk.draft.is_line) for chunk in chunks)
+        """Whether a synchronous forward can be a CUDA graph: draft tokens in a line, adapters of what graphs adapt."""
+        lines = all(chunk.draft is None or chunk.draft.is_line for chunk in chunks)
+        return lines and all(self._adapts(chunk.request) for chunk in chunks)
 
     def forward(self, chunks: list[Chunk]) -> GraphedForward:
         engine, start = self.engine, self.engine.clock()
         rows = []
         for chunk in chunks:
-            slot = self.slots.of(chunk.request)
+            slot = self._slot(chunk.request)
             if pages := slot.new_pages():
                 self.steps.give_pages(pages)
             rows.append(rows_of(chunk, slot, sampled=chunk.rows - chunk.tokens + 1 if chunk.last else 0))
-        inputs = StepInputs.of(self.batch.rows(), rows, engine.scheduler.max_requests, self.steps.tiling)
+        inputs = self._inputs(rows, [chunk.request for chunk in chunks])
         captured = inputs.shape in self.steps.graphs
         made = GraphedForward(chunks, engine, self.steps.launch(inputs))
         made.usual, made.seconds = captured, engine.clock() - start
@@ -214,6 +222,21 @@ class OverlapLoop(Runner):
 
     # Launching a step
 
+    def _slot(self, request: Request) -> Slot:
+        slot = self.slots.of(request)
+        in_use = {one.adapter for one in self.engine.scheduler.requests.values() if one.adapter is not None}
+        self.steps.give_adapter(slot.index, request.adapter, in_use | set(self.engine.adapters.values()))
+        return slot
+
+    def _inputs(self, rows: list[ChunkRows], requests: Sequence[Request]) -> StepInputs:
+        """Steps without an adapter are graphs of their own: nobody pays for another's."""
+        adapted = any(request.adapter is not None for request in requests)
+        most = self.engine.scheduler.max_requests
+        return StepInputs.of(self.batch.rows(), rows, most, self.steps.tiling, adapted)
+
+    def _adapts(self, request: Request) -> bool:
+        return request.adapter is None or self.steps.adapters.takes(request.adapter)
+
     def _launch(self, chunks: Sequence[Chunk]) -> InFlightStep:
         batch = self.batch.slots
         rows: list[ChunkRows] = []
@@ -221,7 +244,7 @@ class OverlapLoop(Runner):
         row = sampled = len(batch)
         for chunk in chunks:
             request, start = chunk.request, chunk.request.computed
-            slot = self.slots.of(request)
+            slot = self._slot(request)
             slot.changed = True
             new = rows_of(chunk, slot, sampled=chunk.last and not request.embed)
             rows.append(new)
@@ -232,7 +255,7 @@ class OverlapLoop(Runner):
         changed = [part.slot for part in parts] + [slot for slot in batch if slot.changed]
         if pages := {place: page for slot in changed for place, page in slot.new_pages().items()}:
             self.steps.give_pages(pages)
-        inputs = StepInputs.of(self.batch.rows(), rows, self.engine.scheduler.max_requests, self.steps.tiling)
+        inputs = self._inputs(rows, [slot.request for slot in batch] + [chunk.request for chunk in chunks])
         launched = self.steps.launch(inputs)
         kept = self._keep(launched, parts, chunks, batch)
         step = InFlightStep(launched, list(batch), parts, self.engine.version, *kept)

@@ -182,6 +182,7 @@ class GroupForward(Forward):
 class GroupRunner(Runner):
     """All layers at once: ranks do not stop between them."""
 
+    takes_windows = False
     engine: GroupEngine
 
     def run(self, work: list[Chunk] | ForwardPass) -> Forward | None:

@@ -16,6 +16,7 @@ from moesaic.errors import UserError
 from moesaic.model.attention import GroupedQueryAttention
 from moesaic.model.config import Experts, GroupedQuery, ModelConfig
 from moesaic.model.transformer import Model
+from moesaic.model.whole_only import refuse_dividing
 from moesaic.parallel.layout import ParallelLayout, nearest_divisor
 from moesaic.parallel.parts import Part
 from moesaic.parallel.tensor.partition import kv_heads_of, part_of
@@ -91,6 +92,8 @@ def localize(model: Model, layout: ParallelLayout) -> None:
 def check(config: ModelConfig, layout: ParallelLayout, place: str = "--layout") -> None:
     """Refuse in words what cannot be divided so, and name the nearest that can."""
     attention, tp, ep = config.attention, layout.tp, layout.ep
+    if tp > 1 or ep > 1:
+        refuse_dividing(config, place, "Leave tp and ep out.")
     if attention.heads % tp:
         nearest = nearest_divisor(tp, attention.heads)
         problem = f"does not divide the model's {attention.heads} attention heads"

@@ -19,6 +19,7 @@ from moesaic.model.families import Place
 from moesaic.model.families.places import by_parameter
 from moesaic.model.formats.opening import is_compressed
 from moesaic.model.transformer import Model
+from moesaic.model.whole_only import refuse_reshaping
 from moesaic.serve.offload.expert_cache import Key
 from moesaic.serve.offload.expert_forms import ExpertForm, ListedForm, plain_form, stacked_form
 from moesaic.serve.offload.expert_store import DiskExperts, ExpertStore, HostExperts
@@ -45,6 +46,7 @@ def fill_with_experts(stored: StoredWeights, *, home: Home | None, cache_bytes: 
     of_experts = {place.parameter for place in places if place.parameter.endswith(PARAMETERS)}
     if not of_experts:
         raise UserError(source.place, "has no experts to offload", "Take --offload weights.")
+    refuse_reshaping(stored.config, source.place, "Take --offload weights.")
     model = fill(stored, of_experts.__contains__)
     home, parts = home or default_home(device), by_parameter(places)
     store: ExpertStore

@@ -67,8 +67,9 @@ class ThreadTransfers:
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[ThreadJob | None] = queue.SimpleQueue()
-        threading.Thread(target=_work, args=(self._jobs,), name="offload", daemon=True).start()
-        weakref.finalize(self, self._jobs.put, None)
+        thread = threading.Thread(target=_work, args=(self._jobs,), name="offload", daemon=True)
+        thread.start()
+        weakref.finalize(self, _end, self._jobs, thread)
 
     def begin(self, copy: Copy, after: torch.cuda.Event | None = None) -> ThreadJob:
         job = ThreadJob(copy)
@@ -78,6 +79,13 @@ class ThreadTransfers:
     def mark(self) -> None:
         """What is computed here is done when it has been called."""
         return None
+
+
+def _end(jobs: queue.SimpleQueue[ThreadJob | None], thread: threading.Thread) -> None:
+    """Waits for a copy that has begun: a process must not end in the middle of one, which aborts it."""
+    jobs.put(None)
+    if thread is not threading.current_thread():
+        thread.join(timeout=10)
 
 
 def _work(jobs: queue.SimpleQueue[ThreadJob | None]) -> None:

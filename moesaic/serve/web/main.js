@@ -20,6 +20,7 @@ import { Settings } from "./settings/settings.js";
 import { supportedFields } from "./settings/supported.js";
 import { openDatabase } from "./store/database.js";
 import { Library } from "./store/library.js";
+import { Knowledge } from "./tools/knowledge.js";
 import { ServersPanel } from "./tools/servers_panel.js";
 import { Toolbox } from "./tools/toolbox.js";
 
@@ -31,6 +32,7 @@ const settings = new Settings(byId("settings"));
 const systemPrompt = new SystemPrompt(byId("system-prompt"));
 const models = new Models(api, byId("models"), byId("model"));
 const toolbox = new Toolbox(api);
+const knowledge = new Knowledge(api, byId("know"));
 const meter = new ContextMeter(api, models, toolbox, byId("context"));
 const opening = openDatabase();
 const library = new Library(opening);
@@ -52,12 +54,14 @@ themeSwitch(byId("theme"), () => live.map.draw());
 connect();
 models.load();
 toolbox.start();
+knowledge.start();
 supportedFields(api).then((known) => known && settings.offer(known));
 opening.then(({ lasting }) => lasting || toast("This browser keeps no data for this page: conversations are gone when it is closed."));
 
 // The settings of a request. There is no room for more tokens than the context has left.
 async function request(messages) {
-  const made = { ...settings.forRequest(), ...toolbox.forRequest(), model: models.current?.id };
+  const tools = [...(toolbox.forRequest().tools ?? []), ...knowledge.forRequest()];
+  const made = { ...settings.forRequest(), ...(tools.length ? { tools } : {}), model: models.current?.id };
   const used = await meter.count(messages);
   if (made.max_tokens && used && meter.limit > used) made.max_tokens = Math.min(made.max_tokens, meter.limit - used);
   return made;

@@ -53,6 +53,25 @@ class BlockBuilder:
         unsent, self.unsent = self.unsent, []
         return unsent
 
+    def begin(self, blocks: list[Block]) -> None:
+        """Whole blocks of what the server did itself, before the model says anything."""
+        for block in blocks:
+            self.blocks.append(block)
+            self.streamed += 1
+            place = {"index": self.streamed - 1}
+            self.unsent += [
+                {"type": "content_block_start", **place, "content_block": block},
+                {"type": "content_block_stop", **place},
+            ]
+
+    def cite(self, citations: list[Block]) -> None:
+        """What the text cites, while its block is open."""
+        if self.open is None or self.open["type"] != "text" or not citations:
+            return
+        self.open["citations"] = citations
+        for citation in citations:
+            self._delta("citations_delta", citation=citation)
+
     def finish(self) -> list[Block]:
         self.close()
         return self.push([])

@@ -8,13 +8,13 @@ from typing import Any
 
 from moesaic.serve.api.chat import Chat, ChoiceBuilder
 from moesaic.serve.api.errors import ApiError, anthropic_form
+from moesaic.serve.api.know.sources import Sources, result_location, search_blocks
 from moesaic.serve.api.messages.blocks import BlockBuilder
 from moesaic.serve.api.messages.threads import keep
 from moesaic.serve.api.messages.translate import as_chat, marks_cache, messages_field
 from moesaic.serve.api.schema.messages import MessageResponse, MessagesRequest, MessageUsage, ThinkingTokens
 from moesaic.serve.api.service import Service
 from moesaic.serve.api.stream import Generation, Outputs, event
-from moesaic.serve.core.engine_loop import OutputStream
 from moesaic.serve.core.request import Output
 
 PING_SECONDS = 10.0  # of silence; proxies close a connection on which nothing comes for a minute
@@ -30,6 +30,9 @@ class Messages(Generation):
         self.choice: ChoiceBuilder = next(iter(chat.choices.values()))
         self.blocks = BlockBuilder(body.thinking is None or body.thinking.display != "omitted")
         self.marked = marks_cache(body)
+        self.sources: Sources | None = chat.sources
+        if self.sources is not None:
+            self.blocks.begin(search_blocks(self.sources))
 
     @classmethod
     def prepare(cls, service: Service, body: MessagesRequest, salt: str) -> Messages:
@@ -42,17 +45,23 @@ class Messages(Generation):
     def failed(self, error: ApiError) -> str:
         return event(anthropic_form(error.status, error.body.error), "error")
 
+    def heavy(self, output: Output) -> bool:
+        return self.chat.heavy(output)
+
     def push(self, output: Output) -> list[dict[str, Any]]:
         """The events to stream."""
         events, _ = self.choice.push(output)
         streamed = self.blocks.push(events)
+        if output.finish_reason is not None and self.sources is not None:
+            passages = self.sources.passages
+            self.blocks.cite([result_location(one, passages[one.number - 1]) for one in self.choice.citations])
         return streamed + self.blocks.finish() if output.finish_reason is not None else streamed
 
     async def collect(self, outputs: Outputs) -> MessageResponse:
         await super().collect(outputs)
         return self._kept()
 
-    async def events(self, outputs: OutputStream) -> AsyncIterator[str]:
+    async def events(self, outputs: Outputs) -> AsyncIterator[str]:
         """`message_start` says how much of the prompt was cached, which is known with the first token."""
         started = False
         async for batch in with_pauses(outputs.batches(), PING_SECONDS):
@@ -61,7 +70,8 @@ class Messages(Generation):
                 continue
             streamed = [] if started else [self._start(), {"type": "ping"}]
             started = True
-            streamed += [data for output in batch for data in self.take(output)]
+            for output in batch:
+                streamed += await self.beside(self.take, output)
             if streamed:
                 yield "".join(event(data, data["type"]) for data in streamed)
         end = self._kept()

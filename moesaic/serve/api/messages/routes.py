@@ -7,9 +7,11 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 
 from moesaic.serve.api.conversation import conversation
+from moesaic.serve.api.know.finding import find_sources
 from moesaic.serve.api.messages.generation import Messages
 from moesaic.serve.api.messages.threads import resume
 from moesaic.serve.api.messages.translate import as_chat
+from moesaic.serve.api.schema.know import FileSearchTool
 from moesaic.serve.api.schema.messages import (
     MESSAGES_ERRORS,
     CountTokensRequest,
@@ -35,6 +37,9 @@ def router(service: Service) -> APIRouter:
     async def messages(body: MessagesRequest, request: HttpRequest) -> Response:
         """The next message of a conversation, in the form of Anthropic's API."""
         whole = resume(service.responses, body, getattr(request.state, "owner", ""))
+        if any(isinstance(tool, FileSearchTool) for tool in whole.tools or ()):
+            salt = service.cache_salt(request.state, whole.cache_salt)
+            whole._sources = await find_sources(service, as_chat(whole), salt)
         return await generate(Messages, service, whole, request)
 
     @routes.post("/v1/messages/count_tokens", name="count_tokens", responses=MESSAGES_ERRORS)

@@ -12,12 +12,15 @@ from moesaic.serve.api.schema.messages import (
     BlockSource,
     CountTokensRequest,
     DocumentBlock,
+    FileSearchResultBlock,
     FreeChoice,
     InputMessage,
     MessagesRequest,
+    MessagesSearchTool,
     NamedChoice,
     RedactedThinkingBlock,
     SearchResultBlock,
+    ServerToolUseBlock,
     TextBlock,
     TextSource,
     ThinkingBlock,
@@ -46,7 +49,9 @@ def as_chat(body: CountTokensRequest) -> ChatCompletionRequest:
         fields |= {name: value for name in SHARED if (value := getattr(body, name)) is not None}
         fields |= {"max_tokens": body.max_tokens, "stop": body.stop_sequences}
         fields["user"] = body.metadata.user_id if body.metadata else None
-    return ChatCompletionRequest.model_validate(fields)
+    chat = ChatCompletionRequest.model_validate(fields)
+    chat._sources = body._sources
+    return chat
 
 
 def messages_field(place: str) -> str:
@@ -61,7 +66,9 @@ def tool_fields(body: CountTokensRequest) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if body.tools:
         fields["tools"] = [
-            {
+            tool.model_dump(exclude={"name", "cache_control"}, exclude_none=True)
+            if isinstance(tool, MessagesSearchTool)
+            else {
                 "type": "function",
                 "function": tool.model_dump(include={"name", "description", "strict"}, exclude_none=True)
                 | {"parameters": tool.input_schema},
@@ -124,7 +131,7 @@ def _assistant(message: InputMessage, place: str) -> dict[str, Any]:
         match block:
             case ThinkingBlock():
                 thoughts += block.thinking
-            case RedactedThinkingBlock():
+            case RedactedThinkingBlock() | ServerToolUseBlock() | FileSearchResultBlock():
                 pass
             case ToolUseBlock():
                 calls.append({"id": block.id, "function": {"name": block.name, "arguments": block.input}})
@@ -153,7 +160,13 @@ def _user(message: InputMessage, place: str) -> list[dict[str, Any]]:
                 # Templates know no failed result; the model reads it.
                 said = f"Error: {text}" if block.is_error else text
                 results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": said})
-            case ToolUseBlock() | ThinkingBlock() | RedactedThinkingBlock():
+            case (
+                ToolUseBlock()
+                | ThinkingBlock()
+                | RedactedThinkingBlock()
+                | ServerToolUseBlock()
+                | FileSearchResultBlock()
+            ):
                 raise UserError(f"{place}.content.{number}", f"a {block.type} belongs in a message of the assistant")
             case _:
                 texts.append(block)

@@ -22,9 +22,8 @@ from moesaic.serve.api.ollama.translation import (
 )
 from moesaic.serve.api.schema.chat import ChatTokenLogprob
 from moesaic.serve.api.service import Service
-from moesaic.serve.api.stream import Generation
+from moesaic.serve.api.stream import Generation, Outputs
 from moesaic.serve.api.timings import timings
-from moesaic.serve.core.engine_loop import OutputStream
 from moesaic.serve.core.request import Output, Request, TooLong
 from moesaic.serve.parsers import CallArguments, CallBroken, CallEnded, CallStarted, Content, Event, Reasoning
 
@@ -90,7 +89,7 @@ class Lines(Generation):
     def failed(self, error: ApiError) -> str:
         return line(ollama_form(error.status, error.body.error))
 
-    async def events(self, outputs: OutputStream) -> AsyncIterator[str]:
+    async def events(self, outputs: Outputs) -> AsyncIterator[str]:
         async for batch in outputs.batches():
             if lines := [line(part) for output in batch for part in self.take(output)]:
                 yield "".join(lines)

@@ -13,10 +13,11 @@ from moesaic.errors import UserError
 from moesaic.serve.api.chat import Chat, ChoiceBuilder
 from moesaic.serve.api.conversation import conversation
 from moesaic.serve.api.errors import ApiError
+from moesaic.serve.api.know.sources import Sources, file_citation
 from moesaic.serve.api.responses.items import ItemBuilder
 from moesaic.serve.api.responses.listing import listed_input
 from moesaic.serve.api.responses.store import Stored
-from moesaic.serve.api.responses.translate import ENCRYPTED, as_chat, responses_field
+from moesaic.serve.api.responses.translate import ENCRYPTED, RESULTS, as_chat, responses_field
 from moesaic.serve.api.schema.responses import (
     InputDetails,
     InputItem,
@@ -29,7 +30,6 @@ from moesaic.serve.api.schema.responses import (
 )
 from moesaic.serve.api.service import Service
 from moesaic.serve.api.stream import Generation, Outputs, event
-from moesaic.serve.core.engine_loop import OutputStream
 from moesaic.serve.core.request import Output, TooLong
 
 ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
@@ -52,6 +52,10 @@ class Responses(Generation):
         self.error: dict[str, str] | None = None
         self.completed: int | None = None
         self.number = -1  # of the last event
+        self.sources: Sources | None = chat.sources
+        self.searched: list[dict[str, Any]] = []  # events of the search, which was over before anything was streamed
+        if self.sources is not None:
+            self.searched = self.items.search(self.sources, results=RESULTS in (body.include or ()))
 
     @classmethod
     def prepare(cls, service: Service, body: ResponsesRequest, salt: str) -> Responses:
@@ -65,11 +69,17 @@ class Responses(Generation):
     def field_name(place: str) -> str:
         return responses_field(Chat.field_name(place))
 
+    def heavy(self, output: Output) -> bool:
+        return self.chat.heavy(output)
+
     def push(self, output: Output) -> list[dict[str, Any]]:
         """The events to stream."""
         events, logprobs = self.choice.push(output)
         streamed = self.items.push(events, [token.model_dump() for token in logprobs])
         if output.finish_reason is not None:
+            if self.sources is not None:
+                passages = self.sources.passages
+                self.items.annotate([file_citation(one, passages[one.number - 1]) for one in self.choice.citations])
             streamed += self.items.finish(output.finish_reason != "length")
             self.completed = int(time.time())
         return streamed
@@ -79,14 +89,16 @@ class Responses(Generation):
         self._keep(response)
         return response
 
-    async def events(self, outputs: OutputStream) -> AsyncIterator[str]:
+    async def events(self, outputs: Outputs) -> AsyncIterator[str]:
         async for events in self.numbered(outputs):
             if events:
                 yield "".join(events)
 
-    async def numbered(self, outputs: OutputStream) -> AsyncIterator[list[str]]:
+    async def numbered(self, outputs: Outputs) -> AsyncIterator[list[str]]:
         """The events of the stream, each with its number."""
         yield [self._told("response.created"), self._told(f"response.{self.status}")]
+        if self.searched:
+            yield [self._event(data) for data in self.searched]
         async for batch in outputs.batches():
             news = [self._told("response.in_progress")] if self._begins() else []
             for output in batch:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
+from moesaic.serve.api.know.sources import Sources, file_results
 from moesaic.serve.api.logprobs import TokenAligner, TokenItem
 from moesaic.serve.api.responses.translate import pack
 from moesaic.serve.api.service import new_id
@@ -56,6 +57,35 @@ class ItemBuilder:
     def _take(self) -> list[Item]:
         unsent, self.unsent = self.unsent, []
         return unsent
+
+    def search(self, found: Sources, *, results: bool) -> list[Item]:
+        """The server's own search, which is over; with its results where the client asked for them."""
+        self.open = {"id": found.id, "type": "file_search_call", "status": "in_progress", "queries": found.queries}
+        self.open["results"] = None
+        self.items.append(self.open)
+        self.streamed += 1
+        self._add("response.output_item.added", item=self.open)
+        for state in ("in_progress", "searching", "completed"):
+            self._add(f"response.file_search_call.{state}")
+        if results:
+            self.open["results"] = file_results(found)
+        self.open["status"] = "completed"
+        self._add("response.output_item.done", item=self.open)
+        self.open = None
+        return self._take()
+
+    def annotate(self, annotations: list[Item]) -> None:
+        """Of the message, before it is closed."""
+        if self.open is None or self.open["type"] != "message":
+            return
+        for number, annotation in enumerate(annotations):
+            self.open["content"][0]["annotations"].append(annotation)
+            self._add(
+                "response.output_text.annotation.added",
+                content_index=0,
+                annotation_index=number,
+                annotation=annotation,
+            )
 
     def finish(self, complete: bool) -> list[Item]:
         if self.open is not None and self.open["type"] == "message":

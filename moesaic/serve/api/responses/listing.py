@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from moesaic.serve.api.errors import ApiError
 from moesaic.serve.api.schema.responses import (
+    InputFileSearch,
     InputFunctionCall,
     InputFunctionOutput,
     InputItem,
@@ -43,6 +44,8 @@ def _listed(item: InputItem) -> Item:
             plain = item.model_dump(include={"content", "encrypted_content"}, exclude_none=True)
             summary = [part.model_dump() for part in item.summary or ()]
             return _with_id(item, "rs_", summary=summary, **plain)
+        case InputFileSearch():
+            return _with_id(item, "fs_", queries=item.queries or [], results=item.results)
         case ItemReference():
             raise AssertionError("what it refers to has taken its place")
 

@@ -12,10 +12,13 @@ from fastapi.responses import JSONResponse, Response
 
 from moesaic.errors import UserError
 from moesaic.serve.api.errors import ERRORS, ApiError
+from moesaic.serve.api.know.finding import find_sources
 from moesaic.serve.api.responses.background import BackgroundRun
-from moesaic.serve.api.responses.generation import ITEMS, Responses, count_tokens
+from moesaic.serve.api.responses.generation import ITEMS, Responses, check_input, count_tokens, earlier_items
 from moesaic.serve.api.responses.listing import page
 from moesaic.serve.api.responses.store import Stored
+from moesaic.serve.api.responses.translate import as_chat
+from moesaic.serve.api.schema.know import FileSearchTool
 from moesaic.serve.api.schema.responses import (
     DeletedResponse,
     InputTokens,
@@ -83,6 +86,10 @@ def router(service: Service) -> APIRouter:
     async def responses(body: ResponsesRequest, request: HttpRequest) -> Response:
         """A response to a text or a conversation."""
         recall(service, body, request)
+        if any(isinstance(tool, FileSearchTool) for tool in body.tools or ()):
+            salt = service.cache_salt(request.state, body.cache_salt)
+            check_input(body)
+            body._sources = await find_sources(service, as_chat(body, earlier_items(body)), salt)
         return await (begin(service, body, request) if body.background else generate(Responses, service, body, request))
 
     @routes.post("/v1/responses/input_tokens", responses=ERRORS)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from moesaic.serve.api.schema.chat import ChatCompletionRequest
+from moesaic.serve.api.schema.know import ChosenSearch, FileSearchTool
 from moesaic.serve.api.schema.responses import (
     AllowedTools,
     ChosenTool,
@@ -27,6 +28,7 @@ from moesaic.serve.api.schema.sampling import ExtraSamplingParams
 SHARED = ("temperature", "top_p", "seed", "stop", *ExtraSamplingParams.model_fields)  # by both requests
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
+RESULTS = "file_search_call.results"
 
 
 def as_chat(body: PromptFields, before: Sequence[InputItem] = ()) -> ChatCompletionRequest:
@@ -50,7 +52,9 @@ def as_chat(body: PromptFields, before: Sequence[InputItem] = ()) -> ChatComplet
         fields["max_tokens"] = body.max_output_tokens
         if body.top_logprobs is not None or LOGPROBS in (body.include or ()):
             fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
-    return ChatCompletionRequest.model_validate(fields)
+    chat = ChatCompletionRequest.model_validate(fields)
+    chat._sources = body._sources
+    return chat
 
 
 def responses_field(place: str) -> str:
@@ -66,13 +70,15 @@ def tool_fields(body: PromptFields) -> dict[str, Any]:
     match body.tool_choice:
         case ChosenTool(name=name):
             fields["tool_choice"] = {"type": "function", "function": {"name": name}}
-        case AllowedTools():
+        case AllowedTools() | ChosenSearch():
             fields["tool_choice"] = body.tool_choice.model_dump()
         case str(choice):
             fields["tool_choice"] = choice
     if body.tools:
         fields["tools"] = [
-            {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
+            tool.model_dump(exclude_none=True)
+            if isinstance(tool, FileSearchTool)
+            else {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
             for tool in body.tools
         ]
     return fields

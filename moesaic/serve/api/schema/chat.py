@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 from pydantic.config import JsonDict
 
+from moesaic.serve.api.schema.know import ChosenSearch, FileSearchTool
 from moesaic.serve.api.schema.sampling import MAX_LOGPROBS, GenerationRequest, RequestModel
 from moesaic.serve.api.schema.tokens import TokenFields
 from moesaic.serve.api.schema.usage import Completed
@@ -73,7 +74,7 @@ class Function(RequestModel):
 
 
 class FunctionType(RequestModel):
-    """The one type of tool there is."""
+    """The type of tool that a client runs."""
 
     type: Literal["function"]
 
@@ -129,8 +130,10 @@ class ChatCompletionRequest(GenerationRequest, TokenFields):
     max_completion_tokens: int | None = Field(default=None, ge=1, lt=2**31)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=-1, le=MAX_LOGPROBS, description="-1: the whole vocabulary.")
-    tools: Annotated[list[Tool], Field(max_length=512)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
+    tools: (
+        Annotated[list[Annotated[Tool | FileSearchTool, Field(discriminator="type")]], Field(max_length=512)] | None
+    ) = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | ChosenSearch | None = None
     parallel_tool_calls: bool | None = None
     functions: Annotated[list[Function], Field(max_length=512)] | None = Field(
         default=None, description="Of earlier versions: tools. The answer has a function_call then."
@@ -149,6 +152,17 @@ class ChatCompletionRequest(GenerationRequest, TokenFields):
         default=None, description="Default: where the last message is the assistant's."
     )
     echo: bool | None = Field(default=None, description="The message that is continued comes first in the answer.")
+
+    # What was found for it in the knowledge bases: of the server, not of the body.
+    _sources: Any = PrivateAttr(default=None)
+
+    @property
+    def function_tools(self) -> list[Tool]:
+        return [tool for tool in self.tools or () if isinstance(tool, Tool)]
+
+    @property
+    def search_tools(self) -> list[FileSearchTool]:
+        return [tool for tool in self.tools or () if isinstance(tool, FileSearchTool)]
 
 
 class TopLogprob(BaseModel):
@@ -177,10 +191,46 @@ class GeneratedToolCall(BaseModel):
     function: GeneratedFunctionCall
 
 
+class QuotedCitation(BaseModel):
+    """OpenAI's `url_citation`, and what of the passage is quoted: it stands in the source from `quote_start` to
+    `quote_end`."""
+
+    start_index: int
+    end_index: int
+    title: str
+    url: str
+    number: int
+    quote: str
+    quote_start: int
+    quote_end: int
+    supported: bool | None
+
+
+class Annotation(BaseModel):
+    type: Literal["url_citation"] = "url_citation"
+    url_citation: QuotedCitation
+
+
+class SearchResult(BaseModel):
+    """What was found for a request, as Perplexity's API lists it."""
+
+    number: int
+    title: str
+    url: str
+    snippet: str
+    id: str
+    base: str
+    start: int
+    end: int
+    page: int | None
+    score: float
+
+
 class AssistantMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
+    annotations: list[Annotation] | None = Field(default=None, exclude_if=lambda value: value is None)
     reasoning_content: str | None = None
     tool_calls: list[GeneratedToolCall] | None = None
     function_call: GeneratedFunctionCall | None = None
@@ -198,6 +248,7 @@ class ChatCompletionResponse(Completed[ChatChoice]):
     object: Literal["chat.completion"] = "chat.completion"
     prompt_logprobs: list[dict[str, Any] | None] | None = None
     prompt_token_ids: list[int] | None = None
+    search_results: list[SearchResult] | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class PromptResponse(BaseModel):

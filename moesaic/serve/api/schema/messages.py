@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, PrivateAttr, Tag
 
+from moesaic.serve.api.schema.know import FileSearchTool
 from moesaic.serve.api.schema.sampling import ExtraSamplingParams, RequestModel, unsupported
 from moesaic.strict import wrong
 
@@ -15,6 +16,7 @@ CacheControl = dict[str, Any] | None  # prefixes are cached without being asked;
 class TextBlock(RequestModel):
     type: Literal["text"]
     text: str
+    citations: list[dict[str, Any]] | None = Field(default=None, description="Of an earlier answer: not shown again.")
     cache_control: CacheControl = None
 
 
@@ -68,6 +70,21 @@ class ToolUseBlock(RequestModel):
     cache_control: CacheControl = None
 
 
+class ServerToolUseBlock(RequestModel):
+    """A search of the server in an earlier turn: the model is not shown it again."""
+
+    type: Literal["server_tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class FileSearchResultBlock(RequestModel):
+    type: Literal["file_search_tool_result"]
+    tool_use_id: str
+    content: list[dict[str, Any]]
+
+
 def _kind(block: Any) -> Any:
     return block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
 
@@ -109,9 +126,14 @@ Block = Annotated[
     | Annotated[ThinkingBlock, Tag("thinking")]
     | Annotated[RedactedThinkingBlock, Tag("redacted_thinking")]
     | Annotated[ToolUseBlock, Tag("tool_use")]
-    | Annotated[ToolResultBlock, Tag("tool_result")],
+    | Annotated[ToolResultBlock, Tag("tool_result")]
+    | Annotated[ServerToolUseBlock, Tag("server_tool_use")]
+    | Annotated[FileSearchResultBlock, Tag("file_search_tool_result")],
     Discriminator(_kind),
-    only("text", "document", "search_result", "thinking", "redacted_thinking", "tool_use", "tool_result"),
+    only(
+        *("text", "document", "search_result", "thinking", "redacted_thinking", "tool_use", "tool_result"),
+        *("server_tool_use", "file_search_tool_result"),
+    ),
 ]
 
 
@@ -122,9 +144,13 @@ class InputMessage(RequestModel):
 
 def _own_tool(tool: Any) -> Any:
     kind = tool.get("type") if isinstance(tool, dict) else None
-    if isinstance(kind, str) and kind != "custom":
+    if isinstance(kind, str) and kind not in ("custom", "file_search"):
         raise wrong(f"a tool of type {kind[:64]!r} is not supported; give its name and input_schema")
     return tool
+
+
+def _tool_kind(tool: Any) -> Any:
+    return "file_search" if _kind(tool) == "file_search" else "custom"
 
 
 class Tool(RequestModel):
@@ -136,6 +162,16 @@ class Tool(RequestModel):
     strict: bool | None = None
     type: Literal["custom"] | None = None
     cache_control: CacheControl = None
+
+
+class MessagesSearchTool(FileSearchTool):
+    name: str | None = Field(default=None, max_length=256)
+    cache_control: CacheControl = None
+
+
+AnyTool = Annotated[
+    Annotated[Tool, Tag("custom")] | Annotated[MessagesSearchTool, Tag("file_search")], Discriminator(_tool_kind)
+]
 
 
 class FreeChoice(RequestModel):
@@ -184,7 +220,7 @@ class CountTokensRequest(RequestModel):
     model: str | None = Field(default=None, description="The model, or one of its adapters. Default: the model.")
     messages: list[InputMessage] = Field(min_length=1)
     system: str | list[TextBlock] | None = None
-    tools: Annotated[list[Annotated[Tool, BeforeValidator(_own_tool)]], Field(max_length=512)] | None = None
+    tools: Annotated[list[Annotated[AnyTool, BeforeValidator(_own_tool)]], Field(max_length=512)] | None = None
     tool_choice: Annotated[FreeChoice | NamedChoice, Field(discriminator="type")] | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -193,6 +229,8 @@ class CountTokensRequest(RequestModel):
     chat_template_kwargs: dict[str, Any] | None = None
     mcp_servers: Annotated[None, unsupported("give their tools as tools")] = None
     container: Annotated[None, unsupported("leave it out")] = None
+
+    _sources: Any = PrivateAttr(default=None)  # what was found for it in the knowledge bases: of the server
 
 
 class MessagesRequest(CountTokensRequest, ExtraSamplingParams):

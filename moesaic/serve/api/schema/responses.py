@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, PrivateAttr, Tag
 
 from moesaic.serve.api.schema.chat import Function, FunctionType, NamedFunction, Parts
+from moesaic.serve.api.schema.know import ChosenSearch, FileSearchTool
 from moesaic.serve.api.schema.sampling import MAX_LOGPROBS, ExtraSamplingParams, RequestModel, unsupported
 from moesaic.strict import wrong
 
@@ -54,6 +55,16 @@ class InputReasoning(RequestModel):
     encrypted_content: str | None = None
 
 
+class InputFileSearch(RequestModel):
+    """A search of the server, as the client got it; the model is not shown it again."""
+
+    type: Literal["file_search_call"]
+    id: str | None = None
+    status: str | None = None
+    queries: list[str] | None = None
+    results: list[dict[str, Any]] | None = None
+
+
 class ItemReference(RequestModel):
     """An item of a stored response, by its id."""
 
@@ -73,6 +84,7 @@ InputItem = Annotated[
     | Annotated[InputFunctionCall, Tag("function_call")]
     | Annotated[InputFunctionOutput, Tag("function_call_output")]
     | Annotated[InputReasoning, Tag("reasoning")]
+    | Annotated[InputFileSearch, Tag("file_search_call")]
     | Annotated[ItemReference, Tag("item_reference")],
     Discriminator(_kind),
 ]
@@ -99,9 +111,19 @@ class AllowedTools(RequestModel):
 
 def _own_tool(tool: Any) -> Any:
     kind = tool.get("type") if isinstance(tool, dict) else None
-    if isinstance(kind, str) and kind != "function":
-        raise wrong(f"a tool of type {kind[:64]!r} is not supported; give functions")
+    if isinstance(kind, str) and kind not in ("function", "file_search"):
+        raise wrong(f"a tool of type {kind[:64]!r} is not supported; give functions, or file_search")
     return tool
+
+
+def _tool_kind(tool: Any) -> Any:
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "file_search" if kind == "file_search" else "function"
+
+
+AnyTool = Annotated[
+    Annotated[FunctionTool, Tag("function")] | Annotated[FileSearchTool, Tag("file_search")], Discriminator(_tool_kind)
+]
 
 
 class PlainFormat(RequestModel):
@@ -139,8 +161,8 @@ class ResponseStreamOptions(RequestModel):
 Include = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
-    # Of tools that are not offered: there is nothing to include.
     "file_search_call.results",
+    # Of tools that are not offered: there is nothing to include.
     "web_search_call.results",
     "web_search_call.action.sources",
     "message.input_image.image_url",
@@ -157,8 +179,8 @@ class PromptFields(RequestModel):
     instructions: str | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    tools: Annotated[list[Annotated[FunctionTool, BeforeValidator(_own_tool)]], Field(max_length=512)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedTools | None = None
+    tools: Annotated[list[Annotated[AnyTool, BeforeValidator(_own_tool)]], Field(max_length=512)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedTools | ChosenSearch | None = None
     parallel_tool_calls: bool | None = None
     previous_response_id: str | None = Field(default=None, max_length=256)
     truncation: Literal["auto", "disabled"] | None = None
@@ -168,6 +190,7 @@ class PromptFields(RequestModel):
     # Who asks, and the items of the responses that this one continues: of the server, not of the body.
     _owner: str = PrivateAttr(default="")
     _before: list[Any] = PrivateAttr(default_factory=list)
+    _sources: Any = PrivateAttr(default=None)  # what was found for it in the knowledge bases
 
 
 class InputTokensRequest(PromptFields):

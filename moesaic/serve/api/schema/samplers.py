@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
+from moesaic.serve.core.branches import MAX_BRANCHES
+
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 Name = Annotated[str, Field(max_length=32)]
 Word = Annotated[str, Field(min_length=1, max_length=256)]
@@ -53,4 +55,22 @@ class BeamParams(BaseModel):
     length_penalty: float | None = Field(default=None, ge=-10, le=10, description="Above 0, longer beams are better.")
     early_stopping: bool | Literal["never"] | None = Field(
         default=None, description="true: as soon as as many beams have ended as were asked for."
+    )
+
+
+Context = Annotated[str, Field(min_length=1)]
+
+
+class ContextParams(BaseModel):
+    parallel_contexts: Annotated[list[Context], Field(min_length=1, max_length=256)] | None = Field(
+        default=None, description="Texts before the prompt that do not see each other; the prompt sees all of them."
+    )
+
+
+class BranchParams(BaseModel):
+    parallel_branches: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_BRANCHES,
+        description="APAR: parts of the answer written in parallel, at most so many.",
     )

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from moesaic.serve.api.schema.request_model import RequestModel as RequestModel
-from moesaic.serve.api.schema.samplers import BeamParams, LogitBias, SamplerParams, Token
+from moesaic.serve.api.schema.samplers import BeamParams, BranchParams, ContextParams, LogitBias, SamplerParams, Token
 from moesaic.serve.api.schema.structured import ResponseFormat, StructuredFields
 from moesaic.strict import wrong
 
@@ -44,7 +44,7 @@ class ExtraSamplingParams(StructuredFields, SamplerParams):
     )
 
 
-class GenerationRequest(ExtraSamplingParams, BeamParams):
+class GenerationRequest(ExtraSamplingParams, BeamParams, BranchParams, ContextParams):
     model: str | None = Field(default=None, description="The model, or one of its adapters. Default: the model.")
     stream: bool | None = False
     stream_options: StreamOptions | None = None

@@ -89,15 +89,26 @@ class Drafter:
     length: int = 64  # max draft tokens one after the other
     # Whether it must observe every forward, because it cannot make up for one that it missed.
     needs_every_forward: ClassVar[bool] = False
+    # Whether it drafts for shadows too, so that a larger draft model can verify its drafts before the model does.
+    drafts_for_shadows: ClassVar[bool] = False
 
     @classmethod
-    def offered(cls, model: Model, draft_model: str | None) -> Drafter | None:
-        """The drafter that the router takes by itself for a model, given the smaller model's directory if one is named;
-        None where it can do nothing for that model."""
-        return None
+    def offered(cls, model: Model, draft_models: Sequence[str]) -> Sequence[Drafter]:
+        """The drafters that the router takes by itself for a model, given the directories of smaller ones, the smallest
+        first; none where it can do nothing for that model."""
+        return ()
+
+    @property
+    def label(self) -> str:
+        """By which reports name it."""
+        return type(self).__module__.rpartition(".")[2]
 
     def start(self, engine: Engine) -> None:
         """Called once, before anything else."""
+
+    def stand_on(self, lower: Sequence[Drafter], always: bool = False) -> None:
+        """Called once, after all have started: cheaper drafters, whose drafts it may verify instead of drafting token
+        by token (a chain); with `always` wherever it can, whether it pays or not."""
 
     def draft(self, requests: Sequence[Request], limit: int) -> list[Draft]:
         """At most `limit` draft tokens for each of these requests, all of which are decoding."""
@@ -118,9 +129,22 @@ class Drafter:
         """A request has finished: free its state."""
 
 
-def shadow_of(request: Request) -> Request:
-    """A copy to append draft tokens to. It has the same seed, so that a drafter samples as the model will."""
-    copy = Request(request.prompt, request.sampling, seed=request.seed)
+@dataclass(eq=False)
+class Shadow(Request):
+    """A request's copy to append draft tokens to. Only its first `certain` tokens are the request's own; those behind
+    them may be others the next time. It has the request's number, so that drafters find their state."""
+
+    certain: int = 0
+
+
+def shadow_of(request: Request) -> Shadow:
+    """With the same seed, so that a drafter samples as the model will."""
+    copy = Shadow(request.prompt, request.sampling, seed=request.seed, number=request.number)
     copy.tokens = list(request.tokens)
+    copy.certain = certain_tokens(request)
     copy.breakers, copy.mu = request.breakers, request.mu
     return copy
+
+
+def certain_tokens(request: Request) -> int:
+    return request.certain if isinstance(request, Shadow) else len(request.tokens)

@@ -42,12 +42,13 @@ class Acceptance:
 
     def chance(self, request: Request, depth: int, confidence: float) -> float:
         """The probability that a draft token is accepted if its parent is, given its drafter's confidence."""
-        rate = self.bins[_bin(depth, confidence)].rate(confidence)
-        return min(MAX_RATE, rate * self.request[request.number].rate(1.0))
+        return min(MAX_RATE, self._rate(depth, confidence) * self.request[request.number].rate(1.0))
 
     def expected(self, request: Request, depth: int) -> float:
         """The same before the drafter was asked."""
-        rate = self.depth[min(depth, MAX_DEPTH)].rate(UNTRIED)
+        rate = UNTRIED  # what is known of one depth is the prior of the next
+        for above in range(min(depth, MAX_DEPTH) + 1):
+            rate = self.depth[above].rate(rate)
         return min(MAX_RATE, rate * self.request[request.number].rate(1.0))
 
     def learn(self, request: Request, draft: Draft, accepted: list[int], finished: bool) -> None:
@@ -59,13 +60,20 @@ class Acceptance:
         for parent in path[:-1] if finished else path:
             children = [node for node, before in enumerate(draft.parents) if before == parent]
             for node in children:
-                tally = self.bins[_bin(depths[node], draft.confidence[node])]
                 one = float(node in accepted)
-                own.count(one, tally.rate(draft.confidence[node]), REQUEST_DECAY)
-                tally.count(one, 1.0, DECAY)
+                own.count(one, self._rate(depths[node], draft.confidence[node]), REQUEST_DECAY)
+                self.bins[_bin(depths[node], draft.confidence[node])].count(one, 1.0, DECAY)
             if children:
                 one = float(any(node in accepted for node in children))
                 self.depth[min(depths[children[0]], MAX_DEPTH)].count(one, 1.0, DECAY)
+
+    def _rate(self, depth: int, confidence: float) -> float:
+        """What is known of draft tokens as confident at one depth is the prior of the next: else a drafter that is
+        right and unsure would never be let go deep enough to show it."""
+        rate = confidence
+        for above in range(min(depth, MAX_DEPTH) + 1):
+            rate = self.bins[_bin(above, confidence)].rate(rate)
+        return rate
 
     def decay(self) -> None:
         """A forward went by without its draft tokens."""

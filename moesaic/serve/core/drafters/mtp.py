@@ -59,8 +59,8 @@ class PredictionLayers(Drafter):
             raise ValueError("length must be at least 1")
 
     @classmethod
-    def offered(cls, model: Model, draft_model: str | None) -> Drafter | None:
-        return cls() if len(model.mtp) else None
+    def offered(cls, model: Model, draft_models: Sequence[str]) -> Sequence[Drafter]:
+        return [cls()] if len(model.mtp) else []
 
     def start(self, engine: Engine) -> None:
         if not len(engine.model.mtp):

@@ -1,6 +1,7 @@
-"""SpecRouter: choose among drafters, and the number of draft tokens, by their measured acceptance and cost.
+"""SpecRouter: choose among drafters and chains of them, and how many tokens to draft, by measured acceptance and cost.
 
     moesaic serve DIR --drafter router draft_model=SMALLER_DIR
+    moesaic serve DIR --drafter router draft_model=[SMALL_DIR,MIDDLE_DIR]     # the smallest first
 
 Every drafter that offers itself for the model takes part. Before each forward, instant ones are asked, and the others
 if their acceptance so far promises more than they cost. The draft tokens of all requests, likeliest first, then go into
@@ -8,12 +9,18 @@ the forward as long as they raise the expected tokens per second: each drafter's
 acceptance rate, and a forward costs what forwards of that size were measured to take. A balance of the time won and
 lost ends drafting where the estimates are wrong, so that the worst case is a forward or two and one and a half per cent
 of the time.
+
+A draft model verifies drafts of the cheaper drafters before it, through a router of its own: so a chain (suffix, small
+model, middle model, the model) is chosen link by link, for each request, by what each link was measured to take and to
+accept, and "none" is among the choices everywhere. What the model sees of a chain is what its last link drafts alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -33,6 +40,11 @@ INTEREST = 0.015  # of all time that may be lost to it in the long run
 MAX_BALANCE = 12.0  # forwards: as much as may be lost again of what was won
 NEGLIGIBLE = 0.05  # a probability to be reached below which longer drafts are not considered
 MIN_GAIN = 1.05  # the gain in throughput below which draft tokens are left out
+TIMES = 7  # drafts of which the median time counts
+FIRST_TRIAL, LAST_TRIAL = 6, 384  # forwards after which a drafter that another one outdoes is tried again
+TRIAL = 4  # forwards of a trial: a chain needs some to find out which of its own links pay
+TRIAL_LENGTH = 6  # draft tokens of its forwards
+TRIAL_BALANCE = 3.0  # forwards that must have been won, of which a trial may lose some
 
 
 @dataclass
@@ -41,17 +53,34 @@ class _Candidate:
 
     drafter: Drafter
     acceptance: Acceptance = field(default_factory=Acceptance)
-    seconds: float = 0.0  # for one more draft token
+    times: deque[float] = field(default_factory=lambda: deque(maxlen=TIMES))  # seconds for one more draft token
+    discount: float = 1.0
+    rested: int = 0  # forwards since it was last asked
+    patience: int = FIRST_TRIAL  # forwards after which it is tried although another one promises more
+    trial: int = 0  # forwards for which it still is
+
+    @property
+    def seconds(self) -> float:
+        """The usual time, or the last where that was shorter: one delay says nothing, and a longer draft that was
+        cheaper by the token than all before says at once that long drafts are."""
+        return self.discount * min(median(self.times), self.times[-1]) if self.times else 0.0
 
     def timed(self, seconds: float, draft_tokens: int) -> None:
-        each = seconds / max(1, draft_tokens)
-        self.seconds = 0.8 * self.seconds + 0.2 * each if self.seconds else each
+        self.times.append(seconds / max(1, draft_tokens))
+        self.discount, self.rested = 1.0, 0
 
     def rest(self) -> None:
         """Not asked this time. Texts change, and the first draft may have paid for a prefill: the measurements decay,
         and in time it is tried again."""
-        self.seconds *= 0.98
+        self.discount *= 0.98
+        self.rested += 1
         self.acceptance.decay()
+
+    def due(self) -> bool:
+        """Whether it is tried now. The longer others were better, the rarer that is."""
+        if not self.trial and self.rested >= self.patience:
+            self.trial, self.patience = TRIAL, min(2 * self.patience, LAST_TRIAL)
+        return self.trial > 0
 
 
 @dataclass
@@ -70,7 +99,7 @@ class _Proposal:
 
 @dataclass(eq=False)
 class DraftRouter(Drafter):
-    draft_model: str | None = None
+    draft_model: str | list[str] | None = None  # directories of smaller models, the smallest first
     always: bool = False  # as many draft tokens as allowed, whether they pay or not
     drafters: tuple[Drafter, ...] = field(default=(), init=False)
 
@@ -83,19 +112,26 @@ class DraftRouter(Drafter):
 
     def start(self, engine: Engine) -> None:
         if not self.drafters:
-            offered = [
-                drafter for kind in classes(Drafter) if (drafter := kind.offered(engine.model, self.draft_model))
-            ]
+            paths = [self.draft_model] if isinstance(self.draft_model, str) else self.draft_model or []
+            offered = [drafter for kind in classes(Drafter) for drafter in kind.offered(engine.model, paths)]
             # Later ones are asked only for what they add to earlier ones: cheap ones first, and those that observe
             # every forward in any case.
             self.drafters = tuple(sorted(offered, key=lambda one: (not one.instant, not one.needs_every_forward)))
-        self.clock = engine.clock
         # A selection of tokens to attend to (DSA) would count the other branches of a tree. Between a draft token and
         # its parent, branches leave gaps, and sums over keys then round differently: not where bits must be the
         # trainer's. And a CPU runs fused layers where there are no branches, which saves more than branches win.
         on_cpu = engine.model.device.type == "cpu" and not self.always
         selects = getattr(engine.model.config.attention, "indexer", None) is not None
-        self.only_lines = on_cpu or selects or engine.model.mode == "invariant" or not engine.runner.verifies_trees
+        invariant = engine.model.mode == "invariant"
+        self.begin(engine.clock, only_lines=on_cpu or selects or invariant or not engine.runner.verifies_trees)
+        for drafter in self.drafters:
+            drafter.start(engine)
+        for number, drafter in enumerate(self.drafters):
+            drafter.stand_on([one for one in self.drafters[:number] if one.drafts_for_shadows], self.always)
+
+    def begin(self, clock: Callable[[], float], only_lines: bool) -> None:
+        """Nothing is measured yet. A router between two links of a chain begins only so: its drafters have started."""
+        self.clock, self.only_lines = clock, only_lines
         self.candidates = [_Candidate(drafter) for drafter in self.drafters]
         self.cost = ForwardCost()
         self.balance = CREDIT  # of time won and lost, in forwards
@@ -104,8 +140,7 @@ class DraftRouter(Drafter):
         self.began = self.ended = 0.0
         self.previous: set[int] = set()  # the requests of the last forward
         self.instant_only = all(drafter.instant for drafter in self.drafters)
-        for drafter in self.drafters:
-            drafter.start(engine)
+        self.accepted: Counter[str] = Counter()  # draft tokens, by the drafter's label
 
     def draft(self, requests: Sequence[Request], limit: int) -> list[Draft]:
         self.proposals, self.asked = {}, {request.number for request in requests}
@@ -113,8 +148,9 @@ class DraftRouter(Drafter):
         start = self.clock()
         if self.always or (plain is not None and self.balance > 0):
             for candidate in self.candidates:
-                self._ask(candidate, requests, limit)
-            if not self.always:
+                if candidate.drafter.instant or self.always:
+                    self._ask(candidate, requests, limit)
+            if not self.always and self._ask_slow(requests, limit):
                 self._cut(requests)
         self.began = self.clock()
         if plain is not None and not self.instant_only:
@@ -123,6 +159,12 @@ class DraftRouter(Drafter):
         return [proposal.draft if proposal is not None else Draft() for proposal in proposals]
 
     def observe(self, done: Forward, hidden_TD: Tensor) -> None:
+        self.learn(done)
+        for drafter in self.drafters:
+            drafter.observe(done, hidden_TD)
+
+    def learn(self, done: Forward) -> None:
+        """A forward has verified the drafts: what it took, and what it accepted."""
         now, numbers = self.clock(), {chunk.request.number for chunk in done.chunks}
         # Instant drafting is part of a forward, as is all else between two forwards for the same requests.
         since = self.ended if self.instant_only and numbers == self.previous else self.began
@@ -133,8 +175,7 @@ class DraftRouter(Drafter):
             if proposal is not None and chunk.draft is not None:
                 ended = chunk.request.finish_reason is not None
                 proposal.candidate.acceptance.learn(chunk.request, chunk.draft, chunk.accepted, ended)
-        for drafter in self.drafters:
-            drafter.observe(done, hidden_TD)
+                self.accepted[proposal.candidate.drafter.label] += len(chunk.accepted)
 
     def rests(self, requests: int) -> bool:
         """Where there is more to lose than to win, and until it is known what a step without draft tokens costs."""
@@ -147,19 +188,48 @@ class DraftRouter(Drafter):
         self.balance = min(MAX_BALANCE, self.balance + INTEREST)
 
     def finished(self, request: Request) -> None:
+        self.forget(request)
+        for drafter in self.drafters:
+            drafter.finished(request)
+
+    def forget(self, request: Request) -> None:
         self.proposals.pop(request.number, None)
         for candidate in self.candidates:
             candidate.acceptance.forget(request)
-            candidate.drafter.finished(request)
 
-    def _ask(self, candidate: _Candidate, requests: Sequence[Request], limit: int) -> None:
-        """Take a drafter's drafts for the requests that no other one serves better."""
-        asking = list(requests)
-        if not candidate.drafter.instant and not self.always:
-            limit, asking = self._length(candidate, requests, limit)
-        if not asking:
+    def _ask_slow(self, requests: Sequence[Request], limit: int) -> bool:
+        """Drafters that take their time: first the one that promises most, then others for what they still add. False
+        where one is on trial: what it drafts is verified whole, so that there is something to learn."""
+        left = [candidate for candidate in self.candidates if not candidate.drafter.instant]
+        slow, tried = len(left), self._on_trial(left)
+        if tried is not None:
+            known = 2 * self.cost.tried(len(requests)) // len(requests)  # rows of which it is known what they cost
+            self._ask(tried, requests, min(limit, tried.drafter.length, max(2, min(known, TRIAL_LENGTH))))
+            left.remove(tried)
+        while left and tried is None:
+            plans = [(*self._plan(candidate, requests, limit), candidate) for candidate in left]
+            _, length, asking, best = max(plans, key=lambda plan: plan[0])
+            if not asking:
+                break
+            if len(left) == slow:  # it is the first choice: worth another trial soon, should that change
+                best.patience = FIRST_TRIAL
+            left.remove(best)
+            self._ask(best, asking, length)
+        for candidate in left:
             candidate.rest()
-            return
+        return tried is None
+
+    def _on_trial(self, slow: list[_Candidate]) -> _Candidate | None:
+        """What a chain can do shows when it is asked a few times: those that lost so far have their turn."""
+        if len(slow) < 2 or self.balance < TRIAL_BALANCE:
+            return None
+        tried = next((candidate for candidate in slow if candidate.due()), None)
+        if tried is not None:
+            tried.trial -= 1
+        return tried
+
+    def _ask(self, candidate: _Candidate, asking: Sequence[Request], limit: int) -> None:
+        """Take a drafter's drafts for the requests that no other one serves better."""
         start = self.clock()
         drafts = candidate.drafter.draft(asking, limit)
         candidate.timed(self.clock() - start, limit)
@@ -170,8 +240,9 @@ class DraftRouter(Drafter):
             if len(draft) and (other is None or proposal.gain > other.gain):
                 self.proposals[request.number] = proposal
 
-    def _length(self, candidate: _Candidate, requests: Sequence[Request], limit: int) -> tuple[int, list[Request]]:
-        """How many tokens a drafter that takes its time should draft, and for whom; nobody, if it would not pay."""
+    def _plan(self, candidate: _Candidate, requests: Sequence[Request], limit: int) -> tuple[float, int, list[Request]]:
+        """The tokens per second that a drafter promises, how many tokens it should draft for that, and for whom;
+        nobody, if it would not pay."""
         proposed = {number: proposal.gain for number, proposal in self.proposals.items()}
         expected: dict[int, list[float]] = {request.number: [] for request in requests}
         best_rate, _ = self._best(requests, [one for proposal in self.proposals.values() for one in proposal.chances])
@@ -191,7 +262,7 @@ class DraftRouter(Drafter):
                 best_rate, length, asking = rate, tokens, better
             if max(own[-1] for own in expected.values()) < NEGLIGIBLE:
                 break
-        return length, asking
+        return best_rate, length, asking
 
     def _chances(self, candidate: _Candidate, request: Request, draft: Draft) -> list[float]:
         """Of every draft token: the probability that it is accepted, and all before it."""

@@ -30,14 +30,15 @@ if TYPE_CHECKING:
 class Suffix(Drafter):
     tokens: int = 200_000  # kept over all prompts and completions; each takes some 400 bytes
     instant: ClassVar[bool] = True
+    drafts_for_shadows: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.tokens < 1:
             raise ValueError("tokens must be at least 1")
 
     @classmethod
-    def offered(cls, model: Model, draft_model: str | None) -> Drafter | None:
-        return cls()
+    def offered(cls, model: Model, draft_models: Sequence[str]) -> Sequence[Drafter]:
+        return [cls()]
 
     def start(self, engine: Engine) -> None:
         self.trees: OrderedDict[Hashable, SuffixTree] = OrderedDict()  # least recently used first

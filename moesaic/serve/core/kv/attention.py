@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moesaic.kernels.interface import AttentionCall, Kernels
+from moesaic.kernels.interface import AttentionCall, Batch, Kernels, KVCache, LayerStack, RopeAngles
 from moesaic.kernels.native import kernels
+from moesaic.kernels.native.fused_layers import MAX_STACK_TOKENS
 from moesaic.kernels.wrapped import WrappedKernels
 from moesaic.serve.core.kv.compact import CompactRequest
 
 MAX_WEIGHTS = 1 << 24  # attention weights in memory at a time
 SMALL_SOFTMAX = 1 << 16  # weights for which one thread is faster than several
-MAX_GROUP = 64  # tokens of a block that native code decodes
 FEW_QUERIES = 8  # for which an explicit softmax is faster than the fused kernel
 
 
@@ -26,6 +26,21 @@ class CompactKernels(WrappedKernels):
     def __init__(self, plain: Kernels, sequences: Sequence[CompactRequest]) -> None:
         super().__init__(plain)
         self.sequences = sequences
+
+    def run_layers(  # type: ignore[override]
+        self, stack: LayerStack, x_TD: Tensor, rope: RopeAngles, layout: Batch, caches: Sequence[KVCache]
+    ) -> tuple[Tensor, list[Tensor]] | None:
+        """A step of few tokens in one native call, which finds every layer's rows by itself."""
+        run, store = getattr(self.plain, "run_retained_layers", None), self.sequences[0].store
+        if run is None or not store.is_native or len(x_TD) > MAX_STACK_TOKENS:
+            return None
+        records = [compact.native(store.query_heads) for compact in self.sequences]
+        if any(record is None for record in records):
+            return None
+        done: tuple[Tensor, list[Tensor]] | None = run(
+            stack, x_TD, rope, layout, store.cache, np.ascontiguousarray(np.stack(records, axis=1))
+        )
+        return done
 
     def attend(self, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor, call: AttentionCall) -> Tensor:
         pieces = [
@@ -39,9 +54,9 @@ def attend(compact: CompactRequest, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor,
     """Write the new tokens' keys and values, then attend from the new tokens to all rows of their sequence."""
     new, heads, size = q_THC.shape
     compact.extend(layer, k_TNC, v_TNC)
-    compact.record_queries(layer, q_THC)
     if (out_THC := _native(compact, q_THC, layer, scale)) is not None:
         return out_THC
+    compact.record_queries(layer, q_THC)
     if compact.widths[layer] == new:
         k_NMC, v_NMC = k_TNC.transpose(0, 1), v_TNC.transpose(0, 1)
     else:
@@ -66,36 +81,17 @@ def attend(compact: CompactRequest, q_THC: Tensor, k_TNC: Tensor, v_TNC: Tensor,
 
 
 def _native(compact: CompactRequest, q_THC: Tensor, layer: int, scale: float) -> Tensor | None:
-    """One decoded token on a CPU, by native code where there is such: quantized blocks are decoded as they are read
-    (`kernels/native/retained.c`). None where there is none."""
-    (new, heads, size), store = q_THC.shape, compact.store
-    coded, encoding = compact.coded_rows[layer], compact.policy.encoding
-    if new != 1 or not q_THC.is_cpu or not (q_THC.dtype == store.keys_XC.dtype == torch.float32):
+    """Few tokens on a CPU, in a step that also has many of others, by the code that runs whole steps of few
+    (`kernels/native/retained.c`), so with the same bits; None where there is none."""
+    store, library = compact.store, kernels()
+    if library is None or len(q_THC) > MAX_STACK_TOKENS or q_THC.dtype != torch.float32:
         return None
-    if coded is not None and (encoding is None or encoding.group > MAX_GROUP or not compact.even[layer]):
+    if layer == 0 or compact.records is None:
+        compact.records = compact.native(q_THC.shape[1]) if store.is_native else None
+    if compact.records is None:
         return None
-    native = kernels()
-    if native is None:
-        return None
-    width, old = compact.widths[layer], compact.encoded[layer]
-    rows_LNM = compact.rows_LNM
-    rows_NM, stride = rows_LNM[layer, :, rows_LNM.shape[-1] - (width - old) :], rows_LNM.shape[-1]
-    counts_N = compact.counts_LN[layer] - old
-    weights_NM = q_THC.new_zeros(store.heads, width) if not compact.first_scored else None
-    q_HC, out_THC = q_THC[0].contiguous(), torch.empty_like(q_THC, memory_format=torch.contiguous_format)
-    numbers = [0, 0, 1, 8, 0, 0]
-    if coded is not None and encoding is not None:
-        widths = [0 if by == "channel" else encoding.width(size) for by in (encoding.keys, encoding.values)]
-        numbers = [old // encoding.group, store.block_rows, encoding.group, encoding.bits, *widths]
-    native.library.attend_retained(
-        q_HC.data_ptr(), store.keys_XC.data_ptr(), store.values_XC.data_ptr(), rows_NM.data_ptr(),
-        counts_N.data_ptr(), None if coded is None else coded.data_ptr(), out_THC.data_ptr(),
-        None if weights_NM is None else weights_NM.data_ptr(), heads, store.heads, size, stride, width - old, *numbers,
-        scale, torch.get_num_threads(),
-    )  # fmt: skip
-    if weights_NM is not None:
-        compact.add_scores(layer, weights_NM[:, None], 0)
-    return out_THC
+    span_14 = torch.tensor([[0, len(q_THC), 0, 0]])
+    return library.attend_retained(q_THC, store.cache, span_14, compact.records[layer:], store.heads, scale)
 
 
 def _hidden(missing_NM: Tensor | None, new: int, rows: int, device: torch.device) -> Tensor | None:

@@ -7,17 +7,26 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from moesaic.errors import UserError
 from moesaic.model.config import GroupedQuery
 from moesaic.model.layout import PagedCache
 from moesaic.model.transformer import Model
 from moesaic.serve.core.kv.compact import CompactRequest
-from moesaic.serve.core.kv_policies import KVPolicy, TokenKinds
+from moesaic.serve.core.kv.encoding import Encoding
+from moesaic.serve.core.kv_policies import NEVER, KVPolicy, TokenKinds
 from moesaic.serve.core.request import Request
 
 if TYPE_CHECKING:
     from moesaic.serve.core.drafters import Drafter
+
+
+def takes(size: int, encoding: Encoding | None) -> bool:
+    """Whether native code reads rows of so many numbers, and blocks of this encoding (`kernels/native/retained.c`)."""
+    if encoding is None:
+        return True
+    return size % 8 == 0 and encoding.width(size) % 8 == 0 and encoding.values == "token"
 
 
 class Store:
@@ -31,6 +40,8 @@ class Store:
             raise UserError("--kv-policy", "latent attention caches no keys and values that could be pruned", remedy)
         if any(layer.window is not None for layer in model.config.layers):
             raise UserError("--kv-policy", "the model has layers with a sliding window of their own", remedy)
+        if attention.sinks:
+            raise UserError("--kv-policy", "the model's heads have learned sinks, which no policy here weighs", remedy)
         if cache.layers and next(iter(cache.layers[0].values())).itemsize == 1:
             raise UserError("--kv-policy", "quantizes the cache by itself, and cannot be combined with float8", remedy)
         keys, values = cache.whole.get("keys"), cache.whole.get("values")
@@ -39,13 +50,16 @@ class Store:
         self.model, self.policy = model, policy
         self.layers, self.heads, self.size = len(model.config.layers), attention.kv_heads, attention.head_size
         self.page_size, self.pages = cache.page_size, cache.pages
+        self.query_heads = attention.heads
         self.units = len(cache.layers) * self.heads  # in a page
+        self.cache = {"keys": keys[0], "values": values[0]}  # where native code begins to count rows
         self.device = keys.device
         # One flat row index reaches every unit; the same memory as numbers, and as bytes for what is quantized.
         self.keys_XC, self.values_XC = keys.view(-1, self.size), values.view(-1, self.size)
         self.keys_bytes, self.values_bytes = self.keys_XC.view(torch.uint8), self.values_XC.view(torch.uint8)
         self.row_bytes = self.size * keys.itemsize
         self.block_rows = policy.encoding.rows(self.size, self.row_bytes) if policy.encoding is not None else 0
+        self.is_native = keys.is_cpu and keys.dtype == torch.float32 and takes(self.size, policy.encoding)
 
     def check(self, request: Request) -> None:
         """Refuse what pruning would falsify."""
@@ -59,6 +73,11 @@ class Store:
 
     def begin(self, request: Request) -> CompactRequest:
         return CompactRequest(self, len(request.prompt))
+
+    @cached_property
+    def owner_X(self) -> Tensor:
+        """A number for every row of the cache, for whoever packs rows; memory that is never written costs nothing."""
+        return torch.empty(len(self.keys_XC), dtype=torch.int32, device=self.device)
 
     @cached_property
     def kinds(self) -> TokenKinds:
@@ -81,6 +100,18 @@ def store_for(model: Model, cache: PagedCache, policy: KVPolicy | None, drafter:
     if policy is None:
         return None
     if drafter is not None:
-        problem = "rejected draft tokens are dropped by their rows, and pruning moves rows"
-        raise UserError("--kv-policy", f"cannot be combined with --drafter: {problem}", "Leave one of them out.")
+        refuse_drafts(policy)
+        if len(model.mtp):
+            problem = "cannot be combined with --drafter: the model's MTP layers keep rows in pages that a policy packs"
+            raise UserError("--kv-policy", problem, "Leave one of them out.")
     return Store(model, cache, policy)
+
+
+def refuse_drafts(policy: KVPolicy) -> None:
+    """Rejected draft tokens are dropped with their rows, but what they have added to scores stays."""
+    due = policy.due(1, 1)
+    if due != NEVER and policy.score_from(due, 1) < due:
+        name = type(policy).__name__.lower()
+        problem = f"{name} cannot be combined with --drafter: it scores the attention of generated tokens, rejected too"
+        remedy = "Leave one of them out, take a policy that scores the prompt alone (snapkv), or every=0."
+        raise UserError("--kv-policy", problem, remedy)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -44,6 +45,7 @@ class AttentionStatistics:
     scores_LNM: Tensor  # attention each row got from the scored tokens, summed over a group's query heads
     keys: Callable[[int], Tensor]  # of a layer: (N, M, C)
     kinds: Callable[[], TokenKinds]
+    notes: dict[str, Any] = field(default_factory=dict)  # the policy's own about this request, kept between prunings
 
     @property
     def present_LNM(self) -> Tensor:

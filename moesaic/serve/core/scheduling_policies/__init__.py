@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from moesaic.serve.core.forward_pass import ForwardPass
 from moesaic.serve.core.request import Request
@@ -11,6 +12,9 @@ Plan = list[tuple[Request, int]]
 
 
 class SchedulingPolicy:
+    # Whether it stops forwards between layers: the host then launches no more than a few layers ahead of the device.
+    preempts: ClassVar[bool] = False
+
     def choose(self, requests: Sequence[Request], stopped: Sequence[ForwardPass], now: float) -> Plan | ForwardPass:
         """Some tokens for some of the requests that have any to compute (most urgent first, if pages run short), or a
         stopped forward to resume. An empty plan waits for the next event."""

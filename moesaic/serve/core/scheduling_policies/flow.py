@@ -2,6 +2,8 @@
 
     moesaic serve DIR --policy flow itl=0.1
 
+On a GPU layers are timed, and waited for, by CUDA events (`serve/core/device_timing.py`).
+
 Decisions are taken only when something happens: a request arrives, a forward ends, the next token of a decoding request
 falls due. Among prefills, those that can meet their TTFT deadlines by the predicted times go first, earliest deadline
 first. When not all of them can, the longest give way until the others can (Moore and Hodgson's rule, which lets the
@@ -13,6 +15,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from moesaic.serve.core.forward_pass import ForwardPass
 from moesaic.serve.core.prompt_logprobs import scored_budget
@@ -35,6 +38,8 @@ class Job:
 
 @dataclass(frozen=True)
 class FlowPrefill(SchedulingPolicy):
+    preempts: ClassVar[bool] = True
+
     itl: float = 0.1  # inter-token latency in seconds, while prefills wait
     stretch: float = 5.0  # a request without deadline should have its first token in so many times what it takes alone
     patience: float = 60.0  # seconds after which nothing goes before a request

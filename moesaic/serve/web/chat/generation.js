@@ -1,5 +1,7 @@
 // One response as it is generated: the stream of the server, taken into a message.
 
+import { takeSources } from "./sources.js";
+
 export class Generation {
   // `tokens` collects probabilities; `changed` is called after every piece, with its text.
   constructor(api, message, tokens, changed) {
@@ -29,6 +31,7 @@ export class Generation {
           times.tokens = chunk.usage.completion_tokens;
           message.used = chunk.usage.prompt_tokens + chunk.usage.completion_tokens;
         }
+        takeSources(message, chunk, chunk.choices?.[0]?.delta);
         const choice = chunk.choices?.[0];
         if (!choice) continue;
         this.take(choice);

@@ -5,6 +5,7 @@ import { copyText } from "../page/clipboard.js";
 import { render } from "../text/markdown.js";
 import { callCards } from "../tools/calls.js";
 import { editForm } from "./edit.js";
+import { sourceList } from "./sources.js";
 
 const LONG = 2000; // characters of a message of the user
 
@@ -106,9 +107,11 @@ export class MessageView {
     const { error, ignored } = this.message;
     const parts = [];
     if (calls?.length) parts.push(callCards(calls, this.session.resultsOf(this.message), this.host.toolbox, (decision, call) => this.host.act("decide", this, { decision, call })));
+    const sources = this.writing ? null : sourceList(this.message);
+    if (sources) parts.push(sources);
     if (error) parts.push(element("p", { class: "error", role: "alert" }, error));
     if (ignored) parts.push(element("p", { class: "hint" }, `The server did not use: ${ignored}`));
-    const mark = JSON.stringify([calls, error, ignored, [...this.session.resultsOf(this.message).keys()], this.host.toolbox.tools.size]);
+    const mark = JSON.stringify([calls, error, ignored, Boolean(sources), [...this.session.resultsOf(this.message).keys()], this.host.toolbox.tools.size]);
     if (mark === this.mark) return; // buttons that have the focus keep it
     this.mark = mark;
     this.extras.replaceChildren(...parts);

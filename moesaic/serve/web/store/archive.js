@@ -1,5 +1,6 @@
 // Conversations as a file: export, and import of what was exported here (or a plain list of messages as the API takes it).
 
+import { citation, source } from "../chat/sources.js";
 import { newId, now } from "./library.js";
 
 const FORMAT = "moesaic-conversations";
@@ -68,6 +69,8 @@ function conversation(given, number) {
     if (typeof one.reasoning === "string") made.reasoning = one.reasoning;
     if (typeof one.facts === "string") made.facts = one.facts;
     if (typeof one.call === "string") made.call = one.call;
+    if (Array.isArray(one.sources)) made.sources = one.sources.map((each) => source(each ?? {}));
+    if (Array.isArray(one.citations)) made.citations = one.citations.map((each) => citation(each ?? {}));
     if (Array.isArray(one.attachments)) made.attachments = one.attachments.map(({ name, text }) => ({ name: String(name), text: String(text) }));
     if (Array.isArray(one.calls)) made.calls = one.calls.map(({ id: call, name, arguments: given }) => ({ id: String(call), name: String(name), arguments: String(given) }));
     messages.push(made);

@@ -9,8 +9,10 @@ const MOST_TOOLS = 200;
 const LONGEST = 100_000; // characters of a result
 
 export class McpServer {
-  constructor(url) {
+  // `key` is sent to our own server only, which may require it.
+  constructor(url, key = () => null) {
     this.url = url;
+    this.key = key;
     this.name = new URL(url).host;
     this.tools = [];
     this.session = null;
@@ -72,6 +74,8 @@ export class McpServer {
   async post(message, signal) {
     const limit = AbortSignal.timeout(SECONDS * 1000);
     const headers = { "Content-Type": "application/json", Accept: "application/json, text/event-stream" };
+    const key = new URL(this.url).origin === location.origin ? this.key() : null;
+    if (key) headers.Authorization = `Bearer ${key}`;
     if (this.session) headers["Mcp-Session-Id"] = this.session;
     if (this.version) headers["MCP-Protocol-Version"] = this.version;
     let response;

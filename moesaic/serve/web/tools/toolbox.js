@@ -83,7 +83,7 @@ export class Toolbox extends EventTarget {
     entry.state = "connecting";
     this.changed();
     try {
-      const server = new McpServer(entry.url);
+      const server = new McpServer(entry.url, () => this.api.key);
       await server.connect();
       Object.assign(entry, { server, state: "ready" });
     } catch (error) {
