@@ -1,0 +1,1 @@
+"""Answers from what was found: with citations that are checked, by follow-up questions, by several agents."""
