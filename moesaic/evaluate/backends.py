@@ -9,32 +9,25 @@ Answers are greedy.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moesaic.errors import UserError
 from moesaic.model.transformer import Model
+from moesaic.serve.chat_client import ChatClient, Reply
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.kv_policies import KVPolicy
 from moesaic.serve.core.request import Request, Sampling
 from moesaic.train.report.metrics import Journal
 
-if TYPE_CHECKING:
-    import httpx
-
 Conversation = Sequence[dict[str, Any]]
 OnAnswer = Callable[[int, "Answer"], None]  # the number of a question, and its answer
-
-# How servers report that a conversation is longer than the model's context; there is no one code for it.
-TOO_LONG = re.compile(r"context[ _](length|window|size)|the model holds \d+", re.I)
 
 
 @dataclass(frozen=True)
@@ -96,83 +89,19 @@ class UrlBackend(Backend):
     """`concurrency` questions at a time; a question that fails is asked again twice, unless it was refused."""
 
     def __init__(self, url: str, name: str | None = None, key: str | None = None, concurrency: int = 8) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1") + "/v1"
-        self.name, self.key, self.concurrency = name, key, concurrency
+        self.client = ChatClient(url, name, key, concurrency, remedy="What was answered is kept with --out.")
 
     def answer(self, conversations: Sequence[Conversation], max_tokens: int, on_answer: OnAnswer) -> None:
-        asyncio.run(self._answer(conversations, max_tokens, on_answer))
+        def tell(number: int, reply: Reply) -> None:
+            cut = reply.finish_reason == "length" and 0 < reply.tokens < max_tokens
+            on_answer(number, Answer(reply.text, reply.tokens, out_of_context=cut or reply.too_long))
+
+        form = {"max_tokens": max_tokens, "temperature": 0}
+        self.client.ask_all([(messages, form) for messages in conversations], tell)
 
     def model_name(self) -> str:
         """That of the server's first model, where none was named."""
-
-        async def ask() -> str:
-            async with self._client() as client:
-                return await self._model_name(client)
-
-        return self.name or asyncio.run(ask())
-
-    async def _model_name(self, client: httpx.AsyncClient) -> str:
-        from moesaic.serve.bench.load import first_model
-
-        self.name = self.name or await first_model(client, self.url)
-        return self.name
-
-    def _client(self) -> httpx.AsyncClient:
-        import httpx
-
-        headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
-        return httpx.AsyncClient(headers=headers, timeout=600.0)
-
-    async def _answer(self, conversations: Sequence[Conversation], max_tokens: int, on_answer: OnAnswer) -> None:
-        import httpx
-
-        from moesaic.serve.bench.load import describe_error
-
-        gate = asyncio.Semaphore(self.concurrency)
-        async with self._client() as client:
-            name = await self._model_name(client)
-
-            async def ask(number: int, messages: Conversation) -> None:
-                form = {"model": name, "messages": list(messages), "max_tokens": max_tokens, "temperature": 0}
-                async with gate:
-                    for left in (2, 1, 0):
-                        try:
-                            response = await client.post(f"{self.url}/chat/completions", json=form)
-                            if too_long(response):
-                                on_answer(number, Answer("", 0, out_of_context=True))
-                                return
-                            response.raise_for_status()
-                            record = response.json()
-                            choice = record["choices"][0]
-                            text = plain_text(choice["message"]["content"])
-                            tokens = int((record.get("usage") or {}).get("completion_tokens") or 0)
-                            cut = choice.get("finish_reason") == "length" and 0 < tokens < max_tokens
-                            on_answer(number, Answer(text, tokens, out_of_context=cut))
-                            return
-                        except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError) as error:
-                            if not left or refused(error):
-                                problem = f"gave no answer ({describe_error(error)})"
-                                raise UserError(self.url, problem, "What was answered is kept with --out.") from None
-                            await asyncio.sleep(0.5)
-
-            await asyncio.gather(*(ask(number, messages) for number, messages in enumerate(conversations)))
-
-
-def plain_text(content: Any) -> str:
-    """What a message says, as text or in parts of text. Half a surrogate pair can be neither judged nor kept."""
-    parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
-    text = "".join(part["text"] for part in parts if part.get("type") == "text")
-    return text.encode("utf-8", "replace").decode()
-
-
-def refused(error: Exception) -> bool:
-    """Whether a server would give the same error if it were asked again."""
-    status = getattr(getattr(error, "response", None), "status_code", 0)
-    return 400 <= status < 500 and status not in (408, 409, 425, 429)
-
-
-def too_long(response: httpx.Response) -> bool:
-    return response.status_code in (400, 413) and TOO_LONG.search(response.text[:2000]) is not None
+        return self.client.model_name()
 
 
 class CachedBackend(Backend):

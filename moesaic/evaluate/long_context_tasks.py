@@ -2,9 +2,12 @@
 
 needle        one sentence of many says a number
 multikey      several sentences say numbers of different things, and one is asked for
+multivalue    several sentences say numbers of the same thing, and all are asked for
+multiquery    several sentences say numbers of different things, and two are asked for
 tracking      variables are given values of other variables; which have a certain value?
 aggregation   which words are the most common in a list?
 fewshot       words with numbers by what they name; which number does a new word get?
+qa            a sentence in other words than the question's says where somebody lives
 
 Everything is drawn from a seed: the same questions each time, for any model.
 """
@@ -38,6 +41,42 @@ PHRASES = {
     "place": "behind the mill|near the harbour|under the old bridge|beside the road|at the market|by the lake",
     "when": "In the morning|After lunch|Late at night|Last winter|On Sunday|Before the storm|A year ago",
 }
+PEOPLE = [
+    "Alice",
+    "Boris",
+    "Clara",
+    "David",
+    "Emma",
+    "Felix",
+    "Greta",
+    "Henry",
+    "Irene",
+    "Jacob",
+    "Karen",
+    "Louis",
+    "Maria",
+    "Nora",
+    "Oscar",
+    "Paula",
+    "Simon",
+]
+TOWNS = [
+    "Athens",
+    "Berlin",
+    "Cairo",
+    "Dublin",
+    "Florence",
+    "Geneva",
+    "Hamburg",
+    "Lisbon",
+    "London",
+    "Madrid",
+    "Naples",
+    "Oslo",
+    "Paris",
+    "Rome",
+    "Vienna",
+]
 ADJECTIVES, NOUNS, VERBS = (words.split() for words in WORDS.values())
 PLACES, WHEN = (phrases.split("|") for phrases in PHRASES.values())
 SORTS = {
@@ -71,6 +110,37 @@ def needle(draw: random.Random, size: int, keys: int = 1) -> Question:
 
 def multikey(draw: random.Random, size: int) -> Question:
     return needle(draw, size, keys=6)
+
+
+def multivalue(draw: random.Random, size: int) -> Question:
+    name = f"{draw.choice(ADJECTIVES)} {draw.choice(NOUNS)}"
+    numbers = [str(number) for number in draw.sample(range(1000, 10_000), 3)]
+    lines = _sentences(draw, size)
+    for number in numbers:
+        lines.insert(draw.randrange(len(lines) + 1), f"One of the secret numbers of the {name} is {number}.")
+    asked = f"What are the three secret numbers of the {name}?"
+    opening = f"The secret numbers of the {name} are"
+    return Question("multivalue", " ".join(lines), asked, opening, tuple(numbers))
+
+
+def multiquery(draw: random.Random, size: int) -> Question:
+    names = [f"{adjective} {noun}" for adjective, noun in zip(draw.sample(ADJECTIVES, 4), draw.sample(NOUNS, 4))]
+    numbers = [str(number) for number in draw.sample(range(1000, 10_000), len(names))]
+    lines = _sentences(draw, size)
+    for name, number in zip(names, numbers):
+        lines.insert(draw.randrange(len(lines) + 1), f"The secret number of the {name} is {number}.")
+    asked = f"What are the secret numbers of the {names[0]} and of the {names[1]}?"
+    opening = f"The secret numbers of the {names[0]} and of the {names[1]} are"
+    return Question("multiquery", " ".join(lines), asked, opening, tuple(numbers[:2]))
+
+
+def qa(draw: random.Random, size: int) -> Question:
+    people, towns = draw.sample(PEOPLE, 6), draw.sample(TOWNS, 6)
+    lines = _sentences(draw, size)
+    for person, town in zip(people, towns):
+        lines.insert(draw.randrange(len(lines) + 1), f"{person} has had a small house in {town} for many years.")
+    asked = f"In which town does {people[0]} live?"
+    return Question("qa", " ".join(lines), asked, f"{people[0]} lives in", (towns[0],), first=True)
 
 
 def tracking(draw: random.Random, size: int) -> Question:
@@ -134,9 +204,12 @@ def fewshot(draw: random.Random, size: int) -> Question:
 KINDS: dict[str, Callable[[random.Random, int], Question]] = {
     "needle": needle,
     "multikey": multikey,
+    "multivalue": multivalue,
+    "multiquery": multiquery,
     "tracking": tracking,
     "aggregation": aggregation,
     "fewshot": fewshot,
+    "qa": qa,
 }
 
 

@@ -38,9 +38,12 @@ class QuestionSuite(Suite):
     def judge(self, question: Question, text: str) -> float:
         """From 0 (wrong) to 1 (right)."""
 
+    def answers(self, questions: Sequence[Question], model: Model | None, context: SuiteContext) -> list[Answer]:
+        return answered([question.text for question in questions], self.max_tokens, model, context)
+
     def run(self, model: Model | None, context: SuiteContext) -> dict[str, Any]:
         questions = self.questions(context)
-        answers = answered([question.text for question in questions], self.max_tokens, model, context)
+        answers = self.answers(questions, model, context)
         texts = [answer.text.strip() for answer in answers]
         scores = [self.judge(question, text) for question, text in zip(questions, texts, strict=True)]
         low, high = wilson(sum(scores), len(scores))

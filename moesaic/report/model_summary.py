@@ -35,6 +35,8 @@ def model_summary(directory: Path) -> dict[str, Any]:
         "experts": max((getattr(layer.ffn, "count", 0) for layer in config.layers), default=0),
         "experts_per_token": max((getattr(layer.ffn, "per_token", 0) for layer in config.layers), default=0),
         "context": config.context,
+        "encoder": config.encoder is not None,
+        "labels": config.encoder.classifier.labels if config.encoder and config.encoder.classifier else 0,
         "dtype": config.dtype,
         "disk_bytes": source.bytes,
         "bits_per_weight": bits_per_weight(Checkpoint(directory), config),
@@ -54,14 +56,17 @@ def rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     mtp = summary["prediction_parameters"]
     stored = f"{summary['bits_per_weight']:.2f} bits per weight" if summary["compressed"] else summary["dtype"]
     kv_bytes = readable_bytes(summary["kv_bytes_per_token"])
+    cached = "" if summary["encoder"] else f", and {kv_bytes} of KV cache per token"
+    kind = "an encoder: it embeds texts" + (f", with {summary['labels']} labels" if summary["labels"] else "")
     found = [
         ("model", f"{summary['family']}, {parameters}"),
         *[("layers" if not number else "", line) for number, line in enumerate(summary["layer_kinds"])],
+        *([("", kind)] if summary["encoder"] else []),
         *([("", f"{readable_count(mtp)} parameters of multi-token prediction")] if mtp else []),
         *([("", "a value head: it is a reward model or critic")] if summary["value_head"] else []),
         ("sizes", f"hidden {summary['hidden']}, vocabulary {summary['vocab']:,}, context {summary['context']:,}"),
         ("on disk", f"{readable_bytes(summary['disk_bytes'])}, {stored}"),
-        ("to run", f"{readable_bytes(summary['run_bytes'])}, and {kv_bytes} of KV cache per token"),
+        ("to run", f"{readable_bytes(summary['run_bytes'])}{cached}"),
         ("to train", f"{readable_bytes(summary['train_bytes'])} (weights, gradients, AdamW; float32), and activations"),
     ]
     for stage in summary["life"]:

@@ -229,7 +229,7 @@ def build_root(request: dict[str, Any]) -> None:
             os.symlink(os.path.realpath(path), target)
         else:
             bind(path, target)
-    for path in DEVICES:
+    for path in (*DEVICES, *request["devices"]):
         os.makedirs(root + "/dev", exist_ok=True)
         bind(path, root + path, devices=True)
     os.mkdir(root + INSIDE)
@@ -331,11 +331,12 @@ def confine_files(request: dict[str, Any], place: str) -> bool:
     all_rights = (1 << (16 if version >= 5 else 15)) - 1
     rules = call("landlock", LIBC.syscall(LANDLOCK_CREATE, ctypes.byref(ctypes.c_uint64(all_rights)), 8, 0))
     allowed = {path: 1 | 4 | 8 for path in readable(request["interpreter"])}
+    allowed |= {path: 2 | 4 | 1 << 15 for path in request["devices"]}  # 1 << 15: ioctl, which a GPU's driver needs
     allowed |= {path: 2 | 4 for path in DEVICES} | {place: all_rights}
     for path, rights in allowed.items():
         opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
         if not stat.S_ISDIR(os.fstat(opened).st_mode):
-            rights &= of_files
+            rights &= (of_files | 1 << 15) & all_rights
         rule = rights.to_bytes(8, sys.byteorder) + opened.to_bytes(4, sys.byteorder)
         call(f"landlock {path}", LIBC.syscall(LANDLOCK_ADD, rules, 1, rule, 0))
         os.close(opened)

@@ -74,8 +74,18 @@ class Result:
     level: str = ""
 
 
-def run_python(code: str, *, stdin: str = "", limits: Limits | None = None, namespaces: bool = True) -> Result:
-    """Run a program and wait for it; whatever it does ends in a Result. `namespaces=False`: at the lesser level."""
+def run_python(
+    code: str,
+    *,
+    stdin: str = "",
+    limits: Limits | None = None,
+    namespaces: bool = True,
+    devices: tuple[str, ...] = (),
+) -> Result:
+    """Run a program and wait for it; whatever it does ends in a Result. `namespaces=False`: at the lesser level.
+
+    `devices` are paths in /dev that it may use beside the usual few, such as a GPU's.
+    """
     limits = limits or Limits()
     if sys.platform != "linux" or os.uname().machine not in MACHINES:
         raise UserError("sandbox", "code is run only on Linux, on x86-64 or arm64", "Leave out rewards that run code.")
@@ -92,6 +102,7 @@ def run_python(code: str, *, stdin: str = "", limits: Limits | None = None, name
             "disk_bytes": limits.disk_mb << 20,
             "processes": limits.processes,
             "open_files": limits.open_files,
+            "devices": devices,
             "filters": _filters(platform.machine()),
             "interpreter": {
                 "executable": os.path.abspath(sys.executable),

@@ -1,28 +1,34 @@
-"""A model as an agent, over several turns, in five worlds (AgentBench, Liu et al.): how many of its tasks it completes.
+"""A model as an agent, over several turns, in AgentBench's eight kinds of worlds (Liu et al.): what it completes.
 
     moesaic evaluate out/aligned --suite agents examples=20
     moesaic evaluate http://127.0.0.1:8000/v1 --suite agents environments=sql,graph turns=6 --out evaluation
+    moesaic evaluate out/aligned --suite agents environments=house,shop settings='{house: {size: full}}'
+    moesaic evaluate out/aligned --suite agents environments=multihop critic=out/critic candidates=8
 
 Tasks are made from a seed, the same for every model, and nothing outside this machine is needed. All episodes go on
 together, turn by turn. AgentBench weighs its environments by what models reached on average; here the score is the
 plain mean over them. How an episode ended is told in AgentBench's classes: completed (rightly or wrongly), context
 limit, invalid format, invalid action, turn limit. A mistake in form or an action that the world refuses is answered
-with what is wrong; so many of them in a row (`mistakes`) end the episode.
+with what is wrong; so many of them in a row (`mistakes`) end the episode. With a `critic`, a reward model's directory,
+`candidates` turns are sampled at each state, and the one it holds to be best is taken (RAG-Gym).
 """
 
 from __future__ import annotations
 
 import collections
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from moesaic.evaluate.backends import Answer
+from moesaic.errors import UserError
+from moesaic.evaluate.backends import Answer, Backend
+from moesaic.evaluate.best_of_n import BestOfNBackend
 from moesaic.evaluate.interval import wilson
 from moesaic.evaluate.questions import backend_for
 from moesaic.evaluate.suites import Suite, SuiteContext
 from moesaic.methods import Method, build
 from moesaic.model.transformer import Model
 from moesaic.serve.parsers import Message
+from moesaic.worlds.critic import Critic
 from moesaic.worlds.environments import Environment, Episode
 from moesaic.worlds.text_actions import MAX_CHARACTERS, World, known_worlds
 
@@ -79,28 +85,37 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Agents(Suite):
-    environments: str = "shell,sql,graph,cards,house"
+    environments: str = "shell,sql,graph,cards,lateral,house,shop,browse"
     examples: int = 10  # episodes in each environment
     turns: int = 0  # of the model in an episode, at most; 0: what the environment holds to be enough
     mistakes: int = 3  # in a row, that end an episode
     max_tokens: int = 256  # of a turn
     seed: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)  # options of all environments, or under a name, of that one
+    critic: str = ""  # a directory that a reward_model stage made
+    candidates: int = 8  # turns that a critic chooses among
 
     needs_model = False
     takes_kv_policy = True
 
     def __post_init__(self) -> None:
-        if self.examples < 1 or self.max_tokens < 1 or self.mistakes < 1 or self.turns < 0:
-            raise ValueError("examples, max_tokens and mistakes must be at least 1, and turns at least 0")
+        if min(self.examples, self.max_tokens, self.mistakes, self.candidates) < 1 or self.turns < 0:
+            raise ValueError("examples, max_tokens, mistakes and candidates must be at least 1, and turns at least 0")
         names, worlds = self.environments.split(","), known_worlds()
         for name in names:
             if name not in worlds:
                 raise ValueError(f'environments: there is no "{name}"; known: {", ".join(worlds)}')
+        for name, options in self.settings.items():
+            if name in worlds and (name not in names or not isinstance(options, dict)):
+                raise ValueError(
+                    f"settings: {name} is to be one of the environments, with its options as {{key: value}}"
+                )
         if len(set(names)) < len(names):
             raise ValueError("environments: the same one is named twice")
 
     def run(self, model: Model | None, context: SuiteContext) -> dict[str, Any]:
-        backend, attempts = backend_for(model, context), self._attempts()
+        attempts = self._attempts()
+        backend = self._chosen(model) if self.critic else backend_for(model, context)
         try:
             while going := [attempt for attempt in attempts if attempt.outcome is None]:
                 answers: dict[int, Answer] = {}
@@ -115,10 +130,17 @@ class Agents(Suite):
                     attempt.episode.close()
         return self._told(attempts)
 
+    def _chosen(self, model: Model | None) -> Backend:
+        if model is None:
+            raise UserError("critic", "chooses among what an engine samples here", "Name a model's directory.")
+        return BestOfNBackend(model, Critic.open(self.critic), self.candidates, self.seed)
+
     def _attempts(self) -> list[Attempt]:
         found = []
+        own, names = self.settings, known_worlds()
         for name in self.environments.split(","):
             options = {"mistakes": self.mistakes} | ({"turns": self.turns} if self.turns else {})
+            options |= {key: value for key, value in own.items() if key not in names} | own.get(name, {})
             world = build(Method(name, options), Environment, "environments")
             assert isinstance(world, World)
             for number in range(self.examples):

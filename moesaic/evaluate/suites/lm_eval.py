@@ -25,6 +25,7 @@ class LMEval(Suite):
     chat: bool = False  # in the model's chat template
 
     takes_data = True
+    from_package = True  # whether tasks are looked for among the package's own, of which there are thousands
 
     def __post_init__(self) -> None:
         if self.limit < 0 or self.fewshot < -1:
@@ -39,6 +40,10 @@ class LMEval(Suite):
             raise UserError("tasks", "is missing", "Name tasks of lm-eval, or a task file with --data.")
         return tasks
 
+    def task_files(self, data: Path | None) -> Path | None:
+        """The folder of tasks that are not lm-eval's own."""
+        return data.parent if data else None
+
     def run(self, model: Model | None, context: SuiteContext) -> dict[str, Any]:
         assert model is not None
         try:
@@ -47,13 +52,14 @@ class LMEval(Suite):
             raise UserError("lm_eval", "is not installed", "pip install lm-eval") from None
         from moesaic.evaluate.lm_eval_model import LMEvalModel, Tasks
 
-        tasks: list[Any] = self.named(context.data)
-        manager = Tasks(include_path=str(context.data.parent) if context.data else None)
-        if unknown := [name for name in tasks if name not in manager.all_tasks]:
+        names: list[Any] = self.named(context.data)
+        folder = self.task_files(context.data)
+        manager = Tasks(include_path=str(folder) if folder else None, include_defaults=self.from_package)
+        if unknown := [name for name in names if name not in manager.all_tasks]:
             raise UserError("tasks", f"lm-eval has no {', '.join(unknown)}", "lm-eval ls tasks lists them.")
         content = lm_eval.simple_evaluate(
             model=LMEvalModel(model, context.progress),
-            tasks=tasks,
+            tasks=names,
             limit=self.limit or None,
             num_fewshot=None if self.fewshot < 0 else self.fewshot,
             apply_chat_template=self.chat,

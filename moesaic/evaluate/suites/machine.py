@@ -5,7 +5,7 @@
 
 The workload is the same everywhere: a mixture of 12.7 million parameters (6 layers, 2 of 8 experts) is trained,
 prefills prompts, decodes one sequence, and decodes a batch of 16, a quarter of the time each. As in AIPerf FLOPs are
-counted from the model's shape (`evaluate/flops.py`), batches of training and prefill grow with the machine, and the
+counted from the model's shape (`model/flops.py`), batches of training and prefill grow with the machine, and the
 score is regulated by what was learned: the geometric mean of the four throughputs in GFLOP/s, times -ln(error), the
 error being that of predictions after a fixed number of training steps, at least one in a hundred. Those steps are the
 same everywhere and not timed, so that arithmetic that is quick and wrong gains nothing, and other machines compare by
@@ -25,11 +25,11 @@ from torch import Tensor
 
 from moesaic.data.packing import Batch
 from moesaic.errors import UserError
-from moesaic.evaluate.flops import Chunk, forward_flops
 from moesaic.evaluate.suites import Suite, SuiteContext
 from moesaic.kernels import hardware
 from moesaic.model.config import Experts, GroupedQuery, Layer, ModelConfig, Rope
 from moesaic.model.directory import chosen_threads
+from moesaic.model.flops import Chunk, forward_flops, training_flops
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
 from moesaic.recipe_sections import BalanceSection
@@ -160,7 +160,7 @@ class Trainer:
 
     def steps(self, sequences: int) -> Part:
         batch = self.batch(sequences, LENGTH)
-        flops = 3 * forward_flops(self.model.config, [Chunk(LENGTH)] * sequences)
+        flops = training_flops(self.model.config, [LENGTH] * sequences)
 
         def part() -> Throughput:
             start = time.perf_counter()

@@ -1,67 +1,76 @@
-"""Answer from local text by searching it, with the reward split into process and outcome (RAG-Gym).
+"""Answer questions by searching a knowledge base or local texts, with process and outcome rewards (RAG-Gym).
 
-environment: {name: retrieval, path: docs, turns: 3}
-rewards: [{name: exact}, {name: process, by: mean, weight: 0.3}]
+environment: {name: retrieval, know: KB, form: re2search, turns: 5}
+environment: {name: retrieval, path: docs, form: calls, turns: 3}
+rewards: [{name: environment}, {name: process, by: mean, weight: 0.3}]
 
-A search scores 1 if it brought up the right answer for the first time, a half if it found something new, and 0 if it
-showed only what was known, or was no proper call. The outcome is whatever the other rewards make of the last turn.
+The stage's `data` asks: a line's `answer`, with other forms of it in `answers`, is what answers are compared with, and
+the titles in `supporting`, where a line has them, are the documents that a good query brings up. How queries are scored
+is in `searching.py`, how an agent speaks in `search_forms.py`; questions about generated worlds are in `multihop.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from moesaic.serve.parsers import Message
-from moesaic.worlds.environments import Environment, Episode, Step
-from moesaic.worlds.environments.tool_use import CALLS, carried_out, opened, specs
+from moesaic.know.chunk import Retriever
+from moesaic.know.knowledge_base import KnowledgeBase
+from moesaic.worlds.environments import Environment, Episode
+from moesaic.worlds.environments.tool_use import opened
 from moesaic.worlds.example import Example
+from moesaic.worlds.search_forms import FORMS
+from moesaic.worlds.searching import Asked, Outcome, ProcessReward, Searching, SearchRules, TextRetriever
+from moesaic.worlds.stage_outputs import is_stage_output
 from moesaic.worlds.tools.search import Search
+
+SEARCH = {
+    "type": "function",
+    "function": {"name": "search", "description": Search.description, "parameters": Search.parameters},
+}
 
 
 @dataclass(frozen=True)
 class Retrieval(Environment):
-    path: str = ""
-    passages: int = 2
-    instructions: str = "Search before you answer."
+    path: str = ""  # texts: a file, or a folder
+    know: str = ""  # or a knowledge base
+    passages: int = 2  # that a query shows
+    longest: int = 600  # characters of one
+    mistakes: int = 3  # turns in a row that are no action, and end an episode
+    form: str = "calls"  # how the agent speaks: direct, react, re2search, calls
+    instructions: str | None = None  # in place of the form's own
+    outcome: Outcome = "exact"  # or f1
+    process: Mapping[str, float] = field(default_factory=dict)  # weights of sufficiency, utility and novelty
 
     def __post_init__(self) -> None:
-        if self.turns < 1:
-            raise ValueError("retrieval needs at least one turn")
-        Search(self.path, self.passages)  # refuses what it cannot search
+        _ = self.rules
+        if bool(self.path) == bool(self.know):
+            raise ValueError("retrieval needs the path of a text or a folder of texts, or know: a knowledge base")
+        if self.path:
+            Search(self.path, self.passages)  # refuses what it cannot search
+        elif not is_stage_output(self.know):
+            KnowledgeBase.open(self.know)
 
     def begin(self, example: Example) -> Episode:
-        tools = {"search": self.search}
-        return RetrievalEpisode(opened(example, self.instructions), specs(tools), self.search, example.truth or "")
+        tools = [SEARCH] if FORMS[self.form].calls else []
+        messages = opened(example, FORMS[self.form].instructions if self.instructions is None else self.instructions)
+        return Searching(messages, tools, asked_of(example), self.retriever, self.rules)
 
     @cached_property
-    def search(self) -> Search:
-        return Search(self.path, self.passages)
+    def rules(self) -> SearchRules:
+        shown = self.turns, self.passages, self.longest, self.mistakes
+        return SearchRules(*shown, self.form, self.outcome, ProcessReward.of(self.process))
+
+    @cached_property
+    def retriever(self) -> Retriever:
+        if self.know:
+            return KnowledgeBase.open(self.know)
+        return TextRetriever([("", text) for text in Search(self.path, self.passages).texts])
 
 
-@dataclass
-class RetrievalEpisode(Episode):
-    search: Search
-    truth: str
-    known: set[str] = field(default_factory=set)  # passages that were shown
-
-    def step(self, said: Message) -> Step:
-        if not said.calls:
-            return Step(done=True)
-        shown, score = [], 0.0
-        for call in said.calls[:CALLS]:
-            text, fine = carried_out({"search": self.search}, call)
-            shown.append({"role": "tool", "content": text})
-            score = max(score, self._score(text) if fine else 0.0)
-        return Step(shown, score=score)
-
-    def _score(self, text: str) -> float:
-        found = {part for part in text.split("\n\n") if part != "(nothing was found)"}
-        new, held = found - self.known, any(self._holds(part) for part in self.known)
-        self.known |= found
-        if any(self._holds(part) for part in new) and not held:
-            return 1.0
-        return 0.5 if new else 0.0
-
-    def _holds(self, passage: str) -> bool:
-        return bool(self.truth) and self.truth.casefold() in passage.casefold()
+def asked_of(example: Example) -> Asked:
+    """What is known of a question of a file."""
+    answers = [] if example.truth is None else [example.truth]
+    answers += [str(other) for other in example.facts.get("answers", ())]
+    return Asked(example.question, tuple(answers), tuple(map(str, example.facts.get("supporting", ()))))

@@ -5,7 +5,6 @@ tools: [{name: search, path: docs, passages: 2}]
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from moesaic.errors import UserError
+from moesaic.know.search.bm25 import norm, rarity
 from moesaic.worlds.stage_outputs import is_stage_output
 from moesaic.worlds.tools import Tool, one_text
 
@@ -48,6 +48,11 @@ class Search(Tool):
         best = sorted(scores, key=lambda number: (-scores[number], number))[: self.passages]
         return [self._index.passages[number][: self.longest] for number in best]
 
+    @property
+    def texts(self) -> list[str]:
+        """Every passage."""
+        return self._index.passages
+
     @cached_property
     def _index(self) -> Index:
         place = Path(self.path)
@@ -78,12 +83,11 @@ class Index:
         scores: dict[int, float] = {}
         for word in query:
             numbers = self.holding.get(word, [])
-            rarity = math.log(1 + (len(self.passages) - len(numbers) + 0.5) / (len(numbers) + 0.5))
+            most = rarity(len(self.passages), len(numbers)) * (saturation + 1)
             for number in numbers:
                 times = self.counts[number][word]
-                length = 1 - shortening + shortening * self.lengths[number] / self.mean
-                gain = rarity * times * (saturation + 1) / (times + saturation * length)
-                scores[number] = scores.get(number, 0.0) + gain
+                against = norm(float(self.lengths[number]), self.mean, saturation, shortening)
+                scores[number] = scores.get(number, 0.0) + most * times / (times + against)
         return scores
 
 
