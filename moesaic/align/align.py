@@ -23,6 +23,7 @@ from moesaic.kernels.interface import Mode
 from moesaic.methods import Method, renamed
 from moesaic.model import directory, lineage
 from moesaic.model.config import ModelConfig
+from moesaic.model.encoder import refuse_encoder
 from moesaic.model.formats.matching import match
 from moesaic.model.formats.opening import open_checkpoint
 from moesaic.model.tokenizer import Tokenizer
@@ -57,6 +58,7 @@ def align(recipe: Recipe, model: Path, out: Path, *, quiet: bool = False) -> dic
     recipe = recipe.changed(align={"stages": named})
     stages = [recipe.build(f"align.stages.{number}", Stage) for number in range(len(named))]
     config, _ = match(open_checkpoint(model))
+    refuse_encoder(config, model, "there is nothing to align")
     for stage in stages:
         check_learning(of_stage(recipe, stage, model), config)
     layout = check_ranks(recipe, stages, names, config)
@@ -200,6 +202,7 @@ def of_stage(recipe: Recipe, stage: Stage, model: Path) -> Recipe:
         train={
             "init": str(model),
             "steps": stage.steps,
+            "tokens": None,
             "save_every": stage.save_every,
             "evaluate_every": stage.evaluate_every,
             "objective": stage.objective_method(),

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from moesaic.align.conversation import Said, Written, read_written, write_conversation
 from moesaic.align.examples import Mixture, Place
+from moesaic.align.forks import child_token, conversations, only_the_branch
 from moesaic.data.packing import IGNORED, Batch
 from moesaic.errors import UserError
 from moesaic.model.tokenizer import Tokenizer
@@ -31,12 +32,18 @@ AHEAD = 64  # conversations that are read together
 
 class ConversationStream:
     """Batches of whole conversations of about `batch_tokens`; those longer than `max_length` are left out, and counted.
-    `readers` is the number of other processes that read."""
+    `readers` is the number of other processes that read. With `forks` structured answers are taken apart (APAR)."""
 
     def __init__(
-        self, tokenizer: Tokenizer, examples: Mixture, batch_tokens: int, max_length: int, readers: int = 0
+        self,
+        tokenizer: Tokenizer,
+        examples: Mixture,
+        batch_tokens: int,
+        max_length: int,
+        readers: int = 0,
+        forks: bool = False,
     ) -> None:
-        self.tokenizer, self.examples = tokenizer, examples
+        self.tokenizer, self.examples, self.forks = tokenizer, examples, forks
         self.batch_tokens, self.max_length, self.readers = batch_tokens, max_length, readers
         self.left_out = 0
         self.taken = list(examples.taken)  # with the latest conversation in a batch; the examples are ahead of that
@@ -50,7 +57,9 @@ class ConversationStream:
     def from_position(self, position: Mapping[str, Any] | None) -> ConversationStream:
         taken = position["taken"] if position else [0] * len(self.examples.sources)
         examples = self.examples.at(taken)
-        stream = ConversationStream(self.tokenizer, examples, self.batch_tokens, self.max_length, self.readers)
+        stream = ConversationStream(
+            self.tokenizer, examples, self.batch_tokens, self.max_length, self.readers, self.forks
+        )
         stream.left_out = position["left_out"] if position else 0
         return stream
 
@@ -84,7 +93,7 @@ class ConversationStream:
     def _next_read(self) -> Read:
         if self._read is None:
             loader: DataLoader[Read | UserError] = DataLoader(
-                _Reader(self.tokenizer, self.examples),
+                _Reader(self.tokenizer, self.examples, self.forks),
                 batch_size=None,  # what it is asked for is a batch already
                 sampler=_places(self.examples),
                 num_workers=self.readers,
@@ -110,18 +119,28 @@ Asked = list[tuple[Place, list[int]]]
 class _Reader(Dataset[Any]):
     tokenizer: Tokenizer
     examples: Mixture
+    forks: bool
 
     def __getitem__(self, asked: Asked) -> Read | UserError:
         try:
             written = [self._write(self.examples[place]) for place, _ in asked]
-            said = iter(read_written(self.tokenizer, [one for parts in written for one in parts]))
+            said = iter(self._read([one for parts in written for one in parts]))
         except UserError as error:  # raised in another process it would lose its parts
             return error
         return [([next(said) for _ in parts], taken) for parts, (_, taken) in zip(written, asked, strict=True)]
 
+    def _read(self, written: list[Written]) -> list[Said]:
+        said = read_written(self.tokenizer, written)
+        if self.forks:
+            child = child_token(self.tokenizer)
+            said = [only_the_branch(one, child) for one in said]
+        return said
+
     def _write(self, example: Example) -> list[Written]:
+        whole, tools = example.conversation(), example.facts.get("tools")
         try:
-            return write_conversation(self.tokenizer, example.conversation(), example.facts.get("tools"))
+            every = conversations([dict(message) for message in whole]) if self.forks else [whole]
+            return [one for messages in every for one in write_conversation(self.tokenizer, messages, tools)]
         except UserError as error:  # of the chat template, which does not know the line
             raise UserError(example.place or error.place, error.problem, error.remedy) from None
 

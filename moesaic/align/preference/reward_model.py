@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from moesaic.align.conversation import Said
 from moesaic.align.examples import BUILTIN
@@ -24,12 +23,11 @@ from moesaic.data.packing import GroupedBatch
 from moesaic.data.tasks import Split
 from moesaic.errors import UserError
 from moesaic.json_lines import json_lines
-from moesaic.model.layout import Layout
 from moesaic.model.tokenizer import Tokenizer
 from moesaic.model.transformer import Model
+from moesaic.model.value_head import values_at
 
 NO_LABEL = -1.0
-TOKENS = 8192  # of a forward
 
 
 @dataclass(frozen=True)
@@ -149,26 +147,6 @@ def pack_judged(
     groups = [len(_sequences(item)) for item in items]
     sizes = plain.lengths, plain.domains, len(items)
     return GroupedBatch(plain.tokens_T, plain.targets_T, *sizes, position, columns, notes or {}, groups=groups)
-
-
-@torch.no_grad()
-def values_at(model: Model, sequences: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]) -> list[Tensor]:
-    """The value head's numbers at some tokens of each sequence, many sequences to a forward."""
-    assert model.value is not None
-    found: list[Tensor] = []
-    start = 0
-    while start < len(sequences):
-        stop, tokens = start, 0
-        while stop < len(sequences) and (stop == start or tokens + len(sequences[stop]) <= TOKENS):
-            tokens += len(sequences[stop])
-            stop += 1
-        some = sequences[start:stop]
-        layout = Layout([len(one) for one in some], device=model.device)
-        tokens_T = torch.tensor([token for one in some for token in one], device=model.device)
-        values_T = model.value(model(tokens_T, layout)).cpu()
-        found += [values[list(at)] for values, at in zip(values_T.split([len(one) for one in some]), rows[start:stop])]
-        start = stop
-    return found
 
 
 class JudgedAccuracy:

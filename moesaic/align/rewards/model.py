@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 import torch
 
-from moesaic.align.preference.reward_model import step_rows, values_at
+from moesaic.align.preference.reward_model import step_rows
 from moesaic.align.rewards import Reward
 from moesaic.model import directory
 from moesaic.model.transformer import Model
-from moesaic.model.value_head import require_head
+from moesaic.model.value_head import require_head, values_at
 from moesaic.worlds.judges import Answer
 
 

@@ -44,6 +44,7 @@ class RolloutSettings:
     seed: int
     began: bool = False  # whether the trainer's own log-probabilities before the first update are kept
     replay: bool = False  # and whether they are of the engine's routes
+    right: float | None = None  # the reward from which on a completion is imitated
 
 
 @dataclass(kw_only=True)
@@ -130,6 +131,8 @@ class PolicyStream:
             self.iteration += 1
         notes = self.notes if on_policy else {}
         batch = as_batch(samples, self.version if on_policy else -1, self.settings.level, {}, notes)
+        if self.settings.right is not None:
+            batch.columns["imitate"] = imitated(batch, self.settings.right)
         batch.samples, batch.warnings = (self.shown, self.warnings) if on_policy else ([], [])
         if self.reference is not None:
             batch.columns["reference"] = self._logprobs(self.reference, batch)
@@ -252,6 +255,12 @@ class RolloutStream(PolicyStream):
             else:
                 own = generate(self.engine, examples, settings.group, settings.sampling, self.rewards, seeds)
         return own if world.data_ranks == 1 else own.with_others(world.collect, len(prompts))
+
+
+def imitated(batch: Batch, right: float) -> Tensor:
+    """How much each token counts in the likelihood of right completions: all of them the same, one in all."""
+    right_T = (batch.columns["weight"] > 0) & (batch.columns["reward"] >= right)
+    return right_T / right_T.sum().clamp(min=1)
 
 
 def informative(group: Sequence[Sample]) -> bool:

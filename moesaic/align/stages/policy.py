@@ -46,6 +46,7 @@ from moesaic.parallel.world import World
 from moesaic.serve.core.drafters import Drafter
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Sampling
+from moesaic.train.objectives.policy import Policy as PolicyObjective
 from moesaic.worlds import text_actions
 from moesaic.worlds.environments import Environment
 from moesaic.worlds.stage_outputs import is_stage_output
@@ -178,6 +179,7 @@ class Policy(Stage):
             self.seed,
             began=self.updates > 1 and self.objective.get("correction", "none") != "none",
             replay=bool(self.objective.get("replay")),
+            right=self.objective.get("right", PolicyObjective.right) if self.objective.get("imitate") else None,
         )
         selector = self._selection().begin(examples, model, self.seed)
         kept_near = self.objective.get("kl") or (self.critic is not None and self.critic.kl)

@@ -78,22 +78,22 @@ class Rejection(Stage):
         )
         kept = Mixture([FileExamples(folder / "kept.jsonl", self.seed)], [1.0])
         max_length = min(self.max_length, model.config.context)
-        return _Noted(model.tokenizer, kept, self.batch_tokens, max_length, notes)
+        return NotedConversations(model.tokenizer, kept, self.batch_tokens, max_length, notes)
 
     def measure(self, model: Model) -> Measure | None:
         return Accuracy.of(self.data, self.evaluate, self.max_tokens)
 
 
-class _Noted(ConversationStream):
+class NotedConversations(ConversationStream):
     """With what came of the sampling in every step's record."""
 
     def __init__(self, *given: Any) -> None:
         *conversations, self.notes = given
         super().__init__(*conversations)
 
-    def from_position(self, position: Any) -> _Noted:
+    def from_position(self, position: Any) -> NotedConversations:
         plain = super().from_position(position)
-        made = _Noted(self.tokenizer, plain.examples, self.batch_tokens, self.max_length, self.notes)
+        made = NotedConversations(self.tokenizer, plain.examples, self.batch_tokens, self.max_length, self.notes)
         made.left_out = plain.left_out
         return made
 

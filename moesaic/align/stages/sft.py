@@ -1,6 +1,8 @@
 """Supervised fine-tuning on conversations; loss on the assistant's tokens.
 
 align: {stages: [{name: sft, steps: 200, data: [{path: chats.jsonl}], batch_tokens: 4096}]}
+
+With `forks: true` structured answers are taken apart: the model learns to write them in parallel (`align/forks.py`).
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from typing import ClassVar
 
 from moesaic.align.accuracy import Accuracy
 from moesaic.align.examples import open_conversations
+from moesaic.align.forks import child_token
 from moesaic.align.sft import ConversationStream
 from moesaic.align.stages import Data, Measure, Stage, sources, there
 from moesaic.data.stream import Stream
@@ -28,6 +31,7 @@ class Sft(Stage):
     batch_tokens: int = 4096
     max_length: int = 1024
     max_tokens: int = 64  # of a completion, where accuracy is measured
+    forks: bool = False  # APAR: lists and paragraphs as branches
 
     def __post_init__(self) -> None:
         sources(self.data)
@@ -45,10 +49,12 @@ class Sft(Stage):
 
     def stream(self, model: Model) -> Stream:
         assert model.tokenizer is not None
+        if self.forks:
+            child_token(model.tokenizer)  # before anything is read
         max_length = min(self.max_length, model.config.context)
         examples = open_conversations(self.data, self.seed)
         readers = min(4, hardware.threads() // 4) if model.device.type == "cuda" else 0  # a CPU is busy with learning
-        return ConversationStream(model.tokenizer, examples, self.batch_tokens, max_length, readers)
+        return ConversationStream(model.tokenizer, examples, self.batch_tokens, max_length, readers, self.forks)
 
     def measure(self, model: Model) -> Measure | None:
         return Accuracy.of(self.data, self.evaluate, self.max_tokens)
