@@ -156,4 +156,6 @@ class CalibratedLayer:
         x_AD = x_TD[rows]
         if name.endswith("gate_up_EGD"):
             return InputStatistics(x_AD, share)
-        return InputStatistics(self._kernels.gated(F.linear(x_AD, ffn.gate_up_EGD[expert]), ffn.activation), share)
+        bias_G = None if ffn.bias_EG is None else ffn.bias_EG[expert]
+        both_AG = F.linear(x_AD, ffn.gate_up_EGD[expert], bias_G)
+        return InputStatistics(self._kernels.gated(both_AG, ffn.activation), share)

@@ -1,39 +1,43 @@
-"""Distil the large model into a smaller one: next-token distributions, on the calibration text, resumable.
+"""Distill the large model into a smaller one: a run of the one trainer with the objective `distill`.
 
-The student's weights may be rounded as they are learned; the rounding passes gradients through.
+It reads the calibration text. The run is in the layer store until compression is done, so it is resumed where it was,
+and its metrics and plot then go with the model. The student's weights may be held to few bits as they are learned
+(`train/constraints/quantized.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.func import functional_call
 
 from moesaic.compress.job import Job
+from moesaic.data.packing import IGNORED, Batch
+from moesaic.methods import Method
+from moesaic.model import lineage
 from moesaic.model.config import ModelConfig
-from moesaic.model.directory import load
-from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
-from moesaic.train.objectives.distill import divergence
+from moesaic.parallel.world import World
+from moesaic.recipe import Recipe
+from moesaic.recipe_sections import BalanceSection, SpikeSection, TrainSection
+from moesaic.train.loop import train
+from moesaic.train.run import Run
 
-SAVE_EVERY = 25
-Rounding = Callable[[str, Tensor], Tensor]
+SAVES = 20  # checkpoints of a run, at least every 25 steps apart
+WARMUP = 10
 
 
 @dataclass(frozen=True)
 class Distillation:
     steps: int
     rate: float
+    batch: int = 1  # sequences a step
     teaching: float = 1.0  # share of the steps in which the teacher is followed; then the text alone (staged)
     weight: float = 0.9  # of the teacher against the text
-
-
-def plain(name: str, tensor: Tensor) -> Tensor:
-    return tensor
+    hidden: float = 0.0  # of hidden states
 
 
 def reduced(job: Job, kept: list[int], config: ModelConfig) -> dict[str, Tensor]:
@@ -50,63 +54,74 @@ def reduced(job: Job, kept: list[int], config: ModelConfig) -> dict[str, Tensor]
 
 
 def train_student(
-    job: Job, config: ModelConfig, weights: dict[str, Tensor], distillation: Distillation, rounding: Rounding = plain
+    job: Job,
+    config: ModelConfig,
+    weights: dict[str, Tensor],
+    distillation: Distillation,
+    constraint: Method | None = None,
+    recipe: Recipe | None = None,
 ) -> dict[str, Tensor]:
-    """The student's weights after training, before rounding."""
+    """The student's weights after training, before rounding; `recipe` stands in for that of distillation."""
+    if not distillation.steps:
+        return weights
     with torch.device("meta"):
         student = Model(config, job.mode)
-    learned = {name: tensor.clone() for name, tensor in weights.items()}
-    trained = [name for name, _ in student.named_parameters()]
-    first = {name: torch.zeros_like(learned[name]) for name in trained}
-    second = {name: torch.zeros_like(learned[name]) for name in trained}
-    saved = job.store.state()
-    start = 0
-    if saved is not None:
-        start = saved[0]
-        for kind, where in (("weight", learned), ("first", first), ("second", second)):
-            where |= {
-                k.removeprefix(f"{kind}/"): t.to(job.device) for k, t in saved[1].items() if k.startswith(f"{kind}/")
-            }
-    if start >= distillation.steps:
-        return learned
-    student.load_state_dict(learned, assign=True)
-    teacher = load(job.source, dtype=torch.float32, device=job.device, threads=torch.get_num_threads(), mode=job.mode)
-    teacher.requires_grad_(False)
-    for step in range(start, distillation.steps):
-        job.progress("distilling", step, distillation.steps)
-        tokens_T = torch.tensor(job.sequences[step % len(job.sequences)], device=job.device)
-        weight = distillation.weight if step < distillation.teaching * distillation.steps else 0.0
-        leaves = {name: learned[name].requires_grad_() for name in trained}
-        with torch.enable_grad():
-            loss = _loss(student, teacher, {n: rounding(n, t) for n, t in leaves.items()}, tokens_T, weight)
-            gradients = torch.autograd.grad(loss, [leaves[name] for name in trained], allow_unused=True)
-        rate = distillation.rate * min(1.0, (step + 1) / 10) * (1 - step / distillation.steps)
-        with torch.no_grad():
-            for name, gradient in zip(trained, gradients, strict=True):
-                learned[name].requires_grad_(False)
-                if gradient is not None:
-                    _adam(learned[name], gradient, first[name], second[name], step + 1, rate)
-        if (step + 1) % SAVE_EVERY == 0 or step + 1 == distillation.steps:
-            everything = {"weight": learned, "first": first, "second": second}
-            state = {f"{kind}/{name}": tensor for kind, group in everything.items() for name, tensor in group.items()}
-            job.store.put_state(step + 1, state)
-    return learned
+    student.load_state_dict({name: tensor.clone() for name, tensor in weights.items()}, assign=True)
+    run = Run(
+        recipe or recipe_for(job, distillation, constraint),
+        job.store.run_folder(),
+        quiet=True,
+        name="distill",
+        initial=(student, {}, lineage.read(job.source)),
+        stream=lambda model: CalibrationStream(job, distillation),
+        world=World(job.device),
+    )
+    train(run)
+    if not run.done():  # Ctrl-C: the run is saved, and compression goes no further
+        raise KeyboardInterrupt
+    return {name: tensor.detach() for name, tensor in run.model.state_dict().items()}
 
 
-def _loss(student: Model, teacher: Model, weights: dict[str, Tensor], tokens_T: Tensor, weight: float) -> Tensor:
-    layout = Layout([len(tokens_T)], device=tokens_T.device)
-    hidden_TD: Tensor = functional_call(student, weights, (tokens_T, layout))
-    logits_TV = F.linear(hidden_TD[:-1], weights["embed" if student.config.tied else "head"])
-    loss = (1 - weight) * F.cross_entropy(logits_TV, tokens_T[1:])
-    if weight:
-        with torch.no_grad():
-            teacher_TV = teacher.logits_at(teacher(tokens_T, layout)[:-1])
-        loss = loss + weight * divergence(logits_TV, teacher_TV).sum(-1).mean()
-    return loss
+def recipe_for(job: Job, distillation: Distillation, constraint: Method | None) -> Recipe:
+    objective = {"teacher": str(job.source), "weight": distillation.weight, "teaching": distillation.teaching}
+    return Recipe(
+        train=TrainSection(
+            objective=Method("distill", {**objective, "hidden": distillation.hidden}),
+            constraint=constraint,
+            steps=distillation.steps,
+            warmup_steps=min(WARMUP, distillation.steps - 1),
+            save_every=max(25, distillation.steps // SAVES),
+            dtype="float32",
+            spike=SpikeSection(sigmas=0),  # the loss jumps where the teacher leaves
+        ),
+        optimizer=Method("adamw", {"lr": distillation.rate, "weight_decay": 0.0}),
+        schedule=Method("linear", {"floor": 0.0}),
+        balance=BalanceSection(bias_rate=0.0),  # tokens go where the teacher's go
+    )
 
 
-def _adam(weight: Tensor, gradient: Tensor, first: Tensor, second: Tensor, step: int, rate: float) -> None:
-    first.lerp_(gradient, 0.1)
-    second.lerp_(gradient.square(), 0.05)
-    size = (second / (1 - 0.95**step)).sqrt_().add_(1e-8)
-    weight.sub_(first / (1 - 0.9**step) / size * rate)
+class CalibrationStream(Iterator[Batch]):
+    """The calibration sequences in turn, without end."""
+
+    def __init__(self, job: Job, distillation: Distillation, step: int = 0) -> None:
+        self.job, self.distillation, self.step = job, distillation, step
+
+    @property
+    def position(self) -> dict[str, Any]:
+        return {"step": self.step, "tokens": 0}
+
+    def from_position(self, position: Mapping[str, Any] | None) -> CalibrationStream:
+        return CalibrationStream(self.job, self.distillation, 0 if position is None else int(position["step"]))
+
+    def skip(self, past: int | Mapping[str, Any]) -> CalibrationStream:
+        return self  # every sequence comes again
+
+    def __next__(self) -> Batch:
+        self.job.progress("distilling", self.step, self.distillation.steps)
+        first, count = self.step * self.distillation.batch, len(self.job.sequences)
+        chosen = [self.job.sequences[number % count] for number in range(first, first + self.distillation.batch)]
+        lengths = [len(tokens) for tokens in chosen]
+        tokens_T = torch.tensor([token for tokens in chosen for token in tokens])
+        targets_T = torch.tensor([token for tokens in chosen for token in [*tokens[1:], IGNORED]])
+        self.step += 1
+        return Batch(tokens_T, targets_T, lengths, [0] * len(lengths), sum(lengths) - len(lengths), self.position)

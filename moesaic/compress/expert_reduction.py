@@ -17,6 +17,7 @@ from moesaic.compress.methods import Compressor
 from moesaic.errors import UserError
 from moesaic.model.config import Experts, ModelConfig
 from moesaic.model.experts import MixtureFeedForward
+from moesaic.model.whole_only import refuse_reshaping
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class ExpertReduction(Compressor):
 
 def reduce_experts(job: Job, method: ExpertReduction) -> ModelConfig:
     config, store, keep = job.config, job.store, method.keep
+    refuse_reshaping(config, job.source, "Choose another method.")
     for number, layer in enumerate(config.layers):
         ffn = layer.ffn
         if isinstance(ffn, Experts) and (keep >= ffn.count or keep < ffn.per_token or keep % ffn.groups):

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from moesaic.compress.calibration_statistics import InputStatistics
-from moesaic.compress.grid import Grid
 from moesaic.compress.refine import Steps, refined, squared_error
+from moesaic.kernels.grid import Grid
 from moesaic.kernels.quantized import QuantizedMatrix
 
 AT_ONCE = 64  # inputs whose corrections are applied to the rest in one matmul

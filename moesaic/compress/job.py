@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -14,6 +15,8 @@ from moesaic.compress.layer_store import LayerStore
 from moesaic.errors import UserError
 from moesaic.model.config import ModelConfig
 from moesaic.model.directory import Parts
+from moesaic.model.families import Place, family_for, write_config
+from moesaic.model.families.places import by_parameter
 
 CPU = torch.device("cpu")
 Progress = Callable[[str, int, int], None]
@@ -46,6 +49,20 @@ class Job:
         if not tensor.isfinite().all():  # rounding would make it look sound
             raise UserError(self.source, f"{name} holds values that are not finite", "Take weights from before that.")
         return tensor
+
+    def row_pieces(self, name: str) -> list[slice]:
+        """The outputs of a matrix that are tensors of their own on disk, such as queries, keys and values."""
+        stem, _, leaf = name.rpartition(".")
+        parameter, expert = (stem, (int(leaf),)) if leaf.isdigit() else (name, ())
+        parts = [place.part for place in self._written.get(parameter, ()) if place.part[: len(expert)] == expert]
+        rows = [part[-1] for part in parts if part and isinstance(part[-1], slice)]
+        return rows or [slice(None)]
+
+    @cached_property
+    def _written(self) -> dict[str, list[Place]]:
+        """Where each parameter will lie on disk."""
+        config = write_config(self.config)[0]
+        return by_parameter(family_for(config.family, self.source).layouts(config)[0])
 
     @property
     def config(self) -> ModelConfig:

@@ -17,17 +17,21 @@ from moesaic.errors import UserError
 from moesaic.json_files import read_json
 from moesaic.kernels.quantized import QuantizedMatrix
 from moesaic.model.formats import tensor_file
+from moesaic.model.formats.float_matrix import FloatMatrix
 from moesaic.model.formats.quantized import Scheme, plain_scheme, read_matrix, read_scheme, scheme_of, tensors_of
 from moesaic.model.formats.tensor_file import TensorFile
 
 MARK = "request"
+RUN = "run"
 
 
 @dataclass
 class Part:
-    """What a method made of some parameters: quantized matrices, changed plain tensors, and facts to report."""
+    """What a method made of some parameters: quantized matrices, those of floating-point numbers, changed plain
+    tensors, and facts to report."""
 
     matrices: dict[str, QuantizedMatrix] = field(default_factory=dict)
+    floats: dict[str, FloatMatrix] = field(default_factory=dict)
     plain: dict[str, Tensor] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -55,13 +59,20 @@ class LayerStore:
         try:
             if self.folder.exists() and not started_with(out, identity):
                 for file in self.folder.iterdir():
-                    if file.name != LOCK:  # ours
+                    if file.is_dir():
+                        shutil.rmtree(file)
+                    elif file.name != LOCK:  # ours
                         file.unlink()
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             problem = f"cannot be written ({error.strerror})"
             raise UserError(self.folder, problem, "Write elsewhere with --out.") from None
         self._open: dict[str, tuple[TensorFile, dict[str, Any]]] = {}
+
+    def run_folder(self) -> Path:
+        """Where a training run of this request is, with its checkpoints and metrics."""
+        self._sign()
+        return self.folder / RUN
 
     def has(self, name: str) -> bool:
         return (self.folder / f"{name}.json").is_file()
@@ -71,12 +82,17 @@ class LayerStore:
         tensors = dict(part.plain)
         for parameter, matrix in part.matrices.items():
             tensors |= dict(tensors_of(parameter, matrix))
+        for parameter, numbers in part.floats.items():
+            tensors |= {f"{parameter}.stored": numbers.stored, f"{parameter}.scales": numbers.scales_OG.float()}
+            if numbers.global_scale is not None:
+                tensors[f"{parameter}.global"] = numbers.global_scale.reshape(1)
         self._write(f"{name}.safetensors", tensors)
         about = {
             "matrices": {
                 parameter: {"size": list(matrix.shape), **plain_scheme(scheme_of(matrix))}
                 for parameter, matrix in part.matrices.items()
             },
+            "floats": {parameter: numbers.name for parameter, numbers in part.floats.items()},
             "plain": list(part.plain),
             "facts": part.facts,
         }
@@ -85,7 +101,8 @@ class LayerStore:
     def get(self, name: str) -> Part:
         file, about = self._opened(name)
         matrices = {parameter: self.matrix(name, parameter) for parameter in about["matrices"]}
-        return Part(matrices, {key: file.tensor(key) for key in about["plain"]}, about["facts"])
+        floats = {parameter: self.float_matrix(name, parameter) for parameter in about["floats"]}
+        return Part(matrices, floats, {key: file.tensor(key) for key in about["plain"]}, about["facts"])
 
     def about(self, name: str) -> dict[str, Any]:
         return self._opened(name)[1]
@@ -98,6 +115,12 @@ class LayerStore:
         file = self._opened(name)[0]
         size, scheme = self.scheme(name, parameter)
         return read_matrix(parameter, size, scheme, lambda key, shape, kinds: file.tensor(key))
+
+    def float_matrix(self, name: str, parameter: str) -> FloatMatrix:
+        file, about = self._opened(name)
+        scale = file.tensor(f"{parameter}.global") if f"{parameter}.global" in file.tensors else None
+        stored, scales_OG = file.tensor(f"{parameter}.stored"), file.tensor(f"{parameter}.scales")
+        return FloatMatrix(about["floats"][parameter], stored, scales_OG, scale)
 
     def plain(self, name: str, parameter: str) -> Tensor:
         return self._opened(name)[0].tensor(parameter)
@@ -129,9 +152,12 @@ class LayerStore:
             self._open[name] = (TensorFile(self.folder / f"{name}.safetensors", integers=True), about)
         return self._open[name]
 
-    def _write(self, name: str, tensors: dict[str, Tensor]) -> None:
+    def _sign(self) -> None:
         if not (self.folder / MARK).is_file():  # not before: a request that is refused leaves nothing
             atomic.write_text(self.folder / MARK, self._mark)
+
+    def _write(self, name: str, tensors: dict[str, Tensor]) -> None:
+        self._sign()
         entries = [(key, t.dtype, tuple(t.shape), lambda t=t: t) for key, t in tensors.items()]
         with atomic.replacing_file(self.folder / name) as fresh:
             tensor_file.write(fresh, entries)

@@ -12,22 +12,20 @@ from torch import Tensor, nn
 
 from moesaic.compress.calibration_statistics import TOKENS_AT_ONCE, CalibratedLayer, RecordingKernels
 from moesaic.compress.layer_store import Part
+from moesaic.errors import UserError
 from moesaic.kernels.interface import Kernels
 from moesaic.kernels.quantized import QuantizedKernels, QuantizedMatrix
 from moesaic.model.block import Block, PredictionBlock
-from moesaic.model.config import Layer, ModelConfig
+from moesaic.model.config import Layer, ModelConfig, Reading
 from moesaic.model.context import ForwardContext
 from moesaic.model.directory import install
 from moesaic.model.experts import MixtureFeedForward
 from moesaic.model.layout import Layout
-from moesaic.model.linear import Linear, Norm, name_sites
+from moesaic.model.linear import Norm, name_sites
 from moesaic.model.rope import rope_of
 
 if TYPE_CHECKING:
     from moesaic.compress.job import Job
-
-# Small, or used otherwise than by multiplying: which expert, which token, and the latent that attention folds away.
-KEPT_PLAIN = ("router", "indexer", "kv_up", "residual")
 
 
 def normed(job: Job, x_TD: Tensor) -> Tensor:
@@ -67,6 +65,9 @@ def embedded(job: Job) -> Tensor:
 
 
 def load_block(job: Job, path: str, layer: Layer, number: int) -> Block:
+    if isinstance(layer.ffn, Reading) or job.config.norm != "pre":
+        problem = "reads a knowledge base, or norms after each half: no method that goes layer by layer knows that"
+        raise UserError(job.source, problem, "Compress another model.")
     with torch.device("meta"):
         block = Block(job.config, layer, number)
     name_sites(block)
@@ -108,16 +109,6 @@ def run_block(block: Block, config: ModelConfig, lengths: list[int], x_TD: Tenso
     return torch.cat([block(x_TD[rows], context_of(config, some, ops, x_TD.device)) for rows, some in chunks(lengths)])
 
 
-def matrices_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """What can be made smaller, by name; an expert's number comes last."""
-    for path, part in module.named_modules():
-        if isinstance(part, Linear) and not any(word in path.split(".") for word in KEPT_PLAIN):
-            yield f"{path}.weight", part.weight
-    for name, parameter in module.named_parameters():
-        if parameter.dim() == 3:
-            yield from ((f"{name}.{expert}", weight_OI) for expert, weight_OI in enumerate(parameter))
-
-
 def fit_in(module: nn.Module, path: str, part: Part) -> None:
     """Put what was made in the place of what it was made from."""
     experts: dict[str, dict[int, QuantizedMatrix]] = {}
@@ -131,7 +122,8 @@ def fit_in(module: nn.Module, path: str, part: Part) -> None:
     for stem, by_number in experts.items():
         install(module, stem, nn.ModuleList(by_number[number] for number in sorted(by_number)), torch.float32)
     parameters = dict(module.named_parameters())
-    for name, tensor in part.plain.items():
+    dense = {name: numbers.dense() for name, numbers in part.floats.items()}
+    for name, tensor in (part.plain | dense).items():
         own = name.removeprefix(f"{path}.")
         stem, _, leaf = own.rpartition(".")
         target = parameters[stem][int(leaf)] if leaf.isdigit() else parameters[own]

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from moesaic.compress.calibration_statistics import CalibratedLayer, InputStatistics, uniform_statistics
 from moesaic.compress.gptq_rounding import gptq
-from moesaic.compress.grid import Grid
 from moesaic.compress.job import Job
 from moesaic.compress.layer_store import Part, rounded_scales
 from moesaic.compress.layers import (
@@ -22,21 +21,23 @@ from moesaic.compress.layers import (
     fit_in,
     load_block,
     load_further,
-    matrices_of,
     normed,
     quantized_kernels,
     run_block,
 )
 from moesaic.compress.methods import Compressor
 from moesaic.compress.saliency import measure_saliency
+from moesaic.kernels.grid import Grid
 from moesaic.kernels.quantized import QuantizedMatrix
 from moesaic.model.block import Block
 from moesaic.model.config import ModelConfig
+from moesaic.model.formats.float_matrix import FloatMatrix
+from moesaic.model.matrices import matrices_of
 
 # Of the embedding and the output matrix, which is often the embedding too: what is damped more stays nearer to that.
 ENDS_GROUP, ENDS_DAMPING, ENDS_TURNS = 64, 0.1, 2
 
-MatrixCompressor = Callable[[str, Tensor, InputStatistics], QuantizedMatrix | Tensor]
+MatrixCompressor = Callable[[str, Tensor, InputStatistics], QuantizedMatrix | FloatMatrix | Tensor]
 
 
 class LayerwiseCompressor(Compressor):
@@ -48,7 +49,9 @@ class LayerwiseCompressor(Compressor):
         return self.reads_text
 
     @abstractmethod
-    def matrix(self, name: str, weight_OI: Tensor, statistics: InputStatistics) -> QuantizedMatrix | Tensor:
+    def matrix(
+        self, name: str, weight_OI: Tensor, statistics: InputStatistics
+    ) -> QuantizedMatrix | FloatMatrix | Tensor:
         """A matrix made smaller, or a plain one with other values. An expert's number is the last of `name`."""
 
     def matrix_compressor(self, job: Job) -> MatrixCompressor:
@@ -143,9 +146,11 @@ def compressed(
         made = make(f"{path}.{name}", weight_OI.detach(), statistics)
         if isinstance(made, QuantizedMatrix):
             part.matrices[f"{path}.{name}"] = rounded_scales(made)
+        elif isinstance(made, FloatMatrix):
+            part.floats[f"{path}.{name}"] = made
         else:
             part.plain[f"{path}.{name}"] = made
-        errors[name] = statistics.error(weight_OI, made.dense() if isinstance(made, QuantizedMatrix) else made)
+        errors[name] = statistics.error(weight_OI, made if isinstance(made, Tensor) else made.dense())
         shares[name] = statistics.share
     part.facts = {"errors": errors, "shares": shares}
     return part

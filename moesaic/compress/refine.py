@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moesaic.compress.grid import Grid
+from moesaic.kernels.grid import Grid
 
 AT_ONCE = 64  # inputs whose changes are applied to the rest in one matmul
 OUTPUTS = 256  # that are solved for together

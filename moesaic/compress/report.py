@@ -1,13 +1,18 @@
-"""What compression cost, layer by layer: reconstruction errors from the layer store, and a plot of them."""
+"""What compression cost, layer by layer: reconstruction errors from the layer store, and a plot of them; and what a
+run of distillation left."""
 
 from __future__ import annotations
 
+import shutil
 import statistics
 from pathlib import Path
 from typing import Any
 
-from moesaic.compress.layer_store import LayerStore
+from moesaic.compress.layer_store import RUN, LayerStore
+from moesaic.train.report.metrics import METRICS
 from moesaic.train.report.plot import COLOURS, STYLE
+
+PLOT = "training.png"
 
 
 def layer_errors(store: LayerStore) -> list[dict[str, Any]]:
@@ -30,6 +35,14 @@ def layer_errors(store: LayerStore) -> list[dict[str, Any]]:
             row["least_routed"] = round(min(shares), 6)
         found.append(row)
     return found
+
+
+def keep_run_report(store: LayerStore, out: Path) -> None:
+    """The metrics and plot of a training run go with the model that it made."""
+    for name, kept in ((METRICS, "distillation.jsonl"), (PLOT, "distillation.png")):
+        file = store.folder / RUN / name
+        if file.is_file():
+            shutil.copyfile(file, out / kept)
 
 
 def plot_errors(result: dict[str, Any], file: Path) -> None:

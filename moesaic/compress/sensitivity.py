@@ -5,6 +5,9 @@ divergence from it (Fisher). At a matrix y = W x, a change e of an output's weig
 0.5 g^2 (e x)^2 with the gradient g that comes back to it. Summed over tokens that is a quadratic form in e. Its moments
 are shared by the outputs of a part of the matrix (queries, keys and values apart), with each output's own share.
 Nearly every token reads the first one's keys and values, so tokens must count by their own gradients.
+
+Rounding the inputs x of a matrix to 8 bits moves y by W dx, which costs 0.5 (g W dx)^2 at each token ("Quantization in
+Layer's Input is Matter": that is often more than what rounding the weights costs).
 """
 
 from __future__ import annotations
@@ -18,14 +21,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moesaic.compress.layers import matrices_of
 from moesaic.compress.saliency import output_parts
 from moesaic.errors import UserError
 from moesaic.kernels.interface import Kernels, Routes
 from moesaic.kernels.layer_weights import ExpertWeights
+from moesaic.kernels.quantized import rounded_to_8_bits
 from moesaic.kernels.wrapped import WrappedKernels
 from moesaic.model.block import Block
 from moesaic.model.layout import Layout
+from moesaic.model.matrices import matrices_of
 
 if TYPE_CHECKING:
     from moesaic.compress.job import Job
@@ -56,10 +60,11 @@ class SensitivityKernels(WrappedKernels):
         self._parts = parts
         self.moments: dict[str, list[Tensor]] = {}
         self.squares: dict[str, list[Tensor]] = {}
+        self.input_costs: dict[str, float] = {}  # of rounding what flows in to 8 bits, summed over tokens
 
     def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor:
         y_TO = self.plain.linear(x_TI, weight_OI, bias_O, site)
-        self._keep(site, self._parts.get(site, [len(weight_OI)]), x_TI.detach(), y_TO)
+        self._keep(site, self._parts.get(site, [len(weight_OI)]), x_TI.detach(), y_TO, weight_OI.detach())
         return y_TO
 
     def experts(self, x_TD: Tensor, routes: Routes, weights: ExpertWeights) -> Tensor:
@@ -69,16 +74,28 @@ class SensitivityKernels(WrappedKernels):
             if not len(rows):
                 continue
             x_AD = x_TD[rows]
-            both_AG = F.linear(x_AD, weights.gate_up_EGD[expert])
-            self._keep(f"{weights.site}.gate_up_EGD.{expert}", [both_AG.shape[1]], x_AD.detach(), both_AG)
+            bias_G = None if weights.bias_EG is None else weights.bias_EG[expert]
+            both_AG = F.linear(x_AD, weights.gate_up_EGD[expert], bias_G)
+            self._keep(
+                f"{weights.site}.gate_up_EGD.{expert}",
+                [both_AG.shape[1]],
+                x_AD.detach(),
+                both_AG,
+                weights.gate_up_EGD[expert],
+            )
             hidden_AF = self.plain.gated(both_AG, weights.activation)
             y_AD = F.linear(hidden_AF, weights.down_EDF[expert])
-            self._keep(f"{weights.site}.down_EDF.{expert}", [y_AD.shape[1]], hidden_AF.detach(), y_AD)
+            self._keep(
+                f"{weights.site}.down_EDF.{expert}", [y_AD.shape[1]], hidden_AF.detach(), y_AD, weights.down_EDF[expert]
+            )
             out_TD = out_TD.index_add(0, rows, y_AD * routes.weights_TK[rows, choices][:, None])
         return out_TD
 
-    def _keep(self, key: str, sizes: list[int], x_TI: Tensor, y_TO: Tensor) -> None:
+    def _keep(self, key: str, sizes: list[int], x_TI: Tensor, y_TO: Tensor, weight_OI: Tensor) -> None:
         def back(gradient_TO: Tensor) -> None:
+            off_TI = rounded_to_8_bits(x_TI) - x_TI
+            moved_T = (gradient_TO @ weight_OI.detach() * off_TI).sum(1)
+            self.input_costs[key] = self.input_costs.get(key, 0.0) + 0.5 * float(moved_T.square().sum())
             squares = gradient_TO.square().split(sizes, dim=1)
             weighed = [x_TI * part_TO.sum(1).sqrt()[:, None] for part_TO in squares]
             moments, sums = [rows.T @ rows for rows in weighed], [part_TO.sum(0) for part_TO in squares]
@@ -138,6 +155,10 @@ class Sensitivities:
             for name, weight_OI in matrices_of(block):
                 path = f"layers.{number}.{name}"
                 yield path, weight_OI, self.ops.sensitivity_of(path.removesuffix(".weight"), self.tokens)
+
+    def input_cost(self, name: str) -> float:
+        """What rounding the inputs of a matrix to 8 bits for each token costs, in nats a token."""
+        return self.ops.input_costs.get(name.removesuffix(".weight"), 0.0) / self.tokens
 
     def end(self, name: str) -> list[OutputSensitivity]:
         """Of the embedding or the output matrix, as far as it is multiplied by."""

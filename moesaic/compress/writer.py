@@ -17,25 +17,25 @@ from moesaic.kernels.quantized import padded
 from moesaic.model.config import ModelConfig
 from moesaic.model.directory import Entry, write_entries
 from moesaic.model.families import Place, family_for, write_config
-from moesaic.model.formats import compressed_tensors
-from moesaic.model.formats.checkpoint import QUANTIZATION
+from moesaic.model.formats import compressed_tensors, float_layouts, glm_int
+from moesaic.model.formats.checkpoint import GLM_BITS, QUANTIZATION
 from moesaic.model.formats.quantized import Scheme, settings_of
 from moesaic.model.formats.sparse import kept_inputs, mask_bytes
 from moesaic.model.value_head import copy_head
 
-LAYOUTS = ("moesaic", "compressed-tensors")
+LAYOUTS = ("moesaic", "compressed-tensors", "fp8", "glm-int")
 
 
 def write(job: Job, config: ModelConfig, out: Path, life: list[dict[str, Any]], layout: str) -> None:
     config, raw = write_config(replace(config, dtype=job.config.dtype))
     layouts: list[list[Place]] = family_for(config.family, out).layouts(config)
     places = [place for place in layouts[0] if not (place.copy and place.name == "lm_head.weight")]
-    homes, plain = _homes(job)
+    homes, floats, plain = _homes(job)
     entries: list[Entry] = []
     schemes: dict[str, Scheme] = {}
-    modules: dict[str, Scheme] = {}
+    modules: dict[str, Scheme | str] = {}
     for place in places:
-        names = _names(place, homes)
+        names = _names(place, homes | floats)
         if not names:
             entries.append(Entry(place.name, _dtype(place, job), place.shape, partial(_plain, job, plain, place)))
             continue
@@ -46,29 +46,42 @@ def write(job: Job, config: ModelConfig, out: Path, life: list[dict[str, Any]], 
                     entries += _own_entries(job, homes[name], name, size, schemes[name])
             continue
         (name,) = names
+        if name in floats:
+            home = floats[name]
+            modules[place.name.removesuffix(".weight")] = kind = job.store.about(home)["floats"][name]
+            numbers = partial(job.store.float_matrix, home, name)
+            entries += [Entry(*entry) for entry in float_layouts.entries_for(place, kind, numbers, layout)]
+            continue
         size, scheme = job.store.scheme(homes[name], name)
         modules[place.name.removesuffix(".weight")] = replace(scheme, group=0) if scheme.group >= size[1] else scheme
         matrix = partial(job.store.matrix, homes[name], name)
+        if layout == "glm-int":
+            raw[GLM_BITS] = scheme.bits
+            entries += [Entry(*entry) for entry in glm_int.entries_for(place, scheme, matrix)]
+            continue
         entries += [Entry(*entry) for entry in compressed_tensors.entries_for(place, scheme, matrix, out)]
     if schemes:
         raw[QUANTIZATION] = settings_of(schemes)
-    if modules:
+    if modules and layout != "glm-int":
         linear = {place.name.removesuffix(".weight") for place in places if len(place.shape) == 2} | {"lm_head"}
-        raw[QUANTIZATION] = compressed_tensors.settings_for(
-            modules, sorted(linear - modules.keys() - {"model.embed_tokens"})
-        )
+        left = sorted(linear - modules.keys() - {"model.embed_tokens"})
+        settings = float_layouts.fp8_settings(left) if layout == "fp8" else None
+        raw[QUANTIZATION] = settings or compressed_tensors.settings_for(modules, left)
     write_entries(out, raw, entries, job.parts.source.files, life, also=partial(copy_head, job.source))
 
 
-def _homes(job: Job) -> tuple[dict[str, str], dict[str, str]]:
-    """Which part of the layer store holds a quantized matrix, and which a plain tensor."""
+def _homes(job: Job) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    """Which part of the layer store holds a quantized matrix, which one of floating-point numbers, and which a plain
+    tensor."""
     matrices: dict[str, str] = {}
+    floats: dict[str, str] = {}
     plain: dict[str, str] = {}
     for part in job.store.names():
         about = job.store.about(part)
         matrices |= dict.fromkeys(about["matrices"], part)
+        floats |= dict.fromkeys(about["floats"], part)
         plain |= dict.fromkeys(about["plain"], part)
-    return matrices, plain
+    return matrices, floats, plain
 
 
 def _names(place: Place, homes: dict[str, str]) -> list[str]:
@@ -127,4 +140,4 @@ def _stored(job: Job, home: str, name: str, dtype: torch.dtype, shape: tuple[int
 
 def check_layout(layout: str) -> None:
     if layout not in LAYOUTS:
-        raise UserError("--layout", f'no such layout "{layout}"', f"Take {' or '.join(LAYOUTS)}.")
+        raise UserError("--layout", f'no such layout "{layout}"', f"Take {', '.join(LAYOUTS)}.")

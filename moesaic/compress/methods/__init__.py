@@ -33,6 +33,11 @@ class Compressor(ABC):
         return "" if getattr(self, "symmetric", True) else "codes with zero points"
 
     @property
+    def layouts(self) -> tuple[str, ...]:
+        """Those that can hold what it makes; the first is the default."""
+        return ("moesaic",) if self.own_layout else ("moesaic", "compressed-tensors")
+
+    @property
     def ends_bits(self) -> int:
         """Of the embedding and the output matrix; 0 leaves them as they are."""
         return 8

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from moesaic.compress.calibration_statistics import CalibratedLayer, InputStatistics
-from moesaic.compress.grid import Grid
 from moesaic.compress.layerwise import LayerwiseCompressor
+from moesaic.kernels.grid import Grid
 from moesaic.kernels.quantized import QuantizedMatrix
 from moesaic.model.attention import GroupedQueryAttention
 from moesaic.model.block import Block
@@ -54,6 +54,7 @@ class AWQ(LayerwiseCompressor):
             self._rows(ffn, calibrated.statistics("ffn.down.weight"))
             statistics, readers = calibrated.statistics("ffn.gate_up.weight"), [ffn.gate_up.weight]
         else:
+            assert isinstance(ffn, MixtureFeedForward)
             statistics, readers, others = self._experts(ffn, calibrated)
         if statistics is not None:
             self._spread(block.ffn_norm.weight, readers, others, statistics)
@@ -69,7 +70,7 @@ class AWQ(LayerwiseCompressor):
     ) -> tuple[InputStatistics | None, list[Tensor], list[Tensor]]:
         for expert in range(len(ffn.down_EDF)):
             statistics = calibrated.statistics(f"ffn.down_EDF.{expert}")
-            if statistics is not None:
+            if statistics is not None and ffn.bias_EG is None:
                 self._both(ffn.gate_up_EGD[expert], ffn.down_EDF[expert], statistics)
         others: list[Tensor] = [ffn.router.weight]
         readers: list[Tensor] = list(ffn.gate_up_EGD)

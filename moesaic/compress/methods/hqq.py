@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from moesaic.compress.calibration_statistics import InputStatistics
-from moesaic.compress.grid import Grid
 from moesaic.compress.layerwise import LayerwiseCompressor
+from moesaic.kernels.grid import Grid
 from moesaic.kernels.quantized import QuantizedMatrix
 
 EXPONENT, STIFFNESS, STIFFER = 0.7, 10.0, 1.01
@@ -47,7 +47,8 @@ def half_quadratic(weight_OI: Tensor, grid: Grid, rounds: int) -> QuantizedMatri
     assert zeros_OG is not None
     grouped_OGX = grid.grouped(weight_OI)
     best_OG, least_OG = zeros_OG, torch.full_like(zeros_OG, float("inf"))
-    stiffness = STIFFNESS / float(weight_OI.abs().mean().clamp(min=1e-8))
+    # By this power of their size, weights of any scale are treated alike.
+    stiffness = STIFFNESS / float(weight_OI.abs().mean().clamp(min=1e-8)) ** (2 - EXPONENT)
     scale = scales_OG[..., None]
     for _ in range(rounds):
         codes_OGX = (grouped_OGX / scale + zeros_OG[..., None]).round_().clamp_(0, grid.top)

@@ -24,10 +24,10 @@ from torch import Tensor
 
 from moesaic.compress.calibration_statistics import InputStatistics
 from moesaic.compress.gptq_rounding import TURNS, Piece, damped, joined, pieces, rounded
-from moesaic.compress.grid import Grid
 from moesaic.compress.layerwise import LayerwiseCompressor, MatrixCompressor
 from moesaic.compress.methods.hqq import half_quadratic
 from moesaic.compress.refine import refined
+from moesaic.kernels.grid import Grid
 from moesaic.kernels.quantized import QuantizedMatrix
 
 if TYPE_CHECKING:
@@ -156,6 +156,13 @@ def _largest(off_OI: Tensor, rank: int) -> tuple[Tensor, Tensor]:
         return u_OR, u_OR.T @ off_OI
     v_IR = torch.linalg.eigh((off_OI.T @ off_OI).double()).eigenvectors[:, -rank:].flip(1).float()
     return off_OI @ v_IR, v_IR.T.contiguous()
+
+
+def low_rank_shares(error_OI: Tensor, moments_II: Tensor, rank: int) -> float:
+    """The share of an error at the output that the best correction of a rank leaves."""
+    root_II, _ = _root(moments_II)
+    squares = torch.linalg.svdvals(error_OI @ root_II).square()
+    return float(squares[rank:].sum() / squares.sum().clamp(min=1e-30))
 
 
 def _kurtosis(weight_OI: Tensor) -> float:

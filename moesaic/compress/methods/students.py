@@ -3,8 +3,9 @@
     moesaic compress out/mixture --method students --out out/student depth=0.75 steps=300
 
 The student keeps the experts and takes every layer it can from the teacher. Distillation is staged: the teacher is
-followed for the first part of the steps, and the text alone for the rest: a student of less depth cannot follow to the
-end.
+followed for the first part of the steps (`teaching`), and the text alone for the rest: a student of less depth cannot
+follow to the end. It is a run of the one trainer (`compress/distill.py`); for runs over more text than samples can
+hold, steps=0 makes the student, and `moesaic train` takes it as train.init with the objective `distill`.
 """
 
 from __future__ import annotations
@@ -28,10 +29,13 @@ class Students(Compressor):
     steps: int = 200
     rate: float = 3e-4
     teaching: float = 0.7
+    batch: int = 1  # sequences a step
 
     def __post_init__(self) -> None:
         if not 0 < self.depth <= 1 or not 0 <= self.teaching <= 1 or self.steps < 0 or self.rate <= 0:
             raise ValueError("depth must be above 0 and at most 1, teaching from 0 to 1, steps and rate not negative")
+        if self.batch < 1:
+            raise ValueError("batch must be at least 1")
 
     @property
     def ends_bits(self) -> int:
@@ -44,7 +48,7 @@ class Students(Compressor):
             raise UserError("depth", f"{self.depth:g} of {layers} layers are all of them", "Take less.")
         config = replace(job.config, layers=tuple(job.config.layers[number] for number in kept), mtp=())
         weights = train_student(
-            job, config, reduced(job, kept, config), Distillation(self.steps, self.rate, self.teaching)
+            job, config, reduced(job, kept, config), Distillation(self.steps, self.rate, self.batch, self.teaching)
         )
         job.store.put("student", Part(plain=weights, facts={"layers": kept}))
         return config

@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.func import functional_call
 
 from moesaic.compress.calibration_statistics import CalibratedLayer, InputStatistics
-from moesaic.compress.grid import Grid
-from moesaic.compress.layers import matrices_of
 from moesaic.compress.layerwise import LayerwiseCompressor
+from moesaic.kernels.fake_quantization import FakeQuantizedKernels, Rounding, rounded_by
+from moesaic.kernels.grid import Grid
 from moesaic.kernels.interface import Kernels
-from moesaic.kernels.quantized import QuantizedMatrix, rounded_to_8_bits
-from moesaic.kernels.wrapped import WrappedKernels
+from moesaic.kernels.quantized import QuantizedMatrix
 from moesaic.model.block import Block
+from moesaic.model.matrices import matrix_parameters, site_of
 
 
 @dataclass(frozen=True)
@@ -57,56 +57,39 @@ class ZeroQuant(LayerwiseCompressor):
         return {}
 
     def _distil(self, block: Block, calibrated: CalibratedLayer) -> None:
-        """Adam on the weights before rounding; the rounding itself passes gradients through."""
+        """Adam on the weights before rounding; the rounding itself passes gradients through. A fit of one layer to its
+        own float self, on rows that are in memory; nothing of a training run (batches of text, a loss of the model)."""
         grid = self._grid()
-        ops = cast(Kernels, _RoundingKernels(calibrated.plain, self.activation_bits))
-        stems = {name.rpartition(".")[0] if name[-1].isdigit() else name for name, _ in matrices_of(block)}
-        parameters = {name: tensor for name, tensor in block.named_parameters() if name in stems}
+        names = matrix_parameters(block)
+        sites = {site_of(name) for name in names}
+        rounding: Rounding = lambda site, weight: rounded_by(grid, weight) if site in sites else None  # noqa: E731
+        ops = cast(Kernels, FakeQuantizedKernels(calibrated.plain, rounding, self.activation_bits))
+        parameters = {name: tensor for name, tensor in block.named_parameters() if name in names}
         learned = {name: tensor.detach().clone().requires_grad_() for name, tensor in parameters.items()}
         optimizer = torch.optim.Adam(
             [{"params": [t], "lr": self.rate * float(t.detach().abs().mean())} for t in learned.values()],
             betas=(0.9, 0.95),
         )
         pieces = list(calibrated.run(ops))
-        before = self._loss_of_all(block, parameters, grid, pieces, calibrated)
+        before = _loss_of_all(block, parameters, pieces, calibrated)
         for step in range(self.steps):
             rows, run = pieces[step % len(pieces)]
             optimizer.zero_grad()
-            loss = self._loss(block, learned, grid, run, calibrated.out_TD[rows])
+            loss = _loss(block, learned, run, calibrated.out_TD[rows])
             loss.backward()
             optimizer.step()
             for group in optimizer.param_groups:
                 group["lr"] *= 1 - 1 / self.steps
-        if self._loss_of_all(block, learned, grid, pieces, calibrated) < before:
+        if _loss_of_all(block, learned, pieces, calibrated) < before:
             for name, tensor in parameters.items():
                 tensor.data.copy_(learned[name].detach())
 
-    def _loss_of_all(
-        self, block: Block, weights: dict[str, Any], grid: Grid, pieces: Any, calibrated: CalibratedLayer
-    ) -> float:
-        with torch.no_grad():
-            return sum(float(self._loss(block, weights, grid, run, calibrated.out_TD[rows])) for rows, run in pieces)
 
-    def _loss(self, block: Block, weights: dict[str, Any], grid: Grid, run: Any, wanted_TD: Tensor) -> Tensor:
-        tensors = {name: rounding(tensor, grid) for name, tensor in weights.items()}
-        out_TD: Tensor = run(lambda x_TD, context: functional_call(block, tensors, (x_TD, context)))
-        return (out_TD - wanted_TD).square().mean()
+def _loss_of_all(block: Block, weights: dict[str, Any], pieces: Any, calibrated: CalibratedLayer) -> float:
+    with torch.no_grad():
+        return sum(float(_loss(block, weights, run, calibrated.out_TD[rows])) for rows, run in pieces)
 
 
-def rounding(tensor: Tensor, grid: Grid) -> Tensor:
-    """What it is rounded to, with the gradient of no rounding."""
-    flat = tensor.detach().flatten(0, -2)
-    return tensor + (grid.rounded(flat).view_as(tensor) - tensor.detach())
-
-
-class _RoundingKernels(WrappedKernels):
-    """Kernels whose matmuls see their inputs rounded to 8 bits."""
-
-    def __init__(self, plain: Kernels, activation_bits: int) -> None:
-        super().__init__(plain)
-        self._bits = activation_bits
-
-    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor:
-        if self._bits == 8:
-            x_TI = x_TI + (rounded_to_8_bits(x_TI.detach()) - x_TI.detach())
-        return self.plain.linear(x_TI, weight_OI, bias_O, site)
+def _loss(block: Block, weights: dict[str, Any], run: Any, wanted_TD: Tensor) -> Tensor:
+    out_TD: Tensor = run(lambda x_TD, context: functional_call(block, weights, (x_TD, context)))
+    return (out_TD - wanted_TD).square().mean()
