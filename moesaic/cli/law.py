@@ -1,9 +1,11 @@
-"""The loss law: fit it to finished runs, predict the loss of other schedules, find the best one.
+"""Laws of training, fitted to your own runs: the loss curve, its best schedule, emergence, and reuse.
 
     moesaic law fit out/constant out/cosine --out law.json --loss loss/held_out
     moesaic law predict law.json --schedule wsd decay=0.2 --steps 2000 --png curve.png
     moesaic law predict law.json --run out/wsd
     moesaic law optimize law.json --steps 2000 --out schedule.json
+    moesaic law emerge out/small out/large --png emergence.png
+    moesaic law reuse out/p1 out/p2 out/p3 out/p4 out/p5 out/p6 --out reuse.json
 
 A RUN is the directory of a finished run, or its metrics.jsonl.
 """
@@ -19,13 +21,19 @@ import typer
 
 from moesaic.cli import destination
 from moesaic.cli.app import JsonFlag, print_json
+from moesaic.cli.law_emerge import emerge
+from moesaic.cli.law_reuse import reuse
 
 if TYPE_CHECKING:
     from moesaic.train.law.optimize import Optimized
     from moesaic.train.law.predict import Predicted
 
 ORDER = 45
-command = typer.Typer(help="Fit the loss law to finished runs, predict the loss of other schedules, find the best one.")
+command = typer.Typer(
+    help="Laws of training: the loss curve, its best schedule, when a task leaves chance, what repetition is worth."
+)
+command.command()(emerge)
+command.command()(reuse)
 
 Law = Annotated[Path, typer.Argument(metavar="LAW", help="A law file, as law fit writes it.")]
 Window = Annotated[

@@ -32,7 +32,9 @@ def command(
     seeds: Annotated[int, typer.Option(help="Proxies per quantile; with two or more the noise is known.", min=1)] = 1,
     on: Annotated[
         str | None,
-        typer.Option(help="The source on whose held-out text the loss is measured; default: the mean of all."),
+        typer.Option(
+            help="Source, or prepared data, on whose held-out text the loss is measured; default: all sources."
+        ),
     ] = None,
     tokens: Annotated[
         int, typer.Option(help="Held-out tokens per source that the loss is measured on.", min=1)

@@ -6,6 +6,7 @@ moesaic serve out/smollm2 --policy chunked tokens=256 --drafter suffix
 moesaic serve out/smollm2 --kv-policy snapkv --kv share=0.25
 moesaic serve out/smollm2 --cache-host-gb 4 --cache-disk-gb 20 --cache-dir pages
 moesaic serve out/smollm2 --also other=out/tiny --alias gpt-4o
+moesaic serve out/smollm2 --know out/kb
 moesaic serve out/smollm2 --replicas 2
 moesaic serve out/smollm2 --prefill 1 --decode 1
 moesaic serve out/qwen3-30b --layout "tp=2 ep=4"
@@ -48,6 +49,10 @@ def command(
     also: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=DIR", help="A further model of this server, in a process of its own; repeatable."),
+    ] = None,
+    know: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[NAME=]KB", help="A knowledge base that answers may be drawn from; repeatable."),
     ] = None,
     api_key: Annotated[
         list[str] | None,
@@ -112,6 +117,12 @@ def command(
     drafter: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Speculative decoding: who drafts tokens; docs/serving.md lists drafters."),
+    ] = None,
+    output_search: Annotated[
+        Literal["graph", "scan"] | None,
+        typer.Option(
+            help="Greedy tokens by a search of the output matrix (FGD, on a CPU): may miss; misses are counted."
+        ),
     ] = None,
     kv_policy: KVPolicyName = None,
     kv: KVOptions = None,
@@ -217,6 +228,7 @@ def command(
 
     from moesaic.cli.method_options import MethodOptions
     from moesaic.errors import UserError
+    from moesaic.know.serving import open_bases
     from moesaic.model.chat_template import read_template
     from moesaic.serve.api.fingerprint import weights_fingerprint
     from moesaic.serve.api.front import print_requests
@@ -230,7 +242,9 @@ def command(
     from moesaic.serve.cluster.placed import Placement, follow_front
     from moesaic.serve.cluster.prefill_decode import Apart
     from moesaic.serve.core.drafters import Drafter
+    from moesaic.serve.core.kv.store import refuse_drafts
     from moesaic.serve.core.kv_policies import KVPolicy
+    from moesaic.serve.core.output_search import SearchOptions
     from moesaic.serve.core.sampling_text import parse_sampling
     from moesaic.serve.core.scheduling_policies import SchedulingPolicy
     from moesaic.serve.energy.governor import FrequencyOptions
@@ -256,7 +270,9 @@ def command(
     made_kv_policy = of_cache.make(kv_policy, KVPolicy, "--kv-policy")
     of_cache.check()
     if made_kv_policy is not None and made_drafter is not None:  # before the model is loaded
-        raise UserError("--kv-policy", "cannot be combined with --drafter", "Leave one of them out.")
+        refuse_drafts(made_kv_policy)
+    if output_search is not None and any((layout, attention, experts, prefill_layout, decode_layout)):
+        raise UserError("--output-search", "is for workers of one process, not for a layout of ranks", "Leave one out.")
     offloaded = offload_options(offload, offload_from, expert_cache_gb)
     if offloaded and any((layout, attention, experts, prefill_layout, decode_layout)):
         raise UserError("--offload", "is for workers of one process, not for a layout of ranks", "Leave one out.")
@@ -284,6 +300,7 @@ def command(
         admin_keys=Keys.read(admin_key_file, admin_key_env, "--admin-key-env"),
         response_bytes=int(response_store_mb * 2**20),
         response_seconds=response_store_hours * 3600,
+        knowledge=open_bases(know or ()),
         drain_seconds=drain_seconds,
     )
     adapters = parse_adapters(adapter or (), settings.name)
@@ -307,6 +324,7 @@ def command(
             "drafter": made_drafter,
             "kv_policy": made_kv_policy,
             "cache_dtype": cache_dtype,
+            "output_search": None if output_search is None else SearchOptions(output_search),
             "frequency": FrequencyOptions.parse(frequency, slo_ttft_ms, slo_tpot_ms),
             "tiers": TierOptions(int(cache_host_gb * 2**30), int(cache_disk_gb * 2**30), cache_dir),
             **for_engine(expert_replicas, rebalance_steps, wide),

@@ -103,10 +103,9 @@ class Life(ABC):
 
         text = self.out / "calibration.txt"
         text.write_text(conversations(source, self.family), encoding="utf-8")
+        wishes = {"samples": 16, "check_tokens": 0, "force": True, "mix": False} | options
         with self.console.status("compressing"):
-            return compress(
-                source, method, self.out / "small", CompressionRequest(data=text, check_tokens=0, force=True, **options)
-            )
+            return compress(source, method, self.out / "small", CompressionRequest(data=text, **wishes))
 
     def recipe(self, name: str, *overrides: str) -> Recipe:
         if not (RECIPES / name).is_file():
