@@ -27,7 +27,7 @@ KV_POLICIES: dict[str, KVCase] = {
     "h2o": KVCase({"share": 0.4, "least": 8, "every": 8}, {"share": 1.0, "every": 8}),
     "lethe": KVCase({"share": 0.4, "least": 8, "every": 8}, {"share": 1.0, "every": 8}),
     "kvmerger": KVCase({"share": 0.4, "least": 8, "window": 8}, {"share": 1.0}),
-    "fastgen": KVCase({"share": 0.4, "least": 8, "window": 8}, {"share": 1.0}),
+    "fastgen": KVCase({"share": 0.4, "least": 8, "window": 8, "every": 8}, {"share": 1.0, "every": 8}),
     "quantized": KVCase({"bits": 4, "group": 8, "recent": 8}, {"recent": 200}),
     "minikv": KVCase(
         {"share": 0.6, "least": 8, "window": 8, "group": 8, "recent": 8},
@@ -60,6 +60,7 @@ class Compression:
     options: Options
     bytes_left: float  # the largest share of the model's bytes
     logit_change: float | None  # the largest change of the logits; None: it is another model
+    kind: str = "qwen3_moe"  # of the tiny model
 
 
 COMPRESSORS: dict[str, Compression] = {
@@ -71,8 +72,11 @@ COMPRESSORS: dict[str, Compression] = {
     "zeroquant": Compression({"bits": 8, "group": 0, "steps": 3}, 0.35, 0.1),
     "mixed": Compression({"bits": 4.0, "group": 32}, 0.28, 0.45),
     "nm": Compression({"score": "admm", "bits": 4, "group": 32}, 0.25, None),
+    "iss": Compression({"keep": 0.5}, 0.95, None),
+    "nm_mixed": Compression({"bits": 3.0, "macs": 0.5, "group": 32}, 0.25, None),
     "prune_experts": Compression({"keep": 2}, 0.95, None),
     "merge_experts": Compression({"keep": 2}, 0.95, None),
+    "index_cache": Compression({"keep": 0.5, "steps": 4}, 0.999, None, "glm_moe_dsa"),
     "students": Compression({"depth": 0.5, "steps": 4}, 0.75, None),
     "xtc": Compression({"bits": 1, "group": 32, "depth": 0.5, "steps": 4}, 0.25, None),
 }
@@ -92,10 +96,15 @@ OBJECTIVES: dict[str, ObjectiveCase] = {
     # Its targets are the blanks it cuts itself, wherever they fall.
     "blank_infilling": ObjectiveCase({"share": 0.3}, BODY | {"head"}, by_targets=False),
     "distill": ObjectiveCase({"teacher": "{other}"}, BODY | {"head"}),
+    "knowledge": ObjectiveCase({}, BODY | {"head"}),
     "next_token": ObjectiveCase({}, BODY | {"head", "mtp"}),
     "policy": ObjectiveCase({}, BODY | {"head"}),
     "preference": ObjectiveCase({}, BODY | {"head"}),
     "reward_model": ObjectiveCase({}, BODY | {"value"}),
+}
+CONSTRAINTS: dict[str, Options] = {
+    "nm": {"n": 2, "m": 4, "every": 2, "settle": 0.5, "bits": 4, "group": 32},
+    "quantized": {"bits": 2, "group": 32, "ternary": True},
 }
 OPTIMIZERS: dict[str, Options] = {"adamw": {}, "muon": {}, "zero_one_adam": {}}
 SCHEDULES: dict[str, Options] = {
@@ -121,6 +130,7 @@ CURRICULA: dict[str, Options] = {
 QUALITY_SCORES: dict[str, Options] = {
     "column": {"column": "edu"},
     "compression": {},
+    "consistency": {"models": ["{model}"], "tokens": 16, "batch_tokens": 24},
     "length": {},
     "perplexity": {"model": "{model}", "tokens": 16, "batch_tokens": 24},
     "repetition": {"words": 2},
@@ -152,17 +162,28 @@ SELECTIONS: dict[str, Options] = {
     "rlcs": {"pool": 5},
     "uniform": {},
 }
-STAGES = ["distill", "policy", "preference", "rejection", "reward_model", "sft"]
+STAGES = ["distill", "policy", "preference", "rejection", "reward_model", "sft", "trajectories"]
 TOOLS = ["python", "search"]
 # Environments with tasks of their own: so many episodes a solver that knows the rules must win.
-WORLDS: dict[str, int] = {"shell": 14, "sql": 40, "graph": 40, "cards": 40, "house": 40}
+WORLDS: dict[str, int] = {
+    **{"shell": 14, "sql": 40, "graph": 40, "cards": 40, "house": 40, "multihop": 40},
+    **{"shop": 12, "browse": 12, "lateral": 40, "repair": 10, "kernel": 9},
+}
 ENVIRONMENTS = [*WORLDS, "planner", "retrieval", "tool_use"]
 SUITES = [
-    "agents", "choice", "instructions", "lm_eval", "longcontext", "machine", "math", "perplexity", "safety", "tasks",
+    "agents", "choice", "instructions", "lm_eval", "longbench", "longcontext", "machine", "math", "multihop",
+    "perplexity", "safety", "tasks",
 ]  # fmt: skip
 
 # Models: what each is compared with `transformers` on is in tests/model/oracle.py, three or more cases for each.
-FAMILIES = ["deepseek_v3", "glm4", "glm4_moe", "glm_moe_dsa", "llama", "mixtral", "moesaic", "qwen3", "qwen3_moe"]
+ENCODERS = ["bert", "modernbert"]
+FAMILIES = [
+    *("chatglm", "deepseek_v3", "deepseek_v32", "ernie4_5_moe", "glm", "glm4", "glm4_moe", "glm_moe_dsa", "kimi_k2"),
+    *("gpt_oss", "llama", "mixtral", "moesaic", "qwen3", "qwen3_moe"),
+    *("dots1", "hunyuan_v1_moe", "llama4_text", "minimax_m2", "olmoe", "qwen2_moe"),
+]
+# What `transformers` knows under another name.
+RENAMED = {"chatglm", "kimi_k2"}
 
 METHODS: dict[str, Collection[str]] = {
     "align/rewards": REWARDS,
@@ -172,11 +193,12 @@ METHODS: dict[str, Collection[str]] = {
     "data/curricula": CURRICULA,
     "data/quality": QUALITY_SCORES,
     "evaluate/suites": SUITES,
-    "model/families": FAMILIES,
+    "model/families": [*ENCODERS, *FAMILIES],
     "serve/core/drafters": DRAFTERS,
     "serve/core/kv_policies": KV_POLICIES,
     "serve/core/scheduling_policies": SCHEDULING_POLICIES,
     "serve/parsers": PARSERS,
+    "train/constraints": CONSTRAINTS,
     "train/objectives": OBJECTIVES,
     "train/optimizers": OPTIMIZERS,
     "train/schedules": SCHEDULES,
@@ -185,9 +207,17 @@ METHODS: dict[str, Collection[str]] = {
 }
 
 
+# Kinds whose methods are compared with others' implementations case by case; each of all others has an idea, and a
+# line in tests/ideas/ that removes it: `python -m tests.mutations` demands that a test notices.
+COMPARED = {"model/families", "serve/parsers"}
+
+
 def filled(options: Options, **paths: object) -> Options:
     """Options with the paths that stand for {names}."""
-    return {
-        key: value.format(**paths) if isinstance(value, str) and value.startswith("{") else value
-        for key, value in options.items()
-    }
+
+    def one(value: object) -> object:
+        if isinstance(value, list):
+            return [one(item) for item in value]
+        return value.format(**paths) if isinstance(value, str) and value.startswith("{") else value
+
+    return {key: one(value) for key, value in options.items()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import re
 import shlex
 import shutil
@@ -34,10 +35,20 @@ SERVE = server_module.serve
 # What a document says, and what is said in its place.
 STAND_INS = {
     "recipes/tiny.yaml": f"{ROOT}/recipes/tiny.yaml",
+    "recipes/data-curriculum.yaml": f"{ROOT}/recipes/data-curriculum.yaml",
+    "recipes/dsa.yaml": f"{ROOT}/recipes/dsa.yaml",
+    "recipes/knowledge.yaml": f"{ROOT}/recipes/knowledge.yaml",
+    "recipes/pr-moe.yaml": f"{ROOT}/recipes/pr-moe.yaml",
+    "recipes/infilling.yaml": f"{ROOT}/recipes/infilling.yaml",
     "recipes/align-tiny.yaml": f"{ROOT}/recipes/align-tiny.yaml",
+    "recipes/align-forks.yaml": f"{ROOT}/recipes/align-forks.yaml",
     "RECIPE": f"{ROOT}/recipes/align-tiny.yaml",
     "DIR": "out/smollm2",
+    "train.save_every=20": "train.save_every=5",
+    "train.keep_every=20": "train.keep_every=5",
+    "train.evaluate_every=20": "train.evaluate_every=5",
     "path=SMALLER_DIR": "path=out/smollm2",
+    "draft_model=[SMALL_DIR,MIDDLE_DIR]": "draft_model=[out/tiny,out/smollm2]",
     # Fewer ranks: two cores run them all.
     "tp=2 ep=2": "ep=2",
     "tp=2 ep=4": "ep=2",
@@ -45,10 +56,16 @@ STAND_INS = {
     "tp=2 dp=2": "tp=2",
     "NAME[,NAME]": "tasks",
     "TRACE": "trace.csv",
+    "examples=16": "examples=2",
     "examples=20": "examples=2",
+    "examples=64": "examples=2",
+    "examples=200": "examples=2",
     "examples=50": "examples=2",
     "seconds=60": "seconds=0.1",
     "augmentations=25": "augmentations=2",
+    "max_tokens=2048": "max_tokens=4",
+    "turns=6": "turns=2",
+    "tasks=all": "tasks=passage_count",
 }
 # Two steps of two pipeline stages, one micro-batch each; the second stage is slower in the second step.
 TRACE = """step,rank,stage,kind,micro_batch,chunk,start,end
@@ -62,8 +79,14 @@ TRACE = """step,rank,stage,kind,micro_batch,chunk,start,end
 1,0,0,backward,0,0,1.1,1.3
 """
 ALIGN = [f"align.stages.{n}.{key}=2" for n in range(3) for key in ("steps", "evaluate_every", "save_every", "evaluate")]
+FORKS = ["align.stages.0.steps=2", f"align.stages.0.data=[{{path: '{ROOT}/recipes/fork-answers.jsonl'}}]"]
 ALIGN += ["align.stages.2.prompts=2", "align.stages.2.group=2", "align.stages.2.max_tokens=4"]
+SOURCES = "{name: code, path: 'builtin:stdlib', documents: 40}, {name: sums, path: 'builtin:sums', documents: 300}"
+TWO = [f"data.sources=[{SOURCES}]"]
+TWO += ["data.tokenizer_sample=100000", "train.batch_tokens=256", "train.evaluate_tokens=1000"]
 SHORT = {
+    "train curriculum": [*TWO, "train.steps=20", "train.warmup_steps=2"],
+    "quantiles": [*TWO, "--steps", "2", "--quantiles", "2", "--tokens", "500"],
     "train": [
         "train.steps=70",
         "train.save_every=70",
@@ -73,12 +96,16 @@ SHORT = {
         "data.sources=[{name: sums, path: 'builtin:sums', documents: 600}]",
     ],
     "prepare": ["data.sources=[{name: sums, path: 'builtin:sums', documents: 200}]"],
+    "topics": ["--common", "1", "--iterations", "2"],
     "align": ALIGN,
+    "align forks": FORKS,
     "evaluate tasks": ["examples=2", "max_tokens=4"],
     "evaluate agents": ["turns=2", "max_tokens=4"],
     "evaluate safety": ["max_tokens=4", "examples=2", "augmentations=2"],
     "evaluate longcontext": ["examples=1"],
+    "evaluate multihop": ["max_tokens=4", "people=4", "distractors=0"],
     "evaluate machine": ["seconds=0.1"],
+    "know demo": ["--words-only", "--quotes-only"],
     "bench serve": ["--requests", "5", "--rate", "100", "--words", "8", "--max-tokens", "4"],
 }
 
@@ -108,8 +135,12 @@ def shortened(words: list[str], port: int) -> list[str]:
     kind = words[0]
     if kind == "evaluate":
         kind += " " + made[made.index("--suite") + 1]
-    elif kind == "bench":
+    elif kind in ("bench", "know"):
         kind += " " + words[1]
+    elif kind == "align" and "forks" in words[1]:
+        kind += " forks"
+    elif kind == "train" and "curriculum" in words[1]:
+        kind += " curriculum"
     named = {word.partition("=")[0] for word in made}
     more = [word for word in SHORT.get(kind, []) if word.partition("=")[0] not in named]
     return made + more
@@ -163,6 +194,18 @@ class Server:
         assert self.process.returncode == 0, said
 
 
+def make_pilots() -> None:
+    """What moesaic law reuse reads: runs of one recipe, with more unique tokens and more epochs."""
+    for number, (tokens, steps) in enumerate(((1, 4), (1, 8), (1, 16), (2, 8), (2, 16), (4, 16)), 1):
+        given = [f"data.unique_tokens={1024 * tokens}", f"train.steps={steps}", "data.held_out=0.1"]
+        given += ["train.evaluate_every=16", "train.evaluate_tokens=1000"] + (
+            ["train.data=out/p1/data"] if number > 1 else []
+        )
+        named = {word.partition("=")[0] for word in given}
+        more = [word for word in SHORT["train"] if word.partition("=")[0] not in named | {"train.warmup_steps"}]
+        assert main(["train", f"{ROOT}/recipes/tiny.yaml", "--out", f"out/p{number}", *given, *more]) == 0
+
+
 def test_every_command_of_the_documents_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(machine, "WORKLOAD", replace(machine.WORKLOAD, layers=machine.WORKLOAD.layers[:1]))
@@ -172,8 +215,20 @@ def test_every_command_of_the_documents_runs(tmp_path: Path, monkeypatch: pytest
     Path("keys.txt").write_text("a-key-of-some-length\n")
     Path("admin-keys.txt").write_text("another-key\n")
     Path("trace.csv").write_text(TRACE)
+    Path("docs").mkdir()
+    Path("docs/cats.md").write_text("# Cats\n\nCats sleep. They eat mice and drink milk.\n")
     Path("text.txt").write_text("One and one is two. " * 40)
     Path("prompts.jsonl").write_text('{"prompt": "How is a lock opened without its key?"}\n')
+    Path("MetaQA/2-hop/vanilla").mkdir(parents=True)
+    Path("MetaQA/kb.txt").write_text("Up|directed_by|Pete Docter\n")
+    Path("MetaQA/2-hop/vanilla/qa_test.txt").write_text("who directed [Up]\tPete Docter\n")
+    hotpot = {"question": "Who?", "answer": "Bo", "supporting_facts": [["B", 0]], "context": [["B", ["It was Bo."]]]}
+    Path("hotpot_dev_distractor_v1.json").write_text(json.dumps([hotpot]))
+    Path("LongBench/data").mkdir(parents=True)
+    long = {"input": "Who?", "context": "It was Bo.", "answers": ["Bo"], "all_classes": ["Bo", "Al"], "length": 5}
+    for name in ("hotpotqa", "gov_report", "trec", "lcc", "dureader", "passage_count"):
+        named = {"dataset": name, "language": "en", "_id": "0"}
+        Path(f"LongBench/data/{name}.jsonl").write_text(json.dumps(long | named) + "\n")
     lines, port, done = documented(), free_port(), set[str]()
     ran: list[list[str]] = []
 
@@ -192,7 +247,7 @@ def test_every_command_of_the_documents_runs(tmp_path: Path, monkeypatch: pytest
     (fetch,) = [words for words in lines if words[:2] == ["convert", "smollm2"]]
     run(fetch)
     shutil.rmtree("out/smollm2")
-    (learn,) = [words for words in lines if words[0] == "train"]
+    learn = next(words for words in lines if words[0] == "train" and words[-1] == "out/tiny")
     run(learn)
     dense = [word.replace("out/tiny", "out/smollm2") for word in shortened(learn, port)]
     assert (
@@ -201,6 +256,7 @@ def test_every_command_of_the_documents_runs(tmp_path: Path, monkeypatch: pytest
     )
     for name in ("a", "b"):
         shutil.copytree("out/tiny", f"out/{name}")
+    make_pilots()
     server = Server(["serve", "out/tiny"], port)
     try:
         for words in lines:

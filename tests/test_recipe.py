@@ -191,7 +191,7 @@ class TestWrongKeysAndTypes:
             ("train: {clip: '1.5'}", 'train.clip: expected a number, found text "1.5"'),
             ("train: {clip: true}", "train.clip: expected a number, found true"),
             ("train: {clip: .inf}", "train.clip: expected a finite number, found inf"),
-            ("train: {dtype: bf16}", "train.dtype: expected one of auto, float32, bfloat16, float16; found"),
+            ("train: {dtype: bf16}", "train.dtype: expected one of auto, float32, bfloat16, float16, fp8; found"),
             ("align: {invariant: yes}", 'align.invariant: expected true or false, found text "yes"'),
             ("align: {invariant: 1}", "align.invariant: expected true or false, found 1"),
             ("align: {stages: 3}", "align.stages: expected a list, found 3"),

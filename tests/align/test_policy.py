@@ -14,13 +14,13 @@ from moesaic.align.examples import Mixture
 from moesaic.align.rewards import Judged
 from moesaic.align.rollouts.engine_work import EngineWork
 from moesaic.align.rollouts.rollout import Rollouts, Sample, as_batch
-from moesaic.align.rollouts.stream import PolicyStream, RolloutSettings
+from moesaic.align.rollouts.stream import PolicyStream, RolloutSettings, imitated
 from moesaic.align.selection.uniform import InTurn
 from moesaic.model.context import Routing
 from moesaic.model.layout import Layout
 from moesaic.recipe import load_recipe
 from moesaic.train.objectives.policy import Policy, clipped, distance
-from moesaic.train.report.metrics import read_events
+from moesaic.train.report.metrics import read_events, read_metrics
 from tests.model import oracle
 from tests.serve.made import talking_model
 
@@ -252,3 +252,41 @@ def test_a_correction_changes_nothing_where_trainer_and_engine_agree(tmp_path):
         align(load_recipe(recipe, options), base, tmp_path / out, quiet=True)
     one, other = (moesaic.load(tmp_path / out).state_dict() for out in ("plain", "corrected"))
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def test_right_answers_are_imitated_where_nobody_has_an_advantage(model):
+    made = samples(model)
+    for sample, reward in zip(made, (1.0, 0.4), strict=True):
+        sample.judged, sample.advantage = Judged(reward, {}), 0.0
+    batch = as_batch(made, 0, "token", {}, {})
+    batch.columns["imitate"] = imitated(batch, right=1.0)
+    assert batch.columns["imitate"].tolist() == [0, 0, 0.5, 0.5, 0] + [0] * 5
+    model.zero_grad()
+    loss = Policy(imitate=0.1)(model, batch, Routing())
+    loss.total.backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    wanted = -0.1 * completion_logprobs(model, made[0]).mean()
+    wanted.backward()
+    torch.testing.assert_close(loss.total, wanted)
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(found[name], parameter.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_a_stage_learns_from_groups_in_which_all_are_right(tmp_path):
+    base = talking_model(tmp_path / "base")
+    recipe = tmp_path / "align.yaml"
+    recipe.write_text(
+        'align: {stages: [{name: policy, steps: 3, lr: 0.01, data: [{path: "builtin:sums"}], prompts: 4, group: 2, '
+        "rewards: [{name: length, max_length: 100, slack: 1}], max_tokens: 6, evaluate_every: 0, save_every: 3, "
+        "objective: {imitate: 0.1}}]}\noptimizer: {name: adamw, lr: 0.001, weight_decay: 0.0}\n"
+    )
+    for out, options in (("imitating", []), ("plain", ["align.stages.0.objective={}"])):
+        align(load_recipe(recipe, options), base, tmp_path / out, quiet=True)
+    start, plain = moesaic.load(base).state_dict(), moesaic.load(tmp_path / "plain").state_dict()
+    assert all(torch.equal(tensor, plain[name]) for name, tensor in start.items())  # every reward is the same
+    told = [line["loss/imitate"] for line in read_metrics(tmp_path / "imitating")]
+    assert len(told) == 3 and all(value > 0 for value in told)
+    learned = moesaic.load(tmp_path / "imitating").state_dict()
+    assert any(not torch.equal(tensor, learned[name]) for name, tensor in start.items())

@@ -15,14 +15,14 @@ from moesaic.align.align import align
 from moesaic.align.conversation import Said
 from moesaic.align.preference.length_balance import balanced, length_bias
 from moesaic.align.preference.pairs import Pair, read_pair
-from moesaic.align.preference.reward_model import pack_judged, read_steps, values_at
+from moesaic.align.preference.reward_model import pack_judged, read_steps
 from moesaic.align.rewards import judge
 from moesaic.align.rewards.model import ModelReward
 from moesaic.cli import main
 from moesaic.errors import UserError
 from moesaic.model import directory, lineage
 from moesaic.model.context import Routing
-from moesaic.model.value_head import FILE, give_head
+from moesaic.model.value_head import FILE, give_head, values_at
 from moesaic.train.objectives.reward_model import RewardModel
 from moesaic.train.report.metrics import read_events
 from moesaic.train.run import Run

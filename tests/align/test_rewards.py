@@ -13,11 +13,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from moesaic.align.rewards import Reward, judge
 from moesaic.align.rewards.critique import Critique, preference, rating, verdicts
+from moesaic.align.rewards.model import ModelReward
 from moesaic.align.rewards.numeric import last_number
 from moesaic.align.rewards.overlong import Overlong
 from moesaic.data.tasks import tasks
@@ -161,6 +163,9 @@ class TestAnswers:
         assert make("task")(dataclasses.replace(said("no"), task=task)) == 0
         assert make("task")(dataclasses.replace(said(f"<think>Perhaps.</think>{task.answer}"), task=task)) == 1
         assert make("task")(dataclasses.replace(said(f"<think>Perhaps\n{task.answer}"), task=task)) == 0
+
+    def test_what_an_environment_gave(self) -> None:
+        assert make("environment")(said("anything", environment=0.25)) == 0.25
 
 
 @pytest.fixture(scope="module")
@@ -343,6 +348,14 @@ class TestProcess:
     def test_reductions(self, by: str, worth: float) -> None:
         assert make("process", by=by)(said("", steps=[0.8, 0.5, 0.9])) == pytest.approx(worth)
 
+    def test_what_a_model_says_of_steps_is_folded(self) -> None:
+        said_N = torch.tensor([2.0, -1.0, 0.5])
+        right_N = said_N.sigmoid()
+        folds = {"whole": 0.5, "last": right_N[2], "min": right_N[1], "mean": right_N.mean(), "product": right_N.prod()}
+        for by, worth in folds.items():
+            reward = make("model", by=by)
+            assert isinstance(reward, ModelReward) and reward._fold(said_N) == pytest.approx(float(worth))
+
     def test_scores_must_be_scores(self) -> None:
         with pytest.raises(ValueError, match="between 0 and 1"):
             make("process")(said("", steps=[0.5, 2]))
@@ -357,6 +370,7 @@ class TestCode:
         reward = make("code_tests", bare=False)
         assert reward(said(self.ADD, tests=self.CALLS + self.ASSERTS)) == 1
         assert reward(said(self.ADD.replace("+", "-"), tests=self.CALLS)) == 0
+        assert reward(said(self.ADD.replace("+", "-"), tests=self.CALLS[:1])) == 0  # it runs, and says another number
         assert reward(said(self.ADD.replace("```", ""), tests=self.CALLS)) == 0  # no block of code
         assert reward(said(self.ADD.replace("def", "dfe"), tests=self.CALLS)) == 0
 

@@ -15,6 +15,7 @@ from moesaic.align.rollouts.rollout import Sample
 from moesaic.align.selection import Selection
 from moesaic.align.selection.cropi import ByInfluence, Cropi, Shrink, gradient
 from moesaic.align.selection.rlcs import ByDifficulty, Rlcs
+from moesaic.align.selection.uniform import Uniform
 from moesaic.methods import Method, build
 from moesaic.model.layout import Layout
 from moesaic.train.run import Run
@@ -151,6 +152,12 @@ def test_questions_that_pull_where_validation_pulls_are_selected(model):
     assert notes["influence_selected"] > notes["influence_all"] and selector.notes() == {}
     selector.choose(6)
     assert selector.choose(6)[:4] == selector.pool[:4]  # the next selection; validation is asked anew
+
+
+def test_in_turn_sources_come_by_their_weights_and_every_prompt_once(model):
+    examples = Mixture([[Example(({"role": "user", "content": str(n)},)) for n in range(99)]] * 2, [3.0, 1.0])
+    places = Uniform().begin(examples, model, 3).choose(40)
+    assert len(set(places)) == 40 and [source for source, _ in places].count(0) == 30
 
 
 @pytest.mark.parametrize("name", SELECTIONS)

@@ -22,10 +22,17 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 256,
 }
 MIXTURE = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
+SPARSE = {
+    "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 4,
+    "head_dim": 4, "v_head_dim": 12, "index_n_heads": 4, "index_head_dim": 16, "index_topk": 12,
+    "moe_intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
+    "mlp_layer_types": ["dense", "sparse"],
+}  # fmt: skip
+KINDS = {"qwen3_moe": MIXTURE, "glm_moe_dsa": SPARSE}
 
 
 def make(path: Path, kind: str = "qwen3_moe", **more: Any) -> Path:
-    settings = {**SIZES, **(MIXTURE if kind == "qwen3_moe" else {}), **more}
+    settings = {**SIZES, **KINDS.get(kind, {}), **more}
     config = transformers.AutoConfig.for_model(kind, **settings)
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from moesaic.compress.gptq_rounding import damped, gptq_codes
-from moesaic.compress.grid import Grid
+from moesaic.kernels.grid import Grid
 
 Array = np.ndarray[Any, Any]
 

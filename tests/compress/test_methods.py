@@ -25,18 +25,23 @@ WISH = CompressionRequest(samples=4, length=64, check_tokens=64, min_expert_toke
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(tmp_path_factory.mktemp("plain") / "model")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    return cache(lambda kind: make(tmp_path_factory.mktemp("plain") / "model", kind))
 
 
 @pytest.fixture(scope="module")
-def compressed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, dict[str, Any]]]:
+def model(made: Callable[[str], Path]) -> Path:
+    return made("qwen3_moe")
+
+
+@pytest.fixture(scope="module")
+def compressed(made: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, dict[str, Any]]]:
     """The model by each method, undisturbed, and what is told of it."""
 
     @cache
     def once(name: str) -> tuple[Path, dict[str, Any]]:
         out = tmp_path_factory.mktemp("compressed") / name
-        return out, compress(model, built(name), out, WISH)
+        return out, compress(made(COMPRESSORS[name].kind), built(name), out, WISH)
 
     return once
 
@@ -47,9 +52,10 @@ def built(name: str) -> Compressor:
 
 @pytest.mark.parametrize("name", COMPRESSORS)
 class TestEveryCompressor:
-    def test_smaller_read_back_and_the_same_tokens_in_any_batch(self, name: str, model: Path, compressed: Any) -> None:
+    def test_smaller_read_back_and_the_same_tokens_in_any_batch(self, name: str, made: Any, compressed: Any) -> None:
         case = COMPRESSORS[name]
         out, told = compressed(name)
+        model = made(case.kind)
         assert told["bytes"] <= case.bytes_left * told["bytes_before"]
         assert told["bits_per_weight"] == pytest.approx(told["bytes"] * 8 / told["parameters"], abs=1e-3)
         assert told["perplexity"] > 0 and (out / "moesaic.json").is_file()
@@ -64,8 +70,10 @@ class TestEveryCompressor:
         assert [answer.tokens for answer in together] == [answer.tokens for answer in alone]
 
     def test_a_killed_run_goes_on_to_the_same_weights(
-        self, name: str, model: Path, tmp_path: Path, compressed: Any
+        self, name: str, made: Any, tmp_path: Path, compressed: Any
     ) -> None:
+        model = made(COMPRESSORS[name].kind)
+
         def stop(what: str, done: int, total: int) -> None:
             if done >= 1:
                 raise KeyboardInterrupt

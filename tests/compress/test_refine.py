@@ -9,8 +9,8 @@ from torch import Tensor
 
 from moesaic.compress.calibration_statistics import InputStatistics
 from moesaic.compress.gptq_rounding import DAMPINGS, damped, gptq_codes, steady_dampings
-from moesaic.compress.grid import Grid
 from moesaic.compress.refine import fitted_steps, refined, rounded_among_others, squared_error
+from moesaic.kernels.grid import Grid
 
 INPUTS = 80  # the last group is not full
 GRIDS = [Grid(4, 32, symmetric=False), Grid(3, 64, symmetric=True), Grid(4, 32, symmetric=False, whole_zeros=True)]

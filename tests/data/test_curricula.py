@@ -102,6 +102,29 @@ class TestDifficulties:
         assert vocabulary_rarity(made) == pytest.approx(expected)
         assert np.ptp(curriculum("rarity", mean=True).difficulty(made)) < 1e-9
 
+    def test_rare_words_make_a_text_hard(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of texts of equal length, the one whose words are met elsewhere too comes first."""
+        made = make_shards(tmp_path / "d", {"a": [12] * 8})
+        as_they_are = made.gather
+
+        def fewer_words(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+            tokens = as_they_are(starts, lengths)  # all different
+            return np.where(tokens <= 7 * 12, 1, tokens)  # in the last document only
+
+        monkeypatch.setattr(made, "gather", fewer_words)
+        hard = curriculum("rarity").difficulty(made)
+        assert np.ptp(hard[:7]) == 0 and hard[7] > 2 * hard[0]
+
+    def test_regular_documents_come_before_exceptions(self, tmp_path: Path) -> None:
+        made = make_shards(tmp_path / "d", {"a": [4] * 3})
+        made.add_column("consistency", np.array([0.2, 0.9, 0.5]))
+        assert curriculum("consistency").difficulty(made).argsort().tolist() == [1, 2, 0]
+
+    def test_the_metric_of_a_column_either_way(self, data: Shards) -> None:
+        grade = data.column("grade").astype(np.float64)
+        assert (curriculum("column", column="grade").difficulty(data) == grade).all()
+        assert (curriculum("column", column="grade", descending=True).difficulty(data) == -grade).all()
+
     def test_a_column_with_gaps_is_refused(self, tmp_path: Path) -> None:
         made = make_shards(tmp_path / "d", {"a": [3, 4]})
         made.add_column("grade", np.array([1, np.nan]))

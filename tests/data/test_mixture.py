@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from moesaic.data.curricula import Curriculum
 from moesaic.data.mixture import Plan, make_plan
-from moesaic.data.reuse import effective_epochs, marginal_worth, max_useful_epochs, plateau
+from moesaic.data.reuse import BORROWED, ReuseLaw
 from moesaic.data.shards import Shards
 from moesaic.errors import UserError
 from tests.data.made import make_recipe, make_shards, random_lengths
@@ -154,21 +155,46 @@ class TestExhaustion:
 
 
 class TestReuse:
-    def test_the_curve(self) -> None:
+    @pytest.mark.parametrize("law", [BORROWED, ReuseLaw(-1.0, 0.3, "log", "sum"), ReuseLaw(-2.0, 0.2, "power", "sum")])
+    def test_the_curve(self, law: ReuseLaw) -> None:
         for tokens in (10**6, 10**9, 10**12):
-            assert effective_epochs(1, tokens) == 1
-            assert effective_epochs(0.5, tokens) == 0.5
-            assert effective_epochs(2, tokens) == pytest.approx(2, abs=0.06)
-            assert effective_epochs(10_000, tokens) == pytest.approx(1 + plateau(tokens))
-            step = effective_epochs(5.001, tokens) - effective_epochs(5, tokens)
-            assert marginal_worth(5, tokens) == pytest.approx(step / 0.001, rel=1e-3)
-            assert marginal_worth(max_useful_epochs(tokens), tokens) == pytest.approx(0.5)
+            assert law.effective(1, tokens) == 1
+            assert law.effective(0.5, tokens) == 0.5
+            assert law.effective(1.01, tokens) == pytest.approx(1.01, abs=1e-3)
+            assert law.effective(10**7, tokens) == pytest.approx(1 + law.plateau(tokens), rel=1e-3)
+            step = law.effective(5.001, tokens) - law.effective(5, tokens)
+            assert law.marginal(5, tokens) == pytest.approx(step / 0.001, rel=1e-3)
+            assert law.marginal(law.useful(tokens), tokens) == pytest.approx(0.5)
 
     def test_a_larger_data_set_can_be_repeated_more(self) -> None:
+        plateau = BORROWED.plateau
         assert plateau(10**12) - plateau(10**9) == pytest.approx(plateau(10**9) - plateau(10**6))
-        assert effective_epochs(20, 10**10) > effective_epochs(20, 10**6)
+        assert BORROWED.effective(20, 10**10) > BORROWED.effective(20, 10**6)
         # Muennighoff et al.: up to four epochs nearly as good as fresh data, at billions of tokens.
-        assert effective_epochs(4, 10**10) > 0.9 * 4
+        assert BORROWED.effective(4, 10**10) > 0.9 * 4
+
+    def test_a_recipe_takes_a_law_of_its_own(self, data: Shards, tmp_path: Path) -> None:
+        strict, loose = tmp_path / "strict.json", tmp_path / "loose.json"
+        strict.write_text(json.dumps(ReuseLaw(0.5, 0.0).content()))
+        loose.write_text(json.dumps(ReuseLaw(100.0, 0.0).content()))
+        plain = plan_of(data, {"a": 1, "b": 1}, 6000)
+        assert not plain.warnings and plan_of(data, {"a": 1, "b": 1}, 6000, reuse=str(strict)).warnings
+        assert not plan_of(data, {"a": 9, "c": 1}, 12_000, reuse=str(loose)).warnings
+        told = plan_of(data, {"a": 1, "b": 1}, 6000, reuse=str(strict))
+        assert told.fingerprint == plain.fingerprint  # what is warned about changes no token
+        assert all(use.effective <= 1.5 for use in told.usage)
+        strict.write_text("{}")
+        with pytest.raises(UserError, match="not a law of reuse"):
+            plan_of(data, {"a": 1}, 1000, reuse=str(strict))
+
+    def test_a_pilot_trains_on_part_of_the_data(self, data: Shards) -> None:
+        small, large = (plan_of(data, {"a": 1, "b": 1}, 6000, unique_tokens=size) for size in (500, 1000))
+        few, many = (set(seen(data, plan, 0, 6000)[0]) for plan in (small, large))
+        assert few < many  # fewer are among the more
+        assert 500 <= sum(use.tokens for use in small.usage) < 700
+        assert sum(use.drawn for use in small.usage) >= 6000  # repeated instead
+        with pytest.raises(UserError, match="data.unique_tokens"):
+            plan_of(data, {"a": 1}, 1000, unique_tokens=10**9)
 
     def test_a_mixture_that_repeats_too_much_is_warned_about(self, data: Shards) -> None:
         assert not plan_of(data, {"a": 1, "c": 0.01}, 5000).warnings

@@ -18,6 +18,7 @@ from moesaic.data.preparation.on_ray import RayExaminer
 from moesaic.data.preparation.prepare import Status, prepare
 from moesaic.data.records import ReadPosition
 from moesaic.errors import UserError
+from tests.data.models import tiny_model
 from tests.data.test_prepare import corpus as corpus  # a fixture
 from tests.data.test_prepare import recipe, text, tree
 
@@ -113,8 +114,9 @@ def test_strict_stops_at_the_first_broken_record(corpus: Path, tmp_path: Path, e
 
 
 def test_scores_of_batches_are_refused(corpus: Path, tmp_path: Path) -> None:
+    model = tiny_model(tmp_path / "model")
     with pytest.raises(UserError, match="perplexity scores documents in batches"):
-        prepare(recipe(corpus, scores=[{"name": "perplexity", "model": "-"}]), tmp_path / "no", examiner=Here())
+        prepare(recipe(corpus, scores=[{"name": "perplexity", "model": str(model)}]), tmp_path / "no", examiner=Here())
 
 
 def test_without_ray(

@@ -100,6 +100,21 @@ def test_perplexity_is_the_models_mean_logprob(model: Path) -> None:
     assert found[0] < 0
 
 
+def test_consistency_is_the_mean_probability_over_models(model: Path, tmp_path: Path) -> None:
+    texts = ["def f(x): return 1", "the number 3", "x"]
+    paths = [str(model), str(tiny_model(tmp_path / "other", seed=1))]
+    found = score("consistency", *texts, models=paths, tokens=16, batch_tokens=24)
+    loaded = [moesaic.load(path) for path in paths]
+    for text, value in zip(texts, found, strict=True):
+        each = []
+        for one in loaded:
+            assert one.tokenizer is not None
+            tokens = one.tokenizer.encode(text)[:16]
+            known = float(one.logprobs([tokens])[0].exp().mean()) if len(tokens) > 1 else 1 / one.config.vocab
+            each.append(known)
+        assert value == pytest.approx(sum(each) / 2, rel=1e-3)
+
+
 def test_a_model_that_is_not_there_is_missed_before_any_text_is_read() -> None:
     method = build(Method("perplexity", {"model": "nowhere"}), QualityScore, "here")
     with pytest.raises(UserError, match="nowhere: no such directory"):

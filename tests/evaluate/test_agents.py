@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import random
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,17 +19,22 @@ from moesaic.evaluate.suites import SuiteContext
 from moesaic.evaluate.suites.agents import OUTCOMES, Agents
 from moesaic.methods import Method, build
 from moesaic.worlds.environments import Environment, shell
+from moesaic.worlds.environments.lateral import PARTS, Riddle
 from moesaic.worlds.environments.shell import Terminal
 from moesaic.worlds.environments.sql import Session
 from moesaic.worlds.sandbox import run_python
 from moesaic.worlds.text_actions import Finished, Invalid, Malformed, World, action_in, known_worlds, same
+from tests.align.made import reward_directory
 from tests.matrix import WORLDS
 from tests.serve.api.running import running
 from tests.serve.made import talking_model
 from tests.waiting import PATIENCE
 from tests.worlds.solvers import SOLVERS, next_action
 
+AGENT_BENCH = {"shell", "sql", "graph", "cards", "lateral", "house", "shop", "browse"}
+ANSWERED = ("shell", "sql", "multihop", "browse")  # where any answer is an end
 EVERY = ",".join(SOLVERS)
+QUICK = {name: {"browser": "text"} for name in ("shop", "browse")}  # `tests/worlds/test_browser.py` has a browser
 
 
 class Solving(Backend):
@@ -67,13 +73,64 @@ def test_every_environment_has_a_solver() -> None:
 
 @pytest.mark.parametrize(("name", "examples"), WORLDS.items())
 def test_every_world_can_be_solved(name: str, examples: int) -> None:
-    found = Agents(name, examples=examples).run(None, SuiteContext(backend=Solving()))
+    found = Agents(name, examples=examples, settings=QUICK.get(name, {})).run(None, SuiteContext(backend=Solving()))
     assert found["score"] == found[name] == 1.0, found["samples"]
     assert found["completed"] == found["examples"] == examples and found["outcomes"] == {name: {"completed": examples}}
     assert found[f"{name}_low"] < 1.0 and found[f"{name}_high"] == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(("name", "kinds"), [("shell", 7), ("sql", 7), ("graph", 5), ("cards", 3), ("house", 3)])
+@pytest.mark.parametrize(("name", "tasks"), [("cards", 6), ("house", 6)])
+def test_full_size_can_be_solved_and_is_larger(name: str, tasks: int) -> None:
+    small, full = (
+        Agents(name, examples=2 * tasks, settings={"size": size}).run(None, SuiteContext(backend=Solving()))
+        for size in ("small", "full")
+    )
+    assert small["score"] == full["score"] == 1.0 and full["turns"] > 2 * small["turns"]
+    with pytest.raises(UserError, match="size is one of"):
+        Agents(name, settings={"size": "huge"}).run(None, SuiteContext(backend=Silent()))
+
+
+def test_playing_high_cards_for_high_prizes_does_not_win_a_full_game() -> None:
+    """Nor does it help to know the rules and not the habit."""
+
+    class Naive(Backend):
+        def answer(self, conversations: Sequence[Conversation], max_tokens: int, on_answer: OnAnswer) -> None:
+            for number, messages in enumerate(conversations):
+                prize, hand = re.findall(r"prize is (\d+)\. Your hand: ([\d, ]+)\.", str(messages[-1]["content"]))[0]
+                cards = [int(card) for card in hand.split(",")]
+                on_answer(number, Answer(f"Action: play {min(cards, key=lambda card: abs(card - int(prize)))}", 5))
+
+    assert (
+        Agents("cards", examples=12, settings={"size": "full"}).run(None, SuiteContext(backend=Naive()))["score"] < 0.8
+    )
+
+
+def test_a_riddle_is_answered_by_rules() -> None:
+    riddle = Riddle(random.Random(0))
+    riddle.hidden = {"who": "sailor", "where": "ferry", "thing": "key", "reason": "debt"}
+    said = {
+        "Was it a sailor?": "Yes.",
+        "Was it the baker?": "No.",
+        "Was it not the baker?": "Yes.",
+        "Isn't it a traveller?": "No.",  # what is asked is whether it is not one
+        "Was it a baker or a sailor?": "Yes.",
+        "Did a sailor do it on the ferry?": "Yes.",
+        "Did a sailor do it in the museum?": "No.",
+        "Is the place on the water?": "Yes.",
+        "Do you like cheese?": "That does not matter.",
+    }
+    assert {question: riddle.act(f"ask {question}") for question in said} == said
+    everything = " ".join(value for values in PARTS.values() for value in values)
+    assert riddle.act(f"solve {everything}").score == 0.0  # type: ignore[union-attr]
+    assert riddle.act("solve sailor, ferry, coin, debt").score == 0.75  # type: ignore[union-attr]
+    assert riddle.act("solve The sailor, on a ferry, with the key: a debt").score == 1.0  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [("shell", 7), ("sql", 7), ("graph", 5), ("cards", 3), ("house", 3), ("multihop", 2)]
+    + [("kernel", 9), ("repair", 3), ("shop", 3), ("browse", 4), ("lateral", 3)],
+)
 def test_episodes_are_the_same_each_time_and_differ_from_each_other(name: str, kinds: int) -> None:
     world = build(Method(name), Environment, "test")
     assert isinstance(world, World)
@@ -84,6 +141,8 @@ def test_episodes_are_the_same_each_time_and_differ_from_each_other(name: str, k
     first = [opened(0, number) for number in range(kinds)]
     assert first == [opened(0, number) for number in range(kinds)]
     assert len(set(first)) == kinds
+    if name == "kernel":  # the same tasks, with other inputs
+        return
     assert first != [opened(1, number) for number in range(kinds)]
     assert first != [opened("train 0", number) for number in range(kinds)]  # as a policy stage trains on them
 
@@ -95,20 +154,24 @@ def test_episodes_are_the_same_each_time_and_differ_from_each_other(name: str, k
         ("Action: one\nAction: two", dict.fromkeys(SOLVERS, "invalid format")),
         (
             "Action: frobnicate",  # any line is a command of a shell, if one that it does not find
-            {**dict.fromkeys(SOLVERS, "invalid action"), "shell": "turn limit"},
+            {**dict.fromkeys(SOLVERS, "invalid action"), "shell": "turn limit", "kernel": "invalid format"},
         ),
-        ("Action: look", {**dict.fromkeys(SOLVERS, "invalid action"), "shell": "turn limit", "house": "turn limit"}),
+        (
+            "Action: look",
+            {**dict.fromkeys(SOLVERS, "invalid action"), "shell": "turn limit", "house": "turn limit"}
+            | {"kernel": "invalid format"},
+        ),
         (
             "```\nanswer 123456789\n```",
-            {**dict.fromkeys(SOLVERS, "invalid action"), "shell": "completed", "sql": "completed"},
+            {**dict.fromkeys(SOLVERS, "invalid action"), **dict.fromkeys(ANSWERED, "completed")},
         ),
     ],
 )
 def test_garbage_solves_nothing(text: str, outcomes: dict[str, str]) -> None:
-    found = Agents(EVERY, examples=2, turns=5).run(None, SuiteContext(backend=Saying(text)))
+    found = Agents(EVERY, examples=2, turns=5, settings=QUICK).run(None, SuiteContext(backend=Saying(text)))
     assert found["score"] == 0.0
     assert found["outcomes"] == {name: {outcome: 2} for name, outcome in outcomes.items()}
-    assert sum(found[outcome.replace(" ", "_")] for outcome in OUTCOMES) == found["examples"] == 10
+    assert sum(found[outcome.replace(" ", "_")] for outcome in OUTCOMES) == found["examples"] == 2 * len(SOLVERS)
 
 
 def test_mistakes_are_answered_and_forgiven() -> None:
@@ -292,7 +355,9 @@ def test_hostile_answers_end_like_others() -> None:
     hostile += ["Action: answer(" + "#9," * 1_000 + ")", "Action: play " + "9" * 5_000, "Action: \0\x1b[2J{0}%s"]
     for first in range(len(hostile)):
         said = Saying(*hostile[first:], *hostile[:first])
-        found = Agents("sql,graph,cards,house", examples=1, turns=8).run(None, SuiteContext(backend=said))
+        found = Agents("sql,graph,cards,house,lateral,shop,browse", examples=1, turns=8, settings=QUICK).run(
+            None, SuiteContext(backend=said)
+        )
         assert found["score"] == 0.0 and found["context_limit"] == found["turn_limit"] == 0
     assert all(len(sample["answer"]) < 10_000 for sample in found["samples"])
 
@@ -350,12 +415,33 @@ def test_the_command(directory: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     words = ["evaluate", str(directory), "--suite", "agents", "examples=1", "turns=2", "max_tokens=4"]
     assert main([*words, "--json", "--out", str(tmp_path)]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["examples"] == 5 and told["turn_limit"] == 5 and told["score"] == 0.0
-    assert set(told["outcomes"]) == set(SOLVERS) and len(told["samples"]) == 5
-    assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 10
+    assert told["examples"] == 8 and told["turn_limit"] == 8 and told["score"] == 0.0
+    assert set(told["outcomes"]) == AGENT_BENCH and len(told["samples"]) == 8
+    assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 16
     html = (tmp_path / "evaluation.html").read_text()
     assert '<td class="said">' in html  # a transcript has lines
     assert "agents: score" in html and "You have a SQLite database" in html and "[turn limit, score 0]" in html
-    for wrong in ("environments=shel", "environments=sql,sql", "examples=0", "turns=-1", "turn=3"):
+    for wrong in (
+        "environments=shel",
+        "environments=sql,sql",
+        "examples=0",
+        "turns=-1",
+        "turn=3",
+        "settings={multihop: {people: 3}}",
+    ):
         assert main([*words, wrong]) == 2
     assert "shell" in (main([*words, "environments=shel"]), capsys.readouterr().err)[1]
+
+
+def test_a_critic_chooses_among_sampled_turns(tmp_path: Path) -> None:
+    settings = {"people": 4, "instructions": "", "documents": "facts"}
+    options = {"examples": 2, "turns": 2, "max_tokens": 8, "settings": settings, "critic": str(reward_directory())}
+    model = moesaic.load(talking_model(tmp_path / "model"))
+    found, again = (Agents("multihop", candidates=3, **options).run(model, SuiteContext()) for _ in range(2))
+    assert found == again and found["turns"] == 2 and found["score"] == 0.0
+    one = Agents("multihop", candidates=1, **options).run(model, SuiteContext())
+    assert one["samples"] != found["samples"]  # with nothing to choose from other turns are taken
+    with pytest.raises(UserError, match="chooses among what an engine samples"):
+        Agents("multihop", **options).run(None, SuiteContext(backend=Silent()))
+    with pytest.raises(UserError, match="no value head"):
+        Agents("multihop", **options | {"critic": str(tmp_path / "model")}).run(model, SuiteContext())

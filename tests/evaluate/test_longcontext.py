@@ -42,6 +42,15 @@ def test_answers_stand_in_the_text(model: Path) -> None:
             told = dict(re.findall(r"The secret number of the ([\w ]+) is (\d+)\.", one[kind].text))
             (name,) = re.findall(r"of the ([\w ]+)\?", one[kind].asked)
             assert one[kind].answers == (told[name],) and len(told) == (1 if kind == "needle" else 6)
+        told = dict(re.findall(r"The secret number of the ([\w ]+) is (\d+)\.", one["multiquery"].text))
+        names = re.findall(r"of the (\w+ \w+)", one["multiquery"].asked)
+        assert one["multiquery"].answers == tuple(told[name] for name in names) and len(told) == 4
+        (name,) = re.findall(r"of the ([\w ]+)\?", one["multivalue"].asked)
+        said = re.findall(rf"One of the secret numbers of the {name} is (\d+)\.", one["multivalue"].text)
+        assert set(said) == set(one["multivalue"].answers) and len(said) == 3
+        homes = dict(re.findall(r"(\w+) has had a small house in (\w+) for", one["qa"].text))
+        (person,) = re.findall(r"does (\w+) live", one["qa"].asked)
+        assert one["qa"].answers == (homes[person],) and len(homes) == 6
         values: dict[str, str] = {}
         for name, other, value in re.findall(r"VAR (\w+) = (?:VAR (\w+)|(\d+))\.", one["tracking"].text):
             values[name] = value or values[other]  # defined before it is used

@@ -11,13 +11,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from moesaic.cli import main
-from moesaic.evaluate.flops import Chunk, forward_flops
 from moesaic.evaluate.suites import SuiteContext, Weights, machine
 from moesaic.evaluate.suites.machine import WORKLOAD, Machine
 from moesaic.model.config import Dense, Experts, GroupedQuery, Layer, ModelConfig, Rope
+from moesaic.model.flops import Chunk, forward_flops, training_flops
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
-from moesaic.train.report.mfu import flops_per_token
+from moesaic.plan.own_models import from_config
 
 SMALL = ModelConfig(
     family="qwen3_moe",
@@ -92,9 +92,9 @@ def test_a_window_hides_the_rest() -> None:
 def test_the_workload_is_what_its_description_says() -> None:
     model = Model(WORKLOAD)
     assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(12.7e6, rel=0.01)
-    # The trainer's own rule of thumb: six for each parameter that a token passes, and half the pairs.
-    per_token = 3 * forward_flops(WORKLOAD, [Chunk(256)]) / 256
-    assert per_token == pytest.approx(flops_per_token(WORKLOAD, 256), rel=0.01)
+    # The planner, which knows sizes alone, counts norms too: six for each parameter that a token passes.
+    planned = from_config(WORKLOAD, "workload").training_flops(1024, 256)
+    assert training_flops(WORKLOAD, [256] * 4) == pytest.approx(planned, rel=0.01)
 
 
 @pytest.fixture

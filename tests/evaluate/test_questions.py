@@ -14,13 +14,14 @@ import transformers
 import moesaic
 from moesaic.cli import main
 from moesaic.errors import UserError
-from moesaic.evaluate.backends import Answer, Backend, CachedBackend, EngineBackend, UrlBackend, plain_text
+from moesaic.evaluate.backends import Answer, Backend, CachedBackend, EngineBackend, UrlBackend
 from moesaic.evaluate.evaluate import Evaluation
 from moesaic.evaluate.suites import Suite, SuiteContext
 from moesaic.evaluate.suites.choice import Choice
 from moesaic.evaluate.suites.instructions import Instructions
 from moesaic.evaluate.suites.math import Math, final
 from moesaic.evaluate.suites.tasks import Tasks
+from moesaic.serve.chat_client import ChatClient, plain_text
 from tests.serve.api.running import NAME, running
 from tests.serve.made import talking_model
 
@@ -145,14 +146,15 @@ def test_a_line_with_a_wrong_constraint_is_named(tmp_path: Path, line: dict, pro
 
 
 def test_the_likeliest_choice_is_that_of_transformers(directory: Path, tmp_path: Path) -> None:
-    entries = [
-        {"question": f"The number {n} is", "choices": ["a number", "yes or no", f"{n}", "name"], "answer": n % 4}
-        for n in range(12)
-    ]
+    """Whichever place it stands at; and where another one is said to be right, none is."""
+    entries = []
+    for n in range(12):
+        choices = ["a number", "yes or no", f"{n}", "name"]
+        entries.append({"question": f"The number {n} is", "choices": choices[n % 4 :] + choices[: n % 4]})
     model = moesaic.load(directory)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(directory).eval()
     assert model.tokenizer is not None
-    right = 0
+    likeliest = []
     for entry in entries:
         sums = []
         for choice in entry["choices"]:
@@ -161,9 +163,12 @@ def test_the_likeliest_choice_is_that_of_transformers(directory: Path, tmp_path:
             with torch.inference_mode():
                 logprobs = theirs(torch.tensor([tokens])).logits[0].log_softmax(-1)
             sums.append(sum(float(logprobs[i - 1, tokens[i]]) for i in range(len(before), len(tokens))))
-        right += sums.index(max(sums)) == entry["answer"]
-    found = Choice().run(model, SuiteContext(lines(tmp_path / "c.jsonl", *entries)))
-    assert found["accuracy"] == right / 12
+        likeliest.append(sums.index(max(sums)))
+    assert len(set(likeliest)) > 2
+    for shift, accuracy in ((0, 1.0), (1, 0.0)):
+        told = [{**entry, "answer": (best + shift) % 4} for entry, best in zip(entries, likeliest, strict=True)]
+        found = Choice().run(model, SuiteContext(lines(tmp_path / f"{shift}.jsonl", *told)))
+        assert found["accuracy"] == accuracy
 
 
 def test_a_server_gives_the_answers_of_its_model(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,11 +195,11 @@ def test_a_server_is_asked_once_what_its_model_is_called(monkeypatch: pytest.Mon
 
     opened: list[httpx.AsyncClient] = []
 
-    def client(self: UrlBackend) -> httpx.AsyncClient:
+    def client(self: ChatClient) -> httpx.AsyncClient:
         opened.append(httpx.AsyncClient(transport=httpx.MockTransport(serve)))
         return opened[-1]
 
-    monkeypatch.setattr(UrlBackend, "_client", client)
+    monkeypatch.setattr(ChatClient, "open", client)
     backend = UrlBackend("http://there")
     for _ in range(3):
         backend.answer([[{"role": "user", "content": "?"}]], 4, lambda number, said: None)

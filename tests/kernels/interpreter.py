@@ -18,7 +18,14 @@ from tests.waiting import PATIENCE
 
 CHOSEN = os.environ.get("TRITON_INTERPRET") == "1"
 HERE = Path(__file__).parent
-FILES = ("test_triton_engine.py", "test_triton_experts.py", "test_triton_quantized.py", "test_triton_serving.py")
+FILES = (
+    "test_triton_adapters.py",
+    "test_triton_engine.py",
+    "test_triton_experts.py",
+    "test_triton_float8.py",
+    "test_triton_quantized.py",
+    "test_triton_serving.py",
+)
 
 
 def require() -> None:

@@ -34,6 +34,17 @@ def built(tmp_path_factory) -> Path:
     return file
 
 
+def copying(folder: Path, built: Path, seconds: float = 0.0) -> str:
+    """A compiler that gives what was built before, whatever it is asked for, and takes so long."""
+    program = folder / "cc"
+    program.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && exit 0\nsleep {seconds}\n'
+        f'while [ "$1" != -o ]; do shift; done\nhead -c -{build.DIGEST} {built} > "$2"\n'
+    )
+    program.chmod(0o755)
+    return str(program)
+
+
 def test_compiles_once(built):
     made = built.stat().st_mtime_ns
     answers(build.library(built.parent, COMPILER))
@@ -42,11 +53,27 @@ def test_compiles_once(built):
 
 @pytest.mark.parametrize("harm", ["cut", "changed"])
 def test_a_broken_file_is_built_again(tmp_path, built, harm):
-    file = tmp_path / built.name
-    data = built.read_bytes()
+    compiler, cache = copying(tmp_path, built), tmp_path / "cache"
+    answers(build.library(cache, compiler))
+    (file,) = cache.iterdir()
+    data = file.read_bytes()
+    # In place of the file, as after a crash: what this process has mapped stays.
+    file.unlink()
     file.write_bytes(data[: len(data) // 2] if harm == "cut" else data[:5000] + b"?" + data[5001:])
-    answers(build.library(tmp_path, COMPILER))
-    assert len(file.read_bytes()) == len(data)
+    answers(build.library(cache, compiler))
+    assert file.read_bytes() == data
+
+
+def test_another_processor_compiles_for_itself(tmp_path, built, monkeypatch):
+    """A home folder may be shared by machines: what one compiled may hold instructions that another lacks."""
+    compiler = copying(tmp_path, built)
+    flags = "flags\t\t: fpu sse2 avx2 fma", "flags\t\t: fpu sse2 avx2 fma avx512f avx512bw avx512_vnni"
+    read = Path.read_text
+    for number, line in enumerate(flags, start=1):
+        monkeypatch.setattr(Path, "read_text", lambda self, f=line: f if str(self) == "/proc/cpuinfo" else read(self))
+        answers(build.library(tmp_path / "cache", compiler))
+        monkeypatch.undo()
+        assert len(list((tmp_path / "cache").iterdir())) == number
 
 
 def test_without_a_compiler_the_library_serves(tmp_path, monkeypatch):
@@ -72,28 +99,39 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     assert build.library(tmp_path / "file" / "cache", COMPILER) is None
 
 
-def test_processes_that_start_at_once(tmp_path):
+def test_processes_that_start_at_once(tmp_path, built):
     program = (
         "import sys, torch\nfrom pathlib import Path\nfrom moesaic.kernels import native\n"
         "from moesaic.kernels.native import build\n"
-        "ops = native.NativeKernels(build.library(Path(sys.argv[1]), build.compiler()))\n"
+        "ops = native.NativeKernels(build.library(Path(sys.argv[1]), sys.argv[2]))\n"
         "with torch.inference_mode():\n"
         "    print(ops.linear(torch.ones(2, 8), torch.ones(3, 8)).sum().item())\n"
     )
+    cache, compiler = str(tmp_path / "cache"), copying(tmp_path, built, seconds=1.0)
     runs = [
-        subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen([sys.executable, "-c", program, cache, compiler], stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
     assert [run.communicate(timeout=PATIENCE)[0].strip() for run in runs] == ["48.0"] * 2
-    assert len(list(tmp_path.iterdir())) == 1, "nothing is left behind"
+    assert len(list(Path(cache).iterdir())) == 1, "nothing is left behind"
+
+
+RUNTIMES = """
+from pathlib import Path
+from moesaic.kernels import native
+from moesaic.kernels.native import build
+assert native.kernels() is not None
+mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
+runtimes = {path for path in mapped if Path(path).name.startswith(("libgomp", "libiomp", "libomp"))}
+assert runtimes == {build.threading_runtime()}, runtimes
+"""
 
 
 def test_one_threading_runtime():
-    """A second one would keep its own threads spinning beside PyTorch's."""
-    assert native.kernels() is not None
-    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
-    runtimes = {path for path in mapped if Path(path).name.startswith(("libgomp", "libiomp", "libomp"))}
-    assert runtimes == {build.threading_runtime()}
+    """A second one would keep its own threads spinning beside PyTorch's. In a process of its own: packages that other
+    tests compare with bring theirs along."""
+    done = subprocess.run([sys.executable, "-c", RUNTIMES], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 # One of three threads is late by 0.4 seconds, ten times; tells the processor's seconds that were spent meanwhile.

@@ -24,7 +24,7 @@ else:
     import triton
     from triton.backends.compiler import GPUTarget
 
-    from moesaic.compress.grid import Grid
+    from moesaic.kernels.grid import Grid
     from moesaic.kernels.interface import QKNorm, RopeAngles, Routes
     from moesaic.kernels.layer_weights import NormWeights
     from moesaic.kernels.triton import compile_ahead, few_rows, gated, gemv

@@ -4,6 +4,7 @@ pytest tests/kernels/test_triton_engine.py
 """
 
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,15 +12,18 @@ import torch
 pytest.importorskip("triton")
 
 from moesaic.kernels.cuda import invariant as cuda_invariant
-from moesaic.kernels.cuda.fused_forward import takes
+from moesaic.kernels.cuda.fused_forward import outside
 from moesaic.kernels.triton.attention import prompt_rows
 from moesaic.kernels.triton.sample import logprobs_of
+from moesaic.model.config import Dense, Experts, GroupedQuery, Layer, ModelConfig, Rope
 from moesaic.model.layout import Layout
+from moesaic.model.transformer import Model
 from moesaic.serve.core.drafters.router import DraftRouter
 from moesaic.serve.core.drafters.suffix import Suffix
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Sampling
 from moesaic.serve.core.scheduling_policies.chunked import Chunked
+from moesaic.serve.core.scheduling_policies.flow import FlowPrefill
 from moesaic.serve.gpu.overlap import OverlapLoop, step_weights
 from tests.kernels import interpreter
 from tests.serve.tiny import VOCABULARY, page_bytes, serve_all, tiny_latent_model, tiny_model
@@ -30,7 +34,7 @@ interpreter.require()
 @pytest.fixture(scope="module")
 def model():
     made = tiny_model(layers=1)
-    assert takes(step_weights(made))
+    assert outside(step_weights(made)) is None
     return made
 
 
@@ -111,7 +115,7 @@ def test_a_cache_of_eight_bits(model, latent):
 def test_latent_attention():
     """Prompts in pieces and at once, answers side by side and alone, a prompt that was read before."""
     model = tiny_latent_model(q_rank=24)
-    assert takes(step_weights(model))
+    assert outside(step_weights(model)) is None
     queued, plain = engines(model, page_size=4, policy=Chunked(tokens=8))
     asked = prompts(3, 11)
     wanted = plain.generate(asked, max_tokens=3, temperature=0.0)
@@ -119,6 +123,53 @@ def test_latent_attention():
     (again,) = queued.generate(asked[1:], max_tokens=3, temperature=0.0)
     assert again.cached_tokens >= 8
     same([again], wanted[1:])
+
+
+def residual_model():
+    """A residual expert (DeepSpeed-MoE) after a dense layer."""
+    mixture = Experts(4, 2, 16, shared_hidden=16, residual=True)
+    config = ModelConfig(
+        "moesaic", VOCABULARY, 32, GroupedQuery(4, 2, 8), Rope(8), (Layer(Dense(32)), Layer(mixture)), context=256
+    )
+    return drawn(config)
+
+
+def post_norm_model(activation="silu"):
+    """GLM-4: what each half of a layer made is normed before it is added."""
+    mixture = Experts(4, 2, 16, shared_hidden=16)
+    layers = (Layer(Dense(32)), Layer(mixture)) if activation == "silu" else (Layer(Dense(32)),) * 2
+    config = ModelConfig(
+        "moesaic", VOCABULARY, 32, GroupedQuery(4, 2, 8), Rope(8), layers, context=256, post_norms=True,
+        activation=activation,
+    )  # fmt: skip
+    return drawn(config)
+
+
+def drawn(config):
+    torch.manual_seed(0)
+    model = Model(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(1.0 if parameter.dim() == 1 else 0.0, 0.3)
+    return model
+
+
+@pytest.mark.parametrize("make", [residual_model, post_norm_model, lambda: post_norm_model("gelu_tanh")])
+def test_residual_experts_post_norms_and_other_activations_are_graphs_too(make):
+    queued, plain = engines(make(), page_size=4)
+    assert OverlapLoop.outside(queued) is None
+    asked = prompts(5, 9)
+    same(*(engine.generate(asked, max_tokens=5, temperature=0.0) for engine in (queued, plain)))
+
+
+def test_what_is_no_graph_says_why(model):
+    assert OverlapLoop.outside(Engine(model, page_size=4)) is None
+    flow = Engine(model, page_size=4, policy=FlowPrefill())
+    assert OverlapLoop.outside(flow) == "the scheduling policy FlowPrefill"
+    gelu = replace(step_weights(model).layers[0].ffn.experts, activation="gelu")
+    weights = step_weights(model)
+    layer = replace(weights.layers[0], ffn=replace(weights.layers[0].ffn, experts=gelu))
+    assert outside(replace(weights, layers=(layer,))) == "experts with the activation gelu"
 
 
 def test_prompts_are_expanded_and_completions_are_not(monkeypatch):

@@ -13,8 +13,8 @@ pytest.importorskip("triton")
 
 from moesaic.compress import gptq_rounding as gptq
 from moesaic.compress import refine
-from moesaic.compress.grid import Grid
 from moesaic.kernels import reference
+from moesaic.kernels.grid import Grid
 from moesaic.kernels.interface import Routes
 from moesaic.kernels.layer_weights import ExpertWeights
 from moesaic.kernels.quantized import QuantizedKernels

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 import transformers
 
+from tests.model.mixture_cases import GQA, LLAMA3, MIXTURE_CASES, YARN
+
 SMALL: dict[str, Any] = {"vocab_size": 97, "max_position_embeddings": 64, "initializer_range": 0.2}
-GQA = {"hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
 MLA = {
     "hidden_size": 40,
     "num_attention_heads": 4,
@@ -28,15 +29,6 @@ MLA = {
 }
 # Many index heads, so that no rectified score is exactly zero: `transformers` breaks such ties at random.
 DSA = MLA | {"index_n_heads": 17, "index_head_dim": 16, "index_topk": 5, "v_head_dim": 12}
-YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 5e5,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 24,
-}
 QWEN_MOE = GQA | {
     "intermediate_size": 60,
     "moe_intermediate_size": 20,
@@ -53,7 +45,14 @@ GLM_MOE = GQA | {
     "num_hidden_layers": 3,
     "num_mtp_layers": 0,
 }
-
+ERNIE = GQA | {
+    "num_hidden_layers": 3,
+    "intermediate_size": 60,
+    "moe_intermediate_size": 20,
+    "moe_num_experts": 6,
+    "moe_k": 2,
+    "pad_token_id": 0,
+}
 CASES: dict[str, dict[str, Any]] = {
     "llama-tied": {"model_type": "llama", **GQA, "intermediate_size": 64, "tie_word_embeddings": True},
     "llama-llama3-biases": {
@@ -228,12 +227,116 @@ CASES: dict[str, dict[str, Any]] = {
         "attention_bias": True,
         "rope_parameters": YARN | {"mscale_all_dim": 1.0},
     },
+    "deepseek_v32": {"model_type": "deepseek_v32", **DSA, "n_group": 2, "topk_group": 1},
+    "deepseek_v32-yarn": {
+        "model_type": "deepseek_v32",
+        **DSA,
+        "n_group": 4,
+        "topk_group": 2,
+        "index_topk": 3,
+        "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7},
+        "tie_word_embeddings": True,
+    },
+    "deepseek_v32-all-sparse": {
+        "model_type": "deepseek_v32",
+        **DSA,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 0,
+        "norm_topk_prob": False,
+        "attention_bias": True,
+        "n_shared_experts": 2,
+    },
+    "glm": {"model_type": "glm", **GQA, "intermediate_size": 64, "head_dim": 16, "pad_token_id": 0},
+    "glm-tied-full-rotary": {
+        "model_type": "glm",
+        **GQA,
+        "intermediate_size": 33,
+        "head_dim": 12,
+        "pad_token_id": 0,
+        "attention_bias": False,
+        "tie_word_embeddings": True,
+        "partial_rotary_factor": 1.0,
+    },
+    "glm-odd": {
+        "model_type": "glm",
+        **GQA,
+        "hidden_size": 54,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+        "intermediate_size": 41,
+        "head_dim": 20,
+        "pad_token_id": 0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.3},
+    },
+    "ernie4_5_moe": {"model_type": "ernie4_5_moe", **ERNIE},
+    "ernie4_5_moe-interval": {
+        "model_type": "ernie4_5_moe",
+        **ERNIE,
+        "num_hidden_layers": 5,
+        "moe_layer_interval": 2,
+        "moe_layer_end_index": 3,
+        "moe_num_shared_experts": 1,
+        "tie_word_embeddings": False,
+    },
+    "ernie4_5_moe-no-shared": {
+        "model_type": "ernie4_5_moe",
+        **ERNIE,
+        "moe_layer_start_index": 0,
+        "moe_num_shared_experts": 0,
+        "moe_k": 1,
+        "hidden_size": 42,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
 }
+CASES |= MIXTURE_CASES
 
 
-def make(case: str, seed: int = 0) -> transformers.PreTrainedModel:
-    """A random model in which every number matters: norms, biases and balance corrections are random too."""
-    settings = dict(SMALL, **CASES[case])
+BERT = {"hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 64}
+LOCAL = BERT | {"num_hidden_layers": 4, "local_attention": 8, "cls_token_id": 1, "sep_token_id": 2, "pad_token_id": 0}
+ENCODER_CASES: dict[str, dict[str, Any]] = {
+    "bert": {"model_type": "bert", **BERT},
+    "bert-odd": {
+        "model_type": "bert", **BERT, "hidden_size": 42, "num_attention_heads": 3, "intermediate_size": 37,
+        "hidden_act": "gelu_new", "type_vocab_size": 3, "layer_norm_eps": 1e-5,
+    },
+    "bert-scores": {"model_type": "bert", **BERT, "num_labels": 1, "hidden_act": "relu"},
+    "modernbert": {"model_type": "modernbert", **LOCAL},
+    "modernbert-biases": {
+        "model_type": "modernbert", **LOCAL, "norm_bias": True, "attention_bias": True, "mlp_bias": True,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    },
+    "modernbert-scores": {
+        "model_type": "modernbert", **LOCAL, "num_labels": 1, "classifier_pooling": "mean", "classifier_bias": True,
+        "norm_bias": True,
+    },
+}  # fmt: skip
+
+
+def make_encoder(case: str) -> transformers.PreTrainedModel:
+    """With a head where the case says how many labels it has."""
+    settings = dict(SMALL, **ENCODER_CASES[case])
+    config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
+    auto = transformers.AutoModelForSequenceClassification if "num_labels" in settings else transformers.AutoModel
+    torch.manual_seed(0)
+    model = auto.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for tensor in model.parameters():
+            if tensor.dim() == 1:
+                tensor.add_(torch.randn_like(tensor) * 0.1)
+    return model
+
+
+def make(case: str, seed: int = 0, **more: Any) -> transformers.PreTrainedModel:
+    """A random model in which every number matters: norms, biases and balance corrections are random too. `more` are
+    keys of its config.json."""
+    settings = dict(SMALL, **CASES[case]) | more
     config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
     config.bos_token_id, config.eos_token_id = 1, 2
     torch.manual_seed(seed)
@@ -241,8 +344,9 @@ def make(case: str, seed: int = 0) -> transformers.PreTrainedModel:
         config, attn_implementation="eager", experts_implementation="eager"
     ).eval()
     with torch.no_grad():
-        for tensor in [*model.parameters(), *model.buffers()]:
-            if tensor.dim() == 1 and tensor.is_floating_point() and tensor.numel() not in (config.vocab_size,):
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            row = tensor.dim() == 1 or name.endswith("e_score_correction_bias")
+            if row and tensor.is_floating_point() and tensor.numel() not in (config.vocab_size,):
                 tensor.add_(torch.randn_like(tensor) * 0.1)
     restore_rope(model)
     return model
@@ -254,8 +358,8 @@ def restore_rope(model: transformers.PreTrainedModel) -> None:
     rotary.__init__(config=model.config)
 
 
-def save(case: str, path: Path, seed: int = 0) -> transformers.PreTrainedModel:
-    model = make(case, seed)
+def save(case: str, path: Path, seed: int = 0, **more: Any) -> transformers.PreTrainedModel:
+    model = make(case, seed, **more)
     model.save_pretrained(path)
     return model
 

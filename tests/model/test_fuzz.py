@@ -40,6 +40,7 @@ FAMILIES = {
     "glm4_moe": "glm4_moe-groups",
     "deepseek_v3": "deepseek_v3-yarn",
     "glm_moe_dsa": "glm_moe_dsa-frequency",
+    "ernie4_5_moe": "ernie4_5_moe-interval",
 }
 # With the own architecture, and one whose weights are in shards.
 ALL = [*FAMILIES, "moesaic", "sharded"]

@@ -48,7 +48,7 @@ def drafter_for(method: str, model: Model, other: Path) -> DraftRouter:
     if method == "router as it is used":
         return DraftRouter(str(other))
     kinds = [kind for kind, name in zip(classes(Drafter), known(Drafter)) if method in (name, "router")]
-    drafters = [drafter for kind in kinds if (drafter := kind.offered(model, str(other))) is not None]
+    drafters = [drafter for kind in kinds for drafter in kind.offered(model, [str(other)])]
     if not drafters and all("offered" not in vars(kind) for kind in kinds):  # the user must name it
         drafters = [build(Method(method, filled(DRAFTERS[method], other=other)), Drafter, "test")]
     if not drafters:

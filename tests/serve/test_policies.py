@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -390,3 +391,12 @@ def test_policies_are_found_by_name_and_their_options_checked():
     with pytest.raises(UserError, match="no such option"):
         build(Method("flow", {"prompts": None}), SchedulingPolicy, "command line")
     assert FlowPrefill().prefill is not FlowPrefill().prefill
+
+
+def test_answers_go_on_before_chunks_of_prompts_however_urgent():
+    def request(decoding, urgency, pending):
+        return SimpleNamespace(decoding=decoding, urgency=urgency, pending=pending, scores_prompt=False)
+
+    prompt, answer, later = request(False, 0, 100), request(True, 1, 1), request(False, 2, 100)
+    plan = Chunked(tokens=48).plan([prompt, answer, later], True)
+    assert [(one, count) for one, count in plan] == [(answer, 1), (prompt, 47)]

@@ -36,7 +36,8 @@ def new_model(seed: int = 1) -> Model:
     head = give_head(model)
     with torch.no_grad():
         head.weight.normal_(0, 0.1, generator=torch.Generator().manual_seed(seed))
-    model.tokenizer = SimpleNamespace(fast=SimpleNamespace(token_to_id=MARKS.get))  # type: ignore[assignment]
+    fast = SimpleNamespace(token_to_id=MARKS.get)
+    model.tokenizer = SimpleNamespace(fast=fast, decode=lambda tokens, special: str(tokens))  # type: ignore[assignment]
     return model
 
 

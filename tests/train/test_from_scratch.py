@@ -17,6 +17,8 @@ from moesaic.model.families import known
 from moesaic.recipe import load_recipe
 from moesaic.train.architecture import architecture
 from moesaic.train.pretrain import pretrain
+from moesaic.train.validate import model_config
+from tests.matrix import ENCODERS, RENAMED
 
 RECIPE = """
 model: {vocab: 300, hidden: 32, layers: 3, heads: 2, kv_heads: 1, head_size: 16, dense_hidden: 32, experts: 4,
@@ -28,7 +30,9 @@ data:
 train: {steps: 12, batch_tokens: 256, data: DATA}
 optimizer: {name: adamw, lr: 0.01}
 """
-MIXTURE = ["model.dense_layers=0", "model.shared_experts=0", "model.router={score: softmax, correction: false}"]
+ROUTED = "model.router={score: softmax, correction: false}"
+ONE_OF_SIGMOID = "model.router={score: sigmoid, normalize: false, correction: false}"
+MIXTURE = ["model.dense_layers=0", "model.shared_experts=0", ROUTED]
 DENSE = ["model.dense_layers=3"]
 LATENT = "model.latent={kv_rank: 16, q_rank: 24, plain_size: 16, rope_size: 8, value_size: 16}"
 WISHES = {
@@ -40,6 +44,18 @@ WISHES = {
     "llama": [*DENSE, "model.qk_norm=false"],
     "deepseek_v3": [LATENT, "model.router.groups=2", "model.router.top_groups=2", "model.mtp_layers=1"],
     "glm_moe_dsa": [LATENT, "model.indexer={heads: 2, head_size: 16, topk: 64, share: 2}"],
+    "deepseek_v32": [LATENT, "model.indexer={heads: 2, head_size: 16, topk: 64}"],
+    "kimi_k2": [LATENT],
+    "glm": [*DENSE, "model.qk_norm=false"],
+    "chatglm": [*DENSE, "model.qk_norm=false"],
+    "ernie4_5_moe": ["model.qk_norm=false", "model.router={score: softmax}"],
+    "gpt_oss": [*MIXTURE, "model.qk_norm=false"],
+    "llama4_text": [ONE_OF_SIGMOID, "model.experts_per_token=1"],
+    "qwen2_moe": [ROUTED, "model.qk_norm=false"],
+    "olmoe": MIXTURE,
+    "minimax_m2": ["model.dense_layers=0", "model.shared_experts=0"],
+    "hunyuan_v1_moe": ["model.dense_layers=0", ROUTED],
+    "dots1": [],
 }
 
 
@@ -53,7 +69,7 @@ def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_family_is_tried() -> None:
-    assert {*WISHES, "moesaic"} == set(known())
+    assert {*WISHES, "moesaic", *ENCODERS} == set(known())
 
 
 @pytest.mark.parametrize("family", WISHES)
@@ -64,6 +80,8 @@ def test_it_learns_and_transformers_agrees(family: str, recipe_file: Path, tmp_p
     assert losses[-1] < 0.9 * losses[0]
     model = moesaic.load(tmp_path / "run")
     assert model.config.family == family
+    if family in RENAMED:
+        return
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "run", dtype=torch.float32)
     tokens = list(range(3, 20))
     with torch.no_grad():
@@ -101,4 +119,4 @@ def test_layers_share_a_selection(recipe_file: Path) -> None:
 )
 def test_what_cannot_be_is_said(recipe_file: Path, overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        architecture(load_recipe(recipe_file, overrides).model, bos=None, eos=(0,), pad=0)
+        model_config(load_recipe(recipe_file, overrides))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -108,6 +109,26 @@ def test_blanks_put_back_give_the_text(length, share, seed):
     assert restored == tokens and not spans
     assert all(target == IGNORED for target in targets[:first])
     assert text.count(57) == text.count(58) >= 1
+
+
+def test_spans_are_written_in_random_order():
+    """A span then sees others that stand before and after it: the model learns both ways of depending on each other."""
+    rising = falling = 0
+    for seed in range(20):
+        tokens = torch.randint(0, 57, (60,), generator=torch.Generator().manual_seed(seed)).tolist()
+        text, _, positions = infilling(share=0.3).cut(tokens)
+        begins = [place for token, place in zip(text, positions, strict=True) if token == 58]
+        rising += sum(later > earlier for earlier, later in pairwise(begins))
+        falling += sum(later < earlier for earlier, later in pairwise(begins))
+    assert 0.35 < falling / (rising + falling) < 0.65
+
+
+def test_a_span_stands_where_its_mask_stood():
+    """Its first token, written behind the start mark, has the mask's position."""
+    text, _, positions = infilling(share=0.3).cut(list(range(40)))
+    masks = [place for token, place in zip(text, positions, strict=True) if token == 57]
+    begins = [place for token, place in zip(text, positions, strict=True) if token == 58]
+    assert sorted(begins) == masks and len(masks) > 2
 
 
 def test_blanks_are_about_the_share_asked_for():

@@ -19,7 +19,7 @@ from moesaic.model.config import Dense, Experts, GroupedQuery, Layer, ModelConfi
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
 from moesaic.train.loss_scale import LossScale
-from moesaic.train.optimizers import Optimizer, OptimizerMethod, _optimizer, muon, role, zero_one_adam
+from moesaic.train.optimizers import Optimizer, OptimizerMethod, _optimizer, adamw, muon, role, zero_one_adam
 from moesaic.train.optimizers.adamw import AdamW
 from moesaic.train.optimizers.muon import Muon, adjustment, orthogonal
 from moesaic.train.optimizers.zero_one_adam import ZeroOneAdam, variance_due
@@ -349,11 +349,36 @@ class TestAdamW:
                 group["lr"] = 0.01 * (1 / (seed + 1))
             optimizer.step(1 / (seed + 1), clip=INFINITY)
             reference.step()
-        assert bits(ours) == bits(theirs)
-        state = optimizer.state_dict()
+        state, exact = optimizer.state_dict(), 0
         for key, parameter in theirs.items():
-            for moment, value in reference.state[parameter].items():
-                assert torch.equal(value, state[f"{key}/{moment}"])
+            found = [(ours[key].detach(), parameter.detach())]
+            found += [(state[f"{key}/{moment}"], value) for moment, value in reference.state[parameter].items()]
+            # What is behind the last whole vector the library rounds in another way on a CPU.
+            whole = device != "cpu" or parameter.numel() % adamw.VECTOR == 0
+            exact += whole
+            for mine, its in found:
+                torch.testing.assert_close(mine, its, rtol=0 if whole else 1e-6, atol=0 if whole else 1e-8)
+        assert exact >= 2
+
+    @pytest.mark.parametrize("cut", [3, 8, 16, 40])
+    def test_shards_have_the_bits_of_the_whole(self, cut: int) -> None:
+        draw = torch.Generator().manual_seed(cut)
+        first = torch.randn(7, 11, generator=draw)
+        whole = nn.Parameter(first.clone())
+        shards = [nn.Parameter(part.clone()) for part in first.flatten().tensor_split([cut])]
+        one = AdamW(lr=0.01, weight_decay=0.0).build([("w.weight", whole)])
+        two = AdamW(lr=0.01, weight_decay=0.0).build([(f"{n}.weight", shard) for n, shard in enumerate(shards)])
+        for _ in range(5):
+            gradient = torch.randn(7, 11, generator=draw)
+            whole.grad = gradient.clone()
+            for shard, part in zip(shards, gradient.flatten().tensor_split([cut]), strict=True):
+                shard.grad = part.clone()
+            one.step(1.0, clip=INFINITY)
+            two.step(1.0, clip=INFINITY)
+        for name in ("exp_avg", "exp_avg_sq"):
+            parts = [two.state_dict()[f"{n}.weight/{name}"].flatten() for n in range(2)]
+            assert torch.equal(one.state_dict()[f"w.weight/{name}"].flatten(), torch.cat(parts))
+        assert torch.equal(whole.detach().flatten(), torch.cat([shard.detach() for shard in shards]))
 
 
 class TestMuon:

@@ -15,7 +15,7 @@ import yaml
 
 from moesaic.cli import main
 from moesaic.recipe import load_recipe
-from moesaic.train import quantile_proxies
+from moesaic.train import proxies
 from moesaic.train.quantile_proxies import run_proxies
 from tests.waiting import PATIENCE
 
@@ -71,7 +71,7 @@ def test_json_and_nothing_is_trained_twice(
     def refuse(*arguments: object) -> None:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(quantile_proxies, "train", refuse)
+    monkeypatch.setattr(proxies, "train", refuse)
     assert main(["quantiles", str(recipe), "--out", str(done), *OPTIONS, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [(piece["source"], piece["number"]) for piece in report["slices"]] == [

@@ -30,12 +30,13 @@ from rich.console import Console
 
 from moesaic.errors import UserError
 from moesaic.model.config import Dense, Experts, GroupedQuery, Layer, ModelConfig, Rope
+from moesaic.model.flops import TRAINING, Chunk, forward_flops, training_flops
 from moesaic.train.report import report as report_module
 from moesaic.train.report.device_reads import DeviceRead
 from moesaic.train.report.display import Progress
 from moesaic.train.report.expert_load import ExpertLoad, entropy, peak
 from moesaic.train.report.metrics import Journal, Metrics, read_events, read_metrics
-from moesaic.train.report.mfu import flops_per_token, peak_flops, step_flops
+from moesaic.train.report.mfu import peak_flops
 from moesaic.train.report.plot import plot_run, plot_runs, smooth
 from moesaic.train.report.report import MAX_IN_FLIGHT, Report, StepRecord, final_summary, summarize
 from moesaic.train.report.terminal_plot import loss_plot
@@ -661,29 +662,26 @@ def small(mtp: bool = False, window: int | None = None) -> ModelConfig:
     )
 
 
-def test_flops_of_a_token_by_hand() -> None:
-    attention, norms = 8 * 8 + 8 * 4 + 8 * 4 + 8 * 8, 8 + 8
+def test_flops_of_a_step_by_hand() -> None:
+    attention = 8 * 8 + 8 * 4 + 8 * 4 + 8 * 8
     dense, mixture = 3 * 8 * 12, 4 * 8 + 2 * 3 * 8 * 6  # the router, and two experts of four
-    ends = 8 + 8 + 16 * 8  # one row of the embedding, the last norm, the output matrix
-    active = 2 * (attention + norms) + dense + mixture + ends
-    assert flops_per_token(small(), context=32) == 6 * active + 12 * 2 * 8 * 32 / 2
-    assert flops_per_token(small(window=32), context=32) == flops_per_token(small(), context=32)
-    # Eight keys at most: of 32 queries the first see 1, 2, ... on average 8 - 64/64 = 7.
-    assert flops_per_token(small(window=8), context=32) == 6 * active + 12 * 2 * 8 * 7
+    matrices = 2 * attention + dense + mixture + 16 * 8  # and the output matrix; the embedding is looked up
+    pairs = 32 * 33 // 2  # of a token and those before it, and itself
+    assert training_flops(small(), [32]) == 6 * matrices * 32 + 12 * 2 * 8 * pairs
+    assert training_flops(small(window=32), [32]) == training_flops(small(), [32])
+    near = 8 * 9 // 2 + 24 * 8  # eight keys at most
+    assert training_flops(small(window=8), [32]) == 6 * matrices * 32 + 12 * 2 * 8 * near
     # Two sequences need less than one that is as long as both: a token sees its own alone.
-    assert step_flops(small(), [32, 32]) == 64 * flops_per_token(small(), 32) < step_flops(small(), [64])
-    each = [length * flops_per_token(small(), length) for length in (8, 24)]
-    assert step_flops(small(), [8, 24]) == pytest.approx(sum(each))
-    assert step_flops(small(), []) == 0  # a step of rollouts of which none was left
+    assert training_flops(small(), [32, 32]) == 2 * training_flops(small(), [32]) < training_flops(small(), [64])
+    assert training_flops(small(), []) == 0  # a step of rollouts of which none was left
 
 
 def test_layers_that_predict_further_tokens_count_while_they_are_trained() -> None:
-    plain, with_mtp = flops_per_token(small(), 32), flops_per_token(small(mtp=True), 32)
-    assert flops_per_token(small(mtp=True), 32, predictions=False) == plain
-    block = 192 + 16 + 4 * 8 + 2 * 3 * 8 * 6
+    plain, with_mtp = training_flops(small(), [32]), training_flops(small(mtp=True), [32])
+    assert TRAINING * forward_flops(small(mtp=True), [Chunk(32)]) == plain
+    block = 192 + 4 * 8 + 2 * 3 * 8 * 6
     joined = 2 * 8 * 8  # the projection of hidden state and embedding
-    least = 6 * (block + joined + 16 * 8) + 12 * 8 * 16
-    assert least <= with_mtp - plain <= least + 6 * 4 * 8  # and a norm or three
+    assert with_mtp - plain == 6 * (block + joined + 16 * 8) * 32 + 12 * 8 * (32 * 33 // 2)
 
 
 def test_the_peak_is_measured_once_and_leaves_the_random_numbers_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -742,14 +742,24 @@ class TestWhatGoesWrong:
             ("schedule={name: cosine, flor: 0.1}", "floor"),
             ("train.objective={name: distill, teacher: nowhere}", "no such directory"),
             ("train={token_drop: {}, steps: 4}", "of 2 layers see every token"),
+            ("train.objective=policy", "learns from answers"),
+            ("train.objective={name: blank_infilling, mask: '[BLANK]'}", r"no token '\[BLANK\]'"),
+            ("train.objective={name: distill, teacher: WHOLE}", "has a vocabulary of 512, the model one of 600"),
+            ("train.dtype=fp8", "tensor cores"),
+            ("train={constraint: {name: quantized}, offload: {}, steps: 4}", "holds whole weights"),
+            ("data.scores=[repetition, repetition]", "is there twice"),
+            ("data.quality={name: perplexity, model: nowhere}", "no such directory"),
+            ("data.tokenizer=nowhere", "no such file or directory"),
+            ("train.init=WHOLE", "Add data.tokenizer="),
         ],
     )
-    def test_a_bad_recipe_is_refused_before_anything_is_done(self, override, problem, recipe_file, tmp_path):
-        override = override.replace(
+    def test_a_bad_recipe_is_refused_before_anything_is_done(self, override, problem, recipe_file, whole, tmp_path):
+        override = override.replace("WHOLE", str(whole)).replace(
             "SOURCES", "sequence_length: 64, sources: [{name: sums, path: 'builtin:arithmetic'}]"
         )
         with pytest.raises(UserError, match=problem):
             layers = ["model.layers=2"] if "token_drop" in override else []
+            layers += ["model.vocab=600"] if "distill" in override else []
             run(recipe_file, tmp_path / "run", override, "train.data=null", *layers)
         assert not (tmp_path / "run").exists()
 
@@ -760,7 +770,7 @@ class TestWhatGoesWrong:
         assert not (tmp_path / "run").exists()
 
     def test_a_model_whose_tokens_the_text_would_not_get_is_refused_at_once(self, recipe_file, whole, tmp_path):
-        options = ["train.data=null", f"train.init={whole}", "model.vocab=300", "train.steps=2", "train.warmup_steps=0"]
+        options = ["train.data=null", f"train.init={whole}", "train.steps=2", "train.warmup_steps=0"]
         with pytest.raises(UserError, match="Add data.tokenizer="):
             run(recipe_file, tmp_path / "run", *options)
         assert not (tmp_path / "run").exists()

@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Generator
 
+from moesaic.data.tasks.multihop_texts import RELATIONS
+from moesaic.worlds.environments.cards import HABITS
+from tests.worlds.matching import matched
+from tests.worlds.puzzle_solvers import kernel, lateral, repair
+from tests.worlds.site_solvers import browse, shop
+
 Solver = Callable[[str], Generator[str, str, None]]
-
-
-def matched(pattern: str, text: str) -> tuple[str, ...]:
-    found = re.search(pattern, text)
-    assert found is not None, (pattern, text)
-    return found.groups()
 
 
 def shell(opening: str) -> Generator[str, str, None]:
@@ -116,22 +116,28 @@ def graph(opening: str) -> Generator[str, str, None]:
 
 
 def cards(opening: str) -> Generator[str, str, None]:
-    """One above what the opponent will play, or the lowest where that cannot be."""
-    habit, seen = opening, opening
+    """One above what the opponent will play, or the lowest where that cannot be; habits that do not fit are struck."""
+    habits = [habit for name, habit in HABITS.items() if name in opening]
+    seen = opening
     while True:
         prize, mine, theirs = matched(
             r"the prize is (\d+)\. Your hand: ([\d, ]+)\. Your opponent's hand: ([\d, ]+)", seen
         )
         hand, other = ([int(card) for card in cards.split(",")] for cards in (mine, theirs))
-        expected = max(other) if "highest" in habit else min(other) if "lowest" in habit else int(prize)
+        expected = habits[0](other, int(prize))
         seen = yield f"play {expected + 1 if expected + 1 in hand else min(hand)}"
+        played = int(matched(r"your opponent plays (\d+)", seen)[0])
+        habits = [habit for habit in habits if habit(other, int(prize)) == played]
 
 
 def house(opening: str) -> Generator[str, str, None]:
     """Look everywhere first, then carry."""
     rooms = matched(r"with these rooms: ([^.]+)\.", opening)[0].split(", ")
-    task = matched(r"Your task: put the (.+) in the ([\w ]+)\.", opening)
-    things, target = task[0].split(" and the "), task[1]
+    if "Your task: examine" in opening:
+        things, target = ["examined " + matched(r"examine a (\w+) under", opening)[0]], ""
+    else:
+        task = matched(r"Your task: put the (.+) in the ([\w ]+)\.", opening)
+        things, target = task[0].split(" and the "), task[1]
     room_of: dict[str, str] = {}
     where: dict[str, str] = {}
 
@@ -151,29 +157,70 @@ def house(opening: str) -> Generator[str, str, None]:
         for container in note(room, seen):
             note(room, (yield f"open {container}"))
     for named in things:
-        thing = named.removeprefix("clean ")
+        state, _, kind = named.rpartition(" ")
+        thing = next(thing for thing in where if thing.rstrip("0123456789 ") == kind)
         if here != room_of[where[thing]]:
             here = room_of[where[thing]]
             yield f"go to {here}"
         yield f"take {thing} from {where[thing]}"
-        if named.startswith("clean "):
-            if here != "kitchen":
-                here = "kitchen"
-                yield "go to kitchen"
-            yield f"clean {thing}"
+        if state:
+            verb, room = {"examined": ("examine", "study")}.get(
+                state, ({"clean": "clean", "hot": "heat", "cold": "cool"}.get(state, ""), "kitchen")
+            )
+            if here != room:
+                here = room
+                yield f"go to {room}"
+            yield f"{verb} {thing}"
         if here != room_of[target]:
             here = room_of[target]
             yield f"go to {here}"
         yield f"put {thing} in {target}"
 
 
-SOLVERS: dict[str, Solver] = {"shell": shell, "sql": sql, "graph": graph, "cards": cards, "house": house}
+def multihop(opening: str) -> Generator[str, str, None]:
+    """Takes a question apart from its last relation to its first, then looks every one up in turn."""
+    about = opening.splitlines()[-1].removeprefix("Question: ")
+    relations: list[str] = []
+    while found := _asked(about, first=not relations):
+        relation, about = found
+        relations.insert(0, relation)
+    for relation in relations:
+        pattern = _pattern(RELATIONS[relation].sentences[0], s=re.escape(about), o="(.+?)")
+        while not re.search(pattern, said := (yield f"search {about}")):
+            pass  # somebody else took that turn
+        (about,) = matched(pattern, said)
+    while True:
+        yield f"answer {about}"
+
+
+def _asked(text: str, first: bool) -> tuple[str, str] | None:
+    for name, relation in RELATIONS.items():
+        form = (relation.questions if first else relation.nouns)[0]
+        if found := re.fullmatch(_pattern(form, s="(.+)"), text, re.I):
+            return name, found[1]
+    return None
+
+
+def _pattern(form: str, **values: str) -> str:
+    return re.escape(form).replace(r"\{s\}", values["s"]).replace(r"\{o\}", values.get("o", ""))
+
+
+SOLVERS: dict[str, Solver] = {
+    "shell": shell, "sql": sql, "graph": graph, "cards": cards, "house": house, "multihop": multihop,
+    "shop": shop, "browse": browse, "lateral": lateral, "repair": repair, "kernel": kernel,
+}  # fmt: skip
 BEGINNINGS = {
     "You have a shell": "shell",
     "You have a SQLite": "sql",
     "You are asked about a graph": "graph",
     "A game of cards": "cards",
     "You are in a house": "house",
+    "Find the answer": "multihop",
+    "You are a customer": "shop",
+    "You are at the site of a town": "browse",
+    "A riddle": "lateral",
+    "You repair a Python program": "repair",
+    "Write a Triton kernel": "kernel",
 }
 
 

@@ -8,6 +8,7 @@ A failed check prints its traceback, and the exit code is 1. What a check needs 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import importlib.util
 import inspect
 import sys
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MODEL = "tiny"
+HANGS = 840.0  # seconds without an end: say where, before whoever waits gives up
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Target:
 
 
 def main(path: str, url: str) -> int:
+    faulthandler.dump_traceback_later(HANGS, exit=True)
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import moesaic
+from moesaic.serve.api.knowledge import Bases
+from tests.serve.api.listed_knowledge import ListedKnowledge
 from tests.serve.api.running import Running, running
 from tests.serve.made import talking_model
 from tests.waiting import PATIENCE
@@ -23,7 +25,8 @@ PYTHON = HERE.parents[2] / ".venv-clients" / "bin" / "python"
 def roomy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """Tools and schemas are long in a vocabulary so small."""
     directory = talking_model(tmp_path_factory.mktemp("clients") / "tiny", context=8192)
-    with running(moesaic.Engine(moesaic.load(directory, threads=1), cache_bytes=64 << 20, seed=0)) as found:
+    engine = moesaic.Engine(moesaic.load(directory, threads=1), cache_bytes=64 << 20, seed=0)
+    with running(engine, knowledge=Bases({"kb": ListedKnowledge()})) as found:
         yield found
 
 

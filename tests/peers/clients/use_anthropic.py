@@ -116,3 +116,16 @@ async def check_async(at: Any) -> None:
         async with one.messages.stream(model=at.model, max_tokens=4, messages=HELLO) as stream:
             final = await stream.get_final_message()
     assert message.usage.output_tokens >= 1 and final.usage.output_tokens >= 1
+
+
+def check_passages_are_read_and_sent_back(at: Any) -> None:
+    """A search that the server runs: its blocks are of types that the client knows, or keeps as they are."""
+    asked: list[Any] = [{"role": "user", "content": "Where does the Danube end?"}]
+    tools: list[Any] = [{"type": "file_search"}]
+    message = client(at).messages.create(model=at.model, max_tokens=12, messages=asked, tools=tools)
+    kinds = [block.type for block in message.content]
+    assert kinds[:2] == ["server_tool_use", "file_search_tool_result"], kinds
+    found: Any = message.content[1]
+    assert found.content[0]["type"] == "search_result" and "Black Sea" in str(found.content[0])
+    again = [*asked, {"role": "assistant", "content": message.model_dump(warnings=False)["content"]}, *HELLO]
+    assert client(at).messages.create(model=at.model, max_tokens=4, messages=again).usage.output_tokens <= 4

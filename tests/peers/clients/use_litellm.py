@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or it looks for its price list on the network
+# Or it looks for its price list and for Anthropic's headers on the network.
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = os.environ["LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS"] = "True"
 
 import litellm
 

@@ -64,7 +64,7 @@ def check(url: str, alone: Engine, ranks: int) -> None:
             assert len(set(before)) == ranks
             killed = before[victim]
             os.kill(killed, signal.SIGKILL)
-            until(lambda killed=killed: len(pids()) == ranks and killed not in pids(), every=0.1)
+            until(lambda killed=killed: len(now := pids()) == ranks and killed not in now, every=0.1)
         assert client.post("/v1/completions", json=BODY).json()["choices"][0]["text"] == wanted.text
 
 

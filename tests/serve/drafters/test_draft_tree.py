@@ -201,3 +201,13 @@ def test_the_token_that_is_drawn_comes_first_or_near(model: Model):
     assert len(sure) > 50 < len(unsure)
     assert sum(sure) / len(sure) > 0.5 > 0.3 > sum(unsure) / len(unsure)
     assert request.tokens == [1, 2]
+
+
+def test_a_draft_holds_the_likeliest_nodes():
+    """Over all branches: a sure child of a sure node goes before an unsure sibling."""
+    tree = DraftTree(0, 5)
+    for number, (parent, token, confidence) in enumerate([(0, 11, 0.2), (0, 12, 0.7), (2, 13, 0.9), (2, 14, 0.1)], 1):
+        tree.add(number, parent, token, confidence)
+    draft = tree.draft(0, 3)
+    assert draft.tokens == [12, 13, 11] and draft.parents == [-1, 0, -1]
+    assert tree.draft(0, 9).tokens == [12, 13, 11, 14]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -146,6 +147,30 @@ def test_fastgen_takes_the_cheapest_structure_that_is_enough() -> None:
     assert rows[2].all()
 
 
+def test_fastgen_applies_structures_to_generated_tokens() -> None:
+    """Each head goes on with the structure it got after the prompt, whatever it looks at later."""
+    tokens = [7] * ROWS
+    tokens[10] = 1
+    scores = np.full((LAYERS, HEADS, ROWS), 1e-4, dtype=np.float32)
+    scores[0, :, [0, 10]] = 1.0  # special tokens
+    scores[1, :, [3, 15, 25, 30, 36, 37, 38, 39]] = 1.0  # and the newest
+    scores[2] = 1.0  # everything
+    policy = FastGen(share=1.0, least=1, every=8, recover=0.9, frequent=0.1, local=0.1, pool=1)
+    given = seen(scores, tokens=tokens)
+    first = chosen(policy, given)
+    assert set(np.flatnonzero(first[0, 0])) == {0, 10, 39}
+    # Eight tokens later, the third of which is special and the fifth punctuation; all look at the generated ones.
+    more = np.pad(scores, ((0, 0), (0, 0), (0, 8)), constant_values=5.0)
+    longer = [*tokens, 7, 7, 1, 7, 5, 7, 7, 7]
+    later = replace(seen(more, prompt=ROWS, tokens=longer), notes=given.notes)
+    rows = chosen(policy, later)
+    assert set(np.flatnonzero(rows[0, 0])) == {0, 10, 42, 47}
+    assert set(np.flatnonzero(rows[1, 0])) >= {0, 10, 42, 44, 43, 45, 46, 47}
+    assert not rows[1, 0, [36, 37, 38, 39]].any()  # no longer the newest
+    assert rows[2].all()
+    assert policy.due(ROWS, ROWS) == ROWS + 8 and policy.score_from(ROWS + 8, ROWS) == ROWS
+
+
 def test_fastgen_lowers_what_is_enough_until_it_fits(scores: np.ndarray) -> None:
     rows = chosen(FastGen(share=0.3, least=1), seen(scores))
     assert rows.sum() <= 0.3 * rows.size
@@ -228,7 +253,7 @@ def test_scores_are_the_attention_transformers_computes() -> None:
             return self.first
 
         def prune(self, seen: AttentionStatistics) -> None:
-            watched.append(seen)
+            watched.append(replace(seen, scores_LNM=seen.scores_LNM.clone()))
 
     from moesaic.serve.core.scheduling_policies.chunked import Chunked
 

@@ -4,7 +4,9 @@ chunks nor preemption change what is said."""
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,14 +16,16 @@ from moesaic.errors import UserError
 from moesaic.kernels import native
 from moesaic.methods import Method, build
 from moesaic.model.transformer import Model
+from moesaic.serve.core.drafters import Draft, Drafter
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.kv import attention
+from moesaic.serve.core.kv.store import store_for
 from moesaic.serve.core.kv_policies import KVPolicy
-from moesaic.serve.core.request import Sampling
+from moesaic.serve.core.request import Request, Sampling
 from moesaic.serve.core.scheduling_policies.chunked import Chunked
 from moesaic.serve.core.scheduling_policies.flow import FlowPrefill
 from tests.matrix import KV_POLICIES
-from tests.serve.tiny import VOCABULARY, LayerClock, page_bytes, tiny_model
+from tests.serve.tiny import VOCABULARY, LayerClock, page_bytes, tiny_latent_model, tiny_model
 
 SIZE = 4
 PRUNING = {name: case.pruning for name, case in KV_POLICIES.items()}
@@ -67,7 +71,7 @@ def test_nothing_pruned_says_the_same(model: Model, prompts: list[list[int]], na
 FORMS: list[tuple[str, dict[str, Any]]] = [
     *PRUNING.items(),
     *(("quantized", {**PRUNING["quantized"], "bits": bits}) for bits in (2, 8)),
-    ("quantized", {**PRUNING["quantized"], "keys": "token", "channels": 4}),
+    ("quantized", {**PRUNING["quantized"], "keys": "token", "channels": 8}),
 ]
 
 
@@ -76,11 +80,10 @@ FORMS: list[tuple[str, dict[str, Any]]] = [
 def test_native_code_says_what_the_library_says(
     model: Model, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]
 ) -> None:
-    ours, calls = attention._native, []
+    fused, calls = attention.CompactKernels.run_layers, []
 
-    def plural(*given: Any) -> torch.Tensor | None:
-        found = ours(*given)
-        calls.append(found is not None)
+    def counted(*given: Any) -> Any:
+        calls.append((found := fused(*given)) is not None)
         return found
 
     def said() -> list[list[tuple[int, float]]]:
@@ -89,11 +92,13 @@ def test_native_code_says_what_the_library_says(
         found = engine.generate(prompts, **wishes)
         return [[(entry.token, entry.logprob) for entry in answer.logprobs] for answer in found]
 
-    monkeypatch.setattr(attention, "_native", plural)
-    by_native = said()
-    assert sum(calls) > 100
+    monkeypatch.setattr(attention.CompactKernels, "run_layers", counted)
+    in_one_call = said()
+    assert sum(calls) >= 19  # every step that only decodes
+    monkeypatch.setattr(attention.CompactKernels, "run_layers", lambda *given: None)
+    assert said() == in_one_call  # layer by layer, as beside a long prompt, to the bit
     monkeypatch.setattr(attention, "_native", lambda *given: None)
-    for one, other in zip(by_native, said(), strict=True):
+    for one, other in zip(in_one_call, said(), strict=True):
         assert [token for token, _ in one] == [token for token, _ in other]
         assert [logprob for _, logprob in one] == pytest.approx([logprob for _, logprob in other], abs=2e-3)
 
@@ -179,8 +184,10 @@ def test_what_cannot_be_combined(model: Model, prompts: list[list[int]]) -> None
     from moesaic.serve.core.branches import answer_in_branches
     from moesaic.serve.core.drafters.suffix import Suffix
 
-    with pytest.raises(UserError, match="drafter"):
-        Engine(model, kv_policy=made("snapkv", {}), drafter=Suffix(), cache_bytes=1 << 22)
+    for name in ("h2o", "lethe", "fastgen"):
+        with pytest.raises(UserError, match="scores the attention of generated tokens"):
+            Engine(model, kv_policy=made(name, {}), drafter=Suffix(), cache_bytes=1 << 22)
+        assert Engine(model, kv_policy=made(name, {"every": 0}), drafter=Suffix(), cache_bytes=1 << 22)
     streaming = Engine(model, kv_policy=made("sinks", {"window": 16}), cache_bytes=1 << 22)
     with pytest.raises(UserError, match="prompt_logprobs"):
         streaming.request(prompts[0], Sampling(prompt_logprobs=0))
@@ -194,6 +201,30 @@ def test_what_cannot_be_combined(model: Model, prompts: list[list[int]]) -> None
             made("sinks", wrong)
 
 
+@pytest.mark.parametrize("name", ["sinks", "snapkv", "kvmerger", "quantized", "minikv"])
+def test_draft_tokens_change_nothing(model: Model, name: str) -> None:
+    """Rejected ones leave no row behind, and no pruning comes earlier or later for the accepted ones."""
+
+    class Echo(Drafter):
+        """What the model will say, with an error in every third token: so some are accepted, and some are not."""
+
+        def draft(self, requests: Sequence[Request], limit: int) -> list[Draft]:
+            return [Draft.line(drafted[len(request.tokens) : len(request.tokens) + 5]) for request in requests]
+
+    draw = random.Random(7)
+    prompt = [draw.randrange(3, VOCABULARY) for _ in range(70)]
+    policy, wishes = made(name, PRUNING[name]), Sampling(max_tokens=40, temperature=0.0, ignore_eos=True)
+    engine = Engine(model, page_size=SIZE, kv_policy=policy, cache_bytes=1 << 22)
+    plain = engine.complete([engine.request(prompt, wishes)])[0]
+    drafted = [(token + (place % 3 == 2)) % VOCABULARY for place, token in enumerate(prompt + plain.tokens)]
+    engine = Engine(model, page_size=SIZE, kv_policy=policy, cache_bytes=1 << 22)
+    engine.drafter = Echo()
+    found = engine.complete([engine.request(prompt, wishes)])[0]
+    assert found.tokens == plain.tokens
+    assert 10 <= engine.counts.accepted_tokens <= engine.counts.drafted_tokens - 5
+    assert engine.counts.steps < 35 and engine.page_pool.in_use == 0
+
+
 def test_prompt_logprobs_are_those_of_the_whole_prompt(model: Model, prompts: list[list[int]]) -> None:
     engine = Engine(model, page_size=SIZE, kv_policy=made("snapkv", PRUNING["snapkv"]), cache_bytes=1 << 22)
     found = engine.generate(prompts[:1], max_tokens=3, temperature=0.0, prompt_logprobs=0)[0].prompt_logprobs
@@ -202,7 +233,7 @@ def test_prompt_logprobs_are_those_of_the_whole_prompt(model: Model, prompts: li
     torch.testing.assert_close(told, model.logprobs(prompts[:1])[0], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["snapkv", "fastgen", "kvmerger", "minikv"])
+@pytest.mark.parametrize("name", ["snapkv", "kvmerger", "minikv"])
 def test_who_prunes_once_takes_no_rounds(name: str) -> None:
     with pytest.raises(UserError, match="every must be 0"):
         made(name, {"every": 8})
@@ -214,6 +245,27 @@ def test_models_that_cannot_be_pruned(model: Model) -> None:
     windowed = replace(model.config, layers=tuple(replace(layer, window=8) for layer in model.config.layers))
     with pytest.raises(UserError, match="window"):
         Engine(Made(windowed), kv_policy=made("sinks", {}), cache_bytes=1 << 22)
+    with pytest.raises(UserError, match="latent attention"):
+        Engine(tiny_latent_model(), kv_policy=made("sinks", {}), cache_bytes=1 << 22)
+    with pytest.raises(UserError, match="float8"):
+        Engine(model, kv_policy=made("sinks", {}), cache_bytes=1 << 22, cache_dtype="float8")
+
+
+def test_prefixes_are_not_shared(model: Model, prompts: list[list[int]]) -> None:
+    """What a request has retained of a prefix depends on what came after it."""
+    engine = Engine(model, page_size=SIZE, kv_policy=made("snapkv", PRUNING["snapkv"]), cache_bytes=1 << 22)
+    wishes = {"max_tokens": 4, "temperature": 0.0, "ignore_eos": True}
+    first = engine.generate(prompts[:1], **wishes)[0].tokens
+    assert engine.generate(prompts[:1], **wishes)[0].tokens == first
+    assert engine.counts.prompt_tokens == 2 * len(prompts[0]) and engine.page_pool.hits == 0
+
+
+def test_mtp_layers_and_policies_do_not_share_pages(model: Model) -> None:
+    from moesaic.serve.core.drafters.suffix import Suffix
+
+    with_mtp: Any = SimpleNamespace(mtp=[object()])
+    with pytest.raises(UserError, match="MTP layers"):
+        store_for(with_mtp, model.new_cache(4, SIZE), made("snapkv", {}), Suffix())
 
 
 def test_a_window_bounds_the_cache_while_the_prompt_is_read(model: Model, prompts: list[list[int]]) -> None:

@@ -45,7 +45,7 @@ def test_a_server_prunes_as_its_engine_does(model: Path) -> None:
         (["--kv-policy", "snapkv", "--kv", "share=7.0"], "share must be above 0"),
         (["--kv-policy", "snapkv", "--kv", "bits=2"], "bits"),
         (["--kv-policy", "quantized", "--kv", "bits=3"], "bits must be 8, 4 or 2"),
-        (["--kv-policy", "snapkv", "--drafter", "suffix"], "--drafter"),
+        (["--kv-policy", "h2o", "--drafter", "suffix"], "it scores the attention of generated tokens"),
         (["--kv", "share=0.5"], "share"),
     ],
 )

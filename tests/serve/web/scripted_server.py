@@ -37,6 +37,9 @@ class ScriptedServer(ThreadingHTTPServer):
         self.adapters: list[str] = []
         self.mcp_origins: list[str] = []
         self.ignored: str | None = None
+        self.know: list[str] = []
+        self.found: list[dict[str, Any]] = []  # passages, for a request that searches
+        self.cites: list[dict[str, Any]] = []
         self.tokenized: list[dict[str, Any]] = []
         self.reasoning = ""
         self.endless = False
@@ -115,7 +118,7 @@ class Handler(BaseHTTPRequestHandler):
             cards = [self.server.card(name) for name in (NAME, *self.server.adapters)]
             self.send_json({"object": "list", "data": cards})
         elif path == "/page.json":
-            self.send_json({"mcp_origins": self.server.mcp_origins})
+            self.send_json({"mcp_origins": self.server.mcp_origins, "know": self.server.know})
         elif path == "/openapi.json":
             schema = ChatCompletionRequest.model_json_schema()
             self.send_json({"components": {"schemas": {"ChatCompletionRequest": schema}}})
@@ -158,6 +161,10 @@ class Handler(BaseHTTPRequestHandler):
         self.begin_events()
         likely = random.Random(7)
         count = 0
+        searches = any(tool["type"] == "file_search" for tool in asked.get("tools", ()))
+        if searches:
+            first = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+            self.send_event({"choices": [first], "search_results": self.server.found})
         for field, piece in self.server.pieces():
             if self.server.stopping.wait(self.server.pause or (0.005 if self.server.endless else 0)):
                 return
@@ -177,6 +184,9 @@ class Handler(BaseHTTPRequestHandler):
             rest = {"index": index, "function": {"arguments": json.dumps(arguments)}}
             for call in (head, rest):
                 self.send_event({"choices": [{"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": None}]})
+        if searches and self.server.cites:
+            told = {"annotations": [{"type": "url_citation", "url_citation": one} for one in self.server.cites]}
+            self.send_event({"choices": [{"index": 0, "delta": told, "finish_reason": None}]})
         reason = "tool_calls" if calls else "stop"
         self.send_event({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
         usage = {"prompt_tokens": count_tokens(asked), "completion_tokens": count}

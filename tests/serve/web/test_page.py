@@ -153,6 +153,8 @@ def test_the_live_view_moves(page: Page, server: ScriptedServer) -> None:
     page.locator("#experts").scroll_into_view_if_needed()
     shades = "document.getElementById('experts').toDataURL()"
     at_rest = page.evaluate(shades)
+    line = page.locator(".gauge .line").first
+    before = line.get_attribute("d") or ""
     server.endless = True
     ask(page, "Work")
     expect(page.locator("#engine-state")).to_have_text("working")
@@ -160,8 +162,6 @@ def test_the_live_view_moves(page: Page, server: ScriptedServer) -> None:
     expect(gauges).to_have_text(["41.5", "120 ms", "1", "0", re.compile(r"^[1-9]\d* %$")])
     expect(page.locator("#experts-note")).to_contain_text(re.compile(r"[\d,]+ tokens routed .* × the mean"))
     assert page.evaluate(shades) != at_rest
-    line = page.locator(".gauge .line").first
-    before = line.get_attribute("d") or ""
     expect(line).not_to_have_attribute("d", before)
     page.hover("#experts", position={"x": 2, "y": 2})
     expect(page.locator("#experts-note")).to_contain_text(re.compile(r"^Layer 0, expert 0: [\d.]+ %"))

@@ -100,7 +100,7 @@ def test_the_policy_names_mcp_origins(directory: Path) -> None:
     with running(engine, name="talker", mcp_origins=("http://127.0.0.1:9000",)) as server, server.http() as client:
         page = client.get("/")
         assert "connect-src 'self' http://127.0.0.1:9000;" in page.headers["content-security-policy"]
-        assert client.get("/page.json").json() == {"mcp_origins": ["http://127.0.0.1:9000"]}
+        assert client.get("/page.json").json() == {"mcp_origins": ["http://127.0.0.1:9000"], "know": []}
         font = client.get("/vendor/katex/fonts/KaTeX_Main-Regular.woff2")
         assert (font.status_code, font.headers["content-type"]) == (200, "font/woff2")
 
