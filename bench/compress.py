@@ -111,7 +111,7 @@ def main() -> None:
         for name in arguments.only:
             method, options = ENTRIES[name]
             made = build(Method(method, options), Compressor, "bench")  # type: ignore[type-abstract]
-            wish = CompressionRequest(calibration, arguments.samples, 512, check_tokens=0, force=True)
+            wish = CompressionRequest(calibration, arguments.samples, 512, check_tokens=0, force=True, mix=False)
             told = lineage.read(work / name)[-1] if (work / name / lineage.FILE).is_file() else {}
             wanted = {"name": method, **asdict(made)}  # type: ignore[call-overload]
             read = arguments.samples * 512 if made.reads_text else 0

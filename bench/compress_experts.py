@@ -55,7 +55,7 @@ def main() -> None:
             for name in ("prune_experts", "merge_experts"):
                 made = build(Method(name, {"keep": keep}), Compressor, "bench")  # type: ignore[type-abstract]
                 out = Path(scratch) / f"{name}-{keep}"
-                compress(arguments.model, made, out, CompressionRequest(text, 64, 128, check_tokens=0))
+                compress(arguments.model, made, out, CompressionRequest(text, 64, 128, check_tokens=0, mix=False))
                 ask(f"{name} {keep}", out)
     told = {"bench": "compress_experts", "family": arguments.family, "questions": arguments.questions}
     (RESULTS / "compress_experts.json").write_text(

@@ -21,9 +21,9 @@ from bench.decode_cpu import PROMPT, own_steps
 from bench.forward import batch, pair
 from bench.measure import machine, record, side_by_side
 from moesaic.compress.compress import CompressionRequest, compress
-from moesaic.compress.grid import Grid
 from moesaic.compress.methods import Compressor
 from moesaic.kernels import hardware, native
+from moesaic.kernels.grid import Grid
 from moesaic.kernels.quantized import QuantizedKernels
 from moesaic.methods import Method, build
 from moesaic.model.directory import convert, load, open_source, save
@@ -99,7 +99,12 @@ def main() -> None:
         for path in paths.values():
             if not path.with_name(f"{path.name}-4").is_dir():
                 method = build(Method("rtn", {"bits": 4, "group": 64}), Compressor, "bench")  # type: ignore[type-abstract]
-                compress(path, method, path.with_name(f"{path.name}-4"), CompressionRequest(check_tokens=0))
+                compress(
+                    path,
+                    method,
+                    path.with_name(f"{path.name}-4"),
+                    CompressionRequest(samples=16, check_tokens=0, mix=False),
+                )
         if arguments.prepare:
             return
         rows: list[dict[str, Any]] = []

@@ -4,6 +4,7 @@
     python bench/gpu_decode.py --profile           where a step's time goes, kernel by kernel
     python bench/gpu_decode.py --requests 64 --prompt 4096 --cache-dtype float8 --no-peer --result gpu_decode_float8
     python bench/gpu_decode.py --requests 1 128 --bits 4 --no-peer --result gpu_decode_4bits
+    python bench/gpu_decode.py --requests 1 128 512 --float8 --no-peer --result gpu_decode_w8a8
     python bench/gpu_decode.py --glm --requests 1 8 64 --result gpu_decode_glm      8 layers of GLM-4.5-Air's widths
     python bench/gpu_decode.py --start             only how long it takes from nothing to the first token
 
@@ -27,13 +28,14 @@ import torch  # noqa: E402  the clock starts before
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from bench.gpu_train import VOCAB, make_ours, make_peer, on_gpu  # noqa: E402
 from bench.measure import record  # noqa: E402
-from moesaic.compress.grid import Grid  # noqa: E402
+from moesaic.kernels.grid import Grid  # noqa: E402
 from moesaic.kernels.triton.quantized.weight import gpu_weight  # noqa: E402
 from moesaic.model.config import Experts, GroupedQuery, Layer, ModelConfig, Rope  # noqa: E402
 from moesaic.model.directory import install  # noqa: E402
 from moesaic.model.transformer import Model  # noqa: E402
 from moesaic.serve.core.engine import Engine  # noqa: E402
 from moesaic.serve.core.request import Sampling  # noqa: E402
+from moesaic.serve.float8 import round_to_float8  # noqa: E402
 
 
 def make_glm(layers: int) -> Model:
@@ -153,12 +155,15 @@ def main() -> None:
     parser.add_argument("--no-peer", action="store_true")
     parser.add_argument("--cache-dtype", help="of keys and values; else bfloat16")
     parser.add_argument("--bits", type=int, default=16, help="of the weights: 4, 8 or 16")
+    parser.add_argument("--float8", action="store_true", help="weights and inputs of matmuls in float8")
     parser.add_argument("--result", default="gpu_decode", help="name of the result's file")
     options = parser.parse_args()
     torch._dynamo.config.recompile_limit = 64
     model = make_glm(8) if options.glm else make_ours(options.layers)
     if options.bits < 16:
         in_few_bits(model, options.bits)
+    if options.float8:
+        round_to_float8(model)
     built = time.perf_counter() - STARTED
     most = max(options.requests)
     memory = (most + 8) * (options.prompt + options.out + 16) << 15
@@ -200,7 +205,7 @@ def main() -> None:
         "layers": len(model.layers),
         "prompt": options.prompt,
         "out": options.out,
-        "bits": options.bits,
+        "bits": "float8" if options.float8 else options.bits,
         "cache_dtype": options.cache_dtype or "bfloat16",
         "same_text_in_batches_of": dict(zip(map(str, counts[1:]), same, strict=True)),
         **first,

@@ -1,4 +1,4 @@
-"""Experts in 4 and 8 bits beside bf16 on one GPU: one layer in a CUDA graph, rotated inputs, microseconds a call.
+"""Experts in 4 and 8 bits and in float8 (W8A8) beside bf16 on one GPU: one layer in a CUDA graph, microseconds a call.
 
     python bench/gpu_quantized.py --out bench/results/gpu_quantized.json
 
@@ -21,10 +21,11 @@ import triton
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.gpu_experts import READ_BANDWIDTH, SHAPES, graphed
 from moesaic.kernels.triton.experts.layer import experts
+from moesaic.kernels.triton.float8.weight import Float8Weight
 from moesaic.kernels.triton.quantized.packed_weight import half_of, packed
 from moesaic.kernels.triton.quantized.weight import GpuQuantizedWeight
 
-SIZES = (1, 2, 4, 8, 16, 64, 256, 1024)
+SIZES = (1, 2, 4, 8, 16, 64, 256, 1024, 4096, 16384)
 
 
 def coded(count: int, outputs: int, inputs: int, bits: int, group: int) -> GpuQuantizedWeight:
@@ -59,7 +60,7 @@ def weights_of(shape: tuple[int, ...], group: int) -> dict[str, tuple[Any, Any]]
     D, F, E, _ = shape
     plain = [torch.randn(E, *size, device="cuda", dtype=torch.bfloat16) / 64 for size in ((2 * F, D), (D, F))]
     few = {f"{bits} bits": (coded(E, 2 * F, D, bits, group), coded(E, D, F, bits, group)) for bits in (4, 8)}
-    return {"bf16": (plain[0], plain[1]), **few}
+    return {"bf16": (plain[0], plain[1]), **few, "float8": tuple(map(Float8Weight.rounded, plain))}
 
 
 def layers(group: int) -> dict[str, Any]:
@@ -75,7 +76,7 @@ def layers(group: int) -> dict[str, Any]:
             row: dict[str, Any] = {}
             for label, pair in weights.items():
                 us = graphed([lambda s=s, pair=pair: experts(*s, *pair) for s in sets])
-                size = {"bf16": 2.0, "4 bits": 0.5 + 2 / group, "8 bits": 1 + 2 / group}[label]
+                size = {"bf16": 2.0, "4 bits": 0.5 + 2 / group, "8 bits": 1 + 2 / group, "float8": 1.0}[label]
                 row[label] = {"us": us, "floor_us": active * bytes_each * size / READ_BANDWIDTH * 1e6}
             table[name][T] = row
             bf16 = row["bf16"]["us"]

@@ -26,6 +26,7 @@ from bench.measure import record
 from moesaic.kernels.cross_entropy import linear_cross_entropy
 from moesaic.kernels.triton.adamw import adamw
 from moesaic.model.config import Experts, GroupedQuery, Layer, ModelConfig, Rope
+from moesaic.model.flops import training_flops
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
 
@@ -212,6 +213,7 @@ def main() -> None:
         total = sum(parameter.numel() for parameter in model.parameters())
         idle = options.layers * (EXPERTS - PER_TOKEN) * 3 * HIDDEN * EXPERT_HIDDEN
         active = total - idle
+        operations = training_flops(model.config, [options.length] * options.sequences)
         if who == "moesaic":
             step = our_step(model, options.sequences, options.length)
         else:
@@ -222,13 +224,11 @@ def main() -> None:
         gc.collect()
         seconds, losses, gib = timed(step, options.warm, options.steps)
         tokens = options.sequences * options.length
-        attention = 6 * options.layers * HEADS * HEAD_SIZE * options.length
-        operations = 6 * (active - VOCAB * HIDDEN) + attention  # looking up a row is no product
         row = {
             "who": who,
             "tokens_per_second": round(tokens / seconds),
             "ms": round(seconds * 1000, 2),
-            "tflops": round(operations * tokens / seconds / 1e12, 1),
+            "tflops": round(operations / seconds / 1e12, 1),
             "peak_gib": round(gib, 1),
             "losses": [round(loss, 4) for loss in losses],
             "parameters": total,

@@ -3,7 +3,7 @@
     python -m bench.kv_cache score --model out/smollm2 --length 1024 --examples 10          minutes a kind on two cores
     python -m bench.kv_cache score --model out/smollm2 --kinds needle --numbers 10 20       more questions, added up
     python -m bench.kv_cache memory                                                         a minute
-    python -m bench.kv_cache speed                                                          a minute
+    python -m bench.kv_cache speed --lengths 1024 4096 16384                                minutes
     python -m bench.kv_cache table
 
 Until its end every policy reads a prompt alike, so each prompt is read once, with the whole cache, and then handed to
@@ -20,7 +20,6 @@ import argparse
 import json
 import os
 import random
-import statistics
 import subprocess
 import sys
 import time
@@ -30,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench.kv_speed import measured
 from bench.measure import RESULTS, machine
 from moesaic.evaluate.interval import wilson
 from moesaic.evaluate.long_context_tasks import KINDS, Question, question, score
@@ -38,6 +38,7 @@ from moesaic.model.config import Dense, GroupedQuery, Layer, ModelConfig, Rope
 from moesaic.model.directory import load
 from moesaic.model.transformer import Model
 from moesaic.serve.core.engine import Engine
+from moesaic.serve.core.forward_pass import Chunk, ForwardPass
 from moesaic.serve.core.kv.compact import CompactRequest
 from moesaic.serve.core.kv_policies import AttentionStatistics, KVPolicy, Retained
 from moesaic.serve.core.request import Request, Sampling
@@ -46,7 +47,7 @@ ENTRIES: dict[str, tuple[str, dict[str, Any]]] = {
     "full": ("", {}),
     **{
         f"{name} {share:.0%}": (name, {"share": share})
-        for share in (0.5, 0.25)
+        for share in (0.5, 0.25, 0.1)
         for name in ("sinks", "h2o", "snapkv", "fastgen", "lethe", "kvmerger")
     },
     "8 bits": ("quantized", {"bits": 8}),
@@ -89,6 +90,9 @@ class Recording(CompactRequest):
 
     scores: dict[tuple[int, float], list[Tensor]]
 
+    def native(self, heads: int) -> None:
+        """Attention weights must pass by."""
+
     def record_queries(self, layer: int, q_THC: Tensor) -> None:
         if self.computed < self.prompt:
             super().record_queries(layer, q_THC)
@@ -127,8 +131,10 @@ def read(model: Model, prompt: list[int], policies: list[KVPolicy]) -> tuple[Rec
     return recording, request, engine
 
 
-def handed_over(model: Model, recording: Recording, source: Request, policy: KVPolicy) -> tuple[str, dict[str, float]]:
-    """The answer of an engine with this policy that goes on from a prompt read elsewhere, and what it held."""
+def handed_over(
+    model: Model, recording: Recording, source: Request, policy: KVPolicy
+) -> tuple[Engine, Request, dict[str, float]]:
+    """An engine with this policy that goes on from a prompt read elsewhere, its request, and what that holds."""
     prompt = list(source.prompt)
     engine = Engine(model, kv_policy=policy, cache_bytes=pages_bytes(model, len(prompt)), max_requests=1, seed=0)
     request = engine.request(prompt, source.sampling)
@@ -140,12 +146,12 @@ def handed_over(model: Model, recording: Recording, source: Request, policy: KVP
         assert engine.page_pool.grow(request, len(prompt))
         whole = engine.page_pool.in_use
         compact.begin(len(prompt), request.pages)
+        if compact.recorded_queries and recording.queries_LQHC is not None:
+            assert compact.recorded_queries == recording.recorded_queries
+            compact.room_for_queries(store.query_heads).copy_(recording.queries_LQHC)
         for layer in range(store.layers):
             k_NMC, v_NMC = recording.read(layer)
             compact.extend(layer, k_NMC[:, : len(prompt)].transpose(0, 1), v_NMC[:, : len(prompt)].transpose(0, 1))
-            heard_THC = recording.queries[layer]
-            if policy.encoding is not None and policy.encoding.queries and heard_THC is not None:
-                compact.queries[layer] = heard_THC[-policy.encoding.queries :]
             kind = (compact.scored_from, policy.decay)
             if kind in recording.scores:
                 compact.scores_LNM[layer] = recording.scores[kind][layer][:, : len(prompt)]
@@ -155,10 +161,29 @@ def handed_over(model: Model, recording: Recording, source: Request, policy: KVP
         "pages": engine.page_pool.in_use / whole,
         "bookkeeping": compact.bookkeeping_bytes / (whole * page_bytes(engine)),
     }
-    text = request.append(source.tokens[len(prompt)], engine.stop_tokens)
+    return engine, request, held
+
+
+def written(engine: Engine, request: Request, first: int) -> str:
+    """The answer, whose first token is known: it was chosen before anything was pruned."""
+    text = request.append(first, engine.stop_tokens)
     while request.finish_reason is None:
         text += "".join(output.text for output in engine.step())
-    return text, held
+    return text
+
+
+@torch.inference_mode()
+def judged(engine: Engine, request: Request, answer: list[int]) -> tuple[float, bool]:
+    """The log-probability of an answer after its first token, and whether greedy decoding would give it."""
+    model = engine.model
+    request.tokens.extend(answer)
+    assert engine.page_pool.grow(request, len(request.tokens))
+    forward = ForwardPass(model, [Chunk(request, len(answer) - 1)], engine.cache)
+    while not forward.done:
+        forward.advance()
+    logprobs_TV = model.logits_at(forward.hidden_TD).float().log_softmax(-1)
+    wanted_T = torch.tensor(answer[1:])
+    return float(logprobs_TV.gather(1, wanted_T[:, None]).sum()), bool((logprobs_TV.argmax(-1) == wanted_T).all())
 
 
 def page_bytes(engine: Engine) -> int:
@@ -179,22 +204,29 @@ def check(model: Model, entries: list[str]) -> None:
     for entry, policy in policies.items():
         engine = Engine(model, kv_policy=policy, cache_bytes=1 << 28, seed=0)
         alone = engine.generate([prompt], max_tokens=MOST_TOKENS, temperature=0.0)[0].text
-        assert handed_over(model, recording, source, policy)[0] == alone, entry
+        other, request, _ = handed_over(model, recording, source, policy)
+        assert written(other, request, source.tokens[len(prompt)]) == alone, entry
 
 
 def answers(model: Model, case: tuple[Question, list[int]], entries: list[str]) -> dict[str, dict[str, float]]:
+    """Of each entry the score, the log-probability of the right answer where there is one, and what the cache held."""
     wanted, prompt = case
     policies = {entry: made(entry) for entry in entries}
     recording, source, engine = read(model, prompt, [policy for policy in policies.values() if policy is not None])
-    while source.finish_reason is None:
-        engine.step()
     assert model.tokenizer is not None
-    right = score(wanted, model.tokenizer.decode(source.tokens[len(prompt) :]))
-    found = {"full": {"score": right, "pages": 1.0, "bookkeeping": 0.0}}
+    first = source.tokens[len(prompt)]
+    answer = model.tokenizer.encode(f" {wanted.answers[0]}", special=False) if len(wanted.answers) == 1 else []
+    found = {}
     for entry, policy in policies.items():
         if policy is not None:
-            text, held = handed_over(model, recording, source, policy)
-            found[entry] = {"score": score(wanted, text), **held}
+            engine, request, held = handed_over(model, recording, source, policy)
+        else:
+            engine, request, held = *handed_over(model, recording, source, Reading(len(prompt), []))[:2], {"pages": 1.0}
+        if len(answer) > 1:
+            logprob, right = judged(engine, request, answer)
+            found[entry] = {"score": float(right and first == answer[0]), "logprob": logprob, **held}
+        else:
+            found[entry] = {"score": score(wanted, written(engine, request, first)), **held}
     return found
 
 
@@ -204,7 +236,7 @@ def run_score(arguments: argparse.Namespace) -> None:
     entries = arguments.only or list(ENTRIES)
     if not arguments.unchecked:
         check(model, [entry for entry in entries if entry != "full"])
-    known = recorded() | {"model": arguments.model.name}
+    known = recorded("scores") | {"model": arguments.model.name}
     for kind in arguments.kinds:
         for number in range(*arguments.numbers):
             begun = time.perf_counter()
@@ -215,32 +247,32 @@ def run_score(arguments: argparse.Namespace) -> None:
                 known["scores"] = [old for old in known["scores"] if [old[name] for name in KEY] != key] + [row]
             write(known)
             print(f"{kind} {number}: {time.perf_counter() - begun:.1f} s", file=sys.stderr, flush=True)
-    table()
+    table(arguments.length)
 
 
-def table() -> None:
+def table(length: int) -> None:
     known = json.loads(FILE.read_text())
-    rows = known["scores"]
+    rows = [row for row in known["scores"] if row["length"] == length]
     kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in rows)]
-    print(
-        f"{'':14}{'score':>7} {'95 %':>13} {'of full':>8} {'kept':>6} {'pages':>7} {'beside':>7}  "
-        + " ".join(f"{k:>11}" for k in kinds)
-    )
-    full = {(row["kind"], row["length"], row["number"]): row["score"] for row in rows if row["entry"] == "full"}
+    told = f"{'score':>7} {'95 %':>13} {'of full':>8} {'kept':>6} {'log p':>7} {'pages':>7} {'beside':>7}"
+    print(f"{'':14}{told}  " + " ".join(f"{k:>11}" for k in kinds))
+    full = {(row["kind"], row["number"]): row for row in rows if row["entry"] == "full"}
     for entry in ENTRIES:
-        own = [row for row in rows if row["entry"] == entry]
+        own = [row for row in rows if row["entry"] == entry and (row["kind"], row["number"]) in full]
         if not own:
             continue
         scores = [row["score"] for row in own]
         low, high = wilson(sum(scores), len(scores))
-        before = [full[row["kind"], row["length"], row["number"]] for row in own]  # the same questions, whole cache
-        whole = max(mean(before), 1e-9)
-        kept = mean([one for one, was in zip(scores, before, strict=True) if was])
+        before = [full[row["kind"], row["number"]] for row in own]  # the same questions, whole cache
+        whole = max(mean([was["score"] for was in before]), 1e-9)
+        kept = mean([one for one, was in zip(scores, before, strict=True) if was["score"]])
+        # How much less likely the right answer has become, where there is one.
+        lost = mean([row["logprob"] - was["logprob"] for row, was in zip(own, before, strict=True) if "logprob" in row])
         by_kind = " ".join(f"{mean(scores_of(own, entry, kind)):11.3f}" for kind in kinds)
-        pages, beside = mean([row["pages"] for row in own]), mean([row["bookkeeping"] for row in own])
-        told = f"{low:6.2f} {high:6.2f} {mean(scores) / whole:8.0%} {kept:6.0%} {pages:7.1%} {beside:7.1%}"
-        print(f"{entry:14}{mean(scores):7.3f} {told}  {by_kind}")
-    for row in [*known["memory"], *known.get("speed", [])]:
+        pages, beside = mean([row["pages"] for row in own]), mean([row.get("bookkeeping", 0.0) for row in own])
+        told = f"{low:6.2f} {high:6.2f} {mean(scores) / whole:8.0%} {kept:6.0%} {lost:7.2f} {pages:7.1%} {beside:7.1%}"
+        print(f"{entry:14}{mean(scores):7.3f} {told}  {by_kind}  ({len(own)})")
+    for row in [*known["memory"], *known["speed"]]:
         print(row)
 
 
@@ -285,7 +317,7 @@ def resident() -> int:
 
 
 def run_memory(arguments: argparse.Namespace) -> None:
-    known = recorded()
+    known = recorded("memory")
     for entry in arguments.only or [name for name in ENTRIES if "50%" not in name or "minikv" in name]:
         words = [sys.executable, "-m", "bench.kv_cache", "batch", "--only", entry]
         row = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
@@ -295,33 +327,25 @@ def run_memory(arguments: argparse.Namespace) -> None:
 
 
 def run_speed(arguments: argparse.Namespace) -> None:
-    """One prompt and its answer, alone: seconds to read it, and milliseconds a token while it is written."""
-    model, known = load(arguments.model), recorded()
-    assert model.tokenizer is not None
-    _, prompt = question("needle", arguments.length, model.tokenizer, 1, 0)
-    wishes = Sampling(max_tokens=24, temperature=0.0, ignore_eos=True)
-    Engine(model, cache_bytes=1 << 28).generate([prompt[:64]], max_tokens=4)  # what is only made once
-    for entry in arguments.only or ["full", "snapkv 25%", "h2o 25%", "fastgen 25%", "4 bits", "minikv 50%"]:
-        engine = Engine(model, kv_policy=made(entry), cache_bytes=1 << 28, seed=0)
-        request = engine.request(prompt, wishes)
-        engine.add(request)
-        begun = time.perf_counter()
-        while not request.written:
-            engine.step()
-        read_seconds, steps = time.perf_counter() - begun, []
-        while request.finish_reason is None:
-            begun = time.perf_counter()
-            engine.step()
-            steps.append(time.perf_counter() - begun)
-        row = {"entry": entry, "read_seconds": read_seconds, "ms_per_token": 1e3 * statistics.median(steps)}
-        known["speed"] = [old for old in known.get("speed", []) if old["entry"] != entry] + [row]
+    """Processor time of a generated token after a prompt of each length, beside the full cache."""
+    model = load(arguments.model)
+    entries = arguments.only or [entry for entry in ENTRIES if entry == "full" or "25%" in entry or "bits" in entry]
+    policies = {entry: made(entry) for entry in ["full", *entries]}
+    for length in arguments.lengths:
+        rows, known = measured(model, policies, length, arguments.tokens), recorded("speed")
+        for row in rows:
+            same = [row[key] for key in ("entry", "length")]
+            kept = [old for old in known["speed"] if [old["entry"], old.get("length")] != same]
+            known["speed"] = [*kept, row]
+            print(row, flush=True)
         write(known)
-        print(row, flush=True)
 
 
-def recorded() -> dict[str, Any]:
+def recorded(part: str) -> dict[str, Any]:
+    """What is on file, of which one part is measured here and now."""
     known: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {"bench": "kv_cache"}
-    return {**known, "machine": machine(), "scores": known.get("scores", []), "memory": known.get("memory", [])}
+    known = {"scores": [], "memory": [], "speed": [], **known, f"{part}_machine": machine()}
+    return {**known, "machine": known.get("machine", machine())}
 
 
 def write(known: dict[str, Any]) -> None:
@@ -343,6 +367,8 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--kinds", nargs="*", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--numbers", type=int, nargs=2, default=[0, 10], help="which questions: from, to")
+    parser.add_argument("--lengths", type=int, nargs="*", default=[1024, 4096, 16384], help="of the prompts of `speed`")
+    parser.add_argument("--tokens", type=int, default=64, help="that `speed` generates after each")
     parser.add_argument("--only", nargs="*", choices=list(ENTRIES))
     parser.add_argument("--unchecked", action="store_true", help="do not compare with the engine first")
     arguments = parser.parse_args()
@@ -355,7 +381,7 @@ def main() -> None:
     elif arguments.what == "batch":
         print(json.dumps(serve_batch(arguments.only[0])))
     else:
-        table()
+        table(arguments.length)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ import os
 import shutil
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import moesaic
+from moesaic.model.transformer import Model
 from moesaic.recipe import Recipe
-from moesaic.train.held_out_loss import HeldOutLoss
 from moesaic.train.loop import train
 from moesaic.train.run import Run
 
@@ -43,7 +43,7 @@ def bench_arguments(description: str | None, variants: Iterable[str], out: str) 
     return arguments
 
 
-def trained(recipe: Recipe, out: Path, data: Path, held_out: HeldOutLoss) -> Result:
+def trained(recipe: Recipe, out: Path, data: Path, held_out: Callable[[Model], float]) -> Result:
     """Train, or read what an earlier call found. One that was interrupted begins again, for the sake of its time."""
     file = out / "bench.json"
     if file.is_file():
