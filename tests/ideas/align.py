@@ -182,6 +182,14 @@ IDEAS = [
     ),
     Idea(
         "align/stages/policy",
+        "normalise: each reward in units of its own spread",
+        "centred_QGR / torch.where(real_Q1R, spread_Q1R, 1.0)",
+        "centred_QGR",
+        "align/test_normalise.py::test_a_small_reward_beside_a_large_one_is_still_learned",
+        "align/advantages.py",
+    ),
+    Idea(
+        "align/stages/policy",
         "better than the rest of its group",
         "centred_QG = rewards_QG - rewards_QG.mean(1, keepdim=True)\n    return centred_QG / (rewards_QG",
         "centred_QG = rewards_QG\n    return centred_QG / (rewards_QG",

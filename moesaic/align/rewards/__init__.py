@@ -25,6 +25,11 @@ class Reward:
 
     parallel: ClassVar[int] = 1
 
+    @property
+    def aspect(self) -> str:
+        """What it looks at, where one reward can look at several things."""
+        return ""
+
     def __call__(self, answer: Answer) -> float:
         raise NotImplementedError
 
@@ -72,8 +77,8 @@ def judge(rewards: Sequence[tuple[str, float, Reward]], answers: Sequence[Answer
 
 
 def weighted_rewards(entries: Sequence[Mapping[str, Any]]) -> list[tuple[str, float, Reward]]:
-    """Name, weight and reward of each that a recipe names."""
-    rewards = []
+    """Name, weight and reward of each that a recipe names; no two have the same name."""
+    rewards: list[tuple[str, float, Reward]] = []
     for method in named(entries):
         options = dict(method.options)
         weight = options.pop("weight", 1.0)
@@ -82,7 +87,9 @@ def weighted_rewards(entries: Sequence[Mapping[str, Any]]) -> list[tuple[str, fl
                 "align.stages: rewards", f"the weight of {method.name} is {found(weight)}", "Write a number."
             )
         reward = build(Method(method.name, options), Reward, "align.stages: rewards")
-        rewards.append((method.name, float(weight), reward))
+        name = ".".join(filter(None, (method.name, reward.aspect)))
+        alike = sum(other.partition("#")[0] == name for other, _, _ in rewards)
+        rewards.append((f"{name}#{alike + 1}" if alike else name, float(weight), reward))
     return rewards
 
 

@@ -166,7 +166,7 @@ class AsyncRolloutStream(PolicyStream):
             for group in found:
                 self.selector.learn(group.task.place, group.samples)
             rounds.append(_rollouts(found))
-            groups += [g.samples for g in found if settings.dynamic == 1 or informative(g.samples)]
+            groups += [g.samples for g in found if settings.dynamic == 1 or informative(g.samples, settings.each)]
             if len(groups) >= settings.prompts:
                 break
         return groups[: settings.prompts] or rounds[-1].groups, rounds
@@ -193,7 +193,7 @@ class AsyncRolloutStream(PolicyStream):
                 self.selector.learn(group.task.place, group.samples)
                 if not self._fresh(group):
                     self.buffer.drop(group.task.number)
-                elif settings.dynamic > 1 and spare and not informative(group.samples):
+                elif settings.dynamic > 1 and spare and not informative(group.samples, settings.each):
                     self.buffer.drop(group.task.number)
                     spare -= 1
         taken = self.buffer.take(sorted(self.buffer.ready)[:wanted])

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
+from math import nan
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from moesaic.align.advantages import normalised_each
 from moesaic.align.rewards import Judged, Reward, judge
 from moesaic.align.rollouts.engine_work import EngineWork
 from moesaic.data.packing import IGNORED, Batch, GroupedBatch
@@ -54,6 +56,7 @@ class Sample:
             "finish_reason": self.finish_reason,
             "advantage": self.advantage,
             "reward": self.judged.total,
+            "parts": self.judged.parts,
             "problems": list(self.judged.problems),
             "learn": self.learn,
             "kept": self.kept,
@@ -72,7 +75,7 @@ class Sample:
             values["versions"],
             values["text"],
             values["finish_reason"],
-            Judged(values["reward"], {}, tuple(values["problems"])),
+            Judged(values["reward"], values.get("parts", {}), tuple(values["problems"])),
             {int(n): torch.tensor(r) for n, r in routes.items()} if routes is not None else None,
             values["advantage"],
             values["learn"],
@@ -90,6 +93,22 @@ class Sample:
     @property
     def learned(self) -> list[bool]:
         return self.learn if self.learn is not None else [True] * len(self.tokens)
+
+
+def rewards_of(groups: Sequence[Sequence[Sample]], each: Mapping[str, float] | None) -> Tensor:
+    """Of every completion of every group one number; with `each`, the weights by name, every reward normalised first.
+
+    In 64 bits: in 32 the mean of equal rewards is often another number, and the difference counts as spread.
+    """
+    if each is None:
+        return torch.tensor([[sample.judged.total for sample in group] for group in groups], dtype=torch.float64)
+    parts = [[[_given(sample.judged.parts[name]) for name in each] for sample in group] for group in groups]
+    weights_R = torch.tensor(list(each.values()), dtype=torch.float64)
+    return normalised_each(torch.tensor(parts, dtype=torch.float64), weights_R)
+
+
+def _given(part: float | None) -> float:
+    return nan if part is None else part
 
 
 @dataclass

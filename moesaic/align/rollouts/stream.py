@@ -19,7 +19,7 @@ from moesaic.align.examples import Mixture, Place
 from moesaic.align.rewards import Reward
 from moesaic.align.rollouts.engine_work import EngineWork
 from moesaic.align.rollouts.multi_turn import StartGroup, generate_multi_turn
-from moesaic.align.rollouts.rollout import Rollouts, Sample, as_batch, generate
+from moesaic.align.rollouts.rollout import Rollouts, Sample, as_batch, generate, rewards_of
 from moesaic.align.rollouts.weight_sync import WeightSync
 from moesaic.align.selection import Selector
 from moesaic.data.packing import Batch
@@ -45,6 +45,7 @@ class RolloutSettings:
     began: bool = False  # whether the trainer's own log-probabilities before the first update are kept
     replay: bool = False  # and whether they are of the engine's routes
     right: float | None = None  # the reward from which on a completion is imitated
+    each: Mapping[str, float] | None = None  # rewards that are normalised one by one, by name: their weights
 
 
 @dataclass(kw_only=True)
@@ -102,9 +103,7 @@ class PolicyStream:
         return self.selector.choose(self.selector.needed(count) if self.settings.dynamic > 1 else count)
 
     def set_advantages(self, groups: Sequence[Sequence[Sample]]) -> None:
-        # In 64 bits: in 32 the mean of equal rewards is often another number, and the difference counts as spread.
-        rewards_QG = torch.tensor([[sample.judged.total for sample in group] for group in groups], dtype=torch.float64)
-        advantages_QG = ADVANTAGES[self.settings.advantage](rewards_QG)
+        advantages_QG = ADVANTAGES[self.settings.advantage](rewards_of(groups, self.settings.each))
         for group, advantages in zip(groups, advantages_QG.tolist()):
             for sample, advantage in zip(group, advantages):
                 sample.advantage = advantage
@@ -237,7 +236,7 @@ class RolloutStream(PolicyStream):
             rollouts = self._generate(prompts, len(rounds))
             for prompt, group in zip(prompts, rollouts.groups, strict=True):
                 self.selector.learn(prompt, group)
-            groups += [group for group in rollouts.groups if settings.dynamic == 1 or informative(group)]
+            groups += [group for group in rollouts.groups if settings.dynamic == 1 or informative(group, settings.each)]
             rounds.append(rollouts)
         # Nothing to learn is better than a shape of nothing.
         return groups[: settings.prompts] or rounds[-1].groups, rounds
@@ -263,9 +262,9 @@ def imitated(batch: Batch, right: float) -> Tensor:
     return right_T / right_T.sum().clamp(min=1)
 
 
-def informative(group: Sequence[Sample]) -> bool:
+def informative(group: Sequence[Sample], each: Mapping[str, float] | None = None) -> bool:
     """Completions that all have the same reward say nothing about which is better."""
-    return len({sample.judged.total for sample in group}) > 1
+    return len(set(rewards_of([group], each)[0].tolist())) > 1
 
 
 def _notes(rounds: Sequence[Rollouts], groups: Sequence[Sequence[Sample]]) -> dict[str, float]:
@@ -285,4 +284,12 @@ def _notes(rounds: Sequence[Rollouts], groups: Sequence[Sequence[Sample]]) -> di
         "accepted_per_step": work.accepted / max(work.steps, 1),
         "tokens_per_pass": work.generated / max(work.steps, 1),
         "reward_problems": float(sum(len(rollouts.problems) for rollouts in rounds)),
+        **_each_reward(samples),
     }
+
+
+def _each_reward(samples: Sequence[Sample]) -> dict[str, float]:
+    """The mean of each, where there are several: their sum does not say which of them is learned."""
+    names = samples[0].judged.parts
+    given = {name: [p for sample in samples if (p := sample.judged.parts[name]) is not None] for name in names}
+    return {f"reward/{name}": sum(parts) / len(parts) for name, parts in given.items() if parts and len(names) > 1}

@@ -68,6 +68,7 @@ class Policy(Stage):
     top_p: float = 1.0
     top_k: int = 0  # 0: any token
     advantage: str = "group_relative"
+    normalise: Literal["sum", "each"] = "sum"  # rewards by their group: their sum, or each before they are summed
     level: Literal["token", "sequence"] = "token"
     dynamic: int = 1  # DAPO's dynamic sampling: rounds, at most, until enough groups are informative
     objective: dict[str, Any] = field(default_factory=dict)  # options of the policy objective
@@ -93,6 +94,8 @@ class Policy(Stage):
             raise ValueError("replay wants record_routes, whose routes it follows")
         if self.advantage not in ADVANTAGES:
             raise ValueError(f"advantage is one of {', '.join(ADVANTAGES)}")
+        if self.normalise == "each" and self.critic is not None and not self.critic.baseline:
+            raise ValueError("normalise: each is within the group, which a critic looks at only with baseline: true")
         least = 1 if self.critic is not None and not self.critic.baseline and self.dynamic == 1 else 2
         if min(self.prompts, self.updates, self.dynamic, self.max_tokens) < 1 or self.group < least:
             raise ValueError(f"prompts, updates, dynamic and max_tokens are at least 1, and group at least {least}")
@@ -180,6 +183,7 @@ class Policy(Stage):
             began=self.updates > 1 and self.objective.get("correction", "none") != "none",
             replay=bool(self.objective.get("replay")),
             right=self.objective.get("right", PolicyObjective.right) if self.objective.get("imitate") else None,
+            each={n: w for n, w, _ in weighted_rewards(self.rewards)} if self.normalise == "each" else None,
         )
         selector = self._selection().begin(examples, model, self.seed)
         kept_near = self.objective.get("kl") or (self.critic is not None and self.critic.kl)
