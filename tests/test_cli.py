@@ -82,6 +82,11 @@ COMMANDS = {
                 raise UserError("out/model.safetensors", "truncated " * 12, "Copy it\\nagain.")
             if how == "interrupt":
                 raise KeyboardInterrupt
+            if how == "import":
+                try:
+                    raise KeyboardInterrupt
+                except KeyboardInterrupt:
+                    raise ImportError("initialization failed")
             if how == "disk":
                 raise OSError(errno.ENOSPC, "No space left on device", "out/model.safetensors")
             if how == "memory":
@@ -295,6 +300,7 @@ class TestFailedWork:
             ("disk", 1, "out/model.safetensors: no space left on device"),
             ("memory", 1, "out of memory"),
             ("interrupt", 130, "stopped"),
+            ("import", 130, "stopped"),
         ],
     )
     def test_is_told_without_a_traceback(self, run: Run, how: str, code: int, message: str) -> None:

@@ -105,9 +105,17 @@ def explain(error: BaseException, name: str) -> tuple[int, str]:
         case OSError(strerror=str(problem)):
             place = f"{error.filename}: " if error.filename else ""
             return 1, in_two_lines(f"{name}: {place}{problem.lower()}")
+    if came_of_stopping(error):
+        return 130, f"{name}: stopped"
     remedy = "run again with --debug for the traceback"
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return 1, in_two_lines(f"{name}: internal error: {what}; {remedy}", remedy)
+
+
+def came_of_stopping(error: BaseException) -> bool:
+    """Whether a library made something else of a Ctrl-C, such as an import that was cut short."""
+    cause = error.__cause__ or error.__context__
+    return cause is not None and (isinstance(cause, KeyboardInterrupt) or came_of_stopping(cause))
 
 
 def all_ranks_say_it() -> bool:

@@ -32,3 +32,5 @@ def command(
     result = align(load_recipe(recipe, overrides or []), model, out, quiet=json)
     if json:
         print_json(result)
+    if result["stages"][-1]["outcome"] == "stopped":  # so that a script does not go on with half an alignment
+        raise typer.Exit(130)

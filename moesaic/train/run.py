@@ -375,14 +375,12 @@ class Run:
             raise KeyboardInterrupt
         self.stopping = True
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         signal.signal(signal.SIGINT, self._handler)
         if isinstance(self.data, ClosableStream):
             self.data.close()
         if error is not None:
-            self.report.__exit__(kind, error, trace)
+            self.report.__exit__(kind, error, at)
             return
         try:
             self.checkpoints.wait()
@@ -392,6 +390,8 @@ class Run:
             self.report.__exit__(type(late), late, late.__traceback__)
             raise
         self.summary = self.report.close("finished" if self.done() else "stopped", plot=self.plots)
+        if self.stopping and self.done():  # pressed in the last step: it is meant for what comes after
+            signal.raise_signal(signal.SIGINT)
 
 
 def _given(data: Path | None) -> Path:

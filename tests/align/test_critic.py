@@ -167,7 +167,9 @@ def test_a_stopped_stage_goes_on_to_the_same_bits(base, questions, tmp_path, mon
     plain = Run.finished
     for step in range(1, 5):
         monkeypatch.setattr(
-            Run, "finished", lambda run, at=step: setattr(run, "stopping", run.step >= at) or plain(run)
+            Run,
+            "finished",
+            lambda run, at=step: setattr(run, "stopping", run.step >= at and not run.done()) or plain(run),
         )
         align(recipe(tmp_path, questions, options), base, parts, quiet=True)
     timed = {"seconds", "tokens_per_second", "mfu"}

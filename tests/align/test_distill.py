@@ -103,7 +103,9 @@ def stop_and_go_on(run, tmp_path, monkeypatch, steps: int) -> None:
     plain = Run.finished
     for step in range(1, steps + 1):
         monkeypatch.setattr(
-            Run, "finished", lambda run, at=step: setattr(run, "stopping", run.step >= at) or plain(run)
+            Run,
+            "finished",
+            lambda run, at=step: setattr(run, "stopping", run.step >= at and not run.done()) or plain(run),
         )
         run(parts)
     timed = {"seconds", "tokens_per_second", "mfu"}

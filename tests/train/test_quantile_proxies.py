@@ -118,11 +118,12 @@ def test_stopped_and_gone_on_with_it_ends_the_same(recipe: Path, done: Path, tmp
     command = [sys.executable, "-m", "moesaic", "quantiles", str(recipe), "--out", str(out), *OPTIONS]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ, text=True)
     deadline = time.monotonic() + PATIENCE
-    while not list(out.glob("proxies/*/metrics.jsonl")) and time.monotonic() < deadline:
+    while not any(file.stat().st_size for file in out.glob("proxies/*/metrics.jsonl")) and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130 and "Run the same command to resume" in told and "Traceback" not in told
+    assert process.returncode == 130, told
+    assert "Run the same command to resume" in told and "Traceback" not in told
     assert not (out / "quantiles.json").exists()
     assert main(["quantiles", str(recipe), "--out", str(out), *OPTIONS]) == 0
     assert (out / "quantiles.json").read_text() == (done / "quantiles.json").read_text()

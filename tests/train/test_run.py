@@ -803,6 +803,21 @@ class TestWhatGoesWrong:
         run(recipe_file, tmp_path / "run")
         assert equal(weights(tmp_path / "run"), weights(whole))
 
+    def test_ctrl_c_in_the_last_step_stops_what_comes_after(self, recipe_file, whole, tmp_path):
+        recipe = load_recipe(recipe_file)
+
+        class Interrupted(Run):
+            def log_step(self, *arguments):
+                super().log_step(*arguments)
+                if self.done():
+                    os.kill(os.getpid(), signal.SIGINT)
+
+        interrupted = Interrupted(recipe, tmp_path / "run", Path(recipe.train.data), quiet=True)
+        with pytest.raises(KeyboardInterrupt):
+            train(interrupted)
+        assert interrupted.summary["outcome"] == "finished"  # and nothing of it is lost
+        assert equal(weights(tmp_path / "run"), weights(whole))
+
 
 def test_a_run_cut_short_on_the_command_line_has_a_warm_up_that_fits(recipe_file, tmp_path):
     run(recipe_file, tmp_path / "run", "train.steps=2")  # of which the file's warm-up would take 3
