@@ -136,6 +136,7 @@ def test_adapters_are_in_every_worker_also_in_one_begun_anew(directory: Path, tm
             saying = asyncio.create_task(text_of(loop, held))
             await until(lambda: held.written == 5)
             await loop.load_adapter("mine", str(other))  # the same name, another adapter
+            await until(lambda: all(worker.ready is not None for worker in loop.workers))  # one may have served alone
             for worker in loop.workers:
                 assert worker.ready is not None
                 os.kill(worker.ready.pids[0], signal.SIGKILL)
