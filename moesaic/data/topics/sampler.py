@@ -21,10 +21,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
+from math import lgamma
 from pathlib import Path
 
 import numpy as np
-from scipy.special import gammaln
+import torch
 
 from moesaic import atomic
 from moesaic.data.shards import Shards
@@ -191,14 +192,19 @@ class Sampler:
 def words_likelihood(counts_WK: np.ndarray, beta: float) -> float:
     """log p(words | topics), the words of each topic integrated out."""
     words, topics = counts_WK.shape
-    total = topics * gammaln(words * beta) - gammaln(counts_WK.sum(0, dtype=np.int64) + words * beta).sum()
+    total = topics * lgamma(words * beta) - log_gamma(counts_WK.sum(0, dtype=np.int64) + words * beta).sum()
     positive = counts_WK[counts_WK > 0]
-    return float(total + (gammaln(positive + beta) - gammaln(beta)).sum())
+    return float(total + (log_gamma(positive + beta) - lgamma(beta)).sum())
 
 
 def documents_likelihood(document_T: np.ndarray, topic_T: np.ndarray, topics: int, alpha: float) -> float:
     sizes = np.bincount(document_T)
     sizes = sizes[sizes > 0]
     counts = np.unique(document_T * topics + topic_T, return_counts=True)[1]
-    total = len(sizes) * gammaln(topics * alpha) - gammaln(sizes + topics * alpha).sum()
-    return float(total + (gammaln(counts + alpha) - gammaln(alpha)).sum())
+    total = len(sizes) * lgamma(topics * alpha) - log_gamma(sizes + topics * alpha).sum()
+    return float(total + (log_gamma(counts + alpha) - lgamma(alpha)).sum())
+
+
+def log_gamma(numbers: np.ndarray) -> np.ndarray:
+    """Of torch, which is loaded anyway: every `moesaic train` would wait for scipy's, which takes most of a second."""
+    return torch.lgamma(torch.from_numpy(numbers.astype(np.float64))).numpy()
