@@ -25,6 +25,7 @@ from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.kv_policies import KVPolicy
 from moesaic.serve.core.request import Request, Sampling
 from moesaic.train.report.metrics import Journal
+from moesaic.worlds.completions import prompt_tokens
 
 Conversation = Sequence[dict[str, Any]]
 OnAnswer = Callable[[int, "Answer"], None]  # the number of a question, and its answer
@@ -63,7 +64,7 @@ class EngineBackend(Backend):
         running: dict[int, tuple[int, Request]] = {}
         texts: dict[int, str] = {}
         for number, messages in enumerate(conversations):
-            prompt = tokenizer.encode(tokenizer.chat([dict(message) for message in messages]), special=False)
+            prompt = prompt_tokens(tokenizer, messages)
             if len(prompt) >= max_length:
                 on_answer(number, Answer("", 0, out_of_context=True))
                 continue

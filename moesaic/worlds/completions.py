@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moesaic.model.tokenizer import Tokenizer
+from moesaic.model.untrusted_content import encode_untrusted
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Request, Sampling
 from moesaic.worlds.example import Example
+
+SPEAKERS = ("assistant",)  # roles whose turns may hold special tokens: the model's own
 
 
 def seed_of(*parts: int) -> int:
@@ -21,10 +24,10 @@ def seed_of(*parts: int) -> int:
 def prompt_tokens(
     tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None
 ) -> list[int]:
-    """The tokens up to where the assistant is about to speak."""
+    """The tokens up to where the assistant is about to speak. What others said to it is data: a mark of a chat template
+    in a question, or in what a tool found, is the characters it is written with."""
     options = {"tools": list(tools)} if tools else {}
-    text = tokenizer.chat([dict(message) for message in messages], reply=True, **options)
-    return tokenizer.encode(text, special=False)
+    return encode_untrusted(tokenizer, messages, trusted=SPEAKERS, **options)
 
 
 def requests_for(engine: Engine, example: Example, group: int, sampling: Mapping[str, Any], seed: int) -> list[Request]:

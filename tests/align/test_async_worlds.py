@@ -7,10 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+import moesaic
 from moesaic.align.align import align
+from moesaic.align.rollouts.async_stream import AsyncRolloutStream
 from tests.align.made import recipe_of
 from tests.serve.made import talking_model
+from tests.waiting import until
 
 ray = pytest.importorskip("ray")
 
@@ -36,3 +40,32 @@ def test_workers_play_in_a_world(tmp_path: Path, name: str) -> None:
     lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert len(lines) == 2 and all(line["reward_problems"] == 0 for line in lines)
     assert all(line["tokens"] > 0 and "reward" in line for line in lines)
+
+
+def test_episodes_that_were_played_ahead_change_nothing_that_is_learned(tmp_path: Path, monkeypatch) -> None:
+    """A worker with nothing to do plays the episodes that come next; the run is the one without workers, to the bit."""
+    base = talking_model(tmp_path / "base", context=4096)
+    stage = (
+        "{name: policy, steps: 3, lr: 0.003, prompts: 2, group: 2, max_tokens: 12, advantage: group_centred, "
+        "environment: {name: sql, turns: 2}, drafter: suffix, "
+        "rewards: [{name: environment}, {name: repetition, n: 1, unit: characters}]"
+    )
+    align(recipe_of(tmp_path, f"{stage}}}"), base, tmp_path / "plain", quiet=True)
+    collect_rollouts, taken = AsyncRolloutStream.collect_rollouts, []
+
+    def slowly(stream: AsyncRolloutStream):
+        """A trainer that takes its time once, until the worker has played some of what comes."""
+        found = collect_rollouts(stream)
+        taken.append(found)
+        if len(taken) == 1:
+            until(lambda: stream.workers.poll(0.1) == [] and stream.workers.counts.ahead > 0, "running ahead")
+        return found
+
+    monkeypatch.setattr(AsyncRolloutStream, "collect_rollouts", slowly)
+    ahead = f"{stage}, asynchronous: {{staleness: 0, run_ahead: true}}}}"
+    align(recipe_of(tmp_path, ahead), base, tmp_path / "ahead", quiet=True)
+    lines = [json.loads(line) for line in (tmp_path / "ahead" / "metrics.jsonl").read_text().splitlines()]
+    assert lines[0]["ran_ahead"] > 0 and all(line["staleness_max"] == 0 for line in lines)
+    one, other = (moesaic.load(tmp_path / name).state_dict() for name in ("plain", "ahead"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert any(not torch.equal(one[name], moesaic.load(base).state_dict()[name]) for name in one)

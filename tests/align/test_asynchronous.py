@@ -288,7 +288,6 @@ def test_an_engine_that_fails_gives_up_what_it_holds_and_goes_on(base, monkeypat
         ("{staleness: -1}", "at least 0"),
         ("{on_update: never}", "recompute"),
         ("{workers: 0}", "at least 1"),
-        ("{run_ahead: true}, environment: tool_use", "run_ahead wants a drafter"),
     ],
 )
 def test_bad_options_are_refused(base, tmp_path, options, message):

@@ -89,15 +89,21 @@ class Trajectory:
     def _episode(self) -> Episode:
         """The episode as it stands, once more."""
         episode = self.environment.begin(self.example)
-        for said in self.said:
-            episode.step(said)
+        try:
+            for said in self.said:
+                episode.step(said)
+        except BaseException:
+            episode.close()
+            raise
         return episode
 
     def attempt(self, text: str, said: Message, score: Score, whole: bool) -> Candidate:
         """What would become of an action; one that was cut off is worth nothing."""
         episode = self._episode()
-        step = episode.step(said)
-        episode.close()
+        try:
+            step = episode.step(said)
+        finally:
+            episode.close()
         return Candidate(text, said, step, score(step) if whole else 0.0)
 
     def go_on(self, candidates: Sequence[Candidate]) -> None:

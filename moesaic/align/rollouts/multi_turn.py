@@ -6,38 +6,47 @@ sequence that is learned from is, token for token, what the engine computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from moesaic.align.rewards import Judged, Reward, reward_of
 from moesaic.align.rollouts.engine_work import EngineWork
-from moesaic.align.rollouts.pool import Rollout, RolloutPool
+from moesaic.align.rollouts.pool import Rollout, RolloutPool, StartGroup
 from moesaic.align.rollouts.rollout import Rollouts, Sample, sample_of
 from moesaic.errors import UserError
 from moesaic.methods import Method, build
 from moesaic.model.tokenizer import Tokenizer
+from moesaic.model.untrusted_content import Covered
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Request, Sampling
 from moesaic.serve.parsers import Parser, detect
-from moesaic.worlds.completions import prompt_tokens, seed_of
+from moesaic.worlds.completions import SPEAKERS, prompt_tokens, seed_of
 from moesaic.worlds.environments import Environment
 from moesaic.worlds.example import Example
 from moesaic.worlds.judges import Answer
 
-MARK = "\u241e9c1f\u241e"  # stands for a turn in a conversation that is rendered only to see what follows it
+MARK = "\ue000\ue002"  # a turn in a conversation that is rendered only to see what follows it; nobody can forge it
 
 
 def between(
-    tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], tools: Sequence[Any], shown: Sequence[dict[str, Any]]
-) -> str:
-    """The text from the end of one assistant turn to the opening of the next, its end mark included."""
+    tokenizer: Tokenizer,
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[Any],
+    shown: Sequence[dict[str, Any]],
+    ended: str = "",
+) -> list[int]:
+    """The tokens from the end of one assistant turn to the opening of the next, its end mark included unless the turn
+    `ended` with it. What is shown is data: it holds no special token, whatever it spells out."""
     options = {"tools": list(tools)} if tools else {}
-    text = tokenizer.chat([*messages, {"role": "assistant", "content": MARK}, *shown], reply=True, **options)
-    _, mark, after = text.rpartition(MARK)
-    if not mark:
+    covered = Covered(tokenizer, [*messages, *shown], trusted=SPEAKERS)
+    before, after = covered.messages[: len(messages)], covered.messages[len(messages) :]
+    text = tokenizer.chat([*before, {"role": "assistant", "content": MARK}, *after], reply=True, **options)
+    _, found, rest = text.rpartition(MARK)
+    if not found:
         raise UserError(tokenizer.place, "the chat template leaves a turn out once others follow", "Mend it.")
-    return after
+    return covered.encode(rest.removeprefix(ended))
 
 
 class MultiTurnRollout(Rollout):
@@ -55,6 +64,7 @@ class MultiTurnRollout(Rollout):
         assert engine.tokenizer is not None
         self.engine, self.tokenizer, self.parser = engine, engine.tokenizer, parser
         self.environment, self.sampling, self.seed = environment, sampling, seed
+        self._busy, self._closed = threading.Lock(), False
         self.episode = environment.begin(example)
         self.messages = list(self.episode.messages)
         self.prompt = prompt_tokens(self.tokenizer, self.messages, self.episode.tools or None)
@@ -66,8 +76,22 @@ class MultiTurnRollout(Rollout):
         self.reward = 0.0
         self.turn = 0
         self.said = ""  # in the last turn, calls and thoughts left out
-        super().__init__(example, self._request())
+        try:
+            super().__init__(example, self._request())
+        except BaseException:
+            self.close()
+            raise
         self.turns = True
+
+    def close(self) -> None:
+        """Give the world back, once; a step that is under way is waited for."""
+        with self._busy:
+            self._close()
+
+    def _close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self.episode.close()
 
     def _request(self) -> Request:
         markers = self.parser.markers(self.tokenizer, calls=bool(self.episode.tools))
@@ -75,6 +99,10 @@ class MultiTurnRollout(Rollout):
         return self.engine.request([*self.prompt, *self.tokens], sampling)
 
     def next_turn(self) -> Request | None:
+        with self._busy:
+            return None if self._closed else self._next_turn()
+
+    def _next_turn(self) -> Request | None:
         request = self.request
         written = request.tokens[len(request.prompt) :]
         self._add(written, [entry.logprob for entry in request.logprobs], request.versions, True)
@@ -87,23 +115,20 @@ class MultiTurnRollout(Rollout):
             self.scores.append(step.score)
         self.turn += 1
         if step.done or request.finish_reason != "stop" or self.turn >= self.environment.turns:
-            self.episode.close()
+            self._close()
             return None
-        rest = between(self.tokenizer, self.messages, self.episode.tools, step.messages)
-        ended = self.tokenizer.decode(written[-1:], special=True) if written else ""
-        if ended and rest.startswith(ended):  # the end mark was said
-            rest = rest[len(ended) :]
+        ended = self.tokenizer.decode(written[-1:], special=True) if written else ""  # the end mark, if it was said
+        shown = between(self.tokenizer, self.messages, self.episode.tools, step.messages, ended)
         calls = [{"type": "function", "function": {"name": c.name, "arguments": c.arguments}} for c in said.calls]
         turn = {"role": "assistant", "content": said.content} | ({"tool_calls": calls} if calls else {})
         self.messages += [turn, *step.messages]
         try:
-            shown = self.tokenizer.encode(rest, special=False)
             last = self.versions[-1] if self.versions else 0
             self._add(shown, [0.0] * len(shown), [last] * len(shown), False)
             following = self._request()
         except UserError:  # the context holds no further turn
             self._drop(len(shown))
-            self.episode.close()
+            self._close()
             return None
         self.request, self.text = following, ""
         return following
@@ -146,17 +171,20 @@ def open_environment(method: Method) -> Environment:
     return environment
 
 
-StartGroup = Callable[[Engine, Example, int], list[Rollout]]  # the rollouts of a group, from a seed
-
-
 def multi_turn_rollouts(environment: Environment, group: int, sampling: Mapping[str, Any]) -> StartGroup:
     def start_group(engine: Engine, example: Example, seed: int) -> list[Rollout]:
         assert engine.tokenizer is not None
         parser = detect(engine.tokenizer.chat_template)
-        return [
-            MultiTurnRollout(engine, parser, environment, example, sampling, seed_of(seed, number))
-            for number in range(group)
-        ]
+        rollouts: list[Rollout] = []
+        try:
+            for number in range(group):
+                own = seed_of(seed, number)
+                rollouts.append(MultiTurnRollout(engine, parser, environment, example, sampling, own))
+        except BaseException:
+            for rollout in rollouts:
+                rollout.close()
+            raise
+        return rollouts
 
     return start_group
 

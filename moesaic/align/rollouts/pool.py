@@ -33,11 +33,17 @@ class Rollout:
         the engine's thread."""
         return None
 
+    def close(self) -> None:
+        """Nobody waits for it any more. Called once or several times, from any thread."""
+
     def answer(self) -> Answer:
         return answer_of(self.example, self.request, self.text)
 
     def sample(self, judged: Judged) -> Sample:
         return sample_of(self.request, self.text, judged, self.example.question)
+
+
+StartGroup = Callable[[Engine, Example, int], list[Rollout]]  # the rollouts of a group, from a seed
 
 
 @dataclass(eq=False)
@@ -75,6 +81,8 @@ class RolloutPool:
         group = self.groups.pop(number, None)
         for request in group.requests if group is not None else ():
             self._driver.abort(request)
+        for rollout in group.rollouts if group is not None else ():
+            self._threads.submit(rollout.close)  # it waits for a step under way
 
     def step(self) -> list[Finished]:
         self.changed.clear()
@@ -93,9 +101,12 @@ class RolloutPool:
         return finished
 
     def close(self) -> None:
+        left = [rollout for group in self.groups.values() for rollout in group.rollouts]
         for number in list(self.groups):
             self.give_up(number)
         self._threads.shutdown(wait=False, cancel_futures=True)
+        for rollout in left:
+            rollout.close()
 
     def _submit(self, number: int, rollout: Rollout, request: Request) -> None:
         self.groups[number].requests.append(request)

@@ -3,27 +3,28 @@ has something to draft from. What is generated here is never trained on, and see
 
 A draw is a hash of its seed and place. So a completion ahead is given the seed that the real one will have: under
 weights that are a little newer, nearly all of its tokens come out the same, and where one does not, a draft token is
-rejected.
+rejected. Worlds answer the same actions with the same words, so this holds for all turns of an episode.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from moesaic.align.rollouts.engine_work import EngineWork
+from moesaic.align.rollouts.pool import RolloutPool, StartGroup
 from moesaic.serve.core.engine import Engine
-from moesaic.serve.core.request import Request
-from moesaic.worlds.completions import requests_for
 from moesaic.worlds.example import Example
+
+GLANCE = 0.01  # seconds between looks at whether there is something better to do, while a world takes its time
 
 
 class RunAhead:
     """Belongs to the engine's thread."""
 
-    def __init__(self, engine: Engine, group: int, sampling: Mapping[str, Any]) -> None:
-        self.engine, self.group, self.sampling = engine, group, sampling
+    def __init__(self, engine: Engine, start_group: StartGroup) -> None:
+        self.engine, self.start_group = engine, start_group
+        self.pool = RolloutPool(engine, [])
         self.coming: deque[tuple[Example, int]] = deque()
         self.work = EngineWork()  # what the engine did for this
 
@@ -37,22 +38,18 @@ class RunAhead:
         while self.coming and not until():
             example, seed = self.coming.popleft()
             try:
-                requests = requests_for(self.engine, example, self.group, self.sampling, seed)
+                self.pool.add(0, self.start_group(self.engine, example, seed))
             except Exception:  # it is reported when the prompt is submitted in earnest
                 continue
-            self._complete(requests, until)
+            self._complete(until)
 
-    def _complete(self, requests: Sequence[Request], until: Callable[[], bool]) -> None:
-        for request in requests:
-            self.engine.add(request)
+    def _complete(self, until: Callable[[], bool]) -> None:
         try:
-            while not until() and any(request.finish_reason is None for request in requests):
-                self._step()
+            while not until() and self.pool.groups:
+                before = EngineWork.of(self.engine)
+                self.pool.step()
+                self.work += EngineWork.of(self.engine) - before
+                if not self.engine.working and self.pool.groups:
+                    self.pool.changed.wait(GLANCE)
         finally:
-            for request in requests:
-                self.engine.abort(request)
-
-    def _step(self) -> None:
-        before = EngineWork.of(self.engine)
-        self.engine.step()
-        self.work += EngineWork.of(self.engine) - before
+            self.pool.give_up(0)

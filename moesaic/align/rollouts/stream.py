@@ -18,7 +18,8 @@ from moesaic.align.advantages import ADVANTAGES
 from moesaic.align.examples import Mixture, Place
 from moesaic.align.rewards import Reward
 from moesaic.align.rollouts.engine_work import EngineWork
-from moesaic.align.rollouts.multi_turn import StartGroup, generate_multi_turn
+from moesaic.align.rollouts.multi_turn import generate_multi_turn
+from moesaic.align.rollouts.pool import StartGroup
 from moesaic.align.rollouts.rollout import Rollouts, Sample, as_batch, generate, rewards_of
 from moesaic.align.rollouts.weight_sync import WeightSync
 from moesaic.align.selection import Selector

@@ -25,8 +25,8 @@ import torch
 from moesaic.align.rewards import weighted_rewards
 from moesaic.align.rollouts.buffer import Task
 from moesaic.align.rollouts.engine_work import EngineWork
-from moesaic.align.rollouts.multi_turn import StartGroup, multi_turn_rollouts, open_environment
-from moesaic.align.rollouts.pool import Rollout, RolloutPool
+from moesaic.align.rollouts.multi_turn import multi_turn_rollouts, open_environment
+from moesaic.align.rollouts.pool import Rollout, RolloutPool, StartGroup
 from moesaic.align.rollouts.rollout import Sample
 from moesaic.align.rollouts.run_ahead import RunAhead
 from moesaic.align.rollouts.weight_sync import receive
@@ -116,7 +116,7 @@ class Worker:
         self.engine = Engine(setup.model(), drafter=drafter, max_requests=setup.max_requests, seed=setup.seed)
         self.start_group = setup.start_group()
         self.pool = RolloutPool(self.engine, weighted_rewards(setup.rewards), judged_again=True)
-        self.ahead = RunAhead(self.engine, setup.group, setup.sampling)
+        self.ahead = RunAhead(self.engine, self.start_group)
         self.waiting: dict[int, tuple[Task, Example]] = {}
         self.new_weights: dict[
             int, tuple[list[np.ndarray], frozenset[int]]

@@ -100,8 +100,8 @@ class Policy(Stage):
         if min(self.prompts, self.updates, self.dynamic, self.max_tokens) < 1 or self.group < least:
             raise ValueError(f"prompts, updates, dynamic and max_tokens are at least 1, and group at least {least}")
         if self.asynchronous is not None and self.asynchronous.run_ahead:
-            if self.drafter is None or self.environment is not None:
-                raise ValueError("run_ahead wants a drafter, whose trees it fills, and no environment")
+            if self.drafter is None:
+                raise ValueError("run_ahead wants a drafter, whose trees it fills")
         if self.environment is not None and (self.temperature != 1.0 or self.top_p < 1.0 or self.top_k):
             raise ValueError("an environment wants temperature 1 without top_p and top_k")
         if self.replay_sft is not None and self.objective.get("replay"):
