@@ -13,8 +13,9 @@ from typing import Annotated
 
 import typer
 
-from moesaic.cli.app import JsonFlag, print_json, stopped
+from moesaic.cli.app import JsonFlag, print_json
 from moesaic.cli.options import Overrides, out_directory
+from moesaic.cli.progress import resumable
 
 ORDER = 37
 
@@ -34,26 +35,21 @@ def command(
     data.curriculum=consistency and mixtures; the rank correlation of the two is told with its interval. Killed or
     stopped at any moment, the same command resumes.
     """
-    from moesaic.atomic import exclusive
-    from moesaic.data.preparation.report import progress_bar
     from moesaic.recipe import load_recipe
     from moesaic.train.consistency import RESULT, score_documents
     from moesaic.train.proxies import has_progress
 
     asked = load_recipe(recipe, overrides or [])
-    try:
-        with exclusive(out), progress_bar() as on_status:
-            found = score_documents(
-                asked,
-                out,
-                models=models,
-                steps=steps,
-                max_length=length,
-                on_status=on_status,
-                log=lambda text: print(text, file=sys.stderr),
-            )
-    except KeyboardInterrupt:
-        raise stopped("consistency", out, has_progress(out)) from None
+    with resumable("consistency", out, has_progress) as on_status:
+        found = score_documents(
+            asked,
+            out,
+            models=models,
+            steps=steps,
+            max_length=length,
+            on_status=on_status,
+            log=lambda text: print(text, file=sys.stderr),
+        )
     if json:
         return print_json({"directory": out, **asdict(found)})
     data = asked.train.data or out / "data"

@@ -13,8 +13,9 @@ from typing import Annotated
 
 import typer
 
-from moesaic.cli.app import JsonFlag, print_json, stopped
-from moesaic.cli.options import Overrides, out_directory
+from moesaic.cli.app import JsonFlag, print_json
+from moesaic.cli.options import MeasuredOn, MeasuredTokens, Overrides, out_directory
+from moesaic.cli.progress import resumable
 
 ORDER = 36
 
@@ -25,15 +26,8 @@ def command(
     overrides: Overrides = None,
     proxies: Annotated[int, typer.Option(help="Small runs, each with random weights.", min=4)] = 24,
     steps: Annotated[int, typer.Option(help="Training steps per proxy.", min=1, max=10_000_000)] = 60,
-    on: Annotated[
-        str | None,
-        typer.Option(
-            help="Source, or prepared data, on whose held-out text the loss is measured; default: all sources."
-        ),
-    ] = None,
-    tokens: Annotated[
-        int, typer.Option(help="Held-out tokens per source that the loss is measured on.", min=1)
-    ] = 65_536,
+    on: MeasuredOn = None,
+    tokens: MeasuredTokens = 65_536,
     max_epochs: Annotated[
         float, typer.Option(help="Epochs of a source or topic that the recipe's own run may take at most.", min=1e-3)
     ] = 4.0,
@@ -45,28 +39,23 @@ def command(
     were left out are predicted, and the section data.phases of a recipe. Killed or stopped at any moment, the same
     command resumes.
     """
-    from moesaic.atomic import exclusive
-    from moesaic.data.preparation.report import progress_bar
     from moesaic.recipe import load_recipe
     from moesaic.train.mixture_proxies import RESULT, find_mixture
     from moesaic.train.proxies import has_progress
 
     asked = load_recipe(recipe, overrides or [])
-    try:
-        with exclusive(out), progress_bar() as on_status:
-            found = find_mixture(
-                asked,
-                out,
-                proxies=proxies,
-                steps=steps,
-                on=on,
-                tokens=tokens,
-                max_epochs=max_epochs,
-                on_status=on_status,
-                log=lambda text: print(text, file=sys.stderr),
-            )
-    except KeyboardInterrupt:
-        raise stopped("mix", out, has_progress(out)) from None
+    with resumable("mix", out, has_progress) as on_status:
+        found = find_mixture(
+            asked,
+            out,
+            proxies=proxies,
+            steps=steps,
+            on=on,
+            tokens=tokens,
+            max_epochs=max_epochs,
+            on_status=on_status,
+            log=lambda text: print(text, file=sys.stderr),
+        )
     if json:
         return print_json({"directory": out, **asdict(found)})
     print(f"{found.text()}\n\n{found.snippet()}\n\nAll numbers are in {out / RESULT}; next: put this into {recipe}")

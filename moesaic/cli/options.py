@@ -24,6 +24,15 @@ Overrides = Annotated[
 ]
 RunDirectory = Annotated[Path, out_directory("Directory of the run; resumed if it exists.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace OUT if it is a model directory.")]
+MeasuredOn = Annotated[
+    str | None,
+    typer.Option(
+        "--on", help="Source, or prepared data, on whose held-out text the loss is measured; default: all sources."
+    ),
+]
+MeasuredTokens = Annotated[
+    int, typer.Option("--tokens", help="Held-out tokens per source that the loss is measured on.", min=1)
+]
 
 Dtype = Annotated[str | None, typer.Option("--dtype", help="Dtype of the weights; default: what is fast here.")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; default: cuda if there is one.")]

@@ -8,6 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moesaic.cli.app import stopped
+
+if TYPE_CHECKING:
+    from moesaic.data.preparation.prepare import Status
 
 
 @contextmanager
@@ -24,3 +31,16 @@ def progress_bar(disable: bool) -> Iterator[Callable[[str, int, int], None]]:
             bar.update(task, description=what, completed=done, total=total)
 
         yield progress
+
+
+@contextmanager
+def resumable(command: str, out: Path, has_progress: Callable[[Path], bool]) -> Iterator[Callable[[Status], None]]:
+    """Fill a directory that nobody else fills meanwhile, under a progress bar; Ctrl-C says how it is resumed."""
+    from moesaic.atomic import exclusive
+    from moesaic.data.preparation import report
+
+    try:
+        with exclusive(out), report.progress_bar() as on_status:
+            yield on_status
+    except KeyboardInterrupt:
+        raise stopped(command, out, has_progress(out)) from None

@@ -12,8 +12,9 @@ from typing import Annotated
 
 import typer
 
-from moesaic.cli.app import JsonFlag, print_json, stopped
-from moesaic.cli.options import Overrides, out_directory
+from moesaic.cli.app import JsonFlag, print_json
+from moesaic.cli.options import MeasuredOn, MeasuredTokens, Overrides, out_directory
+from moesaic.cli.progress import resumable
 
 ORDER = 35
 
@@ -30,15 +31,8 @@ def command(
     ),
     steps: Annotated[int, typer.Option(help="Training steps per proxy.", min=1, max=10_000_000)] = 100,
     seeds: Annotated[int, typer.Option(help="Proxies per quantile; with two or more the noise is known.", min=1)] = 1,
-    on: Annotated[
-        str | None,
-        typer.Option(
-            help="Source, or prepared data, on whose held-out text the loss is measured; default: all sources."
-        ),
-    ] = None,
-    tokens: Annotated[
-        int, typer.Option(help="Held-out tokens per source that the loss is measured on.", min=1)
-    ] = 65_536,
+    on: MeasuredOn = None,
+    tokens: MeasuredTokens = 65_536,
     json: JsonFlag = False,
 ) -> None:
     """Train a small proxy on each quality quantile of each source, and recommend a mixture.
@@ -46,28 +40,24 @@ def command(
     Prints a table of held-out losses and the section data.phases of a recipe. Killed or stopped at any moment, the
     same command resumes. A recipe that holds no text out (data.held_out) has 5 % held out here.
     """
-    from moesaic.atomic import exclusive
-    from moesaic.data.preparation.report import progress_bar
     from moesaic.recipe import load_recipe
-    from moesaic.train.quantile_proxies import RESULT, has_progress, report, run_proxies
+    from moesaic.train.proxies import has_progress
+    from moesaic.train.quantile_proxies import RESULT, report, run_proxies
 
     asked = load_recipe(recipe, overrides or [])
-    try:
-        with exclusive(out), progress_bar() as on_status:
-            found = run_proxies(
-                asked,
-                out,
-                steps=steps,
-                quantiles=quantiles,
-                column=column,
-                on=on,
-                seeds=seeds,
-                tokens=tokens,
-                on_status=on_status,
-                log=lambda text: print(text, file=sys.stderr),
-            )
-    except KeyboardInterrupt:
-        raise stopped("quantiles", out, has_progress(out)) from None
+    with resumable("quantiles", out, has_progress) as on_status:
+        found = run_proxies(
+            asked,
+            out,
+            steps=steps,
+            quantiles=quantiles,
+            column=column,
+            on=on,
+            seeds=seeds,
+            tokens=tokens,
+            on_status=on_status,
+            log=lambda text: print(text, file=sys.stderr),
+        )
     if json:
         return print_json({"directory": out, **report(found)})
     print(found.table.text())

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from moesaic.cli.app import JsonFlag, print_json
+from moesaic.cli.progress import resumable
 
 ORDER = 32
 
@@ -37,10 +38,7 @@ def command(
     The columns topic and topic_share are then there for mixtures (data.mix_by), quantiles and curricula. Killed or
     stopped at any moment, the same command resumes.
     """
-    from moesaic.atomic import exclusive
-    from moesaic.cli.app import stopped
     from moesaic.data.preparation.prepare import Status
-    from moesaic.data.preparation.report import progress_bar
     from moesaic.data.shards import Shards
     from moesaic.data.topics.find import FOLDER, find_topics
     from moesaic.recipe_sections import TopicsSection
@@ -49,11 +47,8 @@ def command(
         topics=topics, iterations=iterations, common=common, rare=rare, alpha=alpha, beta=beta, steps=steps, seed=seed
     )
     data = Shards(directory)
-    try:
-        with exclusive(directory), progress_bar() as on_status:
-            found = find_topics(data, section, lambda *at: on_status(Status("finding topics", *at)))
-    except KeyboardInterrupt:
-        raise stopped("topics", directory, (directory / FOLDER).is_dir()) from None
+    with resumable("topics", directory, lambda data: (data / FOLDER).is_dir()) as on_status:
+        found = find_topics(data, section, lambda *at: on_status(Status("finding topics", *at)))
     if json:
         return print_json({"directory": directory, **vars(found)})
     print(found.text())

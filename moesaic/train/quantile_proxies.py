@@ -17,9 +17,7 @@ from moesaic.data.quantiles import QuantileTable, benchmark_quantiles
 from moesaic.data.stream import TokenStream
 from moesaic.recipe import Recipe
 from moesaic.train.law.loss_law import write_json
-from moesaic.train.proxies import Proxies, has_progress
-
-__all__ = ["RESULT", "Quantiles", "has_progress", "report", "run_proxies"]
+from moesaic.train.proxies import Proxies
 
 RESULT = "quantiles.json"
 
