@@ -155,6 +155,7 @@ REWARDS: dict[str, Options] = {
     "overlong": {"limit": 100},
     "process": {},
     "repetition": {},
+    "slides": {"metric": "balance"},
     "task": {},
 }
 SELECTIONS: dict[str, Options] = {

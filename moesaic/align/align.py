@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from moesaic.align.accuracy import Accuracy
 from moesaic.align.plot import plot_alignment
 from moesaic.align.stages import Stage
 from moesaic.atomic import exclusive
@@ -168,6 +169,8 @@ def begin(
 
     with world.evaluating(initial):
         measure = stage.measure(initial) if stage.evaluate_every else None
+    if isinstance(measure, Accuracy) and world.is_main:
+        measure.out = out
     return Run(
         of_stage(recipe, stage, model),
         out,

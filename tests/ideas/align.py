@@ -125,6 +125,21 @@ IDEAS = [
         "align/test_rewards.py::TestLength::test_repetition",
     ),
     Idea(
+        "align/rewards/slides",
+        "what is left out makes no better layout",
+        "content * float(getattr(layout, self.metric)())",
+        "float(getattr(layout, self.metric)())",
+        "align/test_slides.py::test_leaving_out_what_is_hard_to_place_is_worth_less_in_every_metric",
+    ),
+    Idea(
+        "align/rewards/slides",
+        "pairs that lie on each other",
+        "return across > TOUCHING and down > TOUCHING",
+        "return False",
+        "align/test_slides.py::test_a_tidy_slide_is_worth_more_than_one_whose_parts_collide",
+        "worlds/slides/layout.py",
+    ),
+    Idea(
         "align/rewards/task",
         "the family's own verifier",
         "score(answer.task, after_thought(answer.text))",

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import isfinite  # by its name: one of the rewards is called math
+from pathlib import Path
 from typing import Any, ClassVar
 
 from moesaic.errors import UserError
@@ -24,6 +25,7 @@ class Reward:
     """Most are between 0 and 1. Whoever waits for something outside the process sets `parallel` above 1."""
 
     parallel: ClassVar[int] = 1
+    held_out: ClassVar[bool] = False  # whether it is measured on held-out tasks, too, beside the accuracy
 
     @property
     def aspect(self) -> str:
@@ -46,6 +48,9 @@ class Reward:
             with ThreadPoolExecutor(self.parallel) as pool:
                 return list(pool.map(attempt, answers))
         return [attempt(answer) for answer in answers]
+
+    def show(self, answers: Sequence[Answer], out: Path) -> None:
+        """Pictures of held-out answers in a run's directory, where there is something to see."""
 
 
 @dataclass(frozen=True)

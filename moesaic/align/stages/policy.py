@@ -269,7 +269,7 @@ class Policy(Stage):
         }
 
     def measure(self, model: Model) -> Measure | None:
-        return Accuracy.of(self.data, self.evaluate, self.max_tokens, self.world())
+        return Accuracy.of(self.data, self.evaluate, self.max_tokens, self.world(), weighted_rewards(self.rewards))
 
 
 def check_rewards(named: tuple[dict[str, Any], ...], data: Data) -> None:

@@ -1,4 +1,4 @@
-"""Verifiable tasks: a question, its answer, and a score for any other answer (from the package reasoning-gym).
+"""Verifiable tasks: a question, its answer, and a score for any other answer (from the package reasoning-gym, or ours).
 
     task = tasks("gcd", "train", 0)
     task.question, task.answer
@@ -21,6 +21,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from moesaic.data.tasks.families import PRESETS, UNSUITABLE
+from moesaic.data.tasks.slides import Slides
 from moesaic.data.tasks.working import WORKING
 from moesaic.errors import UserError
 from moesaic.strict import did_you_mean
@@ -31,6 +32,8 @@ BLOCK = 64  # seeds of one index
 INDICES = (1 << 30) // BLOCK  # of each split
 WORKED = "worked"  # our own option of a family: the share of solutions that are worked out
 TEST_IN = 4  # one question in so many is a test question
+
+OWN = {"slides": Slides}  # families of our own
 
 # Their items are made when the data set is, so that each seed needs a data set of its own.
 MADE_AT_ONCE = {"acre", "gsm_symbolic"}
@@ -93,7 +96,7 @@ def families() -> list[str]:
     """All families that can be used."""
     from reasoning_gym.factory import DATASETS
 
-    return sorted(set(DATASETS) - set(UNSUITABLE))
+    return sorted({*DATASETS, *OWN} - set(UNSUITABLE))
 
 
 @lru_cache(256)
@@ -130,14 +133,16 @@ def _entry(family: str, seed: int) -> dict[str, Any]:
 
 
 def _make(family: str, seed: int) -> Any:
-    import reasoning_gym
-
     name, options = _options(family)
     worked = options.pop(WORKED, 0)
     if worked and name not in WORKING:
         raise ValueError(f"{WORKED} is for {', '.join(WORKING)} only")
     if not isinstance(worked, int | float) or not 0 <= worked <= 1:
         raise ValueError(f"{WORKED} is a share between 0 and 1")
+    if name in OWN:
+        return OWN[name](**options)
+    import reasoning_gym
+
     return reasoning_gym.create_dataset(name, seed=seed, size=1, **options)
 
 

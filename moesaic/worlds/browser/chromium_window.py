@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from moesaic.errors import UserError
 from moesaic.worlds.browser.chromium import BrowserGone, Chromium, shared_chromium
@@ -36,13 +36,20 @@ class Unresponsive(Exception):
     """A page that does not answer in time, or has broken down."""
 
 
+class Shown(Protocol):
+    """What a tab shows."""
+
+    def answers(self, request: Request) -> tuple[int, str, str]:
+        """To a request of the page: status, where to go instead, and the page."""
+
+
 class Tab:
     """A page of the browser: commands in, events out; whoever waits for an answer also handles what comes between."""
 
     def __init__(self, browser: Chromium, seconds: float) -> None:
         self.browser, self.seconds = browser, seconds
         self.events: queue.Queue[dict[str, Any]] = queue.Queue()
-        self.shows: ChromiumWindow | None = None
+        self.shows: Shown | None = None
         self.process = os.getpid()
         self.loaded = self.started = self.refused = False
         self.requests = 0
@@ -80,15 +87,18 @@ class Tab:
             self._until_loaded(self.seconds)
 
     def evaluate(self, *arguments: object) -> dict[str, Any]:
-        """`page.js` with these arguments, in a world that the page's own scripts cannot reach."""
+        """`page.js` with these arguments."""
+        return dict(self.run(SCRIPT, *arguments, MOST_NODES, MOST_TEXT))
+
+    def run(self, script: str, *arguments: object) -> Any:
+        """What a script's function says to these arguments, in a world that the page's own scripts cannot reach."""
         frame = self.target  # the main frame of a target has its name
         world = self.command("Page.createIsolatedWorld", frameId=frame, worldName="outline")["executionContextId"]
-        given = ", ".join(map(json.dumps, (*arguments, MOST_NODES, MOST_TEXT)))
-        code = f"({SCRIPT[SCRIPT.index('(kind') :].rstrip()})({given})"
+        code = f"({script.rstrip()}\n)({', '.join(map(json.dumps, arguments))})"
         answer = self.command("Runtime.evaluate", expression=code, contextId=world, returnByValue=True)
         if "exceptionDetails" in answer:
             raise Unresponsive("the page cannot be read")
-        return dict(json.loads(answer["result"]["value"]))
+        return json.loads(answer["result"]["value"])
 
     def close(self) -> None:
         self.browser.forget(self.session)
