@@ -5,8 +5,7 @@ A stage that is done is not done again; one that was stopped is resumed.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 
 from moesaic.align.accuracy import Accuracy
 from moesaic.align.plot import plot_alignment
+from moesaic.align.stage_list import check_resumable, place_of, resolved
 from moesaic.align.stages import Stage
 from moesaic.atomic import exclusive
 from moesaic.data.stream import Stream
@@ -37,10 +37,9 @@ from moesaic.train import init
 from moesaic.train.loop import train
 from moesaic.train.ranks import check_parallel, open_world
 from moesaic.train.report.metrics import EVENTS, METRICS
-from moesaic.train.resume import run_dtype, steps_done
+from moesaic.train.resume import run_dtype
 from moesaic.train.run import Run
 from moesaic.train.validate import check_learning
-from moesaic.worlds.stage_outputs import STAGE_OUTPUT
 
 
 def align(recipe: Recipe, model: Path, out: Path, *, quiet: bool = False) -> dict[str, Any]:
@@ -56,8 +55,8 @@ def align(recipe: Recipe, model: Path, out: Path, *, quiet: bool = False) -> dic
         recipe.build(f"align.stages.{number}", Stage).check()
     names = [each.name for each in named]
     named = tuple(Method(each.name, resolved(each.options, out, names, n)) for n, each in enumerate(named))
-    recipe = recipe.changed(align={"stages": named})
-    stages = [recipe.build(f"align.stages.{number}", Stage) for number in range(len(named))]
+    there = recipe.changed(align={"stages": named})
+    stages = [there.build(f"align.stages.{number}", Stage) for number in range(len(named))]
     config, _ = match(open_checkpoint(model))
     refuse_encoder(config, model, "there is nothing to align")
     for stage in stages:
@@ -107,42 +106,6 @@ def _run(
     return summaries
 
 
-def place_of(number: int, out: Path, names: Sequence[str]) -> Path:
-    """Where a stage's run is; they are counted from 1."""
-    return out if number == len(names) else out / "stages" / f"{number}-{names[number - 1]}"
-
-
-def check_resumable(recipe: Recipe, stages: Sequence[Stage], names: Sequence[str], model: Path, out: Path) -> None:
-    """What earlier calls left in `out` must be the beginning of these very stages, made from this very model."""
-    unfinished: int | None = None
-    for number, (stage, name) in enumerate(zip(stages, names), 1):
-        place = place_of(number, out, names)
-        if unfinished is not None and (place / "config.json").exists():
-            earlier = f"stage {unfinished} ({names[unfinished - 1]})"
-            problem = f"holds a model, and {earlier}, which comes before it, is not done"
-            raise UserError(place, problem, "Name another --out, or the stages it was started with.")
-        if unfinished is None and steps_done(recipe.changed(train={"init": str(model)}), place, name) < stage.steps:
-            unfinished = number
-        if stage.continues:
-            model = place
-
-
-def resolved(options: Any, out: Path, names: Sequence[str], before: int) -> Any:
-    """Options of a stage that has so many `before` it, in which `stage:2/pairs.jsonl` became that file of the second
-    stage's run, wherever it is named."""
-    if isinstance(options, Mapping):
-        return {key: resolved(value, out, names, before) for key, value in options.items()}
-    if isinstance(options, list | tuple):
-        return type(options)(resolved(value, out, names, before) for value in options)
-    if not isinstance(options, str) or not (found := re.fullmatch(rf"{STAGE_OUTPUT}(\d+)(/.*)?", options)):
-        return options
-    number = int(found[1])
-    if not 1 <= number <= before:
-        problem = f"{options}: there are {len(names)} stages, and {before} before the one that names it"
-        raise UserError("align.stages", problem, "They are counted from 1.")
-    return f"{place_of(number, out, names)}{found[2] or ''}"
-
-
 def begin(
     recipe: Recipe, stage: Stage, name: str, model: Path, out: Path, world: World | None = None, *, quiet: bool = False
 ) -> Run:
@@ -180,6 +143,7 @@ def begin(
         stream=open_stream,
         measure=measure,
         world=world,
+        phases=stage.phases,
     )
 
 

@@ -79,8 +79,7 @@ class FileExamples(Shuffled[Example]):
         facts = dict(line)
         messages = facts.pop("messages", None)
         if messages is not None:
-            if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
-                raise UserError(place, "messages is not a list of {role, content}", "Correct it.")
+            messages = read_messages(messages, place, "messages is not a list")
         elif not isinstance(question := facts.pop("question", facts.pop("prompt", None)), str):
             raise UserError(place, "has neither messages nor a question or prompt", "Say what was asked.")
         else:
@@ -88,12 +87,35 @@ class FileExamples(Shuffled[Example]):
             facts.setdefault("answer", facts.pop("response", None))
         if not messages:
             raise UserError(place, "messages is empty", "Say what was asked.")
-        if not isinstance(facts.get("tools", []), list | None):
-            raise UserError(place, "tools is not a list", "Correct it.")
+        check_tools(facts.get("tools"), place)
         answer = facts.pop("answer", None)
         if answer is not None and not isinstance(answer, str):
             answer = json.dumps(answer)
         return Example(tuple(messages), answer, facts=facts, place=place)
+
+
+def read_messages(found: Any, place: str, otherwise: str) -> list[dict[str, Any]]:
+    """Messages as a line holds them: a template shows whatever is there, so what is no message is refused here."""
+    if not isinstance(found, list) or not all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in found):
+        raise UserError(place, f"{otherwise} of {{role, content}}", "Correct it.")
+    for number, message in enumerate(found, 1):
+        content, calls = message.get("content"), message.get("tool_calls")
+        if not isinstance(content, str | list) and not (content is None and calls):
+            raise UserError(place, f"message {number} ({message['role']}) has no text as its content", "Correct it.")
+        if calls is not None and not (isinstance(calls, list) and all(map(is_call, calls))):
+            problem = f"tool_calls of message {number} ({message['role']}) is not a list of calls"
+            raise UserError(place, problem, 'A call is {"function": {"name": ..., "arguments": ...}}.')
+    return found
+
+
+def is_call(call: Any) -> bool:
+    function = call.get("function", call) if isinstance(call, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
+
+
+def check_tools(tools: Any, place: str) -> None:
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        raise UserError(place, "tools is not a list of {type, function}", "Correct it.")
 
 
 @dataclass(frozen=True)

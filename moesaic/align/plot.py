@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from moesaic.train.report.plot import COLOURS, PlotFigure, label, lines_of, save, series, smooth
+from moesaic.phases import PREFIX, phase_totals
+from moesaic.train.report.plot import COLOURS, PlotFigure, colours, label, lines_of, save, series, smooth
 
 FILE = "alignment.png"
 
@@ -23,6 +24,7 @@ PANELS: tuple[tuple[str, dict[str, str]], ...] = (
     ("Staleness (versions between sampling and training)", {"staleness_max": "largest", "staleness_mean": "mean"}),
     ("Draft tokens accepted in a step", {"accepted_per_step": "accepted"}),
 )
+TIME = "Seconds of a step, by phase"
 
 
 def plot_alignment(directory: Path) -> Path | None:
@@ -30,6 +32,8 @@ def plot_alignment(directory: Path) -> Path | None:
     lines = lines_of(directory)
     known = {key for line in lines for key in line}
     panels = [(title, names) for title, names in PANELS if next(iter(names)) in known]
+    if phases := phase_totals(lines):
+        panels.append((TIME, {f"{PREFIX}{name}": name for name in phases}))  # the longest at the bottom
     if not panels:
         return None
     rows = -(-len(panels) // 2)
@@ -38,7 +42,12 @@ def plot_alignment(directory: Path) -> Path | None:
         for place, (title, names) in enumerate(panels):
             alone = place == len(panels) - 1 and place % 2 == 0
             axes = whole.add_subplot(grid[place // 2, :] if alone else grid[place // 2, place % 2])
-            for (key, name), colour in zip(names.items(), COLOURS):
+            if title == TIME:
+                stacked = [np.nan_to_num(smooth(series(lines, key)[1])) for key in names]
+                axes.stackplot(
+                    series(lines, next(iter(names)))[0], stacked, labels=names.values(), colors=colours(len(names))
+                )
+            for (key, name), colour in zip(names.items() if title != TIME else (), COLOURS):
                 if key not in known:
                     continue
                 steps, values = series(lines, key)

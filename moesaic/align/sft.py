@@ -138,11 +138,9 @@ class _Reader(Dataset[Any]):
 
     def _write(self, example: Example) -> list[Written]:
         whole, tools = example.conversation(), example.facts.get("tools")
-        try:
+        with example.at_its_place():
             every = conversations([dict(message) for message in whole]) if self.forks else [whole]
             return [one for messages in every for one in write_conversation(self.tokenizer, messages, tools)]
-        except UserError as error:  # of the chat template, which does not know the line
-            raise UserError(example.place or error.place, error.problem, error.remedy) from None
 
 
 def _places(examples: Mixture) -> Iterator[Asked]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from moesaic.model.context import Routing
 from moesaic.model.formats.checkpoint import Source
 from moesaic.model.transformer import Model
 from moesaic.parallel.staying_up.recovery import MARK, last_sign, note_recovery
+from moesaic.phases import phase
 
 if TYPE_CHECKING:
     from moesaic.parallel.pipeline.schedule import Pipeline
@@ -86,8 +87,8 @@ class World:
     def doing(
         self, operation: str, *, step: int | None = None, patient: bool = False, **facts: Any
     ) -> AbstractContextManager[None]:
-        """What this process does next; `patient` may take as long as it takes."""
-        return nullcontext()
+        """What this process does next, a phase of its step; `patient` may take as long as it takes."""
+        return phase(operation)
 
     @property
     def redundancy(self) -> Redundancy | None:

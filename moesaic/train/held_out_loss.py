@@ -9,13 +9,17 @@ next-token cross-entropy, without layer runners and whatever an objective adds.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from moesaic.data.held_out import held_out_batches
 from moesaic.data.shards import Shards
+from moesaic.data.stream import Stream, TokenStream
 from moesaic.kernels.cross_entropy import IGNORED
 from moesaic.model.transformer import Model
 from moesaic.parallel.world import World
+from moesaic.recipe import Recipe
 from moesaic.train.objectives import layout_of
 
 BATCH = 8192  # tokens of a forward pass
@@ -47,3 +51,13 @@ class HeldOutLoss:
             loss, _ = model.cross_entropy(hidden_TD, batch.targets_T, counts_T)
             total += loss
         return float(self.world.add_up({"total": total})["total"]) / self.count
+
+
+def held_out_measure(stream: Stream, recipe: Recipe, world: World) -> Callable[[Model], dict[str, float]] | None:
+    """What a run on this stream measures every `train.evaluate_every` steps."""
+    settings = recipe.train
+    if not settings.evaluate_every or not isinstance(stream, TokenStream):
+        return None
+    length = recipe.data.sequence_length
+    held_out = HeldOutLoss(stream.data, tokens=settings.evaluate_tokens, sequence_length=length, world=world)
+    return lambda model: {"loss/held_out": float(held_out(model))}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -24,6 +24,7 @@ from moesaic.model.transformer import LayerRunner, Model
 from moesaic.parallel.offload.activations import saved_activations
 from moesaic.parallel.pipeline.step import Step
 from moesaic.parallel.world import World
+from moesaic.phases import PhaseClock
 from moesaic.recipe import Recipe
 from moesaic.train import init, state
 from moesaic.train.adversarial import adversarial
@@ -33,7 +34,7 @@ from moesaic.train.checkpoints import Checkpoints
 from moesaic.train.compile import compile_blocks
 from moesaic.train.constraints import Constraint, Unconstrained
 from moesaic.train.consumed import Consumed, fit_tokens
-from moesaic.train.held_out_loss import HeldOutLoss
+from moesaic.train.held_out_loss import held_out_measure
 from moesaic.train.indexers import IndexerTraining
 from moesaic.train.init import InitialModel
 from moesaic.train.layer_runners.compose import LayerRunners
@@ -58,7 +59,7 @@ class Run:
 
     Other parts than the recipe's can be given: `initial`, the model with its files and its life so far; `stream`, which
     makes the batches for the model; `measure`, the evaluation every `train.evaluate_every` steps; `world`, the other
-    ranks, by default none and the GPU if there is one.
+    ranks, by default none and the GPU if there is one; `phases`, of which each step's seconds are recorded.
     """
 
     plots = True  # training.png, at the end
@@ -75,6 +76,7 @@ class Run:
         stream: Callable[[Model], Stream] | None = None,
         measure: Callable[[Model], dict[str, float]] | None = None,
         world: World | None = None,
+        phases: Sequence[str] = (),
     ) -> None:
         recipe, shortened = fit_warmup(fit_tokens(recipe))
         self.recipe, self.out, self.settings, self.name = recipe, out, recipe.train, name
@@ -108,7 +110,7 @@ class Run:
             self.optimizer.norm = partial(self.world.norm, self.model)  # type: ignore[method-assign]
         self.scale = LossScale(device=self.device) if self.model.dtype == torch.float16 else None
         self.rates = rates(recipe)
-        self.measure = measure or self._held_out()
+        self.measure = measure or held_out_measure(self.data, recipe, self.world)
         self.balance = Balance(self.model, recipe.balance, self.world.add_up_counts)
         self.indexers = IndexerTraining(self.settings, self.model, self.world.ranks)
         self.spike_detector = self._spike_detector()
@@ -150,6 +152,7 @@ class Run:
                 self.report.note(warning, kind="warning")
         if ends:
             self.report.note(f"the data ends after {self.settings.steps:,} steps, and the run with it")
+        self.phases = PhaseClock(phases, self.device)
         self._clock = time.perf_counter()
 
     def _tokens(self, data: Path) -> TokenStream:
@@ -265,19 +268,22 @@ class Run:
         lr = self.peak * self.rate(self.step - 1)
         self.stopping, loads = self.world.any(self.stopping), self.world.all_loads(loads)
         parts: dict[str, Tensor | float] = dict(loss.parts)
-        parts |= batch.notes
+        parts |= batch.notes | self.phases.take(seconds)
         parts |= self.constraint.notes()
         measure = self.measure if self.measure is not None and self.due_to_evaluate() else None
         if measure is not None:
             with self.world.doing("evaluate"), self.world.evaluating(self.model):
                 parts |= measure(self.model)
             self._clock = time.perf_counter()  # evaluation does not count as a step's time
+            self.phases.take(0.0)
         tokens, flops = batch.all_tokens, training_flops(self.model.config, batch.all_lengths)
         self.report.step(
             StepRecord(self.step, loss.total, lr, tokens, seconds, result.norm, result.skipped, flops, parts, loads)
         )
-        for sample in batch.samples if measure is not None else ():
-            self.report.note(sample, kind="sample")
+        if measure is not None:
+            for sample in batch.samples:
+                self.report.note(sample, kind="sample")
+            batch.samples.clear()  # once: further steps may be taken from the same rollouts
         for warning in batch.warnings:
             self.report.note(warning, kind="warning")
         self.world.after_step(self.model, self.report.note)
@@ -323,13 +329,6 @@ class Run:
         """Whether all steps are taken, or the data is exhausted: a rewind skips some of it."""
         return self.step >= self.settings.steps or (isinstance(self.data, TokenStream) and self.data.exhausted)
 
-    def _held_out(self) -> Callable[[Model], dict[str, float]] | None:
-        if not self.settings.evaluate_every or not isinstance(self.data, TokenStream):
-            return None
-        sequence_length, tokens = self.recipe.data.sequence_length, self.settings.evaluate_tokens
-        held_out = HeldOutLoss(self.data.data, tokens=tokens, sequence_length=sequence_length, world=self.world)
-        return lambda model: {"loss/held_out": float(held_out(model))}
-
     # -- checkpoints
 
     def _checkpoints(self) -> Checkpoints:
@@ -368,6 +367,7 @@ class Run:
 
     def __enter__(self) -> Run:
         self._handler = signal.signal(signal.SIGINT, self._stop)
+        self.phases.__enter__()
         return self
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
@@ -377,6 +377,7 @@ class Run:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         signal.signal(signal.SIGINT, self._handler)
+        self.phases.__exit__()
         if isinstance(self.data, ClosableStream):
             self.data.close()
         if error is not None:

@@ -33,5 +33,6 @@ def prompt_tokens(
 def requests_for(engine: Engine, example: Example, group: int, sampling: Mapping[str, Any], seed: int) -> list[Request]:
     """`group` requests for completions of one prompt, not yet submitted; `sampling` is options of `Sampling`."""
     assert engine.tokenizer is not None
-    prompt = prompt_tokens(engine.tokenizer, example.messages, example.facts.get("tools"))
-    return [engine.request(prompt, Sampling(**sampling, seed=seed_of(seed, number))) for number in range(group)]
+    with example.at_its_place():
+        prompt = prompt_tokens(engine.tokenizer, example.messages, example.facts.get("tools"))
+        return [engine.request(prompt, Sampling(**sampling, seed=seed_of(seed, number))) for number in range(group)]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from moesaic.data.tasks import Task
+from moesaic.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,14 @@ class Example:
     def truth(self) -> str | None:
         """The right answer, without the way to it."""
         return self.task.answer if self.task is not None else self.answer
+
+    @contextmanager
+    def at_its_place(self) -> Iterator[None]:
+        """Whatever is found wrong with it (by a chat template, say) is told with the line it was read from."""
+        try:
+            yield
+        except UserError as error:
+            raise UserError(self.place or error.place, error.problem, error.remedy) from None
 
     def conversation(self) -> list[dict[str, Any]]:
         """The question with its answer, as it is to be said."""

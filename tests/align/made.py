@@ -7,6 +7,7 @@ import functools
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from moesaic.align.align import align
 from moesaic.errors import UserError
 from moesaic.recipe import Recipe, load_recipe
 
+TIMED = {"seconds", "tokens_per_second", "mfu"}
 ADAMW = "optimizer: {name: adamw, lr: 0.001, weight_decay: 0.0}"
 
 
@@ -32,6 +34,12 @@ def reward_directory() -> Path:
     torch.nn.init.normal_(give_head(model).weight, std=0.3)
     directory.save(model, place / "headed")
     return place / "headed"
+
+
+def without_times(found: list[dict[str, Any]], also: set[str] = frozenset()) -> list[dict[str, Any]]:
+    """Lines of metrics, without what no two runs have in common."""
+    timed = TIMED | also
+    return [{key: value for key, value in line.items() if key not in timed and key[:5] != "time/"} for line in found]
 
 
 def recipe_of(directory: Path, *stages: str, more: str = "") -> Recipe:

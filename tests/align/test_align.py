@@ -20,6 +20,7 @@ from moesaic.kernels import hardware
 from moesaic.model import directory, lineage
 from moesaic.recipe import load_recipe
 from moesaic.train.run import Run
+from tests.align.made import without_times
 from tests.serve.made import talking_model
 
 FAMILY = "builtin:chain_sum:min_terms=2,max_terms=2,min_digits=1,max_digits=1"
@@ -44,11 +45,6 @@ def recipe(path, text: str = RECIPE, overrides: list[str] | None = None):
 
 def lines(path) -> list[dict]:
     return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-
-
-def without_times(found: list[dict]) -> list[dict]:
-    timed = {"seconds", "tokens_per_second", "mfu"}
-    return [{key: value for key, value in line.items() if key not in timed} for line in found]
 
 
 def test_stages_follow_each_other_and_trainer_and_engine_agree(base, tmp_path):
@@ -173,13 +169,56 @@ class TestAnOutThatHoldsSomething:
             ([MORE], "holds a run of sft, not of policy"),
             ([SFT, MORE], r"holds a model, and stage 1 \(sft\), which comes before it, is not done"),
             ([SFT, SFT], "is not done"),
-            ([SFT.replace("[{", f'[{{path: "{FAMILY}"}}, {{')], r"another number of sources \(1, not 2\)"),
+            ([SFT.replace("[{", f'[{{path: "{FAMILY}"}}, {{')], "holds a run of sft with data .*, and .* is asked for"),
+            ([SFT.replace("steps: 2", "steps: 2, lr: 0.5")], "a run of sft with lr none, and 0.5 is asked for"),
+            ([SFT.replace("200", "300")], "with batch_tokens 200, and 300 is asked for"),
         ],
     )
     def test_other_stages_are_refused_before_anything_is_done(self, base, begun, tmp_path, stages, problem):
         with pytest.raises(UserError, match=problem):
             align(of_stages(tmp_path, *stages), base, begun, quiet=True)
         assert not (begun / "stages").exists()
+
+    def test_what_is_measured_and_saved_may_change(self, base, begun, tmp_path):
+        shutil.copytree(begun, tmp_path / "out", symlinks=True)
+        more = SFT.replace("steps: 2", "steps: 3, save_every: 1").replace("evaluate: 0", "evaluate: 2")
+        align(of_stages(tmp_path, more), base, tmp_path / "out", quiet=True)
+        assert "accuracy" in lines(tmp_path / "out")[-1]
+
+    def test_an_earlier_stage_that_is_done_cannot_become_another(self, base, tmp_path):
+        """Changed, removed, added, exchanged and made longer: all refused, with what is there left as it is."""
+        other, last = SFT.replace("steps: 2", "steps: 1"), MORE.replace("{name", '{critic: {model: "stage:1"}, name')
+        teacher = f'{{name: distill, steps: 1, teacher: "stage:1", data: [{{path: "{FAMILY}"}}], evaluate: 0}}'
+        out = tmp_path / "out"
+        align(of_stages(tmp_path, SFT, other, teacher), base, out, quiet=True)
+        shutil.move(out, tmp_path / "moved")  # what stage:1 means goes with it
+        out = tmp_path / "moved"
+        align(of_stages(tmp_path, SFT, other, teacher), base, out, quiet=True)
+        before = {place: (place / "metrics.jsonl").read_bytes() for place in (out, *(out / "stages").iterdir())}
+        for changed, problem in (
+            ([SFT.replace("200", "300"), other, teacher], "1-sft: holds a run of sft with batch_tokens 200, and 300"),
+            ([SFT.replace("steps: 2", "steps: 4"), other, teacher], r"stage 1 \(sft\), which comes before it, is not"),
+            ([SFT, teacher], "2-sft: holds a run, and the recipe's stages are sft, distill"),
+            ([SFT, MORE, other, teacher], "2-sft: holds a run, and the recipe's stages are sft, policy, sft, distill"),
+            ([SFT, other, last], "holds a run of distill, not of policy"),
+            ([SFT, other, teacher.replace("stage:1", "stage:2")], "with teacher .*1-sft, and .*2-sft is asked for"),
+        ):
+            with pytest.raises(UserError, match=problem) as refused:
+                align(of_stages(tmp_path, *changed), base, out, quiet=True)
+            assert refused.value.remedy.startswith("Name another --out")
+        assert before == {place: (place / "metrics.jsonl").read_bytes() for place in before}
+
+
+def test_completions_are_shown_once_whichever_step_is_evaluated(base, tmp_path):
+    """Of each set of rollouts, though two steps are taken from it; the second alone is measured, or both are."""
+    stage = MORE.replace("steps: 1", "steps: 4, updates: 2").replace("group: 2", "group: 4").replace("task", "length")
+    for every, steps in ((2, {2, 4}), (1, {1, 3})):
+        out = tmp_path / str(every)
+        asked = stage.replace("evaluate: 0", f"evaluate: 2, evaluate_every: {every}")
+        align(of_stages(tmp_path, asked), base, out, quiet=True)
+        events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+        shown = [(event["step"], event["text"]) for event in events if event["kind"] == "sample"]
+        assert {step for step, _ in shown} == steps and len(set(shown)) == len(shown)
 
 
 BAD = {
@@ -189,6 +228,9 @@ BAD = {
     "EMPTY": '{"messages": [], "chosen": "b", "rejected": "c"}',
     "UNSAID": '{"prompt": "a", "chosen": [{"role": "user", "content": "b"}], "rejected": "c"}',
     "ANSWERED": '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}',
+    "STRANGER": '{"messages": [{"role": "stranger", "content": "a"}], "answer": "b"}',
+    "SILENT": '{"messages": [{"role": "user"}, {"role": "assistant", "content": "b"}]}',
+    "CALLS": '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [{"a": 1}]}]}',
     "LABEL": '{"prompt": "a", "answer": "b", "steps": [{"text": "b", "label": 2}]}',
 }
 # Of a policy stage: what an option may not be, and what is said then.
@@ -233,6 +275,8 @@ WRONG_OPTIONS = {
         ("{name: policy, data: [{path: ANSWERED}], rewards: [{name: format}]}", "answered.jsonl:1: ends with what"),
         ("{name: rejection, data: [{path: ANSWERED}], rewards: [{name: format}]}", "answered.jsonl:1: ends with what"),
         ("{name: distill, teacher: BASE, on: policy, data: [{path: ANSWERED}]}", "answered.jsonl:1: ends with what"),
+        ("{name: sft, data: [{path: SILENT}]}", r"silent.jsonl:1: message 1 \(user\) has no text as its content"),
+        ("{name: sft, data: [{path: CALLS}]}", r"calls.jsonl:1: tool_calls of message 2 \(assistant\) is not"),
         (MORE.replace(f'"{FAMILY}"', f'"{FAMILY}", weight: .inf'), "the weight of a source is a number above 0"),
         ("{name: rejection, data: [{path: LABEL}], rewards: [{name: exact}], temperature: -1}", "temperature: must be"),
         ("{name: distill, teacher: BASE, on: policy, data: [{path: LABEL}], temperature: -1}", "temperature: must be"),
@@ -273,6 +317,22 @@ def test_options_by_their_names_of_the_last_version(tmp_path, capsys, stage, opt
     built = recipe(tmp_path, f"align: {{stages: [{{{stage}}}]}}").build("align.stages.0", Stage)
     assert {name: getattr(built, name) for name in options} == options
     assert capsys.readouterr().err.count("is now called") >= 1
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        "{name: policy, data: [{path: BAD}], rewards: [{name: exact}], evaluate_every: 0}",
+        "{name: policy, data: [{path: BAD}], rewards: [{name: exact}], environment: tool_use, evaluate_every: 0}",
+        "{name: rejection, data: [{path: BAD}], rewards: [{name: exact}], evaluate_every: 0}",
+        "{name: distill, teacher: BASE, on: policy, data: [{path: BAD}], evaluate_every: 0}",
+    ],
+)
+def test_a_prompt_that_the_template_refuses_is_told_by_its_line(base, tmp_path, stage):
+    (tmp_path / "bad.jsonl").write_text(BAD["STRANGER"])
+    asked = of_stages(tmp_path, stage.replace("BASE", str(base)).replace("BAD", str(tmp_path / "bad.jsonl")))
+    with pytest.raises(UserError, match='bad.jsonl:1: the chat template refuses the messages \\(no role "stranger"'):
+        align(asked, base, tmp_path / "out", quiet=True)
 
 
 def test_two_at_once(base, tmp_path):

@@ -13,12 +13,13 @@ from moesaic.align.critics.critic import Critic, CriticOptions, value_loss
 from moesaic.align.critics.stream import CriticStream
 from moesaic.align.rewards import Judged
 from moesaic.align.rollouts.rollout import Sample, as_batch
+from moesaic.align.stages.policy import PHASES
 from moesaic.errors import UserError
 from moesaic.model.context import Routing
 from moesaic.recipe import load_recipe
 from moesaic.train.objectives.policy import Policy
 from moesaic.train.run import Run
-from tests.align.made import reward_directory
+from tests.align.made import reward_directory, without_times
 
 SHORT = "rewards: [{name: length, max_length: 0, slack: 20, unit: characters}]"  # few characters are worth most
 
@@ -172,11 +173,23 @@ def test_a_stopped_stage_goes_on_to_the_same_bits(base, questions, tmp_path, mon
             lambda run, at=step: setattr(run, "stopping", run.step >= at and not run.done()) or plain(run),
         )
         align(recipe(tmp_path, questions, options), base, parts, quiet=True)
-    timed = {"seconds", "tokens_per_second", "mfu"}
-    one, other = ([{k: v for k, v in line.items() if k not in timed} for line in metrics(p)] for p in (whole, parts))
-    assert one == other
+    assert without_times(metrics(parts)) == without_times(metrics(whole))
     first, second = moesaic.load(whole).state_dict(), moesaic.load(parts).state_dict()
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_the_seconds_of_a_step_are_split_by_what_they_went_to(base, questions, tmp_path):
+    """Of every phase, none negative, together no more than the step; every phase takes some of the run's time."""
+    options = "updates: 2, objective: {kl: 0.1}, critic: {kl: 0.1}"
+    text = recipe(tmp_path, questions, options, 4)
+    (summary,) = align(text, base, tmp_path / "out", quiet=True)["stages"]
+    for number, line in enumerate(metrics(tmp_path / "out")):
+        parts = {key: value for key, value in line.items() if key.startswith("time/")}
+        assert set(parts) == {f"time/{name}" for name in (*PHASES, "other")}
+        assert min(parts.values()) >= 0 and sum(parts.values()) == pytest.approx(line["seconds"], abs=1e-4)
+        assert (parts["time/generate"] > 0) == (number % 2 == 0)  # every second step is another update
+    assert set(summary["phases"]) == {*PHASES, "other"} and min(summary["phases"].values()) >= 0
+    assert all(summary["phases"][name] > 0 for name in ("generate", "logprobs", "critic", "forward", "backward"))
 
 
 def test_conversations_beside_are_not_forgotten(base, questions, tmp_path):

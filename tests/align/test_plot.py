@@ -31,6 +31,18 @@ def test_panels_are_those_whose_metrics_are_there(tmp_path, monkeypatch):
     assert found == tmp_path / "run" / "alignment.png" and matplotlib.image.imread(found).std() > 0
 
 
+@pytest.mark.figures
+def test_the_time_of_a_step_is_plotted_by_phase(tmp_path, monkeypatch):
+    lines = [{"step": n, "tokens": n, "time/generate": 2.0, "time/reward": 0.5, "time/other": 0.1} for n in range(1, 9)]
+    monkeypatch.setattr("matplotlib.axes.Axes.stackplot", lambda axes, *given, **said: stacks.append((given, said)))
+    monkeypatch.setattr("matplotlib.axes.Axes.legend", lambda *given, **said: None)
+    stacks = []
+    plot_alignment(write(tmp_path / "run", lines))
+    ((_, heights), said), *more = stacks
+    assert not more and list(said["labels"]) == ["generate", "reward", "other"]
+    assert [float(values[-1]) for values in heights] == pytest.approx([2.0, 0.5, 0.1])
+
+
 def test_a_run_without_any_of_them_has_no_plot(tmp_path):
     directory = write(tmp_path / "run", [{"step": 1, "loss": 0.1, "tokens": 1}])
     assert plot_alignment(directory) is None and not (directory / "alignment.png").exists()

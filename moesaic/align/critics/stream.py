@@ -13,6 +13,7 @@ from torch import Tensor
 from moesaic.align.critics.critic import Critic
 from moesaic.data.packing import Batch
 from moesaic.data.stream import ClosableStream, Stream
+from moesaic.phases import phase
 
 
 class CriticStream:
@@ -34,7 +35,8 @@ class CriticStream:
 
     def __next__(self) -> Batch:
         batch = next(self.behind)
-        batch.notes = batch.notes | self.critic.assess(batch) | self.critic.learn(batch)
+        with phase("critic"):
+            batch.notes = batch.notes | self.critic.assess(batch) | self.critic.learn(batch)
         batch.frozen = self.steps < self.critic.options.pretrain  # the policy waits until the critic knows something
         self.steps += 1
         return batch

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from moesaic.align.conversation import Said, read_conversation
-from moesaic.align.examples import BUILTIN, TaskExamples
+from moesaic.align.examples import BUILTIN, TaskExamples, check_tools, read_messages
 from moesaic.data.tasks import Split, score
 from moesaic.errors import UserError
 from moesaic.json_lines import json_lines
@@ -67,9 +67,7 @@ def _messages(found: Any, place: str, name: str) -> list[Any]:
     if isinstance(found, str):
         return [{"role": "assistant", "content": found}]
     found = [found] if isinstance(found, dict) else found
-    if not isinstance(found, list) or not all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in found):
-        raise UserError(place, f"{name} is neither text nor a list of {{role, content}}", "Correct it.")
-    return found
+    return read_messages(found, place, f"{name} is neither text nor a list")
 
 
 def answered(tokenizer: Tokenizer, question: Sequence[Any], answer: Sequence[Any], tools: Any, place: str) -> Said:
@@ -94,8 +92,7 @@ def check_pair(line: Mapping[str, Any], place: str) -> tuple[list[Any], list[lis
     margin = line.get("margin", 0.0)
     if not isinstance(margin, int | float) or isinstance(margin, bool) or not math.isfinite(margin):
         raise UserError(place, f"its margin is {margin!r}", "A margin is a number.")
-    if not isinstance(line.get("tools", []), list | None):
-        raise UserError(place, "tools is not a list", "Correct it.")
+    check_tools(line.get("tools"), place)
     return question, answers
 
 

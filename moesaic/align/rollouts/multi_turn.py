@@ -67,7 +67,8 @@ class MultiTurnRollout(Rollout):
         self._busy, self._closed = threading.Lock(), False
         self.episode = environment.begin(example)
         self.messages = list(self.episode.messages)
-        self.prompt = prompt_tokens(self.tokenizer, self.messages, self.episode.tools or None)
+        with example.at_its_place():
+            self.prompt = prompt_tokens(self.tokenizer, self.messages, self.episode.tools or None)
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.versions: list[int] = []

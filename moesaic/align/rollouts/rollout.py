@@ -18,6 +18,7 @@ from moesaic.align.advantages import normalised_each
 from moesaic.align.rewards import Judged, Reward, judge
 from moesaic.align.rollouts.engine_work import EngineWork
 from moesaic.data.packing import IGNORED, Batch, GroupedBatch
+from moesaic.phases import phase
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Completion, Request, completion
 from moesaic.worlds.completions import requests_for
@@ -165,7 +166,8 @@ def generate(
         asked += [(example, request) for request in requests_for(engine, example, group, sampling, seed)]
     before = EngineWork.of(engine)
     completions = engine.complete([request for _, request in asked])
-    judged = judge(rewards, [answer_of(*pair, done.text) for pair, done in zip(asked, completions, strict=True)])
+    with phase("reward"):
+        judged = judge(rewards, [answer_of(*pair, done.text) for pair, done in zip(asked, completions, strict=True)])
     samples = [
         sample_from(request.prompt, done, verdict, example.question)
         for (example, request), done, verdict in zip(asked, completions, judged, strict=True)

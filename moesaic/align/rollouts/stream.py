@@ -29,6 +29,7 @@ from moesaic.model.context import Routing
 from moesaic.model.layout import Layout
 from moesaic.model.transformer import Model
 from moesaic.parallel.world import World
+from moesaic.phases import phase
 from moesaic.serve.core.engine import Engine
 from moesaic.worlds.completions import seed_of
 
@@ -81,7 +82,8 @@ class PolicyStream:
             on_policy = not self.pending  # else the run was resumed between two updates from the same rollouts
             if on_policy:
                 self.sync_weights()  # the engine samples from what the trainer has learned so far
-                groups, rounds = self.collect_rollouts()  # prompts, a group of completions of each, their rewards
+                with phase("generate"):
+                    groups, rounds = self.collect_rollouts()  # prompts, completions of each, and their rewards
                 self.set_advantages(groups)  # how much better than the rest of its group each completion is
                 self.pending = self.minibatches(groups)
                 self.record(groups, rounds)
@@ -92,7 +94,8 @@ class PolicyStream:
 
     def sync_weights(self) -> None:
         self.version += 1
-        self.weights.push(self.model, self.version)
+        with phase("sync"):
+            self.weights.push(self.model, self.version)
 
     def collect_rollouts(self) -> tuple[list[list[Sample]], list[Rollouts]]:
         """The groups to learn from next, and all that was sampled for them."""
@@ -133,7 +136,7 @@ class PolicyStream:
         batch = as_batch(samples, self.version if on_policy else -1, self.settings.level, {}, notes)
         if self.settings.right is not None:
             batch.columns["imitate"] = imitated(batch, self.settings.right)
-        batch.samples, batch.warnings = (self.shown, self.warnings) if on_policy else ([], [])
+        batch.samples, batch.warnings = self.shown, self.warnings if on_policy else []
         if self.reference is not None:
             batch.columns["reference"] = self._logprobs(self.reference, batch)
         return batch
@@ -151,7 +154,7 @@ class PolicyStream:
         row_T = torch.arange(len(batch.tokens_T))
         marked = replace(batch, columns={**batch.columns, "row": row_T})
         mine = marked.share(self.world.data_rank, self.world.data_ranks)
-        with self.world.evaluating(model):
+        with phase("logprobs"), self.world.evaluating(model):
             own_T = self._own_logprobs(model, mine, replay)
         whole_T = own_T.new_zeros(len(row_T)).index_copy(0, mine.columns["row"], own_T)
         return self.world.total(whole_T)

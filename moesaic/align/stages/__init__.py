@@ -27,6 +27,7 @@ class Stage:
     value_head: ClassVar[bool] = False  # whether a value head is trained
     continues: ClassVar[bool] = True  # whether the next stage starts from what this one makes
     on_ranks: ClassVar[bool] = False  # whether several processes can train it
+    phases: ClassVar[tuple[str, ...]] = ()  # of a step, whose seconds are recorded
 
     steps: Steps = 100
     lr: float | None = None  # else the recipe's

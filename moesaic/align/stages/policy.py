@@ -52,11 +52,15 @@ from moesaic.worlds.environments import Environment
 from moesaic.worlds.stage_outputs import is_stage_output
 from moesaic.worlds.text_actions import WorldExamples
 
+# Where the time of a step goes, in this order: the time split of DeepSpeed-Chat's hybrid engine.
+PHASES = ("sync", "generate", "reward", "logprobs", "critic", "forward", "backward", "optimizer")
+
 
 @dataclass(frozen=True)
 class Policy(Stage):
     exact: ClassVar[bool] = True
     on_ranks: ClassVar[bool] = True
+    phases: ClassVar[tuple[str, ...]] = PHASES
 
     data: Data = ()
     rewards: tuple[dict[str, Any], ...] = ({"name": "task"},)

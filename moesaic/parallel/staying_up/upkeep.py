@@ -25,6 +25,7 @@ from moesaic.parallel.staying_up.recovery import MARK, last_sign, note_recovery
 from moesaic.parallel.staying_up.redundancy import Redundancy
 from moesaic.parallel.staying_up.timings import Timings
 from moesaic.parallel.staying_up.watch import Watch, first_line
+from moesaic.phases import phase
 
 FAILED = ("gloo", "nccl", "connection reset", "connection closed", "timed out waiting")  # in what a collective says
 
@@ -94,7 +95,7 @@ class Upkeep:
         if step is not None:
             self.activity.step = step
         timed = self.timings.operation(operation, self.activity.step, **facts) if self.timings is not None else None
-        with timed or nullcontext(), self.activity.doing(operation, patient=patient):
+        with timed or nullcontext(), self.activity.doing(operation, patient=patient), phase(operation):
             yield
 
     def after_step(self, model: nn.Module, note: Callable[..., None]) -> None:

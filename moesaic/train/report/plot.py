@@ -86,7 +86,7 @@ def plot_runs(runs: Mapping[str, str | Path], out: str | Path) -> Path:
         grid = figure.add_gridspec(2, 3, height_ratios=[1.7, 1.0])
         loss = figure.add_subplot(grid[0, :])
         rate, speed, balance = (figure.add_subplot(grid[1, column]) for column in range(3))
-        for (name, lines), colour in zip(found.items(), _colours(len(found))):
+        for (name, lines), colour in zip(found.items(), colours(len(found))):
             steps, values = series(lines, "loss")
             smoothed = smooth(values)
             loss.plot(steps, values, color=colour, alpha=0.15, linewidth=0.8)
@@ -171,7 +171,7 @@ def _last(values: Series) -> float:
     return float(known[-1]) if len(known) else float("nan")
 
 
-def _colours(count: int) -> list[Any]:
+def colours(count: int) -> list[Any]:
     if count <= len(COLOURS):
         return list(COLOURS[:count])
     import matplotlib
@@ -307,13 +307,13 @@ def _draw_table(figure: Figure, axes: Axes, lines: Sequence[Line]) -> None:
             relative[row, : len(counts)] = np.array(counts) * len(counts) / total
     import matplotlib
 
-    colours = matplotlib.colormaps["RdBu_r"].with_extremes(bad="#d9d9d9")
+    diverging = matplotlib.colormaps["RdBu_r"].with_extremes(bad="#d9d9d9")
     top = max(2.0, float(np.nanmax(relative)) if np.isfinite(relative).any() else 2.0)
     image = axes.imshow(
         np.ma.masked_invalid(relative),
         aspect="auto",
         interpolation="nearest",
-        cmap=colours,
+        cmap=diverging,
         norm=TwoSlopeNorm(vcenter=1.0, vmin=0.0, vmax=top),
     )
     axes.grid(False)

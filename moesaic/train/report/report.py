@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.live import Live
 from torch import Tensor
 
+from moesaic.phases import phase_shares, phase_totals
 from moesaic.train.report.device_reads import DeviceRead
 from moesaic.train.report.display import Progress, format_loss
 from moesaic.train.report.expert_load import ExpertLoad, Loads, by_layer
@@ -325,6 +326,7 @@ def summarize(directory: Path, steps: int, outcome: Outcome) -> dict[str, Any]:
         "loss": recent_mean(losses, step),
         "skipped": sum(bool(line.get("skipped")) for line in lines),
         "dead_experts": lines[-1].get("balance/dead") if lines else None,
+        "phases": phase_totals(lines),
         "metrics": str(directory / "metrics.jsonl"),
         "picture": None,
     }
@@ -347,6 +349,8 @@ def final_summary(summary: Mapping[str, Any]) -> list[str]:
     if summary["loss"] is not None:
         text += f", loss {format_loss(summary['first_loss'])} to {format_loss(summary['loss'])}"
     lines = [text + "."]
+    if summary["phases"]:
+        lines.append(f"Time: {phase_shares(summary['phases'])}.")
     if summary["skipped"]:
         lines.append(f"Steps skipped because the gradient was not finite: {summary['skipped']:,}.")
     if summary["dead_experts"]:
