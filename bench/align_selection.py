@@ -1,38 +1,45 @@
-"""Steps until most of the held-out sums are right, where few of the questions teach anything: questions in turn
-(uniform), by measured difficulty (RLCS), by influence (CROPI).
+"""Held-out accuracy at equal steps where few of the prompts teach anything: prompts in turn (uniform), by measured
+difficulty (RLCS), by influence on a validation set (CROPI), and its ablations: trajectories that stay as they were
+sampled before the first step (cropi-stored), one selection for the whole run (cropi-once), and as many prompts of the
+same pool drawn at random (random-share).
 
     python -m bench.align_selection                        # three seeds, some minutes of one core
     python -m bench.align_selection --seeds 0 --steps 20
 
 The model of recipes/tiny.yaml, after SFT, is asked sums of three or four digits (which is what is measured, on
-questions never learned from), and seven times as many that are too hard for it: sums of two numbers, a form it was
-never shown, and long sums of large numbers. Every run asks equally many questions a step. Runs are kept in
-out/align_selection, so a bench that was stopped goes on.
+prompts never learned from), and seven times as many that are too hard for it: sums of two numbers, a form it was
+never shown, and long sums of large numbers. The validation set of CROPI is 32 other sums of the kind that is measured,
+which no run trains on. Every run trains on equally many completions a step; those that CROPI samples only to choose are
+counted beside it, as is the time that a run takes. Runs are kept in out/align_selection: a stopped bench goes on.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.align_tiny import curve, sft_model
+from bench.align_tiny import curve, sft_model, timed
 from bench.measure import record
 from moesaic.align.accuracy import Accuracy
 from moesaic.align.align import begin
 from moesaic.align.stages import Stage
+from moesaic.intervals import across
 from moesaic.recipe import load_recipe
 from moesaic.train.loop import train
 
 OUT = Path("out/align_selection")
+MEASURED = "builtin:sums"
+CROPI = f'name: cropi, validation: [{{path: "{MEASURED}", skip: 50000}}], validation_prompts: 32'
 SELECTIONS = {
     "uniform": "uniform",
     "rlcs": "{name: rlcs, explore: 0.02}",
-    "cropi": "{name: cropi, pool: 160, validation: 32, share: 0.2, every: 10}",
+    "cropi": f"{{{CROPI}, pool: 160, share: 0.2, every: 8}}",
+    "cropi-stored": f"{{{CROPI}, pool: 160, share: 0.2, every: 8, resample: false}}",
+    "cropi-once": f"{{{CROPI}, pool: 160, share: 0.2, every: 1000}}",
+    "random-share": f"{{{CROPI}, pool: 32, share: 1.0, every: 1000}}",
 }
-MEASURED = "builtin:sums"
 SOURCES = {
     "builtin:chain_sum:min_terms=2,max_terms=2,min_digits=1,max_digits=1": 3,
     MEASURED: 1,
@@ -40,9 +47,9 @@ SOURCES = {
 }
 
 
-def learned(name: str, seed: int, steps: int, every: int, lr: float) -> list[tuple[int, float]]:
-    """Held-out accuracy over the steps."""
-    out = OUT / f"{name}-{seed}-{steps}-{lr:g}"
+def learned(name: str, seed: int, steps: int, every: int, lr: float) -> dict[str, Any]:
+    """Held-out accuracy over the steps, what was sampled only to choose, and the seconds it took."""
+    out = OUT / f"{name}-{seed}-{steps}-{lr * 1000:g}"  # no dot, after which files beside it would be named alike
     file = OUT / f"{out.name}.yaml"
     OUT.mkdir(parents=True, exist_ok=True)
     data = ", ".join(f'{{path: "{path}", weight: {weight}}}' for path, weight in SOURCES.items())
@@ -57,12 +64,20 @@ optimizer: {{name: muon, lr: {lr}, weight_decay: 0.0}}
 schedule: constant
 """
     )
-    recipe = load_recipe(file, [])
-    run = begin(recipe, recipe.build("align.stages.0", Stage), "policy", sft_model(seed)[0], out, quiet=True)
-    run.plots, run.measure = False, Accuracy.of([{"path": MEASURED}], 256, 32)
-    if not run.finished():
+    recipe, start = load_recipe(file, []), sft_model(seed)[0]
+
+    def run() -> dict[str, Any]:
+        run = begin(recipe, recipe.build("align.stages.0", Stage), "policy", start, out, quiet=True)
+        run.plots, run.measure = False, Accuracy.of([{"path": MEASURED}], 256, 32)
         train(run)
-    return curve(out, "accuracy")
+        return run.summary
+
+    seconds = timed(out, run)
+    return {
+        "curve": curve(out, "accuracy"),
+        "explored": int(sum(value for _, value in curve(out, "explored"))),
+        "seconds": round(seconds, 1),
+    }
 
 
 def reached(found: Sequence[tuple[int, float]], target: float) -> int | None:
@@ -80,17 +95,34 @@ def main() -> None:
     options.add_argument("--no-record", action="store_true", help="print only")
     asked = options.parse_args()
     rows: list[dict[str, Any]] = []
+    found = {
+        (name, seed): learned(name, seed, asked.steps, asked.every, asked.lr)
+        for seed in asked.seeds
+        for name in asked.selections
+    }
     for name in asked.selections:
-        curves = {seed: learned(name, seed, asked.steps, asked.every, asked.lr) for seed in asked.seeds}
-        steps = [reached(found, asked.target) for found in curves.values()]
-        last = [found[-1][1] for found in curves.values()]
-        rows.append({"selection": name, "steps": steps, "last": last, "curves": {str(s): c for s, c in curves.items()}})
-        told = ", ".join(f"{step}" if step else f"more than {asked.steps}" for step in steps)
-        print(f"{name:10} steps to {asked.target:.0%}: {told:24} accuracy at the end: {statistics.mean(last):.3f}")
-    plain = [step or asked.steps for step in rows[0]["steps"]]
-    for row in rows[1:]:
-        row["ratio"] = statistics.mean(plain) / statistics.mean([step or asked.steps for step in row["steps"]])
-        print(f"{row['selection']:10} uniform needs {row['ratio']:.2f} times as many steps")
+        mine = [found[name, seed] for seed in asked.seeds]
+        last = [one["curve"][-1][1] for one in mine]
+        more = [
+            one - first["curve"][-1][1]
+            for one, first in zip(last, (found[asked.selections[0], s] for s in asked.seeds))
+        ]
+        row = {
+            "selection": name,
+            "steps": [reached(one["curve"], asked.target) for one in mine],
+            "last": last,
+            "mean": across(last),
+            "more_than_first": across(more),
+            "explored": [one["explored"] for one in mine],
+            "seconds": [one["seconds"] for one in mine],
+            "curves": {str(seed): one["curve"] for seed, one in zip(asked.seeds, mine)},
+        }
+        rows.append(row)
+        told = ", ".join(f"{step}" if step else f"more than {asked.steps}" for step in row["steps"])
+        print(f"{name:13} at the end {row['mean']}, than {asked.selections[0]} {row['more_than_first']}", end="; ")
+        print(
+            f"steps to {asked.target:.0%}: {told}; sampled only to choose: {row['explored']}; seconds: {row['seconds']}"
+        )
     if not asked.no_record:
         print(record("align_selection", rows, target=asked.target, steps=asked.steps, seeds=asked.seeds))
 

@@ -159,7 +159,7 @@ REWARDS: dict[str, Options] = {
     "task": {},
 }
 SELECTIONS: dict[str, Options] = {
-    "cropi": {"pool": 10, "validation": 2, "every": 2},
+    "cropi": {"pool": 10, "validation": ({"path": "builtin:gcd:max_value=9"},), "validation_prompts": 2, "every": 2},
     "rlcs": {"pool": 5},
     "uniform": {},
 }

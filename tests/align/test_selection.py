@@ -13,14 +13,15 @@ from moesaic.align.examples import Mixture
 from moesaic.align.rewards import Judged
 from moesaic.align.rollouts.rollout import Sample
 from moesaic.align.selection import Selection
-from moesaic.align.selection.cropi import ByInfluence, Cropi, Shrink, gradient
+from moesaic.align.selection.cropi import ByInfluence, Cropi, Shrink, distinct, gradient
 from moesaic.align.selection.rlcs import ByDifficulty, Rlcs
 from moesaic.align.selection.uniform import Uniform
+from moesaic.errors import UserError
 from moesaic.methods import Method, build
 from moesaic.model.layout import Layout
 from moesaic.train.run import Run
 from moesaic.worlds.example import Example
-from tests.align.made import recipe_of
+from tests.align.made import assert_refused, recipe_of
 from tests.matrix import SELECTIONS
 
 FAMILY = "builtin:chain_sum:min_terms=2,max_terms=2,min_digits=1,max_digits=1"
@@ -128,35 +129,98 @@ def test_shrunk_gradients_keep_their_inner_products():
     draw = torch.Generator().manual_seed(1)
     a, noise = torch.randn(20_000, generator=draw), torch.randn(20_000, generator=draw)
     b = 0.7 * a + 0.7 * noise
-    shrink = Shrink(Cropi(kept=10_000, dims=2048), 0)
+    shrink = Shrink(Cropi(validation=({"path": FAMILY},), kept=10_000, dims=2048), 0)
     small_a, small_b = shrink([a[:50], a[50:]]), shrink([b])
     assert len(small_a) == 2048
     assert float(small_a @ small_b) == pytest.approx(float(a @ b), rel=0.15)
     assert float(small_a @ shrink([noise])) == pytest.approx(0.0, abs=0.1 * float(a @ a))
 
 
-def test_questions_that_pull_where_validation_pulls_are_selected(model):
-    selector = ByInfluence(Cropi(pool=12, validation=4, share=0.25, every=2), mixture(1), model, 0)
-    first = selector.choose(12)
-    assert first == selector.pool and sorted(first) == [(0, n) for n in range(12)]
-    for place in first:
-        number = place[1]
-        good, bad = ([8], [9]) if number < 8 else ([9], [8])  # the last four teach the opposite of validation
-        if number in (5, 6):
-            selector.learn(place, group([1.0, 1.0]))  # nothing to learn here
-        else:
-            selector.learn(place, group([1.0, 0.0], [5, 6, 7], [good, bad]))
-    chosen = selector.choose(6)
-    assert set(selector.selected) == {(0, 4), (0, 7), (0, 5)} and set(chosen) <= set(selector.selected)
+def explored(good: dict[str, str], asked: list[list[str]]):
+    """Of every prompt a right and a wrong completion, by what `good` says of it; prompts that are not in it are never
+    better than another. `asked` is filled with what was asked for, call by call."""
+
+    def explore(examples, seeds):
+        assert len(set(seeds)) == len(examples)
+        asked.append([example.question for example in examples])
+        groups = []
+        for example in examples:
+            kind = good.get(example.question)
+            pair = ([8], [9]) if kind != "opposite" else ([9], [8])
+            groups.append(group([1.0, float(kind is None)], [5, 6, 7], [*pair]))
+        return groups
+
+    return explore
+
+
+def influence_of(model, tmp_path, **options) -> tuple[ByInfluence, list[list[str]]]:
+    """Twelve prompts of which 8 to 11 pull against the validation set, 5 and 6 nowhere; validation holds 0 to 3."""
+    file = tmp_path / "validation.jsonl"
+    file.write_text("\n".join(json.dumps({"question": str(n)}) for n in range(4)))
+    good = {str(n): "opposite" if 8 <= n < 12 else "same" for n in range(99) if n not in (5, 6)}
+    asked: list[list[str]] = []
+    options = Cropi(**{"validation": ({"path": str(file)},), "validation_prompts": 4, "pool": 8} | options)
+    return ByInfluence(options, mixture(1), model, 0, explored(good, asked)), asked
+
+
+def test_questions_that_pull_where_validation_pulls_are_selected(model, tmp_path):
+    selector, asked = influence_of(model, tmp_path, share=0.5, every=2)
+    chosen = selector.choose(8)
+    assert set(selector.selected) == {(0, 4), (0, 7), (0, 5), (0, 6)}
+    assert sorted(chosen) == sorted(2 * selector.selected)  # each as often as the others
     notes = selector.notes()
     assert notes["influence_selected"] > notes["influence_all"] and selector.notes() == {}
-    selector.choose(6)
-    assert selector.choose(6)[:4] == selector.pool[:4]  # the next selection; validation is asked anew
+    assert notes["explored"] == 2 * (8 + 4)
+
+
+def test_validation_is_sampled_and_never_trained_on(model, tmp_path):
+    selector, asked = influence_of(model, tmp_path, pool=6, share=1.0, every=1)
+    assert [selector.examples[place].question for place in selector.pool] == ["4", "5", "6", "7", "8", "9"]
+    for _ in range(3):
+        assert {place[1] for place in selector.choose(6)} == set(range(4, 10))
+    validation = ["0", "1", "2", "3"]
+    assert [sorted(questions) for questions in asked] == [
+        ["4", "5", "6", "7", "8", "9"],
+        validation,
+        validation,
+        validation,
+    ]
+    stored, asked = influence_of(model, tmp_path, every=1, resample=False)
+    for _ in range(3):
+        stored.choose(2)
+    assert len(asked) == 2  # pool and validation, once: from then on only gradients are computed anew
+
+
+def test_what_is_trained_on_replaces_what_was_stored(model, tmp_path):
+    selector, asked = influence_of(model, tmp_path, share=0.25, every=1)
+    assert set(selector.choose(2)) == {(0, 4), (0, 7)}
+    for place in ((0, 4), (0, 7)):
+        selector.learn(place, group([1.0, 1.0]))  # mastered meanwhile: no gradient any more
+    selector.choose(2)
+    assert selector.influence[0, 4] == selector.influence[0, 7] == 0.0 > selector.influence[0, 8]
+
+
+def test_a_pool_has_no_prompt_twice():
+    examples = Mixture([[Example(({"role": "user", "content": str(n % 5)},)) for n in range(99)]], [1.0])
+    assert distinct(examples, 8, []) == [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4)]
+    with pytest.raises(UserError, match="every prompt of data is in validation"):
+        distinct(examples, 8, [examples[0, n] for n in range(5)])
+
+
+def test_a_validation_set_that_cannot_be_is_refused_before_anything_is_done(base, tmp_path):
+    start = f'{{name: policy, data: [{{path: "{FAMILY}"}}], selection: '
+    assert_refused(tmp_path, base, start + "cropi}", "cropi wants validation")
+    assert_refused(tmp_path, base, start + "{name: cropi, validation: [{path: no.jsonl}]}}", "no.jsonl")
+    assert_refused(tmp_path, base, start + "{name: cropi, validation: [{file: a}]}}", "every source of data")
+    world = "{name: policy, environment: cards, rewards: [{name: environment}], selection: "
+    named = f'{{name: cropi, validation: [{{path: "{FAMILY}"}}]}}}}'
+    assert_refused(tmp_path, base, world + named, "has tasks of its own, and validation names others")
+    assert not (tmp_path / "out" / "config.json").exists()
 
 
 def test_in_turn_sources_come_by_their_weights_and_every_prompt_once(model):
     examples = Mixture([[Example(({"role": "user", "content": str(n)},)) for n in range(99)]] * 2, [3.0, 1.0])
-    places = Uniform().begin(examples, model, 3).choose(40)
+    places = Uniform().begin(examples, model, 3, explored({}, [])).choose(40)
     assert len(set(places)) == 40 and [source for source, _ in places].count(0) == 30
 
 
@@ -165,7 +229,7 @@ def test_every_selection_goes_on_from_its_state(model, name):
     selection = build(Method(name, SELECTIONS[name]), Selection, "test")
     whole, parts = [], []
     for interrupted in (False, True):
-        selector = selection.begin(mixture(2), model, 3)
+        selector = selection.begin(mixture(2), model, 3, explored({"3": "same"}, []))
         for _ in range(8):
             places = selector.choose(3)
             (parts if interrupted else whole).append(places)
@@ -173,12 +237,15 @@ def test_every_selection_goes_on_from_its_state(model, name):
                 selector.learn(place, group([1.0, float(sum(place) % 2)], [5, 6, sum(place)], [[8], [9]]))
             if interrupted:
                 kept = json.loads(json.dumps(selector.state()))
-                selector = selection.begin(mixture(2), model, 3)
+                selector = selection.begin(mixture(2), model, 3, explored({"3": "same"}, []))
                 selector.restore(kept)
     assert parts == whole and all(0 <= source < 2 for places in whole for source, _ in places)
 
 
-@pytest.mark.parametrize("selection", ["{name: rlcs, pool: 6}", "{name: cropi, pool: 6, validation: 2, every: 1}"])
+CROPI = f'{{name: cropi, pool: 6, validation: [{{path: "{FAMILY}"}}], validation_prompts: 2, every: 1}}'
+
+
+@pytest.mark.parametrize("selection", ["{name: rlcs, pool: 6}", CROPI], ids=["rlcs", "cropi"])
 def test_a_stopped_run_asks_what_it_would_have_asked(base, tmp_path, selection, monkeypatch):
     recipe = recipe_of(
         tmp_path,

@@ -155,6 +155,20 @@ IDEAS = [
     ),
     Idea(
         "align/selection/cropi",
+        "the validation set is not trained on",
+        "seen = {_words(example) for example in other_than}",
+        "seen = set[str]()",
+        "align/test_selection.py::test_validation_is_sampled_and_never_trained_on",
+    ),
+    Idea(
+        "align/selection/cropi",
+        "stages select anew",
+        "if not self.selected or self.since >= self.options.every:",
+        "if not self.selected:",
+        "align/test_selection.py::test_validation_is_sampled_and_never_trained_on",
+    ),
+    Idea(
+        "align/selection/cropi",
         "gradients are at the weights of now",
         "(logprobs_T * torch.tensor(advantages, device=device)).sum()",
         "logprobs_T.sum()",

@@ -67,7 +67,7 @@ def until_step_three(run: Run) -> None:
 def refused(folder: Path) -> None:
     for option, says in {
         "critic: {}": "a critic is trained by one process",
-        "selection: cropi": "gradients of the whole model",
+        "selection: {name: cropi, validation: [{path: 'builtin:sums'}]}": "gradients of the whole model",
         "drafter: mtp": "layers, which ranks run together",
         "prompts: 1, group: 3, updates: 2": "Nearest that works: align.stages.0.group=4",
     }.items():

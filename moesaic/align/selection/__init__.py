@@ -9,13 +9,18 @@ goes with every checkpoint, so a resumed run samples the prompts it would have s
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from moesaic.align.examples import Mixture, Place
 from moesaic.align.rollouts.rollout import Sample
 from moesaic.model.transformer import Model
+from moesaic.worlds.example import Example
+
+# Groups of completions with their rewards, by the policy as it is now, of prompts and a seed for each. Nothing is
+# learned from them: they are for choosing only.
+Explore = Callable[[Sequence[Example], Sequence[int]], list[list[Sample]]]
 
 
 class Selector:
@@ -55,5 +60,8 @@ class Selection:
 
     on_ranks: ClassVar[bool] = True  # whether a rank with a share of the model chooses as the others do
 
-    def begin(self, examples: Mixture, model: Model, seed: int) -> Selector:
+    def check(self, own_tasks: bool) -> None:
+        """Validate what can be, before any stage is run; `own_tasks`: the prompts are an environment's."""
+
+    def begin(self, examples: Mixture, model: Model, seed: int, explore: Explore) -> Selector:
         raise NotImplementedError

@@ -20,7 +20,7 @@ from typing import Any
 
 from moesaic.align.examples import Mixture, Place
 from moesaic.align.rollouts.rollout import Sample
-from moesaic.align.selection import Selection, Selector
+from moesaic.align.selection import Explore, Selection, Selector
 from moesaic.model.transformer import Model
 
 PRIOR = 1.0  # prompts' worth of belief in a source that was never sampled; it fades like what was measured
@@ -42,7 +42,7 @@ class Rlcs(Selection):
         if self.pool < 0 or self.oversample < 1 or self.sharpness < 0:
             raise ValueError("pool and sharpness cannot be negative, and oversample is at least 1")
 
-    def begin(self, examples: Mixture, model: Model, seed: int) -> Selector:
+    def begin(self, examples: Mixture, model: Model, seed: int, explore: Explore) -> Selector:
         return ByDifficulty(self, examples, seed)
 
     def weight(self, rate: float) -> float:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from moesaic.align.examples import Mixture, Place
-from moesaic.align.selection import Selection, Selector
+from moesaic.align.selection import Explore, Selection, Selector
 from moesaic.model.transformer import Model
 
 
 @dataclass(frozen=True)
 class Uniform(Selection):
-    def begin(self, examples: Mixture, model: Model, seed: int) -> Selector:
+    def begin(self, examples: Mixture, model: Model, seed: int, explore: Explore) -> Selector:
         return InTurn(examples)
 
 

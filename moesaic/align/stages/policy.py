@@ -13,6 +13,7 @@ align:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -26,13 +27,14 @@ from moesaic.align.rewards import weighted_rewards
 from moesaic.align.rewards.task import TaskScore
 from moesaic.align.rollouts.async_ranks import FollowingStream, LeadingStream
 from moesaic.align.rollouts.async_stream import AsyncOptions, AsyncRolloutStream
-from moesaic.align.rollouts.multi_turn import multi_turn_rollouts, open_environment
+from moesaic.align.rollouts.multi_turn import generate_multi_turn, multi_turn_rollouts, open_environment
 from moesaic.align.rollouts.replay_sft import ReplaySftOptions, ReplaySftStream
+from moesaic.align.rollouts.rollout import Sample, generate
 from moesaic.align.rollouts.stream import RolloutSettings, RolloutStream
 from moesaic.align.rollouts.weight_sync import CopiedWeights, SharedWeights
 from moesaic.align.rollouts.worker import Setup
 from moesaic.align.rollouts.worker_pool import WorkerPool
-from moesaic.align.selection import Selection
+from moesaic.align.selection import Explore, Selection
 from moesaic.align.sft import ConversationStream
 from moesaic.align.stages import Data, Measure, Stage, sources, there
 from moesaic.data.sources import BUILTIN
@@ -49,6 +51,7 @@ from moesaic.serve.core.request import Sampling
 from moesaic.train.objectives.policy import Policy as PolicyObjective
 from moesaic.worlds import text_actions
 from moesaic.worlds.environments import Environment
+from moesaic.worlds.example import Example
 from moesaic.worlds.stage_outputs import is_stage_output
 from moesaic.worlds.text_actions import WorldExamples
 
@@ -115,10 +118,10 @@ class Policy(Stage):
         self._examples(there(self.data))
         check_rewards(self.rewards, self.data)
         Sampling(self.max_tokens, self.temperature, top_k=self.top_k, top_p=self.top_p)
-        self._selection()
         self._drafter()
         if (world := self.world()) is not None:
             world.check()
+        self._selection().check(isinstance(world, text_actions.World))
         if self.replay_sft is not None:
             open_conversations(there(self.replay_sft.data), self.seed)
         if self.critic is not None and self.critic.model and not is_stage_output(self.critic.model):
@@ -189,7 +192,7 @@ class Policy(Stage):
             right=self.objective.get("right", PolicyObjective.right) if self.objective.get("imitate") else None,
             each={n: w for n, w, _ in weighted_rewards(self.rewards)} if self.normalise == "each" else None,
         )
-        selector = self._selection().begin(examples, model, self.seed)
+        selector = self._selection().begin(examples, model, self.seed, self._explore(model))
         kept_near = self.objective.get("kl") or (self.critic is not None and self.critic.kl)
         reference = ranks.copy(model) if kept_near else None
         given: dict[str, Any] = {
@@ -224,6 +227,22 @@ class Policy(Stage):
             problem = "the environment has tasks of its own, and data names others"
             raise UserError("align.stages: environment", problem, "Leave data out.")
         return Mixture([WorldExamples(world, self.seed)], [1.0])
+
+    def _explore(self, model: Model) -> Explore:
+        """Completions that nothing is learned from, by an engine of their own that is gone afterwards."""
+
+        def explore(examples: Sequence[Example], seeds: Sequence[int]) -> list[list[Sample]]:
+            engine, sampling = (
+                Engine(model, max_requests=self.prompts * self.group, seed=self.seed),
+                self.sampling(model),
+            )
+            rewards, world = weighted_rewards(self.rewards), self.world()
+            if world is None:
+                return generate(engine, examples, self.group, sampling, rewards, seeds).groups
+            start = multi_turn_rollouts(world, self.group, sampling)
+            return generate_multi_turn(engine, examples, start, rewards, seeds).groups
+
+        return explore
 
     def _selection(self) -> Selection:
         (method,) = named((self.selection,))
