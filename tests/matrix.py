@@ -142,6 +142,7 @@ UNREACHABLE = "http://127.0.0.1:9/v1"
 REWARDS: dict[str, Options] = {
     "code_tests": {"bare": True, "seconds": 120.0},
     "constraints": {},
+    "critic": {"model": "{reward_model}", "tokens": 4},
     "critique": {"url": UNREACHABLE, "model": "judge", "retries": 0},
     "environment": {},
     "exact": {},

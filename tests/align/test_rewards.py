@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesaic.align.rewards import Reward, judge
-from moesaic.align.rewards.critique import Critique, preference, rating, verdicts
+from moesaic.align.rewards.critique import Critique
 from moesaic.align.rewards.model import ModelReward
 from moesaic.align.rewards.numeric import last_number
 from moesaic.align.rewards.overlong import Overlong
@@ -27,13 +27,14 @@ from moesaic.errors import UserError
 from moesaic.methods import Method, build
 from moesaic.worlds.judges import Answer
 from moesaic.worlds.judges.constraints import verdicts as verdicts_of
+from moesaic.worlds.judges.critiques import preference, rating, verdicts
 from tests.align.made import reward_directory
 from tests.matrix import REWARDS, filled
 from tests.waiting import PATIENCE
 
 
 def make(name: str, **options: Any) -> Reward:
-    given = filled(REWARDS[name], reward_model=reward_directory() if name == "model" else "")
+    given = filled(REWARDS[name], reward_model=reward_directory() if name in ("model", "critic") else "")
     return build(Method(name, {**given, **options}), Reward, "test")
 
 
@@ -516,8 +517,8 @@ class TestCritique:
         prompt = server.prompts[0]
         assert "What is it?" in prompt and "It is {blue}." in prompt and "secretly" not in prompt
         assert "Reference answer" in prompt and "It is blue." in prompt
-        assert "Reference" not in Critique(server.url, "judge", reference=False).prompt(answer)
-        assert "secretly" in Critique(server.url, "judge", thoughts=True).prompt(answer)
+        assert "Reference" not in Critique(server.url, "judge", reference=False).asking.prompt(answer)
+        assert "secretly" in Critique(server.url, "judge", thoughts=True).asking.prompt(answer)
         assert server.asked[0]["model"] == "judge" and server.asked[0]["temperature"] == 0
 
     def test_pairwise_in_both_orders(self, server: FakeServer) -> None:
