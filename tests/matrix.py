@@ -146,7 +146,7 @@ REWARDS: dict[str, Options] = {
     "critique": {"url": UNREACHABLE, "model": "judge", "retries": 0},
     "environment": {},
     "exact": {},
-    "faithfulness": {"url": UNREACHABLE, "retries": 0},
+    "faithfulness": {},
     "format": {},
     "json_schema": {"default_schema": {"type": "object"}},
     "length": {"max_length": 10},
@@ -157,6 +157,7 @@ REWARDS: dict[str, Options] = {
     "process": {},
     "repetition": {},
     "slides": {"metric": "balance"},
+    "supported": {},
     "task": {},
 }
 SELECTIONS: dict[str, Options] = {

@@ -25,6 +25,7 @@ from moesaic.json_lines import json_lines
 from moesaic.worlds.example import Example
 
 OWN, SEEDS = 100_000, 100  # a seed has so many tasks of each family before those of the next; so many seeds have some
+FEW = 8  # examples of an endless source that show what they are like
 Item = TypeVar("Item")
 Place = tuple[int, int]  # an example of a mixture: the number of its source, and its number there
 
@@ -200,3 +201,10 @@ def lines_of(opened: Mixture) -> Iterator[Example]:
     for source in opened.sources:
         plain = source.examples if isinstance(source, Later) else source
         yield from plain.items if isinstance(plain, FileExamples) else ()
+
+
+def first_examples(opened: Mixture) -> list[Example]:
+    """What can be looked at of a mixture: all lines of files, and a few of what has no end."""
+    lines = list(lines_of(opened))
+    endless = [s for s in opened.sources if not isinstance(s.examples if isinstance(s, Later) else s, FileExamples)]
+    return lines + [source[number] for source in endless for number in range(FEW)]

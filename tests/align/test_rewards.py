@@ -587,33 +587,6 @@ class TestCritique:
         assert one.problems and "sk-very-secret" not in repr((one, reward, server.asked))
 
 
-class TestFaithfulness:
-    TEXT = "<think>t</think><long_answer>The tower is in Rome, says the text.</long_answer><answer>Rome</answer>"
-
-    def test_three_rewards(self) -> None:
-        reward = make("faithfulness", accuracy=1.0, proxy=2.0, form=4.0)
-        assert reward(said(self.TEXT, "Rome", derived="the Rome.")) == 7
-        assert reward(said(self.TEXT, "Rome", derived="Paris")) == 5
-        assert reward(said(self.TEXT.replace(">Rome<", ">Paris<"), "Rome", derived="Rome")) == 6
-        assert reward(said(self.TEXT + "!", "Rome", derived="Rome")) == 3
-        assert reward(said("Rome", "Rome", derived="Rome")) == 0  # no long answer, so nothing follows from it
-
-    def test_short_form(self) -> None:
-        reward = make("faithfulness", long_form=False)
-        assert reward(said("<think>t</think><answer>Rome</answer>", "Rome")) == 2
-        assert reward(said("<think>t</think><answer>Paris</answer>", "Rome")) == 1
-
-    def test_another_model_derives_the_answer(self, server: FakeServer) -> None:
-        server.says("Rome.", "Paris.")
-        reward = make("faithfulness", url=server.url)
-        answer = said(self.TEXT, "Rome", bare_question="Where is the tower?")
-        assert (reward(answer), reward(answer)) == (3, 2)
-        assert "says the text" in server.prompts[0] and "Where is the tower?" in server.prompts[0]
-        assert "<answer>" not in server.prompts[0]
-        with pytest.raises(ValueError, match="nobody derives"):
-            make("faithfulness", url=None)(said(self.TEXT, "Rome"))
-
-
 def test_a_sum_of_several() -> None:
     rewards = [("exact", 1.0, make("exact")), ("overlong", 0.5, make("overlong")), ("process", 1.0, make("process"))]
     [one] = judge(rewards, [Answer("q", "7", tokens=90, truth="7")])

@@ -75,9 +75,9 @@ IDEAS = [
     Idea(
         "align/rewards/faithfulness",
         "the long answer alone must lead to the truth",
-        "total += self.proxy * bool(passage and right.normal(self._derived(answer, passage)) in known)",
+        "total += self.proxy * (self.derived(answer) in known)",
         "total += self.proxy",
-        "align/test_rewards.py::TestFaithfulness::test_three_rewards",
+        "align/test_faithful.py::test_what_a_long_answer_does_not_say_is_worth_less",
     ),
     Idea(
         "align/rewards/format",
@@ -163,6 +163,13 @@ IDEAS = [
         "return False",
         "align/test_slides.py::test_a_tidy_slide_is_worth_more_than_one_whose_parts_collide",
         "worlds/slides/layout.py",
+    ),
+    Idea(
+        "align/rewards/supported",
+        "every sentence stands in the passage",
+        "if not said or unsupported(said, answer.task.metadata):",
+        "if not said:",
+        "align/test_faithful.py::test_planted_hallucinations_are_found",
     ),
     Idea(
         "align/rewards/task",

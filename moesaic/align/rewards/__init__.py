@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from moesaic.errors import UserError
 from moesaic.methods import Method, build, named
 from moesaic.strict import found
+from moesaic.worlds.example import Example
 from moesaic.worlds.judges import Answer
 
 
@@ -49,8 +50,22 @@ class Reward:
                 return list(pool.map(attempt, answers))
         return [attempt(answer) for answer in answers]
 
+    def asks(self, answer: Answer) -> Mapping[str, int]:
+        """What the policy itself is asked before its answer is judged, each with the most tokens of a reply. It replies
+        greedily, in the engine it answered in; what it says is in `answer.replies`, by the question."""
+        return {}
+
+    def lacks(self, example: Example) -> str:
+        """What an example does not have that answers to it are judged by; nothing where they can be."""
+        return ""
+
     def show(self, answers: Sequence[Answer], out: Path) -> None:
         """Pictures of held-out answers in a run's directory, where there is something to see."""
+
+
+def without_truth(example: Example) -> str:
+    """What an example lacks where the right answer must be known."""
+    return "" if example.truth is not None or example.facts.get("answers") else "a right answer"
 
 
 @dataclass(frozen=True)
@@ -101,4 +116,8 @@ def weighted_rewards(entries: Sequence[Mapping[str, Any]]) -> list[tuple[str, fl
 def reward_of(entry: Mapping[str, Any]) -> Reward:
     """One that an environment's options name."""
     (method,) = named((entry,))
-    return build(method, Reward, "align.stages: environment: reward")
+    reward = build(method, Reward, "align.stages: environment: reward")
+    if type(reward).asks is not Reward.asks:
+        problem = f"{method.name} asks the policy, which an environment cannot"
+        raise UserError("align.stages: environment: reward", problem, "Name it in the stage's rewards.")
+    return reward

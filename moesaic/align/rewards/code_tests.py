@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from moesaic.align.rewards import Reward
+from moesaic.worlds.example import Example
 from moesaic.worlds.judges import Answer
 from moesaic.worlds.judges.answer_part import after_thought
 from moesaic.worlds.sandbox import Limits, run_python
@@ -74,6 +75,9 @@ class CodeTests(Reward):
         passed = self._beside(code, [test for test in tests if "input" not in test])
         passed += sum(self._program(code, test) for test in tests if "input" in test)
         return passed / len(tests) if self.share else float(passed == len(tests))
+
+    def lacks(self, example: Example) -> str:
+        return "" if example.facts.get("tests") else "tests"
 
     def code_in(self, text: str) -> str | None:
         """The last block of code behind the thoughts."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moesaic.align.rewards import Reward
+from moesaic.worlds.example import Example
 from moesaic.worlds.judges import Answer
 from moesaic.worlds.judges.constraints import share_kept
 
@@ -19,3 +20,6 @@ class Constraints(Reward):
 
     def __call__(self, answer: Answer) -> float:
         return share_kept(answer.text, answer.facts.get("constraints"), self.all_or_nothing)
+
+    def lacks(self, example: Example) -> str:
+        return "" if example.facts.get("constraints") else "constraints"

@@ -6,7 +6,8 @@ import re
 import unicodedata
 from dataclasses import dataclass
 
-from moesaic.align.rewards import Reward
+from moesaic.align.rewards import Reward, without_truth
+from moesaic.worlds.example import Example
 from moesaic.worlds.judges import Answer
 from moesaic.worlds.judges.answer_part import Part, part_of, truths
 
@@ -20,6 +21,9 @@ class Exact(Reward):
     def __call__(self, answer: Answer) -> float:
         said = self.normal(part_of(answer.text, self.part))
         return float(any(said == self.normal(truth) for truth in truths(answer)))
+
+    def lacks(self, example: Example) -> str:
+        return without_truth(example)
 
     def normal(self, text: str) -> str:
         if self.strict:

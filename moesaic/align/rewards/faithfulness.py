@@ -1,75 +1,83 @@
 """CANOE's Dual-GRPO: faithful to the context it was given, rewarded by short answers that a rule can check.
 
+rewards: [{name: faithfulness}]
+
 The policy writes its thoughts, a long answer and a short one, each in its tag. Three rewards, added up with weights:
 the short answer is right; what follows from the long answer alone is right (the proxy, which keeps a policy from
-learning only to copy spans); the form is kept.
+learning only to copy spans); the form is kept. What follows, the policy itself says: it is asked the question once
+more, with its long answer in place of the text.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from moesaic.align.rewards import Reward
-from moesaic.align.rewards._chat import Endpoint
+from moesaic.align.rewards import Reward, without_truth
 from moesaic.align.rewards.exact import Exact
 from moesaic.align.rewards.format import Format
+from moesaic.data.tasks.context_qa import TAGS, prompt
+from moesaic.worlds.example import Example
 from moesaic.worlds.judges import Answer
 from moesaic.worlds.judges.answer_part import part_of, truths
 
-DERIVE = """Answer the question from the passage alone, in as few words as you can. Use nothing else that you know.
-
-Passage: {passage}
-
-Question: {question}
-
-Answer:"""
+RIGHT = Exact(articles=False)
 
 
 @dataclass(frozen=True)
 class Faithfulness(Reward):
-    """Whoever makes the rollouts may derive the short answer from the long one itself, with the policy, and put it in
-    `facts["derived"]`; else the model at `url` is asked, which may be the policy's own server."""
+    """Prompts come from `builtin:context_qa`, or are lines with the right answer and the question without its text
+    (`bare_question`)."""
 
-    parallel: ClassVar[int] = 16
+    held_out: ClassVar[bool] = True
 
     long_form: bool = True  # without it: the short answer and the form
     accuracy: float = 1.0
     proxy: float = 1.0
     form: float = 1.0
-    tags: tuple[str, str, str] = ("think", "long_answer", "answer")
-    url: str | None = None
-    model: str = "default"
-    key_variable: str | None = None
-    seconds: float = 60.0
-    retries: int = 2
+    tags: tuple[str, ...] = TAGS  # the last is of the short answer, the one before it of the long one
+    tokens: int = 32  # of a proxy answer, at most
 
     def __post_init__(self) -> None:
-        if min(self.accuracy, self.proxy, self.form) < 0:
-            raise ValueError("weights cannot be negative")
-        self._endpoint()
+        if min(self.accuracy, self.proxy, self.form) < 0 or self.tokens < 1:
+            raise ValueError("weights cannot be negative, and tokens are at least 1")
+        if len(self.tags) < 2 or len(set(self.tags)) < len(self.tags):
+            raise ValueError("tags are at least two, those of the long and of the short answer, and all different")
 
     def __call__(self, answer: Answer) -> float:
-        thought, long, short = self.tags
-        right = Exact(articles=False)
-        known = [right.normal(truth) for truth in truths(answer)]
-        form = Format(self.tags if self.long_form else (thought, short))(answer)
+        *thoughts, long, short = self.tags
+        known = [RIGHT.normal(truth) for truth in truths(answer)]
+        form = Format((*thoughts, long, short) if self.long_form else (*thoughts, short))(answer)
         total = self.form * form
-        total += self.accuracy * (right.normal(part_of(answer.text, "tag", short)) in known)
+        total += self.accuracy * (RIGHT.normal(part_of(answer.text, "tag", short)) in known)
         if self.long_form:
-            passage = part_of(answer.text, "tag", long)
-            total += self.proxy * bool(passage and right.normal(self._derived(answer, passage)) in known)
+            total += self.proxy * (self.derived(answer) in known)
         return total
 
-    def _derived(self, answer: Answer, passage: str) -> str:
-        if "derived" in answer.facts:
-            return str(answer.facts["derived"])
-        if (endpoint := self._endpoint()) is None:
-            raise ValueError('nobody derives an answer from the long one: give a url, or facts["derived"]')
-        question = str(answer.facts.get("bare_question", answer.question))  # without the context it came with
-        return endpoint.ask(DERIVE.format(passage=passage, question=question), max_tokens=64, temperature=0.0)
+    def derived(self, answer: Answer) -> str | None:
+        """What the policy takes from its long answer; nothing if it wrote none."""
+        for question in self.asks(answer):
+            if question not in answer.replies:
+                raise ValueError("the policy was not asked what follows from its long answer")
+            said = answer.replies[question]
+            return RIGHT.normal(part_of(said, "tag", self.tags[-1]) or said)
+        return None
 
-    def _endpoint(self) -> Endpoint | None:
-        if self.url is None:
-            return None
-        return Endpoint(self.url, self.model, self.key_variable, self.seconds, self.retries)
+    def asks(self, answer: Answer) -> Mapping[str, int]:
+        passage = part_of(answer.text, "tag", self.tags[-2])
+        known = answer.task.metadata if answer.task is not None else answer.facts
+        if not self.long_form or not passage or "bare_question" not in known:
+            return {}
+        return {prompt(passage, str(known["bare_question"]), (), known.get("instructions", True)): self.tokens}
+
+    def lacks(self, example: Example) -> str:
+        known: Mapping[str, Any] = example.task.metadata if example.task is not None else example.facts
+        if lacking := without_truth(example):
+            return lacking
+        if self.long_form and not isinstance(known.get("bare_question"), str):
+            return "a bare_question, that is, the question without the text that answers it"
+        asked = tuple(known.get("tags", self.tags))
+        if self.long_form and asked != self.tags:
+            return f"the tags {', '.join(self.tags)}; it has {', '.join(asked) or 'none'}"
+        return ""

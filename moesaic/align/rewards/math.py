@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from moesaic.align.rewards import Reward
+from moesaic.align.rewards import Reward, without_truth
+from moesaic.worlds.example import Example
 from moesaic.worlds.judges import Answer
 from moesaic.worlds.judges.answer_part import Part, part_of, truths
 from moesaic.worlds.judges.math_worker import MathWorker
@@ -24,3 +25,6 @@ class MathEqual(Reward):
         if said in right:
             return 1.0
         return float(bool(said) and any(self.worker.equal(truth, said, self.seconds) for truth in right))
+
+    def lacks(self, example: Example) -> str:
+        return without_truth(example)

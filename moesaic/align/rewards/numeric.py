@@ -6,7 +6,8 @@ import math
 import re
 from dataclasses import dataclass
 
-from moesaic.align.rewards import Reward
+from moesaic.align.rewards import Reward, without_truth
+from moesaic.worlds.example import Example
 from moesaic.worlds.judges import Answer
 from moesaic.worlds.judges.answer_part import Part, part_of, truths
 
@@ -37,6 +38,9 @@ class Numeric(Reward):
             if value is not None
         )
         return float(any(close))
+
+    def lacks(self, example: Example) -> str:
+        return without_truth(example)
 
 
 def last_number(text: str) -> float | None:

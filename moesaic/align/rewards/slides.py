@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Literal
 
 from moesaic.align import slides_page
 from moesaic.align.rewards import Reward
+from moesaic.worlds.example import Example
 from moesaic.worlds.judges import Answer
 from moesaic.worlds.judges.answer_part import after_thought
 from moesaic.worlds.slides.layout import Layout
@@ -55,6 +56,9 @@ class Slides(Reward):
         shown = layouts([slide_of(answer.text) for answer in answers])
         return [self._of(*one) for one in zip(shown, answers, strict=True)]
 
+    def lacks(self, example: Example) -> str:
+        return "" if wanted_of(example) is not None else "a slide {title, points} that is asked for"
+
     def show(self, answers: Sequence[Answer], out: Path) -> None:
         slides, wanted = [slide_of(answer.text) for answer in answers], [wanted_of(answer) for answer in answers]
         slides_page.write(out, [answer.question for answer in answers], slides, wanted)
@@ -74,6 +78,6 @@ def slide_of(text: str) -> str:
     return fenced[1] if fenced else said
 
 
-def wanted_of(answer: Answer) -> Mapping[str, Any] | None:
+def wanted_of(answer: Answer | Example) -> Mapping[str, Any] | None:
     wanted = answer.task.metadata if answer.task is not None else answer.facts.get("slide")
     return wanted if isinstance(wanted, Mapping) and {"title", "points"} <= wanted.keys() else None

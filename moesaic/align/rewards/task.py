@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from moesaic.align.rewards import Reward
 from moesaic.data.tasks import score
+from moesaic.worlds.example import Example
 from moesaic.worlds.judges import Answer
 from moesaic.worlds.judges.answer_part import after_thought
 
@@ -19,3 +20,6 @@ class TaskScore(Reward):
             raise ValueError("the question did not come from a family of tasks")
         value = score(answer.task, after_thought(answer.text))
         return value if self.partial else float(value >= 1.0)
+
+    def lacks(self, example: Example) -> str:
+        return "a family of tasks (builtin:FAMILY) that it is from" if example.task is None else ""

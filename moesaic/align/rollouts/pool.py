@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moesaic.align.rewards import Judged, Reward, judge
+from moesaic.align.rollouts.follow_ups import follow_ups, replied
 from moesaic.align.rollouts.rollout import Sample, answer_of, sample_of
 from moesaic.serve.core.driver import EngineDriver
 from moesaic.serve.core.engine import Engine
@@ -43,6 +44,14 @@ class Rollout:
         return sample_of(self.request, self.text, judged, self.example.question)
 
 
+class FollowUp(Rollout):
+    """What the policy replies to a question about completions that are whole."""
+
+    def __init__(self, example: Example, request: Request, question: str) -> None:
+        super().__init__(example, request)
+        self.question = question
+
+
 StartGroup = Callable[[Engine, Example, int], list[Rollout]]  # the rollouts of a group, from a seed
 
 
@@ -53,6 +62,9 @@ class _Group:
     rollouts: Sequence[Rollout]
     open: int  # of them, not over yet
     requests: list[Request] = field(default_factory=list)  # of all turns so far
+    answers: list[Answer] | None = None  # once they are all there
+    follow_ups: dict[str, Request] = field(default_factory=dict)  # what rewards ask the policy of them, then
+    replies: dict[str, str] = field(default_factory=dict)
 
 
 Finished = tuple[int, list[Sample] | Exception]
@@ -113,7 +125,9 @@ class RolloutPool:
         self._driver.add(request, (number, rollout))
 
     def _turn_finished(self, number: int, rollout: Rollout) -> None:
-        if rollout.turns:
+        if isinstance(rollout, FollowUp):
+            self._replied(number, rollout)
+        elif rollout.turns:
             self._run_beside(number, rollout.next_turn, lambda request: self._next_turn(number, rollout, request))
         else:
             self._rollout_over(number)
@@ -125,14 +139,30 @@ class RolloutPool:
             self._submit(number, rollout, request)
 
     def _rollout_over(self, number: int) -> None:
-        """One more completion of a group is whole; with the last one its rewards are computed."""
+        """One more completion of a group is whole; with the last one, and what rewards want to know of them all from
+        the policy, its rewards are computed."""
         group = self.groups[number]
         group.open -= 1
-        if not group.open:
+        if group.open:
+            return
+        group.answers = [rollout.answer() for rollout in group.rollouts]
+        group.follow_ups = follow_ups(self.engine, self.rewards, group.answers)
+        for question, request in group.follow_ups.items():
+            self._submit(number, FollowUp(group.rollouts[0].example, request, question), request)
+        self._judge_when_asked(number, group)
+
+    def _replied(self, number: int, follow_up: FollowUp) -> None:
+        group = self.groups[number]
+        group.replies[follow_up.question] = follow_up.text
+        self._judge_when_asked(number, group)
+
+    def _judge_when_asked(self, number: int, group: _Group) -> None:
+        if len(group.replies) == len(group.follow_ups):
             self._run_beside(number, lambda: self._judge(group), lambda samples: self._group_over(number, samples))
 
     def _judge(self, group: _Group) -> list[Sample]:
-        answers = [rollout.answer() for rollout in group.rollouts]
+        assert group.answers is not None
+        answers = replied(group.answers, group.replies)
         verdicts = judge(self.rewards, answers)
         if self.judged_again:  # a reward whose process was killed or hung may succeed the second time
             troubled = [n for n, verdict in enumerate(verdicts) if verdict.problems]

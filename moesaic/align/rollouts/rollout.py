@@ -17,6 +17,7 @@ from torch import Tensor
 from moesaic.align.advantages import normalised_each
 from moesaic.align.rewards import Judged, Reward, judge
 from moesaic.align.rollouts.engine_work import EngineWork
+from moesaic.align.rollouts.follow_ups import with_replies
 from moesaic.data.packing import IGNORED, Batch, GroupedBatch
 from moesaic.phases import phase
 from moesaic.serve.core.engine import Engine
@@ -166,8 +167,9 @@ def generate(
         asked += [(example, request) for request in requests_for(engine, example, group, sampling, seed)]
     before = EngineWork.of(engine)
     completions = engine.complete([request for _, request in asked])
+    answers = [answer_of(*pair, done.text) for pair, done in zip(asked, completions, strict=True)]
     with phase("reward"):
-        judged = judge(rewards, [answer_of(*pair, done.text) for pair, done in zip(asked, completions, strict=True)])
+        judged = judge(rewards, with_replies(engine, rewards, answers))
     samples = [
         sample_from(request.prompt, done, verdict, example.question)
         for (example, request), done, verdict in zip(asked, completions, judged, strict=True)

@@ -22,9 +22,8 @@ from moesaic.align.accuracy import Accuracy
 from moesaic.align.advantages import ADVANTAGES
 from moesaic.align.critics.critic import Critic, CriticOptions
 from moesaic.align.critics.stream import CriticStream
-from moesaic.align.examples import Mixture, open_conversations, open_prompts
+from moesaic.align.examples import Mixture, first_examples, open_conversations, open_prompts
 from moesaic.align.rewards import weighted_rewards
-from moesaic.align.rewards.task import TaskScore
 from moesaic.align.rollouts.async_ranks import FollowingStream, LeadingStream
 from moesaic.align.rollouts.async_stream import AsyncOptions, AsyncRolloutStream
 from moesaic.align.rollouts.multi_turn import generate_multi_turn, multi_turn_rollouts, open_environment
@@ -37,7 +36,6 @@ from moesaic.align.rollouts.worker_pool import WorkerPool
 from moesaic.align.selection import Explore, Selection
 from moesaic.align.sft import ConversationStream
 from moesaic.align.stages import Data, Measure, Stage, sources, there
-from moesaic.data.sources import BUILTIN
 from moesaic.data.stream import Stream
 from moesaic.errors import UserError
 from moesaic.methods import Method, build, named
@@ -115,8 +113,7 @@ class Policy(Stage):
             raise ValueError("replay_sft does not go with replay: nobody routed those conversations before")
 
     def check(self) -> None:
-        self._examples(there(self.data))
-        check_rewards(self.rewards, self.data)
+        check_rewards(self.rewards, self.data, self._examples(there(self.data)))
         Sampling(self.max_tokens, self.temperature, top_k=self.top_k, top_p=self.top_p)
         self._drafter()
         if (world := self.world()) is not None:
@@ -295,10 +292,14 @@ class Policy(Stage):
         return Accuracy.of(self.data, self.evaluate, self.max_tokens, self.world(), weighted_rewards(self.rewards))
 
 
-def check_rewards(named: tuple[dict[str, Any], ...], data: Data) -> None:
-    """What can be seen to be wrong with them before any stage is run."""
+def check_rewards(named: tuple[dict[str, Any], ...], data: Data, opened: Mixture) -> None:
+    """Refuse a reward by which no answer could be judged, before any stage is run. `opened`: what there is of data."""
     rewards = weighted_rewards(there(named))
-    made_up = any(str(source["path"]).startswith(BUILTIN) for source in data)
-    if not made_up and any(isinstance(reward, TaskScore) for _, _, reward in rewards):
-        problem = f"task scores completions of families of tasks ({BUILTIN}FAMILY), and no source is one"
-        raise UserError("align.stages: rewards", problem, "Take exact, numeric, math, environment or another reward.")
+    if len(there(data)) < len(data):
+        return  # nobody knows yet
+    asked = first_examples(opened)
+    for name, _, reward in rewards:
+        lacking = [reward.lacks(example) for example in asked]
+        if asked and all(lacking):
+            problem = f"{name} can judge nothing: no prompt of data has {lacking[0]}"
+            raise UserError("align.stages: rewards", problem, "Name another reward, or data that has it.")

@@ -53,8 +53,7 @@ class Rejection(Stage):
             raise ValueError("prompts, group, keep, max_tokens, batch_tokens and max_length are at least 1")
 
     def check(self) -> None:
-        open_prompts(there(self.data), self.seed)
-        check_rewards(self.rewards, self.data)
+        check_rewards(self.rewards, self.data, open_prompts(there(self.data), self.seed))
         Sampling(self.max_tokens, self.temperature)
 
     def objective_method(self) -> Method:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
+from moesaic.data.tasks.context_qa import ContextQA
 from moesaic.data.tasks.families import PRESETS, UNSUITABLE
 from moesaic.data.tasks.slides import Slides
 from moesaic.data.tasks.working import WORKING
@@ -33,7 +34,7 @@ INDICES = (1 << 30) // BLOCK  # of each split
 WORKED = "worked"  # our own option of a family: the share of solutions that are worked out
 TEST_IN = 4  # one question in so many is a test question
 
-OWN = {"slides": Slides}  # families of our own
+OWN = {"context_qa": ContextQA, "slides": Slides}  # families of our own
 
 # Their items are made when the data set is, so that each seed needs a data set of its own.
 MADE_AT_ONCE = {"acre", "gsm_symbolic"}
@@ -148,7 +149,7 @@ def _make(family: str, seed: int) -> Any:
 
 def _solution(family: str, seed: int, entry: dict[str, Any]) -> str | None:
     name, options = _options(family)
-    answer: str | None = entry["answer"]
+    answer: str | None = entry.get("solution", entry["answer"])
     if answer is None or _hash(f"worked {seed}") % 1000 >= 1000 * options.get(WORKED, 0):
         return answer
     return "\n".join([*WORKING[name](entry["metadata"]), answer])

@@ -5,6 +5,7 @@ Rewards are made of these when a model is trained (`align/rewards`), scores when
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,7 @@ class Answer:
     task: Task | None = None  # where the question came from a family of tasks
     facts: dict[str, Any] = field(default_factory=dict)  # what else came with the question: tests, schema, constraints
     messages: tuple[dict[str, Any], ...] = ()  # all that was said before, where the question was not all
+    replies: Mapping[str, str] = field(default_factory=dict)  # of the model, to what a reward asked it of its answer
 
     @property
     def asked(self) -> list[dict[str, Any]]:
