@@ -103,6 +103,7 @@ OBJECTIVES: dict[str, ObjectiveCase] = {
     "reward_model": ObjectiveCase({}, BODY | {"value"}),
 }
 CONSTRAINTS: dict[str, Options] = {
+    "iss": {"keep": 0.5},
     "nm": {"n": 2, "m": 4, "every": 2, "settle": 0.5, "bits": 4, "group": 32},
     "quantized": {"bits": 2, "group": 32, "ternary": True},
 }

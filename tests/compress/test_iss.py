@@ -14,7 +14,9 @@ import torch.nn.functional as F
 from moesaic.compress.calibration_statistics import InputStatistics
 from moesaic.compress.compress import CompressionRequest, compress
 from moesaic.compress.methods.iss import IntrinsicSparseStructures, drawn_columns, lasso_sizes
-from moesaic.model.directory import load
+from moesaic.model.directory import load, save
+from moesaic.train.constraints.iss import IntrinsicSparseStructures as GroupLasso
+from moesaic.train.optimizers.adamw import AdamW
 from tests.compress.made import make
 
 HIDDEN, WIDTH = 48, 24
@@ -86,3 +88,18 @@ def test_the_directory_is_a_narrower_model(kind: str, tmp_path: Path) -> None:
     widths = [model.config.layers[0].ffn.hidden for model in (before, after)]
     assert widths == ([96, 48] if kind == "llama" else [32, 16])
     assert len(after.logits([[1, 2, 3]])[0]) == 3
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
+def test_units_that_training_has_led_to_zero_are_packed_without_loss(kind: str, tmp_path: Path) -> None:
+    model = load(make(tmp_path / "model", kind))
+    held = GroupLasso(0.5, settle=1.0).build(model, AdamW().build(model.named_parameters()), 4)
+    held.after_step(1, 0.001)
+    save(model, tmp_path / "trained")
+    wish = CompressionRequest(samples=4, length=64, check_tokens=0)
+    packing = IntrinsicSparseStructures(0.5, "magnitude", refit=False)
+    compress(tmp_path / "trained", packing, tmp_path / "packed", wish)
+    packed = load(tmp_path / "packed")
+    assert packed.config.layers[0].ffn.hidden == (48 if kind == "llama" else 16)
+    for before, after in zip(model.logits([[1, 2, 3, 4]]), packed.logits([[1, 2, 3, 4]]), strict=True):
+        torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)

@@ -6,6 +6,13 @@ from tests.ideas.idea import Idea
 
 IDEAS = [
     Idea(
+        "train/constraints/iss",
+        "units are led to zero as wholes",
+        "self._shorten(lr)",
+        "pass",
+        "train/test_constraints.py::test_a_group_lasso_makes_units_that_stay_learn_what_others_did",
+    ),
+    Idea(
         "train/constraints/nm",
         "weights are led to what is kept",
         "self._pull(lr)",

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from moesaic.errors import UserError
@@ -19,6 +20,7 @@ from moesaic.model.context import Routing
 from moesaic.model.matrices import matrix_parameters
 from moesaic.model.transformer import Model
 from moesaic.recipe import load_recipe
+from moesaic.train.constraints.iss import HeldUnits, IntrinsicSparseStructures, Network
 from moesaic.train.constraints.nm import NM, Alternating, Form
 from moesaic.train.constraints.quantized import Quantized
 from moesaic.train.objectives.next_token import NextToken
@@ -121,3 +123,44 @@ def test_admm_beats_pruning_by_magnitude_before_as_many_steps(seed: int) -> None
     admm, pruned_first = fitted(NM(), seed), fitted(NM(rho=0.0, settle=1.0), seed)
     assert admm < 0.6 * pruned_first
     assert admm < 0.4 * fitted(NM(rho=0.0), seed)  # without the pull, what is cut off at once costs more
+
+
+def narrowed(options: IntrinsicSparseStructures, seed: int, steps: int = 300, lr: float = 0.01) -> float:
+    """What is left to explain of a network of 16 units by one of 32, in which every unit is there twice, slightly
+    otherwise: half of them have to go."""
+    units, width = 16, 16
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    def out(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        gate, up = F.linear(x, gate_up).chunk(2, 1)
+        return (F.silu(gate) * up) @ down.T
+
+    true_gate_up, true_down = drawn(2 * units, width) / width**0.5, drawn(width, units) / units**0.5
+    twice = true_gate_up.unflatten(0, (2, -1)).repeat(1, 2, 1).flatten(0, 1)
+    gate_up = nn.Parameter(twice + 0.3 * drawn(4 * units, width) / width**0.5)
+    down = nn.Parameter(torch.cat([true_down, true_down], 1) / 2 * (1 + 0.3 * drawn(width, 2 * units)))
+    optimizer = AdamW(lr=lr, weight_decay=0.0).build([("gate_up", gate_up), ("down", down)])
+    slots = {slot.name: slot for slot in optimizer.slots}
+    held = HeldUnits(options, [Network("network", slots["gate_up"], slots["down"])], steps)
+    x_TD, unseen_TD = drawn(512, width), drawn(512, width)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        wanted = out(x, true_gate_up, true_down)
+        return (out(x, gate_up, down) - wanted).square().sum() / wanted.square().sum()
+
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss(x_TD).backward()
+        optimizer.step(1 - step / steps, clip=1e9)
+        held.after_step(step + 1, lr * (1 - step / steps))
+    assert int((down.norm(dim=0) > 0).sum()) == units
+    return float(loss(unseen_TD).detach())
+
+
+def test_a_group_lasso_makes_units_that_stay_learn_what_others_did() -> None:
+    seeds = range(3)
+    learned = sum(narrowed(IntrinsicSparseStructures(), seed) for seed in seeds)
+    assert learned < 0.6 * sum(narrowed(IntrinsicSparseStructures(penalty=0.0), seed) for seed in seeds)

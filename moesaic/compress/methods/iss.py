@@ -4,12 +4,14 @@
     moesaic compress out/smollm2 --method iss --out out/narrow keep=0.75 score=lasso
 
 A hidden unit is its row of the gate, its row of up and its column of down: without it all three are one smaller, and
-the network stays dense. With `score=lasso` which units stay is learned with a group Lasso as in the paper, though not
-while training but layer by layer, on what flows into `down`: the penalty drives whole columns to zero until `keep` of
-them are left. It is weighed anew a few times by what it left (the adaptive Lasso), which parts units that say the same.
-`score=leverage` draws units (column sampling), one after the other, each with the chance that its output has of not
-being said by those drawn before (randomly pivoted Cholesky), which loses less still. `magnitude` and `random` are what
-both must beat. Then down is fitted anew, so that the units that stay make up for those that went.
+the network stays dense. The paper's own way, a group Lasso while the model is trained, is `train.constraint: {name:
+iss}` (`moesaic/train/constraints/iss.py`); `score=magnitude refit=false` packs what comes out of that. Here nothing is
+trained. With `score=lasso` the group Lasso goes layer by layer, on what flows into `down`: the penalty drives whole
+columns to zero until `keep` of them are left, and is weighed anew a few times by what it left (the adaptive Lasso),
+which parts units that say the same. `score=leverage` draws units (column sampling), one after the other, each with the
+chance that its output has of not being said by those drawn before (randomly pivoted Cholesky), which loses less still.
+`magnitude` and `random` are what both must beat. Then down is fitted anew, so that the units that stay make up for
+those that went.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ from moesaic.errors import UserError
 from moesaic.model.config import Dense, Experts, ModelConfig, Reading
 from moesaic.model.experts import DenseFeedForward, MixtureFeedForward
 from moesaic.model.whole_only import refuse_reshaping
+from moesaic.train.constraints.iss import units_left
 
-MULTIPLE = 8  # of units that are left
 RIDGE = 1e-2  # of the mean of the moments' diagonal
 ROUNDS, HALVINGS, PROXIMAL_STEPS = 3, 10, 20
 
@@ -72,10 +74,7 @@ class IntrinsicSparseStructures(Compressor):
         return replace(config, layers=layers, mtp=())  # nothing was measured for layers that predict further tokens
 
     def left(self, hidden: int) -> int:
-        found = int(hidden * self.keep) // MULTIPLE * MULTIPLE
-        if not found:
-            raise UserError("keep", f"leaves none of {hidden} hidden units, of which {MULTIPLE} stay together")
-        return found
+        return units_left(hidden, self.keep)
 
     def _smaller(self, ffn: Dense | Experts | Reading) -> Dense | Experts:
         assert not isinstance(ffn, Reading), "was refused"

@@ -135,13 +135,14 @@ class Alternating(Unconstrained):
         if settles:
             self._settle()
         for name, kept in self.kept.items():
-            self._write(name, self.held[name][0].weight * kept)
+            slot = self.held[name][0]
+            slot.write(slot.weight * kept)
         return settles
 
     def _pull(self, lr: float) -> None:
         for name, (slot, _) in self.held.items():
             share = (lr * self.options.rho / slot.weight.abs().mean().clamp(min=1e-12)).clamp(max=0.5)
-            self._write(name, slot.weight.lerp(self.copies[name] - self.duals[name], share))
+            slot.write(slot.weight.lerp(self.copies[name] - self.duals[name], share))
 
     def _update(self) -> None:
         apart, size = [], []
@@ -157,14 +158,8 @@ class Alternating(Unconstrained):
     def _settle(self) -> None:
         for name, (slot, form) in self.held.items():
             self.kept[name] = form.kept(slot.weight + self.duals[name], metric_of(slot))
-            self._write(name, slot.weight * self.kept[name])
+            slot.write(slot.weight * self.kept[name])
         self.copies, self.duals = {}, {}
-
-    def _write(self, name: str, weight: Tensor) -> None:
-        slot = self.held[name][0]
-        slot.weight.data.copy_(weight)
-        if slot.has_master:
-            slot.own.data.copy_(weight)
 
     def notes(self) -> dict[str, Tensor]:
         """How far the weights are from N:M, as a share of their size; zero once the choice stands."""

@@ -38,6 +38,12 @@ class Slot:
     def has_master(self) -> bool:
         return self.weight.dtype != self.own.dtype
 
+    def write(self, weight: Tensor) -> None:
+        """Put another weight in its place."""
+        self.weight.data.copy_(weight)
+        if self.has_master:
+            self.own.data.copy_(weight)
+
     def gradient(self) -> Tensor:
         assert self.parameter.grad is not None
         return local(self.parameter.grad).to(self.weight.dtype).contiguous()
