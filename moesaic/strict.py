@@ -22,6 +22,7 @@ KeyPath = tuple[str | int, ...]
 Origin = Callable[[KeyPath], str]  # which file, or the command line, a key came from
 M = TypeVar("M", bound=BaseModel)
 
+UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")  # of a model, of a dataclass in one
 EXPECTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -144,7 +145,7 @@ def _problems(
             by_path[path] = details  # the type fitted, and something else is wrong
     outer = {path[:length] for path in by_path for length in range(len(path))}
     problems = [(path, details) for path, details in by_path.items() if path not in outer]
-    return sorted(problems, key=lambda problem: problem[1]["type"] != "extra_forbidden")  # a typo explains the rest
+    return sorted(problems, key=lambda problem: problem[1]["type"] not in UNKNOWN)  # a typo explains the rest
 
 
 def _as_written(location: KeyPath, values: Any, known: list[KeyPath]) -> KeyPath:
@@ -182,7 +183,7 @@ def _expected(details: ErrorDetails) -> str:
 
 
 def _problem(path: KeyPath, details: ErrorDetails, known: list[KeyPath], prefix: KeyPath, thing: str) -> str:
-    if details["type"] == "extra_forbidden":
+    if details["type"] in UNKNOWN:
         return f"no such {thing}" + _suggestion(path, known, prefix)
     return sentence(details)
 

@@ -55,6 +55,7 @@ SLOW = [
     "serve/test_engine_batch.py",
     "compress/test_layouts.py",
     "kernels/test_quantized_targets.py",
+    "align/test_lora.py",
     "align/test_search.py",
     "align/test_search_learns.py",
     "align/test_forks.py",

@@ -57,11 +57,15 @@ def align(recipe: Recipe, model: Path, out: Path, *, quiet: bool = False) -> dic
     named = tuple(Method(each.name, resolved(each.options, out, names, n)) for n, each in enumerate(named))
     there = recipe.changed(align={"stages": named})
     stages = [there.build(f"align.stages.{number}", Stage) for number in range(len(named))]
-    config, _ = match(open_checkpoint(model))
+    source = open_checkpoint(model)
+    config, _ = match(source)
     refuse_encoder(config, model, "there is nothing to align")
     for stage in stages:
         check_learning(of_stage(recipe, stage, model), config)
     layout = check_ranks(recipe, stages, names, config)
+    for number, stage in enumerate(stages):
+        if stage.lora is not None:
+            stage.lora.check(recipe, source, config, layout, f"align.stages.{number}.lora")
     world = open_world(recipe, layout)
     with exclusive(out) if world.is_main else nullcontext():
         check_resumable(recipe, stages, names, model, out)
@@ -121,8 +125,10 @@ def begin(
     init.check_trainable(initial, model)
     if initial.tokenizer is None or initial.tokenizer.chat_template is None:
         raise UserError(model, "has no tokenizer with a chat template", "Alignment needs one.")
+    if stage.lora is not None:
+        stage.lora.attach(initial, stage.seed)
     if stage.value_head:
-        give_head(initial)
+        give_head(initial).requires_grad_()
     else:
         initial.value = None  # a reward model's head is not carried on untrained
 
@@ -134,7 +140,7 @@ def begin(
         measure = stage.measure(initial) if stage.evaluate_every else None
     if isinstance(measure, Accuracy) and world.is_main:
         measure.out = out
-    return Run(
+    run = Run(
         of_stage(recipe, stage, model),
         out,
         quiet=quiet,
@@ -145,6 +151,9 @@ def begin(
         world=world,
         phases=stage.phases,
     )
+    if stage.lora is not None:
+        run.report.note(stage.lora.said(initial), kind="lora")
+    return run
 
 
 def _load(world: World, model: Path, dtype: torch.dtype | None, mode: Mode) -> Model:

@@ -77,6 +77,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             # How much a token counts is laid on the narrow side of both products, not on its row of the vocabulary.
             counts_T1 = (scale_T[part] * lift * valid_T).unsqueeze(1).to(hidden_TD.dtype)
             torch.mm(d_logits_TV, weight_VD, out=d_hidden_TD[part]).mul_(counts_T1)
+            if not weight_VD.requires_grad:  # under an adapter it is frozen
+                continue
             counted_TD = hidden_TD[part] * counts_T1
             if d_weight_VD is None:
                 d_weight_VD = torch.mm(d_logits_TV.t(), counted_TD)
@@ -87,9 +89,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
             else:
                 d_weight_VD += torch.mm(d_logits_TV.t(), counted_TD)
         if wanted:
-            d_weight_VD = torch.zeros_like(weight_VD) if d_weight_VD is None else d_weight_VD
+            if weight_VD.requires_grad:
+                d_weight_VD = torch.zeros_like(weight_VD) if d_weight_VD is None else d_weight_VD.to(weight_VD.dtype)
             assert d_hidden_TD is not None
-            ctx.save_for_backward(d_hidden_TD, d_weight_VD.to(weight_VD.dtype), lift)
+            ctx.save_for_backward(d_hidden_TD, d_weight_VD, lift)
         ctx.mark_non_differentiable(losses_T)
         return (losses_T * scale_T).sum(), losses_T
 
@@ -97,4 +100,5 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden_TD, d_weight_VD, lift = ctx.saved_tensors
         factor = grads[0] / lift
-        return d_hidden_TD * factor, d_weight_VD * factor, None, None, None, None
+        d_weight_VD = None if d_weight_VD is None else d_weight_VD * factor
+        return d_hidden_TD * factor, d_weight_VD, None, None, None, None

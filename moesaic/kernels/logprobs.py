@@ -97,7 +97,8 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden_TD, weight_VD, targets_T, kept_TK = ctx.saved_tensors
         d_hidden_TD = torch.zeros_like(hidden_TD)
-        d_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
+        trained = ctx.needs_input_grad[1]
+        d_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if trained else None
         d_logprobs_T = grads[0] / ctx.temperature
         for start in range(0, len(targets_T), ctx.rows):
             part = slice(start, start + ctx.rows)
@@ -109,5 +110,7 @@ class _TokenLogprobs(torch.autograd.Function):
             d_logits_TV.scatter_add_(1, target_T1, d_logits_TV.new_ones(target_T1.shape))
             d_logits_TV = (d_logits_TV * d_logprobs_T[part].unsqueeze(1)).to(hidden_TD.dtype)
             d_hidden_TD[part] = torch.mm(d_logits_TV, weight_VD)
-            d_weight_VD += torch.mm(d_logits_TV.t(), hidden_TD[part])
-        return d_hidden_TD, d_weight_VD.to(weight_VD.dtype), None, None, None, None, None
+            if d_weight_VD is not None:
+                d_weight_VD += torch.mm(d_logits_TV.t(), hidden_TD[part])
+        d_weight_VD = None if d_weight_VD is None else d_weight_VD.to(weight_VD.dtype)
+        return d_hidden_TD, d_weight_VD, None, None, None, None, None

@@ -6,6 +6,7 @@ one: `begin` (tokens to hidden states), `run_layers` over a range, `finish` (the
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, cast
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from moesaic import kernels
+from moesaic.kernels.adapted import AdaptedKernels
 from moesaic.kernels.interface import EncoderStack, Kernels, LayerStack, Mode, RopeAngles
 from moesaic.kernels.logprobs import token_logprobs
 from moesaic.kernels.quantized import QuantizedKernels, QuantizedWeight
@@ -31,6 +33,7 @@ from moesaic.model.rope import rope_of, table_angles
 from moesaic.model.value_head import ValueHead
 
 if TYPE_CHECKING:
+    from moesaic.model.lora import Lora
     from moesaic.model.tokenizer import Tokenizer
 
 # Logits of this many tokens are in memory at a time when only log-probabilities are wanted.
@@ -56,8 +59,9 @@ class Model(nn.Module):
         self.mode = mode
         self.tokenizer: Tokenizer | None = None
         self.value: ValueHead | None = None  # of a reward model or critic
+        self.lora: Lora | None = None  # an adapter that is being trained
         self._ops: Kernels | None = None
-        self._chosen: tuple[torch.device, Mode, Kernels] | None = None
+        self._chosen: tuple[torch.device, Mode, Lora | None, Kernels] | None = None
         self._stack: LayerStack | None = None  # of all layers, when first wanted
         self._encoder: EncoderStack | None = None  # the same of an encoder
         self.embed = nn.Parameter(torch.empty(config.vocab, config.hidden))
@@ -196,15 +200,24 @@ class Model(nn.Module):
     def ops(self) -> Kernels:
         if self._ops is not None:
             return self._ops
-        if self._chosen is None or self._chosen[:2] != (self.device, self.mode):
+        if self._chosen is None or self._chosen[:3] != (self.device, self.mode, self.lora):
             chosen = kernels.choose(self.device, self.mode)
             chosen = cast(Kernels, QuantizedKernels(chosen)) if self.quantized else chosen
-            self._chosen = (self.device, self.mode, chosen)
-        return self._chosen[2]
+            if self.lora is not None:  # in all rows, for whoever runs this model: trainer, engine, evaluation
+                chosen = cast(Kernels, AdaptedKernels(chosen, {self.lora: None}))
+            self._chosen = (self.device, self.mode, self.lora, chosen)
+        return self._chosen[3]
 
     @ops.setter
     def ops(self, ops: Kernels | None) -> None:
         self._ops = ops
+
+    def beside(self, lora: Lora | None) -> Model:
+        """The very same weights under another adapter, or under none: no second copy of them."""
+        other = copy.copy(self)
+        other._modules = dict(self._modules)
+        other.lora = lora
+        return other
 
     def __getstate__(self) -> dict[str, Any]:
         return {

@@ -20,6 +20,7 @@ from moesaic.model.config import ModelConfig
 from moesaic.model.context import Routing
 from moesaic.model.formats.checkpoint import Source
 from moesaic.model.transformer import Model
+from moesaic.model.value_head import read_head
 from moesaic.parallel.staying_up.recovery import MARK, last_sign, note_recovery
 from moesaic.phases import phase
 
@@ -152,5 +153,10 @@ class World:
         raise NotImplementedError
 
     def load(self, model: Model, place: Path) -> None:
-        """Another directory's weights into a model."""
-        model.load_state_dict(directory.load(place, dtype=model.dtype, device=self.device).state_dict())
+        """Another directory's weights into a model; of one with an adapter, what is trained of it."""
+        if model.lora is None:
+            model.load_state_dict(directory.load(place, dtype=model.dtype, device=self.device).state_dict())
+            return
+        model.lora.restore(place)
+        if model.value is not None and (head := read_head(place, model.config.hidden, self.device)) is not None:
+            model.value.load_state_dict(head.state_dict())

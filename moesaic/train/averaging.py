@@ -38,6 +38,8 @@ class WeightAverage:
             case "ema":
                 weight = 1 - self.settings.decay if self.count > 1 else 1.0
         for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:  # what is frozen is its own average
+                continue
             value = local(parameter.detach()).float()
             if name not in self.tensors:
                 self.tensors[name] = value.clone()

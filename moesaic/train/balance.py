@@ -26,6 +26,7 @@ class Balance:
         blocks = [*model.layers, *(layer.block for layer in model.mtp)]
         self.layers = {n: block.ffn for n, block in enumerate(blocks) if isinstance(block.ffn, MixtureFeedForward)}
         self.loads: dict[int, Tensor] = {}
+        self.frozen = model.lora is not None  # biases are no part of an adapter
 
     def routing(self) -> Routing:
         return Routing(keep_logits=bool(self.settings.sequence_loss or self.settings.z_loss))
@@ -65,7 +66,7 @@ class Balance:
         loads = self.loads
         for layer, counts_E in loads.items():
             correction_E = self.layers[layer].router.correction
-            if correction_E is not None and self.settings.bias_rate:
+            if correction_E is not None and self.settings.bias_rate and not self.frozen:
                 counts_E = counts_E.float()
                 correction_E += self.settings.bias_rate * torch.sign(counts_E.mean() - counts_E)
         self.loads = {}

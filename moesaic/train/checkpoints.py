@@ -125,11 +125,17 @@ class Checkpoints:
 
     def _publish(self, path: Path) -> None:
         atomic.write_link(self.folder / "latest", path.name)
-        for file in path.iterdir():
-            link, target = self.run / file.name, SHOWN / file.name
+        for link, target in self._links(path):
+            link.parent.mkdir(exist_ok=True)
             # Files that an earlier end of the run made DIR's own are links again once it is resumed.
-            if file.is_file() and not (link.is_symlink() and link.readlink() == target):
+            if not (link.is_symlink() and link.readlink() == target):
                 atomic.write_link(link, target)
+
+    def _links(self, path: Path) -> list[tuple[Path, Path]]:
+        """A checkpoint's files but its state, as DIR shows them: each link, and where it leads."""
+        files = [file.relative_to(path) for file in path.rglob("*") if file.is_file()]
+        shown = [name for name in files if name.parts[0] != "state"]
+        return [(self.run / name, Path(*[".."] * (len(name.parts) - 1)) / SHOWN / name) for name in shown]
 
     def forget(self, after: int) -> None:
         """Remove the checkpoints after a step, newest first: none of them is to be resumed from."""
@@ -151,8 +157,8 @@ class Checkpoints:
     def finish(self) -> None:
         """The run is over: DIR's links become files (hard links where the file system has them)."""
         self.wait()
-        for link in self.run.iterdir():
-            if link.is_symlink() and link.readlink() == SHOWN / link.name:  # another is someone else's
+        for link, target in self._links(self.run / SHOWN):
+            if link.is_symlink() and link.readlink() == target:  # another is someone else's
                 with atomic.replacing_file(link) as fresh:
                     try:
                         os.link(link.resolve(), fresh)

@@ -74,7 +74,11 @@ def snapshot(run: Run) -> Snapshot:
     if run.settings.init:
         del recipe["model"]  # these sizes are of a model from scratch; what was trained is train.init
     life = [*run.life, lineage.stage(run.name, **learned, recipe=recipe)]
-    return Snapshot(run.step, run.model.config, weights, run.model.dtype, run.files, life, groups, facts)
+    files = run.files
+    if run.model.lora is not None:  # the model with what it learned, and beside it what it learned alone
+        files = files | run.model.lora.files(weights, str(run.settings.init), life)
+        weights = run.model.lora.merged(weights)
+    return Snapshot(run.step, run.model.config, weights, run.model.dtype, files, life, groups, facts)
 
 
 def recall(run: Run, step: int) -> dict[str, Any]:

@@ -61,7 +61,8 @@ class Critic:
     def __init__(self, policy: Model, options: CriticOptions) -> None:
         self.options = options
         if options.model is None:
-            self.model = copy.deepcopy(policy)
+            # Beside an adapter: one of its own, over the same weights.
+            self.model = copy.deepcopy(policy) if policy.lora is None else policy.beside(copy.deepcopy(policy.lora))
         else:
             require_head(Path(options.model))
             self.model = directory.load(options.model, dtype=policy.dtype, device=policy.device)
@@ -133,10 +134,13 @@ class Critic:
         return {"value_loss": first}
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        return {"critic": self.model.state_dict(), "critic_optimizer": self.optimizer.state_dict()}
+        weights = self.model.state_dict()
+        if self.model.lora is not None:  # the others are frozen, and the policy's
+            weights = {name: weights[name] for name, p in self.model.named_parameters() if p.requires_grad}
+        return {"critic": weights, "critic_optimizer": self.optimizer.state_dict()}
 
     def restore(self, weights: dict[str, Tensor], optimizer: dict[str, Tensor]) -> None:
-        self.model.load_state_dict(weights)
+        self.model.load_state_dict(weights, strict=self.model.lora is None)
         self.optimizer.load_state_dict(optimizer)
 
 

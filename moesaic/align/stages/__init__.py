@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from moesaic.align.lora import LoraOptions
 from moesaic.data.stream import Stream
 from moesaic.methods import Method
 from moesaic.model.transformer import Model
@@ -35,6 +36,7 @@ class Stage:
     evaluate_every: Natural = 10
     evaluate: Natural = 64  # held-out tasks that accuracy is measured on
     seed: Seed = 0
+    lora: LoraOptions | None = None  # an adapter is trained, and the model it corrects stays as it is
 
     def check(self) -> None:
         """Validate what can be, before any stage is run; what an earlier one will make is not there yet."""

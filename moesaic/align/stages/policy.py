@@ -104,6 +104,8 @@ class Policy(Stage):
         least = 1 if self.critic is not None and not self.critic.baseline and self.dynamic == 1 else 2
         if min(self.prompts, self.updates, self.dynamic, self.max_tokens) < 1 or self.group < least:
             raise ValueError(f"prompts, updates, dynamic and max_tokens are at least 1, and group at least {least}")
+        if self.lora is not None and self.asynchronous is not None:
+            raise ValueError("lora does not go with asynchronous: workers are sent whole weights, and know no adapter")
         if self.asynchronous is not None and self.asynchronous.run_ahead:
             if self.drafter is None:
                 raise ValueError("run_ahead wants a drafter, whose trees it fills")
@@ -191,7 +193,7 @@ class Policy(Stage):
         )
         selector = self._selection().begin(examples, model, self.seed, self._explore(model))
         kept_near = self.objective.get("kl") or (self.critic is not None and self.critic.kl)
-        reference = ranks.copy(model) if kept_near else None
+        reference = None if not kept_near else ranks.copy(model) if model.lora is None else model.beside(None)
         given: dict[str, Any] = {
             "model": model,
             "examples": examples,

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from moesaic.kernels import cpu
 from moesaic.kernels.biased_attention import attend_biased
+from moesaic.kernels.exact_forward import needs_grad
 from moesaic.kernels.interface import (
     AttentionCall,
     Batch,
@@ -54,13 +55,12 @@ def kernels() -> NativeKernels | None:
 
 def _plain(*tensors: Tensor | None) -> bool:
     """Whether these can be handed over as they are: float32 on the CPU, and nobody wants a gradient."""
-    return not torch.is_grad_enabled() and _floats(*tensors)
+    return _floats(*tensors) and not needs_grad(*tensors)
 
 
 def _trained(*tensors: Tensor | None) -> bool:
     """The same, but a gradient is wanted."""
-    wanted = any(tensor is not None and tensor.requires_grad for tensor in tensors)
-    return torch.is_grad_enabled() and wanted and _floats(*tensors)
+    return _floats(*tensors) and needs_grad(*tensors)
 
 
 def _floats(*tensors: Tensor | None) -> bool:

@@ -147,11 +147,13 @@ class _Experts(torch.autograd.Function):
         d_gate_up_AG = ctx.native.gated_back(gate_up_AG, d_weighed_AF.mul_(weight_A1))
         weighed_AF = hidden_AF.mul_(weight_A1)
 
-        d_gate_up_EGD, d_down_EDF = torch.zeros_like(gate_up_EGD), torch.zeros_like(down_EDF)
+        trained = ctx.needs_input_grad[4] or ctx.needs_input_grad[5]  # under an adapter they are frozen
+        d_gate_up_EGD, d_down_EDF = (torch.zeros_like(w) if trained else None for w in (gate_up_EGD, down_EDF))
         d_x_AD = torch.empty_like(x_AD)
         for expert, run in runs:
-            torch.mm(d_gate_up_AG[run].t(), x_AD[run], out=d_gate_up_EGD[expert])
-            torch.mm(d_y_AD[run].t(), weighed_AF[run], out=d_down_EDF[expert])
+            if d_gate_up_EGD is not None and d_down_EDF is not None:
+                torch.mm(d_gate_up_AG[run].t(), x_AD[run], out=d_gate_up_EGD[expert])
+                torch.mm(d_y_AD[run].t(), weighed_AF[run], out=d_down_EDF[expert])
             torch.mm(d_gate_up_AG[run], gate_up_EGD[expert], out=d_x_AD[run])
         d_x_TD = torch.zeros_like(x_TD).index_add_(0, token_A, d_x_AD)
         d_weights_TK = torch.empty_like(weights_TK).view(-1).index_copy_(0, order_A, d_weights_A).view_as(weights_TK)

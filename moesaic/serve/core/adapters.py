@@ -18,17 +18,13 @@ from torch import Tensor
 
 from moesaic.errors import UserError
 from moesaic.json_files import read_json
-from moesaic.kernels.interface import Kernels, LatentCall
-from moesaic.kernels.latent_attention import attend_latent
 from moesaic.kernels.quantized import QuantizedWeight
-from moesaic.kernels.wrapped import WrappedKernels
 from moesaic.model.families import family_for
 from moesaic.model.families.places import Place
 from moesaic.model.formats.tensor_file import TensorFile
 from moesaic.model.linear import Linear
+from moesaic.model.lora import PEFT
 from moesaic.model.transformer import Model
-
-PREFIX = "base_model.model."
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,42 +36,8 @@ class Adapter:
     corrections: dict[str, tuple[Tensor, Tensor]]
     digest: str = ""
 
-
-class AdaptedKernels(WrappedKernels):
-    """Kernels whose matmuls add each adapter's correction to its rows."""
-
-    def __init__(self, plain: Kernels, rows: dict[Adapter, Tensor]) -> None:
-        super().__init__(plain)
-        self._rows = rows
-
-    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None, site: str = "") -> Tensor:
-        out_TO = self.plain.linear(x_TI, weight_OI, bias_O, site)
-        if out_TO.is_cuda:  # the bits of graphed steps
-            return self._add_on_device(out_TO, x_TI, site)
-        for adapter, rows in self._rows.items():
-            correction = adapter.corrections.get(site)
-            if correction is not None:
-                down_RI, up_OR = correction
-                low_TR = self.plain.linear(x_TI.index_select(0, rows), down_RI)
-                out_TO = out_TO.index_add(0, rows, self.plain.linear(low_TR, up_OR))
-        return out_TO
-
-    def _add_on_device(self, out_TO: Tensor, x_TI: Tensor, site: str) -> Tensor:
-        from moesaic.kernels.triton.low_rank import LowRank, add_low_rank  # Triton, which is on machines with a GPU
-
-        here = {adapter: adapter.corrections[site] for adapter in self._rows if site in adapter.corrections}
-        if not here:
-            return out_TO
-        rank = max(len(down_RI) for down_RI, _ in here.values())
-        matrices = LowRank.empty(len(here), rank, *next(iter(here.values())))
-        adapters_T = torch.zeros(len(out_TO), dtype=torch.int32, device=out_TO.device)
-        for number, (adapter, correction) in enumerate(here.items(), start=1):
-            matrices.write(number, correction)
-            adapters_T[self._rows[adapter]] = number
-        return add_low_rank(out_TO, x_TI, matrices, adapters_T)
-
-    def attend_latent(self, call: LatentCall) -> Tensor:
-        return attend_latent(call, self.plain.rms_norm, self.plain.rotate, self.plain.attention)
+    def correction(self, site: str) -> tuple[Tensor, Tensor] | None:
+        return self.corrections.get(site)
 
 
 def load_adapter(model: Model, path: str | Path, name: str) -> Adapter:
@@ -96,7 +58,7 @@ def load_adapter(model: Model, path: str | Path, name: str) -> Adapter:
             if ".lora_B." in key:
                 continue
             raise UserError(file.path, f"{key} is not a part of a LoRA adapter that can be served")
-        place = places.get(f"{module.removeprefix(PREFIX)}.weight")
+        place = places.get(f"{module.removeprefix(PEFT)}.weight")
         if place is None or place.parameter not in plain:
             remedy = "Adapters may correct the matrices of attention, dense and shared feed-forward layers."
             raise UserError(file.path, f"{module} is no such matrix of this model", remedy)
@@ -111,11 +73,11 @@ def load_adapter(model: Model, path: str | Path, name: str) -> Adapter:
         if down.shape != (rank, place.shape[1]) or up.shape != (place.shape[0], rank) or not rank:
             shapes = f"{tuple(down.shape)} and {tuple(up.shape)}"
             raise UserError(file.path, f"{module}: {shapes} do not correct a matrix of {place.shape}")
-        described = _described_rank(settings, module.removeprefix(PREFIX))
+        described = _described_rank(settings, module.removeprefix(PEFT))
         if rank != described:
             problem = f"{module} has rank {rank}, and adapter_config.json says {described}"
             raise UserError(file.path, problem, "The two files are of different adapters: copy it again.")
-        if not _targeted(settings, module.removeprefix(PREFIX)):
+        if not _targeted(settings, module.removeprefix(PEFT)):
             problem = f"{module} is corrected, and is none of adapter_config.json's target_modules"
             raise UserError(file.path, problem, "The two files are of different adapters: copy it again.")
         targeted.add(module.rpartition(".")[2])
@@ -189,7 +151,7 @@ def _described_rank(settings: dict[str, Any], module: str) -> int:
 def _targeted(settings: dict[str, Any], module: str) -> bool:
     targets = settings["target_modules"]
     if isinstance(targets, str):  # a pattern, unless it stands for all matrices
-        return targets == "all-linear" or _matches(targets, module) or _matches(targets, PREFIX + module)
+        return targets == "all-linear" or _matches(targets, module) or _matches(targets, PEFT + module)
     return any(module == one or module.endswith(f".{one}") for one in targets)
 
 

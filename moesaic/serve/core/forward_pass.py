@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Protocol, cast
 import torch
 from torch import Tensor
 
+from moesaic.kernels.adapted import AdaptedKernels
 from moesaic.kernels.interface import Kernels
 from moesaic.model.context import Routing
 from moesaic.model.layout import Layout, PagedCache, Span
 from moesaic.model.transformer import Model
-from moesaic.serve.core.adapters import AdaptedKernels, rows_by_adapter
+from moesaic.serve.core.adapters import rows_by_adapter
 from moesaic.serve.core.device_timing import Progress, timer_for
 from moesaic.serve.core.drafters import Draft
 from moesaic.serve.core.kv.attention import CompactKernels

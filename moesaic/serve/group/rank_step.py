@@ -8,12 +8,13 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
+from moesaic.kernels.adapted import AdaptedKernels
 from moesaic.kernels.interface import Kernels
 from moesaic.model.config import Experts
 from moesaic.model.context import ForwardContext, Routing
 from moesaic.model.layout import Layout, PagedCache
 from moesaic.model.transformer import Model
-from moesaic.serve.core.adapters import AdaptedKernels, Adapter, rows_by_adapter
+from moesaic.serve.core.adapters import Adapter, rows_by_adapter
 from moesaic.serve.core.forward_pass import tree_TT
 from moesaic.serve.group.kernels import GroupKernels
 from moesaic.serve.group.shares import widths
