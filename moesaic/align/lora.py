@@ -13,7 +13,7 @@ from moesaic.errors import UserError
 from moesaic.model.config import ModelConfig
 from moesaic.model.formats.checkpoint import Source
 from moesaic.model.formats.opening import is_compressed
-from moesaic.model.lora import Lora, adaptable, target
+from moesaic.model.lora import Lora, adaptable, known_to_peft, target
 from moesaic.model.transformer import Model
 from moesaic.parallel.layout import ParallelLayout
 from moesaic.recipe import Recipe
@@ -28,7 +28,7 @@ WITHOUT["kv_b_proj"] = "it expands cached latents, of all tokens and not those o
 class LoraOptions:
     rank: int = 16
     alpha: float = 32.0  # the correction counts alpha / rank
-    targets: tuple[str, ...] = ()  # last words of matrices' names on disk; none: all that can be corrected
+    targets: tuple[str, ...] = ()  # last words of matrices' names on disk; none: all that peft can hold
 
     def __post_init__(self) -> None:
         if self.rank < 1 or not 0 < self.alpha < float("inf"):
@@ -66,4 +66,8 @@ class LoraOptions:
         trained = sum(parameter.numel() for parameter in model.lora.parameters())
         whole = sum(parameter.numel() for name, parameter in model.named_parameters() if not name.startswith("lora."))
         share = f"{trained:,} of {whole:,} parameters ({100 * trained / whole:.2g} %)"
-        return f"LoRA of rank {self.rank} on {model.lora.matrices} matrices: {share} are trained, the others frozen"
+        beyond = set(self.targets) - known_to_peft(model)
+        peft = (
+            f"; peft takes {', '.join(sorted(beyond))} for matrices of experts and cannot load this" if beyond else ""
+        )
+        return f"LoRA of rank {self.rank} on {model.lora.matrices} matrices: {share} are trained, others frozen{peft}"

@@ -59,15 +59,17 @@ class Correction(nn.Module):
 
 
 class Lora(nn.Module):
-    """Freezes the model; what is trained is here. `targets` are the last words of matrices' names on disk."""
+    """Freezes the model; what is trained is here. `targets` are the last words of matrices' names on disk; by default
+    all that `peft` can hold, too."""
 
     def __init__(self, model: Model, rank: int, alpha: float, targets: Sequence[str] = (), seed: int = 0) -> None:
         super().__init__()
         model.requires_grad_(False)
         self.rank, self.alpha = rank, alpha
         self.corrections = nn.ModuleDict()
+        wanted = targets or known_to_peft(model)
         for parameter, parts in adaptable(model).items():
-            chosen = [place for place in parts if not targets or target(place) in targets]
+            chosen = [place for place in parts if target(place) in wanted]
             if chosen:
                 site = parameter.removesuffix(".weight")
                 self.corrections[_key(site)] = Correction(parts, chosen, rank, alpha / rank, seed)
@@ -152,6 +154,12 @@ def adaptable(model: Model) -> dict[str, list[Place]]:
         for parameter, parts in places.items()
         if parameter in plain and parameter.startswith("layers.") and not any(part in parameter for part in no)
     }
+
+
+def known_to_peft(model: Model) -> set[str]:
+    """Beside routed experts, it takes names of dense and shared feed-forward matrices to be those of the experts."""
+    known = adaptable(model).items()
+    return {target(p) for name, parts in known for p in parts if ".attention." in name or not model.config.has_experts}
 
 
 def target(place: Place) -> str:

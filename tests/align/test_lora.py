@@ -13,10 +13,14 @@ from safetensors.torch import load_file
 
 import moesaic
 from moesaic.align.align import align, begin
+from moesaic.align.lora import LoraOptions
 from moesaic.align.stages import Stage
 from moesaic.errors import UserError
 from moesaic.model import lineage
+from moesaic.model.formats.matching import match
+from moesaic.model.formats.opening import open_checkpoint
 from moesaic.model.lora import FOLDER, Lora
+from moesaic.parallel.layout import ParallelLayout
 from moesaic.serve.core.request import Sampling
 from moesaic.train.run import Run
 from tests.align.made import ADAMW, assert_refused, recipe_of, without_times
@@ -172,7 +176,7 @@ def test_few_targets_and_biases_that_balance(base, tmp_path):
         (SFT.replace("alpha: 7", "targets: [q_prj]"), "no matrix is called q_prj; did you mean q_proj"),
         (
             SFT.replace("alpha: 7", "targets: [experts]"),
-            "experts cannot be corrected: routed experts and routers are no",
+            "experts cannot be corrected: routed experts and routers",
         ),
         (POLICY.replace("updates: 2", "asynchronous: {workers: 1}"), "lora does not go with asynchronous"),
     ],
@@ -180,6 +184,22 @@ def test_few_targets_and_biases_that_balance(base, tmp_path):
 def test_what_cannot_be_trained_is_refused_by_name(base, tmp_path, stage, message):
     assert_refused(tmp_path, base, stage, message)
     assert not (tmp_path / "out").exists()
+
+
+def test_where_it_cannot_be_trained_is_refused_by_name(base, tmp_path, monkeypatch):
+    source = open_checkpoint(base)
+    config, _ = match(source)
+    recipe, lora = recipe_of(tmp_path, SFT, more=ADAMW), LoraOptions()
+    lora.check(recipe, source, config, ParallelLayout(), "lora")
+    with pytest.raises(UserError, match="an adapter is trained by one process"):
+        lora.check(recipe, source, config, ParallelLayout(dp=2), "lora")
+    for more, key in (("{constraint: quantized}", "constraint"), ("{indexer: {warmup_steps: 2}}", "indexer")):
+        asked = recipe_of(tmp_path, SFT, more=f"{ADAMW}\ntrain: {more}")
+        with pytest.raises(UserError, match=f"train.{key}: changes weights that an adapter leaves as they are"):
+            lora.check(asked, source, config, ParallelLayout(), "lora")
+    monkeypatch.setattr(source, "quantized", lambda *given: None, raising=False)
+    with pytest.raises(UserError, match="the base is quantized.*QLoRA"):
+        lora.check(recipe, source, config, ParallelLayout(), "lora")
 
 
 def test_a_changed_adapter_is_refused_over_a_run(base, tmp_path):
