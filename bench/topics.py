@@ -1,15 +1,17 @@
-"""Topics beside tomotopy: tokens a second and likelihood over iterations, K = 100, one core each.
+"""Topics beside tomotopy: tokens a second and likelihood over iterations, one core each.
 
     python -m bench.topics                          about two minutes for each corpus; needs pip install tomotopy
+    python -m bench.topics --topics 1000 --iterations 10 --corpora planted
     python -m bench.topics --text wiki=wiki.txt --text sums=sums.jsonl:question
 
 Two corpora: documents drawn from planted topics, and text (functions of Python's standard library, and what --text
 names, whose documents are paragraphs or records). Both programs get the same documents of the same words, the same
 alpha and beta, which stay as they are, and one thread. The likelihood is that of words and topics together for each
 word, worked out here from the topics that each program has given to the tokens. The peer's iteration is collapsed
-Gibbs sampling; ours looks at older counts (`steps: 0`) or takes Metropolis-Hastings steps (`steps: 1`). An iteration
-then does less, so what counts is processor time to the same likelihood. Also held-out: topics are kept, half of each
-new document is folded in, the other half is predicted. Writes bench/results/topics.json.
+Gibbs sampling; ours (`steps: 0`) looks at counts of words that are a few blocks older. An iteration then does a little
+less, so what counts is processor time to the same likelihood. Also held-out: topics are kept, half of each
+new document is folded in, the other half is predicted. Writes bench/results/topics.json
+(with --topics another name).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,21 +36,21 @@ from moesaic.data.topics.corpus import Words, blocks, choose_words
 from moesaic.data.topics.sampler import Sampler, documents_likelihood, words_likelihood
 from moesaic.recipe import load_recipe
 
-ALPHA, BETA, TOPICS = 0.1, 0.01, 100
+ALPHA, BETA, PLANTED = 0.1, 0.01, 100
 AT = (1, 2, 5, 10, 20, 40)  # iterations after which the likelihood is worked out
-OURS = (*AT, 80)
+OURS = (1, 2, 3, 5, 7, 10, 13, 20, 25, 40, 50, 60)
 HELD_OUT = 0.1
 
 
 def planted(folder: Path, documents: int = 2000, length: int = 300, vocabulary: int = 8192) -> Shards:
-    """Documents of TOPICS planted topics, as LDA says they come about."""
+    """Documents of PLANTED planted topics, as LDA says they come about."""
     if (folder / MANIFEST).exists():
         return Shards(folder)
     chance = np.random.default_rng(0)
-    sums_KV = np.cumsum(chance.dirichlet(np.full(vocabulary, 0.05), TOPICS), 1)
+    sums_KV = np.cumsum(chance.dirichlet(np.full(vocabulary, 0.05), PLANTED), 1)
     writer = ShardWriter(folder, vocabulary, [], 1 << 26)
     for _ in range(documents):
-        topics = chance.choice(TOPICS, length, p=chance.dirichlet(np.full(TOPICS, ALPHA)))
+        topics = chance.choice(PLANTED, length, p=chance.dirichlet(np.full(PLANTED, ALPHA)))
         drawn = chance.random(length)
         tokens = np.empty(length, np.int64)
         for topic in np.unique(topics):
@@ -91,7 +94,7 @@ def tokens_of(data: Shards, words: Words) -> tuple[np.ndarray, np.ndarray]:
 
 
 def joint(document_T: np.ndarray, topic_T: np.ndarray, counts_WK: np.ndarray) -> float:
-    documents = documents_likelihood(document_T, topic_T, TOPICS, ALPHA)
+    documents = documents_likelihood(document_T, topic_T, counts_WK.shape[1], ALPHA)
     return (documents + words_likelihood(counts_WK, BETA)) / len(topic_T)
 
 
@@ -100,7 +103,7 @@ def held_out(counts_WK: np.ndarray, document_T: np.ndarray, word_T: np.ndarray) 
     phi_WK = (counts_WK + BETA) / (counts_WK.sum(0) + len(counts_WK) * BETA)
     seen_T = np.arange(len(word_T)) % 2 == 0
     size, (d_T, w_T) = int(document_T.max()) + 1, (document_T[seen_T], word_T[seen_T])
-    theta_DK = np.full((size, TOPICS), 1 / TOPICS)
+    theta_DK = np.full((size, counts_WK.shape[1]), 1 / counts_WK.shape[1])
     order = np.flatnonzero(np.diff(d_T, prepend=-1))
     for _ in range(30):
         parts_TK = theta_DK[d_T] * phi_WK[w_T]
@@ -126,7 +129,7 @@ def curve(
 
 
 def ours(
-    folder: Path, train: tuple[np.ndarray, np.ndarray], words: int, at: tuple[int, ...]
+    folder: Path, train: tuple[np.ndarray, np.ndarray], words: int, topics: int, at: tuple[int, ...]
 ) -> tuple[list[dict[str, float]], np.ndarray]:
     """From shards that hold these words and nothing else."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -138,7 +141,7 @@ def ours(
     write_manifest(folder / "data", writer, words + 1, len(ends), len(word_T))
     every = Words(np.append(np.arange(words, dtype=np.int32), np.int32(-1)), np.arange(words))
     sampler = Sampler(
-        Shards(folder / "data"), every, folder / "topics", topics=TOPICS, alpha=ALPHA, beta=BETA, threads=1
+        Shards(folder / "data"), every, folder / "topics", topics=topics, alpha=ALPHA, beta=BETA, threads=1
     )
 
     def step(count: int) -> None:
@@ -152,12 +155,12 @@ def ours(
 
 
 def peer(
-    train: tuple[np.ndarray, np.ndarray], words: int, at: tuple[int, ...]
+    train: tuple[np.ndarray, np.ndarray], words: int, topics: int, at: tuple[int, ...]
 ) -> tuple[list[dict[str, float]], np.ndarray]:
     import tomotopy
 
     document_T, word_T = train
-    model = tomotopy.LDAModel(k=TOPICS, alpha=ALPHA, eta=BETA, seed=0)
+    model = tomotopy.LDAModel(k=topics, alpha=ALPHA, eta=BETA, seed=0)
     model.optim_interval = 0
     for mine in np.split(word_T, np.flatnonzero(np.diff(document_T)) + 1):
         model.add_doc([str(word) for word in mine])
@@ -167,7 +170,7 @@ def peer(
     def state() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         lengths = [len(document.topics) for document in model.docs]
         topic_T = np.concatenate([np.asarray(document.topics) for document in model.docs])
-        counts_WK = np.zeros((words, TOPICS), np.int32)
+        counts_WK = np.zeros((words, topics), np.int32)
         np.add.at(counts_WK, (names[np.concatenate([document.words for document in model.docs])], topic_T), 1)
         return np.repeat(np.arange(len(lengths)), lengths), topic_T, counts_WK
 
@@ -176,7 +179,12 @@ def peer(
 
 
 def until(rows: list[dict[str, float]], likelihood: float) -> float | None:
-    return next((row["seconds"] for row in rows if row["likelihood"] >= likelihood), None)
+    """Seconds to this likelihood, on a line between the two measurements around it."""
+    for before, row in pairwise(rows):
+        if before["likelihood"] < likelihood <= row["likelihood"]:
+            way = (likelihood - before["likelihood"]) / (row["likelihood"] - before["likelihood"])
+            return before["seconds"] + way * (row["seconds"] - before["seconds"])
+    return None
 
 
 def main() -> None:
@@ -184,7 +192,12 @@ def main() -> None:
     parser.add_argument("--text", action="append", default=[], help="NAME=FILE, or NAME=FILE.jsonl:FIELD")
     parser.add_argument("--out", type=Path, default=Path("out/topics"))
     parser.add_argument("--corpora", nargs="+", default=["planted", "text"])
+    parser.add_argument("--topics", type=int, default=100)
+    parser.add_argument("--iterations", type=int, default=40, help="of the peer; half as many more of ours")
     given = parser.parse_args()
+    at, ours_at = (
+        tuple(n for n in some if n <= most) for some, most in ((AT, given.iterations), (OURS, given.iterations * 1.5))
+    )
     given.out.mkdir(parents=True, exist_ok=True)
     rows = []
     for name in given.corpora:
@@ -197,8 +210,8 @@ def main() -> None:
         )
         size = len(train[1])
         print(f"{name}: {size:,} words in {train[0].max() + 1:,} documents, {words.count:,} different", flush=True)
-        mine, mine_WK = ours(given.out / f"{name}-ours", train, words.count, OURS)
-        theirs, theirs_WK = peer(train, words.count, AT)
+        mine, mine_WK = ours(given.out / f"{name}-ours", train, words.count, given.topics, ours_at)
+        theirs, theirs_WK = peer(train, words.count, given.topics, at)
         row: dict[str, Any] = {
             "corpus": name,
             "words": size,
@@ -214,7 +227,8 @@ def main() -> None:
         }
         print(row["seconds_to_peers_likelihood"])
         rows.append(row)
-    record("topics", rows, topics=TOPICS, alpha=ALPHA, beta=BETA, threads=1, time="processor seconds")
+    name = "topics" if given.topics == 100 else f"topics_{given.topics}"
+    record(name, rows, topics=given.topics, alpha=ALPHA, beta=BETA, threads=1, time="processor seconds")
     print(machine())
 
 

@@ -16,8 +16,10 @@ from moesaic.data.preparation.shard_writer import ShardWriter
 from moesaic.data.shards import FORMAT, MANIFEST, Shards
 from moesaic.data.stream import TokenStream
 from moesaic.data.tokenizer_training import save_tokenizer, train_tokenizer
-from moesaic.data.topics.corpus import blocks, choose_words
+from moesaic.data.topics.corpus import Words, blocks, choose_words
+from moesaic.data.topics.draws import keys
 from moesaic.data.topics.find import FOLDER, find_topics
+from moesaic.data.topics.saberlda import SaberSweep
 from moesaic.data.topics.sampler import Sampler
 from moesaic.data.topics.warplda import UNIT, alias_table
 from moesaic.errors import UserError
@@ -76,10 +78,11 @@ def test_planted_topics_are_found(data: Shards, steps: int) -> None:
     assert not (data.directory / FOLDER / "work").exists()
 
 
-@pytest.mark.parametrize("steps", [0, 2])
-def test_the_bits_do_not_depend_on_compiler_or_threads(data: Shards, tmp_path: Path, steps: int) -> None:
+@pytest.mark.parametrize(("steps", "topics"), [(0, 40), (2, 8)])
+def test_the_bits_do_not_depend_on_compiler_or_threads(data: Shards, tmp_path: Path, steps: int, topics: int) -> None:
     variants = [{}, {"threads": 3}, {"compiled": False}]
-    runs = [sampler(data, tmp_path / str(n), steps=steps, block=2000, **options) for n, options in enumerate(variants)]
+    made = {"steps": steps, "topics": topics, "block": 2000}
+    runs = [sampler(data, tmp_path / str(n), **made, **options) for n, options in enumerate(variants)]
     first = np.array(runs[0].topics_of(0))
     for _ in range(4):
         for run in runs:
@@ -88,6 +91,29 @@ def test_the_bits_do_not_depend_on_compiler_or_threads(data: Shards, tmp_path: P
     assert all(np.array_equal(topics[0], other) for other in topics[1:])
     assert (topics[0] != first).mean() > 0.3
     assert not np.array_equal(topics[0], np.array(sampler(data, tmp_path / "other", seed=1).topics_of(0)))
+
+
+def test_a_topic_is_drawn_from_its_conditional_given_what_its_document_has_just_been_given() -> None:
+    chance, documents, alpha, beta = np.random.default_rng(0), 20_000, 0.3, 0.1
+    counts_WK = chance.integers(1, 9, (3, 20)).astype(np.int32)
+    words, before = np.array([0, 1]), np.array([4, 11])
+    nothing = Words(np.empty(0, np.int32), np.arange(3))
+    sweep = SaberSweep.of(nothing, counts_WK, counts_WK.sum(0), alpha, beta, keys(0, 1, 1), None, 1)
+    word_T, before_T = np.tile(words, documents), np.tile(before, documents).astype(np.uint16)
+    drawn_D2 = sweep.numpy(word_T, np.repeat(np.arange(documents), 2), before_T, 0).reshape(-1, 2)
+
+    def conditional(word: int, old: int, other: int) -> np.ndarray:
+        own_K, count_K = np.eye(20)[other], counts_WK[words[word]] - np.eye(20)[old]
+        weight_K = (own_K + alpha) * (count_K + beta) / (counts_WK.sum(0) + 3 * beta)
+        return weight_K / weight_K.sum()
+
+    first_K = np.bincount(drawn_D2[:, 0], minlength=20) / documents
+    np.testing.assert_allclose(first_K, conditional(0, 4, 11), atol=0.012)
+    for other in np.argsort(-first_K)[:3]:
+        mine = drawn_D2[drawn_D2[:, 0] == other, 1]
+        np.testing.assert_allclose(
+            np.bincount(mine, minlength=20) / len(mine), conditional(1, 11, other), atol=3 / len(mine) ** 0.5
+        )
 
 
 def test_counts_are_those_of_the_topics_on_disk_and_a_killed_run_resumes(data: Shards, tmp_path: Path) -> None:

@@ -34,12 +34,3 @@ def scaled(bits_T: np.ndarray, topics: int) -> np.ndarray:
 
 def share(bits_T: np.ndarray) -> np.ndarray:
     return (bits_T >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
-
-
-def upper(bits_T: np.ndarray) -> np.ndarray:
-    """From 0 to below 1, by the upper half."""
-    return (bits_T >> np.uint64(32)).astype(np.float64) * 2**-32
-
-
-def lower(bits_T: np.ndarray) -> np.ndarray:
-    return (bits_T & np.uint64(0xFFFFFFFF)).astype(np.float64) * 2**-32

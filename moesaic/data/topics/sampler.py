@@ -31,7 +31,7 @@ from moesaic import atomic
 from moesaic.data.shards import Shards
 from moesaic.data.topics.corpus import BLOCK, Block, Words, blocks
 from moesaic.data.topics.draws import keys, mixed, places, scaled
-from moesaic.data.topics.saberlda import SaberSweep
+from moesaic.data.topics.saberlda import LANES, SaberSweep
 from moesaic.data.topics.warplda import UNIT, WarpSweep
 from moesaic.errors import UserError
 from moesaic.json_files import read_json
@@ -72,6 +72,7 @@ class Sampler:
         self._work.mkdir(parents=True, exist_ok=True)
         self.iteration = self._begin()
         self.counts_WK = self._counted()
+        self.counts_K = self.counts_WK.sum(0, dtype=np.int64)
 
     def blocks(self) -> Iterator[Block]:
         return blocks(self.data, self.block)
@@ -108,7 +109,10 @@ class Sampler:
         atomic.write_json(self._work / STATE, {"request": self._request(), "iteration": iteration})
 
     def _counted(self) -> np.ndarray:
-        counts_WK = np.zeros((self.words.count, self.topics), np.int32)
+        cells = self.words.count * self.topics
+        counts_WK = np.zeros(cells + LANES, np.int32)[:cells].reshape(
+            -1, self.topics
+        )  # native code reads whole vectors
         topic_T = self.topics_of(self.iteration)
         for number, block in enumerate(self.blocks()):
             mine_T = topic_T[self.positions[number] : self.positions[number + 1]]
@@ -125,31 +129,41 @@ class Sampler:
 
     def iterate(self) -> None:
         drawn = keys(self.seed, self.iteration + 1, max(1, self.steps))
-        changed_WK = np.zeros_like(self.counts_WK)
         before_T, after_T = self.topics_of(self.iteration), self.topics_of(self.iteration + 1, "w+")
 
-        def one(sweep: SaberSweep | WarpSweep, numbered: tuple[int, Block]) -> None:
-            number, block = numbered
-            first, last = self.positions[number : number + 2].tolist()
-            before, after = before_T[first:last], after_T[first:last]
+        def one(sweep: SaberSweep | WarpSweep, block: Block, place: slice) -> None:
             if sweep.library is None:
-                word_T, piece_T = self.words.of(block)
-                after[:] = sweep.numpy(word_T, piece_T, before, first)
-                np.add.at(changed_WK, (word_T, before), -1)
-                np.add.at(changed_WK, (word_T, after), 1)
-            elif sweep.native(block, before, after, first, changed_WK) != len(before):
+                after_T[place] = sweep.numpy(*self.words.of(block), before_T[place], place.start)
+            elif sweep.native(block, before_T[place], after_T[place], place.start) != place.stop - place.start:
                 raise MemoryError("a block of tokens did not fit")
 
         kind: type[SaberSweep | WarpSweep] = WarpSweep if self.steps else SaberSweep
-        waiting = enumerate(self.blocks())
+        places_of = map(slice, self.positions.tolist(), self.positions[1:].tolist())
+        waiting = zip(self.blocks(), places_of, strict=True)
         with ThreadPoolExecutor(1 if self.library is None else self.threads) as pool:
             while some := list(islice(waiting, kind.blocks)):
-                sweep = kind.of(self.words, self.counts_WK, self.alpha, self.beta, drawn, self.library, self.threads)
-                list(pool.map(partial(one, sweep), some))
-                self.counts_WK += changed_WK
-                changed_WK[:] = 0
+                sweep = kind.of(
+                    self.words, self.counts_WK, self.counts_K, self.alpha, self.beta, drawn, self.library, self.threads
+                )
+                list(pool.map(partial(one, sweep), *zip(*some)))
+                for block, place in some:
+                    self._count(block, before_T[place], after_T[place])
         self.iteration += 1
         self._save(self.iteration)
+
+    def _count(self, block: Block, before_T: np.ndarray, after_T: np.ndarray) -> None:
+        """What has changed; by one thread, so that no count has to be locked."""
+        if self.library is None:
+            word_T = self.words.of(block)[0]
+            np.add.at(self.counts_WK, (word_T, before_T), -1)
+            np.add.at(self.counts_WK, (word_T, after_T), 1)
+            self.counts_K += np.bincount(after_T, minlength=self.topics) - np.bincount(before_T, minlength=self.topics)
+        else:
+            self.library.topics_count(
+                block.tokens_T.ctypes.data, block.is_wide, self.words.term_V.ctypes.data, block.ends_D.ctypes.data,
+                len(block.ends_D), before_T.ctypes.data, after_T.ctypes.data, self.counts_WK.ctypes.data,
+                self.counts_K.ctypes.data, self.topics,
+            )  # fmt: skip
 
     # -- what was found
 

@@ -42,13 +42,14 @@ class WarpSweep:
         cls,
         words: Words,
         counts_WK: np.ndarray,
+        counts_K: np.ndarray,
         alpha: float,
         beta: float,
         keys_M4: np.ndarray,
         library: Any,
         threads: int,
     ) -> WarpSweep:
-        inverse_K = (1 / (counts_WK.sum(0) + len(counts_WK) * beta)).astype(np.float32)
+        inverse_K = (1 / (counts_K + len(counts_WK) * beta)).astype(np.float32)
         smoothing = round(beta * UNIT)
         if library is None:
             alias_WK = alias_table(counts_WK, smoothing)
@@ -61,13 +62,11 @@ class WarpSweep:
     def topics(self) -> int:
         return self.counts_WK.shape[1]
 
-    def native(
-        self, block: Block, before_T: np.ndarray, after_T: np.ndarray, first: int, changed_WK: np.ndarray
-    ) -> int:
+    def native(self, block: Block, before_T: np.ndarray, after_T: np.ndarray, first: int) -> int:
         done: int = self.library.topics_sweep(
             block.tokens_T.ctypes.data, block.is_wide, self.words.term_V.ctypes.data, block.ends_D.ctypes.data,
             len(block.ends_D), before_T.ctypes.data, after_T.ctypes.data, first, self.counts_WK.ctypes.data,
-            self.alias_WK.ctypes.data, self.inverse_K.ctypes.data, changed_WK.ctypes.data, *changed_WK.shape,
+            self.alias_WK.ctypes.data, self.inverse_K.ctypes.data, *self.counts_WK.shape,
             self.alpha, self.alpha * self.topics, self.beta, len(self.keys_M4), self.keys_M4.ctypes.data,
         )  # fmt: skip
         return done

@@ -8,7 +8,19 @@
 #define UNIT (1u << 20) /* a count of one, as a weight of an alias table */
 #define TRIES 4
 
-static inline float share(uint64_t bits) { return (float)(bits >> 40) * 0x1p-24f; }
+/* The tokens of a block by their words, and where each word begins there and ends. */
+static int sort_by_word(const Words *block, long words, uint32_t **order, uint32_t **ends) {
+    uint32_t *next = calloc(words + 1, sizeof *next);
+    *order = malloc((block->kept + 1) * sizeof **order), *ends = next;
+    if (!next || !*order) return 0;
+    for (long i = 0; i < block->kept; i++) next[block->word[i]]++;
+    for (long w = 0, sum = 0; w <= words; w++) {
+        long mine = next[w];
+        next[w] = (uint32_t)sum, sum += mine;
+    }
+    for (long i = 0; i < block->kept; i++) (*order)[next[block->word[i]]++] = (uint32_t)i;
+    return 1;
+}
 
 /* Of each word: K cells of equal probability, each of two topics: its own below the upper 16 bits, else the lower 16. In
    whole numbers, so that nothing is left over at the end. */
@@ -56,21 +68,37 @@ void topics_frequencies(const void *tokens, int wide, const int64_t *ends, long 
         }
 }
 
+/* What a sweep has changed is counted when all that look at the counts are done. */
+long topics_count(const void *tokens, int wide, const int32_t *term_of, const int64_t *ends, long documents,
+                  const uint16_t *before, const uint16_t *after, int32_t *counts, int64_t *totals, long topics) {
+    long size = documents ? ends[documents - 1] : 0, i = 0;
+    for (long t = 0; t < size; t++) {
+        int32_t term = term_of[wide ? ((const uint32_t *)tokens)[t] : ((const uint16_t *)tokens)[t]];
+        if (term < 0) continue;
+        uint16_t from = before[i], to = after[i++];
+        if (from == to) continue;
+        counts[term * topics + from]--, totals[from]--;
+        counts[term * topics + to]++, totals[to]++;
+    }
+    return i;
+}
+
 /* `keys`: four for each of `steps`. `position`: how many tokens with a topic come before the block. Returns how many there
    are in it, or -1 where there is no memory. */
 long topics_sweep(const void *tokens, int wide, const int32_t *term_of, const int64_t *ends, long documents,
                   const uint16_t *before, uint16_t *after, uint64_t position, const int32_t *counts,
-                  const uint32_t *alias, const float *inverse, int32_t *changed, long words, long topics, float alpha,
-                  double alphas, float beta, int steps, const uint64_t *keys) {
-    Block block;
-    int opened = open_block(&block, tokens, wide, term_of, ends, documents, words);
+                  const uint32_t *alias, const float *inverse, long words, long topics, float alpha, double alphas,
+                  float beta, int steps, const uint64_t *keys) {
+    Words block;
+    uint32_t *order = NULL, *first = NULL;
+    int opened = read_words(&block, tokens, wide, term_of, ends, documents) && sort_by_word(&block, words, &order, &first);
     uint16_t *proposed = malloc((block.kept + 1) * steps * sizeof *proposed);
     int32_t *own = calloc(topics, sizeof *own);
     if (!opened || !proposed || !own) {
-        close_block(&block), free(proposed), free(own);
+        close_words(&block), free(order), free(first), free(proposed), free(own);
         return -1;
     }
-    const uint32_t *order = block.order, *first = block.first, *last = block.last;
+    const uint32_t *last = block.last;
 
     /* By word: topics proposed in proportion to how often the word has them, without the token itself. */
     for (long w = 0, j = 0; w < words; w++) {
@@ -123,10 +151,9 @@ long topics_sweep(const void *tokens, int wide, const int32_t *term_of, const in
         from = to;
     }
 
-    /* By word: those are accepted or not, and changes counted. */
+    /* By word: those are accepted or not. */
     for (long w = 0, j = 0; w < words; w++) {
         const int32_t *row = counts + w * topics;
-        int32_t *row_changed = changed + w * topics;
         for (; j < first[w]; j++) {
             long i = order[j];
             uint16_t own_topic = before[i], topic = after[i];
@@ -138,9 +165,8 @@ long topics_sweep(const void *tokens, int wide, const int32_t *term_of, const in
                 topic = chance * here < there ? other : topic;
             }
             after[i] = topic;
-            if (topic != own_topic) move(row_changed, own_topic, topic);
         }
     }
-    close_block(&block), free(proposed), free(own);
+    close_words(&block), free(order), free(first), free(proposed), free(own);
     return block.kept;
 }

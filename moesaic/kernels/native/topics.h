@@ -1,6 +1,5 @@
-/* A block of documents for sampling topics: its words, where documents end, and the order of tokens by word. Draws are
-   hashes of a token's position. Sums and products of floats are written so that no compiler can fuse them: the bits are
-   those of the NumPy form. */
+/* A block of documents for sampling topics: its words and where documents end. Draws are hashes of a token's position. Sums
+   and products of floats are written so that no compiler can fuse them: the bits are those of the NumPy form. */
 #pragma once
 
 #include <stdint.h>
@@ -15,22 +14,21 @@ static inline uint64_t mix(uint64_t x) {
     return x ^ (x >> 31);
 }
 
+static inline float share(uint64_t bits) { return (float)(bits >> 40) * 0x1p-24f; }
+
 typedef struct {
-    uint32_t *word, *order, *first, *last; /* of a token; tokens by word; where each word ends there; each document */
-    long kept, words;
-} Block;
+    uint32_t *word, *last; /* of a token; where each document ends */
+    long kept;
+} Words;
 
-static inline void close_block(Block *block) {
-    free(block->word), free(block->order), free(block->first), free(block->last);
-}
+static inline void close_words(Words *block) { free(block->word), free(block->last); }
 
-static inline int open_block(Block *block, const void *tokens, int wide, const int32_t *term_of, const int64_t *ends,
-                             long documents, long words) {
+static inline int read_words(Words *block, const void *tokens, int wide, const int32_t *term_of, const int64_t *ends,
+                             long documents) {
     long size = documents ? ends[documents - 1] : 0, kept = 0;
-    uint32_t *word = malloc((size + 1) * sizeof *word), *order = malloc((size + 1) * sizeof *order);
-    uint32_t *first = calloc(words + 1, sizeof *first), *last = malloc((documents + 1) * sizeof *last);
-    *block = (Block){word, order, first, last, 0, words};
-    if (!word || !order || !first || !last) return 0;
+    uint32_t *word = malloc((size + 1) * sizeof *word), *last = malloc((documents + 1) * sizeof *last);
+    *block = (Words){word, last, 0};
+    if (!word || !last) return 0;
     for (long d = 0, t = 0; d < documents; d++) {
         for (; t < ends[d]; t++) {
             int32_t term = term_of[wide ? ((const uint32_t *)tokens)[t] : ((const uint16_t *)tokens)[t]];
@@ -39,18 +37,6 @@ static inline int open_block(Block *block, const void *tokens, int wide, const i
         }
         last[d] = (uint32_t)kept;
     }
-    for (long i = 0; i < kept; i++) first[word[i]]++;
-    for (long w = 0, sum = 0; w <= words; w++) {
-        long mine = first[w];
-        first[w] = (uint32_t)sum, sum += mine;
-    }
-    for (long i = 0; i < kept; i++) order[first[word[i]]++] = (uint32_t)i; /* `first` is now the end of each word */
     block->kept = kept;
     return 1;
-}
-
-/* Threads share the counts of changes. */
-static inline void move(int32_t *changed, uint16_t from, uint16_t to) {
-    __atomic_fetch_sub(changed + from, 1, __ATOMIC_RELAXED);
-    __atomic_fetch_add(changed + to, 1, __ATOMIC_RELAXED);
 }

@@ -1,4 +1,4 @@
-"""How the native code that samples topics (topics.c, topics_sparse.c) is called."""
+"""How the native code that samples topics (topics.c, topics_draw.c) is called."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ _BLOCK = [_POINTER, _INT, _POINTER, _POINTER, _LONG, _POINTER, _POINTER, _LONG]
 SIGNATURES: dict[str, list[Any]] = {
     "topics_alias": [_POINTER] * 2 + [_LONG] * 3 + [_INT],
     "topics_frequencies": [_POINTER, _INT, _POINTER, _LONG] + [_POINTER] * 2 + [_LONG],
-    "topics_sweep": [*_BLOCK, *[_POINTER] * 4, _LONG, _LONG, _FLOAT, _DOUBLE, _FLOAT, _INT, _POINTER],
-    "topics_draw": [*_BLOCK, *[_POINTER] * 3, _LONG, _LONG, _DOUBLE, _DOUBLE, ctypes.c_uint64],
+    "topics_sweep": [*_BLOCK, *[_POINTER] * 3, _LONG, _LONG, _FLOAT, _DOUBLE, _FLOAT, _INT, _POINTER],
+    "topics_draw": [*_BLOCK, *[_POINTER] * 2, _LONG, _FLOAT, _FLOAT, ctypes.c_uint64],
+    "topics_count": [*_BLOCK[:-1], *[_POINTER] * 2, _LONG],
 }
 
 
