@@ -78,11 +78,11 @@ def test_planted_topics_are_found(data: Shards, steps: int) -> None:
     assert not (data.directory / FOLDER / "work").exists()
 
 
-@pytest.mark.parametrize(("steps", "topics"), [(0, 40), (2, 8)])
-def test_the_bits_do_not_depend_on_compiler_or_threads(data: Shards, tmp_path: Path, steps: int, topics: int) -> None:
-    variants = [{}, {"threads": 3}, {"compiled": False}]
-    made = {"steps": steps, "topics": topics, "block": 2000}
-    runs = [sampler(data, tmp_path / str(n), **made, **options) for n, options in enumerate(variants)]
+@pytest.mark.parametrize(("steps", "count"), [(0, 40), (2, 8)])
+def test_the_bits_do_not_depend_on_compiler_or_threads(data: Shards, tmp_path: Path, steps: int, count: int) -> None:
+    variants: list[dict[str, object]] = [{}, {"threads": 3}, {"compiled": False}]
+    made: dict[str, object] = {"steps": steps, "topics": count, "block": 2000}
+    runs = [sampler(data, tmp_path / str(n), **(made | options)) for n, options in enumerate(variants)]
     first = np.array(runs[0].topics_of(0))
     for _ in range(4):
         for run in runs:
