@@ -48,6 +48,7 @@ from moesaic.worlds.seccomp import call_filter
 GRACE = 30.0  # seconds a jail may take to build and to clear away
 LAUNCHER = Path(__file__).with_name("jail.py")
 MACHINES = ("x86_64", "aarch64")
+ATTEMPTS = 3  # somebody else's kill (the kernel's, when memory runs out) is no part of what a program does
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ def run_python(
     devices: tuple[str, ...] = (),
 ) -> Result:
     """Run a program and wait for it; whatever it does ends in a Result. `namespaces=False`: at the lesser level.
+    One that is killed from outside is run again, as nothing of it is left.
 
     `devices` are paths in /dev that it may use beside the usual few, such as a GPU's.
     """
@@ -90,6 +92,25 @@ def run_python(
     if sys.platform != "linux" or os.uname().machine not in MACHINES:
         raise UserError("sandbox", "code is run only on Linux, on x86-64 or arm64", "Leave out rewards that run code.")
     started = time.monotonic()
+    for _ in range(ATTEMPTS):
+        facts, out, error, overflow = _run_once(code, stdin, limits, namespaces, devices)
+        if not facts.get("killed"):
+            break
+    seconds = time.monotonic() - started
+
+    if "refused" in facts:
+        remedy = "Allow user namespaces, or install Python where every user can read it."
+        raise UserError("sandbox", f"this machine does not let us shut code in: {facts['refused']}", remedy)
+    if not {"level", "stopped", "killed"} & set(facts):
+        raise RuntimeError(f"the sandbox did not start: {error.decode(errors='replace')[-500:]}")
+    why = _why(facts, limits, overflow)
+    stdout, stderr = (part[: limits.output_bytes].decode(errors="replace") for part in (out, error))
+    return Result(not why, stdout, stderr, why, seconds, facts.get("level", ""))
+
+
+def _run_once(
+    code: str, stdin: str, limits: Limits, namespaces: bool, devices: tuple[str, ...]
+) -> tuple[dict[str, Any], bytes, bytes, bool]:
     with _directory() as directory, tempfile.TemporaryFile() as request:
         asked = {
             "code": _writable(code),
@@ -111,17 +132,7 @@ def run_python(
         }
         request.write(json.dumps(asked).encode())
         request.seek(0)
-        facts, out, error, overflow = _watch(request, limits)
-    seconds = time.monotonic() - started
-
-    if "refused" in facts:
-        remedy = "Allow user namespaces, or install Python where every user can read it."
-        raise UserError("sandbox", f"this machine does not let us shut code in: {facts['refused']}", remedy)
-    if "level" not in facts and "stopped" not in facts:
-        raise RuntimeError(f"the sandbox did not start: {error.decode(errors='replace')[-500:]}")
-    why = _why(facts, limits, overflow)
-    stdout, stderr = (part[: limits.output_bytes].decode(errors="replace") for part in (out, error))
-    return Result(not why, stdout, stderr, why, seconds, facts.get("level", ""))
+        return _watch(request, limits)
 
 
 @cache
@@ -176,6 +187,8 @@ def _watch(request: IO[bytes], limits: Limits) -> tuple[dict[str, Any], bytes, b
     facts: dict[str, Any] = {}
     for line in told.splitlines():
         facts |= json.loads(line)
+    if keeper.returncode == -signal.SIGKILL and time.monotonic() < deadline and not overflow:
+        facts["killed"] = True
     return facts, out, error, overflow
 
 
