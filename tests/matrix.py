@@ -166,14 +166,14 @@ SELECTIONS: dict[str, Options] = {
     "rlcs": {"pool": 5},
     "uniform": {},
 }
-STAGES = ["distill", "policy", "preference", "rejection", "reward_model", "sft", "trajectories"]
+STAGES = ["demonstrations", "distill", "policy", "preference", "rejection", "reward_model", "sft", "trajectories"]
 TOOLS = ["python", "search"]
 # Environments with tasks of their own: so many episodes a solver that knows the rules must win.
 WORLDS: dict[str, int] = {
     **{"shell": 14, "sql": 40, "graph": 40, "cards": 40, "house": 40, "multihop": 40},
     **{"shop": 12, "browse": 12, "lateral": 40, "repair": 10, "kernel": 9},
 }
-ENVIRONMENTS = [*WORLDS, "planner", "retrieval", "tool_use"]
+ENVIRONMENTS = [*WORLDS, "planner", "retrieval", "several", "tool_use"]
 SUITES = [
     "agents", "choice", "instructions", "lm_eval", "longbench", "longcontext", "machine", "math", "multihop",
     "perplexity", "safety", "tasks",

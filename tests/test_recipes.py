@@ -45,8 +45,8 @@ METHODS = {
 }
 # Methods that no recipe names: a stage of alignment brings its own objective.
 WITHIN = {"train.objective": {"policy", "preference", "reward_model"}}
-# Recipes that other tests run: with Ray, on a GPU, with a knowledge base, in the quickstart.
-ELSEWHERE = {"align-async", "gpu", "know-search", "quickstart", "quickstart-gpu"}
+# Recipes that other tests run: with Ray, on a GPU, with a knowledge base, with a teacher, in the quickstart.
+ELSEWHERE = {"agent-tuning", "align-async", "gpu", "know-search", "quickstart", "quickstart-gpu", "world-planner"}
 
 
 @cache

@@ -17,7 +17,6 @@ from moesaic.serve.core.engine import Engine
 from moesaic.worlds.environments import Environment
 from moesaic.worlds.example import Example
 from moesaic.worlds.judges import Answer
-from moesaic.worlds.text_actions import World
 
 
 class Accuracy:
@@ -31,7 +30,7 @@ class Accuracy:
         also: Sequence[tuple[str, float, Reward]] = (),
     ) -> None:
         self.examples, self.max_tokens, self.environment = examples, max_tokens, environment
-        of_world = isinstance(environment, World)
+        of_world = environment is not None and environment.own_tasks
         self.rewards: list[tuple[str, float, Reward]] = (
             [("environment", 1.0, Given())] if of_world else [("task", 1.0, TaskScore())]
         )
@@ -48,7 +47,7 @@ class Accuracy:
         also: Sequence[tuple[str, float, Reward]] = (),
     ) -> Accuracy | None:
         """`also`: a stage's rewards, some of which have something to say of held-out tasks, too."""
-        if isinstance(environment, World) and count:
+        if environment is not None and environment.own_tasks and count:
             return cls([environment.example(number) for number in range(count)], max_tokens, environment, also)
         families = [s["path"].removeprefix(BUILTIN) for s in data if s["path"].startswith(BUILTIN)]
         if not families or not count:

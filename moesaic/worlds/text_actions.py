@@ -97,8 +97,11 @@ class World(Environment):
         """The task of a number: its kind by turns, everything else drawn."""
         raise NotImplementedError
 
+    @property
+    def own_tasks(self) -> bool:
+        return True
+
     def example(self, number: int, seed: int | str = 0) -> Example:
-        """The task of a number. Those of different seeds are different; numbers are the suite's, texts for training."""
         facts = {"world": [seed, number]}
         episode = self.begin(Example((), facts=facts))
         episode.close()
@@ -113,9 +116,9 @@ class World(Environment):
 
 @dataclass(frozen=True)
 class WorldExamples:
-    """The tasks of a world that are trained on, drawn apart from those that the suite `agents` asks."""
+    """An environment's own tasks that are trained on, drawn apart from those that the suite `agents` asks."""
 
-    world: World
+    world: Environment
     seed: int
 
     def __getitem__(self, index: int) -> Example:

@@ -228,6 +228,21 @@ IDEAS = [
         "align/test_selection.py::test_in_turn_sources_come_by_their_weights_and_every_prompt_once",
     ),
     Idea(
+        "align/stages/demonstrations",
+        "episodes are filtered by their reward",
+        'line["reward"] >= right and line["messages"]',
+        'line["messages"]',
+        "align/test_demonstrations.py::test_right_episodes_of_a_teacher_are_kept",
+        "align/rollouts/demonstrations.py",
+    ),
+    Idea(
+        "align/stages/demonstrations",
+        "general data is mixed in",
+        "mixture = Mixture([kept, *general.sources], weights)",
+        "mixture = Mixture([kept], [1.0])",
+        "align/test_demonstrations.py::test_a_server_teaches_one_trajectory_to_four_of_the_general_data",
+    ),
+    Idea(
         "align/stages/distill",
         "the student's own completions",
         'if self.on == "data":\n            max_length',

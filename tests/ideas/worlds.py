@@ -45,9 +45,23 @@ IDEAS = [
     Idea(
         "worlds/environments/planner",
         "a plan is worth what it gains",
-        "self._rate(example, (*before, told)) - self._alone[example.question]",
-        "self._rate(example, (*before, told))",
+        'self.rate(task, f"{self.options.hint}{plan}") - self._alone[task.question]',
+        'self.rate(task, f"{self.options.hint}{plan}")',
         "align/test_environments.py::test_a_plan_is_worth_what_the_executor_gains_by_it",
+    ),
+    Idea(
+        "worlds/environments/planner",
+        "the executor plays with the plan before it",
+        "play(EnginePlayer(self.engine, sampling), options.opened, tasks, texts)",
+        "play(EnginePlayer(self.engine, sampling), options.opened, tasks)",
+        "align/test_planner.py::test_a_plan_is_worth_what_the_executor_gains_by_it_in_a_world",
+    ),
+    Idea(
+        "worlds/environments/planner",
+        "plans are kept on which executors of a family agree",
+        'min(gains) if self.by == "min" else sum(gains) / len(gains)',
+        "sum(gains) / len(gains)",
+        "align/test_planner.py::test_the_cold_start_keeps_plans_that_help_every_executor",
     ),
     Idea(
         "worlds/environments/retrieval",
@@ -55,6 +69,13 @@ IDEAS = [
         'TextRetriever([("", text) for text in Search(self.path, self.passages).texts])',
         'TextRetriever([("", "nothing")])',
         "align/test_environments.py::test_searches_are_scored_by_what_they_bring_up",
+    ),
+    Idea(
+        "worlds/environments/several",
+        "worlds take turns",
+        "own, which = divmod(number, len(self.opened))",
+        "own, which = number, 0",
+        "worlds/test_several.py::test_tasks_are_of_every_world_in_turn",
     ),
     Idea(
         "worlds/environments/shell",

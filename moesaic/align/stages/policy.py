@@ -47,7 +47,6 @@ from moesaic.serve.core.drafters import Drafter
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Sampling
 from moesaic.train.objectives.policy import Policy as PolicyObjective
-from moesaic.worlds import text_actions
 from moesaic.worlds.environments import Environment
 from moesaic.worlds.example import Example
 from moesaic.worlds.stage_outputs import is_stage_output
@@ -120,7 +119,7 @@ class Policy(Stage):
         self._drafter()
         if (world := self.world()) is not None:
             world.check()
-        self._selection().check(isinstance(world, text_actions.World))
+        self._selection().check(world is not None and world.own_tasks)
         if self.replay_sft is not None:
             open_conversations(there(self.replay_sft.data), self.seed)
         if self.critic is not None and self.critic.model and not is_stage_output(self.critic.model):
@@ -217,7 +216,7 @@ class Policy(Stage):
 
     def _examples(self, data: Data) -> Mixture:
         world = self.world()
-        if not isinstance(world, text_actions.World):
+        if world is None or not world.own_tasks:
             if not self.data:
                 remedy = "Name some, or an environment with tasks of its own."
                 raise UserError("align.stages: data", "data names no source", remedy)

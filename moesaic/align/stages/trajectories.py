@@ -32,7 +32,6 @@ from moesaic.model.transformer import Model
 from moesaic.parallel.world import World
 from moesaic.serve.core.engine import Engine
 from moesaic.serve.core.request import Sampling
-from moesaic.worlds import text_actions
 from moesaic.worlds.environments import Environment
 from moesaic.worlds.text_actions import WorldExamples
 
@@ -98,11 +97,12 @@ class Trajectories(Stage):
 
     def _examples(self, data: Data) -> Mixture:
         environment = self._environment()
-        own = isinstance(environment, text_actions.World)
-        if own == bool(self.data):
-            problem = "the environment has tasks of its own, and data names others" if own else "data names no source"
-            remedy = "Leave data out." if own else "Name some, or an environment with tasks of its own."
+        if environment.own_tasks == bool(self.data):
+            problem, remedy = "data names no source", "Name some, or an environment with tasks of its own."
+            if self.data:
+                problem = "the environment has tasks of its own, and data names others"
+                remedy = "Leave data out."
             raise UserError("align.stages: trajectories", problem, remedy)
-        if isinstance(environment, text_actions.World):
+        if environment.own_tasks:
             return Mixture([WorldExamples(environment, self.seed)], [1.0])
         return open_prompts(data, self.seed)

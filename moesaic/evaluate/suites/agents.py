@@ -4,13 +4,15 @@
     moesaic evaluate http://127.0.0.1:8000/v1 --suite agents environments=sql,graph turns=6 --out evaluation
     moesaic evaluate out/aligned --suite agents environments=house,shop settings='{house: {size: full}}'
     moesaic evaluate out/aligned --suite agents environments=multihop critic=out/critic candidates=8
+    moesaic evaluate out/aligned --suite agents environments=house planner=out/planner
 
 Tasks are made from a seed, the same for every model, and nothing outside this machine is needed. All episodes go on
 together, turn by turn. AgentBench weighs its environments by what models reached on average; here the score is the
 plain mean over them. How an episode ended is told in AgentBench's classes: completed (rightly or wrongly), context
 limit, invalid format, invalid action, turn limit. A mistake in form or an action that the world refuses is answered
 with what is wrong; so many of them in a row (`mistakes`) end the episode. With a `critic`, a reward model's directory,
-`candidates` turns are sampled at each state, and the one it holds to be best is taken (RAG-Gym).
+`candidates` turns are sampled at each state, and the one it holds to be best is taken (RAG-Gym). With a `planner`, the
+directory that a policy stage made in the environment `planner`, a plan of its own is put below each task (EAGLET).
 """
 
 from __future__ import annotations
@@ -26,10 +28,14 @@ from moesaic.evaluate.interval import wilson
 from moesaic.evaluate.questions import backend_for
 from moesaic.evaluate.suites import Suite, SuiteContext
 from moesaic.methods import Method, build
+from moesaic.model.directory import load
 from moesaic.model.transformer import Model
+from moesaic.serve.core.engine import Engine
 from moesaic.serve.parsers import Message
 from moesaic.worlds.critic import Critic
 from moesaic.worlds.environments import Environment, Episode
+from moesaic.worlds.environments.planner import HINT, REQUEST, told
+from moesaic.worlds.playing import EnginePlayer
 from moesaic.worlds.text_actions import MAX_CHARACTERS, World, known_worlds
 
 COMPLETED, CONTEXT, FORMAT, ACTION, TURNS = OUTCOMES = (
@@ -94,13 +100,17 @@ class Agents(Suite):
     settings: dict[str, Any] = field(default_factory=dict)  # options of all environments, or under a name, of that one
     critic: str = ""  # a directory that a reward_model stage made
     candidates: int = 8  # turns that a critic chooses among
+    planner: str = ""  # a model directory
+    plan_tokens: int = 64  # of a plan
 
     needs_model = False
     takes_kv_policy = True
 
     def __post_init__(self) -> None:
-        if min(self.examples, self.max_tokens, self.mistakes, self.candidates) < 1 or self.turns < 0:
-            raise ValueError("examples, max_tokens, mistakes and candidates must be at least 1, and turns at least 0")
+        if min(self.examples, self.max_tokens, self.mistakes, self.candidates, self.plan_tokens) < 1 or self.turns < 0:
+            raise ValueError(
+                "examples, max_tokens, mistakes, candidates and plan_tokens must be at least 1, and turns at least 0"
+            )
         names, worlds = self.environments.split(","), known_worlds()
         for name in names:
             if name not in worlds:
@@ -115,6 +125,8 @@ class Agents(Suite):
 
     def run(self, model: Model | None, context: SuiteContext) -> dict[str, Any]:
         attempts = self._attempts()
+        if self.planner:
+            self._plan(attempts)
         backend = self._chosen(model) if self.critic else backend_for(model, context)
         try:
             while going := [attempt for attempt in attempts if attempt.outcome is None]:
@@ -129,6 +141,13 @@ class Agents(Suite):
                 if attempt.outcome is None:  # interrupted
                     attempt.episode.close()
         return self._told(attempts)
+
+    def _plan(self, attempts: list[Attempt]) -> None:
+        engine = Engine(load(self.planner), seed=0)
+        player = EnginePlayer(engine, {"max_tokens": self.plan_tokens, "temperature": 0.0})
+        plans = player.say([(n, told(one.messages, before=REQUEST)) for n, one in enumerate(attempts)])
+        for one, plan in zip(attempts, plans, strict=True):
+            one.messages = told(one.messages, after=f"{HINT}{(plan or '').strip()}")
 
     def _chosen(self, model: Model | None) -> Backend:
         if model is None:

@@ -61,5 +61,14 @@ class Environment:
     def judged_by(self, judges: Judges) -> None:
         """Called before anything else, by whoever knows rewards by their names; most have no use for them."""
 
+    @property
+    def own_tasks(self) -> bool:
+        """Whether it makes its tasks itself, so that who trains in it names no data."""
+        return False
+
+    def example(self, number: int, seed: int | str = 0) -> Example:
+        """Its own task of a number. Those of different seeds are different: numbers the suite's, texts for training."""
+        raise NotImplementedError
+
     def begin(self, example: Example) -> Episode:
         raise NotImplementedError
