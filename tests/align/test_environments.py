@@ -342,7 +342,7 @@ def test_a_stage_trains_in_a_world(tmp_path):
     [
         ('data: [{path: "builtin:sums"}], environment: cards', "tasks of its own"),
         ("environment: tool_use", "data names no source"),
-        ("environment: cards", "task scores completions of families"),
+        ("environment: cards", "task can judge nothing"),
         ("environment: {name: cards, mistakes: 0}, rewards: [{name: environment}]", "at least 1"),
     ],
 )
