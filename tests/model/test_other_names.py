@@ -100,6 +100,23 @@ def test_kimi_is_deepseek(case: str, tmp_path: Path) -> None:
     torch.testing.assert_close(model.logits([TOKENS])[0], oracle.logits(theirs, TOKENS), rtol=1e-3, atol=1e-4)
 
 
+def test_kimi_with_the_keys_of_its_release(tmp_path: Path) -> None:
+    """Keys of DeepSeek's own code, rotation in the older spelling, and YaRN whose ramp is a step (both betas are 1)."""
+    yarn = {"rope_type": "yarn", "rope_theta": 50000.0, "factor": 32.0, "original_max_position_embeddings": 64}
+    yarn |= {"beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+    theirs = oracle.save("deepseek_v3-yarn", tmp_path, rope_parameters=yarn, n_group=1, topk_group=1)
+    config = json.loads((tmp_path / "config.json").read_text())
+    rope = config.pop("rope_parameters")
+    config |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": {"type": rope.pop("rope_type"), **rope}}
+    config |= {"aux_loss_alpha": 0.001, "seq_aux": True, "ep_size": 1, "moe_layer_freq": 1, "pretraining_tp": 1}
+    config |= {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "num_nextn_predict_layers": 0}
+    config |= {"model_type": "kimi_k2", "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = moesaic.load(tmp_path)
+    assert model.config.rope.beta_fast == model.config.rope.beta_slow == 1.0
+    torch.testing.assert_close(model.logits([TOKENS])[0], oracle.logits(theirs, TOKENS), rtol=1e-3, atol=1e-4)
+
+
 def test_ernie_as_released(tmp_path: Path) -> None:
     """An expert a tensor, and the balance bias beside the router; the layers for further tokens are left."""
     theirs = oracle.save("ernie4_5_moe", tmp_path / "their")
